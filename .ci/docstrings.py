@@ -10,8 +10,10 @@ REFUSED = (
 )
 #: folders that hold the rule; it grows to all of them
 CLEAN = (
+    "casync",
     "casync/memory",
     "casync/nccl",
+    "casync/runtime",
     "casync/strategies",
     "casync/transports",
     "compll",

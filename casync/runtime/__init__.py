@@ -1,1 +1,1 @@
-"""What runs a program: jobs, lanes, and what notices that a peer is gone."""
+"""Execution of programs: jobs, lanes, and the detection of lost peers."""

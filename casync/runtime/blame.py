@@ -1,4 +1,4 @@
-"""Which payload a device's kernels found bad: they tell that there was one, behind all decodes."""
+"""Search for a bad payload: a device's kernels only report, after all decodes, that one was bad."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["found_bad"]
 def found_bad(
     programs: Sequence[Prepared], memory: Memory, rank: int, step: int, names: Sequence[str]
 ) -> CasyncError | None:
-    """What kernels found bad since they were asked last, as an error of this rank that names the
-    task. Waits for the device, once for each codec."""
+    """The bad payload that kernels have found since the last call, as an error that names rank and
+    task. Waits for the device, once per codec."""
     codecs = dict.fromkeys(codec for each in programs for codec in each.codecs.values())
     try:
         for codec in codecs:
@@ -39,7 +39,7 @@ def found_bad(
 def _blamed(
     programs: Iterable[Prepared], memory: Memory, step: int, names: Sequence[str]
 ) -> CasyncError | None:
-    """By decoding anew what programs that are done have still."""
+    """Find the task by decoding the remaining payloads of finished programs again."""
     for prepared in programs:
         if prepared.busy or not prepared.end.done():
             continue
@@ -53,7 +53,7 @@ def _blamed(
 
 
 def culprit(prepared: Prepared, index: int, memory: Memory, step: int) -> Task:
-    """Of tasks that shared a call that failed the one whose payload is bad; else the last."""
+    """The task with the bad payload, among tasks that shared a failed call; else the last one."""
     tasks = members(prepared.tasks[index])
     for task in tasks if len(tasks) > 1 else ():
         try:
@@ -64,7 +64,7 @@ def culprit(prepared: Prepared, index: int, memory: Memory, step: int) -> Task:
 
 
 def _decode(prepared: Prepared, task: Task, memory: Memory, step: int) -> None:
-    """Decode a payload into memory that nobody uses. Raises what its codec found wrong."""
+    """Decode a payload into scratch memory. Raises the codec's error."""
     plain = isinstance(task, Decode | Merge) and not isinstance(task, DecodeRounds)
     if not plain or prepared.payloads.in_bucket(task):
         return

@@ -1,4 +1,4 @@
-"""The payloads of one call of a codec, and the pieces of the bucket that they are of."""
+"""A codec call: its payloads, and their pieces of the bucket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Call"]
 
 
 class Call:
-    """Made once: what of it is the same in every step is not looked up in one."""
+    """A codec call, made once: values that are the same in every step are prepared here."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class Call:
         *,
         repeats: bool = True,
     ) -> None:
-        """`turns`: payloads' numbers, one for each table, which says of which pieces they are; of
-        several turns the later ones are added to the first. `hold`: see DeviceCodec. `repeats`:
-        whether a table is to have a row for each turn of a piece, one after the other, rather than
-        a call [k, m] of places."""
+        """turns: numbers of payloads, one for each table, whose rows are their pieces; later turns
+        are added to the first. hold: DeviceCodec.hold. repeats: True if the table gets a row for
+        each turn of a piece, one after the other; otherwise the call gets places of shape [k, m].
+        """
         numbers = [number for turn in turns for number in turn]
         self._slots = [payloads.by_payload[number] for number in numbers]
         self._bases = [payloads.base[number] for number in numbers]
@@ -44,7 +44,7 @@ class Call:
         self._known = (self._at(), self._used()) if fixed else None
 
     def places(self) -> tuple[Ints, dict[str, Ints]]:
-        """See Slot: of all pieces."""
+        """Slot.places for all pieces."""
         if self._known is not None:
             return self._known[0], {}
         if len(self._slots) == 1:
@@ -55,14 +55,14 @@ class Call:
         return at, {name: np.concatenate([more[name] for _, more in found]) for name in names}
 
     def fill(self, used: Any) -> None:
-        """Just encoded."""
+        """Take the used bytes of a new encode of all payloads."""
         begin = 0
         for slot, end in zip(self._slots, self._ends, strict=True):
             slot.fill(used[begin:end])
             begin = end
 
     def contents(self) -> tuple[Ints, Any]:
-        """Where the payload of each piece begins, and its bytes."""
+        """First byte of each piece's payload, and its used bytes."""
         return self._known or (self._at(), self._used())
 
     def _at(self) -> Ints:
@@ -81,12 +81,12 @@ class Call:
         return self._hold(used) if all(slot.layout.fixed for slot in self._slots) else used
 
     def _based(self, every: Sequence[Ints]) -> Ints:
-        """Places in the arena."""
+        """Places relative to the arena."""
         pairs = zip(every, self._bases, strict=True)
         return self._shaped(np.concatenate([at + base for at, base in pairs]))
 
     def _shaped(self, numbers: Ints) -> Ints:
-        """Of all turns: a row for each, or those of a piece one after the other."""
+        """Numbers of all turns: a row per turn, or a piece's turns one after the other."""
         if self._turns == 1:
             return numbers
         rows = numbers.reshape(self._turns, -1)

@@ -1,11 +1,11 @@
-"""A program's run, taken down once and then launched as a whole: a CUDA graph.
+"""A program's run, captured once and then launched as a whole: a CUDA graph.
 
-[Note: capture] The first run of a program makes what is made once, the second is captured and
-launched, and so is each one from then on. All ranks do so in the same steps, as NCCL demands; so
-only programs are captured in which no length varies and nothing that the host computes follows the
-step. Steps are counted in device memory. A bucket elsewhere than that of the capture is copied
-there and back. Where states lie elsewhere, as after a state was loaded, a run is captured anew.
-Graphs of a rank follow one another on a stream of their own.
+[Note: capture] The first run of a program makes its buffers, the second is captured and launched,
+and each later run is launched. All ranks do so in the same steps, as NCCL demands; so a program is
+captured only if no length varies and the host computes nothing from the step. Steps are counted in
+device memory. A bucket at another address than the captured one is copied there and back. If states
+have moved, for example after a state was loaded, a run is captured anew. Graphs of a rank run one
+after another on a stream of their own.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ _COUNTED = (
 
 @dataclass(frozen=True)
 class _Graph:
-    """A captured run. Its job keeps what it uses: a bucket, and states."""
+    """A captured run. Its job keeps the bucket and the states that the graph uses."""
 
     job: Job
-    key: tuple[int, ...]  # where its states are
-    launch: Callable[[], None]  # in a stream
+    key: tuple[int, ...]  # identities of the state arrays
+    launch: Callable[[], None]  # in the current stream
     tick: torch.Tensor  # int64 [1]: steps since the capture
-    counts: dict[str, int]  # what a run adds to counters
+    counts: dict[str, int]  # amounts that a run adds to counters
 
 
 class Captures:
-    """Those of an executor's programs. See [Note: capture]."""
+    """The captured programs of an executor. See [Note: capture]."""
 
     def __init__(self, memory: Memory, lanes: StreamLanes, counters: Counters) -> None:
         self._memory, self._lanes, self._counters = memory, lanes, counters
-        # not by Prepared, which a graph's job keeps: it would never end
+        # not by Prepared, which a graph's job keeps: entries would never be dropped
         self._graphs: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()
         self._seen: WeakKeyDictionary[Program, tuple[int, ...]] = WeakKeyDictionary()
 
     def takes(self, program: Program, job: Job) -> bool:
-        """Whether `run` is to be called for it, rather than that it is issued task by task."""
+        """True if `run` must be called for the job, instead of issuing its tasks one by one."""
         seen, key = self._seen.get(program), _key(job)
         if seen is None and not self._able(job):
             return False
@@ -69,7 +69,7 @@ class Captures:
     def run(
         self, program: Program, job: Job, issue: Callable[[], None], complete: Callable[[], None]
     ) -> None:
-        """Launch a job's run, captured now if that was not done; `issue` issues its tasks."""
+        """Launch a job's run, after capturing it if needed; `issue` issues its tasks."""
         graph = self._graphs.get(program)
         if graph is None or graph.key != _key(job):
             graph = self._graphs[program] = self._capture(job, issue)
@@ -99,7 +99,7 @@ class Captures:
         return cast(list[DeviceCodec], list(job.prepared.codecs.values()))
 
     def _again(self, graph: _Graph, job: Job) -> None:
-        """In a stream. The captured bucket is another one's, perhaps."""
+        """Launch the graph in the current stream. The captured bucket may have another address."""
         there, here = graph.job.bucket.detach(), job.bucket.detach()
         moved = there.data_ptr() != here.data_ptr()
         graph.tick.fill_(job.inputs.step - graph.job.inputs.step)

@@ -1,4 +1,4 @@
-"""The communication lane of transports with tags: threads that post, and that wait."""
+"""The communication lane of transports with tags: a posting thread, and waiting threads."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ __all__ = ["Communication", "let_go", "spawn"]
 
 _Lane: TypeAlias = tuple[str, int, int]
 _Finish: TypeAlias = Callable[[Job, int, float], None]
-_SENDS: _Lane = ("sent", 0, 0)  # only a job's end waits for its sends: one waiter, once a job
+_SENDS: _Lane = ("sent", 0, 0)  # only a job's end waits for its sends: one waiter, once per job
 
 
 def spawn(run: Callable[[], None], name: str, memory: Memory) -> threading.Thread:
-    """A thread that runs this, with the memory's device as its current one: a thread begins with
-    the first of a machine, on which each process would make a context. Denormal numbers stay
-    there, whatever a rank's own threads do: ranks would decode payloads to different bits."""
+    """Start a thread with the memory's device as its current one.
+
+    A new thread begins with the machine's first device, on which each process would make a context.
+    Denormal numbers are kept, whatever the caller's thread does: otherwise ranks would decode
+    payloads to different bits.
+    """
 
     def there() -> None:
         torch.set_flush_denormal(False)
@@ -43,8 +46,8 @@ def spawn(run: Callable[[], None], name: str, memory: Memory) -> threading.Threa
 
 
 def let_go(lane: object, thread: threading.Thread) -> None:
-    """Forget what a lane that has ended no longer needs. In a cycle connections would live on until
-    Python's collector finds them, maybe in a forked child, where their threads are missing."""
+    """Drop an ended lane's references. In a cycle, connections would live until Python's collector
+    runs, perhaps in a forked child, which lacks their threads."""
     if not thread.is_alive():
         vars(lane).pop("_owner", None)
         vars(lane).pop("_finish", None)
@@ -52,7 +55,7 @@ def let_go(lane: object, thread: threading.Thread) -> None:
 
 
 class _Waiter:
-    """Waits for posted operations, in order. `current`: which one, now."""
+    """Waits for posted operations, in order. `current`: the present one, or None."""
 
     def __init__(self, owner: Owner, finish: _Finish, name: str, memory: Memory) -> None:
         self._finish = finish
@@ -104,7 +107,7 @@ class Communication:
     def __init__(
         self, owner: Owner, memory: Memory, transport: Transport, watches: bool, finish: _Finish
     ) -> None:
-        """`finish`: called with what was sent, received or reduced, and when that was posted."""
+        """finish: called for each completed send, receive or reduce, with the time of its post."""
         self._owner, self._memory, self._finish = owner, memory, finish
         self._transport = transport
         self._queue: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
@@ -118,11 +121,11 @@ class Communication:
         ]
 
     def start(self, job: Job) -> None:
-        """Post a job's receives and take its sends into the order; jobs in the same order."""
+        """Post a job's receives and queue its sends; jobs in the same order on all ranks."""
         self._queue.put((job, -1))
 
     def put(self, job: Job, index: int) -> None:
-        """A send or reduce is ready."""
+        """Post a send or reduce, which is ready."""
         self._queue.put((job, index))
 
     def close(self, patience: float) -> None:
@@ -159,7 +162,7 @@ class Communication:
                 self._order[_lane(task)].append((job, index))
 
     def _ready(self, job: Job, index: int) -> None:
-        """Post it and what waits behind it, or leave it until it is its turn."""
+        """Post a ready task in its turn, and those that are ready behind it."""
         job.ready.add(index)
         order = self._order[_lane(job.tasks[index])]
         while order and order[0][1] in order[0][0].ready:
@@ -176,7 +179,7 @@ class Communication:
             self._owner.fail(job, index, error)
 
     def _await(self, job: Job, index: int, handle: Handle, begin: float) -> None:
-        """Give it to its waiter: a thread, which an interpreter that is ending does not start."""
+        """Hand an operation to its waiter, a thread, which an ending interpreter cannot start."""
         task = job.tasks[index]
         if not isinstance(task, Send):
             self._waiter(_lane(task)).put(((job, index, handle, begin),))
@@ -197,7 +200,7 @@ class Communication:
         return self._transport.post_reduce(view, task.ranks, op)
 
     def _waiting(self, peer: int) -> list[Posted]:
-        """What travels from, to or with a peer and has waiters that wait at this moment."""
+        """Operations that involve the peer and whose waiters wait now."""
         current = [waiter.current for waiter in list(self._waiters.values())]
         return [item for item in current if item and peer in _peers(item[0].tasks[item[1]])]
 
@@ -209,11 +212,11 @@ class Communication:
 
 
 def _peers(task: Task) -> Sequence[int]:
-    """Of what travels."""
+    """Ranks of a message or reduce."""
     return task.ranks if isinstance(task, Reduce) else (cast(Send | Recv, task).peer,)
 
 
 def _lane(task: Task) -> _Lane:
     if isinstance(task, Send | Recv):
         return (task.verb, task.peer, task.channel)
-    return (Reduce.verb, 0, 0)  # those of rounds and of some ranks, too: one order of all
+    return (Reduce.verb, 0, 0)  # also of rounds and of some ranks: one order of all

@@ -1,4 +1,4 @@
-"""What an executor counts."""
+"""Counters of an executor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from casync.runtime.jobs import Job
 
 __all__ = ["Counters"]
 
-_OTHERS = ("world_size", "bytes_unused")  # than sums
+_OTHERS = ("world_size", "bytes_unused")  # fields that are no sums
 
 
 @dataclass
@@ -21,10 +21,10 @@ class Counters:
     world_size: int
     jobs: int = 0
     bytes_sent: int = 0  # payload bytes of point-to-point messages
-    bytes_spared: int = 0  # of bytes_sent, what repeats and so does not travel; see squeeze.py
-    #: by codec: of bytes_sent, room that payloads left, see [Note: lengths that vary]
-    bytes_unused: Mapping[str, int] = field(default_factory=dict)  # not changed, but replaced
-    bytes_exact: int = 0  # of bytes_sent, in messages for whose lengths the host waited
+    bytes_spared: int = 0  # of bytes_sent, repeats that do not travel; see squeeze.py
+    #: by codec: of bytes_sent, unused capacity, see [Note: lengths that vary]
+    bytes_unused: Mapping[str, int] = field(default_factory=dict)  # replaced, never mutated
+    bytes_exact: int = 0  # of bytes_sent, in messages whose lengths the host waited for
     bytes_received: int = 0
     messages_sent: int = 0
     messages_received: int = 0
@@ -36,7 +36,7 @@ class Counters:
     job_seconds: float = 0.0  # from submit to completion, summed over jobs
 
     def count(self, job: Job, index: int, seconds: float) -> None:
-        """A task is done, which took so many seconds."""
+        """Add a finished task that took `seconds`."""
         task, slot = members(job.tasks[index])[-1], job.prepared.slots[index]
         match task:
             case Encode():
@@ -65,7 +65,7 @@ class Counters:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes this rank puts on the wire: what is sent and not spared, and an
-        all-reduce as 2 (N-1)/N of its size."""
+        """Bytes that this rank puts on the wire: those sent and not spared, and for an all-reduce
+        2 (N-1)/N of its size."""
         share = 2 * (self.world_size - 1) / self.world_size
         return self.bytes_sent - self.bytes_spared + share * self.bytes_reduced

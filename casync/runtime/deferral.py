@@ -1,12 +1,12 @@
-"""What error feedback keeps of pieces that nobody used.
+"""Error feedback of pieces that no rank used in a step.
 
 [Note: deferred feedback] A caller may drop averages of tensors that no rank used in a step (DDP
-does, with find_unused_parameters), and what was sent of residuals would go with them. So the
-residuals of a piece wait, where asked for, while the input of its encode is zero: a worker's while
-its gradient is, those of an aggregator and of a ring's hop while the sum of what has arrived is. If
-no rank used the tensor, all keep them. If one did, those that it passes apply theirs, and the
-others' come late: none waits for ever, since an encode of zeros adds nothing to what waits. On a
-device flags in its memory say what is zero, so that no host waits.
+does, with find_unused_parameters), and the residuals that were sent would be lost with them. So, if
+asked for, the residuals of a piece wait while the input of its encode is zero: a worker's while its
+gradient is zero, those of an aggregator or a ring's hop while the sum that has arrived is. If no
+rank used the tensor, all ranks keep them. If one did, ranks with nonzero input apply theirs, and
+the others' come later: none waits for ever, since an encode of zeros adds nothing to those that
+wait. On a device, flags in its memory mark zeros, so that no host waits.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from casync.memory import Memory
 
 __all__ = ["Deferral", "Deferred", "DeviceDeferral", "as_torch", "restore"]
 
-Deferred = list[tuple[Any, Any]]  # parts of states, and what was there
-_FIRST = 64  # elements: most pieces that are used have a value among them
+Deferred = list[tuple[Any, Any]]  # parts of states, and their deferred values
+_FIRST = 64  # elements: most used pieces have a nonzero value among them
 
 
 class Deferral:
-    """Of these states, where the input of a task has pieces as its table says."""
+    """Defers the named states for pieces of a task's input, as given by its table."""
 
     def __init__(self, names: Sequence[str], table: Ints) -> None:
         self._names, self._rows = names, table.tolist()
 
     def idle(self, x: Any) -> list[tuple[int, int]]:
-        """Where the states of pieces of x are that are zero as a whole: start, length."""
+        """States of the pieces of x that are zero as a whole: start, length."""
         found = []
         for start, length, _, _, first in self._rows:
             piece = x[start : start + length]
@@ -43,7 +43,7 @@ class Deferral:
         return found
 
     def defer(self, x: Any, state: State) -> Deferred:
-        """Have zeros in these states of idle pieces; what was there, for `restore`."""
+        """Zero these states for idle pieces; return the deferred values for `restore`."""
         deferred: Deferred = []
         for first, length in self.idle(x):
             states = (state[name][first : first + length] for name in self._names)
@@ -54,20 +54,19 @@ class Deferral:
 
 
 class DeviceDeferral(Deferral):
-    """The same where no host looks at values: in a stream, without memory of its own but flags."""
+    """Deferral on a device: in a stream, without looking at values on the host."""
 
     def __init__(
         self, names: Sequence[str], table: Ints, memory: Memory, kept: torch.Tensor
     ) -> None:
-        """kept: float32, room for as much as the states of all pieces."""
+        """kept: float32 scratch, as large as the states of all pieces."""
         super().__init__(names, table)
         flags = memory.zeros(2 * len(table), torch.bool)
         self._flags = [(one[:1], one[1:]) for one in flags.view(-1, 2)]
         self._kept = kept
 
     def defer(self, x: Any, state: State) -> Deferred:
-        """See Deferral. Where there is nothing to defer, what is restored is -0.0, which changes
-        no number."""
+        """Implements Deferral.defer. For pieces in use, `restore` adds -0.0: no number changes."""
         deferred, at = Deferred(), 0
         for (start, length, _, _, first), (used, unused) in zip(
             self._rows, self._flags, strict=True
@@ -85,7 +84,7 @@ class DeviceDeferral(Deferral):
 
 
 def restore(deferred: Deferred) -> None:
-    """Add what was deferred."""
+    """Add the deferred values back."""
     for piece, before in deferred:
         as_torch(piece).add_(as_torch(before))
 

@@ -1,4 +1,4 @@
-"""Runs programs: jobs in, averaged buckets out. See [Note: lanes] in lanes.py."""
+"""Executor of programs: takes jobs, returns averaged buckets. See [Note: lanes] in lanes.py."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ __all__ = ["Executor", "TraceEvent"]
 
 
 class TraceEvent(NamedTuple):
-    """A task that ran, or a whole job. Seconds are those of time.perf_counter."""
+    """A task that ran, or a whole job. Times by time.perf_counter."""
 
-    job: int  # in the order of submits
+    job: int  # number in the order of submits
     task: Task | None  # None: the job, from its submit to its averages
     begin: float
     end: float
@@ -57,10 +57,10 @@ _ECHO = 1.0  # seconds that an echo of an error leaves to the error itself
 
 
 class Executor:
-    """One rank's runtime. All ranks must submit programs of the same graphs in the same order.
+    """The runtime of one rank. All ranks must submit programs of the same graphs in the same order.
 
-    After an error every job under way fails with it, the transport's connections are broken so
-    that the peers fail as well, and every later submit raises it: start anew with new executors.
+    After an error every job under way fails with it; the transport's connections are broken, so
+    that peers fail as well; and every later submit raises it: start anew with new executors.
     """
 
     def __init__(
@@ -83,26 +83,30 @@ class Executor:
         owns: bool = False,
         bulk: bool = True,
     ) -> None:
-        """`codecs`: looked up as a program's buffers are made. `memory`: of buckets and states; by
-        default the host's. On a device, over a transport of the host's, payloads are staged in
-        pinned memory. `timeout`: seconds a peer may take. `trace`: gets an event per task and job.
+        """Start the lanes.
 
-        `span`: called with verb and codec of each task that computes or waits for a message, in the
-        thread that does; what it returns is entered for as long as that takes: for profilers.
-        `ranks`: what errors call the transport's ranks besides their numbers, as global ones.
-        `delay`: called with the text of each task in its lane before it takes effect; for tests
-        that expose missing waits.
-        `owns`: close() closes the transport, too, which else stays the caller's.
-        `watch`: notice within seconds that a peer is gone, also amid a message. It takes a thread
-        per peer, and close() breaks the transport's connections.
-        `deferred`: states, by codec, that wait while what is encoded is zero; see
-        [Note: deferred feedback].
-        `checksum`: send a CRC-32 with every message; one that was damaged is a PayloadError. The
-        native all-reduce has none.
-        `waits`: without tags, the host may wait within a step for the lengths of payloads; see
-        [Note: lengths that vary] in memory/room.py.
-        `capture`: programs are launched as CUDA graphs where that is possible; see [Note: capture].
-        `bulk`: tasks share calls of their codecs, see [Note: bulk]; False is for tests.
+        Args:
+            codecs: looked up when a program's buffers are made.
+            memory: of buckets and states; by default the host's. On a device with a transport of
+                the host, payloads are staged in pinned memory.
+            timeout: seconds that a peer may take.
+            trace: gets an event per task and job.
+            span: for profilers: called with verb and codec of each task that computes or waits for
+                a message, in its thread; the returned context is entered meanwhile.
+            ranks: global numbers of the transport's ranks, for errors.
+            delay: for tests that expose missing waits: called with the text of each task in its
+                lane before the task takes effect.
+            owns: close() also closes the transport; otherwise that is up to the caller.
+            watch: notice within seconds that a peer is gone, also amid a message. It takes a thread
+                per peer, and close() breaks the transport's connections.
+            deferred: states, by codec, that wait while the input of an encode is zero; see
+                [Note: deferred feedback].
+            checksum: send a CRC-32 with every message; a damaged message raises PayloadError. The
+                native all-reduce has none.
+            waits: without tags, the host may wait within a step for the lengths of payloads; see
+                [Note: lengths that vary] in memory/room.py.
+            capture: launch programs as CUDA graphs if possible; see [Note: capture].
+            bulk: tasks share calls of their codecs, see [Note: bulk]; False is for tests.
         """
         self.timeout = timeout
         self.delay = delay
@@ -145,24 +149,25 @@ class Executor:
 
     @property
     def rotates(self) -> bool:
-        """Whether programs should have a slot for each turn of a phase: see casync.build. NCCL does
-        with a group as it sees fit, and each one costs the host time."""
+        """True if programs should have a slot for each turn of a phase: see casync.build. NCCL
+        orders a group itself, and each group costs the host time."""
         return self._tags
 
     @property
     def failed(self) -> bool:
-        """Whether an error or close() has ended this executor."""
+        """True if an error or close() has ended this executor."""
         return self._error is not None
 
     def submit(
         self, program: Program, bucket: torch.Tensor, states: States, step: int
     ) -> torch.futures.Future[torch.Tensor]:
-        """Synchronize `bucket`, in place; the future's value is it. It is flat, of float32, float16
-        or bfloat16: of the latter two see [Note: 16-bit gradients] in pieces.py.
+        """Synchronize `bucket` in place; the future's value is the bucket.
 
-        `states`: arenas by (codec key, "worker" | "aggregator"), updated in place. Runs of one
-        program do not overlap; those of different programs do. Never wait for this future in
-        another one's callback. Raises what ended the executor, if anything did.
+        bucket: flat, of float32, float16 or bfloat16; for 16 bits see [Note: 16-bit gradients] in
+        pieces.py.
+        states: arenas by (codec key, "worker" | "aggregator"), updated in place. Runs of one
+        program do not overlap; those of different programs do. Never wait for this future in a
+        callback of another. Raises the error that ended the executor, if any.
         """
         if self._forked:
             raise ExecutorClosed(
@@ -175,7 +180,7 @@ class Executor:
             job = Job(self._sequence, prepared, bucket, states, step)
             self._sequence, self._step = self._sequence + 1, step
             self.counters.jobs += 1
-            empty = not job.left  # asked now: a job that was started may end at any time
+            empty = not job.left  # checked now: a started job may end at any time
             captured = self._captures is not None and self._captures.takes(program, job)
             if not empty and not captured:
                 self._begin(job)
@@ -193,7 +198,7 @@ class Executor:
         self._start()
 
     def _issue(self, job: Job) -> None:
-        """All of a job's tasks, for it to be captured."""
+        """Issue all tasks of a job, to capture them."""
         with self._lock:
             self._begin(job)
         self._lanes.run()
@@ -202,19 +207,20 @@ class Executor:
                 raise copy_to_raise(self._error)
 
     def prepare(self, program: Program, dtype: torch.dtype = torch.float32) -> None:
-        """Make a program's buffers now rather than in its first submit. `dtype`: of its buckets."""
+        """Make a program's buffers now rather than in its first submit. dtype: of its buckets."""
         with self._lock:
             self._check(program)
             self._prepare(program, dtype)
 
     def settle(self, future: torch.futures.Future[torch.Tensor] | None = None) -> None:
-        """Wait until the device, where there is one, has done what was submitted. Raises what went
-        wrong there: a peer's time-out, a payload that a kernel found bad.
+        """Wait until the device, if there is one, has done all submitted work.
 
-        future: of `submit`, and done: wait for that bucket alone, while others are on their way.
+        Raises errors of the device: a peer's time-out, or a bad payload.
+
+        future: of `submit`, and done: wait for that bucket alone, while others still travel.
         """
         if not isinstance(self._lanes, StreamLanes):
-            return  # what threads do has been told by futures
+            return  # futures have told of all work of threads
         if self._lanes.settle(self.timeout, future) and not self._memory.host:
             with self._lock:
                 programs = list(self._prepared.values())
@@ -225,11 +231,11 @@ class Executor:
             raise copy_to_raise(self._error)
 
     def abort(self, error: Exception) -> None:
-        """End as after an error of a task: for one that came before any task could run."""
+        """End by an error that came before any task could run."""
         self._end(error)
 
     def close(self) -> None:
-        """Stop the threads. Jobs under way fail with ExecutorClosed. Nothing in a forked child."""
+        """Stop the threads; jobs under way fail with ExecutorClosed. Does nothing in a fork."""
         if self._forked:
             return
         name = self._names[self._here[0]]
@@ -259,7 +265,7 @@ class Executor:
         return self._prepared[program]
 
     def _start(self) -> None:
-        """What may start now."""
+        """Start the jobs that may start now."""
         for job in self._jobs.startable():
             self.counters.bytes_unused = job.prepared.adapt(self.counters.bytes_unused)
             self._lanes.start(job)
@@ -267,12 +273,12 @@ class Executor:
                 self._lanes.put(job, index)
 
     def idle(self, seconds: float) -> None:
-        """See lanes.Owner. Called when work came, so a job is under way now."""
+        """Implements Owner.idle. The call comes when work has come, so a job is under way now."""
         with self._lock:
             self.counters.wait_seconds += min(seconds, self._jobs.seconds())
 
     def finish(self, job: Job, index: int, begin: float) -> None:
-        """See lanes.Owner."""
+        """Implements Owner.finish."""
         end = time.perf_counter()
         with self._lock:
             if self._error is not None:
@@ -300,22 +306,22 @@ class Executor:
     def _complete(self, job: Job) -> None:
         try:
             job.future.set_result(job.bucket)
-        except Exception:  # a done-callback's; it must not end a lane
+        except Exception:  # of a done-callback; it must not end a lane
             _log.exception("a callback of the bucket's future raised")
 
     def fail(self, job: Job, index: int, error: Exception) -> None:
-        """See lanes.Owner."""
+        """Implements Owner.fail."""
         if isinstance(error, TransportAborted):
             self._ended.wait(_ECHO)
         task = culprit(job.prepared, index, self._memory, job.inputs.step)
         source = job.prepared.payloads.by_payload[task.payload].source
         named = named_error(error, task, job.inputs.step, source, self._names)
-        if not isinstance(error, TransportError | DeadlockError):  # which have told all
+        if not isinstance(error, TransportError | DeadlockError):  # whose texts are complete
             named.__cause__ = error
         self._end(named)
 
     def ends(self, seconds: float) -> bool:
-        """See lanes.Owner."""
+        """Implements Owner.ends."""
         return self._ended.wait(seconds)
 
     def _end(self, error: Exception) -> None:
@@ -330,6 +336,6 @@ class Executor:
         self._lanes.drop()
         broken = bool(jobs) or not isinstance(error, ExecutorClosed)
         if self._transport is not None and (broken or (self._watches and self._tags)):
-            self._transport.abort()  # before callers go on, whose buckets it may still write
+            self._transport.abort()  # before callers go on: it may still write to their buckets
         for job in jobs:
             job.future.set_exception(error)  # type: ignore[arg-type] # torch types it as a value

@@ -1,13 +1,13 @@
-"""What has threads is closed before the interpreter ends.
+"""Closing of objects with threads before the interpreter ends.
 
-[Note: exit] A daemon thread that is in C++ when the interpreter ends (completing a future, say, on
-which the main thread no longer waits) cannot come back: it is made to unwind through frames that
-must not be unwound, and the process aborts with all its work done. Threads that are no daemons
+[Note: exit] A daemon thread that is in C++ when the interpreter ends (completing a future, for
+example, for which the main thread no longer waits) cannot come back: Python unwinds it through
+frames that must not be unwound, and the process aborts although all work is done. Other threads
 would keep a process alive whose main thread has failed.
 
-[Note: fork] A forked child has none of these threads, and connections that are its parent's: to
-close them, or to let go of them, waits for threads that are not there, or breaks what the parent
-still uses. So a child (a DataLoader's worker, say) keeps all that it inherits, whatever dies there.
+[Note: fork] A forked child has none of these threads, and its parent's connections: closing or
+dropping them would wait for missing threads, or break connections that the parent still uses. So a
+child (a DataLoader's worker, for example) keeps all that it inherits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["close_at_exit", "keep_when_forked"]
 
 
 class Closing(Protocol):
-    """What ends its threads in close(), which may be called more than once."""
+    """An object that ends its threads in close(), which may be called repeatedly."""
 
     def close(self) -> None:
         """End the threads."""
@@ -35,12 +35,12 @@ _inherited: list[object] = []
 
 
 def close_at_exit(one: Closing) -> None:
-    """Close it when the interpreter ends, if it is still there."""
+    """Close an object when the interpreter ends, if it still exists."""
     _open.add(one)
 
 
 def keep_when_forked(one: object) -> None:
-    """Let a forked child keep this, which has threads and connections that end with it."""
+    """Keep an object alive in forked children: its end would end threads and connections."""
     _connected.add(one)
 
 
@@ -52,7 +52,7 @@ def _close_all() -> None:
 
 
 def _keep_all() -> None:
-    """See [Note: fork]."""
+    """Keep all inherited objects in a forked child: see [Note: fork]."""
     _inherited.extend([*_open, *_connected])
     _open.clear()
 

@@ -1,9 +1,9 @@
-"""A program prepared once, and one run of it.
+"""A program prepared once, and a run of it.
 
-[Note: buffers belong to the program] Tables, message buffers and their torch views are made when
-a program is first submitted and used by every later run; so runs of one program never overlap:
-the executor starts the next one when the last is complete, or, on a device, all of it issued; there
-`ended` is the event that the next one waits for.
+[Note: buffers belong to the program] Tables, message buffers and their torch views are made when a
+program is first submitted, and every later run uses them. So runs of one program never overlap: the
+executor starts the next when the last is complete or, on a device, when all of it is issued; the
+next then waits for the event `ended`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from casync.transports import Handle
 
 __all__ = ["FLOATS", "Job", "Jobs", "Prepared"]
 
-#: what buckets are of
+#: types of buckets
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Job:
-    """One run of a program on a bucket."""
+    """A run of a program on a bucket."""
 
     def __init__(
         self,
@@ -56,23 +56,23 @@ class Job:
         self.prepared = prepared
         self.bucket = bucket
         self.inputs = Inputs(bucket.detach(), _flat(bucket, prepared), states, step)
-        self.marks: list[Any] = [None] * len(program.tasks)  # where on its stream each task ends
-        self.begun: Any = None  # on a device: the mark from which on the bucket is there
-        self.groups = deque(prepared.groups)  # of slots that have not been issued
-        self.taken = False  # whether its tasks are taken down, not run: see capture.py
+        self.marks: list[Any] = [None] * len(program.tasks)  # the end of each task on its stream
+        self.begun: Any = None  # on a device: the mark after which the bucket is filled
+        self.groups = deque(prepared.groups)  # task numbers of slots that are not issued yet
+        self.taken = False  # True while its tasks are captured, not run: see capture.py
         self.ready: set[int] = set()  # sends and reduces that may be posted
-        self.sent: list[tuple[int, Handle, float]] = []  # posted sends, and when
+        self.sent: list[tuple[int, Handle, float]] = []  # posted sends, and their times
         self.started = time.perf_counter()
         self.future = prepared.memory.future()
 
     @property
     def events(self) -> Events:
-        """Those that this run records."""
+        """The events that this run records."""
         return self.prepared.taken if self.taken else self.prepared.real
 
 
 def _flat(bucket: torch.Tensor, prepared: Prepared) -> Any:
-    """The bucket as codecs take it, if they do."""
+    """The bucket as codecs take it; None if its type needs conversion. PlanError for a bad one."""
     memory, elements, dtype = prepared.memory, prepared.elements, prepared.dtype
     good = bucket.dtype == dtype and bucket.dim() == 1 and bucket.device == memory.device
     if not good or not bucket.is_contiguous() or len(bucket) < elements:
@@ -85,22 +85,23 @@ def _flat(bucket: torch.Tensor, prepared: Prepared) -> Any:
 
 
 class Events:
-    """Where a program's tasks end on their streams, and where all of it does. CUDA refuses to ask
-    an event that was last recorded in a capture, or to wait for it."""
+    """Events at the end of tasks on their streams, and at the end of the whole program. CUDA
+    refuses to query or await an event that was last recorded in a capture."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self.end = memory, memory.event()
         self._made: dict[int, Event] = {}
 
     def of(self, index: int) -> Event:
-        """Of the end of a task."""
+        """The event at the end of a task."""
         if index not in self._made:
             self._made[index] = self._memory.event()
         return self._made[index]
 
 
 class Prepared:
-    """All that does not change between runs. See [Note: buffers belong to the program]."""
+    """All of a program that does not change between runs. See
+    [Note: buffers belong to the program]."""
 
     def __init__(
         self,
@@ -116,11 +117,10 @@ class Prepared:
         waits: bool,
         bulk: bool,
     ) -> None:
-        """`dtype`: of its buckets, one of FLOATS. `deferred`: names of states by codec, see [Note:
-        deferred feedback]. `tags`: whether the transport has them, and messages a length of their
-        own. `checksum`: of every such message. `waits`: whether the host may wait for lengths, see
-        [Note: lengths that vary] in room.py. `bulk`: whether tasks share calls, see [Note: bulk].
-        """
+        """dtype: of the buckets, one of FLOATS. deferred: names of states by codec, see
+        [Note: deferred feedback]. tags: True if the transport has tags, and messages of any length.
+        checksum: of every message. waits: True if the host may wait for lengths, see
+        [Note: lengths that vary] in room.py. bulk: True if tasks share calls, see [Note: bulk]."""
         every, halves = with_raw(codecs), dtype != torch.float32
         if bulk:
             most = BATCH_BYTES if memory.host else math.inf
@@ -130,9 +130,9 @@ class Prepared:
             )
         self.program = program
         self.memory = memory
-        self.key = object()  # of `begun` in marks, see streams.py
-        self.real, self.taken = Events(memory), Events(memory)  # of runs, and of their capture
-        self.end, self.ended = self.real.end, cast(Any, None)  # the latter: its mark
+        self.key = object()  # lane of the mark `begun`, see streams.py
+        self.real, self.taken = Events(memory), Events(memory)  # of runs, and of a capture
+        self.end, self.ended = self.real.end, cast(Any, None)  # `ended`: the mark of `end`
         self.parts, self.tasks = program.parts, program.tasks
         self._names: dict[int, str] = {}
         self.busy = False
@@ -155,12 +155,12 @@ class Prepared:
         self.varying = self.payloads.varying
 
     def remember(self) -> None:
-        """Behind a run, in a stream: see [Note: lengths that vary] in memory/room.py."""
+        """Copy lengths to the host after a run: [Note: lengths that vary] in memory/room.py."""
         for slot, *_ in self.varying:
             slot.remember()
 
     def adapt(self, unused: Mapping[str, int]) -> Mapping[str, int]:
-        """Before the next run: the bytes, by codec, that were sent and held nothing."""
+        """Adapt capacities for the next run; return `unused` plus the last run's unused bytes."""
         if not self.varying:
             return unused
         self.end.wait()
@@ -170,25 +170,25 @@ class Prepared:
         return more
 
     def name(self, index: int) -> str:
-        """A task's text, which takes its time."""
+        """A task's text, computed once."""
         if index not in self._names:
             self._names[index] = self.tasks[index].text()
         return self._names[index]
 
 
 class Jobs:
-    """Those under way, in the order in which they were submitted."""
+    """Jobs under way, in the order in which they were submitted."""
 
     def __init__(self) -> None:
         self._queued: deque[Job] = deque()
         self.running: dict[int, Job] = {}
 
     def add(self, job: Job) -> None:
-        """A job was submitted."""
+        """Queue a submitted job."""
         self._queued.append(job)
 
     def startable(self) -> Iterator[Job]:
-        """Those to be started now: up to one whose program is still running."""
+        """Jobs to start now: up to the first whose program is still running."""
         while self._queued and not self._queued[0].prepared.busy:
             job = self._queued.popleft()
             job.prepared.busy = True
@@ -196,25 +196,25 @@ class Jobs:
             yield job
 
     def end(self, job: Job) -> None:
-        """Its program may run again."""
+        """Remove a job; its program may run again."""
         del self.running[job.sequence]
         job.prepared.busy = False
 
     def clear(self) -> list[Job]:
-        """Forget all; returns them."""
+        """Remove and return all jobs."""
         jobs = [*self.running.values(), *self._queued]
         self.running.clear()
         self._queued.clear()
         return jobs
 
     def seconds(self) -> float:
-        """For how long some job has been running."""
+        """Seconds since the oldest running job started."""
         begin = min((job.started for job in self.running.values()), default=None)
         return 0.0 if begin is None else time.perf_counter() - begin
 
 
 def _after(program: Program) -> list[list[int]]:
-    """By task: what it waits for."""
+    """Positions of the tasks that each task waits for."""
     after: list[list[int]] = [[] for _ in program.tasks]
     for i, following in enumerate(program.unlocks):
         for j in following:
@@ -223,13 +223,13 @@ def _after(program: Program) -> list[list[int]]:
 
 
 def _leaving(task: Task, payloads: Payloads) -> Sequence[StagedSlot]:
-    """What is copied to the host once a task has encoded it."""
+    """Slots that are copied to the host once a task has encoded them."""
     made = (payloads.by_payload[t.payload] for t in members(task) if isinstance(t, Encode))
     return [slot for slot in made if isinstance(slot, StagedSlot) and slot.leaves]
 
 
 def _groups(tasks: Sequence[Task]) -> list[list[int]]:
-    """What travels in each slot, in the order of slots."""
+    """Positions of the tasks of each slot, in the order of slots."""
     found: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(tasks):
         if isinstance(task, Send | Recv | Reduce):

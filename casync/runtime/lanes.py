@@ -1,8 +1,9 @@
-"""What runs a job's tasks, for the executor.
+"""Lanes run a job's tasks for the executor.
 
-[Note: lanes] Threads do, in host memory (threads.py), and streams on a device (streams.py). A task
-is put when all that it waits for was issued. For threads that means that it is done; for streams,
-that an event says when it will be, and the task waits for that event on its own stream.
+[Note: lanes] In host memory lanes are threads (threads.py), on a device streams (streams.py). A
+task is put when all tasks that it waits for are issued. For threads that means done. For streams,
+an event marks the time at which they will be done, and the task waits for that event on its own
+stream.
 """
 
 from __future__ import annotations
@@ -17,66 +18,66 @@ __all__ = ["Lanes", "Owner"]
 
 
 class Lanes(Protocol):
-    """What the executor asks of lanes. `begin` comes from any thread; `start`, `put` and `end` one
-    after the other."""
+    """Lanes, as the executor uses them. `begin` comes from any thread; `start`, `put` and `end`
+    come one after the other."""
 
     def begin(self, job: Job) -> None:
-        """The bucket is there, as the calling thread's stream has it, and buffers are made."""
+        """Take a job whose bucket is filled, in the caller's stream, and whose buffers exist."""
         ...
 
     def start(self, job: Job) -> None:
-        """A job begins, in which messages may arrive; jobs in the same order everywhere."""
+        """Begin a job, whose messages may now arrive; jobs in the same order on all ranks."""
         ...
 
     def put(self, job: Job, index: int) -> None:
-        """A task may be issued. Of a receive this says nothing: its job was started."""
+        """Take a task that may be issued. Receives need no put: starting their job suffices."""
         ...
 
     def run(self) -> None:
-        """Issue what was put, unless another thread does."""
+        """Issue the tasks that were put, unless another thread does."""
         ...
 
     def end(self, job: Job) -> None:
-        """All of a job was issued; its program may run again."""
+        """End a job whose tasks are all issued; its program may run again."""
         ...
 
     def complete(self, job: Job, work: Callable[[], None]) -> None:
-        """Tell who waits for a job that has ended, where its end is."""
+        """Call `work` at the end of a job: in the stream of that end, on a device."""
         ...
 
     def drop(self) -> None:
-        """Forget what was not begun."""
+        """Forget tasks that have not begun."""
         ...
 
     def close(self, patience: float) -> None:
-        """Stop the threads, for each of which this waits so many seconds."""
+        """Stop the threads, waiting up to `patience` seconds for each."""
         ...
 
 
 class Owner(Protocol):
-    """What lanes ask of the executor."""
+    """The executor, as lanes use it."""
 
     timeout: float
     delay: Callable[[str], None] | None
     span: Callable[[str], AbstractContextManager[object]]
 
     def finish(self, job: Job, index: int, begin: float) -> None:
-        """A task is done."""
+        """Take a finished task. begin: start of the task by time.perf_counter."""
         ...
 
     def fail(self, job: Job, index: int, error: Exception) -> None:
-        """A task broke."""
+        """Take the error of a task."""
         ...
 
     def idle(self, seconds: float) -> None:
-        """The compute lane had nothing to do."""
+        """Count seconds in which the compute lane had no work."""
         ...
 
     @property
     def failed(self) -> bool:
-        """Whether a task broke."""
+        """True after an error of a task."""
         ...
 
     def ends(self, seconds: float) -> bool:
-        """Whether the executor ends within so many seconds, or has ended."""
+        """Wait up to `seconds`; True if the executor ends by then, or has ended."""
         ...

@@ -1,4 +1,4 @@
-"""What comes after what, on streams: which events need no waiting for. See [Note: streams]."""
+"""Order of events on streams, to leave out needless waits. See [Note: streams]."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["Lane", "Mark"]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where something ends on a stream, and what is known to come before."""
+    """A point on a stream, and the points that are known to come before it."""
 
     lane: object
     number: int  # later ones are larger, on all streams
     event: Event
-    known: dict[object, int]  # by lane: the last mark that this one comes after
+    known: dict[object, int]  # by lane: number of the last mark before this one
 
 
 class Lane:
-    """A stream, and the last marks of others that it comes after."""
+    """A stream, and the last marks of other lanes that precede its next work."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.known: dict[object, int] = {}
 
     def after(self, marks: Iterable[Mark | None]) -> None:
-        """What comes next waits for these. Late ones first: early ones are often known by them."""
+        """Make later work wait for these marks; late ones first, as they often imply early ones."""
         there = {mark.number: mark for mark in marks if mark is not None}
         for number, mark in sorted(there.items(), reverse=True):
             if mark.lane is not self and self.known.get(mark.lane, -1) < number:
@@ -40,10 +40,10 @@ class Lane:
                 }
 
     def run(self, work: Callable[[], object]) -> None:
-        """See Stream."""
+        """Implements Stream.run."""
         self._stream.run(work)
 
     def mark(self, number: int, event: Event) -> Mark:
-        """The end of what is there."""
+        """A mark at the present end of the stream."""
         self._stream.record(event)
         return Mark(self, number, event, self.known)

@@ -1,4 +1,4 @@
-"""What errors say: which rank, peer, step and task."""
+"""Texts of errors that name rank, peer, step and task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["named_error", "rank_names"]
 
 
 def rank_names(world_size: int, ranks: Sequence[int] | None) -> list[str]:
-    """What errors call ranks."""
+    """Names of ranks in errors."""
     numbers = range(world_size)
     if ranks is None or list(ranks) == list(numbers):
         return [str(rank) for rank in numbers]
@@ -28,8 +28,8 @@ def rank_names(world_size: int, ranks: Sequence[int] | None) -> list[str]:
 def named_error(
     error: Exception, task: Task, step: int, source: int, names: Sequence[str]
 ) -> CasyncError:
-    """The error as one of ours that names rank, peer, step and task; a plain sentence first."""
-    if isinstance(error, DeadlockError):  # which names all ranks
+    """A CasyncError that names rank, peer, step and task, after a plain sentence."""
+    if isinstance(error, DeadlockError):  # names all ranks itself
         return error
     peer = task.peer if isinstance(task, Send | Recv) else source
     beside = f", peer {names[peer]}" if peer != task.rank else ""

@@ -1,4 +1,4 @@
-"""Where the payloads of a program lie on this rank."""
+"""Buffers of a program's payloads on this rank."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ __all__ = ["Payloads"]
 
 
 class Payloads:
-    """A slot for every payload; it is empty where the bucket is used. All lie in one `arena`, so
-    that a call can take any of them. `native`: a device's bucket is used for all of them, whatever
-    its type: 16 bits are summed as such, as a native all-reduce does."""
+    """A slot for every payload; its slot is empty if the bucket itself is used. All slots are in
+    one `arena`, so that a call can take any of them."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Payloads:
         waits: bool,
         halves: bool,
     ) -> None:
-        """See Prepared."""
+        """Arguments as for Prepared."""
         self._codecs, self._parts, self._memory = codecs, program.parts, memory
         self._tags, self._checksum, self._waits = tags, checksum, waits
         tasks = [each for task in program.tasks for each in members(task)]
@@ -62,8 +61,8 @@ class Payloads:
         whole = memory.staging(room) if front else memory.zeros(room, torch.uint8)
         self._whole, self.arena = whole, memory.array(whole)
         self.by_payload: dict[int, Slot | Buffer] = {}
-        self.base: dict[int, int] = {}  # by payload: where its array begins in the arena
-        self._rounds: dict[int, list[Slot | Buffer]] = {}  # by part: of its rounds, in order
+        self.base: dict[int, int] = {}  # by payload: beginning of its array in the arena
+        self._rounds: dict[int, list[Slot | Buffer]] = {}  # by part: slots of its rounds, in order
         begins = accumulate(sizes, initial=0)
         for (payload, task), begin in zip(first.items(), begins, strict=False):
             layout = layouts[payload]
@@ -71,19 +70,19 @@ class Payloads:
             self.by_payload[payload] = self._slot(task, layout, piece)
             self.base[payload] = begin + front
         self._check_messages(program)
-        self.slots = [self.by_payload[task.payload] for task in program.tasks]  # by task: its last
+        self.slots = [self.by_payload[task.payload] for task in program.tasks]  # by task
         self.varying = [] if tags else _varying(tasks, self.by_payload)
 
     def in_bucket(self, task: Task) -> bool:
-        """Whether a task's payload lies in place of one in the bucket."""
+        """True if the bucket itself holds the task's payload."""
         return task.payload in self._in_place
 
     def rounds(self, part: int) -> list[Slot | Buffer]:
-        """Of a part's rounds, in order."""
+        """Slots of a part's rounds, in order."""
         return self._rounds[part]
 
     def _check_messages(self, program: Program) -> None:
-        """Raise PlanError where payloads of a message do not lie side by side."""
+        """Raise PlanError unless the payloads of each message lie side by side."""
         place = {payload: i for i, payload in enumerate(self.by_payload)}
         for task in program.tasks:
             first, *others = (place[each.payload] for each in members(task))
@@ -92,7 +91,7 @@ class Payloads:
                 raise PlanError(f"payloads of one message cannot lie side by side: {task.text()}")
 
     def numbers(self, task: Task) -> torch.Tensor:
-        """What travels, as bytes: a payload, or those of a message side by side."""
+        """The bytes that travel: a payload, or a message's payloads side by side."""
         tasks = members(task)
         if len(tasks) == 1:
             return self.by_payload[task.payload].numbers()
@@ -100,11 +99,11 @@ class Payloads:
         return self._whole[begin : self.base[last] + self.by_payload[last].layout.size]
 
     def size(self, task: Task) -> int:
-        """Bytes of what travels, without what lies between payloads."""
+        """Bytes of all payloads of a task, without gaps between them."""
         return sum(self.by_payload[each.payload].size for each in members(task))
 
     def reduce_view(self, task: Task, bucket: torch.Tensor) -> torch.Tensor:
-        """What the native all-reduce combines: the payload, or the bucket in place of one."""
+        """The numbers that the native all-reduce combines: payloads, or a piece of the bucket."""
         if self.in_bucket(task):
             start, length = self._parts[task.part].rows[0][:2]
             return bucket.detach()[start : start + length]
@@ -113,13 +112,13 @@ class Payloads:
         return self.numbers(task).view(_DTYPES[name or ""])
 
     def reduce_bytes(self, task: Task) -> int:
-        """Bytes of what the native all-reduce combines."""
+        """Bytes that the native all-reduce combines."""
         if self.in_bucket(task):
             return self._item * self._parts[task.part].rows[0][1]
         return sum(self.by_payload[each.payload].layout.size for each in members(task))
 
     def _slot(self, task: Task, layout: Layout, room: torch.Tensor) -> Slot | Buffer:
-        """See [Note: three kinds of slots]."""
+        """A new slot for a task's payload: see [Note: three kinds of slots]."""
         source = task.peer if isinstance(task, Recv) else task.rank
         slot = self._new_slot(layout, source, task, room)
         if isinstance(task, EncodeRound):
@@ -139,7 +138,7 @@ class Payloads:
         return StagedSlot(layout, source, sent, leaves, self._memory, checksum=checksum, room=room)
 
     def _layout(self, task: Task) -> Layout:
-        """Of the task's payload; of a round, the encode of it makes that."""
+        """Layout of the task's payload; for a round, of its encode."""
         if self.in_bucket(task):
             return _EMPTY
         part, codec = self._parts[task.part], self._codecs[task.codec]
@@ -151,7 +150,7 @@ class Payloads:
         return self._layouts[key]
 
     def _held(self, layout: Layout, codec: Codec) -> Layout:
-        """On a device, with numbers that its codec holds."""
+        """The layout; on a device, with numbers that the codec holds there."""
         if self._memory.host:
             return layout
         hold = cast(DeviceCodec, codec).hold
@@ -159,8 +158,7 @@ class Payloads:
 
 
 def _arranged(program: Program) -> dict[int, Task]:
-    """Payloads in the order in which they lie, with the first task of each: see [Note: side by
-    side]."""
+    """Payloads in the order of the arena, with the first task of each: see [Note: side by side]."""
     first: dict[int, Task] = {}
     for each in (each for task in program.tasks for each in members(task)):
         first.setdefault(each.payload, each)
@@ -177,7 +175,7 @@ def _arranged(program: Program) -> dict[int, Task]:
 def _varying(
     tasks: Sequence[Task], slots: Mapping[int, Slot | Buffer]
 ) -> list[tuple[Buffer, str, int]]:
-    """Payloads whose lengths vary, their codecs, and how often each is sent."""
+    """Payloads whose lengths vary, their codecs, and the number of sends of each."""
     sends = Counter(task.payload for task in tasks if isinstance(task, Send))
     codecs = {task.payload: whole_key(task.codec)[0] for task in tasks}
     return [

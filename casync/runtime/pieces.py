@@ -1,11 +1,11 @@
-"""Where tasks find their part's pieces of the bucket.
+"""Pieces of a part in the bucket, as tasks find them.
 
-[Note: 16-bit gradients] Codecs compute in float32, and sums stay in it. Of a bucket of float16 or
-bfloat16 a task on the host gets its pieces in a buffer: they are widened, which is exact, and
-rounded to nearest even when the part's last task is done. A task that reads what another one wrote
-gets the buffer of that; else it is let go in between. So there is memory for the sums and tasks
-under way, not for the bucket. A device's kernels read and write 16 bits themselves; there only sums
-have buffers, which are the program's.
+[Note: 16-bit gradients] Codecs compute in float32, and sums stay in float32. With a bucket of
+float16 or bfloat16, a task on the host gets its pieces in a buffer: they are widened, which is
+exact, and rounded to nearest even when the part's last task is done. A task that reads results of
+another task gets the same buffer; otherwise the buffer is freed in between. So memory is needed
+only for the sums and tasks under way, not for the bucket. A device's kernels read and write 16 bits
+themselves; there only sums have buffers, which belong to the program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ States: TypeAlias = Mapping[tuple[str, str], State]
 
 @dataclass
 class Inputs:
-    """What the steps of one run work on."""
+    """Inputs of the steps of one run."""
 
     bucket: torch.Tensor
     array: Any  # the bucket as codecs take it; None if they do not
@@ -49,21 +49,21 @@ def packed(table: Ints) -> Ints:
 
 
 class InBucket:
-    """In place."""
+    """Pieces of a part in the bucket itself."""
 
     def __init__(self, part: Part) -> None:
         self.table: Ints = np.array(part.rows, np.int64).reshape(-1, 5)
 
     def open(self, run: Inputs) -> Any:
-        """The array in which the pieces are where `table` says."""
+        """The array whose pieces `table` describes."""
         return run.array
 
     def close(self, run: Inputs) -> None:
-        """The task is done with it."""
+        """Note that a task has finished with the array."""
 
 
 class Apart(InBucket):
-    """In a buffer, for tasks of which each reads what those before it wrote."""
+    """Pieces of a part in a float32 buffer, shared by tasks that read each other's results."""
 
     def __init__(self, part: Part, memory: Memory, stretch: _Stretch) -> None:
         super().__init__(part)
@@ -73,7 +73,7 @@ class Apart(InBucket):
         self._kept = None if memory.host else memory.zeros(part.elements, torch.float32)
 
     def open(self, run: Inputs) -> Any:
-        """See InBucket."""
+        """Implements InBucket.open."""
         if self not in run.apart:
             run.apart[self] = self._widened(run), len(self._stretch.tasks)
         values, left = run.apart[self]
@@ -81,7 +81,7 @@ class Apart(InBucket):
         return self._memory.array(values)
 
     def close(self, run: Inputs) -> None:
-        """See InBucket."""
+        """Implements InBucket.close; the last task writes the pieces back."""
         values, left = run.apart[self]
         if not left:
             del run.apart[self]
@@ -99,7 +99,7 @@ class Apart(InBucket):
     def _pairs(
         self, run: Inputs, values: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """What lies together: here, and in the bucket."""
+        """Contiguous stretches: in the buffer, and in the bucket."""
         here = 0
         for there, length in self._runs:
             yield values[here : here + length], run.bucket[there : there + length]
@@ -108,8 +108,8 @@ class Apart(InBucket):
 
 @dataclass
 class _Stretch:
-    """Positions of tasks of a part; whether the first finds its input in the bucket, whether one
-    writes, and whether what they leave is the result."""
+    """Positions of tasks of a part that share a buffer. reads: the first finds its input in the
+    bucket; writes: one of them writes; stays: their results go back to the bucket."""
 
     reads: bool
     tasks: list[int] = field(default_factory=list)
@@ -118,8 +118,7 @@ class _Stretch:
 
 
 def pieces_of(program: Program, memory: Memory, *, halves: bool) -> dict[tuple[int, int], InBucket]:
-    """For each task, by position, and each part whose pieces it uses. `halves`: of a bucket of 16
-    bits."""
+    """The pieces by task position and part. halves: True for a bucket of 16 bits."""
     found: dict[tuple[int, int], InBucket] = {}
     for number, tasks in _by_part(program).items():
         part = program.parts[number]
@@ -133,7 +132,7 @@ def pieces_of(program: Program, memory: Memory, *, halves: bool) -> dict[tuple[i
 
 
 def _by_part(program: Program) -> dict[int, list[int]]:
-    """Positions of tasks that use pieces."""
+    """Positions of tasks that use pieces, by part."""
     found: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(program.tasks):
         uses = isinstance(members(task)[0], Encode | Decode | Merge)
@@ -143,7 +142,7 @@ def _by_part(program: Program) -> dict[int, list[int]]:
 
 
 def _stretches(program: Program, tasks: Iterable[int]) -> list[_Stretch]:
-    """Of one part. What was only read is in the bucket still, as exact."""
+    """Stretches of one part's tasks. A stretch that only reads leaves the bucket as it is."""
     found: list[_Stretch] = []
     for i in tasks:
         every = members(program.tasks[i])
@@ -157,7 +156,7 @@ def _stretches(program: Program, tasks: Iterable[int]) -> list[_Stretch]:
 
 
 def _runs(starts: Iterable[int], lengths: Iterable[int]) -> list[tuple[int, int]]:
-    """Pieces that lie one behind the other, as one: where, and how long."""
+    """Start and length of each contiguous run of pieces."""
     found: list[tuple[int, int]] = []
     for start, length in zip(starts, lengths, strict=True):
         if found and sum(found[-1]) == start:

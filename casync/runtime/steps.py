@@ -1,4 +1,4 @@
-"""What the compute lane calls for a program's tasks."""
+"""Steps of the compute lane: the codec calls of a program's tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mix_seed(seed: int, rank: int, side: Side) -> int:
 
 
 class Steps:
-    """Makes the steps of a program, which find tables and buffers as they will be in every run."""
+    """Makes the steps of a program, with the tables and buffers of every run."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Steps:
         self._pieces = pieces_of(program, memory, halves=halves and not payloads.native)
 
     def of(self, index: int, task: Task) -> Step | None:
-        """What the compute lane calls for this task; None for those of other lanes."""
+        """The step of a task; None for tasks of other lanes."""
         if isinstance(task, Send | Recv | Reduce):
             return None
         if self._payloads.in_bucket(task):
@@ -99,7 +99,7 @@ class Steps:
         return Call(self._payloads, numbers, tables, hold, repeats=repeats)
 
     def _holding(self, codec: str) -> Callable[[Ints], Ints]:
-        """What a device needs of numbers that do not change is made once."""
+        """The codec's `hold`, which copies constant numbers to the device once."""
         return _same if self._memory.host else cast(DeviceCodec, self._codecs[codec]).hold
 
     def _encode(self, index: int, tasks: Sequence[Encode], taken: Call | None) -> Step:
@@ -108,7 +108,7 @@ class Steps:
         table, scale, codec = call.table, self._factor(first), self._codecs[first.codec]
         waits = self._deferral(tasks, table)
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
-        key = self._parts[first.part].codec, first.side  # of the states, whatever this side's codec
+        key = self._parts[first.part].codec, first.side  # key of the states, also if `down` encodes
         seed, writeback, out = self._seeds[first.side], first.writeback, call.array
 
         def step(run: Inputs) -> None:
@@ -118,7 +118,7 @@ class Steps:
             if taken is not None:
                 more["incoming"] = (taken.array, *taken.contents())
             if waits and state:
-                if taken is not None and waits.idle(x):  # what it is merged with may not be zero
+                if taken is not None and waits.idle(x):  # `incoming` may not be zero
                     payload, place, used = more.pop("incoming")
                     decode(payload, table, place, used, x, add=True, step=run.step)
                 deferred = waits.defer(x, state)
@@ -134,7 +134,7 @@ class Steps:
         return step
 
     def _names(self, task: Task) -> Sequence[str]:
-        """States that may wait."""
+        """States of the task's codec that may wait."""
         return self._deferred.get(whole_key(task.codec)[0], ())
 
     def _deferral(self, tasks: Sequence[Encode], table: Ints) -> Deferral | None:
@@ -147,14 +147,14 @@ class Steps:
         return DeviceDeferral(names, table, self._memory, kept)
 
     def _states_of(self, task: Task) -> int:
-        """Elements of the states that may wait of a task's part."""
+        """Number of elements of a part's states that may wait."""
         return len(self._names(task)) * self._parts[task.part].elements
 
     def _factor(self, task: Encode) -> float:
         return 1.0 / self._world_size if task.average else 1.0
 
     def _scale(self, task: Encode) -> Step:
-        """Encoding in place."""
+        """The step of an encode in place."""
         start, length = self._parts[task.part].rows[0][:2]
         factor = float(np.float32(self._factor(task)))
 
@@ -207,7 +207,7 @@ class Steps:
         codec, add = self._codecs[tasks[0].codec], isinstance(tasks[0], Merge)
         pieces, decode = self._pieces[index, tasks[0].part], codec.decode_batch
         turns = list(_in_turn(tasks))
-        # a device's kernels do all rows of a table at once, and no two may be of the same piece
+        # kernels process all rows of a table at once, so no two rows may be of the same piece
         if self._memory.host:
             calls = [self._call(index, turns)]
         elif codec.fixed and cast(DeviceCodec, codec).merges:
@@ -228,7 +228,7 @@ class Steps:
         slot = self._payloads.by_payload[task.payload]
         decode, part = self._codecs[task.codec].decode_batch, self._parts[task.part]
         pieces = InBucket(part)
-        pieces.table[:, 0] = pieces.table[:, 4]  # where pieces are in the state's arrays
+        pieces.table[:, 0] = pieces.table[:, 4]  # positions in the state's arrays
         table = self._holding(task.codec)(pieces.table)
         key, name = (part.codec, "worker"), copy_of(task.peer)
 
@@ -240,7 +240,7 @@ class Steps:
 
 
 def _in_turn(tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    """Those of several parts, so that none is of a part twice; in order."""
+    """Tasks in turns, each with at most one task of a part; in order."""
     by_part: dict[int, list[Task]] = {}
     for task in tasks:
         by_part.setdefault(task.part, []).append(task)

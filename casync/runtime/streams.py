@@ -1,15 +1,15 @@
 """Lanes on a device: streams.
 
-[Note: streams] Encodes, merges and decodes have a stream each, and what travels has others. Nobody
-waits here: the thread that makes a task ready issues it, for one thread at a time, in job order and
-the program's. A task's stream waits for the events of what the task waits for on other streams;
-what these are known to come after is not waited for again, so of the program's edges those are left
-that nothing else implies. Two more hold for all: a run comes after the bucket is there, and after
+[Note: streams] Encodes, merges and decodes have a stream each, and transfers have others. The host
+does not wait here: the thread that makes a task ready issues it, one thread at a time, in the order
+of jobs and of the program. A task's stream waits for the events of its predecessors on other
+streams, but not for events that are known to come earlier; so of the program's edges only those
+remain that no others imply. Two more rules hold: a run comes after its bucket is filled, and after
 the last run of its program, whose buffers it uses.
 
 Without tags, slots are issued in their order, each as a group, on the communication stream. With
-them the transport is the host's: payloads leave the device for pinned memory on one stream, and
-those that have come enter it on another, while threads send and receive: see StagedSlot.
+tags the transport is the host's: payloads leave the device for pinned memory on one stream, and
+received payloads enter it on another, while threads send and receive: see StagedSlot.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from casync.transports import SlotTransport, Transfer, Transport
 
 __all__ = ["StreamLanes"]
 
-_LOOK = 5e-5  # seconds between looks at an event
+_LOOK = 5e-5  # seconds between queries of an event
 _LANES = {
     Encode: "encode", EncodeRound: "encode", Merge: "merge", Follow: "merge",
     Decode: "decode", DecodeRounds: "decode",
@@ -59,7 +59,7 @@ _LANES = {
 
 
 class StreamLanes:
-    """See [Note: streams], and Lanes for the members."""
+    """Implements Lanes by streams; see [Note: streams]."""
 
     def __init__(
         self, owner: Owner, memory: Memory, transport: Transport | SlotTransport, watch: bool
@@ -122,13 +122,12 @@ class StreamLanes:
         self._lanes["end"].run(work)
 
     def join(self, job: Job) -> None:
-        """What the calling thread's stream has next comes after a job that has ended."""
+        """Make the calling thread's stream wait for a job that has ended."""
         self._memory.caller().after(job.events.end)
 
     @contextmanager
     def taking(self, job: Job) -> Iterator[None]:
-        """Within it, a job is taken down: what it puts to streams is not done then, so nothing
-        later comes after it."""
+        """A context that captures a job. Its work is not done then, so nothing later awaits it."""
         ended, known = job.prepared.ended, {lane: lane.known for lane in self._lanes.values()}
         job.taken, job.prepared.ended = True, None
         try:
@@ -139,7 +138,7 @@ class StreamLanes:
                 lane.known = before
 
     def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
-        """Run all of a job at once, and tell who waits for it: see [Note: capture]."""
+        """Launch all of a job at once, then call `complete`: see [Note: capture]."""
         lane, prepared = self._lanes["graph"], job.prepared
         lane.after([job.begun, prepared.ended])
         lane.run(work)
@@ -148,9 +147,9 @@ class StreamLanes:
         lane.run(complete)
 
     def settle(self, timeout: float, future: object = None) -> bool:
-        """Have the host wait until all jobs that ended are done, or that of this future; has the
-        owner fail one. Returns whether there may have been any since the last call. From any
-        thread."""
+        """Block the host until all ended jobs are done, or the one of this future; a job that times
+        out fails. Returns True if there may have been jobs since the last call. May be called from
+        any thread."""
         limit, some = time.monotonic() + timeout, future is not None or bool(self._ended)
         while (job := self._undone(future)) is not None and not self._owner.failed:
             if time.monotonic() > limit:
@@ -172,7 +171,7 @@ class StreamLanes:
         vars(self).pop("_owner", None)  # see let_go in communication.py
 
     def _undone(self, future: object) -> Job | None:
-        """The oldest job that ended and is not done, or that of this future if it is not."""
+        """The oldest ended job that is not done, or the one of this future if it is not done."""
         with self._lock:
             jobs = [job for job in self._ended if future is None or job.future is future]
         return next((job for job in jobs if not job.prepared.end.done()), None)
@@ -208,10 +207,10 @@ class StreamLanes:
             self._owner.fail(job, index, error)
 
     def _compute(self, job: Job, index: int, task: Task) -> None:
-        """An encode, merge or decode; what travels then leaves the device."""
+        """Issue an encode, merge or decode; payloads that travel then leave the device."""
         begin, prepared = time.perf_counter(), job.prepared
         step = prepared.steps[index]
-        assert step is not None  # only what travels has none
+        assert step is not None  # only transfers have none
         lane = self._lanes[_LANES[type(members(task)[-1])]]
         lane.after([*self._before(job, index), job.begun])
         with self._owner.span(prepared.spans[index]):
@@ -225,7 +224,7 @@ class StreamLanes:
         self._owner.finish(job, index, begin)
 
     def _enter(self, job: Job, index: int) -> None:
-        """What has been received, or reduced, in host memory."""
+        """Copy a received or reduced payload from host memory to the device."""
         begin, lane = time.perf_counter(), self._lanes["enter"]
         slot = cast(StagedSlot, job.prepared.slots[index])
         lane.after(self._before(job, index))
@@ -234,7 +233,7 @@ class StreamLanes:
         self._owner.finish(job, index, begin)
 
     def _exchange(self, job: Job, transport: SlotTransport) -> None:
-        """The slots whose turn it is and whose members are all ready."""
+        """Issue the slots whose turn it is and whose members are all ready."""
         begin, lane = time.perf_counter(), self._lanes["exchange"]
         while job.groups and job.ready.issuperset(job.groups[0]):
             members = job.groups.popleft()
@@ -248,7 +247,7 @@ class StreamLanes:
         self._refuse_stuck(job)
 
     def _exchange_exactly(self, job: Job, members: list[int], transport: SlotTransport) -> None:
-        """The pieces of payloads of which only the lengths have come; the host waits for these."""
+        """Exchange pieces of payloads by their lengths, for which the host waits."""
         slots = {i: cast(Buffer, job.prepared.slots[i]) for i in members}
         exact = {i: slot for i, slot in slots.items() if slot.exact}
         if exact:
@@ -262,17 +261,17 @@ class StreamLanes:
             lane.run(partial(transport.exchange, transfers))
 
     def _take_effect(self, job: Job, index: int, step: Step) -> None:
-        """What a stream runs."""
+        """Run a step, in a stream."""
         if self._owner.delay is not None:
             self._owner.delay(job.tasks[index].text())
         step(job.inputs)
 
     def _before(self, job: Job, index: int) -> list[Mark | None]:
-        """What a task comes after, and the last run."""
+        """Marks of a task's predecessors, and of the program's last run."""
         return [*(job.marks[i] for i in job.prepared.after[index]), job.prepared.ended]
 
     def _refuse_stuck(self, job: Job) -> None:
-        """Raise DeadlockError where a slot's turn has come and nothing more can get it ready."""
+        """Raise DeadlockError if a slot's turn has come and no remaining task can get it ready."""
         with self._lock:
             more = bool(self._ready) and self._ready[0][0] == job.sequence
         if job.groups and not more:
@@ -286,7 +285,7 @@ class StreamLanes:
             )
 
     def _arrived(self, job: Job, index: int, begin: float) -> None:
-        """Host memory has sent, received or reduced something."""
+        """Take a message or reduce that is complete in host memory."""
         if isinstance(job.tasks[index], Send):
             self._owner.finish(job, index, begin)
         else:
@@ -294,7 +293,7 @@ class StreamLanes:
             self.run()
 
     def _time_out(self, job: Job, timeout: float) -> None:
-        """Fail the first task of a job that is not done; a transfer, if one is not."""
+        """Fail the first unfinished task of a job, a transfer if there is one."""
         left = [i for i, mark in enumerate(job.marks) if mark is not None and not mark.event.done()]
         moved = [i for i in left if isinstance(job.tasks[i], Send | Recv | Reduce)]
         error = PeerTimeout(f"the device was not done with it after {timeout:g} s")

@@ -1,17 +1,17 @@
 """Lanes in host memory: threads.
 
 [Note: threads] One compute lane runs encodes, decodes and merges, the most urgent ready one first:
-what another rank waits for, then in job order. One communication lane posts, and never blocks:
-receives when a job starts, sends and reduces when ready, FIFO per peer and channel. So the order
-is the same on both sides, whatever the order in which payloads got ready. Waiters block on what
-was posted, one per peer and channel, in that order; they cost nothing while they wait.
+tasks for which another rank waits, then in job order. One communication lane posts, and never
+blocks: receives when a job starts, sends and reduces when ready, FIFO per peer and channel. So the
+order is the same on both sides, in whatever order payloads get ready. Waiters block on posted
+operations, one per peer and channel, in that order; they cost nothing while they wait.
 
-Fewer threads were tried. One waiter for all would need an answer to "which is done": gloo gives
-none for messages (is_completed() stays False until wait(), get_future() is not implemented, and a
+Fewer threads were tried. One waiter for all would need to know which operation is done: gloo cannot
+tell for messages (is_completed() stays False until wait(), get_future() is not implemented, and a
 wait that times out breaks all connections). A second message to recv_anysource, as a bell, costs
-more than it saves: 64 KB to and fro take 175 microseconds, 210 with a waiter's wake-up, 250 with
-bells. Posting in the thread that makes a task ready keeps submit, and so the backward pass, for 0.3
-to 3 ms instead of 0.1; where only sends were posted so, bench.tasks found nothing gained.
+more than it saves: a round trip of 64 KB takes 175 microseconds, 210 with a waiter's wake-up, 250
+with bells. Posting in the thread that makes a task ready lengthens submit, and so the backward
+pass, from 0.1 to 0.3 to 3 ms; with only sends posted that way, bench.tasks showed no gain.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["ThreadLanes"]
 
 
 class ThreadLanes:
-    """A compute lane, a communication lane and its waiters. See Lanes for the members."""
+    """A compute lane, a communication lane and its waiters. Implements Lanes."""
 
     def __init__(self, owner: Owner, memory: Memory, transport: Transport, watch: bool) -> None:
         self._compute = Compute(owner, memory)
         self._communication = Communication(owner, memory, transport, watch, owner.finish)
 
     def begin(self, job: Job) -> None:
-        """See Lanes."""
+        """Implements Lanes.begin."""
 
     def start(self, job: Job) -> None:
         self._communication.start(job)
@@ -52,10 +52,10 @@ class ThreadLanes:
             self._compute.put(job, index)
 
     def run(self) -> None:
-        """See Lanes: a thread does."""
+        """Implements Lanes.run: the compute thread issues tasks."""
 
     def end(self, job: Job) -> None:
-        """See Lanes."""
+        """Implements Lanes.end."""
 
     def complete(self, job: Job, work: Callable[[], None]) -> None:
         work()
@@ -69,7 +69,7 @@ class ThreadLanes:
 
 
 class Compute:
-    """The compute lane."""
+    """The compute lane: a thread that runs ready tasks."""
 
     def __init__(self, owner: Owner, memory: Memory) -> None:
         self._owner = owner
@@ -79,14 +79,14 @@ class Compute:
         self._thread = spawn(self._run, "compute", memory)
 
     def put(self, job: Job, index: int) -> None:
-        """Run a ready task, in order of urgency, job and position."""
+        """Queue a ready task, by urgency, job and position."""
         with self._changed:
             key = (not job.prepared.urgent[index], job.sequence, index, job)
             heapq.heappush(self._ready, key)
             self._changed.notify()
 
     def drop(self) -> None:
-        """Forget what has not begun."""
+        """Forget tasks that have not begun."""
         with self._changed:
             self._ready.clear()
 
