@@ -1,4 +1,4 @@
-"""What things cost, as measured: the link, and codecs. Sizes are in bytes, times in seconds."""
+"""Measured costs of links and codecs. Sizes are in bytes, times in seconds."""
 
 from __future__ import annotations
 
@@ -24,45 +24,47 @@ FREE = Line(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Transfer:
-    """What all ranks do on the link at once: the curve is over the bytes that each sends, or of an
-    all-reduce over the bytes that each has."""
+    """A transfer of all ranks at once. The curve is over the bytes that each rank sends; for an
+    all-reduce, over the bytes that each rank has."""
 
     line: Line
-    cores: float = 0.0  # that a rank's threads, and the kernel for it, keep busy meanwhile
+    cores: float = 0.0  # kept busy meanwhile by a rank's threads and the kernel
     slows: float = 0.0  # share of its speed that a backward pass on a device loses meanwhile
 
 
 @dataclass(frozen=True)
 class CodecCost:
-    """One codec on one core; the curves are over bytes of gradient."""
+    """Costs of a codec on one core; the curves are over bytes of gradient."""
 
     encode: Line
     decode: Line  # also to add
-    hop: Line = FREE  # decode, add and encode, in one kernel where the codec fuses them
+    hop: Line = FREE  # decode, add and encode; one kernel if the codec fuses them
 
 
 @dataclass(frozen=True)
 class Copies:
-    """From a device's memory to the host's, and back; the curves are over bytes."""
+    """Copies from a device's memory to the host's, and back; the curves are over bytes."""
 
     leave: Line
     enter: Line
-    gradients: bool  # whether gradients are copied, which the host compresses; else payloads
+    gradients: bool  # True: of gradients, which the host compresses; False: of payloads
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Everything measured, while all ranks did the same."""
+    """All measured costs. All ranks did the same during measurements."""
 
-    exchange: Mapping[int, Transfer]  # by how many ranks each sends to at once, of other nodes
+    exchange: Mapping[
+        int, Transfer
+    ]  # by number of ranks, of other nodes, to which each sends at once
     reduce: Mapping[str, Transfer]  # native all-reduce by number type ("float32", "bfloat16")
     codecs: Mapping[str, CodecCost] = field(default_factory=dict)
-    inside: Transfer = Transfer(FREE)  # of a nested topology: within nodes, to one rank
-    overlap: float = 0.0  # of a codec's work, what hides behind a backward pass: 0 to 1
-    copies: Copies | None = None  # of a device, where what travels goes through the host's memory
+    inside: Transfer = Transfer(FREE)  # for nested topologies: inside nodes, to one rank
+    overlap: float = 0.0  # share of a codec's work that a backward pass hides: 0 to 1
+    copies: Copies | None = None  # of a device whose payloads go through host memory
 
     def to(self, peers: int) -> Transfer:
-        """Sends to so many ranks at once: what was measured of the nearest number."""
+        """Cost of sends to `peers` ranks at once, by the nearest measured number of peers."""
         return self.exchange[min(self.exchange, key=lambda known: abs(known - peers))]
 
 

@@ -1,8 +1,8 @@
-"""What a rank does, in turn, to synchronize gradients: its part of a timeline.
+"""Stages of a synchronization: the successive work of a rank, as its part of a timeline.
 
-All ranks do the same, so one rank's stages say it all: work on a core or a device, transfers
-between nodes and within one, and copies between a device and the host. Each takes a lane, by name.
-Of owners it is the mean rank's share. A merge that is followed by an encode is one kernel, of a
+All ranks do the same, so the stages of one suffice: work on a core or a device, transfers between
+nodes and inside a node, and copies between a device and the host. Each takes a lane, by name.
+Owners' work counts with the mean rank's share. A merge followed by an encode is one kernel with a
 cost of its own. A strategy's stages stand beside its `build`.
 """
 
@@ -27,46 +27,46 @@ __all__ = [
     "work",
 ]
 
-#: lanes: a core or the device, the links between and within nodes, a device's ways to its host and
-#: back. Other names are lanes as well, which nothing else shares.
+#: lanes: a core or the device, the links between and inside nodes, and copies from a device to its
+#: host and back. Any other name is a lane of its own.
 WORK, WIRE, INSIDE, LEAVE, ENTER = "work", "wire", "inside", "leave", "enter"
 
-#: seconds of a core that a task takes besides its codec: python -m bench.tasks
+#: core seconds of a task besides its codec: python -m bench.tasks
 TASK = 5e-5
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Every rank takes a lane for some time."""
+    """A time during which every rank occupies a lane."""
 
     lane: str  # WORK, WIRE, INSIDE, LEAVE, ENTER, or any other name
-    seconds: float  # while the lane is taken
-    delay: float = 0.0  # from then until what follows may begin
-    cores: float = 0.0  # that a transfer keeps busy
+    seconds: float  # in which the lane is occupied
+    delay: float = 0.0  # seconds from then until the next stage may begin
+    cores: float = 0.0  # cores that a transfer keeps busy
     size: float = 0.0  # bytes of a transfer
     slows: float = 0.0  # share of its speed that a backward pass loses meanwhile
 
     def waiting(self, busiest: float) -> Stage:
-        """The same, of a mean rank: others wait for the busiest owner, while their links and cores
-        are free. busiest: what that owns, over the mean."""
+        """The stage of a mean rank, which then waits for the busiest owner with its links and cores
+        free. busiest: that owner's share over the mean share."""
         return replace(self, delay=self.delay + max(0.0, busiest - 1) * self.seconds)
 
 
 @dataclass(frozen=True)
 class Item:
-    """What is synchronized alike and follows one another: bytes over all ranks' owners."""
+    """Parts that are synchronized alike, one after the other; sums over all owners."""
 
     gradient: float  # bytes
     payload: float  # bytes
-    parts: float  # each a message of its own, over all owners
+    parts: float  # messages, over all owners
     additive: str = "float32"  # number type, of an all-reduce
     rounds: int = 1  # all-reduces, one after the other
-    busiest: float = 1.0  # times the mean of all ranks: what one owns
+    busiest: float = 1.0  # largest share of an owner over the mean share
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A cluster, a codec, and what strategies have in common there."""
+    """A cluster and a codec, with the stages that strategies share."""
 
     topology: Topology
     costs: Costs
@@ -74,7 +74,7 @@ class Setting:
     batch: float  # gradient bytes of a call for several parts
 
     def spread(self, size: float) -> tuple[Stage, ...]:
-        """Every rank sends so many bytes, in equal shares, to all others."""
+        """Stages in which every rank sends `size` bytes, in equal shares, to all others."""
         n, near = self.topology.world_size, 0
         if self.topology.nested:
             near = self.topology.largest - 1
@@ -85,31 +85,31 @@ class Setting:
         return (stage, transfer(self.costs.inside, size * near / others, near, INSIDE))
 
     def reduce(self, size: float, calls: float, kind: str) -> Stage:
-        """The native all-reduce of so many bytes of a number type."""
+        """Stage of a native all-reduce of `size` bytes of the number type `kind`."""
         return transfer(self.costs.reduce[kind], size, min(calls, 1.0))
 
     def at_once(self, parts: float, size: float) -> float:
-        """Calls for so many parts of so many bytes of gradient: see [Note: bulk] in joining.py."""
+        """Codec calls for parts of `size` bytes of gradient: see [Note: bulk] in joining.py."""
         return min(parts, max(1.0, size / self.batch))
 
     def by_halves(self, parts: float, size: float, peers: int) -> float:
-        """Likewise where they come from so many peers, one after the other."""
+        """Codec calls for parts that come from `peers` ranks, one after the other."""
         return min(parts, max(float(peers.bit_length()), size / self.batch))
 
     def merge_and_encode(self, item: Item, merges: int, share: float) -> Stage:
-        """An owner of a share of all adds so many payloads, the last as it encodes."""
+        """Stage in which an owner of `share` adds `merges` payloads, the last one as it encodes."""
         size, calls = item.gradient * share, item.parts * share
         first = (self.codec.decode, size * (merges - 1), calls * (merges.bit_length() - 1))
         return work(first, (self.codec.hop, size, calls)).waiting(item.busiest)
 
 
 def transfer(kind: Transfer, size: float, times: float = 1, lane: str = WIRE) -> Stage:
-    """Bytes take the link; latencies pass beside other transfers."""
+    """Stage of a transfer: bytes occupy the link; latencies overlap with other transfers."""
     line = kind.line
     return Stage(lane, line.per_byte * size, line.latency * times, kind.cores, size, kind.slows)
 
 
 def work(*steps: tuple[Line, float, float]) -> Stage:
-    """Steps on a core: a curve, bytes, and in how many calls."""
+    """Stage of steps on a core; each step is a curve, bytes, and a number of calls."""
     seconds = (calls * (line.latency + TASK) + line.per_byte * size for line, size, calls in steps)
     return Stage(WORK, sum(seconds))

@@ -43,12 +43,12 @@ class Strategy(Protocol):
         """Add the tasks of `part`. See [Note: phases] and [Note: own slice] in builder.py."""
         ...
 
-    #: what a rank does then, for predictions: see casync/stages.py; None where it is not predicted
+    #: stages of a rank, for predictions: see casync/stages.py; None if it is not predicted
     stages: Callable[[Item, Setting], tuple[Stage, ...]] | None
 
 
 class TwoWay(Strategy, Protocol):
-    """A strategy with TWO_WAY: ranks encode the mean of what others sent them."""
+    """A strategy with TWO_WAY: owners encode the mean of all ranks' values."""
 
     def owners(self, part: Part, world_size: int) -> Sequence[int]:
         """The ranks that encode the mean of elements of `part`, as aggregators."""
@@ -82,8 +82,8 @@ def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
 
 
 def owners(part: Part, world_size: int) -> Sequence[int]:
-    """The ranks that encode the mean of elements of `part`, as aggregators; empty where its
-    strategy has one direction."""
+    """The ranks that encode the mean of elements of `part`, as aggregators; () if its strategy has
+    one direction."""
     strategy = load(part.strategy)
     return cast(TwoWay, strategy).owners(part, world_size) if strategy.TWO_WAY else ()
 

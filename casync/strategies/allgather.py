@@ -42,7 +42,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
 
 
 def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
-    """Everybody encodes once and decodes everybody."""
+    """Every rank encodes once and decodes all payloads."""
     n = s.topology.world_size
     return (
         work((s.codec.encode, item.gradient, s.at_once(item.parts, item.gradient))),

@@ -69,8 +69,8 @@ def _edges(n: int, only: int | None) -> Iterable[tuple[int, int, int]]:
 
 
 def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
-    """Up a tree, where ranks with children, the half, add and encode, and down. A chunk takes as
-    many turns as there are levels, while the links carry others."""
+    """Stages up a tree, in which ranks with children (half of all) add and encode, and down again.
+    A chunk takes a turn per level, while the links carry other chunks."""
     n = s.topology.world_size
     levels, inner, chunks = (n - 1).bit_length(), n // 2 / n, max(1.0, item.parts)
     kind, others = s.costs.to(1), (n - 1) / n

@@ -82,7 +82,7 @@ def _reduce(
 
 
 def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
-    """Raw to a leader in the node, `ps` between the M leaders of a chunk, payloads back inside."""
+    """Raw to the node's leader, `ps` between the M leaders of a chunk, payloads back inside."""
     m, members = len(s.topology.nodes), s.topology.largest
     led, inside = 1 / members, (members - 1) / members
     far = led * (m - 1) / m

@@ -49,7 +49,7 @@ def refuses(codec: Codec, down: Codec) -> str | None:
 
 
 def owners(part: Part, world_size: int) -> tuple[int, ...]:
-    """By region: ranks from the part's owner on."""
+    """Owners of the regions: successive ranks, beginning with the part's owner."""
     return tuple((part.owner + number) % world_size for number in range(_regions(part, world_size)))
 
 
@@ -94,8 +94,8 @@ def _regions(part: Part, most: int) -> int:
 
 
 def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
-    """Selects, gives owners of regions what is there, which add and select again, and sends that
-    back. What is selected in a region is found, added and decoded at the speed of a decode."""
+    """Ranks select and send each region to its owner, which adds, selects again and sends to all.
+    Finding, adding and decoding a region's selected values run at the speed of a decode."""
     n = s.topology.world_size
     others = (n - 1) / n
     regions = (s.codec.decode, item.gradient * others, item.parts * (n - 1))

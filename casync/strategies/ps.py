@@ -39,7 +39,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
 
 
 def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
-    """To owners all but their own, which add and encode once, and back."""
+    """Ranks send all but their own parts to owners, which add, encode once and send back."""
     n = s.topology.world_size
     others, own = (n - 1) / n, 1 / n
     sent = [stage.waiting(item.busiest) for stage in s.spread(item.payload * others)]
