@@ -95,10 +95,12 @@ def _too_long(*_: object) -> None:
 def apart(kind: str, trials: int, seed: int, first: int, seconds: float) -> Tally:
     """As `run`, in processes of some trials each: one that crashes, or keeps memory, ends alone."""
     tally, at = Tally(kind), first
+    forked = multiprocessing.get_context("forkserver")
+    forked.set_forkserver_preload(["bench.fuzz_inputs"])
     while at < first + trials and not 0 < seconds <= tally.seconds:
         count = min(CHUNK.get(kind, 5000), first + trials - at)
         left = seconds - tally.seconds if seconds else 0.0
-        with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
+        with ProcessPoolExecutor(1, forked) as pool:
             try:
                 tally.add(pool.submit(run, kind, count, seed, at, left).result())
             except BrokenProcessPool:
