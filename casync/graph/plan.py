@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import lcm
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from casync.codec import FLOAT_BYTES, Codec
 from casync.errors import PlanError
@@ -23,8 +22,7 @@ _Cut: TypeAlias = tuple[int, int, int]  # first element in the tensor, owner, nu
 BATCH_BYTES = 4 << 20  # gradient bytes at which a message is closed
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """What one owner gets of a tensor in one message, before pieces are joined into parts."""
 
     choice: Choice
@@ -77,7 +75,8 @@ def _part(number: int, pieces: Sequence[_Piece], codecs: Mapping[str, Codec]) ->
 
 
 def _align(choice: Choice, codecs: Mapping[str, Codec]) -> int:
-    return lcm(*(codecs[key].align for key in (choice.codec, choice.down) if key))
+    align = codecs[choice.codec].align
+    return align if choice.down is None else lcm(align, codecs[choice.down].align)
 
 
 def _check(

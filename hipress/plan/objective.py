@@ -106,7 +106,7 @@ class Objective:
         self._pieces = min(PIECES, max(1, loads // max(1, len(self._buckets))))
         self._known: dict[_Key, Load] = {}
         self._items: dict[_Key, Item] = {}
-        self._cut: dict[tuple[Way, tuple[int, ...]], tuple[float, float]] = {}
+        self._cut: dict[tuple[object, tuple[int, ...]], tuple[float, float]] = {}
 
     def costing(self, costs: Costs) -> Objective:
         """The same on another cluster of this topology; parts need not be counted again."""
@@ -189,7 +189,9 @@ class Objective:
 
     def _counted(self, params: Sequence[Param], way: Way) -> tuple[float, float]:
         """Parts of a bucket, and what one rank owns of it at most, over the mean."""
-        key = (way, tuple(p.numel for p in params))
+        codec, spread = self._codecs[way.codec], strategies.load(way.strategy).SPREADS
+        alike = (spread, codec.align, cuttable(codec), way.cut, way.fused)
+        key = (alike, tuple(p.numel for p in params))
         if key not in self._cut:
             owned, parts = Counter[int](), self._parts(params, way)
             for part in parts:

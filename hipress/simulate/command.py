@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +58,7 @@ def simulate(
 
     hipress simulate cluster.yaml bert-large --chart crossover.png
     """
+    gc.freeze()  # else each full collection, of which parts make some, looks at all of torch: 0.2 s
     try:
         methods = [known.parse(each) for each in method or known.DEFAULTS]
         simulation = Simulation(
