@@ -11,8 +11,10 @@ REFUSED = (
 #: folders that hold the rule; it grows to all of them
 CLEAN = (
     "casync",
+    "casync/graph",
     "casync/memory",
     "casync/nccl",
+    "casync/predict",
     "casync/runtime",
     "casync/strategies",
     "casync/transports",

@@ -1,1 +1,1 @@
-"""What a step does, as data: tasks of all ranks, the parts they move, and their proofs."""
+"""A step as data: tasks of all ranks, the parts they move, and proofs about them."""

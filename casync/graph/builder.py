@@ -1,19 +1,19 @@
-"""What a strategy builds with: tasks whose waits are derived from the data they touch.
+"""The builder of strategies: adds tasks and derives their waits from the data they touch.
 
 A strategy never names a dependency. The builder knows, per rank, which task last wrote and which
-tasks read a part's piece of the bucket, and which task makes a payload available; so a missing
-wait cannot be written. A send and its recv are made together, in one global order, so both sides
-see the messages of a channel in the same order.
+tasks read a part's piece of the bucket, and which task makes a payload available; so a strategy
+cannot forget a wait. A send and its recv are made together, in one global order, so both sides see
+the messages of a channel in the same order.
 
-[Note: phases] The order over all parts is: everybody's first phase, everybody's second, and so on.
-A strategy says in which `phase` its tasks are; what travels in it shares a slot, see [Note: slots]
-in tasks.py. What a transfer waits for must have travelled in an earlier phase.
+[Note: phases] The order over all parts is: the first phase of all parts, the second of all, and so
+on. A strategy sets the `phase` of its tasks; transfers of a phase share slots, see [Note: slots] in
+tasks.py. A transfer may wait only for transfers of earlier phases.
 
-[Note: own slice] A rank needs its own tasks only, of a graph that grows with the square of the
-world. With `only` a builder takes a strategy's calls as ever, and drops the tasks of other ranks.
-Payloads have the numbers that they have in the whole graph, if a strategy that mentions a rank's
-encode of a part mentions all those before it, or says how many there are. It should not go through
-all ranks: see `ranks` and `others`.
+[Note: own slice] A rank needs only its own tasks of a graph that grows with the square of the world
+size. With `only` a builder takes the same calls of a strategy, and drops the tasks of other ranks.
+Payloads keep their numbers of the whole graph, if a strategy that mentions a rank's encode of a
+part mentions all encodes before it, or gives their number. It should not loop over all ranks: see
+`ranks` and `others`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from casync.graph.tasks import (
 
 __all__ = ["Builder", "Waits"]
 
-Waits = tuple[tuple[int, ...], ...]  # by task: the positions of what it waits for
-_ELSEWHERE = -1  # the position of a task that is not built
+Waits = tuple[tuple[int, ...], ...]  # by task: positions of the tasks that it waits for
+_ELSEWHERE = -1  # position of a task that is not built
 
 
 class Builder:
@@ -50,12 +50,12 @@ class Builder:
     def __init__(
         self, world_size: int, parts: int, only: int | None = None, *, rotates: bool = True
     ) -> None:
-        """`parts`: how many there are. `rotates`: see `turn`; where not, native collectives inside
-        nodes are as fast as messages."""
+        """parts: number of parts. rotates: see `turn`; if False, native collectives inside nodes
+        are as fast as messages."""
         self.world_size = world_size
         self.only = only
         self.rotates = rotates
-        self.phase = 0  # of the tasks to come; from 0 on for every part
+        self.phase = 0  # of the next tasks; starts at 0 for every part
         self._parts = parts
         self._tasks: list[Task] = []
         self._after: list[tuple[int, ...]] = []
@@ -68,19 +68,21 @@ class Builder:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Those whose tasks are built."""
+        """Ranks whose tasks are built."""
         return range(self.world_size) if self.only is None else (self.only,)
 
     def others(self, root: int, ranks: Sequence[int]) -> Sequence[int]:
-        """Of `ranks` without `root`: those whose exchange with it is built."""
+        """The `ranks`, without `root`, whose exchange with `root` is built."""
         if self.only in (None, root):
             return [rank for rank in ranks if rank != root]
         return [rank for rank in self.ranks if rank in ranks]
 
     def turn(self, first: int, number: int) -> int:
-        """The phase of one of several turns, in each of which a rank sends to one rank and receives
-        from one: its own, from phase `first` on, so that no link has two messages; or the same one
-        for all, where the transport sees to that itself. See [Note: slots]."""
+        """Phase of turn `number`, in which a rank sends to one rank and receives from one.
+
+        Turns have phases of their own, from phase `first` on, so that no link has two messages at a
+        time; they share one phase if the transport schedules messages itself. See [Note: slots].
+        """
         return first + number if self.rotates else first
 
     def past(self, first: int, count: int) -> int:
@@ -98,9 +100,9 @@ class Builder:
         writeback: bool = False,
         number: int | None = None,
     ) -> int:
-        """Encode the rank's bucket piece; returns the new payload's number.
+        """Encode the rank's bucket piece; return the new payload's number.
 
-        `number`: how many encodes of this rank and part come before, where not all are mentioned.
+        number: of earlier encodes of this rank and part, if not all are mentioned.
         """
         payload = self._number(rank, part, codec, number)
         if not self._wants(rank):
@@ -128,7 +130,7 @@ class Builder:
             self._write(task, (self._get(rank, payload),))
 
     def follow(self, rank: int, part: Part, payload: int, peer: int) -> None:
-        """Add the payload to the rank's copy of what `peer` encodes against."""
+        """Add the payload to the rank's copy of the estimate of `peer`."""
         if self._wants(rank):
             task = Follow(rank, part.id, payload, self._codecs[payload], peer)
             self._add(task, (self._get(rank, payload),))
@@ -145,7 +147,7 @@ class Builder:
             self._available[target, payload] = self._add(recv, (at,))
 
     def gather(self, part: Part, ranks: Sequence[int], root: int, codec: str) -> list[int]:
-        """All other `ranks` encode, as workers, and send to `root`; the payloads, in rank order.
+        """All other `ranks` encode, as workers, and send to `root`; return payloads, in rank order.
 
         In each of len(ranks) - 1 turns a rank sends to one rank and receives from one.
         """
@@ -174,8 +176,8 @@ class Builder:
         ranks: Sequence[int],
         of_round: tuple[int, Operation] | None = None,
     ) -> None:
-        """Sum the payloads (by rank) over `ranks`, or combine them as their round says; each rank's
-        becomes the sum."""
+        """Sum the payloads (by rank) over `ranks`, or combine them by the operator of their round;
+        each rank's payload becomes the result."""
         after = [self._get(rank, payload) for rank, payload in payloads.items()]
         for rank, payload in payloads.items():
             fields = rank, part.id, payload, self._codecs[payload], self.phase, tuple(ranks)
@@ -191,12 +193,12 @@ class Builder:
         return payload
 
     def decode_rounds(self, rank: int, part: Part, payloads: Sequence[int]) -> None:
-        """Overwrite the rank's bucket piece by what the sums of all rounds give."""
+        """Overwrite the rank's bucket piece by the decoded sums of all rounds."""
         after = [self._get(rank, payload) for payload in payloads]
         self._write(DecodeRounds(rank, part.id, payloads[-1], part.codec), after)
 
     def ordered(self) -> tuple[tuple[Task, ...], Waits]:
-        """The tasks by phase and part, and what each waits for, by position."""
+        """The tasks by phase and part, and the positions of the tasks that each waits for."""
         order = sorted(range(len(self._tasks)), key=self._keys.__getitem__)
         place = [0] * len(order)
         for i, at in enumerate(order):
@@ -209,7 +211,7 @@ class Builder:
         return tuple(self._tasks[at] for at in order), waits
 
     def _number(self, rank: int, part: Part, codec: str, made: int | None = None) -> int:
-        """Of a new payload; see [Note: own slice]."""
+        """Number of a new payload; see [Note: own slice]."""
         if made is None:
             made = self._made.get((rank, part.id), 0)
         self._made[rank, part.id] = made + 1

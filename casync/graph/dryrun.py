@@ -1,9 +1,9 @@
-"""Runs a graph symbolically over all ranks: proves that it cannot deadlock, counts bytes.
+"""Symbolic run of a graph over all ranks: proves that it cannot deadlock, and counts bytes.
 
-With the semantics "gloo" the lanes are those of the executor: receives wait for nobody, sends are
-FIFO per peer and channel, reduces FIFO per group of ranks, anything ready runs on the compute lane.
-"rendezvous" is NCCL's, see rendezvous.py. In both, running a task only ever enables others, so if
-one order gets through, all do.
+With the semantics "gloo" lanes are those of the executor: receives wait for nothing, sends are FIFO
+per peer and channel, reduces FIFO per group of ranks, and any ready task runs on the compute lane.
+"rendezvous" is that of NCCL, see rendezvous.py. In both, running a task only ever enables others,
+so if one order completes, all do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Semantics: TypeAlias = Literal["gloo", "rendezvous"]
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a step moves, by rank. Bytes are bounds where a codec's payloads vary in length."""
+    """Traffic of a step, by rank. Bytes are bounds if a codec's payloads vary in length."""
 
     bytes_sent: tuple[int, ...]
     bytes_received: tuple[int, ...]
@@ -33,11 +33,11 @@ class DryRun:
     bytes_between: tuple[int, ...]  # by node: sent to other nodes
     messages: tuple[int, ...]  # sent
     tasks: tuple[int, ...]
-    order: tuple[int, ...]  # one order of all tasks that works: the proof
+    order: tuple[int, ...]  # an order in which all tasks run: the proof
 
 
 def dry_run(graph: Graph, semantics: Semantics = "gloo") -> DryRun:
-    """Raises DeadlockError with the cycle, unmatched or stuck tasks."""
+    """Run a graph; raises DeadlockError with the cycle, or the unmatched or stuck tasks."""
     if semantics == "gloo":
         _check_messages(graph)
         _check_reduces(graph)
@@ -74,7 +74,7 @@ def _count(graph: Graph, kind: type) -> tuple[int, ...]:
 
 
 def _check_messages(graph: Graph) -> None:
-    """Both sides of every channel must see the same payloads in the same order."""
+    """Check that both sides of every channel see the same payloads in the same order."""
     sent: dict[tuple[int, int, int], deque[Task]] = defaultdict(deque)
     received: dict[tuple[int, int, int], deque[Task]] = defaultdict(deque)
     for task in graph.tasks:
@@ -88,7 +88,7 @@ def _check_messages(graph: Graph) -> None:
 
 
 def _check_reduces(graph: Graph) -> None:
-    """All members of a group must reduce the same parts in the same order."""
+    """Check that all members of a group reduce the same parts in the same order."""
     orders: dict[tuple[int, ...], dict[int, list[tuple[int | str, ...]]]] = {}
     for task in graph.tasks:
         if isinstance(task, Reduce):
@@ -103,7 +103,7 @@ def _check_reduces(graph: Graph) -> None:
 
 
 def _check_payloads(graph: Graph, order: tuple[int, ...]) -> None:
-    """A payload must be on the rank, and of the codec, before it is read there."""
+    """Check that a rank has a payload, of the right codec, before a task reads it."""
     has: dict[tuple[int, int], str] = {}
     for i in order:
         task = graph.tasks[i]
@@ -115,7 +115,7 @@ def _check_payloads(graph: Graph, order: tuple[int, ...]) -> None:
 
 
 class Run:
-    """Lanes of all ranks. `order`: the tasks that ran, all that can."""
+    """Lanes of all ranks. `order`: the tasks that can run, in an order in which they do."""
 
     def __init__(self, graph: Graph) -> None:
         self.order: list[int] = []

@@ -1,12 +1,12 @@
-"""What needs no walk over memory of its own.
+"""Tasks without a pass over memory of their own: fused merges, and payloads in the bucket.
 
 A merge may be part of the encode that follows it: decode, add and encode in one kernel. And a raw
-payload that is summed natively may lie where it comes from and goes to, in the bucket.
+payload that is summed natively may stay in the bucket.
 
-Only the last of an owner's merges is taken in. A chunk lies in the processor's cache: decoding and
+Only the last of an owner's merges is fused. A chunk is in the processor's cache: decoding and
 adding takes no longer than decoding alone, and one kernel for all payloads would save 5% of an
-owner's work at 4 ranks and 9% at 8 (int4_group, 262144 elements), while those that are there would
-wait for the last.
+owner's work at 4 ranks and 9% at 8 (int4_group, 262144 elements), while payloads that have arrived
+would wait for the last.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["fused", "in_place"]
 def fused(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
     """Encodes that take in the payload of the merge just before them: encode -> merge.
 
-    The merge must feed nothing else, and what it would have left in the bucket must be
-    overwritten: by the encode's write-back, or by a decode that comes next.
+    No other task may depend on the merge, and its result in the bucket must be overwritten: by the
+    encode's write-back, or by a decode that comes next.
     """
     found = {}
     last: dict[int, int] = {}  # part -> its latest task on the bucket
@@ -49,7 +49,7 @@ def fused(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
 
 
 def _overwritten(program: Program, index: int) -> bool:
-    """Whether the next task on the same piece of the bucket replaces it."""
+    """True if the next task on the same piece of the bucket replaces it."""
     part = program.tasks[index].part
     following = (
         task
@@ -60,7 +60,7 @@ def _overwritten(program: Program, index: int) -> bool:
 
 
 def in_place(program: Program) -> frozenset[int]:
-    """Raw payloads of one run that are encoded, reduced and decoded, and nothing else."""
+    """Raw payloads of one run whose only tasks are an encode, a reduce and a decode."""
     uses: dict[int, list[type]] = defaultdict(list)
     touches: dict[int, int] = defaultdict(int)  # part -> tasks on its piece of the bucket
     for task in program.tasks:

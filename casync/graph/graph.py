@@ -27,10 +27,10 @@ __all__ = ["Graph", "Program", "build", "build_program", "urgent"]
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One rank's tasks, in the graph's global order, as flat arrays.
+    """Tasks of one rank, in the graph's global order, as flat arrays.
 
-    `waits[i]` counts the tasks of this rank that task i waits for; `unlocks[i]` are the tasks
-    that wait for i. A recv waits for nothing here: its buffer is free when the job starts.
+    `waits[i]` counts the tasks of this rank that task i waits for; `unlocks[i]` are the tasks that
+    wait for i. A recv waits for nothing here: its buffer is free when the job starts.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class Program:
     tasks: tuple[Task, ...]
     waits: tuple[int, ...]
     unlocks: tuple[tuple[int, ...], ...]
-    urgent: tuple[bool, ...]  # whether another rank will wait for what follows from task i
+    urgent: tuple[bool, ...]  # True if another rank waits for a successor of task i
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Graph:
 
     topology: Topology
     parts: tuple[Part, ...]
-    message_bytes: tuple[Mapping[str, int], ...]  # by part and codec: bound, of all rounds
+    message_bytes: tuple[Mapping[str, int], ...]  # by part and codec: bound, over all rounds
     tasks: tuple[Task, ...]
     after: Waits
-    round_bytes: tuple[tuple[int, ...], ...]  # by part: of each of its rounds
+    round_bytes: tuple[tuple[int, ...], ...]  # by part: bytes of each of its rounds
 
     @property
     def world_size(self) -> int:
@@ -59,7 +59,7 @@ class Graph:
         return self.topology.world_size
 
     def bytes_of(self, task: Task) -> int:
-        """Bound of what a send, recv or reduce moves."""
+        """Bound of the bytes that a send, recv or reduce moves."""
         if isinstance(task, ReduceRound):
             return self.round_bytes[task.part][task.round]
         return self.message_bytes[task.part][task.codec]
@@ -90,12 +90,12 @@ def build(
     *,
     rotates: bool = True,
 ) -> Graph:
-    """The graph that synchronizes `parts` over all ranks; raises PlanError. For proofs, pictures
-    and simulation: it grows with the square of the world.
+    """The graph that synchronizes `parts` over all ranks; raises PlanError.
 
-    With one rank there is nothing to do, and no task: the bucket is its own average. `rotates`:
-    whether the messages of a phase have slots in which a rank sends to one and receives from one;
-    else they share a slot, which NCCL schedules itself. All ranks must agree.
+    For proofs, pictures and simulation: it grows with the square of the world size. With one rank
+    it has no tasks: the bucket is its own average. rotates: True if the messages of a phase have
+    slots in which a rank sends to one rank and receives from one; otherwise they share a slot,
+    which NCCL schedules itself. All ranks must agree.
     """
     codecs = with_raw(codecs)
     tasks, after = _build(parts, topology, codecs, None, rotates)
@@ -116,7 +116,7 @@ def build_program(
     *,
     rotates: bool = True,
 ) -> Program:
-    """One rank's program: that of `build(...).slice(rank)`, without the rest of the graph."""
+    """The program of one rank: `build(...).slice(rank)`, without the rest of the graph."""
     tasks, after = _build(parts, topology, with_raw(codecs), rank, rotates)
     return _program(rank, topology.world_size, tuple(parts), tasks, after)
 
@@ -153,7 +153,7 @@ def _rounds(part: Part, codec: Codec) -> tuple[int, ...]:
 
 
 def urgent(tasks: Sequence[Task], unlocks: Sequence[Sequence[int]]) -> tuple[bool, ...]:
-    """Whether a send or reduce follows, so that the link does not idle behind mere decodes."""
+    """True for each task before a send or reduce: the link must not wait for mere decodes."""
     found = [isinstance(task, Send | Reduce) for task in tasks]
     for i in reversed(range(len(tasks))):
         found[i] = found[i] or any(found[j] for j in unlocks[i])

@@ -1,28 +1,27 @@
-"""Tasks of a rank that share a call of their codec, or a message.
+"""Joining of a rank's tasks that can share a codec call or a message.
 
-[Note: bulk] What a task costs besides its bytes is the same however few these are. So a program is
-run with tasks joined that may as well be done together:
-
+[Note: bulk] A task has fixed costs, however few its bytes. So a program runs with tasks joined if
+they may be done together:
 - encodes that wait for nothing, of a bucket's parts for many owners;
-- merges of one part that follow each other, and the encode of their sum with the last of them;
-- decodes that nothing waits for, of what many owners send.
+- successive merges of one part, and the encode of their sum with the last of them;
+- decodes for which nothing waits, of payloads from many owners.
 
-Payloads that come one after the other are joined by halves: the first half of them, then half of
-the rest, so that there are ceil(log2 N) calls, the last of which has one payload to do. `most`
-bounds a call: on a host bytes that are encoded together are sent together, and the link would idle.
+Payloads that arrive one after the other are joined by halves: the first half of them, then half of
+the rest, so that there are ceil(log2 N) calls, the last of which has one payload. `most` bounds a
+call: on a host, bytes that are encoded together are sent together, and the link would idle.
 
-Without tags a slot's payloads come at once. There all that is alike and becomes ready by the same
-slot is one call, and what a slot moves between two ranks, or sums over the same ranks, is one
-message: its payloads lie side by side in the program's memory. See [Note: side by side].
+Without tags a slot's payloads arrive at once. Then all similar tasks that become ready by the same
+slot are one call, and all payloads that a slot moves between two ranks, or sums over the same
+ranks, are one message: they lie side by side in the program's memory. See [Note: side by side].
 
-Nothing else changes: sums in rank order are those of the graph. What is joined waits for what is
-done by the same slot at the latest, and nothing of an earlier one waits for it; so what the dry run
-proves still holds.
+All else stays the same: sums in rank order are those of the graph. A joined task waits for tasks
+that are done by the same slot at the latest, and nothing in an earlier slot waits for it; so the
+proof of the dry run still holds.
 
 [Note: side by side] A message has the payloads of parts of any owner, in the order of owners and
-parts. On either side each payload is in messages of which one holds all of the other, or which have
-none in common, as routes depend on a part's owner and nothing else; so all can be contiguous.
-Strategies that spread whole tensors are left out: their trees cross.
+parts. On either side, of two messages that share a payload one contains the other, since routes
+depend only on a part's owner; so all messages can be contiguous. Strategies that spread whole
+tensors are left out: their trees cross.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ __all__ = ["Bulk", "joined", "side_by_side"]
 
 @dataclass(frozen=True)
 class Bulk:
-    """How far tasks are joined."""
+    """Limits of joining."""
 
     most: float  # gradient bytes of a call for several parts
-    apart: bool = False  # whether parts' pieces of the bucket may lie in arrays of their own
-    at_once: bool = False  # whether a slot's payloads come at the same moment
+    apart: bool = False  # True if parts' pieces may be in arrays of their own
+    at_once: bool = False  # True if a slot's payloads arrive at the same time
 
 
 def joined(
@@ -69,7 +68,7 @@ def joined(
     bulk: Bulk,
     fuses: Callable[[Encode], bool] = lambda task: True,
 ) -> Program:
-    """The program with tasks joined. `fuses`: whether an encode may take in a payload."""
+    """The program with tasks joined. fuses: True if an encode may take in a merge's payload."""
     pairs = {e: m for e, m in fused(program, codecs).items() if fuses(_encode(program, e))}
     groups: list[Sequence[int]] = [(m, e) for e, m in pairs.items()]
     groups += _merges(program, set(pairs.values()), bulk)
@@ -102,7 +101,7 @@ def _encodes(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Itera
 
 
 def _with_state_of_tensors(program: Program, codecs: Mapping[str, Codec]) -> frozenset[str]:
-    """Codecs with a state of a tensor, of which a call has one piece."""
+    """Codecs with a state per tensor: a call takes only one of a tensor's pieces."""
     used = {task.codec for task in program.tasks if isinstance(task, Encode)}
     kept = {key: codecs[key].init_state(7, tensors=3).values() for key in used}
     return frozenset(key for key, every in kept.items() if any(each.size != 7 for each in every))
@@ -130,7 +129,7 @@ def _merges(program: Program, taken: set[int], bulk: Bulk) -> Iterator[list[int]
 
 
 def _chains(program: Program) -> Iterator[list[int]]:
-    """Merges of a part and a codec, each of which only the next one waits for."""
+    """Chains of merges of a part and a codec, each of which only the next one waits for."""
     open_: dict[int, list[int]] = {}
     for i, task in enumerate(program.tasks):
         if type(task) is Merge:
@@ -143,18 +142,18 @@ def _chains(program: Program) -> Iterator[list[int]]:
 
 
 def _follows(program: Program, before: int, i: int) -> bool:
-    """Whether only this merge waits for one before it, of the same codec."""
+    """True if this merge has the codec of the one before, and alone waits for it."""
     same = program.tasks[before].codec == program.tasks[i].codec
     return same and program.unlocks[before] == (i,)
 
 
 def _slots(program: Program) -> dict[int, int]:
-    """By payload that comes from another rank: in which slot."""
+    """Slot of each payload that comes from another rank."""
     return {task.payload: task.slot for task in program.tasks if isinstance(task, Recv)}
 
 
 def _by_arrival(group: Sequence[int], slots: Sequence[int], bulk: Bulk) -> Iterator[Sequence[int]]:
-    """See [Note: bulk]: all of it where it comes at once, else by halves."""
+    """The whole group if it arrives at once, otherwise halves of it: see [Note: bulk]."""
     if bulk.at_once and len(set(slots)) == 1:
         yield group
         return
@@ -178,7 +177,7 @@ def _bounded(program: Program, group: Sequence[int], most: float) -> Iterator[li
 
 
 def _alike(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Iterator[list[int]]:
-    """What is ready by the same slot."""
+    """Groups of similar tasks that become ready by the same slot."""
     found: dict[object, list[int]] = defaultdict(list)
     inside, alone = in_place(program), _with_state_of_tensors(program, codecs)
     levels = _levels(program)
@@ -192,7 +191,7 @@ def _alike(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Iterato
 
 
 def _kind(program: Program, task: Task, alone: frozenset[str]) -> tuple[object, ...] | None:
-    """What is equal of tasks that may share a call."""
+    """Key of tasks that may share a call, or None."""
     tasks = members(task)
     kinds, first = {type(each) for each in tasks}, tasks[0]
     if kinds == {Encode} and first.codec not in alone:
@@ -205,7 +204,7 @@ def _kind(program: Program, task: Task, alone: frozenset[str]) -> tuple[object, 
 
 
 def _levels(program: Program) -> list[tuple[int, int]]:
-    """By task: after which slot it may run, and the last of how many tasks since then it is."""
+    """Levels of tasks: the slot after which each may run, and its depth in tasks since that."""
     found = [(-1, 0)] * len(program.tasks)
     for i, task in enumerate(program.tasks):
         after = found[i][0], found[i][1] + 1
@@ -217,7 +216,7 @@ def _levels(program: Program) -> list[tuple[int, int]]:
 
 
 def _messages(program: Program, codecs: Mapping[str, Codec]) -> Iterator[list[int]]:
-    """What a slot moves between two ranks, or sums, where both sides know how long it is."""
+    """Groups of fixed-length payloads that a slot moves between two ranks, or sums."""
     found: dict[object, list[int]] = defaultdict(list)
     inside = in_place(program)
     for i, task in enumerate(program.tasks):
@@ -246,8 +245,10 @@ def side_by_side(program: Program, task: Task) -> tuple[int, ...]:
 def _contracted(
     program: Program, groups: Iterable[Sequence[int]], *, sort: bool = False
 ) -> Program:
-    """One task in place of each group: where the last of it was, or the first if none waits.
-    `sort`: so that what waits comes later; else it does already."""
+    """Replace each group by one task, at the position of its last task (its first if none waits).
+
+    sort: reorder so that tasks come after those that they wait for; otherwise they must already.
+    """
     groups = [group for group in groups if len(group) > 1]
     at = {min(g) if not any(program.waits[i] for i in g) else max(g): g for g in groups}
     leader = {i: place for place, group in at.items() for i in group}
@@ -271,7 +272,7 @@ def _contracted(
 def _sorted(
     tasks: Sequence[Task], unlocks: Sequence[set[int]]
 ) -> tuple[list[Task], list[set[int]]]:
-    """What is unlocked comes later; else in order."""
+    """Order tasks so that unlocked tasks come later; otherwise by position."""
     waits = Counter(j for each in unlocks for j in each)
     ready = [i for i in range(len(tasks)) if not waits[i]]
     order: list[int] = []

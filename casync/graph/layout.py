@@ -1,8 +1,8 @@
-"""How the payloads of a part's pieces lie in one message.
+"""Layout of the payloads of a part's pieces in one message.
 
-Fixed length: the pieces' payloads one behind the other, each at a multiple of ALIGN bytes.
-Varying length: first int64 [m] used bytes, then the payloads likewise, without the unused room;
-only that travels. The layout is derived by both sides from the part, so nothing else is sent.
+Fixed length: the payloads of pieces one behind the other, each at a multiple of ALIGN bytes.
+Varying length: first the used bytes, int64 [m], then the payloads in the same way, without their
+unused capacity. Both sides derive the layout from the part, so nothing else is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ALIGN", "Contents", "Layout", "positions"]
 
 Contents: TypeAlias = tuple[Ints, Ints, int]  # (at [m], used [m], bytes of the message)
 
-ALIGN = 8  # so that kernels may read any type in place
+ALIGN = 8  # bytes, so that kernels may read any type in place
 
 
 def _aligned(used: Ints) -> Ints:
@@ -28,7 +28,7 @@ def _aligned(used: Ints) -> Ints:
 
 
 def positions(used: Ints, first: int) -> Ints:
-    """Byte position of each piece, when piece i takes used[i] bytes, and the end: [m + 1]."""
+    """Byte position of each piece if piece i takes used[i] bytes, and the end: int64 [m + 1]."""
     at = np.empty(len(used) + 1, np.int64)
     at[0] = first
     np.cumsum(_aligned(used), out=at[1:])
@@ -42,9 +42,9 @@ class Layout:
 
     fixed: bool
     header: int  # bytes of the used lengths in front; 0 when fixed
-    bound: Ints  # int64 [m]: room of each piece
-    at: Ints  # int64 [m]: where each piece is encoded
-    size: int  # bytes of the buffer, of zeros (padding adds, too): bound of the message
+    bound: Ints  # int64 [m]: bytes reserved for each piece
+    at: Ints  # int64 [m]: byte at which each piece is encoded
+    size: int  # bytes of the zeroed buffer (padding is summed, too): bound of the message
 
     @classmethod
     def of(cls, part: Part, codec: Codec) -> Layout:
@@ -64,7 +64,7 @@ class Layout:
         return cls(True, 0, bound, at[:-1], int(at[-1]))
 
     def pack(self, message: Bytes, used: Ints) -> Contents:
-        """After encoding: check lengths, write them, move pieces together."""
+        """After an encode: check the lengths, write them, and make the pieces contiguous."""
         self.check(used)
         if self.fixed:
             return self.whole
@@ -75,16 +75,16 @@ class Layout:
         ):
             message[target : target + length] = message[source : source + length]
         for end, following in zip((at[:-1] + used).tolist(), at[1:].tolist(), strict=True):
-            message[end:following] = 0  # equal payloads make equal messages
+            message[end:following] = 0  # zero padding: equal payloads make equal messages
         return at[:-1], used, int(at[-1])
 
     def clear(self, message: Bytes) -> None:
-        """Before receiving: lengths that no sender writes, so that a short message shows."""
+        """Before a receive: set lengths that no sender writes, to detect a short message."""
         if not self.fixed:
             message[: self.header].view(np.int64)[:] = -1
 
     def unpack(self, message: Bytes, received: int = -1) -> Contents:
-        """After receiving `received` bytes (-1: the transport cannot tell); raises PayloadError."""
+        """Contents after receiving `received` bytes (-1: unknown); raises PayloadError."""
         if self.fixed:
             contents = self.whole
         else:
@@ -97,7 +97,7 @@ class Layout:
         return contents
 
     def spread(self, message: Bytes, contents: Contents, buffer: Bytes) -> None:
-        """The message, of varying length, with each piece where it was encoded: undoes `pack`."""
+        """Undo `pack`: copy the pieces of a varying message to where they were encoded."""
         buffer[: self.header] = message[: self.header]
         for source, target, length in zip(
             contents[0].tolist(), self.at.tolist(), contents[1].tolist(), strict=True
@@ -106,11 +106,11 @@ class Layout:
 
     @property
     def whole(self) -> Contents:
-        """The contents of a message that uses all of its room."""
+        """Contents of a message that uses all reserved bytes."""
         return self.at, self.bound, self.size
 
     def check(self, used: Ints) -> None:
-        """Whether pieces may be so long; raises PayloadError."""
+        """Raise PayloadError unless the pieces may have these lengths."""
         if self.fixed:
             good = np.array_equal(used, self.bound)
         else:

@@ -1,4 +1,4 @@
-"""Tensors, the choice of how each is synchronized, and parts: what is planned, as data."""
+"""Data of plans: tensors, the choice for each, and parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from casync.codec import Operation
 
 __all__ = ["Choice", "Part", "Row", "Tensor"]
 
-#: START, LENGTH, TENSOR, OFFSET, STATE: a row of the codec's table
+#: row of a codec's table: START, LENGTH, TENSOR, OFFSET, STATE
 Row: TypeAlias = tuple[int, int, int, int, int]
 
 
@@ -26,25 +26,25 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """How one tensor is synchronized."""
+    """Codec, strategy and chunks of one tensor."""
 
     codec: str  # key in the executor's mapping, or RAW
     strategy: str  # module in casync.strategies
-    partitions: int = 1  # chunks of it (for each owner, where the strategy spreads them)
-    down: str | None = None  # the codec of owners, where that is another one
+    partitions: int = 1  # chunks (per owner, if the strategy spreads the tensor)
+    down: str | None = None  # codec of owners, if another
 
 
 @dataclass(frozen=True)
 class Part:
-    """What payloads hold together: pieces of one owner's, or a raw run."""
+    """Pieces whose payloads travel together: those of one owner, or a raw run."""
 
     id: int
-    codec: str  # of workers; its key is that of the states of both sides
+    codec: str  # codec of workers; also the key of both sides' states
     strategy: str
     owner: int
     rows: tuple[Row, ...]
-    down: str | None = None  # of owners, where that is another one
-    rounds: tuple[Operation, ...] = ()  # all-reduces that build on one another; else whole payloads
+    down: str | None = None  # codec of owners, if another
+    rounds: tuple[Operation, ...] = ()  # operators of the rounds; () for whole payloads
     align: int = 1  # a piece may be cut at multiples of this many elements
 
     @property

@@ -1,4 +1,4 @@
-"""From tensors and choices to parts: what travels together, and who owns it."""
+"""From tensors and choices to parts: pieces that travel together, and their owner."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from casync.topology import Topology
 
 __all__ = ["BATCH_BYTES", "check_codecs", "partition"]
 
-_Cut: TypeAlias = tuple[int, int, int]  # first element in the tensor, owner, number of its messages
+_Cut: TypeAlias = tuple[int, int, int]  # first element in the tensor, owner, number of the message
 
 BATCH_BYTES = 4 << 20  # gradient bytes at which a message is closed
 
 
 class _Piece(NamedTuple):
-    """What one owner gets of a tensor in one message, before pieces are joined into parts."""
+    """A piece of a tensor for one owner in one message, before pieces are joined into parts."""
 
     choice: Choice
     owner: int
-    number: int  # of the messages for this owner
+    number: int  # number of the message for this owner
     row: Row
 
 
@@ -41,17 +41,18 @@ def partition(
     batch_bytes: int = BATCH_BYTES,
     least_bytes: int = SMALL_BYTES,
 ) -> tuple[Part, ...]:
-    """Parts of one bucket, in bucket order: one for an owner and a way to travel.
+    """Parts of one bucket, in bucket order, each for one owner and one choice.
 
-    Where the strategy spreads a tensor, its owners get their shares of it, aligned to the codec.
-    What an owner gets of a tensor is cut into `partitions` chunks of at least `least_bytes`. The
-    first chunks of all tensors that go to one owner by the same choice share a message, so do the
-    second ones, up to `batch_bytes` of gradient; adjacent raw tensors become runs.
-    `shares`: by tensor name, from `share_out` of the whole model, see [Note: parts do not move];
-    a tensor that has none is cut into shares of at least `least_bytes`, too, and the rank of its
+    If the strategy spreads a tensor, each owner gets a share of it, aligned to the codec. An
+    owner's share is cut into `partitions` chunks of at least `least_bytes`. The first chunks of all
+    tensors for one owner by the same choice share a message, and so do the second ones, up to
+    `batch_bytes` of gradient; adjacent raw tensors become runs.
+
+    shares: by tensor name, from `share_out` of the whole model, see [Note: parts do not move]; a
+    tensor without shares is cut into shares of at least `least_bytes`, too, and the rank of its
     index owns the first. Raises PlanError.
     """
-    # Where an empty tensor and another one start alike, the empty one ends there.
+    # an empty tensor sorts before another one with the same start
     ordered = sorted(tensors, key=lambda t: (t.start, t.length, t.index))
     codecs = with_raw(codecs)
     _check(ordered, choices, topology.world_size, codecs)
@@ -102,7 +103,7 @@ def _check(
 
 
 def check_codecs(choice: Choice | Part, codecs: Mapping[str, Codec]) -> None:
-    """Raise PlanError when a codec is unknown, or the strategy cannot carry it."""
+    """Raise PlanError if a codec is unknown, or the strategy cannot carry it."""
     down = choice.down
     for key in (choice.codec, choice.codec if down is None else down):
         if key not in codecs:
@@ -139,7 +140,7 @@ def _cuts(
 
 
 def _chunks(begin: int, end: int, choice: Choice, least_bytes: int) -> Iterator[int]:
-    """Where equal chunks begin: `partitions`, unless they were too small."""
+    """First elements of equal chunks: `partitions` of them, or fewer if they were too small."""
     most = (end - begin) * FLOAT_BYTES // max(1, least_bytes)
     count = 1 if _is_run(choice) else max(1, min(choice.partitions, most))
     return (begin + (end - begin) * number // count for number in range(count))
@@ -154,7 +155,7 @@ def _owned(t: Tensor, shares: Shares, turns: Sequence[int], ranks: int) -> list[
 
 
 def _aligned(cuts: Sequence[_Cut], unit: int, length: int) -> Iterator[tuple[_Cut, int]]:
-    """Cuts moved to multiples of the unit, and where each chunk ends; none is empty."""
+    """Cuts moved to multiples of the unit, with the end of each chunk; none is empty."""
     begins = [-(-begin // unit) * unit for begin, *_ in cuts]
     for (_, owner, number), begin, end in zip(cuts, begins, [*begins[1:], length], strict=True):
         if begin < min(end, length):
@@ -162,14 +163,14 @@ def _aligned(cuts: Sequence[_Cut], unit: int, length: int) -> Iterator[tuple[_Cu
 
 
 def _unit(choice: Choice, codecs: Mapping[str, Codec]) -> int:
-    """Where it may be cut: at even numbers of groups, so that codes of 16 bits a group before them
-    lie at multiples of 4 bytes."""
+    """Unit of cuts in elements: an even number of groups, so that earlier codes of 16 bits per
+    group end at multiples of 4 bytes."""
     align = _align(choice, codecs)
     return align if align == 1 else 2 * align
 
 
 def _is_run(choice: Choice) -> bool:
-    """Whether it is raw and summed natively, in the bucket itself: the longer the better."""
+    """True if the tensor is raw and summed natively in the bucket itself: the longer the better."""
     return choice.codec == RAW and not load(choice.strategy).SPREADS
 
 
@@ -189,11 +190,11 @@ def _join(pieces: Iterable[_Piece], batch_bytes: int) -> list[list[_Piece]]:
 
 
 def _key(piece: _Piece) -> tuple[object, ...]:
-    """Pieces of equal keys may share a part."""
+    """Key of pieces that may share a part."""
     choice, spread = piece.choice, load(piece.choice.strategy).SPREADS
     kind = (choice.codec, choice.down, choice.strategy)
     if spread == "tensors" and piece.row[1] * FLOAT_BYTES >= SMALL_BYTES:
-        return (*kind, piece.row)  # which may have regions of its own
+        return (*kind, piece.row)  # may have regions of its own
     return (*kind, piece.owner if spread else 0, piece.number)
 
 

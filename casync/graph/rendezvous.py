@@ -1,9 +1,9 @@
-"""A dry run of transports without tags, such as NCCL. See [Note: slots] in tasks.py.
+"""Dry run of transports without tags, such as NCCL. See [Note: slots] in tasks.py.
 
-Of each rank one stream runs its slots in order. A slot's group is posted when the groups before it
-are complete and what it sends is encoded. Messages between two ranks match by their order alone,
-and both sides must name the same bytes. A group is complete when all groups that it meets are
-posted: until then it blocks its stream.
+On each rank one stream runs its slots in order. A slot's group is posted when the groups before it
+are complete and its sends are encoded. Messages between two ranks match by their order alone, and
+both sides must name the same bytes. A group is complete when all groups that it meets are posted:
+until then it blocks its stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Run", "check_pair", "raise_stuck"]
 
 
 def check_pair(one: Task | None, other: Task | None) -> None:
-    """Both sides must mean the same payload."""
+    """Raise DeadlockError unless both sides name the same payload."""
     if one is None or other is None:
         task = one or other
         assert task is not None
@@ -32,7 +32,7 @@ def check_pair(one: Task | None, other: Task | None) -> None:
 
 
 def raise_stuck(graph: Graph, order: Iterable[int]) -> NoReturn:
-    """Tell which tasks did not run; where they wait for each other, only those."""
+    """Raise DeadlockError with the tasks that did not run; only with a cycle, if there is one."""
     import networkx as nx
 
     done = set(order)
@@ -48,7 +48,7 @@ def raise_stuck(graph: Graph, order: Iterable[int]) -> NoReturn:
 
 
 class Run:
-    """Streams of all ranks. `order`: the tasks that ran, all that can. A group is (rank, slot)."""
+    """Streams of all ranks. `order`: tasks that can run, in order. A group is (rank, slot)."""
 
     def __init__(self, graph: Graph) -> None:
         self.order: list[int] = []
@@ -78,7 +78,7 @@ class Run:
             self._post(rank)
 
     def _finish(self, first: int) -> None:
-        """Run a task, and all that can run then on its rank's compute lane."""
+        """Run a task, and all tasks that can run then on its rank's compute lane."""
         ready = deque([first])
         while ready:
             i = ready.popleft()
@@ -89,7 +89,7 @@ class Run:
                     ready.append(j)
 
     def _post(self, rank: int) -> None:
-        """Post the group at the head of a stream, if it is ready, and complete what that allows."""
+        """Post the group at the head of a stream, if ready, and complete what that allows."""
         pending = deque([rank])
         while pending:
             stream = self._streams[pending.popleft()]
@@ -123,7 +123,7 @@ def _groups(tasks: Sequence[Task]) -> dict[tuple[int, int], list[int]]:
 def _partners(
     graph: Graph, groups: dict[tuple[int, int], list[int]]
 ) -> dict[tuple[int, int], set[tuple[int, int]]]:
-    """Which groups meet, as messages and collectives match by their order."""
+    """Groups that each group meets; messages and collectives match by their order."""
     sent: dict[tuple[int, int], list[Task]] = defaultdict(list)
     received: dict[tuple[int, int], list[Task]] = defaultdict(list)
     reduced: dict[tuple[int, ...], dict[int, list[Task]]] = defaultdict(lambda: defaultdict(list))
@@ -147,7 +147,7 @@ def _partners(
 
 
 def _meet(met: dict[tuple[int, int], set[tuple[int, int]]], members: Sequence[Task | None]) -> None:
-    """Messages are of one payload, and reduces of one part."""
+    """Let the groups of a message or reduce meet; DeadlockError if their tasks do not match."""
     kinds = [m for m in members if isinstance(m, Send | Recv | Reduce)]
     if len(kinds) < len(members) or isinstance(kinds[0], Send | Recv):
         check_pair(*(members if len(members) == 2 else (kinds[0], None)))

@@ -1,18 +1,17 @@
-"""The primitives of a synchronization, as frozen tasks with a text form that parses back.
+"""Primitives of a synchronization, as frozen tasks with a text form that parses back.
 
-CaSync has five: encode, decode, merge, send, recv. `reduce` is the native collective, for
-payloads that add without decoding. `merge` is decode-and-add: codecs fuse the two. `follow` adds to
-a state instead of the bucket.
+CaSync has five: encode, decode, merge, send, recv. `reduce` is the native collective, for payloads
+that add without decoding. `merge` is decode-and-add: codecs fuse the two. `follow` adds to a state
+instead of the bucket.
 
-A payload has a number and a codec. The encode that makes it gives both; sends, receives and
-decodes name them, on whichever rank they run: a payload forwarded unchanged keeps its number.
+A payload has a number and a codec. The encode that makes it gives both; sends, receives and decodes
+name them, on whichever rank they run: a payload forwarded unchanged keeps its number.
 
 [Note: slots] Transports without tags, such as NCCL, match messages by their order alone, and a
-receive that waits holds up all that comes behind it. So what travels has a slot, the same on all
-ranks: a rank posts the members of a slot as one group, and the groups in the order of slots. What
-all ranks exchange in a phase has a slot for each turn, in which a rank sends to one and receives
-from one, so that no link has two messages at a time; or one slot, where that costs less: see
-`build`.
+waiting receive blocks all later operations. So every transfer has a slot, the same on all ranks: a
+rank posts the members of a slot as one group, and the groups in the order of slots. An exchange
+among all ranks has a slot for each turn, in which a rank sends to one rank and receives from one,
+so that no link has two messages at a time; or one slot, if that costs less: see `build`.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ SIDES: tuple[Side, ...] = ("worker", "aggregator")
 @dataclass(frozen=True, slots=True)
 class _Base:
     verb: ClassVar[str]
-    rank: int  # where it runs
+    rank: int  # the rank that runs it
     part: int  # Part.id
     payload: int  # number of the payload made, moved or read
     codec: str  # key of the payload's codec
 
     def text(self) -> str:
-        """One line, e.g. `send rank=0 part=3 payload=7 codec=topk peer=1 channel=0 slot=2`."""
+        """Text form, such as `send rank=0 part=3 payload=7 codec=topk peer=1 channel=0 slot=2`."""
         pairs = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
         return " ".join([self.verb, *(f"{key}={_word(value)}" for key, value in pairs)])
 
@@ -73,7 +72,7 @@ class Encode(_Base):
     """Bucket piece -> payload."""
 
     verb: ClassVar[str] = "encode"
-    side: Side  # whose state is used
+    side: Side  # the side whose state is used
     average: bool  # multiply by 1/world_size as it is read
     writeback: bool  # overwrite the bucket piece by decode(payload)
 
@@ -97,7 +96,7 @@ class Follow(_Base):
     """Payload decoded and added to the copy of its sender's estimate: see estimates.py."""
 
     verb: ClassVar[str] = "follow"
-    peer: int  # who encoded it
+    peer: int  # the rank that encoded it
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,31 +160,31 @@ class Joined:
 
     @property
     def rank(self) -> int:
-        """Where they run."""
+        """Rank of the tasks."""
         return self.tasks[-1].rank
 
     @property
     def part(self) -> int:
-        """That of the last one."""
+        """Part of the last task."""
         return self.tasks[-1].part
 
     @property
     def payload(self) -> int:
-        """That of the last one."""
+        """Payload of the last task."""
         return self.tasks[-1].payload
 
     @property
     def codec(self) -> str:
-        """Key of their codec."""
+        """Key of the tasks' codec."""
         return self.tasks[-1].codec
 
     @property
     def verb(self) -> str:
-        """That of the last one."""
+        """Verb of the last task."""
         return self.tasks[-1].verb
 
     def text(self) -> str:
-        """Those of all."""
+        """Texts of all tasks."""
         return "; ".join(task.text() for task in self.tasks)
 
 
@@ -209,7 +208,7 @@ class JoinedRecv(Recv):
 
 @dataclass(frozen=True, slots=True)
 class JoinedReduce(Reduce):
-    """Several payloads summed in one go; the other fields are those of the first."""
+    """Several payloads summed at once; the other fields are those of the first."""
 
     tasks: tuple[Reduce, ...]
 
@@ -220,7 +219,7 @@ Task: TypeAlias = Encode | Decode | Merge | Follow | Send | Recv | Reduce | Join
 
 
 def members(task: Task) -> tuple[Task, ...]:
-    """Those that share a call; else the task itself."""
+    """The tasks that share a call or message; otherwise the task itself."""
     if isinstance(task, Joined | JoinedSend | JoinedRecv | JoinedReduce):
         return task.tasks
     return (task,)
@@ -256,14 +255,14 @@ def parse_task(text: str) -> Task:
 
 
 def _word(value: bool | int | str | Sequence[int]) -> str:
-    """A field's value, without spaces."""
+    """Text of a field's value, without spaces."""
     if isinstance(value, str):
         return quote(value, safe="()=,.:+")
     return str(int(value)) if isinstance(value, int) else _ranges(value)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Such as `0-3,6`."""
+    """Text of ascending numbers, such as `0-3,6`."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
@@ -272,7 +271,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _value(key: str, word: str) -> int | bool | str | tuple[int, ...]:
-    """What `_word` wrote; ValueError names the key."""
+    """The value of a `_word`; ValueError names the key."""
     if key == "codec":
         return unquote(word)
     if key in _WORDS and word in _WORDS[key]:

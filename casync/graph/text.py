@@ -128,7 +128,7 @@ def _check_waits(after: Sequence[Sequence[int]]) -> None:
 
 
 def _check(task: Task, topology: Topology, parts: Sequence[tuple[Part, Any, Any]]) -> None:
-    """Numbers that a task names must exist."""
+    """Raise GraphSyntaxError for a task that names an unknown rank, part or payload."""
     ranks = [task.rank]
     ranks += [task.peer] if isinstance(task, Send | Recv) else []
     ranks += task.ranks if isinstance(task, Reduce) else []

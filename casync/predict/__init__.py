@@ -1,1 +1,1 @@
-"""How long a step will take: formulas, and a simulation of the graph."""
+"""Predicted times of a step: formulas, and a simulation of the graph."""

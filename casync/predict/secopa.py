@@ -5,10 +5,10 @@ With m gradient bytes in K partitions, N ranks and compression rate r::
     T_orig(m, K) = alpha T_send(m/K)
     T_cpr(m, K)  = alpha T_send(r m/K) + beta T_enc(m/K) + gamma T_dec(r m/K)
 
-beta and gamma count what does not overlap a transmission. More partitions than ranks go in
-ceil(K/N) batches, each of which sends and decodes as one does; of a parameter server's encodes, K
-counts all. A gradient is compressed if and only if min_K T_cpr < min_K T_orig. "auto" goes by
-timeline.py instead, where gradients share link and cores with each other and the backward pass.
+beta and gamma count codec calls that do not overlap a transmission. More partitions than ranks go
+in ceil(K/N) batches, each of which sends and decodes like one; of a parameter server's encodes, K
+counts all. A gradient is compressed if and only if min_K T_cpr < min_K T_orig. "auto" uses
+timeline.py instead, in which gradients share link and cores with each other and the backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Curve: TypeAlias = Callable[[float], float]  # bytes -> seconds
 
 @dataclass(frozen=True)
 class Curves:
-    """What was measured, in seconds."""
+    """Measured curves, in seconds."""
 
     send: Curve  # by bytes sent
     encode: Curve  # by bytes of gradient
@@ -35,7 +35,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Choice:
-    """What SeCoPa says of a gradient."""
+    """SeCoPa's choice for a gradient."""
 
     compress: bool
     partitions: int
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Of a batch, by ranks and partitions in it; `beta` is of all batches where `total` is set."""
+    """Counts of a batch, by its ranks and partitions; with `total`, `beta` is of all batches."""
 
     alpha: Callable[[int, int], int]
     beta: Callable[[int, int], int]
@@ -84,8 +84,10 @@ def compressed(size: float, partitions: int, ranks: int, strategy: str, curves: 
 def choose(
     size: float, ranks: int, strategy: str, curves: Curves, most: int | None = None
 ) -> Choice:
-    """Whether to compress `size` bytes, and into how many partitions to cut them: of equals the
-    fewest. `most`: partitions that are tried; four times the ranks by default."""
+    """Decide if `size` bytes are compressed, and into how many partitions; of equals the fewest.
+
+    most: largest number of partitions to try; four times the ranks by default.
+    """
     tried = range(1, (4 * ranks if most is None else most) + 1)
     plain, coded = (
         min((_rounded(way(size, k, ranks, strategy, curves)), k) for k in tried)
@@ -97,7 +99,7 @@ def choose(
 
 
 def _rounded(seconds: float) -> float:
-    """So that sums of equals are equal."""
+    """Seconds rounded to 9 digits, so that equal sums compare equal."""
     return float(f"{seconds:.9g}")
 
 

@@ -1,10 +1,10 @@
-"""Predicts how long graphs take on a cluster: the executor's lanes as a discrete-event simulation.
+"""Predicted times of graphs on a cluster: the executor's lanes as a discrete-event simulation.
 
-Per rank one compute lane, which picks as the executor does, and one full-duplex link inside its
-node; per node one link to other nodes. A message holds the sender's outgoing side for
-bytes / bandwidth, then, as switches and sockets buffer, the receiver's incoming side as soon as
-that is free; a latency later it is there. The native all-reduce holds all links for the time of a
-ring, at the pace of its slowest link.
+Each rank has one compute lane, which picks tasks as the executor does, and one full-duplex link
+inside its node; each node has one link to other nodes. A message occupies the sender's outgoing
+side for bytes / bandwidth; then, as switches and sockets buffer, the receiver's incoming side as
+soon as that is free; it arrives a latency later. The native all-reduce occupies all links for the
+time of a ring, at the speed of its slowest link.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ _Way: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """One codec on one rank's compute lane."""
+    """Speed of a codec on one rank's compute lane."""
 
     encode: float  # bytes of float32 gradient per second
-    decode: float  # likewise, merges too
+    decode: float  # bytes of float32 gradient per second; also of merges
     launch: float = 0.0  # seconds per call
 
 
 @dataclass(frozen=True)
 class Link:
-    """What all messages on one way between two ranks have in common."""
+    """A link between two ranks, as each of its messages sees it."""
 
     bandwidth: float  # bytes per second, each direction
-    latency: float  # seconds of a message besides its bytes
+    latency: float  # fixed seconds per message
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Equal ranks on equal nodes."""
 
-    between: Link  # nodes; a node's ranks share it
+    between: Link  # between nodes; a node's ranks share it
     codecs: Mapping[str, CodecSpeed]
-    inside: Link = Link(1e10, 1e-5)  # a node
+    inside: Link = Link(1e10, 1e-5)  # inside a node
     raw: CodecSpeed = CodecSpeed(5e9, 5e9)
-    payload_share: float = 1.0  # of the messages' bounds that really travels
+    payload_share: float = 1.0  # share of the messages' bounds that really travels
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What happened. Times in seconds from the first graph's start."""
+    """Result of a simulation. Times in seconds since the first graph's start."""
 
     makespan: float
-    finished: tuple[float, ...]  # by graph: when its last task ended on any rank
-    compute_seconds: tuple[float, ...]  # by rank: compute lane busy
-    link_seconds: tuple[float, ...]  # by node: outgoing side to other nodes busy
+    finished: tuple[float, ...]  # by graph: end of its last task on any rank
+    compute_seconds: tuple[float, ...]  # by rank: seconds with a busy compute lane
+    link_seconds: tuple[float, ...]  # by node: seconds with a busy link to other nodes, outgoing
     events: tuple[tuple[int, str, float, float], ...]  # graph, task text, begin, end
 
 
 def simulate(graphs: Sequence[Graph], cluster: Cluster, ready: Sequence[float] = ()) -> Timeline:
     """Run graphs (one per bucket, in the order of submission) on the cluster.
 
-    `ready`: seconds at which each bucket's gradients are there, on all ranks; by default 0.
+    ready: seconds at which each bucket's gradients are ready, on all ranks; by default 0.
     """
     simulation = _Simulation(graphs, cluster, list(ready) or [0.0] * len(graphs))
     simulation.run()
@@ -90,7 +90,7 @@ class _Simulation:
         self._agenda: list[tuple[float, int, int, int, int]] = []  # end, number, graph, rank, task
         self._lane: list[list[tuple[bool, int, int]]] = [[] for _ in range(ranks)]
         self._computing = [False] * ranks
-        # when that side of a way is free; a way is that of a rank inside, or of a node to others
+        # time at which that side of a way is free; a way is a rank's inside its node, or a node's
         self._out: dict[_Way, float] = defaultdict(float)
         self._in: dict[_Way, float] = defaultdict(float)
         self._sends: dict[tuple[int, int, int], deque[tuple[int, int]]] = defaultdict(deque)
@@ -167,7 +167,7 @@ class _Simulation:
         return speed.launch + size / rate
 
     def _transfer(self, rank: int, task: Send) -> None:
-        """Give the link what is at the head of the peer's channel."""
+        """Start the transfers at the head of the peer's channel."""
         order = self._sends[rank, task.peer, task.channel]
         link, way, _ = self._link(rank, task.peer)
         while order and (order[0][0], rank, order[0][1]) in self._may_send:
@@ -181,7 +181,7 @@ class _Simulation:
             self._later(end, graph, rank, i)
 
     def _arrive(self, graph: int, task: Send) -> None:
-        """The receiver's side is cut-through, unless others' messages keep it busy."""
+        """Occupy the receiver's side, cut-through unless other messages keep it busy."""
         link, _, way = self._link(task.rank, task.peer)
         seconds = self._bytes(graph, task) / link.bandwidth
         end = max(self._clock, self._in[way] + seconds)
@@ -191,7 +191,7 @@ class _Simulation:
         self._later(end + link.latency, graph, task.peer, recv)
 
     def _link(self, source: int, target: int) -> tuple[Link, _Way, _Way]:
-        """The link between two ranks, the way out of the one and the way in to the other."""
+        """The link between two ranks, the source's outgoing way and the target's incoming way."""
         one, other = self._topology.node_of[source], self._topology.node_of[target]
         if one == other:
             return self._cluster.inside, ("rank", source), ("rank", target)
@@ -205,7 +205,7 @@ class _Simulation:
         return self._graphs[graph].bytes_of(task) * self._cluster.payload_share
 
     def _gather(self, graph: int, rank: int, i: int, task: Reduce) -> None:
-        """The native collective begins when all its ranks are there."""
+        """Start the native collective when all its ranks have arrived."""
         number = task.round if isinstance(task, ReduceRound) else 0
         there = self._reduces[graph, task.part, number, task.ranks]
         there.append((rank, i))

@@ -1,4 +1,4 @@
-"""What synchronizing gradients by a strategy takes on a cluster, copies of a device included."""
+"""Stages of a strategy's synchronization on a cluster, copies of a device included."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from casync.topology import Topology
 
 __all__ = ["PREDICTED", "native", "stages"]
 
-#: strategies of which a step is predicted; `simulate` takes all
+#: strategies whose steps are predicted; `simulate` accepts all
 PREDICTED = tuple(name for name in strategies.list_strategies() if strategies.load(name).stages)
 
 
 def native(size: float, costs: Costs) -> tuple[Stage, ...]:
-    """The native all-reduce of so many bytes."""
+    """Stages of a native all-reduce of `size` bytes."""
     setting = Setting(Topology.flat(1), costs, CodecCost(FREE, FREE), BATCH_BYTES)
     return _copied((setting.reduce(size, 1, "float32"),), size, costs.copies)
 
@@ -23,7 +23,7 @@ def native(size: float, costs: Costs) -> tuple[Stage, ...]:
 def stages(
     strategy: str, item: Item, codec: CodecCost, topology: Topology, costs: Costs
 ) -> tuple[Stage, ...]:
-    """What each rank does for `item`, by one of PREDICTED."""
+    """Stages of each rank for `item`, by one of PREDICTED."""
     made = strategies.load(strategy).stages
     assert made is not None
     return _copied(
@@ -32,7 +32,7 @@ def stages(
 
 
 def _copied(chain: tuple[Stage, ...], gradient: float, copies: Copies | None) -> tuple[Stage, ...]:
-    """With what leaves a device, and enters it: gradients, or what travels."""
+    """The stages with copies from and to a device: of gradients, or of payloads."""
     if copies is None:
         return chain
     if copies.gradients:

@@ -1,18 +1,18 @@
-"""How long a training step takes: the backward pass, codecs and the link, on one timeline.
+"""Predicted time of a training step: backward pass, codecs and link on one timeline.
 
-[Note: one rank] `simulate` follows every task of every rank, some tenths of a second for a step of
-a large model. A planner asks for hundreds of steps. All ranks do alike, so here is one rank, with
-what it does for a bucket as a chain of stages (casync/stages.py), each on a lane. A lane takes one
-stage at a time: work what is urgent first, as the executor's compute lane does, the others in the
-order of arrival. Tests hold it to `simulate`.
+[Note: one rank] `simulate` follows every task of every rank, which takes some tenths of a second
+for a step of a large model. A planner needs hundreds of steps. All ranks do the same, so this
+simulates one rank, with a chain of stages (casync/stages.py) per bucket, each on a lane. A lane
+takes one stage at a time: the work lane the most urgent first, like the executor's compute lane,
+the others in the order of arrival. Tests compare it with `simulate`.
 
-[Note: shared cores] On a CPU the backward pass, codecs and the transfers' threads share cores. What
-two threads gain over one is measured (`Costs.overlap`); more than there are cores for slow down
-alike. So what encodes while gradients are computed delays the gradients that follow. On a device
-the pass and codecs share that, and the overlap is that of kernels; transfers take nothing from
-them (`cores` is 0). Where the host compresses a device's gradients, the overlap is that of a thread
-beside a device. Other lanes take nothing from anybody, unless a stage says by how much it `slows`
-the pass, as collectives do that take a device's processors or its memory's bandwidth.
+[Note: shared cores] On a CPU the backward pass, codecs and the transfers' threads share cores. The
+gain of two threads over one is measured (`Costs.overlap`); if more threads than cores run, all slow
+down alike. So encoding during the backward pass delays later gradients. On a device the pass and
+codecs share it, and the overlap is that of kernels; transfers take nothing from them (`cores` is
+0). If the host compresses a device's gradients, the overlap is that of a thread beside a device.
+Other lanes take nothing, unless a stage `slows` the pass, as collectives do that take a device's
+processors or memory bandwidth.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from casync.stages import WORK, Stage
 __all__ = ["Event", "Load", "Step", "simulate_step"]
 
 _EPSILON = 1e-12
-_Waiting = tuple[float, bool, float, int, int]  # urgency, last stage, since when, piece, stage
+_Waiting = tuple[float, bool, float, int, int]  # urgency, last stage, time of arrival, piece, stage
 
 
 @dataclass(frozen=True)
 class Load:
-    """What follows when gradients are there."""
+    """A chain of stages that starts when gradients are ready."""
 
-    ready: float  # seconds of an undisturbed backward pass till then, and of a clock after it
+    ready: float  # seconds of an undisturbed backward pass, and of a clock after its end
     stages: tuple[Stage, ...]
-    pieces: int = 1  # that follow one another, so that work and transfers overlap
-    urgency: float = 0.0  # of loads that wait for a lane the one with less is served first
+    pieces: int = 1  # successive pieces, so that work and transfers overlap
+    urgency: float = 0.0  # a lane serves waiting loads with smaller values first
 
 
 @dataclass(frozen=True)
 class Event:
-    """A lane was taken. Seconds."""
+    """An interval in which a lane was busy. Seconds."""
 
     lane: str
     load: int  # position of the load
@@ -52,21 +52,21 @@ class Event:
 
 @dataclass(frozen=True)
 class Step:
-    """What a simulation found. Seconds."""
+    """Result of a simulation. Seconds."""
 
-    seconds: float  # until all averages are there and the backward pass is over
-    backward: float  # until it is over, slowed down by what shares its cores
-    done: tuple[float, ...] = ()  # until the averages of each load are there
-    busy: tuple[tuple[str, float], ...] = ()  # lanes, and how long they were taken
-    events: tuple[Event, ...] = ()  # in the order of their ends, if they were asked for
+    seconds: float  # until all averages are ready and the backward pass is over
+    backward: float  # until the backward pass is over, slowed down by work beside it
+    done: tuple[float, ...] = ()  # until the averages of each load are ready
+    busy: tuple[tuple[str, float], ...] = ()  # lanes, and seconds in which they were busy
+    events: tuple[Event, ...] = ()  # in the order of their ends, if asked for
 
 
 def simulate_step(
     loads: Sequence[Load], backward: float, overlap: float, events: bool = False
 ) -> Step:
-    """A step whose backward pass takes `backward` seconds where nothing disturbs it.
+    """A step whose backward pass takes `backward` seconds if undisturbed.
 
-    `overlap`: what two threads gain that share a core, 0 to 1. `events`: whether to keep them.
+    overlap: gain of two threads that share a core, 0 to 1. events: True to keep them.
     """
     order = sorted(range(len(loads)), key=lambda i: loads[i].ready)
     pieces = [piece for i in order for piece in _pieces(i, loads[i])]
@@ -82,7 +82,7 @@ class _Piece:
 
 
 def _pieces(number: int, load: Load) -> list[_Piece]:
-    """Equal parts of a load."""
+    """Equal pieces of a load."""
     stages = load.stages
     if load.pieces > 1:
         stages = tuple(replace(stage, seconds=stage.seconds / load.pieces) for stage in stages)
@@ -91,14 +91,14 @@ def _pieces(number: int, load: Load) -> list[_Piece]:
 
 @dataclass
 class _Lane:
-    """What waits for a lane, and what it does."""
+    """A lane: its queue, and its present stage."""
 
     name: str
     queue: list[_Waiting] = field(default_factory=list)
-    stage: Stage | None = None  # under way, with its piece and position
+    stage: Stage | None = None  # present stage, with its piece and position
     piece: int = 0
     position: int = 0
-    left: float = 0.0  # seconds of it, at full speed
+    left: float = 0.0  # remaining seconds of the stage, at full speed
     speed: float = 1.0
     begin: float = 0.0
     busy: float = 0.0
@@ -110,8 +110,8 @@ class _Timeline:
     ) -> None:
         self._pieces, self._backward, self._overlap = pieces, backward, overlap
         self._now = self._progress = 0.0
-        self._over = 0.0  # when the backward pass was
-        self._next = 0  # of the pieces, in order of readiness
+        self._over = 0.0  # time at which the backward pass ended
+        self._next = 0  # next piece, in order of readiness
         self._later: list[tuple[float, int, int]] = []  # time, piece, stage: after a delay
         self._lanes: dict[str, _Lane] = {}
         self._done, self._kept, self._events = [0.0] * loads, events, list[Event]()
@@ -133,7 +133,7 @@ class _Timeline:
         return self._progress < self._backward - _EPSILON
 
     def _release(self) -> None:
-        """Begin what has become ready."""
+        """Enqueue the pieces and stages that have become ready."""
         pieces, here = self._pieces, self._progress + _EPSILON
         while self._next < len(pieces) and pieces[self._next].ready <= here:
             self._enqueue(self._next, 0)
@@ -160,7 +160,7 @@ class _Timeline:
                 lane.left, lane.begin = lane.stage.seconds, self._now
 
     def _set_speeds(self) -> float:
-        """Of the lanes; returns that of the backward pass. See [Note: shared cores]."""
+        """Set the speeds of lanes; return that of the backward pass. See [Note: shared cores]."""
         running = [lane.stage for lane in self._lanes.values() if lane.stage is not None]
         cores = min(1.0, sum(stage.cores for stage in running))
         demand = self._passing + any(stage.lane == WORK for stage in running) + cores
@@ -174,7 +174,7 @@ class _Timeline:
         return speed * max(0.0, 1.0 - sum(stage.slows for stage in running))
 
     def _until(self, pace: float) -> float | None:
-        """Seconds until something changes; None where nothing will."""
+        """Seconds until the next change; None if there is none."""
         found = [lane.left / lane.speed for lane in self._lanes.values() if lane.stage is not None]
         ahead = [self._backward] if self._passing else []
         if self._next < len(self._pieces):
@@ -186,7 +186,7 @@ class _Timeline:
         return min(found, default=None)
 
     def _speed(self, pace: float) -> float:
-        """How fast gradients become ready: by the clock where the backward pass is over."""
+        """Speed at which gradients become ready: 1 after the backward pass."""
         return pace if self._passing else 1.0
 
     def _advance(self, seconds: float, pace: float) -> None:
@@ -195,7 +195,7 @@ class _Timeline:
         self._progress += seconds * self._speed(pace)
         if passing:
             self._over = self._now
-        for lane in list(self._lanes.values()):  # what ends may be the first to enter another
+        for lane in list(self._lanes.values()):  # an ending stage may create a lane
             if lane.stage is not None:
                 lane.left -= seconds * lane.speed
                 if lane.left <= _EPSILON:
