@@ -34,6 +34,7 @@ CLEAN = (
     "hipress/bench",
     "hipress/demo",
     "hipress/models",
+    "hipress/optim",
     "hipress/ranks",
     "hipress/reporting",
     "hipress/simulate",

@@ -183,9 +183,12 @@ def prepare(
 ) -> Session:
     """Agree with the other ranks and plan. See [Note: agreement].
 
-    module: the model, before it is wrapped, or the DDP module. facts: further values on which ranks
-    must agree, such as the arguments of DDP. parameters: selects the parameters to synchronize;
-    adapt: changes the plan for gradients. optimizer: one whose momentum is averaged, if any.
+    Args:
+        module: the model, before it is wrapped, or the DDP module.
+        facts: further values on which ranks must agree, such as the arguments of DDP.
+        parameters: selects the parameters to synchronize.
+        adapt: changes the plan for gradients.
+        optimizer: one whose momentum is averaged, if any.
 
     Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """

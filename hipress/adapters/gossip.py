@@ -88,17 +88,21 @@ class Gossip:
         process_group: dist.ProcessGroup | None = None,
         **params: Any,
     ) -> None:
-        """model: as for a Synchronizer; of float32, float16 or bfloat16.
+        """Connect the ranks, broadcast parameters and buffers, and plan.
 
-        compressor: one whose decoded payload is closer to its input than zeros are, so not
-        tern_group, for example; its own error feedback is not used. topology: the neighbours:
-        "ring" (2 neighbours), "torus" (4; 3 in two rows; not for a prime number of ranks) or
-        "complete" (all). gamma: in (0, 1], the share of the way to the average of estimates that
-        parameters move; by default half of the share that the codec keeps of the square of normal
-        noise (0.49 for int4_group, 0.043 for topk at 1%). A larger gamma gains nothing with
-        int4_group and diverges with topk at 10%. Other options as for `wrap`.
+        Args:
+            model: as for a Synchronizer; of float32, float16 or bfloat16.
+            compressor: one whose decoded payload is closer to its input than zeros are, so not
+                tern_group, for example; its own error feedback is not used.
+            topology: the neighbours: "ring" (2 neighbours), "torus" (4; 3 in two rows; not for a
+                prime number of ranks) or "complete" (all).
+            gamma: in (0, 1], the share of the way to the average of estimates that parameters move;
+                by default half of the share that the codec keeps of the square of normal noise
+                (0.49 for int4_group, 0.043 for topk at 1%). A larger gamma gains nothing with
+                int4_group and diverges with topk at 10%.
 
-        Raises ConfigError, ConfigMismatch, AgreementTimeout and RankLost as `wrap` does.
+        Other options as for `wrap`. Raises ConfigError, ConfigMismatch, AgreementTimeout and
+        RankLost as `wrap` does.
         """
         group = group_of(process_group)
         with meetings.failures_told(group):

@@ -1,10 +1,11 @@
-"""Adam and AdamW, whose second moments may be frozen: then ranks average the first (1-bit Adam,
-Tang et al., ICML 2021).
+"""Adam and AdamW with a freeze of second moments: ranks then average the first moments.
 
-[Note: frozen] v and its bias correction stay as they are at the freeze; m and its own go on. An
-element that has had no gradient by then has v = 0, and would step by m / eps. So no v counts for
-less than FLOOR times the mean over those of its tensor that had one; in a tensor where none had,
-each counts as that mean over all tensors.
+This is 1-bit Adam (Tang et al., ICML 2021).
+
+[Note: frozen] At the freeze v and its bias correction become constant; m and its correction go on.
+An element that has had no gradient by then has v = 0, and would step by m / eps. So v is at least
+FLOOR times its mean over those elements of the tensor that had a gradient; in a tensor without any,
+v is that mean over all tensors.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from hipress.shards import local
 
 AUTO = "auto"
 FLOOR = 0.01
-SETTLED = 0.04  # of the sum of v: what it may change by in a window
-LOOKS = 10  # at that sum, in a window of 1 / (1 - b2) steps
-FROZEN = "frozen"  # in a parameter's state: its steps until the freeze
-SUMS = "v_sums"  # in the first group: sums of v, at the latest looks, the oldest first
+SETTLED = 0.04  # largest relative change of the sum of v in a window
+LOOKS = 10  # checks of that sum in a window of 1 / (1 - b2) steps
+FROZEN = "frozen"  # key in a parameter's state: its steps until the freeze
+SUMS = "v_sums"  # key in the first group: sums of v at the latest checks, oldest first
 
 
 @dataclass(frozen=True)
 class _Root:
-    """What a step divides by, and the eps in it."""
+    """The denominator of a step, and its eps."""
 
     eps: float
     denominator: Tensor
 
 
 class Freezing(Averaging):
-    """What Adam and AdamW have in common."""
+    """Common parts of Adam and AdamW."""
 
     BUFFER = "exp_avg"
     freeze: int | str | None = None
@@ -63,33 +64,33 @@ class Freezing(Averaging):
 
     @property
     def averages(self) -> bool:
-        """See Averaging: not without a freeze."""
+        """Implements Averaging.averages: True with a freeze."""
         return self.freeze is not None
 
     @property
     def averaging(self) -> bool:
-        """See Averaging: once v is frozen."""
+        """Implements Averaging.averaging: True once v is frozen."""
         return self._is_frozen
 
     @property
     def facts(self) -> dict[str, Any]:
-        """See Averaging."""
+        """Implements Averaging.facts."""
         frozen = {"frozen": self._is_frozen, "steps": self.steps}
         return super().facts | {"freeze": self.freeze} | frozen
 
     @property
     def steps(self) -> int:
-        """Steps that were taken, of the parameter with most."""
+        """Steps so far, of the parameter with most."""
         return max((int(each["step"]) for each in self.state.values() if each), default=0)
 
     def weight(self, group: Any) -> float:
-        """See Averaging: `exp_avg` is (1 - b1) times the sum of b1^k g."""
+        """Implements Averaging.weight: `exp_avg` is (1 - b1) times the sum of b1^k g."""
         b1 = float(group["betas"][0])
         return (-1.0 if group["maximize"] else 1.0) * b1 / (1.0 - b1)
 
     def due(self) -> bool:
-        """Whether to freeze before the next step; to be asked once between two steps. Raises
-        ConfigError for a number of steps at which the learning rate still rises."""
+        """True if the freeze is due before the next step; call once between two steps. Raises
+        ConfigError if the learning rate still rises at the given number of steps."""
         if self.freeze is None or self._is_frozen:
             return False
         steps, before = self.steps, self._rates
@@ -106,7 +107,7 @@ class Freezing(Averaging):
         return steps >= int(self.freeze)
 
     def freeze_now(self) -> None:
-        """From now on v stays, and ranks average the momentum."""
+        """Freeze v; from now on ranks average the momentum."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -165,7 +166,7 @@ class Freezing(Averaging):
         torch._foreach_addcdiv_(values, moments, self._denominators(group, params), rates)
 
     def _denominators(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
-        """Of a step of these; kept, as v stays."""
+        """Denominators of a step of these parameters; cached, since v is constant."""
         eps = float(group["eps"])
         for parameter in params:
             if parameter not in self._roots or self._roots[parameter].eps != eps:
@@ -173,7 +174,7 @@ class Freezing(Averaging):
         return [self._roots[parameter].denominator for parameter in params]
 
     def _root(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """Of v, see [Note: frozen]."""
+        """Root of a parameter's v, see [Note: frozen]."""
         state = self.state[parameter]
         v = local(state["exp_avg_sq"])
         mean = self._mean(parameter, group)
@@ -186,7 +187,7 @@ class Freezing(Averaging):
         return root.to(v.dtype)
 
     def _mean(self, parameter: Tensor, group: dict[str, Any]) -> float | None:
-        """Of a tensor's v, corrected, of elements that have had a gradient; None where none has."""
+        """Mean of a tensor's corrected v over elements that had a gradient; None if none had."""
         state = self.state[parameter]
         v = local(state["exp_avg_sq"])
         seen = int(v.count_nonzero())
@@ -196,7 +197,7 @@ class Freezing(Averaging):
         return float(v.sum(dtype=torch.float64).item()) / seen / correction
 
     def _settled(self, steps: int) -> bool:
-        """1-bit Adam's rule: over a window of 1 / (1 - b2) steps the sum of v hardly changed."""
+        """True by 1-bit Adam's rule: over 1 / (1 - b2) steps the sum of v hardly changed."""
         group = self.param_groups[0]
         every = max(1, round(1 / (1 - float(group["betas"][1])) / LOOKS))
         if steps == 0 or steps % every:
@@ -208,8 +209,7 @@ class Freezing(Averaging):
 
 
 class Adam(Freezing, torch.optim.Adam):
-    """torch.optim.Adam, whose arguments and states it takes, and of which ranks average the
-    momentum once v is frozen: see AdamW."""
+    """torch.optim.Adam, with its arguments and states, that averages momentum like AdamW."""
 
     def __init__(
         self,
@@ -220,14 +220,15 @@ class Adam(Freezing, torch.optim.Adam):
         scaler: GradScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        """See AdamW."""
+        """Arguments as for AdamW."""
         super().__init__(params, *args, **kwargs)
         self._begin_adam(freeze, max_norm, scaler)
 
 
 class AdamW(Freezing, torch.optim.AdamW):
-    """torch.optim.AdamW, whose arguments and states it takes, bit for bit until v is frozen; from
-    then on ranks average the momentum, at one bit say. Its states load into torch's, too."""
+    """torch.optim.AdamW with the same arguments and states, bit for bit until v is frozen; from
+    then on ranks average the momentum, for example at one bit. Its states also load into torch's.
+    """
 
     def __init__(
         self,
@@ -238,20 +239,24 @@ class AdamW(Freezing, torch.optim.AdamW):
         scaler: GradScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        """`args` and `kwargs`: torch's. Raises ConfigError for what cannot go on after a freeze.
+        """Arguments of torch's AdamW, and three more.
 
-        freeze: after so many steps v stays as it is; "auto": when over 1 / (1 - b2) steps the sum
-            of v changed by less than 4% and the learning rate did not rise; None: never.
-        max_norm: what gradients are clipped to: the average's norm before the freeze, as by
-            clip_grad_norm_; after it each rank's, before it enters the average.
-        scaler: the GradScaler that calls `step`, as momentum is averaged in its scale.
+        Args:
+            freeze: number of steps after which v is constant; "auto": when over 1 / (1 - b2) steps
+                the sum of v changed by less than 4% and the learning rate did not rise; None:
+                never.
+            max_norm: largest norm of gradients: of the average before the freeze, as by
+                clip_grad_norm_; afterwards of each rank's, before it enters the average.
+            scaler: the GradScaler that calls `step`, since momentum is averaged in its scale.
+
+        Raises ConfigError for options of torch's that cannot go on after a freeze.
         """
         super().__init__(params, *args, **kwargs)
         self._begin_adam(freeze, max_norm, scaler)
 
 
 def scale_into(targets: list[Tensor], sources: list[Tensor], factor: float) -> None:
-    """factor * sources."""
+    """Write factor * sources to targets."""
     if targets[0].is_cuda:
         torch._foreach_copy_(targets, sources)
         torch._foreach_mul_(targets, factor)

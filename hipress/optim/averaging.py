@@ -1,5 +1,4 @@
-"""What an optimizer has in common with others whose momentum is averaged: see [Note: averages of
-momentum]."""
+"""Base of optimizers whose momentum is averaged: see [Note: averages of momentum]."""
 
 from __future__ import annotations
 
@@ -16,29 +15,29 @@ from hipress import compat
 from hipress.errors import ConfigError, SyncError
 from hipress.shards import local
 
-CHANGED = 1e-3  # relative: what unscaling rounds is less
+CHANGED = 1e-3  # relative: larger than the rounding of unscaling
 
 
 class Averaging(Optimizer):
-    """A mixin before an optimizer of torch's. What ranks average, if they do, enters the gradients
-    by `enter`; `step` then finds the new momentum in `.grad`."""
+    """A mixin before an optimizer of torch. `enter` adds the momentum to gradients before they are
+    averaged; `step` then finds the new momentum in `.grad`."""
 
-    #: the key of a parameter's momentum in its state
+    #: key of a parameter's momentum in its state
     BUFFER: ClassVar[str]
 
     max_norm: float | None = None
     scaler: GradScaler | None = None
-    #: what averages by this optimizer, if anything does: told of parameters whose averages were
-    #: of no use, as nobody used them or one is not finite
+    #: called with parameters whose averages were of no use: unused ones, or those that are not
+    #: finite; None if nothing averages by this optimizer
     told: Callable[[Collection[Tensor]], None] | None = None
-    #: by parameter whose `.grad` is to be the averaged momentum: what its buffer was weighed by
+    #: weight of the buffer, by parameter whose `.grad` will be the averaged momentum
     _entered: dict[Tensor, float]
-    #: by such a parameter, the last element of that average, as it was scaled, once it is there
+    #: last element of the scaled average, by such a parameter, once it has arrived
     _marks: dict[Tensor, Tensor]
-    _scaled = 1.0  # by what, in that step
+    _scaled = 1.0  # factor of the scaler in that step
 
     def _begin(self, max_norm: float | None, scaler: GradScaler | None) -> None:
-        """To be called once torch's own constructor is done."""
+        """Initialize; call after torch's own constructor."""
         if max_norm is not None and not 0 < max_norm < float("inf"):
             raise ConfigError(f"max_norm is a finite positive number, or None, not {max_norm!r}")
         if scaler is not None and not isinstance(scaler, GradScaler):
@@ -48,41 +47,44 @@ class Averaging(Optimizer):
 
     @property
     def averages(self) -> bool:
-        """Whether ranks are to average the momentum at any time."""
+        """True if ranks average the momentum at any time."""
         return True
 
     @property
     def averaging(self) -> bool:
-        """Whether the momentum is to be averaged in the step that begins, and not the gradient."""
+        """True if the next step averages the momentum instead of the gradient."""
         return True
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What all ranks must have in common, as JSON takes it."""
+        """Values in which all ranks must agree, for JSON."""
         return {"optimizer": type(self).__name__, "max_norm": self.max_norm}
 
     def weight(self, group: Mapping[str, Any]) -> float:
-        """A rank contributes its gradient and so many times the buffer."""
+        """Factor of the buffer in a rank's contribution, beside its gradient."""
         raise NotImplementedError
 
     @property
     def scale(self) -> float:
-        """Of gradients before they are unscaled."""
+        """Scale of gradients before they are unscaled."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     def groups(self) -> dict[Tensor, dict[str, Any]]:
-        """By parameter, its group."""
+        """Group of each parameter."""
         return {p: group for group in self.param_groups for p in group["params"]}
 
     def buffer(self, parameter: Tensor) -> Tensor | None:
-        """A parameter's momentum, what this rank has of it; None before its first step."""
+        """This rank's part of a parameter's momentum; None before its first step."""
         found = self.state.get(parameter, {}).get(self.BUFFER)
         return None if found is None else local(found)
 
     def enter(self, parameter: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, float] | None:
-        """A tensor, and how many times to add it to a rank's gradient, as that is scaled, which is
-        its share of the new momentum then; None for nothing. SyncError where the last average was
-        not used."""
+        """Begin the average of a parameter's momentum.
+
+        Returns a tensor and its factor, for the sum with the rank's scaled gradient that is its
+        share of the new momentum; None if there is nothing to add. Raises SyncError if the last
+        average was not used.
+        """
         if parameter in self._entered:
             raise SyncError(
                 "the momentum has been averaged, and no optimizer.step() came after it: run all "
@@ -94,20 +96,19 @@ class Averaging(Optimizer):
         return None if held is None else (held, weight * self._scaled)
 
     def arrived(self, marks: Mapping[Tensor, Tensor]) -> None:
-        """The averages are there, and their last elements are these. Where one is not finite, a
-        GradScaler leaves the step out."""
+        """Take the last elements of new averages; if one is not finite, the step is skipped."""
         self._marks.update({p: mark for p, mark in marks.items() if p in self._entered})
         values = [*marks.values()] if self.scaler is not None else []
         if values and not torch.stack(values).isfinite().all():
             self._drop(self._entered)
 
     def forget(self) -> None:
-        """No average is there that a step might use."""
+        """Forget averages: no step may use them."""
         self._entered.clear()
         self._marks.clear()
 
     def _drop(self, parameters: Collection[Tensor]) -> None:
-        """Averages that no step will use."""
+        """Forget averages that no step will use, and report them."""
         dropped = list(parameters)
         if self.told is not None and dropped:
             self.told(dropped)
@@ -116,12 +117,12 @@ class Averaging(Optimizer):
             self._marks.pop(parameter, None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's."""
+        """Same as torch's; forgets averages."""
         self.forget()
         super().zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As torch's; by what was averaged."""
+        """Same as torch's, with the averages."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -137,8 +138,7 @@ class Averaging(Optimizer):
         return loss
 
     def _advance(self) -> None:
-        """A step of torch's, of gradients: of each average what the momentum had in it is taken
-        away."""
+        """A step of torch's by gradients: subtract the momentum's share from each average."""
         for parameter in self._used():
             weight, held = self._entered.get(parameter), self.buffer(parameter)
             if weight is not None and held is not None:
@@ -146,12 +146,12 @@ class Averaging(Optimizer):
         self._plain()
 
     def __getstate__(self) -> dict[str, Any]:
-        """As torch's, which keeps nothing of a subclass."""
+        """Same as torch's, which keeps nothing of a subclass."""
         state: dict[str, Any] = super().__getstate__()
         return state | {"max_norm": self.max_norm}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As torch's."""
+        """Same as torch's."""
         super().__setstate__(state)
         self._entered, self._marks = {}, {}
 
@@ -162,12 +162,12 @@ class Averaging(Optimizer):
         return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def _clip(self) -> None:
-        """What no ranks clipped before they averaged it."""
+        """Clip gradients that ranks did not clip before the average."""
         if self.max_norm is not None:
             clip_grad_norm_([p for p in self._used() if p not in self._entered], self.max_norm)
 
     def _check(self) -> None:
-        """Raise SyncError where a gradient is not what was averaged."""
+        """Raise SyncError if a gradient differs from its average."""
         used = [p for p in self._used() if p in self._marks]
         if not used:
             return
@@ -184,6 +184,6 @@ class Averaging(Optimizer):
 
 
 def last(tensor: Tensor) -> Tensor:
-    """What lies last in memory of a dense tensor: float [1]."""
+    """The last element in memory of a dense tensor: float [1]."""
     held = local(tensor)
     return held.as_strided((1,), (1,), held.storage_offset() + held.numel() - 1)

@@ -1,4 +1,4 @@
-"""Optimizers whose step is a function of the momentum from the first one on."""
+"""Optimizers that average the momentum from the first step on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SGD(Averaging, torch.optim.SGD):
         scaler: GradScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        """`args` and `kwargs`: torch's; the others: see AdamW. ConfigError without momentum."""
+        """args and kwargs: torch's; the others: see AdamW. Raises ConfigError without momentum."""
         super().__init__(params, *args, **kwargs)
         self._begin(max_norm, scaler)
         for group in self.param_groups:
@@ -37,8 +37,8 @@ class SGD(Averaging, torch.optim.SGD):
                 )
 
     def weight(self, group: Mapping[str, Any]) -> float:
-        """See Averaging: a step is the new buffer, momentum b + (1 - dampening) g; Nesterov's is
-        g + momentum (momentum b + g)."""
+        """Implements Averaging.weight: a step is the new buffer, momentum b + (1 - dampening) g;
+        Nesterov's is g + momentum (momentum b + g)."""
         sign = -1.0 if group["maximize"] else 1.0
         momentum = float(group["momentum"])
         if group["nesterov"]:
@@ -47,7 +47,7 @@ class SGD(Averaging, torch.optim.SGD):
 
 
 class _Lion(Optimizer):
-    """Lion (Chen et al. 2023), as torch would have it."""
+    """Lion (Chen et al. 2023), with the interface of torch's optimizers."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _Lion(Optimizer):
 
 
 class Lion(Averaging, _Lion):
-    """Lion (Chen et al. 2023), whose momentum ranks average before its sign is taken."""
+    """Lion (Chen et al. 2023), with momentum that ranks average before its sign is taken."""
 
     BUFFER = "exp_avg"
 
@@ -105,11 +105,11 @@ class Lion(Averaging, _Lion):
         max_norm: float | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
-        """As published; max_norm and scaler: see AdamW."""
+        """Arguments as published; max_norm and scaler: see AdamW."""
         super().__init__(params, lr, betas, weight_decay)
         self._begin(max_norm, scaler)
 
     def weight(self, group: Mapping[str, Any]) -> float:
-        """See Averaging: a step is the sign of b1 m + (1 - b1) g."""
+        """Implements Averaging.weight: a step is the sign of b1 m + (1 - b1) g."""
         b1 = float(group["betas"][0])
         return b1 / (1.0 - b1)

@@ -1,4 +1,4 @@
-"""torch.optim.Muon, which came with torch 2.9."""
+"""torch.optim.Muon, which exists from torch 2.9 on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hipress.optim.averaging import Averaging
 
 
 class Muon(Averaging, torch.optim.Muon):
-    """torch.optim.Muon, whose momentum ranks average before it is orthogonalized."""
+    """torch.optim.Muon with momentum that ranks average before it is orthogonalized."""
 
     BUFFER = "momentum_buffer"
 
@@ -26,15 +26,15 @@ class Muon(Averaging, torch.optim.Muon):
         scaler: GradScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        """`args` and `kwargs`: torch's; the others: see AdamW. ConfigError without momentum."""
+        """args and kwargs: torch's; the others: see AdamW. Raises ConfigError without momentum."""
         super().__init__(params, *args, **kwargs)
         self._begin(max_norm, scaler)
         if not all(0 < group["momentum"] < 1 for group in self.param_groups):
             raise ConfigError("momentum is between 0 and 1: there is something to average then")
 
     def weight(self, group: Mapping[str, Any]) -> float:
-        """See Averaging: what is orthogonalized is the new buffer, momentum b + (1 - momentum) g;
-        Nesterov's is (1 - momentum) g + momentum times the new buffer."""
+        """Implements Averaging.weight: a step orthogonalizes the new buffer, momentum b + (1 -
+        momentum) g; Nesterov's (1 - momentum) g + momentum times the new buffer."""
         momentum = float(group["momentum"])
         share = momentum**2 if group["nesterov"] else momentum
         return share / (1.0 - share)
