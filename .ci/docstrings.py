@@ -35,6 +35,7 @@ CLEAN = (
     "hipress/demo",
     "hipress/models",
     "hipress/optim",
+    "hipress/plan",
     "hipress/ranks",
     "hipress/reporting",
     "hipress/simulate",

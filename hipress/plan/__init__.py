@@ -1,1 +1,1 @@
-"""What is compressed, and how."""
+"""Planning: the codec, strategy and partitions of each parameter."""

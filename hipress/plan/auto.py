@@ -1,18 +1,17 @@
 """compressor="auto": plans of codecs that keep the loss, the one predicted fastest first.
 
-[Note: never slower]
-A prediction is no promise. So predictions only rank, and what they rank first is tried on real
-steps against DDP's own all-reduce: see [Note: turns] in trial.py. Where even codecs that take no
-time would not make a step faster by MIN_GAIN_SECONDS, nothing is tried nor installed, and DDP
-remains untouched.
+[Note: never slower] A prediction is no promise. So predictions only rank plans, and the best are
+tried in real steps against DDP's own all-reduce: see [Note: turns] in trial.py. If even codecs
+without any cost would not make a step faster by MIN_GAIN_SECONDS, nothing is tried or installed,
+and DDP is untouched.
 
-[Note: search]
-A plan is as good as the step that it makes (casync/predict/timeline.py), so a choice for a tensor
-is judged within the choices for all others: what ends behind the backward pass anyway is not worth
-a codec. First each way (codec and strategy) is taken for all tensors. The best of these is then
-changed tensor by tensor, largest first, again and again until nothing helps or BUDGET steps have
-been simulated. Tensors of a length share a choice, but for the largest. At last what is found is
-tried with neighbours in a bucket fused before they are compressed: fewer messages, coarser chunks.
+[Note: search] A plan is judged by its predicted step (casync/predict/timeline.py), so a choice for
+a tensor is judged together with the choices for all others: compressing a tensor whose transfer
+ends behind the backward pass gains nothing. First each way (codec and strategy) is used for all
+tensors. The best of these is then changed tensor by tensor, largest first, repeatedly until nothing
+helps or BUDGET steps have been simulated. Tensors of equal length share a choice, except the
+largest. At last the result is tried with neighbours in a bucket fused before compression: fewer
+messages, coarser chunks.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ if TYPE_CHECKING:
     from casync.codec import Codec
 
 TRIED = 3  # plans, besides the native all-reduce
-ALIKE = 2  # of these, at most, with one codec
-FAR = 1.25  # times the fastest step predicted, as far as predictions may be off: no plan above
-SHARE = 0.1  # of the elements: plans that compress less are not tried
-MIN_GAIN_SECONDS = 1e-3  # seconds a step: less is nothing to gain
+ALIKE = 2  # of these, at most, with the same codec
+FAR = 1.25  # largest predicted step over the fastest one: predictions may be that far off
+SHARE = 0.1  # least share of elements that a plan compresses
+MIN_GAIN_SECONDS = 1e-3  # least gain in seconds per step
 BUDGET = 100  # simulated steps
-WORTH = 0.01  # of a step: what a choice of its own for a tensor must gain; predictions err by more
-WAYS = 6  # that a tensor is tried with: those that are fastest for all
-AS_PROBED, HALVINGS = (0.5, 4.0), 7  # times: how far all-reduces may be off their probe
-CUTS = (2, 4)  # times the usual partitions, which are tried, too
+WORTH = 0.01  # least gain of a tensor's own choice, over the step; predictions err by more
+WAYS = 6  # ways tried for a tensor: those that are fastest for all
+AS_PROBED, HALVINGS = (0.5, 4.0), 7  # range of an all-reduce's time over its probed time
+CUTS = (2, 4)  # multiples of the usual partitions that are tried, too
 
 
 def candidates(
     options: Options, target: str = "cpu", only: Collection[str] | None = None
 ) -> dict[str, Codec]:
-    """The codecs that keep the loss under the optimizer and that the asked strategy can carry,
-    by key, compiled for a backend. `only`: of these keys. ConfigError where none is."""
+    """The codecs that keep the loss under the optimizer and suit the requested strategy, by key,
+    compiled for a backend. only: restricts the keys. Raises ConfigError if there are none."""
     if options.strategy in strategies.list_strategies() and options.strategy not in PREDICTED:
         raise ConfigError(
             f'"auto" cannot predict strategy {options.strategy!r}: name a compressor, or use '
@@ -68,9 +67,9 @@ def candidates(
             continue
         codec = compile_codec(name, params, target)
         if codec.additive == "float32" or codec.rounds or codec.vote:
-            continue  # what the native all-reduce sends anyway; what is not predicted
+            continue  # no gain over the native all-reduce, or not predicted
         if not flat_names(codec) <= {RESIDUAL}:
-            continue  # a momentum, or a sum kept by hand, could not be handed on to another codec
+            continue  # other states cannot be handed on to another codec
         try:
             strategy_for(codec, options.strategy)
             found[key] = codec
@@ -83,25 +82,25 @@ def candidates(
 
 @dataclass(frozen=True)
 class Search:
-    """What plans are made of."""
+    """Inputs of a search for plans."""
 
     params: Sequence[Param]
-    codecs: Mapping[str, Codec]  # by key; HOSTED is behind those of the host, for a device
+    codecs: Mapping[str, Codec]  # by key; keys of the host's end with HOSTED, for a device
     options: Options
     topology: Topology
-    overrides: Overrides = NO_RULES  # what is decided already
+    overrides: Overrides = NO_RULES  # decisions of rules
     target: str = "cpu"  # backend of compll
-    watched: bool = True  # whether the native step is one of these costs
+    watched: bool = True  # True if the native step was measured with these costs
 
     def compile(self) -> dict[str, Codec]:
-        """The codecs, of whatever backend, for the target."""
+        """The codecs, of whatever backend, compiled for the target."""
         bare = {key.removesuffix(HOSTED): key for key in self.codecs}
         found = candidates(self.options, self.target, only=bare)
         return {key: found[name] for name, key in bare.items()}
 
     def promising(self, costs: Costs, native: float | None = None) -> Search:
-        """With the codecs that, by what is known of the link, make a step faster if they take no
-        time. `native`: seconds of the native step, if by other costs."""
+        """The search with those codecs that would make a step faster on this link if they cost no
+        time. native: seconds of the native step, if by other costs."""
         free = CodecCost(FREE, FREE)
         found = self._found(replace(costs, codecs=dict.fromkeys(self._all_codecs, free)))
         limit = found.predict(found.native).seconds if native is None else native
@@ -110,7 +109,7 @@ class Search:
         return replace(self, codecs={way.codec: self.codecs[way.codec] for way in ways})
 
     def native(self, costs: Costs) -> float:
-        """Seconds of the native step, as it is estimated."""
+        """Estimated seconds of the native step."""
         found = self._found(costs)
         return found.predict(found.native).seconds
 
@@ -118,8 +117,8 @@ class Search:
         return _Found(self, costs, estimate(self.params))
 
     def plans(self, costs: Costs, workload: Workload | None = None) -> tuple[Plan, ...]:
-        """Plans worth a try, by the predicted step, and then the native all-reduce; it alone where
-        no other is. `workload`: by default as `estimate` has it."""
+        """Plans worth a try, fastest predicted step first, then the native all-reduce; it alone if
+        no other is. workload: by default from `estimate`."""
         found = _calibrated(self, costs, workload or estimate(self.params))
         ways = sorted(self._ways(), key=lambda way: found.weigh(found.everywhere(way)))
         found.improve(ways[:WAYS])
@@ -127,7 +126,7 @@ class Search:
         return found.plans()
 
     def unplanned(self, why: str = "the first steps are watched") -> Plan:
-        """The native all-reduce, but where a rule has a codec."""
+        """The native all-reduce, except where a rule has a codec."""
         decided = self.overrides.decisions
         plain = [
             decided.get(p.index, raw(p, excluded(p, self.options) or why)) for p in self.params
@@ -145,9 +144,12 @@ class Search:
 
 
 def _calibrated(search: Search, costs: Costs, workload: Workload) -> _Found:
-    """Of a step that was measured: with all-reduces as much slower or faster than the probe found
-    them as makes the native step take what it was measured to, as in training they share cores and
-    have other sizes; and with a backward pass without what they took from it."""
+    """The state of a search, calibrated by the measured native step, if there is one.
+
+    All-reduces are scaled until the native step takes its measured time, since in training they
+    share cores and have other sizes than in the probe; the backward pass is freed of their
+    slow-down.
+    """
     found = _Found(search, costs, workload)
     if not search.watched or workload.step <= 0:
         return found
@@ -174,7 +176,7 @@ Choices = tuple[Way | None, ...]  # by kind
 
 
 class _Found:
-    """The state of a search: what was predicted of which choices."""
+    """The state of a search: predicted steps, by choices."""
 
     def __init__(self, search: Search, costs: Costs, workload: Workload) -> None:
         self._search, self._costs, self._workload = search, costs, workload
@@ -188,12 +190,12 @@ class _Found:
         codecs, topology = search._all_codecs, search.topology
         self._objective = Objective(self._kinds, codecs, topology, costs, workload)
         self._known: dict[Choices, Predicted] = {}
-        self._around: dict[int, dict[Way | None, float]] = {}  # by kind: steps by way, around best
+        self._around: dict[int, dict[Way | None, float]] = {}  # by kind: steps by way
         self.best = self.native
 
     def undisturbed(self) -> _Found:
-        """The same, of a backward pass without what the native all-reduce, by which the workload
-        was watched, takes from it."""
+        """The same search with a backward pass freed of the slow-down by the native all-reduce,
+        with which the workload was watched."""
         work = self._workload
         if work.backward <= 0:
             return self
@@ -204,21 +206,21 @@ class _Found:
 
     @property
     def native(self) -> Choices:
-        """No codec, but where a rule has one."""
+        """Choices without codecs, except those of rules."""
         return (None,) * self._free + self._bound
 
     def everywhere(self, way: Way) -> Choices:
-        """This way for all that it suits."""
+        """Choices with this way for all kinds that it suits."""
         return tuple(way if self._suits(k, way) else None for k in range(self._free)) + self._bound
 
     def predict(self, choices: Choices) -> Predicted:
-        """The step with these choices."""
+        """The predicted step with these choices."""
         if choices not in self._known:
             self._known[choices] = self._objective.step(choices)
         return self._known[choices]
 
     def weigh(self, choices: Choices) -> float:
-        """What is compared."""
+        """The value to minimize: predicted seconds with a penalty, see Objective.weighed."""
         return self._objective.weighed(self.predict(choices), choices)
 
     def improve(self, ways: Sequence[Way]) -> None:
@@ -238,8 +240,8 @@ class _Found:
                     break
 
     def fuse(self) -> None:
-        """The same with neighbours fused, if that is faster. Not where it would change what a codec
-        makes of a tensor, nor with states, whose owners would follow from DDP's buckets."""
+        """Fuse neighbours in the best choices, if that is faster. Not if it would change a codec's
+        result for a tensor, nor with states, whose owners would depend on DDP's buckets."""
         codecs = [self._search._all_codecs[way.codec] for way in self.best if way is not None]
         possible = all(cuttable(codec) and not codec.stateful for codec in codecs)
         if self._search.options.scope != "tensor" or not possible:
@@ -249,7 +251,7 @@ class _Found:
             self.best, self._around = fused, {}
 
     def _options(self, kind: int, ways: Sequence[Way]) -> list[Way | None]:
-        """What a kind may do: as it does, nothing, another way, or its own with other cuts."""
+        """Candidates for a kind: its present way, none, others, or the present with more cuts."""
         now = self.best[kind]
         found: list[Way | None] = [now, None, *(w for w in ways if self._suits(kind, w))]
         if now is not None and cuttable(self._search._all_codecs[now.codec]):
@@ -264,8 +266,8 @@ class _Found:
         return too_small(self._kinds[kind][0], codec, options) is None
 
     def plans(self) -> tuple[Plan, ...]:
-        """See Search.plans: the best, and of those with one codec and strategy, which owe little to
-        details of a prediction, the best of each."""
+        """Plans for Search.plans: the best, and the best of each with one codec and strategy, which
+        depend less on details of a prediction."""
         native = self._plan(self.native)
         plain = [each for each in self._known if len(self._ways(each)) == 1]
         by_ways: dict[frozenset[Way], Choices] = {}
@@ -283,24 +285,24 @@ class _Found:
         return (*tried, replace(native, why=why))
 
     def _ways(self, choices: Choices) -> frozenset[Way]:
-        """Codecs and strategies of tensors that no rule decides, however these are cut or fused."""
+        """Codecs and strategies of tensors that no rule decides, whatever their cuts and fusion."""
         ways = choices[: self._free]
         return frozenset(replace(way, cut=1, fused=False) for way in ways if way is not None)
 
     def _varied(self, plans: Sequence[Choices]) -> list[Choices]:
-        """At most ALIKE of one codec: where its prediction is off, so are all of its plans."""
+        """At most ALIKE plans of one codec: an error in its prediction affects all of them."""
         codecs: Counter[str] = Counter()
         found = []
         for choices in plans:
             codec = self._mainly(choices)
-            assert codec is not None  # those have been left out
+            assert codec is not None  # others have been left out
             codecs[codec] += 1
             if codecs[codec] <= ALIKE:
                 found.append(choices)
         return found
 
     def _mainly(self, choices: Choices) -> str | None:
-        """The codec of most elements that have one; None where few have."""
+        """The codec of most compressed elements; None if few are compressed."""
         elements: Counter[str] = Counter()
         for kind, way in zip(self._kinds[: self._free], choices, strict=False):
             if way is not None:
@@ -350,7 +352,7 @@ class _Found:
             decision,
             gain=around[None] - around[way],
             runner_up=runner_up.label if runner_up else "no compression",
-            margin=max(0.0, others[runner_up] - around[way]),  # less than WORTH may be gained
+            margin=max(0.0, others[runner_up] - around[way]),  # gains below WORTH are ignored
         )
 
     def _why_raw(self, kind: int) -> str:
@@ -359,14 +361,14 @@ class _Found:
 
 
 def _decided(decision: Decision | None) -> Way | None:
-    """The way of a rule."""
+    """The way of a rule's decision."""
     if decision is None or decision.codec is None:
         return None
     return Way(decision.codec, decision.strategy)
 
 
 def told(own: float, native: float) -> str:
-    """Why a plan is tried, by seconds of a step."""
+    """Text on a plan to try, by seconds of a step."""
     return f"a step is predicted to take {_ms(own)}, with DDP's own all-reduce {_ms(native)}"
 
 

@@ -1,4 +1,4 @@
-"""From a name and parameters to a codec, and the strategy that suits it. Meets compll here."""
+"""From a name and parameters to a codec, and the strategy that suits it. The bridge to compll."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from casync.topology import Topology
 
 
-RESIDUAL = "residual"  # what derived error feedback keeps; other states have other names
+RESIDUAL = "residual"  # state of derived error feedback; other states have other names
 
 
 def flat_names(codec: Codec) -> set[str]:
-    """Names of the states with a value per element; the others have one per tensor."""
+    """Names of states with a value per element; all others have a value per tensor."""
     return {name for name, array in codec.init_state(7, tensors=3).items() if array.size == 7}
 
 
 def state_of(codec: Codec, memory: Memory, n: int, tensors: int = 1) -> dict[str, Any]:
-    """A zeroed state, as the codec takes it: see Codec.init_state."""
+    """A zeroed state in a memory, as codecs take it: see Codec.init_state."""
     if memory.host:
         return codec.init_state(n, tensors=tensors)
     few = {name: memory.tensor(a) for name, a in codec.init_state(7, tensors=3).items()}
@@ -36,15 +36,14 @@ def state_of(codec: Codec, memory: Memory, n: int, tensors: int = 1) -> dict[str
 
 
 def resolve(options: Options, target: str = "cpu") -> Codec:
-    """The codec that `options` name, for a backend of compll. Raises ConfigError, with the nearest
-    name when unknown."""
+    """The codec of `options`, for a backend of compll; ConfigError with the nearest known name."""
     if isinstance(options.compressor, str):
         return compile_codec(options.compressor, options.params, target)
     return options.compressor
 
 
 def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> Codec:
-    """Compile a spec by name or by path, for a backend of compll."""
+    """Compile a spec by name or path, for a backend of compll. Raises ConfigError."""
     import compll
     from compll.runtime import library
 
@@ -61,7 +60,7 @@ def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> 
 
 @contextmanager
 def compiling_told_by(first: bool) -> Iterator[None]:
-    """Let only the first rank tell which kernels compll compiles, or waits for: all ranks do."""
+    """Let only the first rank report compilations of compll: all ranks compile the same kernels."""
     logger = logging.getLogger("compll")
 
     def told(record: logging.LogRecord) -> bool:
@@ -75,7 +74,8 @@ def compiling_told_by(first: bool) -> Iterator[None]:
 
 
 def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:
-    """The codec for a parameter of this shape, and its key in a plan: `powersgd(columns=650)`."""
+    """The codec for a parameter of this shape, and its key in a plan, such as
+    `powersgd(columns=650)`."""
     own = codec.for_shape(shape)
     if own.digest == codec.digest:
         return codec.name, codec
@@ -85,17 +85,17 @@ def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:
 
 
 def described(codec: Codec) -> str:
-    """With all parameters: `topk` is the same as `topk(ratio=0.01)` where that is the default."""
+    """The codec's name with all parameters, so that `topk` and `topk(ratio=0.01)` compare equal."""
     return call(codec.name, codec.params)
 
 
 def call(name: str, params: Mapping[str, Any]) -> str:
-    """Such as `topk(ratio=0.01)`."""
+    """Text such as `topk(ratio=0.01)`."""
     return f"{name}({', '.join(f'{k}={v!r}' for k, v in sorted(params.items()))})"
 
 
 def _refuse_arguments(params: Mapping[str, Any]) -> None:
-    """What compll.compile calls its own arguments no spec can have as a parameter."""
+    """Raise ConfigError for names of compll.compile's own arguments: no spec can have them."""
     import compll
 
     own = inspect.signature(compll.compile).parameters.values()
@@ -108,12 +108,12 @@ def _refuse_arguments(params: Mapping[str, Any]) -> None:
 
 
 def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
-    """A misspelt option of `wrap` arrives here, as if it were a parameter of the spec."""
+    """Raise ConfigError for a misspelt option of `wrap`, taken for a parameter of the spec."""
     from compll.errors import Problems
     from compll.frontend import derived
     from compll.runtime import library
 
-    untold = Problems(name)  # compiling tells these, with all others; but for a file that is none
+    untold = Problems(name)  # dropped: compiling reports them, with all others
     known = [each.name for each in derived.accepted(library.load(name, untold))]
     for given in params:
         if given not in known and (message := options_.of_ddp(given)):
@@ -125,7 +125,7 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
 
 
 def resolve_down(options: Options, codec: Codec, target: str = "cpu") -> Codec | None:
-    """The codec of owners, where it is another than that of workers. Raises ConfigError."""
+    """The codec of owners, if it differs from that of workers. Raises ConfigError."""
     from casync.raw import Raw
 
     if options.down is None or options.down == "none":
@@ -140,12 +140,12 @@ def resolve_down(options: Options, codec: Codec, target: str = "cpu") -> Codec |
 
 
 def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> str:
-    """`asked` if it can carry the codecs, else ConfigError; for "auto", what suits them.
+    """`asked` if it can carry the codecs, else ConfigError; for "auto", the suited strategy.
 
-    With a codec of their own (`down`) owners get payloads, by `ps`. Else additive payloads, also of
-    several rounds, use the native collective. Codecs that may encode again go through owners
-    (`ps`), two quantizations whatever the world size; signs that vote do so at owners (`vote`); the
-    rest, sparse ones, are all-gathered.
+    With a codec of their own (`down`), owners get payloads, by `ps`. Otherwise additive payloads,
+    also of several rounds, use the native collective. Codecs that may encode again go through
+    owners (`ps`): two quantizations whatever the world size. Signs that vote go to owners, too
+    (`vote`); the rest, sparse codecs, are all-gathered.
     """
     from casync import strategies
 
@@ -160,12 +160,12 @@ def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> 
 
 
 def ways_for(codec: Codec, asked: str, topology: Topology) -> tuple[str, ...]:
-    """Strategies that the planner compares: `asked`, or what suits the codec, and instead of owners
-    an exchange of all payloads, which encodes once, and what goes by nodes, where there are."""
+    """Strategies that the planner compares: `asked`, or the suited one; instead of `ps` also an
+    all-gather, which encodes once, a ring, and a hierarchy if there are nodes."""
     name = strategy_for(codec, asked)
     if asked != AUTO or name != "ps":
         return (name,)
-    ring = () if codec.stateful else ("ring",)  # one that encodes N times, with feedback or not
+    ring = () if codec.stateful else ("ring",)  # encodes N times, with feedback or without
     return (name, "allgather", *ring, *(["hierarchical"] * topology.nested))
 
 

@@ -1,4 +1,4 @@
-"""`hipress probe` and `hipress plan`: measurements to a file, and what "auto" makes of them."""
+"""`hipress probe` and `hipress plan`: measurements in a file, and the plans of "auto" from it."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ from hipress.ranks import nodes
 from hipress.ranks.link import connect
 
 Optimizer = Annotated[
-    str | None, typer.Option(help="Kind that trains, such as sgd or adamw: what auto may choose.")
+    str | None, typer.Option(help="Optimizer of the training, such as sgd or adamw.")
 ]
 
 
-Device = Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")]
+Device = Annotated[str, typer.Option(help="Device of the model: cpu or cuda.")]
 
 
 def probe(
-    output: Annotated[Path, typer.Option(help="Where rank 0 writes the profile.")] = Path(
-        "profile.json"
-    ),
+    output: Annotated[Path, typer.Option(help="File that rank 0 writes.")] = Path("profile.json"),
     optimizer: Optimizer = None,
     device: Device = "cpu",
     transport: Annotated[
-        str, typer.Option(help="By what a GPU's payloads travel: nccl, nccl4py, pynccl or staged.")
+        str, typer.Option(help="Transport of a GPU: nccl, nccl4py, pynccl or staged.")
     ] = "nccl",
 ) -> None:
-    """Measures link and compressors on the ranks that torchrun started, into a profile; of a GPU
-    those that run there, and beside them those of the CPU with copies to it.
+    """Measures link and compressors on the ranks that torchrun started, and writes a profile.
+
+    For a GPU it measures the compressors of the GPU, and those of the CPU with copies.
 
     torchrun --nproc-per-node 2 --no-python hipress probe
     """
@@ -66,7 +65,7 @@ def probe(
 
 
 def _placement(device: str, transport: str) -> Placement:
-    """Of this rank, which takes its turn at the GPUs of the host."""
+    """Placement of this rank, which takes one of the host's GPUs in turn."""
     if device == "cuda":
         count, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if ranks > count and transport in NCCL:
@@ -76,7 +75,7 @@ def _placement(device: str, transport: str) -> Placement:
 
 
 def placed(device: str, transport: str) -> Placement:
-    """Where a model on the current device is compressed."""
+    """Placement for a model on the current device."""
     if device == "cpu":
         return ON_HOST
     return place([("a model", torch.device("cuda", torch.cuda.current_device()))], transport, {})
@@ -84,7 +83,6 @@ def placed(device: str, transport: str) -> Placement:
 
 def measure_profile(output: Path, optimizer: str | None, placement: Placement) -> None:
     """Measure link and compressors on all ranks of the default group; rank 0 writes the profile.
-
     Raises HipressError or TransportError."""
     wanted = options.make("auto", optimizer=optimizer)
     assert dist.group.WORLD is not None
@@ -117,19 +115,19 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            help="One that comes with the package; package.module:function that returns one, also "
-            "with its inputs; or shapes: 10000x512,512."
+            help="A model of the package; package.module:function, which returns a model, also "
+            "with its inputs; or shapes (10000x512,512)."
         ),
     ],
-    profile: Annotated[Path, typer.Option(help="Of `hipress probe`.")] = Path("profile.json"),
+    profile: Annotated[Path, typer.Option(help="File of `hipress probe`.")] = Path("profile.json"),
     optimizer: Optimizer = None,
     step: Annotated[
         float, typer.Option(help="Milliseconds of a step without communication.", min=0)
     ] = 0.0,
     device: Device = "cpu",
 ) -> None:
-    """Prints the plans that "auto" would try for a model on a profile, and why, by tensor; for a
-    GPU also where compression runs. It needs none."""
+    """Prints the plans that "auto" would try for a model on a profile, with reasons by tensor; for
+    a GPU also the device that compresses. It needs no GPU."""
     _check_device(device)
     try:
         wanted = options.make("auto", optimizer=optimizer)
@@ -174,7 +172,7 @@ def _show(plans: Sequence[Plan], params: Sequence[Param], reasons: Iterable[str]
         console.print(line)
     table = Table(title="The first, by tensor", title_justify="left", caption_justify="left")
     table.caption = (
-        "gain: how many ms longer a step would be without codec; otherwise: with the next best"
+        "gain: ms that a step would take longer without codec; otherwise: with the next best"
     )
     for name in ("tensor", "choice", "why", "gain", "otherwise", "ms"):
         table.add_column(name, justify="right" if name in ("gain", "ms") else "left")

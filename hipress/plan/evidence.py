@@ -1,6 +1,6 @@
-"""What codecs did to the loss of models that were trained with them: see docs/losses.md.
+"""Measured effects of codecs on the loss of trained models: see docs/losses.md.
 
-evidence.json is made by `python -m bench.spec_table` from what `python -m bench.losses` measured.
+`python -m bench.spec_table` makes evidence.json from the results of `python -m bench.losses`.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from hipress.optimizers import MOMENTUM
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-#: specs that need no evidence, whatever steps are made of gradients: they lose nothing, or round
-#: float32 to 16 bits so that the mean stays
+#: specs that need no evidence while steps use gradients: they lose nothing, or round float32 to 16
+#: bits without bias
 HARMLESS = ("lossless", "bf16_sr")
-LIMIT, SURELY = 0.01, 0.05  # of fp32's loss: see Finding
+LIMIT, SURELY = 0.01, 0.05  # relative to fp32's loss: see Finding
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a codec did to the loss of one workload."""
+    """Measured effect of a codec on the loss of one workload."""
 
     codec: str
-    params: Mapping[str, Any]  # all of them
-    default: bool  # whether these are the spec's own
+    params: Mapping[str, Any]  # all parameters
+    default: bool  # True if these are the spec's defaults
     optimizer: str  # one of KINDS
     workload: str  # of bench.losses
     steps: int
     seeds: int
-    difference: float | None  # of the mean loss from fp32's, relative; None: training diverged
-    error: float  # standard error of that mean over the seeds, relative; 0 of one seed
+    difference: float | None  # relative difference of the mean loss from fp32's; None: diverged
+    error: float  # relative standard error of that mean over the seeds; 0 for one seed
 
     @property
     def key(self) -> str:
-        """The codec's name, with its parameters where they are not the spec's own."""
+        """The codec's name, with parameters that are not the spec's defaults."""
         given = "" if self.default else "".join(f" {k}={v}" for k, v in self.params.items())
         return self.codec + given
 
     @property
     def lost(self) -> bool:
-        """Whether the loss is surely more than LIMIT above fp32's: by two standard errors."""
+        """True if the loss is more than LIMIT above fp32's, by two standard errors."""
         return self.difference is None or self.difference - 2 * self.error > LIMIT
 
     @property
     def kept(self) -> bool:
-        """Whether it is not, and surely at most SURELY above. What neither kept nor lost it tells
-        nothing: its seeds differ too much."""
+        """True if the loss is not lost, and at most SURELY above fp32's by two standard errors. A
+        finding that is neither kept nor lost proves nothing: its seeds differ too much."""
         return not self.lost and cast(float, self.difference) + 2 * self.error <= SURELY
 
     def __str__(self) -> str:
@@ -63,14 +63,14 @@ class Finding:
 
 @cache
 def findings() -> tuple[Finding, ...]:
-    """All that was measured."""
+    """All measured findings."""
     text = resources.files("hipress.plan").joinpath("evidence.json").read_text("utf-8")
     return tuple(Finding(**each) for each in json.loads(text))
 
 
 def of(codec: Codec, optimizer: str | None = None) -> tuple[Finding, ...]:
-    """What was measured of a codec with these parameters, under an optimizer of this kind (None:
-    any by gradients); () for a codec without evidence."""
+    """Findings on a codec with these parameters, under an optimizer of this kind (None: any that
+    averages gradients); () without evidence."""
     return tuple(
         each
         for each in findings()
@@ -79,9 +79,9 @@ def of(codec: Codec, optimizer: str | None = None) -> tuple[Finding, ...]:
 
 
 def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
-    """Specs with parameters that kept the loss on every workload with this kind of optimizer
-    (None: on every workload), and those that need no evidence: a key, the name, and the parameters
-    that are not the spec's own."""
+    """Specs that kept the loss on every workload with this kind of optimizer (None: with every
+    kind), and those that need no evidence; each as key, name, and parameters that are not defaults.
+    """
     found: dict[str, list[Finding]] = {}
     for each in findings():
         found.setdefault(each.key, []).append(each)
@@ -105,12 +105,12 @@ def _workloads(optimizer: str | None) -> set[str]:
 
 
 def _counts(found: Finding, optimizer: str | None) -> bool:
-    """Whether it tells of a kind of optimizer; None: of any of which ranks average gradients."""
+    """True if the finding counts for a kind of optimizer (None: any that averages gradients)."""
     return found.optimizer == optimizer or (optimizer is None and found.optimizer != MOMENTUM)
 
 
 def worst(codec: Codec, optimizer: str | None) -> Finding | None:
-    """Where a codec lost most, under an optimizer of this kind; None where it lost nowhere."""
+    """The worst finding on a codec under this kind of optimizer; None if it lost nowhere."""
     lost = [each for each in of(codec, optimizer) if each.lost]
     return max(lost, key=_loss, default=None)
 

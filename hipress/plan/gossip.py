@@ -1,4 +1,4 @@
-"""From a plan for gradients to one for parameters, which travel to neighbours only."""
+"""From a plan for gradients to a plan for parameters, which travel to neighbours only."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hipress.plan.rules import UNCOMPRESSED, Plan, partitions
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-_SCALES = (1.0, 1e-4)  # of the differences that a codec is tried on
+_SCALES = (1.0, 1e-4)  # scales of the differences that test a codec
 _TRIED = 1 << 16  # elements
 
 
 def gossip_plan(plan: Plan, links: str, neighbours: Sequence[int]) -> Plan:
-    """Every parameter by gossip, those that were to be left alone uncompressed.
+    """A plan with every parameter by gossip; parameters that are not to be compressed travel raw.
 
-    `links`: as in casync.strategies.gossip; `neighbours`: this rank's. Raises ConfigError for a
-    codec that cannot serve.
+    links: as in casync.strategies.gossip; neighbours: of this rank. Raises ConfigError for an
+    unsuited codec.
     """
     for codec in plan.codecs.values():
         _refuse(codec)
@@ -50,8 +50,8 @@ def gossip_plan(plan: Plan, links: str, neighbours: Sequence[int]) -> Plan:
 
 
 def step_sizes(plan: Plan, gamma: float | None) -> dict[str, float]:
-    """By codec, what part of the way to its neighbours' average a parameter goes in a step: gamma,
-    or half of what the codec keeps of normal noise, to two digits."""
+    """Step sizes by codec: the share of the way to its neighbours' average that a parameter moves;
+    gamma, or half of the share of normal noise that the codec keeps, to two digits."""
     return {
         key: float(f"{_kept(codec) / 2:.2g}") if gamma is None else gamma
         for key, codec in plan.codecs.items()
@@ -59,7 +59,7 @@ def step_sizes(plan: Plan, gamma: float | None) -> dict[str, float]:
 
 
 def _refuse(codec: Codec) -> None:
-    """Raise ConfigError for a codec whose payloads do not bring an estimate nearer."""
+    """Raise ConfigError for a codec whose payloads do not improve an estimate."""
     others = set(codec.init_state(1)) - {RESIDUAL}
     why = ""
     if codec.rounds or codec.vote:
@@ -79,7 +79,7 @@ def _refuse(codec: Codec) -> None:
 
 
 def _kept(codec: Codec) -> float:
-    """The share of the square of normal noise that one payload keeps; the least of some scales."""
+    """Share of the square of normal noise that one payload keeps; the least of some scales."""
     noise = np.random.default_rng(0).standard_normal(_TRIED).astype(np.float32)
     shares = []
     for scale in _SCALES:

@@ -1,4 +1,4 @@
-"""Plans by a policy's levels."""
+"""Plans for the levels of a policy."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def compiled(policy: Policy, options: Options, target: str = "cpu") -> dict[str, Codec]:
-    """The compressor at each level, by its description, for a backend of compll. ConfigError for
-    one that cannot be."""
+    """The compressor at each level, by description, for a backend of compll; or ConfigError."""
     found = {}
     for params in policy.levels:
         try:
@@ -53,7 +52,7 @@ def plans(
 
 
 def _renamed(plan: Plan, suffix: str) -> Plan:
-    """Codecs of levels have one name; their keys differ."""
+    """The plan with a suffix on its keys: the codecs of all levels have the same name."""
     decisions = [
         replace(d, codec=None if d.codec is None else f"{d.codec} {suffix}") for d in plan.decisions
     ]

@@ -1,10 +1,10 @@
-"""What the planner minimizes: the predicted seconds of a step in which each tensor goes its way.
+"""The objective of the planner: predicted seconds of a step with a way for each tensor.
 
-[Note: joined buckets] A simulated step takes as long as it has chains, so neighbouring buckets are
-joined, and large ones cut. When the first one is ready decides when the link begins to work, and
-how much is left after the last what a step waits for: so they are joined in the middle, and remain
-as they are at both ends. Parts are those of the buckets as they are, of the first and the last in a
-chain where there are many; buckets of equal lengths, as of layers that repeat, are cut alike.
+[Note: joined buckets] The time to simulate a step grows with its chains, so neighbouring buckets
+are joined, and large ones cut. The first bucket decides when the link starts, and the last how much
+remains after it; so buckets are joined in the middle and kept at both ends. Parts are counted for
+the original buckets, but only for the first and the last of a long chain; buckets of equal lengths,
+such as those of repeated layers, have equal cuts.
 """
 
 from __future__ import annotations
@@ -36,50 +36,50 @@ if TYPE_CHECKING:
     from casync.graph.parts import Part
 
 LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
-PIECES = 4  # of a bucket, at most
-SAMPLED = 2  # buckets of a chain of which parts are counted
-ONCE = 0.1  # of the time that a step waits: what one quantization instead of two is worth
+PIECES = 4  # most pieces of a bucket
+SAMPLED = 2  # buckets of a chain whose parts are counted
+ONCE = 0.1  # worth of one quantization instead of two, as a share of a step's waiting time
 
-Kind = tuple[Param, ...]  # what gets one choice
+Kind = tuple[Param, ...]  # parameters that share a choice
 _Key = tuple[int, "Way | None", tuple[int, ...]]  # chain, way, kinds
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a tensor travels compressed."""
+    """The codec and strategy of a tensor, with its cuts."""
 
-    codec: str  # its key in a plan
+    codec: str  # key in a plan
     strategy: str
-    cut: int = 1  # times the usual partitions
-    fused: bool = False  # with its neighbours in the bucket, before it is compressed
+    cut: int = 1  # multiple of the usual partitions
+    fused: bool = False  # True if neighbours in a bucket are compressed as one
 
     @property
     def label(self) -> str:
-        """Such as `int4_group (ps)`."""
+        """Text such as `int4_group (ps)`."""
         return f"{self.codec} ({self.strategy}{', fused' * self.fused})"
 
     def partitions(self, numel: int, codec: Codec, topology: Topology) -> int:
-        """Of a tensor of this length; a codec that must not be cut is not."""
+        """Partitions of a tensor of this length; no extra cuts for a codec that must not be cut."""
         usual = partitions(numel, codec, self.strategy, topology.world_size)
         return usual * self.cut if cuttable(codec) else usual
 
 
 def cuttable(codec: Codec) -> bool:
-    """Whether what a codec makes of a tensor does not depend on how it is partitioned."""
+    """True if partitions do not change the codec's result for a tensor."""
     return codec.align > 1 or codec.additive is not None
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step. Seconds."""
+    """A predicted step. Seconds."""
 
     seconds: float  # the whole step
-    waiting: float  # of it, what the backward pass does not hide
+    waiting: float  # part that the backward pass does not hide
     backward: float  # until the backward pass is over, from the first bucket on
 
 
 class Objective:
-    """Predicts steps of one model on one cluster; counts them. None as a way is no codec."""
+    """Predicts and counts steps of one model on one cluster. None as a way is no codec."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Objective:
         workload: Workload,
         loads: int = LOADS,
     ) -> None:
-        """`kinds`: of all parameters; a choice for each is what is predicted. `loads`: chains."""
+        """kinds: of all parameters; a prediction takes a choice for each. loads: chains."""
         self.steps = 0
         self._kinds, self._codecs, self._topology = kinds, codecs, topology
         self._costs, self._workload = costs, workload
@@ -109,29 +109,29 @@ class Objective:
         self._cut: dict[tuple[object, tuple[int, ...]], tuple[float, float]] = {}
 
     def costing(self, costs: Costs) -> Objective:
-        """The same on another cluster of this topology; parts need not be counted again."""
+        """The same objective with costs of another cluster of this topology; parts stay counted."""
         made = copy(self)
         made.steps, made._costs, made._known = 0, costs, {}
         return made
 
     def step(self, choices: Sequence[Way | None]) -> Predicted:
-        """The step in which each kind goes its way."""
+        """The predicted step in which each kind has its way."""
         made = self.simulated(choices)
         waiting = max(0.0, made.seconds - self._workload.backward)
         return Predicted(made.seconds + self._workload.rest, waiting, made.backward)
 
     def simulated(self, choices: Sequence[Way | None], events: bool = False) -> Step:
-        """Its backward pass and what is synchronized, from the first bucket on."""
+        """The simulated backward pass and synchronization, from the first bucket on."""
         self.steps += 1
         loads = self.loads(choices)
         return simulate_step(loads, self._workload.backward, self._costs.overlap, events)
 
     def loads(self, choices: Sequence[Way | None]) -> list[Load]:
-        """What is simulated beside the backward pass."""
+        """Chains of stages beside the backward pass."""
         return list(self._loads(choices))
 
     def weighed(self, predicted: Predicted, choices: Sequence[Way | None]) -> float:
-        """What is compared: seconds, and a little for what is quantized once more by owners."""
+        """The value to minimize: predicted seconds, plus a penalty for quantizing twice."""
         sizes = [sum(param.numel for param in kind) for kind in self._kinds]
         again = [
             size
@@ -167,7 +167,7 @@ class Objective:
 
     def _stages(self, item: Item, way: Way) -> tuple[Stage, ...]:
         cost = self._costs.codecs.get(way.codec)
-        if cost is None:  # of a rule: nothing is known but how long its payloads may be
+        if cost is None:  # codec of a rule, without measured costs
             return native(item.payload, self._costs)
         return stages(way.strategy, item, cost, self._topology, self._costs)
 
@@ -184,11 +184,11 @@ class Objective:
             parts * count,
             codec.additive or "float32",
             max(1, len(codec.rounds)),
-            1.0 + (busiest - 1.0) / count,  # of the next bucket it is another one
+            1.0 + (busiest - 1.0) / count,  # another owner is busiest in the next bucket
         )
 
     def _counted(self, params: Sequence[Param], way: Way) -> tuple[float, float]:
-        """Parts of a bucket, and what one rank owns of it at most, over the mean."""
+        """Number of parts of a bucket, and the largest share of an owner over the mean share."""
         codec, spread = self._codecs[way.codec], strategies.load(way.strategy).SPREADS
         alike = (spread, codec.align, cuttable(codec), way.cut, way.fused)
         key = (alike, tuple(p.numel for p in params))
@@ -227,17 +227,17 @@ class Objective:
 def _members(
     bucket: Bucket, owner: Mapping[int, int], params: Mapping[int, Param]
 ) -> dict[int, list[Param]]:
-    """By kind, what lies in a bucket."""
+    """Parameters of a bucket by kind."""
     found: dict[int, list[Param]] = {}
     for index in bucket.indices:
-        if index in owner:  # not one that is sparse
+        if index in owner:  # sparse ones have no kind
             found.setdefault(owner[index], []).append(params[index])
     return found
 
 
 def joined(buckets: Sequence[Bucket], most: int) -> Iterator[Sequence[Bucket]]:
-    """At most so many runs of neighbours, which are ready with the last; see [Note: joined
-    buckets]."""
+    """At most `most` runs of neighbouring buckets, each ready with its last; see
+    [Note: joined buckets]."""
     n = len(buckets)
     share = [(1 - math.cos(math.pi * i / most)) / 2 for i in range(most + 1)]
     ends = sorted({round(n * each) for each in share} | {n}) if n > most else range(n + 1)

@@ -1,4 +1,4 @@
-"""Rules by name and shape: which codec takes which parameters, whatever the others get."""
+"""Rules by name and shape: codecs for some parameters, whatever the others get."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rule:
-    """What happens to parameters that a pattern matches and no earlier one does."""
+    """The codec of parameters that a pattern matches and no earlier one does."""
 
     pattern: str  # of names; with a space, of names and shapes: "*.weight 1000x*"
     codec: Codec | None  # None: uncompressed
 
     def matches(self, param: Param) -> bool:
-        """Whether the pattern is that of a parameter."""
+        """True if the pattern matches a parameter."""
         return param.matches(self.pattern)
 
     @property
     def why(self) -> str:
-        """Of a decision by this rule."""
+        """Reason of a decision by this rule."""
         return f"rule {self.pattern!r}"
 
     def __str__(self) -> str:
@@ -38,8 +38,7 @@ class Rule:
 
 
 def compiled(options: Options, target: str = "cpu") -> tuple[Rule, ...]:
-    """The rules of a mapping or a YAML file, with their codecs, for a backend of compll. Raises
-    ConfigError."""
+    """Rules of a mapping or a YAML file, with codecs for a backend of compll; or ConfigError."""
     return tuple(_rule(pattern, each, options, target) for pattern, each in _load(options.rules))
 
 
@@ -75,7 +74,7 @@ def _rule(pattern: str, wanted: Any, options: Options, target: str) -> Rule:
 
 
 def _codec(wanted: Any, target: str) -> Codec | None:
-    """A compiled codec, the name or path of one, or a mapping of `compressor` and parameters."""
+    """The codec of a rule's value: a codec, a name or path, a mapping with parameters, or None."""
     if wanted is None or callable(getattr(wanted, "encode_batch", None)):
         codec: Codec | None = wanted
         return codec
@@ -94,7 +93,7 @@ def _codec(wanted: Any, target: str) -> Codec | None:
 
 
 def shown(given: Any) -> Any:
-    """Rules as JSON takes them: a path, or compressors by pattern."""
+    """Rules as values for JSON: a path, or compressors by pattern."""
     if not isinstance(given, Mapping):
         return os.fspath(given)
     return {pattern: _shown(wanted) for pattern, wanted in given.items()}
@@ -108,13 +107,13 @@ def _shown(wanted: Any) -> Any:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What rules decide. An index of a parameter is its place in the model."""
+    """Decisions of rules, by index of the parameter in the model."""
 
     decisions: Mapping[int, Decision]
     codecs: Mapping[str, Codec]  # by their keys in a plan
 
     def apply(self, plan: Plan) -> Plan:
-        """The plan, but for the parameters of rules."""
+        """The plan with the rules' decisions in place of its own."""
         decisions = [self.decisions.get(i, d) for i, d in enumerate(plan.decisions)]
         kept = {d.codec for d in decisions}
         kept |= {down for key, down in plan.downs.items() if key in kept}
@@ -135,7 +134,7 @@ def decide(
     options: Options,
     world_size: int,
 ) -> Overrides:
-    """What the rules decide. `codecs`: those of other parameters, from which keys must differ.
+    """Decisions of the rules. codecs: those of other parameters, whose keys must differ. Raises
     ConfigError for a rule that gets no parameter."""
     others = {codec.name: codec.digest for codec in codecs}
     decisions: dict[int, Decision] = {}
@@ -157,8 +156,7 @@ def decide(
 
 
 def assign(rules: Sequence[Rule], params: Sequence[Param]) -> dict[int, Rule]:
-    """By index of a parameter, the first rule that matches it. ConfigError for a rule that gets
-    none."""
+    """The first matching rule by index of a parameter; ConfigError for a rule that gets none."""
     found: dict[int, Rule] = {}
     for rule in rules:
         matched = [param for param in params if rule.matches(param)]

@@ -1,8 +1,9 @@
-"""Where compression runs: a device's gradients may also be copied to the host, for it to compress.
+"""Places of compression: the device itself, or the host, to which gradients are copied.
 
-[Note: places] Each place has codecs of its own, of other keys, and costs: what they take, by what
-payloads travel, what is copied, and what slows the backward pass. A plan is of one place. The first
-place is where the model is; there the native all-reduce is, which all plans are compared with.
+[Note: places] Each place has its own codecs, with other keys, and its own costs: of codecs, of
+transfers, of copies, and of the slow-down of the backward pass. A plan belongs to one place. The
+first place is the model's device, where the native all-reduce runs, to which all plans are
+compared.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["Place", "Places"]
 
 @dataclass(frozen=True)
 class Place:
-    """A place, and what is searched there."""
+    """A place of compression, and the search for plans there."""
 
     name: str  # one of hipress.devices.TRANSPORTS
     search: Search
@@ -43,15 +44,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Places:
-    """All of them, each with its costs as far as they are known."""
+    """All places, each with its costs as far as they are known."""
 
     every: tuple[Place, ...]
     costs: tuple[Costs, ...] = ()
 
     @classmethod
     def of(cls, search: Search, meeting: Meeting, placement: Placement) -> Places:
-        """Where the model is, and the host as well where that is on a device. All ranks of the
-        meeting must call this."""
+        """The place of the model, and the host as well if the model is on a device. All ranks of
+        the meeting must call this."""
         memory, name = placement.memory(), placement.transport
         if placement.on_host:
             return cls((Place(name, search, Site(HostMemory(), memory)),))
@@ -60,7 +61,7 @@ class Places:
 
     @classmethod
     def on_device(cls, first: Place, host: Site = HERE) -> Places:
-        """A device's, and the host: with the same codecs, unless rules have some of the device."""
+        """A device's place, and the host with the same codecs unless rules have a device's."""
         if first.search.overrides.codecs:
             return cls((first,))
         codecs = {key + HOSTED: codec for key, codec in first.search.codecs.items()}
@@ -69,7 +70,7 @@ class Places:
 
     @classmethod
     def read(cls, search: Search, costs: Mapping[str, Costs]) -> Places:
-        """As they were measured, by name."""
+        """Places with measured costs, by name."""
         name, *others = costs
         first = Place(name, search, HERE)
         places = cls.on_device(first) if others else cls((first,))
@@ -77,33 +78,33 @@ class Places:
 
     @property
     def by_name(self) -> dict[str, Costs]:
-        """Costs, for `read`."""
+        """Costs by name, for `read`."""
         return {place.name: each for place, each in zip(self.every, self.costs, strict=True)}
 
     @property
     def first(self) -> Place:
-        """Where the model is."""
+        """The place of the model."""
         return self.every[0]
 
     @property
     def topology(self) -> Topology:
-        """Of all."""
+        """Topology of all places."""
         return self.first.search.topology
 
     @property
     def codecs(self) -> dict[str, Codec]:
-        """Of all."""
+        """Codecs of all places, by key."""
         return {key: codec for place in self.every for key, codec in place.search.codecs.items()}
 
     @property
     def told(self) -> Costs:
-        """For reports: those of the first, with all codecs, and copies if there are any."""
+        """Costs for reports: those of the first place, with codecs and copies of all."""
         codecs = {key: cost for costs in self.costs for key, cost in costs.codecs.items()}
         copies = next((costs.copies for costs in self.costs if costs.copies), None)
         return replace(self.costs[0], codecs=codecs, copies=copies)
 
     def measure_links(self, group: dist.ProcessGroup) -> Places:
-        """With new costs of links. Every rank must call it."""
+        """The places with newly measured links. Every rank must call this."""
         links = tuple(
             probe.measure_link(group, each.search.codecs, self.topology, each.site)
             for each in self.every
@@ -116,7 +117,7 @@ class Places:
         return replace(self, costs=links)
 
     def measure_codecs(self, group: dist.ProcessGroup) -> Places:
-        """With costs of codecs, which are compiled. Every rank must call it."""
+        """The places with measured costs of compiled codecs. Every rank must call this."""
         pairs = zip(self.every, self.costs, strict=True)
         return replace(
             self,
@@ -127,11 +128,11 @@ class Places:
         )
 
     def message_seconds(self, group: dist.ProcessGroup) -> float:
-        """How long a message takes now. Every rank must call it."""
+        """Seconds of a message now. Every rank must call this."""
         return probe.message_seconds(group, self.topology, self.first.site)
 
     def abort(self) -> None:
-        """Disconnect after a measurement has failed."""
+        """Disconnect after a failed measurement."""
         for each in self.every:
             each.site.abort()
 
@@ -141,7 +142,7 @@ class Places:
             each.site.close()
 
     def promising(self) -> Places:
-        """With the codecs that promise to pay, and the places that have some."""
+        """The places with those codecs that promise to pay; without places that have none."""
         native = self.first.search.native(self.costs[0])
         found = [
             (replace(each, search=each.search.promising(costs, native)), costs)
@@ -151,7 +152,7 @@ class Places:
         return Places(tuple(place for place, _ in kept), tuple(costs for _, costs in kept))
 
     def compile(self) -> dict[str, Codec]:
-        """The codecs of all, for where they work."""
+        """The codecs of all places, compiled for them."""
         with self.first.site.memory.current():
             every = [each.search.compile() for each in self.every]
             codecs = {key: codec for some in every for key, codec in some.items()}
@@ -160,7 +161,7 @@ class Places:
         return codecs
 
     def compiled(self, codecs: Mapping[str, Codec]) -> Places:
-        """With what was compiled."""
+        """The places with compiled codecs."""
         every = tuple(
             replace(
                 each,
@@ -171,8 +172,8 @@ class Places:
         return replace(self, every=every)
 
     def plans(self, workload: Workload | None = None) -> tuple[Plan, ...]:
-        """As Search.plans, of all places: the best of each, and then by the predicted step."""
-        if workload is not None:  # payloads are the same on all of them
+        """Plans as of Search.plans, over all places: the best of each place, by predicted step."""
+        if workload is not None:  # payloads are the same at all places
             hosted = {(key + HOSTED, index): n for (key, index), n in workload.payloads.items()}
             workload = replace(workload, payloads={**workload.payloads, **hosted})
         pairs = zip(self.every, self.costs, strict=True)
@@ -190,7 +191,7 @@ class Places:
         return (*kept, native)
 
     def reasons(self, workload: Workload) -> Iterator[str]:
-        """Of several places, the best plan of each and what it goes by."""
+        """Text per place: its best plan, and the speeds behind it; for several places."""
         for place, costs in zip(self.every, self.costs, strict=True):
             best = place.search.plans(costs, workload)[0]
             text = f"{best.label}, {best.seconds * 1e3:.2f} ms a step"
@@ -200,7 +201,8 @@ class Places:
 
 
 def _speeds(costs: Costs) -> str:
-    """Such as `of a codec 35% hides behind the backward pass, gradients leave at 12 GB/s`."""
+    """Text such as
+    `35% of a codec's time hides behind the backward pass, gradients leave the device ...`."""
     text = f"{costs.overlap:.0%} of a codec's time hides behind the backward pass"
     if costs.copies is None:
         return text

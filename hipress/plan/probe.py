@@ -1,14 +1,14 @@
-"""A short look at the link and the codecs, so that "auto" plans from measurements.
+"""A short measurement of link and codecs, from which "auto" plans.
 
-A site says where codecs work and by what payloads travel (site.py). On a device codecs are timed by
-events, not by when calls return, and what is copied between it and the host is measured, too.
+A site gives the memory of codecs and the transport of payloads (site.py). On a device codecs are
+timed by events, not by the return of calls, and copies between it and the host are timed, too.
 
-Every rank measures at the same time, as in a training step, and the slowest rank counts: its
-median for a codec, its best time for the link. A busy machine makes a fast link look slow, but
-never a slow one fast, and a link that looks slow would invite compression where it does not pay.
-The numbers are exchanged, so all ranks plan from the same ones. The link takes well under a second:
-fewer repetitions on a slow one, and all ranks agree on how many. Codecs are measured when they are
-compiled, and with them what a thread gains that works beside another one.
+All ranks measure at the same time, as in a training step, and the slowest rank counts: its median
+for a codec, its best time for the link. A busy machine makes a fast link look slow, but never a
+slow one fast, and a link that looks slow would invite compression that does not pay. The numbers
+are exchanged, so all ranks plan from the same ones. The link takes well under a second: a slow one
+has fewer repetitions, whose number all ranks agree on. Codecs are measured when they are compiled,
+together with the gain of a second thread.
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ if TYPE_CHECKING:
 
 SMALL, LARGE, HUGE = 4 << 10, 1 << 20, 4 << 20  # bytes on the link
 QUICK, SLOW = 0.005, 0.03  # seconds: below, HUGE is measured too; above, nothing is repeated
-MESSAGE, MESSAGES = 1 << 18, 3  # bytes; how many are timed to notice that the link has changed
+MESSAGE, MESSAGES = 1 << 18, 3  # bytes, and number, of messages timed to detect a changed link
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured, and how long that took."""
+    """Measured costs, and the seconds that measuring took."""
 
     costs: Costs
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers: seconds, and seconds per byte."""
+        """Plain numbers for JSON: seconds, and seconds per byte."""
         return {"seconds": self.seconds, **asdict(self.costs)}
 
 
 def measure_link(
     group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology, site: Site = HERE
 ) -> Costs:
-    """The link alone, and all-reduces of what the codecs send. `group`: of gloo, by which ranks
-    agree. Every rank must call it."""
+    """Measure the link, and all-reduces of the number types of codecs. group: a gloo group, for
+    agreement. Every rank must call this."""
     types = {"float32"} | {c.additive for c in codecs.values() if c.additive is not None}
     wire = site.wire(group)
     with site.memory.current():
-        share = _contention(group) if site.memory.host else 0.0  # nothing on a device is a core's
+        share = (
+            _contention(group) if site.memory.host else 0.0
+        )  # a device's transfers take no cores
         reduces = {name: _curve(_reduce(wire, DTYPES[name]), group) for name in sorted(types)}
         inside = Transfer(FREE)
         if topology.nested:
@@ -73,7 +75,7 @@ def measure_link(
 
 
 def _slowing(costs: Costs, slows: float) -> Costs:
-    """With transfers that slow a device's backward pass."""
+    """Costs whose transfers slow a device's backward pass."""
     return replace(
         costs,
         exchange={peers: replace(each, slows=slows) for peers, each in costs.exchange.items()},
@@ -85,7 +87,7 @@ def _slowing(costs: Costs, slows: float) -> Costs:
 def measure_codecs(
     group: dist.ProcessGroup, codecs: Mapping[str, Codec], link: Costs, site: Site = HERE
 ) -> Costs:
-    """The link's costs with those of codecs, which are compiled. Every rank must call it."""
+    """The link's costs with those of compiled codecs. Every rank must call this."""
     with site.memory.current():
         costs = {
             name: codec_cost(codec, group, site.memory)
@@ -96,15 +98,15 @@ def measure_codecs(
 
 
 def message_seconds(group: dist.ProcessGroup, topology: Topology, site: Site = HERE) -> float:
-    """How long a message takes now. Every rank must call it."""
+    """Seconds of a message now. Every rank must call this."""
     with site.memory.current():
         message = _exchange(site.wire(group), group.rank(), _rounds(topology)[1])(MESSAGE)
         return _best(message, MESSAGES, group)[0]
 
 
 def _rounds(topology: Topology) -> dict[int, list[list[int]]]:
-    """By number of peers, and for each peer by rank, to whom a rank sends: ranks of other nodes, so
-    that all ranks of a node share its link."""
+    """Targets of sends: by number of peers, and for each peer by rank. They are ranks of other
+    nodes, so that all ranks of a node share its link."""
     order = [rank for node in topology.nodes for rank in node]
     step, n = topology.largest if topology.nested else 1, len(order)
     most = max(1, (n - 1) // step)
@@ -115,7 +117,7 @@ def _rounds(topology: Topology) -> dict[int, list[list[int]]]:
 
 
 def _around(nodes: Sequence[Sequence[int]]) -> list[int]:
-    """By rank, to whom it sends: the next one of its node; itself where it is alone."""
+    """Target of each rank: the next rank of its node; itself if it is alone."""
     pairs = {r: node[(i + 1) % len(node)] for node in nodes for i, r in enumerate(node)}
     return [pairs[rank] for rank in sorted(pairs)]
 
@@ -123,8 +125,8 @@ def _around(nodes: Sequence[Sequence[int]]) -> list[int]:
 def _fit_reduces(curves: Mapping[str, _Curve], share: float) -> dict[str, Transfer]:
     """The native all-reduce by number type.
 
-    As many bytes of float32 are no more work than of 16-bit numbers: where they took longer, the
-    moment was to blame, and would invite compression where it does not pay.
+    Equally many bytes of float32 are no more work than of 16-bit numbers: if they took longer, the
+    machine was busy, and their cost would invite compression that does not pay.
     """
     least: dict[float, float] = {}
     for size, seconds in (point for curve in curves.values() for point in curve.points):
@@ -136,7 +138,7 @@ def _fit_reduces(curves: Mapping[str, _Curve], share: float) -> dict[str, Transf
 @dataclass(frozen=True)
 class _Curve:
     points: Sequence[tuple[float, float]]  # bytes, seconds
-    cores: float  # that were busy with the largest, in CPU seconds a second
+    cores: float  # busy with the largest size, in CPU seconds per second
 
 
 def _transfer(curve: _Curve, share: float) -> Transfer:
@@ -144,7 +146,7 @@ def _transfer(curve: _Curve, share: float) -> Transfer:
 
 
 def _contention(group: dist.ProcessGroup) -> float:
-    """How many seconds a second of a core takes while all ranks want one."""
+    """Seconds for a second of a core while all ranks want one."""
     group.barrier().wait()
     start, cpu = time.perf_counter(), time.thread_time()
     while time.perf_counter() - start < BURST:
@@ -157,8 +159,8 @@ Operation = Callable[[int], Callable[[], None]]  # bytes -> something to time
 
 
 def _exchange(wire: Wire, rank: int, rounds: Sequence[Sequence[int]]) -> Operation:
-    """Send a share of the bytes to each of some ranks, and receive as much, all at the same time.
-    `rounds`: for each, by rank, to whom."""
+    """Send an equal share of the bytes to each of some ranks, and receive as much, all at once.
+    rounds: for each peer, the target by rank."""
     pairs = [(targets[rank], targets.index(rank)) for targets in rounds if targets[rank] != rank]
 
     def prepare(count: int) -> Callable[[], None]:
@@ -175,7 +177,7 @@ def _reduce(wire: Wire, dtype: torch.dtype) -> Operation:
 
 
 def _copies(group: dist.ProcessGroup, site: Site) -> Copies | None:
-    """Of bytes between a device and pinned memory, either way."""
+    """Copies between a device and pinned memory, each way."""
     if not site.copies:
         return None
     memory = site.backward
@@ -195,7 +197,7 @@ def _copies(group: dist.ProcessGroup, site: Site) -> Copies | None:
 
 
 def _curve(operation: Operation, group: dist.ProcessGroup) -> _Curve:
-    """Two or three sizes; what is repeated depends on agreed numbers only."""
+    """Times of two or three sizes; repetitions depend only on agreed numbers."""
     points = [(float(SMALL), _best(operation(SMALL), REPEATS, group)[0])]
     first, cores = _best(operation(LARGE), 1, group)
     again = first
@@ -209,7 +211,7 @@ def _curve(operation: Operation, group: dist.ProcessGroup) -> _Curve:
 
 
 def _best(run: Callable[[], None], repeats: int, group: dist.ProcessGroup) -> tuple[float, float]:
-    """Best time on the slowest rank, and the cores that this kept busy on the busiest."""
+    """Best time on the slowest rank, and the busy cores on the busiest rank."""
     times = []
     group.barrier().wait()
     start, cpu = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""A probe's measurements in a file: JSON, of one format, with what they depend on."""
+"""Profiles: a probe's measurements in a JSON file, with the machine that they hold for."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _KIND = "a profile of `hipress probe`"
 
 @dataclass(frozen=True)
 class Link:
-    """What a node's link to others is sold as, and what is reached of it. Zeros are unknown."""
+    """A node's link to others: nominal bandwidth, and the share reached. Zeros are unknown."""
 
     interface: str
     bandwidth: float  # bytes a second, each way
-    reach: float  # share of it that all ranks of a node reach together
-    collective: float  # seconds of a native all-reduce besides its bytes
+    reach: float  # share of the bandwidth that all ranks of a node reach together
+    collective: float  # fixed seconds of a native all-reduce
 
 
 UNKNOWN = Link("", 0.0, 0.0, 0.0)
@@ -42,9 +42,9 @@ UNKNOWN = Link("", 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Profile:
-    """What a link and the codecs cost, and where that was measured."""
+    """Costs of link and codecs, and the machine that they hold for."""
 
-    places: Mapping[str, Costs]  # by name of a place, where the model is first
+    places: Mapping[str, Costs]  # by name of a place; the model's first
     topology: Topology
     digests: Mapping[str, str]  # by codec
     versions: Mapping[str, str]
@@ -52,11 +52,11 @@ class Profile:
 
     @property
     def device(self) -> str:
-        """Where the model is: cpu or cuda."""
+        """Device of the model: cpu or cuda."""
         return "cuda" if "device" in self.versions else "cpu"
 
     def differences(self, codecs: Mapping[str, Codec]) -> list[str]:
-        """In what this machine and these codecs are not those of the profile."""
+        """Texts on differences between this machine and these codecs, and those of the profile."""
         found = [
             f"{name} {self.versions.get(name)!r} there, {here!r} here"
             for name, here in versions(self.device).items()
@@ -71,7 +71,7 @@ class Profile:
 
 
 def versions(device: str = "cpu") -> dict[str, str]:
-    """What costs depend on besides the codecs. `device`: cpu or cuda."""
+    """Versions on which costs depend, besides the codecs. device: cpu or cuda."""
     processor = platform.processor() or platform.machine()
     found = {"hipress": __version__, "torch": torch.__version__, "processor": processor}
     if device == "cuda":
@@ -86,7 +86,7 @@ def write(
     codecs: Mapping[str, Codec],
     device: str = "cpu",
 ) -> None:
-    """All times in seconds, and seconds per byte."""
+    """Write a profile; times in seconds, and seconds per byte."""
     data = {
         "format": FORMAT,
         "versions": versions(device),
@@ -99,7 +99,7 @@ def write(
 
 
 def link_of(costs: Costs, topology: Topology) -> Link:
-    """Of rank 0's node, by what its interface says of itself."""
+    """The link of rank 0's node, with the bandwidth that its interface reports."""
     interface, sold = _interface()
     per_byte = costs.to(topology.world_size).line.per_byte
     reached = topology.largest / per_byte if per_byte > 0 else 0.0
@@ -108,7 +108,7 @@ def link_of(costs: Costs, topology: Topology) -> Link:
 
 
 def _interface(folder: Path = Path("/sys/class/net")) -> tuple[str, float]:
-    """The one that gloo is told to use, or the only one that knows its speed; in bytes a second."""
+    """Name and bytes a second of gloo's interface, or of the only one with a known speed."""
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     found = {each.name: _speed(each) for each in folder.glob("*") if each.name != "lo"}
     known = {name: speed for name, speed in found.items() if speed > 0}
@@ -120,12 +120,12 @@ def _interface(folder: Path = Path("/sys/class/net")) -> tuple[str, float]:
 def _speed(interface: Path) -> float:
     try:
         return max(0, int((interface / "speed").read_text("ascii"))) * 1.25e5
-    except (OSError, ValueError):  # of a device that is down or has none
+    except (OSError, ValueError):  # the interface is down, or has no speed
         return 0.0
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise ConfigError where `write` could not, before anything was measured."""
+    """Raise ConfigError if the file cannot be written, before anything is measured."""
     try:
         with path.open("a"):
             pass
@@ -136,7 +136,7 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def read(path: Path) -> Profile:
-    """Raises ConfigError for what is no profile, with the places of everything that is wrong."""
+    """Read a profile. Raises ConfigError with the places of all mistakes."""
     fields = reading.read(path, _KIND, "`hipress probe` writes one")
     if (found := fields.count("format", least=0)) != FORMAT and not fields.problems.found:
         fields.problems.add(fields.at("format"), f"format {found}; this reads {FORMAT}")
@@ -165,7 +165,7 @@ def _topology(fields: Fields) -> Topology:
 
 
 def _mappings(fields: Fields, name: str) -> Iterator[tuple[str, Fields]]:
-    """By key, the mappings in one that must be there."""
+    """Mappings by key in a required mapping."""
     inner = fields.fields(name, needed=True)
     for key in inner.names() if inner is not None else ():
         assert inner is not None

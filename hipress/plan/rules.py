@@ -1,6 +1,6 @@
-"""What happens to each parameter: left alone, or which codec, strategy and partitions.
+"""Decisions for parameters: uncompressed, or a codec with strategy and partitions.
 
-A fixed compressor is applied to everything it suits; "auto" compares several plans.
+A fixed compressor is used for all parameters that it suits; "auto" compares several plans.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hipress.plan.codecs import for_shape, strategy_for
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-NATIVE = "allreduce"  # how a tensor without codec travels
-UNCOMPRESSED = "uncompressed"  # key of the codec by which it does in gossip
+NATIVE = "allreduce"  # strategy of a tensor without codec
+UNCOMPRESSED = "uncompressed"  # key of the raw codec in gossip
 HOSTED = " on the host"  # see `hosted`
 SLACK = 64  # bytes
 CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps the transfer
@@ -31,7 +31,7 @@ CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps t
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one parameter, and why. Times are predictions in seconds, None if unknown."""
+    """The decision for one parameter, with its reason. Times are predicted seconds, or None."""
 
     name: str
     numel: int
@@ -39,9 +39,9 @@ class Decision:
     strategy: str
     partitions: int
     why: str
-    gain: float | None = None  # how much longer a step would take if it were uncompressed
-    runner_up: str = ""  # the next best that could happen to it
-    margin: float | None = None  # how much longer a step would take with that
+    gain: float | None = None  # extra seconds of a step if it were uncompressed
+    runner_up: str = ""  # the next best choice
+    margin: float | None = None  # extra seconds of a step with the next best choice
 
 
 @dataclass(frozen=True)
@@ -52,51 +52,50 @@ class Plan:
     topology: Topology
     codecs: Mapping[str, Codec] = field(default_factory=dict)
     why: str = ""
-    downs: Mapping[str, str] = field(default_factory=dict)  # by codec: that of owners, if another
-    seconds: float = 0.0  # predicted of a step; 0 where nothing was predicted
-    fused: bool = False  # whether neighbours in a bucket that have one codec are compressed as one
+    downs: Mapping[str, str] = field(default_factory=dict)  # codec of owners, if another, by codec
+    seconds: float = 0.0  # predicted for a step; 0 without a prediction
+    fused: bool = False  # True if neighbours in a bucket with one codec are compressed as one
 
     @property
     def compresses(self) -> bool:
-        """Whether any parameter is compressed; if not, DDP's own all-reduce remains."""
+        """True if any parameter is compressed; otherwise DDP's own all-reduce remains."""
         return any(d.codec is not None for d in self.decisions)
 
     @property
     def hosted(self) -> bool:
-        """Whether a device's gradients are copied to the host."""
+        """True if a device's gradients are copied to the host."""
         return any(map(hosted, self.codecs))
 
     @property
     def label(self) -> str:
-        """Such as `bf16 (allreduce) and int4_group (ps)`."""
+        """Text such as `bf16 (allreduce) and int4_group (ps)`."""
         used = {(d.codec.partition("(")[0], d.strategy) for d in self.decisions if d.codec}
         text = " and ".join(f"{codec} ({way})" for codec, way in sorted(used)) or "no compression"
         return text + ", fused" * self.fused
 
     def down(self, key: str) -> Codec:
-        """What owners encode with where workers encode with codec `key`."""
+        """Codec of owners for parameters whose workers use codec `key`."""
         return self.codecs[self.downs.get(key, key)]
 
     def both(self, key: str) -> tuple[Codec, ...]:
-        """The codec `key`, and that of owners if it is another."""
+        """The codec `key`, and the codec of owners if it is another."""
         return tuple(self.codecs[each] for each in (key, self.downs.get(key)) if each)
 
     @property
     def by_name(self) -> dict[str, list[str | int]]:
-        """Codec ("": none), strategy, partitions and whether fused (0, 1) of each parameter, as
-        states hold them."""
+        """Codec ("": none), strategy, partitions and fusion (0, 1) by parameter, for states."""
         fused = int(self.fused)
         return {d.name: [d.codec or "", d.strategy, d.partitions, fused] for d in self.decisions}
 
     def facts(self) -> list[dict[str, Any]]:
-        """What all ranks must have in common, as JSON takes it."""
+        """Values in which all ranks must agree, for JSON."""
         keys = ("name", "codec", "strategy", "partitions")
         fused = {"fused": self.fused}
         return [{key: getattr(d, key) for key in keys} | fused for d in self.decisions]
 
 
 def hosted(key: str) -> bool:
-    """Whether this is the key of a codec to which a device's gradients are copied."""
+    """True if the key is that of a codec on the host, for gradients of a device."""
     return key.endswith(HOSTED)
 
 
@@ -106,7 +105,7 @@ def restored(
     codecs: Mapping[str, Codec],
     topology: Topology,
 ) -> Plan | None:
-    """The plan that Plan.by_name told; None where it is none of these parameters and codecs."""
+    """The plan of a Plan.by_name; None if it does not fit these parameters and codecs."""
     if saved.keys() != {param.name for param in params}:
         return None
     decisions = []
@@ -129,7 +128,7 @@ def fixed_plan(
     topology: Topology,
     down: Codec | None = None,
 ) -> Plan:
-    """`codec` for every parameter it suits. `down`: what owners encode with, if another."""
+    """A plan with `codec` for every parameter that it suits. down: codec of owners, if another."""
     strategy, world_size = strategy_for(codec, options.strategy, down), topology.world_size
     refuse_many(codec, world_size)
     own = {p.shape: own_codec(codec, p, options) for p in params}
@@ -150,18 +149,18 @@ def fixed_plan(
 
 
 def refuse_many(codec: Codec, world_size: int) -> None:
-    """Raise ConfigError for a codec whose payloads do not add up over so many ranks."""
+    """Raise ConfigError for a codec whose payloads do not add up over this many ranks."""
     if refusal := refuse_workers(codec, world_size):
         raise ConfigError(refusal)
 
 
 def own_codec(codec: Codec, param: Param, options: Options) -> tuple[str, Codec]:
-    """What a parameter gets of a codec, and its key; a run of a bucket has no shape."""
+    """The key and codec of a parameter, by its shape; without shape for a run of a bucket."""
     return for_shape(codec, param.shape) if options.scope == "tensor" else (codec.name, codec)
 
 
 def _none_eligible(codec: Codec, decisions: Sequence[Decision]) -> str:
-    """Such as `no tensor is eligible for 'onebit': sparse gradient (2), no elements (1)`."""
+    """Text such as `no tensor is eligible for 'onebit': sparse gradient (2), no elements (1)`."""
     reasons = Counter(d.why for d in decisions).most_common()
     counted = ", ".join(f"{why} ({count})" for why, count in reasons)
     return f"no tensor is eligible for {codec.name!r}: {counted}"
@@ -173,7 +172,7 @@ def raw(param: Param, why: str) -> Decision:
 
 
 def excluded(param: Param, options: Options) -> str | None:
-    """Why no codec may touch this parameter, or None."""
+    """The reason why no codec may compress this parameter, or None."""
     if param.numel == 0:
         return "no elements"
     if param.sparse:
@@ -187,7 +186,7 @@ def excluded(param: Param, options: Options) -> str | None:
 
 
 def check_patterns(params: Sequence[Param], options: Options) -> None:
-    """A pattern that matches nothing is a mistake: raise ConfigError."""
+    """Raise ConfigError for a pattern that matches no parameter."""
     for pattern in options.exclude:
         if not any(param.matches(pattern) for param in params):
             known = ", ".join(p.name for p in params[:8])
@@ -196,13 +195,13 @@ def check_patterns(params: Sequence[Param], options: Options) -> None:
 
 
 def too_small(param: Param, codec: Codec, options: Options) -> str | None:
-    """Why this codec would not help a tensor of this size, or None."""
+    """The reason why this codec would not help a tensor of this size, or None."""
     if param.numel < minimum(codec, options):
         return f"fewer than {minimum(codec, options)} elements"
     if not codec.suits(param.numel):
         return f"{codec.name} would not pay at this size"
-    # A few bytes more are welcome: they spare a second message for the one tiny tensor. Where the
-    # length depends on the data, its bound is far above what is sent, and stops tiny tensors only.
+    # A few more bytes are accepted: they spare a second message for a tiny tensor. If the length
+    # depends on the data, its bound is far above the real length, and excludes only tiny tensors.
     most = 4 * param.numel if codec.fixed else 8 * param.numel
     if codec.payload_bytes(param.numel) > most + SLACK:
         return "the payload would be larger than the gradient"
@@ -210,7 +209,7 @@ def too_small(param: Param, codec: Codec, options: Options) -> str | None:
 
 
 def minimum(codec: Codec, options: Options) -> int:
-    """Elements below which a tensor stays uncompressed."""
+    """Least number of elements of a compressed tensor."""
     if options.min_size is not None:
         return options.min_size
     whole = codec.align > 1 or codec.additive is not None or options.scope != "tensor"
@@ -218,11 +217,10 @@ def minimum(codec: Codec, options: Options) -> int:
 
 
 def partitions(numel: int, codec: Codec, strategy: str, world_size: int) -> int:
-    """Partitions for a tensor: chunks of about CHUNK elements.
+    """Partitions of a tensor: chunks of about CHUNK elements.
 
-    A codec without groups is not cut more than it must be: each chunk would have a scale, or a
-    selection, of its own. A strategy that spreads over owners cuts into world_size chunks a
-    partition anyway.
+    A codec without groups is not cut: each chunk would have a scale, or a selection, of its own. A
+    strategy that spreads over owners cuts a partition into world_size chunks anyway.
     """
     if codec.align == 1 and codec.additive is None:
         return 1
@@ -241,7 +239,7 @@ def fixed(
     options: Options,
     world_size: int,
 ) -> Decision:
-    """This codec for a parameter, if it suits. `key`: that of the codec in the plan."""
+    """The decision for this codec, if it suits the parameter. key: of the codec in the plan."""
     refusal = excluded(param, options) or too_small(param, codec, options)
     if refusal is not None:
         return raw(param, refusal)

@@ -1,4 +1,4 @@
-"""Where gradients are compressed, and by what payloads travel from there: what a probe measures."""
+"""Sites: the memory in which gradients are compressed, and the wire for payloads; for probes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from casync.transports import SlotTransport, Transfer
 
 __all__ = ["HERE", "Site", "Turn", "Wire"]
 
-Received = Sequence[tuple[torch.Tensor, int]]  # what from whom
+Received = Sequence[tuple[torch.Tensor, int]]  # buffers, and the ranks that they come from
 
 
 class Wire(Protocol):
-    """Moves bytes between ranks; calls return when they have been moved."""
+    """A link between ranks; calls return when the bytes have been moved."""
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Where the wire begins."""
+        """A tensor of zeros in the memory from which the wire sends."""
         ...
 
     def swap(self, out: torch.Tensor, targets: Sequence[int], into: Received) -> None:
-        """Send this to each of some ranks, and receive at the same time."""
+        """Send `out` to each target, and receive at the same time."""
         ...
 
     def reduce(self, data: torch.Tensor) -> None:
-        """All-reduce."""
+        """All-reduce `data` in place."""
         ...
 
 
@@ -82,11 +82,11 @@ class Turn:
 
     @classmethod
     def of(cls, memory: Memory) -> Turn:
-        """On a new stream."""
+        """A turn on a new stream."""
         return cls(memory.stream(), memory.event())
 
     def take(self, work: Callable[[], object], count: int = 1) -> None:
-        """So many times."""
+        """Run the work `count` times, and wait for it."""
         for _ in range(count):
             self.stream.run(work)
         self.stream.record(self.done)
@@ -95,28 +95,28 @@ class Turn:
 
 @dataclass(frozen=True)
 class Site:
-    """Where gradients are computed and compressed. `slots`: by what payloads travel; None: gloo."""
+    """Memories of the backward pass and of codecs. `slots`: transport of payloads; None: gloo."""
 
-    memory: Memory  # in which codecs work
-    backward: Memory  # in which the backward pass does
+    memory: Memory  # memory of codecs
+    backward: Memory  # memory of the backward pass
     slots: SlotTransport | None = None
 
     def wire(self, group: dist.ProcessGroup) -> Wire:
-        """Between the ranks of a gloo group, which take this way."""
+        """The wire of this site between the ranks of a gloo group."""
         return _ByGroup(group) if self.slots is None else _BySlots(self.slots, self.memory)
 
     @property
     def copies(self) -> bool:
-        """Whether anything is copied between a device and the host on its way."""
+        """True if gradients or payloads are copied between a device and the host."""
         return self.slots is None and not self.backward.host
 
     def abort(self) -> None:
-        """Disconnect, whatever is under way: nobody waits for a peer that is gone."""
+        """Disconnect at once: nobody waits for a peer that is gone."""
         if self.slots is not None:
             self.slots.abort()
 
     def close(self) -> None:
-        """Disconnect when what is under way is done."""
+        """Disconnect after current operations are done."""
         if self.slots is not None:
             self.slots.close()
 

@@ -1,4 +1,4 @@
-"""How long codecs take, on the host or on a device; what of that hides behind a backward pass."""
+"""Times of codecs on the host or on a device, and the share that a backward pass hides."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["BURST", "REPEATS", "codec_cost", "overlap_of", "slows_of"]
 
-ELEMENTS = (1 << 16, 1 << 20)  # what codecs are timed on
+ELEMENTS = (1 << 16, 1 << 20)  # sizes for the timing of codecs
 REPEATS = 7
-SENDS = 16  # transfers beside which a backward pass is timed
-BURST = 0.01  # seconds for which two threads are timed, apart and together
-#: of a backward pass in small, on a device and on the host: a matrix's side; elements of work
+SENDS = 16  # transfers during which a backward pass is timed
+BURST = 0.01  # seconds for the timing of two threads, apart and together
+#: a small backward pass, on a device and on the host: side of a matrix; elements of codec work
 SIDES, WORKED = (2048, 192), (1 << 24, 1 << 15)
 
 
 def codec_cost(codec: Codec, group: dist.ProcessGroup, memory: Memory) -> CodecCost:
-    """Of a codec that is compiled. Every rank must call it."""
+    """Costs of a compiled codec. Every rank must call this."""
     points = []
     for elements in ELEMENTS:
         group.barrier().wait()
@@ -44,9 +44,8 @@ def codec_cost(codec: Codec, group: dist.ProcessGroup, memory: Memory) -> CodecC
 
 
 def overlap_of(group: dist.ProcessGroup, site: Site) -> float:
-    """What a thread, or a stream, gains that works beside the backward pass: 1 where each has a
-    core or device of its own, 0 where they take turns. The least of all ranks, which all must
-    call it."""
+    """Gain of a thread or stream beside the backward pass: 1 if each has a core or device of its
+    own, 0 if they take turns. The least over the ranks, each of which must call this."""
     side, elements = SIDES[site.backward.host], WORKED[site.memory.host]
     matrix = site.backward.zeros(side * side, torch.float32).view(side, side)
     product = site.backward.zeros(side * side, torch.float32).view(side, side)
@@ -69,9 +68,9 @@ def overlap_of(group: dist.ProcessGroup, site: Site) -> float:
 
 
 def slows_of(group: dist.ProcessGroup, site: Site, send: Callable[[], None]) -> float:
-    """What share of its speed a device's backward pass loses while links are busy, on the rank
-    where that is most. `send`: a transfer of all ranks. Every rank must call it; on a host
-    transfers take cores instead."""
+    """Share of its speed that a device's backward pass loses while links are busy, on the slowest
+    rank. send: a transfer of all ranks. Every rank must call this; 0 on a host, where transfers
+    take cores instead."""
     if site.backward.host:
         return 0.0
     side, took = SIDES[False], [0.0]
@@ -105,14 +104,14 @@ class _Loop:
         self._memory, self._call, self._turn = memory, call, Turn.of(memory)
 
     def run(self, count: int) -> float:
-        """Seconds of so many."""
+        """Run `count` calls; return the seconds."""
         start = time.perf_counter()
         with self._memory.current():
             self._turn.take(self._call, count)
         return time.perf_counter() - start
 
     def rounds_in(self, seconds: float) -> int:
-        """How many take about that long."""
+        """Number of calls that take about `seconds`."""
         count = 1
         while self.run(count) < seconds:
             count *= 2
@@ -120,8 +119,7 @@ class _Loop:
 
 
 def _time_codec(codec: Codec, elements: int, repeats: int, memory: Memory) -> list[float]:
-    """Median seconds to encode, to decode and add, and to do both with an encode after it, with
-    state if it keeps any."""
+    """Median seconds to encode, to decode and add, and to do both and encode; with its state."""
     gradient, total = (memory.zeros(elements, torch.float32) for _ in range(2))
     values = np.random.default_rng(0).standard_normal(elements, np.float32)
     gradient.copy_(torch.from_numpy(values))
@@ -148,7 +146,7 @@ def _time_codec(codec: Codec, elements: int, repeats: int, memory: Memory) -> li
 def _hop(
     codec: Codec, total: Any, table: Any, out: Any, at: Any, incoming: Any, state: Any, step: int
 ) -> None:
-    """Decode, add and encode, in one kernel where there is one."""
+    """Decode, add and encode; in one kernel if the codec fuses them."""
     if codec.fuses:
         codec.encode_batch(
             total, table, out, at, state=state, step=step, writeback=True, incoming=incoming

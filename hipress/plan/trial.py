@@ -1,10 +1,10 @@
-"""Try, then commit: which of several plans to keep, by the steps that were taken with each.
+"""Trials: plans are tried in real steps, and the fastest is kept.
 
-[Note: turns] A prediction only says which plans are worth a try. They take turns in the first steps
-of training, so that a moment at which the machine was busy does not decide. Every time is that of
-the slowest rank, so all ranks know the same times, and what follows from them is the same on all.
-A turn's first steps do not count: buffers are made, and DDP makes its buckets anew after one. A
-plan that is clearly slower than another one is out as soon as that shows.
+[Note: turns] A prediction only selects the plans to try. They take turns in the first steps of
+training, so that a busy moment of the machine does not decide. Every time is that of the slowest
+rank, so all ranks know the same times and decide alike. The first steps of a turn do not count:
+buffers are made, and DDP rebuilds its buckets after one step. A plan that is clearly slower than
+another one is dropped as soon as that shows.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-TURNS = 2  # of a plan
-COUNTED = 5  # steps of a turn; all turns of a plan: ten
-SETTLING = 2  # steps of a turn before these
-SLOW = 1.25  # times the best plan's median: both of two steps above that are enough to be out
-DRIFT = 0.25  # of a step's time, or of a message's, from which the choice is looked at again
-WINDOW = 25  # steps of which a median is taken; two in a row must have drifted
-MESSAGE_NOISE = 1e-3  # seconds: differences of a message's time below mean nothing
+TURNS = 2  # turns of a plan
+COUNTED = 5  # counted steps of a turn; ten per plan
+SETTLING = 2  # uncounted first steps of a turn
+SLOW = 1.25  # times the best median: a plan with two steps above that is dropped
+DRIFT = 0.25  # relative change of a step's or message's time that starts a new trial
+WINDOW = 25  # steps of a median; two windows in a row must have drifted
+MESSAGE_NOISE = 1e-3  # seconds: smaller differences of a message's time are ignored
 
 
 @dataclass
 class Trial:
-    """Plans, known by their position, in turns. After each step tell its time to `observe`; the
-    next one goes by `current`."""
+    """Plans in turns, by position. `observe` takes each step's time; `current` is the next plan."""
 
     plans: int
-    kept: int  # this one stays unless another wins by more than the spread
+    kept: int  # kept unless another wins by more than the spread
     times: list[list[float]] = field(init=False)  # seconds of counted steps, by plan
     current: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)  # seconds of all steps
@@ -42,11 +41,11 @@ class Trial:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to try; `current` is the choice then."""
+        """True if there is nothing left to try; `current` is the choice then."""
         return self._left == 0
 
     def observe(self, seconds: float) -> bool:
-        """A step by `current` took the slowest rank this long; whether the trial is over."""
+        """Take a step's seconds by `current` on the slowest rank; True if the trial is over."""
         self.spent += seconds
         self.steps += 1
         self._left -= 1
@@ -59,21 +58,21 @@ class Trial:
         return self.over
 
     def stop(self) -> None:
-        """Try no more."""
+        """Stop trying."""
         self._waiting, self._left = [], 0
         self.current = self._choice()
 
     def median(self, plan: int) -> float | None:
-        """Seconds of a counted step; None of a plan without one."""
+        """Median seconds of a plan's counted steps; None without any."""
         return statistics.median(self.times[plan]) if self.times[plan] else None
 
     def spread(self, plan: int) -> float:
-        """Seconds by which half of the counted steps are off the median."""
+        """Median deviation, in seconds, of a plan's counted steps from their median."""
         middle = statistics.median(self.times[plan])
         return statistics.median(abs(each - middle) for each in self.times[plan])
 
     def _begin(self) -> None:
-        """The next turn, or the choice."""
+        """Begin the next turn, or make the choice."""
         left = [plan for plan in range(self.plans) if not self._lost(plan)]
         waiting = [plan for plan in self._waiting if plan in left] if len(left) > 1 else []
         self._left = SETTLING + COUNTED if waiting else 0
@@ -81,7 +80,7 @@ class Trial:
         self._waiting = waiting[1:]
 
     def _lost(self, plan: int) -> bool:
-        """Whether this plan is clearly slower than another one."""
+        """True if this plan is clearly slower than another one."""
         mine, others = self.times[plan], self.times[:plan] + self.times[plan + 1 :]
         medians = [statistics.median(times) for times in others if len(times) > 1]
         return len(mine) > 1 and bool(medians) and min(mine[-2:]) > SLOW * min(medians)
@@ -97,16 +96,16 @@ class Trial:
 
 @dataclass
 class Watch:
-    """Whether steps, or the link, are no longer what they were when a plan was chosen."""
+    """Detects steps, or a link, that have changed since a plan was chosen."""
 
-    step: float | None = None  # seconds, by which the plan was chosen; None: those of the first
-    message: float | None = None  # window count
+    step: float | None = None  # seconds at the choice; None: of the first window
+    message: float | None = None  # seconds at the choice
     patience: int = 2  # windows in a row
     drifting: int = field(default=0, init=False)
 
     def drifted(self, step: float, message: float) -> bool:
-        """A window's median step, and a message's time, of the slowest rank: whether it is time to
-        look at the choice again."""
+        """Take a window's median step and a message's time, of the slowest rank; return True if the
+        choice should be made again."""
         self.step = step if self.step is None else self.step
         self.message = message if self.message is None else self.message
         link = abs(message - self.message) > MESSAGE_NOISE and _far(message, self.message)
@@ -120,18 +119,18 @@ def _far(now: float, before: float) -> bool:
 
 @dataclass(frozen=True)
 class Tried:
-    """One plan, as predicted and as measured. Seconds are of the slowest rank; None: not tried."""
+    """A plan as predicted and as measured. Seconds are of the slowest rank; None: not tried."""
 
     plan: str
     predicted_seconds: float  # of a step
-    steps: int  # that counted
+    steps: int  # counted steps
     step_seconds: float | None
     spread_seconds: float | None
     verdict: str
 
 
 def results(trial: Trial, labels: Sequence[str], predicted: Sequence[float]) -> tuple[Tried, ...]:
-    """What a trial found, by plan."""
+    """Results of a trial, by plan."""
     return tuple(
         Tried(
             label,

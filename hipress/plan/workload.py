@@ -1,4 +1,4 @@
-"""What a step is to synchronize, and when it is ready: as measured, or as estimated from sizes."""
+"""The workload of a step: gradients to synchronize, and the times at which they are ready."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hipress.model import Param
 
-ALONE = 8  # of the largest tensors: each may get a codec of its own
+ALONE = 8  # number of largest tensors that may each get a codec of their own
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: DDP's defaults
 
 
@@ -17,32 +17,33 @@ class Bucket:
     """Gradients that are handed over together."""
 
     indices: tuple[int, ...]  # of parameters
-    ready: float  # seconds of the backward pass, from the first bucket on
+    ready: float  # seconds of the backward pass since the first bucket
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A step. Seconds are from the moment when the first bucket is ready."""
+    """The workload of a step. Seconds since the first bucket is ready."""
 
     buckets: tuple[Bucket, ...]
-    backward: float = 0.0  # until the backward pass is over
-    rest: float = 0.0  # what follows before the next step's first bucket: optimizer, forward pass
-    step: float = 0.0  # all of it, by the native all-reduce; 0 where it was not measured
-    # payload bytes per gradient byte, where they were measured, by codec and parameter; of a
-    # parameter that is not there those of its kind (see `kinds`)
+    backward: float = 0.0  # end of the backward pass
+    rest: float = 0.0  # from then to the next step's first bucket: optimizer, forward pass
+    step: float = 0.0  # whole step with the native all-reduce; 0 if not measured
+    # measured payload bytes per gradient byte, by codec and parameter; a missing parameter has
+    # those of its kind (see `kinds`)
     payloads: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
 
 def estimate(params: Sequence[Param]) -> Workload:
-    """What DDP's buckets will be, of a step that takes no time without communication."""
+    """The expected buckets of DDP, for a step that takes no time without communication."""
     return timed([*reversed(params)], [0.0] * len(params), 0.0)
 
 
 def timed(params: Sequence[Param], ready: Sequence[float], forward: float) -> Workload:
-    """DDP's buckets after the first step, which it fills as gradients become ready.
+    """The buckets of DDP after the first step, filled as gradients become ready.
 
-    `params`: in the order of the backward pass. `ready`: when each is, in seconds from its begin.
-    `forward`: seconds of the forward pass and all else.
+    params: in the order of the backward pass.
+    ready: seconds at which each is ready, from its beginning.
+    forward: seconds of the forward pass and all else.
     """
     buckets = [
         Bucket(tuple(params[i].index for i in members), max(ready[i] for i in members))
@@ -56,7 +57,7 @@ def timed(params: Sequence[Param], ready: Sequence[float], forward: float) -> Wo
 
 
 def _buckets(params: Sequence[Param]) -> Iterator[list[int]]:
-    """Positions, in buckets that are closed when they are full."""
+    """Positions of parameters by bucket; a bucket is closed when it is full."""
     bucket: list[int] = []
     size, limit = 0, FIRST_BUCKET
     for position, param in enumerate(params):
@@ -70,8 +71,7 @@ def _buckets(params: Sequence[Param]) -> Iterator[list[int]]:
 
 
 def kinds(params: Sequence[Param]) -> list[tuple[Param, ...]]:
-    """What gets one choice: the largest tensors each for itself, of the others those of a length;
-    most elements first."""
+    """Parameters that share a choice, most elements first: the largest alone, others by length."""
     order = sorted(params, key=lambda p: -p.numel)
     others: dict[int, list[Param]] = defaultdict(list)
     for param in order[ALONE:]:
