@@ -194,7 +194,7 @@ class _Checker(Expressions):
         value = 1.0 if tree is None else self.constant(tree)
         if tree is not None and value is not None and not 0 <= float(value) <= 1:
             hint = "like `feedback: {decay: 0.95}`"
-            self.problems.add(tree.span, f"a residual decays to 0 to 1 of it, not to {value}", hint)
+            self.problems.add(tree.span, f"a decay is a factor from 0 to 1, not {value}", hint)
         return 1.0 if value is None else float(value)
 
     def group_size(self) -> int:
@@ -206,7 +206,7 @@ class _Checker(Expressions):
         if value is not None and value not in GROUPS:
             self.problems.add(
                 self.spec.group.span,
-                f"a group has {value} elements",
+                f"a group cannot have {value} elements",
                 f"a power of two from {GROUPS[0]} to {GROUPS[-1]}, or 0 (the whole tensor)",
             )
         return next((g for g in GROUPS if g == value), GROUPS[0])

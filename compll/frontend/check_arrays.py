@@ -123,7 +123,7 @@ def _adds(
     if one.shape == "kept" and selections[one.of].kind != "drawn":
         problems.add(
             span,
-            f"{one.name!r}: every rank selects other elements, so the values do not add",
+            f"{one.name!r}: ranks select different elements, so their values do not add up",
             "drawn(k) selects the same on all ranks",
         )
     elif one.shape not in ("n", "matrix", "scalar", "kept") or (
@@ -131,7 +131,7 @@ def _adds(
     ):
         problems.add(
             span,
-            f"{one.name!r}: what ranks combine is {', '.join(ADDITIVE)}: "
+            f"{one.name!r}: a round takes {', '.join(ADDITIVE)}: "
             "one number, elements, drawn elements or a matrix; "
             "or the mean of codes, uint1 to uint8",
         )
@@ -163,5 +163,5 @@ def _whole(spec: Spec, fields: tuple[Field, ...], carried: bool, problems: Probl
         problems.add(
             span,
             "the other ranks would not see that a gradient is not finite",
-            "the first round must hold a value that is not finite then, like mean(abs(g))",
+            "store a value in the first round that is not finite then, like mean(abs(g))",
         )

@@ -26,7 +26,7 @@ class Sizes:
                 f"with the names in it replaced this has {size} parts, "
                 f"{chain if most == LIMIT_CHAIN else depth} deep; "
                 f"allowed are {LIMIT_SIZE}, {most} deep",
-                "use fewer names that stand for names",
+                "use fewer definitions made of other definitions",
             )
         return value
 

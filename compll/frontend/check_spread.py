@@ -32,7 +32,7 @@ def fits(
         for f in (fields[u] for u in used):
             if not _exact(f):
                 raise RuleError(
-                    f"{f.name!r} may not hold what encode computed, so that spread could find "
+                    f"{f.name!r} may not hold the value that encode computed, so spread could find "
                     "other elements than filter",
                     "clip it to its type, or build it by where() of numbers",
                 )

@@ -36,7 +36,7 @@ def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
     if rows * cols > max(LEAST, ROOM * n):
         raise UsageError(
             f"a matrix of {rows} x {cols} elements for a tensor of {n}: "
-            "a spec's `when:` tells for which tensors it is meant"
+            "`when:` in the spec can exclude such tensors"
         )
     return rows, cols
 
@@ -77,7 +77,7 @@ def dimension(x: Expr) -> Expr:
     if x.op == "const" and float(x.value) < 1:
         raise RuleError(
             f"a matrix has at least one row and column, not {x.value}",
-            "a shape that is not known leaves the default: "
+            "a parameter with `from:` keeps its default if the shape is unknown: "
             "`width: columns if columns > 0 else ceil(sqrt(n))`",
         )
     return x
@@ -163,13 +163,13 @@ def _take(pool: Pool, x: Expr, at: Expr) -> Expr:
     if at.op == "chosen":
         if at.args[0].type.dims[1] is not x.type.dims[1]:
             raise RuleError(
-                f"take_columns takes what chosen() gives, of {x.type.dims[1]} chances",
+                f"take_columns takes positions from chosen(), made of {x.type.dims[1]} chances",
                 "a chance for every column",
             )
     elif not _positions(at) or at.type.dims[0] is not x.type.dims[0]:
         raise RuleError(
             f"take_columns takes columns by their positions, not {at.type}",
-            "chosen() gives some for all rows, top_columns() some for each",
+            "chosen() gives positions for all rows, top_columns() for each row",
         )
     return pool.make("take_columns", (x, at), made(x.type.dims[0], at.type.dims[1]))
 

@@ -72,7 +72,7 @@ class Arguments:
             raise UsageError(f"{self.name}: {n} elements")
         if count > LARGEST and self.numbered:
             raise UsageError(
-                f"{self.name}: elements are known by int32 numbers, too few for a tensor of {n}; "
+                f"{self.name}: indices are int32, too small for a tensor of {n} elements; "
                 "encode it in parts"
             )
         return count
@@ -85,7 +85,7 @@ class Arguments:
         """The step, which all draws depend on: an int64."""
         step = self._whole("step", step)
         if not -(2**63) <= step < 2**63:
-            raise UsageError(f"{self.name}: step {step} is no int64")
+            raise UsageError(f"{self.name}: step {step} is not an int64")
         return step
 
     def workers(self, workers: int) -> int:
@@ -168,7 +168,8 @@ class Arguments:
         [m]."""
         if not cuts(self.module) or state is None:
             raise UsageError(
-                f"{self.name}: a capacity needs a selection by filter, and a state for what is cut"
+                f"{self.name}: a capacity needs a selection by filter, and a state for elements "
+                "that are cut"
             )
         capacity = self.numbers(capacity, "capacity")
         if len(capacity) != len(table):
@@ -188,7 +189,7 @@ class Arguments:
                 self._most.clear()
             self._most[key] = most_in(self.module, self.params, *key)
         if self._most[key] < 0:
-            raise UsageError(f"{self.name}: {capacity} bytes hold no payload of {n} elements")
+            raise UsageError(f"{self.name}: no payload of {n} elements fits into {capacity} bytes")
         return self._most[key]
 
     def room(self, table: I64, at: I64, have: int, capacity: I64 | None = None) -> None:

@@ -103,8 +103,8 @@ def kept(codec: Codec) -> Iterator[Advice]:
                 yield (
                     selection,
                     f"{selection!r} keeps {count} elements of {SIZE} with a {name} distribution, "
-                    "as many as its bound allows: the last for which it holds are left out",
-                    "a larger bound, a higher threshold, or `feedback: error`, by which they wait",
+                    "as many as its bound allows: later elements that meet it are dropped",
+                    "use a larger bound or a higher threshold, or keep them by `feedback: error`",
                 )
                 return
 
@@ -121,7 +121,7 @@ def worth(codec: Codec) -> Iterator[Advice]:
                 "when",
                 f"`when` holds for {n} elements, whose payload of {size} bytes is longer than they "
                 f"are themselves ({4 * n} bytes)",
-                "a condition that such a tensor does not meet",
+                "use a condition that excludes such tensors",
             )
             return
 

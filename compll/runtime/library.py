@@ -212,7 +212,7 @@ def again(name_or_path: str, target: str, params: Mapping[str, object], digest: 
     """The codec that a pickle describes. Raises UsageError if its spec has changed."""
     codec = compile(name_or_path, target, **params)
     if codec.digest != digest:
-        raise UsageError(f"the spec {name_or_path} is another than when its codec was pickled")
+        raise UsageError(f"the spec {name_or_path} has changed since its codec was pickled")
     return codec
 
 

@@ -12,7 +12,7 @@ SIZE = 1000
 #: gradients with names, and hints for specs that fail on them
 TRIED = (
     ("an ordinary gradient", np.random.default_rng(0).standard_normal(SIZE).astype(np.float32),
-     "as log(x) and sqrt(x) do below zero"),
+     "log(x) and sqrt(x) are NaN below zero"),
     ("a gradient of zeros, as of unused words,", np.zeros(SIZE, np.float32),
      "0 / 0 is NaN: divide by max(x, 1e-30), or take where(x > 0, a / x, 0)"),
 )  # fmt: skip

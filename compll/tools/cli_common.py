@@ -15,12 +15,12 @@ from compll.runtime.codec import Codec
 Made = TypeVar("Made")
 Specs = Annotated[list[str], typer.Argument(help="names of specs, or paths of YAML files")]
 SomeSpecs = Annotated[
-    list[str] | None, typer.Argument(help="names of specs, or paths; all when none is named")
+    list[str] | None, typer.Argument(help="names of specs, or paths; all if none is given")
 ]
 Params = Annotated[
     list[str] | None, typer.Option("--param", "-p", help="a parameter, as name=value")
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="exit with 1 where there are warnings")]
+Strict = Annotated[bool, typer.Option("--strict", help="exit with 1 if there are warnings")]
 Target = Annotated[str, typer.Option(help="the backend: cpu, cuda or reference")]
 
 

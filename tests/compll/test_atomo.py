@@ -207,7 +207,7 @@ def test_numbers_of_matrices(text, value, tmp_path, rng):
         ("chosen(p, rank)", "chosen(p > 0, rank)", 8, "chosen takes chances, not bool"),
         ("chosen(p, rank)", "chosen(g, rank)", 8, "chosen takes matrices, not float[n]"),
         ("left_vectors(m), at", "left_vectors(m), p", 9, "takes columns by their positions"),
-        ("left_vectors(m), at", "transpose(m), at", 9, "take_columns takes what chosen() gives"),
+        ("left_vectors(m), at", "transpose(m), at", 9, "takes positions from chosen()"),
         ("left_vectors(m), at", "left_vectors(g), at", 9, "left_vectors takes matrices"),
         ("size / p", "size / g", 10, "float[n] does not go together with a matrix"),
         ("size / p", "m / p", 10, "do not go together"),

@@ -126,8 +126,8 @@ def test_room_for_all_changes_nothing():
     "name, capacity, message",
     [
         ("topk", [100], "a capacity needs a selection by filter"),
-        ("wangni", [100], "and a state for what is cut"),
-        ("threshold", [1], "1 bytes hold no payload of 10 elements"),
+        ("wangni", [100], "and a state for elements that are cut"),
+        ("threshold", [1], "no payload of 10 elements fits into 1 bytes"),
         ("threshold", [100, 100], "the table has 1 rows, and capacity 2"),
     ],
 )
@@ -143,5 +143,5 @@ def test_a_capacity_without_a_state_is_refused():
     codec = compll.compile("threshold", "reference")
     out, at, x = np.zeros(999, np.uint8), np.zeros(1, np.int64), np.ones(10, np.float32)
     table = np.array([[0, 10, 0, 0, 0]])
-    with pytest.raises(UsageError, match="a state for what is cut"):
+    with pytest.raises(UsageError, match="a state for elements that are cut"):
         codec.encode_batch(x, table, out, at, capacity=np.array([100]))

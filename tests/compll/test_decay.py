@@ -80,7 +80,7 @@ def test_cuda(name, tmp_path, rng):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ("{decay: 1.5}", "a residual decays to 0 to 1 of it, not to 1.5"),
+        ("{decay: 1.5}", "a decay is a factor from 0 to 1, not 1.5"),
         ("{of: error}", "this feedback has no 'decay'"),
         ("{decay: 0.5, off: own}", "'off' in `feedback`"),
         ("{decay: n}", "must follow from the parameters alone"),

@@ -52,7 +52,7 @@ def test_here_it_is_the_same(path):
 def test_a_spec_that_has_changed_is_told(path):
     data = pickle.dumps(compll.compile(path, "reference"))
     path.write_text(SPEC + "feedback: error\n")
-    with pytest.raises(compll.UsageError, match="is another than when"):
+    with pytest.raises(compll.UsageError, match="has changed since"):
         pickle.loads(data)
 
 

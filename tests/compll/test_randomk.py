@@ -197,7 +197,7 @@ unbiased: false
         ("drawn(n * ratio)", "1 + count(drawn(9))", 6, "a selection needs a name of its own"),
         ("g[kept] + 0 * sum(g)", "g[kept]", 10, "would not see that a gradient is not finite"),
         ("g[kept] + 0 * sum(g)", "g[kept] + 0 * min(g)", 10, "would not see that a gradient"),
-        ("float32[kept]", "int32[kept]", 10, "what ranks combine is float32, float16, bfloat16"),
+        ("float32[kept]", "int32[kept]", 10, "a round takes float32, float16, bfloat16"),
         ("indices(kept), value", "value, value", 11, "or those of a drawn selection"),
         ("own if residual else none", "mine if residual else none", 12, "'feedback' is one of"),
         ("own if residual else none", "own if n > 9 else none", 12, "from the parameters alone"),
@@ -226,7 +226,7 @@ def test_other_selections_do_not_add(tmp_path):
     text = GOOD.replace("drawn(n * ratio)", "top(abs(g), n * ratio)")
     text = text.replace("payload:", "  index: indices(kept)\npayload:\n  index: gaps[kept]")
     path.write_text(text.replace("indices(kept), value", "index, value"))
-    with pytest.raises(compll.SpecError, match="every rank selects other elements"):
+    with pytest.raises(compll.SpecError, match="ranks select different elements"):
         compll.compile(path, "reference")
 
 

@@ -146,11 +146,11 @@ def test_tags_that_disagree_with_the_counts(tmp_path, spec):
         ("spread(big, value)", "spread(1, value)", "spread takes a condition of every element"),
         ("filter(big)", "filter(big, n / 2)", "'kept' is limited"),
         ("value: g[kept]", "value: spread(big, g[kept])", "spread belongs in decode"),
-        ("big: size > middle", "big: floor(size)", "'big' may not hold what encode computed"),
+        ("big: size > middle", "big: floor(size)", "'big' may not hold the value that encode"),
         (
             "big: size > middle",
             "big: where(g > 0, 2, 0)",
-            "'big' may not hold what encode computed",
+            "'big' may not hold the value that encode",
         ),
     ],
 )

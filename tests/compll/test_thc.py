@@ -240,7 +240,7 @@ feedback: own
         ("q: mean", "q: max", 12, "or the mean of codes, uint1 to uint8"),
         ("q: mean", "q: sum", 12, "ranks combine by mean, max"),
         ("max(abs(y))", "max(y)", 12, "would not see that a gradient is not finite"),
-        ("uint4[n]", "trit[n]", 12, "what ranks combine is float32, float16, bfloat16"),
+        ("uint4[n]", "trit[n]", 12, "a round takes float32, float16, bfloat16"),
         ("feedback: own", "group: 64", 5, "a grouped spec has no draws that ranks share"),
         ("sign * hadamard", "y * hadamard", 13, "decode uses 'y', which the payload lacks"),
     ],

@@ -113,7 +113,7 @@ class CupyDevice:
             raise UsageError(
                 "a CUDA graph is being captured, and this call needs memory or numbers that the "
                 "device does not have yet: make the same call once before the capture, with the "
-                "same table and step; bytes used that are given stand in device memory"
+                "same table and step; pass `used` in device memory"
             )
 
     def check_device(self) -> None:

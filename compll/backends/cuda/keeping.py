@@ -96,9 +96,9 @@ class Keeper:
         dropped, once the device does not use them."""
         if self.device.capturing():
             raise UsageError(
-                f"{self.name}: a CUDA graph is being captured, and this call has an array "
-                "that is dropped some day, where the graph would still look: give what the codec's "
-                "`hold` makes of table, at and used, and keep that as long as the graph"
+                f"{self.name}: a CUDA graph is being captured, and would use copies of this call's "
+                "arrays that are dropped some day: give codec.hold(...) of table, at and used, and "
+                "keep these as long as the graph"
             )
         key = (numbers.shape, numbers.tobytes())
         if key not in self.copies:
