@@ -40,8 +40,8 @@ _ROWS = (
     Operator("bitand", 2, 2, "integer", "bits of both integers", "&"),
     Operator("bitor", 2, 2, "integer", "bits of either integer", "|"),
     Operator("bitxor", 2, 2, "integer", "bits of one of the integers", "^"),
-    Operator("shl", 2, 2, "integer", "a shifted left by b bits; 0 where b is below 0 or a has no more than b bits (32 per element)", "<<"),
-    Operator("shr", 2, 2, "integer", "a shifted right by b bits; 0, or -1 if a < 0, where b is below 0 or a has no more than b bits", ">>"),
+    Operator("shl", 2, 2, "integer", "a shifted left by b bits; 0 if b is negative, or not less than the bits of a (32 per element)", "<<"),
+    Operator("shr", 2, 2, "integer", "a shifted right by b bits; 0, or -1 if a < 0, if b is negative, or not less than the bits of a", ">>"),
     Operator("neg", 1, 1, "arithmetic", "-a", "-"),
     Operator("abs", 1, 1, "arithmetic", "magnitude"),
     Operator("sign", 1, 1, "arithmetic", "-1 below zero, else +1 (also for zero)"),
@@ -55,8 +55,8 @@ _ROWS = (
     Operator("log2", 1, 1, "real", "logarithm to base 2"),
     Operator("exponent", 1, 1, "exponent", "floor(log2(abs(x))), from its bits: an integer; -127 below 2**-126, 128 for infinity and NaN"),
     Operator("exp2", 1, 1, "exp2", "2 to the power of an integer, exactly; 0 below 2**-126, infinity from 2**128 on"),
-    Operator("float_bits", 1, 1, "float_bits", "the 32 bits of x as a float32, as an integer; below 0 where the sign's is set"),
-    Operator("from_float_bits", 1, 1, "from_float_bits", "the float32 of which an integer is the bits"),
+    Operator("float_bits", 1, 1, "float_bits", "the 32 bits of x as a float32, as an integer; negative if the sign bit is set"),
+    Operator("from_float_bits", 1, 1, "from_float_bits", "the float32 that has the bits of an integer"),
     Operator("clip", 3, 3, "clip", "clip(x, low, high): x kept between low and high"),
     Operator("float16", 1, 1, "cast", "rounded to float16, nearest even"),
     Operator("bfloat16", 1, 1, "cast", "rounded to bfloat16, nearest even"),
@@ -65,11 +65,11 @@ _ROWS = (
     Operator("shared", 2, 2, "shared",
              "shared(a, b): uniform in [a, b), drawn by (step, tensor, element), the same on all ranks and in decode"),
     # quantiles of distributions
-    Operator("probit", 1, 1, "probit", "probit(p): what a standard normal variable stays below with probability p, a number known before any data"),
+    Operator("probit", 1, 1, "probit", "probit(p): the value that a standard normal variable stays below with probability p; p is known before any data"),
     Operator("gamma_above", 2, 2, "gamma_above",
-             "gamma_above(shape, p): what a gamma variable (scale 1) exceeds with probability p"),
+             "gamma_above(shape, p): the value that a gamma variable (scale 1) exceeds with probability p"),
     Operator("pareto_above", 3, 3, "pareto_above",
-             "pareto_above(mean, std, p): what a generalized Pareto variable of this mean and standard deviation "
+             "pareto_above(mean, std, p): the value that a generalized Pareto variable of this mean and standard deviation "
              "exceeds with probability p"),
     # conditions
     Operator("lt", 2, 2, "compare", "a < b", "<"),
@@ -96,7 +96,7 @@ _ROWS = (
     Operator("max", 1, 2, "extreme", "max(x): largest element; max(a, b): the larger, elementwise"),
     Operator("count", 1, 1, "count", "number of elements for which a condition holds, or of a selection"),
     Operator("iterate", 5, 5, "iterate",
-             "iterate(x, first, next, times, most): `first`, then `next`, in which x is the value before, `times` times (at most `most`, known from the parameters)"),
+             "iterate(x, first, next, times, most): begins with `first` and takes `next`, in which x is the value before, `times` times (at most `most`, known from the parameters)"),
     # selection
     Operator("sample", 2, 2, "sample", "sample(x, m): m elements, one from each of m equal stretches"),
     Operator("kth_largest", 2, 2, "kth_largest", "kth_largest(x, k): the k-th largest of x or of a sample"),
@@ -104,16 +104,16 @@ _ROWS = (
              "adjust(x, t, low, high, down, up, tries): t * down while fewer than low elements of x are "
              ">= t, t * up while more than high are, at most `tries` times"),
     Operator("bisect", 6, 6, "search",
-             "bisect(x, low, high, fewest, most, tries): a threshold between low and high, halved until from fewest to most elements of x are >= it, at most `tries` times"),
+             "bisect(x, low, high, fewest, most, tries): a threshold between low and high, an interval that is halved until from fewest to most elements of x are >= it, at most `tries` times"),
     # tables
     Operator("quantiles", 2, 2, "quantiles",
-             "quantiles(x, q): table of the q - 1 elements that part the sorted x into q equal parts"),
+             "quantiles(x, q): table of the q - 1 elements that divide the sorted x into q equal parts"),
     Operator("bucket", 2, 2, "bucket",
              "bucket(x, edges): how many of a table's ascending edges are not above x"),
     Operator("mean_by", 3, 3, "mean_by",
              "mean_by(i, x, q): table of q means, of the x whose i is 0, 1, ...; 0 where there is none"),
     Operator("sum_by", 3, 3, "sum_by",
-             "sum_by(i, x, size): row of `size` sums, of the x whose i is 0, 1, ...; those below 0 go into the first, those beyond the end into the last"),
+             "sum_by(i, x, size): row of `size` sums, of the x whose i is 0, 1, ...; an i below 0 counts as the first, one beyond the end as the last"),
     Operator("lookup", 2, 2, "lookup",
              "lookup(table, i): value i of a table or a row; the first below 0, the last beyond the end"),
     # matrices
@@ -123,8 +123,8 @@ _ROWS = (
     Operator("matmul", 2, 2, "matrices", "product of two matrices", "@"),
     Operator("transpose", 1, 1, "matrices", "rows and columns exchanged"),
     Operator("orthonormal", 1, 2, "matrices",
-             "orthonormal(m, spare): columns of length one, at right angles, that span those of m; for a column that "
-             "depends on those before it comes the same one of `spare` (where there is one), else zeros"),
+             "orthonormal(m, spare): columns of length one, at right angles, that span those of m; a column that "
+             "depends on those before it is replaced by the same column of `spare`, if given, else by zeros"),
     Operator("random_matrix", 2, 2, "matrices",
              "random_matrix(rows, columns): uniform in [-1, 1), drawn by (step, tensor), the same on all ranks, in decode, and in all calls of this size"),
     Operator("ones", 2, 2, "matrices", "ones(rows, columns): a matrix of ones"),
@@ -141,11 +141,11 @@ _ROWS = (
              "chosen(p, k): at most k positions in a row of chances, which sum to at most k; each is drawn with its chance"),
     Operator("take_columns", 2, 2, "matrices", "take_columns(m, at): the columns of m at positions that chosen() gives for all rows, or top_columns() for each; zeros at -1"),
     Operator("top_columns", 2, 2, "matrices", "top_columns(m, k): positions of the k largest elements of each row, ascending (NaN counts as largest; ties: first come); -1 at the end where a row has fewer"),
-    Operator("place_columns", 3, 3, "matrices", "place_columns(at, m, columns): a matrix of so many columns, with the elements of m at these positions of its rows and zeros elsewhere; what is at no column is left out"),
-    Operator("combined", 1, 1, "combined", "combined(p): what the p of all ranks, a field of `rounds:`, combine to"),
+    Operator("place_columns", 3, 3, "matrices", "place_columns(at, m, columns): a matrix of `columns` columns, with the elements of m at positions `at` of its rows and zeros elsewhere; positions outside are left out"),
+    Operator("combined", 1, 1, "combined", "combined(p): the value that the p of all ranks, a field of `rounds:`, combine to"),
     Operator("hadamard", 2, 2, "hadamard",
              "hadamard(x, block): orthonormal Walsh-Hadamard transform of each run of `block` elements, a power of two "
-             "(what is left over: in ever smaller powers of two); its own inverse"),
+             "(the rest in runs of ever smaller powers of two); its own inverse"),
     # selections
     Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come)"),
     Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`"),

@@ -20,20 +20,20 @@ class SectionRow:
 
 _ROWS = (
     SectionRow("name", "name", "the compressor's name; required", required=True),
-    SectionRow("about", "text", "what it does, in one line, for people"),
-    SectionRow("source", "text", "where it comes from (paper, code), for people"),
+    SectionRow("about", "text", "its purpose in one line, for people"),
+    SectionRow("source", "text", "its origin (paper, code), for people"),
     SectionRow("params", "params", "`name: default`, or `name: {type, default, min, max, choices, from, about}`; types int, float, bool, str"),
     SectionRow("group", "expression", "a power of two from 8 to 16384, or 0 (the whole tensor): reductions run over that many neighbouring elements"),
     SectionRow("state", "declarations", "`name: float32[n]`, `bfloat16[n]` or `float16[n]` (per element), `float32` (per tensor) or `float32[rows, columns]`, kept between calls, zero at first"),
     SectionRow("encode", "bindings", "`name: expression`, in order; later ones may use earlier ones"),
-    SectionRow("payload", "declarations", "`name: type`: which names travel, and how; required", required=True),
+    SectionRow("payload", "declarations", "`name: type`: the names that travel, and their types; required", required=True),
     SectionRow("decode", "expression or bindings", "an expression, or `name: expression` with the result last; sees payload fields, parameters, and what encode computes from parameters and `n` alone; required", required=True),
     SectionRow("update", "bindings", "`state: expression`: the states' new values"),
-    SectionRow("feedback", "feedback", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`; `own`: the same in a spec with rounds, where `error` means what all ranks' payloads decode to; `own if residual else none`: as parameters say; `{decay: 0.95}`, `{decay: 0.95, of: own}`: the residual is multiplied by that before it is added", choices=("none", "error", "own")),
-    SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: what is decoded adds up at an aggregator, which encodes the sum again without states or averaging", choices=("decode", "sum", "vote")),
+    SectionRow("feedback", "feedback", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`; `own`: the same in a spec with rounds, where `error` means what all ranks' payloads decode to; `own if residual else none`: parameters choose; `{decay: 0.95}`, `{decay: 0.95, of: own}`: the residual is multiplied by that before it is added", choices=("none", "error", "own")),
+    SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: an aggregator adds up decoded values and encodes the sum again, without states or averaging", choices=("decode", "sum", "vote")),
     SectionRow("rounds", "bindings", "`field: mean` (or `max`), for every payload field: the ranks combine the fields in this order, one after the other; see Aggregating in rounds"),
-    SectionRow("when", "expression", "a condition of `n` and parameters: a tensor for which it does not hold is better left alone"),
-    SectionRow("unbiased", "chosen", "`true`: over the seeds and steps, the mean of what decode gives is `g`; tested for every spec that claims it; `false if residual else true`: as parameters say", choices=("false", "true")),
+    SectionRow("when", "expression", "a condition of `n` and parameters: a tensor for which it does not hold is not worth compressing"),
+    SectionRow("unbiased", "chosen", "`true`: over seeds and steps, the mean of the decoded values is `g`; tested for every spec that claims it; `false if residual else true`: parameters choose", choices=("false", "true")),
 )  # fmt: skip
 
 #: words that people write in place of a choice

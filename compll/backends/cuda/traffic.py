@@ -1,4 +1,4 @@
-"""Memory traffic of an encode's kernels on a device: all that they move, not the least."""
+"""Memory traffic of an encode's kernels on a device: all bytes moved, not the least."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from compll.ir.module import Field, Module
 from compll.ir.tile import KthLargest, Step, Walk, walk_of
 from compll.passes.kernel_traffic import traffic_of
 
-WORD = 4.0  # bytes of an element, or of its key
+WORD = 4.0  # bytes of an element or its key
 
 
 def moved(module: Module, *, feed: bool) -> float:
     """Bytes that an encode without write-back moves for each element of a large gradient.
 
-    A search for a k-th largest element reads keys once for each digit, and a walk that selects is
-    there twice: it counts before it writes. Searches by counts are taken to end after one walk;
-    steps behind a condition, samples, selected elements and what makes streams of variable length
-    do not count.
+    A search for the k-th largest element reads keys once for each digit, and a walk that selects
+    runs twice: it counts before it writes. A search by counts is assumed to end after one walk.
+    Steps under a condition, samples, selected elements and work on streams of varying length are
+    not counted.
     """
     if mixes(module):
         return traffic_of(module, feed=feed).moved
@@ -36,7 +36,7 @@ def _searches_all(step: Step) -> bool:
 
 
 def _walks(step: Step) -> Iterator[Walk]:
-    """The walks over all elements that a step is on a device."""
+    """The walks over all elements that a device makes for a step."""
     walk = walk_of(step)
     sampled = isinstance(step, KthLargest) and step.sample is not None
     if walk is None or walk.of or sampled:
@@ -56,5 +56,5 @@ def _written(walk: Walk) -> float:
 
 
 def _bytes(array: object) -> float:
-    """Of an element; the gradient and what is laid aside have no field, or one without bits."""
+    """Bytes of an element. The gradient and scratch arrays have no field, or one without bits."""
     return array.item_bits / 8 if isinstance(array, Field) and array.item_bits else WORD
