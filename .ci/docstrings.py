@@ -39,6 +39,7 @@ CLEAN = (
     "hipress/ranks",
     "hipress/reporting",
     "hipress/simulate",
+    "hipress/sync",
     "hipress/tracing",
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

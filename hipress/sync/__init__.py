@@ -1,1 +1,1 @@
-"""What runs in every step: buckets, state, checks."""
+"""The work of every step: buckets, state, checks."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is compressed as one: a parameter, or with scope "bucket" a run of a bucket."""
+    """Parameters compressed as one: a single one, or a run of a bucket with scope "bucket"."""
 
     indices: tuple[int, ...]  # parameters, in the bucket's order
     start: int  # first element in the bucket
@@ -41,18 +41,18 @@ class Unit:
 
 @dataclass(eq=False)
 class BucketPlan:
-    """How one bucket is synchronized."""
+    """The program and states of one bucket."""
 
     program: Program
     states: States
-    units: tuple[Unit, ...]  # none: all of it is summed natively, in its own type
-    compressed: int  # elements that codecs take
+    units: tuple[Unit, ...]  # () if all is summed natively, in its own type
+    compressed: int  # compressed elements
     arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
 
     def unsent(self, memory: Memory) -> torch.Tensor:
-        """What residuals hold, as a gradient of this rank that adds as much to the average: flat
-        float32, in the bucket's order. What is encoded as a share of the mean counts N times.
-        memory: of states."""
+        """The residuals as a gradient of this rank that adds as much to the average: flat float32,
+        in the bucket's order. Residuals encoded as a share of the mean count N times. memory: of
+        states."""
         program = self.program
         total = memory.zeros(sum(unit.length for unit in self.units), torch.float32)
         encodes = (task for task in program.tasks if isinstance(task, Encode))
@@ -69,7 +69,7 @@ class BucketPlan:
 
 
 class BucketPlans:
-    """Makes each bucket's BucketPlan once. DDP makes its buckets anew after step 0."""
+    """Makes each bucket's BucketPlan once. DDP rebuilds its buckets after step 0."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class BucketPlans:
         self._rank, self._topology = rank, plan.topology
         self._merges = plan.fused or options.scope != "tensor"
         shares = share_out([p.numel for p in params], plan.topology.world_size)
-        # of runs of a bucket there are none: they are spread as they are
+        # fused runs have no shares: they are spread as they are
         named = zip(params, shares, strict=True) if not self._merges else ()
         self._shares = {param.name: mine for param, mine in named}
         self.residuals = Residuals(
@@ -98,7 +98,7 @@ class BucketPlans:
         self._raw: dict[int, BucketPlan] = {}  # by elements
 
     def plan_for(self, indices: tuple[int, ...]) -> BucketPlan | None:
-        """The BucketPlan for a bucket of these parameters; None when none of them is compressed."""
+        """The BucketPlan for a bucket of these parameters; None if none of them is compressed."""
         if indices not in self._made:
             self._forget(indices)
             self._made[indices] = self._make(indices)
@@ -108,11 +108,11 @@ class BucketPlans:
         return plan
 
     def native(self, indices: Sequence[int]) -> bool:
-        """Whether none of these parameters is compressed."""
+        """True if none of these parameters is compressed."""
         return all(self.plan.decisions[i].codec is None for i in indices)
 
     def raw(self, elements: int) -> BucketPlan:
-        """A native all-reduce of so many elements by an executor's own transport."""
+        """A native all-reduce of `elements` numbers by an executor's own transport."""
         if elements not in self._raw:
             choice, one = Choice(RAW, NATIVE), Tensor("bucket", 0, 0, elements, 0)
             parts = partition([one], {one.name: choice}, self._topology, {})
@@ -121,7 +121,7 @@ class BucketPlans:
         return self._raw[elements]
 
     def unsent(self) -> dict[int, torch.Tensor]:
-        """What residuals hold of each parameter that has any, by index: see BucketPlan.unsent."""
+        """Residuals of each parameter that has any, by index: see BucketPlan.unsent."""
         memory = self.residuals.memory
         return {
             index: piece
@@ -132,10 +132,9 @@ class BucketPlans:
         }
 
     def adopt(self, before: BucketPlans) -> set[int]:
-        """Take over the states of parameters that go as before, but for parameters of their codec;
-        which these are."""
+        """Take over states if only codec parameters differ; return the parameters' indices."""
         other = before.residuals.memory.device != self.residuals.memory.device
-        if before._merges != self._merges or other:  # owners are others, or arrays
+        if before._merges != self._merges or other:  # owners or arrays differ
             return set()
         same = {index for index in before.residuals.places if self._alike(before.plan, index)}
         copied = before.residuals.copy(same)
@@ -152,22 +151,22 @@ class BucketPlans:
         return (
             (one.strategy, one.partitions) == (other.strategy, other.partitions)
             and codecs[0].name == codecs[1].name
-            and not codecs[0].rounds  # whose factors have other shapes
-            and _types(codecs[0]) == _types(codecs[1])  # such as residual="bfloat16" of one level
+            and not codecs[0].rounds  # their factors have other shapes
+            and _types(codecs[0]) == _types(codecs[1])  # types differ with residual="bfloat16"
         )
 
     def pieces(self, indices: Sequence[int], buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """By parameter, what lies in a bucket."""
+        """Pieces of a bucket, by parameter."""
         return torch.split(buffer, [self._params[index].reals for index in indices])
 
     def _forget(self, indices: Sequence[int]) -> None:
-        """Drop what these parameters were in before DDP made its buckets anew: with each goes a
-        program, and the executor's buffers of it."""
+        """Drop the plans of these parameters' earlier buckets, which DDP has rebuilt, with their
+        programs and the executor's buffers."""
         moved = set(indices)
         self._made = {old: w for old, w in self._made.items() if moved.isdisjoint(old)}
 
     def _owned(self) -> frozenset[int]:
-        """Parameters of which this rank aggregates elements, whatever buckets they are in."""
+        """Parameters of which this rank aggregates elements, whatever their buckets."""
         ranks = self._topology.world_size
         return frozenset(
             param.index
@@ -186,7 +185,7 @@ class BucketPlans:
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
         """Units in bucket order; with scope "bucket" neighbours of one codec are joined.
 
-        Parameters without elements are nothing to send, and would part neighbours.
+        Parameters without elements are left out: they send nothing, and would part neighbours.
         """
         indices = [i for i in indices if self._params[i].numel]
         units, start = [], 0
@@ -214,12 +213,12 @@ class BucketPlans:
         return Choice(decision.codec, decision.strategy, cut, down)
 
     def _compile(self, units: Sequence[Unit]) -> Program:
-        """Our slice of the graph."""
+        """This rank's program."""
         parts, codecs = self._parts(units, self.residuals.places), self.plan.codecs
         return build_program(parts, self._topology, codecs, self._rank, rotates=self._rotates)
 
     def _parts(self, units: Sequence[Unit], places: Mapping[int, Place]) -> tuple[Part, ...]:
-        """places: of parameters' states."""
+        """Parts of the units. places: of parameters' states."""
         tensors = [self._tensor(units, unit, places) for unit in units]
         choices = {t.name: unit.choice for t, unit in zip(tensors, units, strict=True)}
         return partition(tensors, choices, self._topology, self.plan.codecs, shares=self._shares)
@@ -234,7 +233,7 @@ class BucketPlans:
 
     @staticmethod
     def _offset(units: Sequence[Unit], unit: Unit) -> int:
-        """Where a unit's state starts in its codec's arena of this bucket."""
+        """First element of a unit's state in its codec's arena of this bucket."""
         key = unit.choice.codec
         return sum(u.length for u in units if u.choice.codec == key and u.start < unit.start)
 
@@ -255,5 +254,5 @@ class BucketPlans:
 
 
 def _types(codec: Codec) -> dict[str, Any]:
-    """Of its states."""
+    """Types of a codec's states, by name."""
     return {name: array.dtype for name, array in codec.init_state(1).items()}

@@ -1,8 +1,7 @@
 """State dictionaries: plain tensors and numbers, by parameter name, one per rank.
 
-Residuals differ from rank to rank, so each rank saves and loads its own. The file loads with
-torch.load(weights_only=True). A residual is saved in the type that it has, and may be loaded where
-it has another one.
+Residuals differ between ranks, so each rank saves and loads its own. The file loads with
+torch.load(weights_only=True). A residual is saved in its own type, and may be loaded into another.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ log = logging.getLogger("hipress")
 
 
 def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[str, Any]:
-    """The state of this rank after `step` steps, copied."""
+    """A copy of this rank's state after `step` steps."""
     stateful = stateful_params(residuals)
     return {
         "format": FORMAT,
@@ -51,8 +50,8 @@ def validate(
 ) -> list[Param]:
     """Parameters whose saved values fit.
 
-    Raises StateError listing everything that does not. With `strict` false what does not
-    fit is left out with a warning: those residuals start from zero.
+    Raises StateError listing all entries that do not fit. If `strict` is false these are left out
+    with a warning: their residuals start from zero.
     """
     check_format(saved)
     moved = check_ranks(saved, rank, world_size)
@@ -60,10 +59,9 @@ def validate(
     wrong = moved + check_names(residuals, saved) + bad
     if wrong and strict:
         raise StateError(
-            "the saved state does not fit this model (strict=False leaves out what does not; "
-            'what is missing after a load by torch.distributed.checkpoint, which with "auto" and '
-            "policies cannot know all keys, torch.save and torch.load keep):\n  "
-            + "\n  ".join(wrong)
+            "the saved state does not fit this model (strict=False leaves out these entries; "
+            'torch.distributed.checkpoint loses entries with "auto" and policies, whose keys it '
+            "cannot know; torch.save and torch.load keep them):\n  " + "\n  ".join(wrong)
         )
     for message in wrong:
         log.warning("load_state_dict: %s; starts from zero", message)
@@ -71,17 +69,18 @@ def validate(
 
 
 def plan_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The plan that a state was saved by, as Plan.by_name has it; {} of an older format."""
+    """The plan of a saved state, as of Plan.by_name; {} for older formats."""
     check_format(saved)
     plan: Mapping[str, Any] = saved.get("plan", {})
     return plan
 
 
 def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch.Tensor]]:
-    """Whatever was trained, a state has the same keys, which torch.distributed.checkpoint goes by:
-    an aggregator's where this rank may own elements: by buckets, as they are made, of any."""
+    """The state of one parameter. Its keys do not depend on the training so far, since
+    torch.distributed.checkpoint relies on them: an aggregator's exists if this rank may own
+    elements; with buckets made later, always."""
     by_buckets = residuals.owned is None
-    if param.index not in residuals.places and not by_buckets:  # nothing is synchronized
+    if param.index not in residuals.places and not by_buckets:  # not synchronized
         return {}
     return {
         side: {name: _tensor(array, param) for name, array in arrays.items()}
@@ -98,8 +97,8 @@ def _tensor(array: Floats, param: Param) -> torch.Tensor:
 
 
 def restore(residuals: Residuals, saved: Mapping[str, Any], params: list[Param]) -> None:
-    """The saved values of `params`, which fit; those of all others become zero, as at the start."""
-    laid_out = saved["format"] < 3  # in the order in which the parameter's lie in memory
+    """Load the saved values of `params`, which fit; other states become zero, as at the start."""
+    laid_out = saved["format"] < 3  # values in the parameter's memory order
     for param in params:
         if param.index not in residuals.places:
             # Scope "bucket": the first bucket with this parameter takes it from here.
@@ -126,14 +125,14 @@ def _fill_all(
 
 
 def _laid_out(values: torch.Tensor, param: Param) -> torch.Tensor:
-    """Values of a parameter in the order in which its own lie in memory, and in a bucket."""
+    """Values of a parameter in its own memory order, as in a bucket."""
     if tuple(values.shape) != param.shape:
         return values
     return in_layout(values, param)
 
 
 def _fill(array: Floats, values: torch.Tensor) -> None:
-    """Saved values in the type that the state has now: rounded, or exactly, and finite."""
+    """Copy saved values, rounded or exact, in the type that the state has now, and finite."""
     kept = as_torch(array)
     flat = values.reshape(-1).cpu().float()
     if kept.dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""What an engine asks of what may change its plan between steps."""
+"""The interface of plan choosers, which may change an engine's plan between steps."""
 
 from __future__ import annotations
 
@@ -15,62 +15,60 @@ if TYPE_CHECKING:
 
 
 class Chooser(Protocol):
-    """Chooses the plan of each step, the same on all ranks. They call all of this alike."""
+    """Chooses the plan of each step, the same on all ranks, which make all calls alike."""
 
     @property
     def codecs(self) -> Mapping[str, Codec]:
-        """Of all plans that there may be, by key; one may be replaced before a plan has it."""
+        """Codecs of all possible plans, by key; one may be replaced before a plan uses it."""
         ...
 
     @property
     def plan(self) -> Plan:
-        """Of the current step."""
+        """Plan of the current step."""
         ...
 
     @property
     def costs(self) -> Costs | None:
-        """By which plans were predicted, if they were."""
+        """Costs by which plans were predicted, or None."""
         ...
 
     @property
     def trial_seconds(self) -> float | None:
-        """What the last trial cost; None before its end, and where there was none."""
+        """Extra seconds of the last trial; None before its end, or without one."""
         ...
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """What was tried, for reports."""
+        """Tried plans, for reports."""
         ...
 
     def next(self, step: int) -> Plan:
-        """The plan of the step that begins now, of this number. Raises HipressError where ranks
-        cannot agree."""
+        """The plan of step `step`, which begins now. Raises HipressError if ranks cannot agree."""
         ...
 
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """A bucket of the step is ready, and not averaged yet. `unsent`: what residuals hold of
-        these parameters, as a gradient of this rank."""
+        """Take a ready bucket of the step, which is not averaged yet. unsent: returns the residuals
+        of these parameters as a gradient of this rank."""
         ...
 
     def backward_over(self) -> None:
-        """The step's backward pass is over."""
+        """Note the end of the step's backward pass."""
         ...
 
     def averaged(self) -> None:
-        """All buckets of the step are averages."""
+        """Note that all buckets of the step are averaged."""
         ...
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """The plan by which a state was saved, as Plan.by_name has it; None where there can be no
-        such plan."""
+        """The plan of a saved state (see Plan.by_name); None if there is no such plan."""
         ...
 
     def hold(self, plan: Plan) -> None:
-        """Go on by this plan, which a state was saved by."""
+        """Go on with this plan of a loaded state."""
         ...
 
     def close(self) -> None:
-        """Ask the other ranks nothing more."""
+        """End the communication with other ranks."""
         ...

@@ -1,4 +1,4 @@
-"""Gradients of a device, averaged on the host: copied there, and averages back."""
+"""Averages of a device's gradients on the host: gradients are copied there, and averages back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Average: TypeAlias = Callable[[torch.Tensor], Future[torch.Tensor]]
 
 @dataclass(eq=False)
 class _Room:
-    """Pinned memory of a bucket, and when each copy is done."""
+    """Pinned memory of a bucket, and the events of its copies."""
 
     values: torch.Tensor
     there: Event
@@ -34,7 +34,7 @@ class _Room:
 
 @dataclass(frozen=True)
 class _Brought:
-    """A bucket whose copy was begun, and what to do with it."""
+    """A bucket whose copy was started, and the function to average it."""
 
     bucket: torch.Tensor
     room: _Room
@@ -42,11 +42,11 @@ class _Brought:
 
 
 class HostCopies:
-    """Copies on two streams, and a thread that waits for those that came to the host, one after
-    the other. So the caller waits for nothing, and buckets are averaged in the order of calls."""
+    """Copies on two streams, and a thread that waits for copies to the host, one after the other.
+    So the caller waits for nothing, and buckets are averaged in the order of calls."""
 
     def __init__(self, memory: Memory) -> None:
-        """`memory`: that of the device."""
+        """memory: of the device."""
         self._memory = memory
         self._there, self._back = memory.stream(urgent=True), memory.stream(urgent=True)
         self._rooms: dict[int, _Room] = {}
@@ -57,11 +57,11 @@ class HostCopies:
         close_at_exit(self)
 
     def average(self, number: int, average: Average, bucket: torch.Tensor) -> Future[torch.Tensor]:
-        """Have `average` average a dense bucket in place, as it gets a copy on the host.
+        """Average a dense bucket in place by calling `average` with its copy on the host.
 
-        `number`: the bucket's in its step. `average` is called in the thread and raises nothing.
-        A SyncError of the future: the device failed.
-        What waits for the future that this returns has its stream come after the copy back.
+        number: of the bucket in its step. `average` is called in the thread and must not raise. The
+        future raises SyncError if the device failed. Waiting for it orders the waiting stream after
+        the copy back.
         """
         room = self._room(number, bucket)
         ready, caller = self._memory.event(), self._memory.caller()
@@ -74,13 +74,13 @@ class HostCopies:
         return room.averaged
 
     def close(self) -> None:
-        """End the thread. Nothing in a forked child: see [Note: fork] in runtime/exits.py."""
+        """End the thread. In a forked child, do nothing: see [Note: fork] in runtime/exits.py."""
         if os.getpid() == self._process:
             self._brought.put(None)
             self._thread.join(timeout=5)
 
     def _room(self, number: int, bucket: torch.Tensor) -> _Room:
-        """That of the last step, unless DDP made other buckets, or it is still in use."""
+        """The room of the last step, unless DDP has rebuilt buckets, or it is still in use."""
         room = self._rooms.get(number)
         memory, kind = self._memory, (bucket.shape, bucket.dtype)
         free = room is not None and room.averaged.done()
@@ -111,7 +111,7 @@ class HostCopies:
         averaged = room.averaged
         try:
             values = done.value()
-            with self._memory.current():  # of a thread of the host's executor
+            with self._memory.current():  # this is a thread of the host's executor
                 self._back.run(partial(self._memory.copy, bucket, values))
                 self._back.record(room.back)
                 self._back.run(partial(averaged.set_result, bucket))

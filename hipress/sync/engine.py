@@ -1,4 +1,4 @@
-"""What stands behind one synchronized module: buckets in, averaged buckets out."""
+"""The engine of a synchronized module: takes buckets, returns averaged buckets."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from hipress.sync.verify import VERIFY_STEPS, Verifier
 if TYPE_CHECKING:
     from hipress.sync.chooser import Chooser
 
-#: seconds after a native all-reduce's own time-out; in torch 2.8 it is the group's
+#: seconds beyond a native all-reduce's own time-out; in torch 2.8 that is the group's
 NATIVE_TIMEOUT_SLACK = 1.0
 
 
 class Engine:
-    """Synchronizes the buckets of one module. It never refers to that module: see close()."""
+    """Synchronizes the buckets of one module. Holds no reference to that module: see close()."""
 
     def __init__(
         self,
@@ -59,28 +59,36 @@ class Engine:
         unused: bool = False,
         momentum: Momentum | None = None,
     ) -> None:
-        """tuner: says by which plan each step goes, from `plan` on. skips: whether a step may lack
-        buckets, whose parameters are unused; unused: whether averages of these are dropped.
-        memory: of gradients; by default that of the placement. momentum: what enters gradients."""
+        """Make the executors and reducers.
+
+        Args:
+            tuner: chooses the plan of each step, beginning with `plan`.
+            skips: True if a step may lack buckets whose parameters are unused.
+            unused: True if averages of unused parameters are dropped.
+            memory: of gradients; by default the placement's.
+            momentum: adds momentum to gradients.
+        """
         self.params, self.options = list(params), options
         self.name = meeting.ranks[meeting.rank]  # this rank's global number
         gradients = memory or placement.memory()
         self._future, self._momentum = gradients.future, momentum
-        self.tuner = tuner  # what chooses the plan, if it may change
+        self.tuner = tuner  # chooses the plan, if it may change
         self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
-        self._latest = -1  # the bucket of the current step that came last; -1 between steps
-        self._checked: Future[torch.Tensor] | None = None  # parameters, before the current step
+        self._latest = -1  # last bucket so far of the current step; -1 between steps
+        self._checked: Future[torch.Tensor] | None = None  # of parameters, before this step
         self.traffic = Traffic()
-        # averages of the current step; and how long to wait at most for what does not see to that
-        # itself. Empty when the backward pass has had all of them: what it lost belongs to no step
+        # averages of the current step, each with its longest wait in seconds (None: the future
+        # itself times out). Empty once the backward pass has them all: a later loss belongs to no
+        # step
         self.pending: list[tuple[Future[torch.Tensor], float | None]] = []
-        self._jobs: dict[int, Future[torch.Tensor]] = {}  # by bucket: an executor's average
+        self._jobs: dict[int, Future[torch.Tensor]] = {}  # averages by an executor, by bucket
         codecs = plan.codecs if tuner is None else tuner.codecs
-        # gloo's futures do not order streams behind what it copies to a device
+        # gloo's futures do not order streams after its copies to a device
         native_copied = not placement.on_host and by_gloo(group)
         copies = placement.copies or native_copied or any(map(hosted, codecs))
-        # of such that are copied; another thread's do not come between the group's collectives
+        # a group for copies: calls from another thread must not mix with the first group's
+        # collectives
         hosts = connect(meeting, "copies") if copies else group
         verified = connect(meeting, "verify") if options.verify else None
         self._routes = Routes.start(codecs, options, meeting, placement, gradients, unused=unused)
@@ -115,7 +123,7 @@ class Engine:
 
     @property
     def unfinished(self) -> str | None:
-        """Which step failed or is under way; None between steps."""
+        """Text on the step that failed or has not ended; None between steps."""
         if self.broken:
             return self._failures.first
         if self._routes.failed:
@@ -126,15 +134,15 @@ class Engine:
 
     @property
     def under_way(self) -> bool:
-        """Whether a step has begun whose averages DDP has not got."""
+        """True if a step has begun whose averages DDP does not have yet."""
         return self._latest >= 0 or bool(self.pending)
 
     def begin(self, index: int, parameters: Collection[torch.Tensor] = ()) -> None:
-        """Bucket `index` is about to be reduced, maybe as the first of a step.
+        """Begin bucket `index`, perhaps as the first of a step.
 
-        `parameters`: the model's, to see that the ranks' did not part since the last step.
-        Buckets come in order, but DDP may leave out the first and the last ones, whose parameters
-        are unused (`skip_all_reduce_unused_params`).
+        parameters: the model's, to check that ranks have not diverged since the last step. Buckets
+        come in order, but DDP may leave out the first and the last ones, whose parameters are
+        unused (`skip_all_reduce_unused_params`).
         """
         first = index <= self._latest or self._latest < 0
         self._latest = index
@@ -150,8 +158,7 @@ class Engine:
             self._check(parameters)
 
     def _check(self, parameters: Collection[torch.Tensor]) -> None:
-        """Raise SyncError where an optimizer failed on this rank only; with `verify`, have
-        parameters compared."""
+        """Raise SyncError if an optimizer failed on this rank only; `verify` parameters."""
         failed = take_failed(parameters)
         if failed is not None:
             self._failures.refuse_parted(failed, self._step_number)
@@ -163,10 +170,10 @@ class Engine:
     def reduce(
         self, indices: tuple[int, ...], buffer: torch.Tensor, *, last: bool
     ) -> Future[torch.Tensor]:
-        """Average a bucket that holds these parameters, in this order, without gaps.
+        """Average a bucket of these parameters, in this order, without gaps.
 
-        What goes wrong is the future's: the other buckets are still reduced, so that no rank waits
-        in an all-reduce of DDP's group for one that has failed.
+        Errors are raised by the future: the other buckets are still reduced, so that no rank waits
+        in an all-reduce of DDP's group for a rank that has failed.
         """
         self.refuse_broken()
         reducer = self._sparse if buffer.is_sparse else self._dense[self.plan.hosted]
@@ -189,13 +196,13 @@ class Engine:
         return future
 
     def _release(self) -> None:
-        """Begin what has waited for the step's last bucket."""
+        """Start averages that waited for the step's last bucket."""
         if self._momentum is not None:
             self._momentum.release()
 
     @property
     def broken(self) -> bool:
-        """Whether a failure has ended this."""
+        """True if a failure has ended the engine."""
         return self._failures.first is not None
 
     def refuse_broken(self) -> None:
@@ -203,11 +210,11 @@ class Engine:
         self._failures.refuse()
 
     def finish(self, arrived: Callable[[int], None] | None = None) -> None:
-        """Wait for the step's buckets, if all have come. Raises what went wrong, as it was raised.
+        """Wait for the step's buckets, if all have come; raise their errors.
 
         DDP would wait as well, at the same moment, but shows a failure as an obscure cast error.
-        `arrived`: called with the number of each bucket, in the order in which they were reduced,
-        while later ones are on their way; on a device, too.
+        arrived: called with the number of each bucket, in the order of reduces, while later ones
+        still travel; on a device, too.
         """
         if self._latest >= 0 and not self._skips:
             return  # one of several backward passes of a step
@@ -233,7 +240,7 @@ class Engine:
         self._latest = -1
 
     def _wait(self, future: Future[Any], seconds: float | None) -> None:
-        """Wait for what the current step needs; when that fails no step may follow."""
+        """Wait for a future of the current step; if it fails, no step may follow."""
         self._failing(lambda: wait_within(future, seconds, self._failures.look))
 
     def _failing(self, wait: Callable[[], None]) -> None:
@@ -251,7 +258,7 @@ class Engine:
         self.traffic.exposed_seconds += time.perf_counter() - start
 
     def fail(self, error: BaseException, what: str = "") -> None:
-        """No step may follow, since `what` failed, maybe on this rank only; by default the current
+        """End the engine, since `what` failed, maybe on this rank only; by default the current
         step. The first failure counts."""
         if self.broken:
             return
@@ -260,11 +267,11 @@ class Engine:
             self.tuner.close()
 
     def explained(self, error: Exception) -> Exception:
-        """Of what other ranks are to blame for, with what is known of them."""
+        """The error with what is known of other ranks that caused it."""
         return self._failures.explained(error, self._step_number)
 
     def close(self) -> None:
-        """End the threads. On detach, when the module dies, at exit; may repeat."""
+        """End the threads: on detach, when the module is collected, and at exit. May repeat."""
         self._routes.close()
         if self._momentum is not None:
             self._momentum.close()
@@ -277,33 +284,33 @@ class Engine:
 
     @property
     def buckets(self) -> BucketPlans:
-        """By the current plan."""
+        """Buckets of the current plan."""
         return self._switch.buckets
 
     @property
     def plan(self) -> Plan:
-        """The current one."""
+        """The current plan."""
         return self.buckets.plan
 
     def planned(self, plan: Plan) -> BucketPlans:
-        """Buckets by this plan, without any state: for `resume`."""
+        """Buckets of this plan, without any state: for `resume`."""
         return self._switch.make(plan)
 
     def resume(self, step: int, buckets: BucketPlans) -> None:
-        """Go on from this step by these buckets, with the state that they have."""
+        """Go on from this step with these buckets and their state."""
         self._switch.resume(buckets)
         self.step = step
 
     def lay_out(self, params: Sequence[Param]) -> None:
-        """Gradients lie in buckets by the strides of these from now on: move states along."""
+        """Adopt new strides of gradients in buckets, and move states along."""
         for old, new in zip(self.params, params, strict=True):
             if old.layout != new.layout:
                 self._switch.lay_out(old, new)
-        self.params[:] = params  # which the makers of buckets share
+        self.params[:] = params  # in place: makers of buckets share the list
 
     @property
     def _step_number(self) -> int:
-        """The number of the current step, from 0 on."""
+        """Number of the current step, from 0 on."""
         return self.step - 1
 
 

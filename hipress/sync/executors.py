@@ -28,8 +28,8 @@ def start_executor(
     placement: Placement = ON_HOST,
     memory: Memory | None = None,
 ) -> Executor:
-    """An executor on connections of its own; all ranks of the meeting must call this. memory:
-    where payloads are; by default the host's."""
+    """An executor on connections of its own; all ranks of the meeting must call this. memory: of
+    payloads; by default the host's."""
     memory, made = memory or HostMemory(), list[Executor]()
 
     def tell(error: TransportError) -> None:
@@ -62,7 +62,7 @@ def _transport(
     memory: Memory,
     tell: Callable[[TransportError], None],
 ) -> Transport | SlotTransport:
-    """Connections of our own. tell: see NcclTransport."""
+    """Connections for an executor. tell: see NcclTransport."""
     slots = start_slots(purpose, meeting, placement, memory, tell)
     if slots is not None:
         return slots

@@ -1,4 +1,4 @@
-"""What a module's failures are called, and the one after which no step may follow."""
+"""Failures of a module: their errors, and the first one, after which no step may follow."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hipress.ranks.meeting import Meeting
 
 
 class Failures:
-    """Of one engine."""
+    """The failures of one engine."""
 
     def __init__(self, meeting: Meeting, timeout: float) -> None:
         """timeout: seconds that a native all-reduce may take."""
         self._meeting, self._timeout = meeting, timeout
         self._name = meeting.ranks[meeting.rank]
         self._first: BaseException | None = None
-        self._by = ""  # what broke
+        self._by = ""  # the operation that failed first
         self._gone_since: float | None = None
 
     @property
     def first(self) -> str | None:
-        """What failed first, and how; None if nothing did."""
+        """Text on the first failure; None if there is none."""
         return None if self._first is None else f"{self._by} failed: {self._first}"
 
     def refuse(self) -> None:
@@ -35,8 +35,8 @@ class Failures:
             raise SyncError(self.first) from self._first
 
     def keep(self, error: BaseException, what: str) -> Exception:
-        """Keep what failed first, and tell other ranks of it; returns it as an error of ours."""
-        self._meeting.fail(error)  # others see a broken connection only
+        """Keep the first failure, and tell the other ranks; return it as an error of hipress."""
+        self._meeting.fail(error)  # others would see only a broken connection
         if not isinstance(error, CasyncError | HipressError):
             text = f"{type(error).__name__}: {error}"
             if not isinstance(error, Exception):
@@ -46,7 +46,7 @@ class Failures:
         return error
 
     def not_begun(self, error: Exception, step: int) -> Exception:
-        """Of a bucket that could not be handed over."""
+        """The error for a bucket that could not be handed over."""
         if isinstance(error, CasyncError | HipressError):
             return error
         what = f"the bucket could not be handed over: {type(error).__name__}: {error}"
@@ -55,28 +55,28 @@ class Failures:
         return named
 
     def not_averaged(self, error: Exception, step: int) -> Exception:
-        """Errors of ours as they are; torch's, of a native all-reduce, with where."""
+        """The error of a bucket: unchanged, but torch's (of a native all-reduce) with its place."""
         if isinstance(error, CasyncError | HipressError):
             return error
         what = f"{self._where(step)}: the all-reduce of uncompressed gradients"
         return transport_error(error, what, self._timeout)
 
     def explained(self, error: Exception, step: int) -> Exception:
-        """Of what other ranks are to blame for, with what is known of them."""
+        """The error with what is known of other ranks that caused it."""
         return self._meeting.named(error, f"step {step}")
 
     def look(self) -> None:
-        """Raise TransportError where a rank ended so long ago that what others wait for does not
-        come: see [Note: a peer that is gone] in casync/runtime/watch.py."""
+        """Raise TransportError if a rank ended so long ago that its data will not come: see
+        [Note: a peer that is gone] in casync/runtime/watch.py."""
         gone, now = self._meeting.gone(), time.monotonic()
         self._gone_since = None if gone is None else (self._gone_since or now)
         if gone is not None and now - (self._gone_since or now) > LOOK * REDUCE_LOOKS:
             raise TransportError(f"rank {self._name}: {gone.told()}, and owes what is waited for")
 
     def refuse_parted(self, failed: torch.optim.Optimizer, step: int) -> None:
-        """Raise SyncError where this optimizer failed, which it did not on all ranks."""
+        """Raise SyncError if this optimizer failed, but not on all ranks."""
         what = f"the step of {type(failed).__name__} before step {step}"
-        others = self._meeting.silent(what)  # of those that say the same
+        others = self._meeting.silent(what)  # ranks on which it did not fail
         if others:
             names = ", ".join(map(str, others))
             raise SyncError(

@@ -1,4 +1,4 @@
-"""Whether a saved state is of the parameters, codecs and ranks that are here."""
+"""Checks that a saved state fits the present parameters, codecs and ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hipress.sync.state import WORKER, Floats, Residuals
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-NAMED = 5  # parameters, at most, in an error that several share
+NAMED = 5  # most parameter names in a shared error
 
 Saved = dict[str, dict[str, dict[str, torch.Tensor]]]  # parameter -> side -> name -> values
 
 
 def stateful_params(residuals: Residuals) -> dict[str, tuple[Param, str]]:
-    """Parameters of which there is state, by name, and their codecs' keys."""
+    """Parameters with state, by name, and their codecs' keys."""
     found: dict[str, tuple[Param, str]] = {}
     for param in residuals.params:
         key = residuals.codec_of(param.index)
@@ -31,17 +31,17 @@ def stateful_params(residuals: Residuals) -> dict[str, tuple[Param, str]]:
 
 
 def digest_of(residuals: Residuals, key: str) -> str:
-    """The digest of a codec, and that of the owners' codec if they have another one."""
+    """Digest of a codec, with that of the owners' codec if it is another."""
     return "/".join(codec.digest for codec in residuals.plan.both(key))
 
 
 def text_of(residuals: Residuals, key: str) -> str:
-    """The same codecs, for readers."""
+    """Text of a codec, with that of the owners' codec if it is another."""
     return " and down ".join(described(codec) for codec in residuals.plan.both(key))
 
 
 def check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[str]:
-    """What is wrong if the state is another rank's, or of other ranks."""
+    """Errors if the state is of another rank or another number of ranks."""
     mine, its = (rank, world_size), (saved["rank"], saved["world_size"])
     if mine == its or not saved["codecs"]:
         return []
@@ -50,7 +50,7 @@ def check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[st
 
 
 def check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
-    """What is wrong with its parameters, codecs and strategies."""
+    """Errors in names of parameters, codecs and strategies."""
     here = stateful_params(residuals)
     there: Mapping[str, str] = saved["codecs"]
     wrong = [f"{name}: missing from the saved state" for name in here if name not in there]
@@ -64,28 +64,29 @@ def check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """Such as `a, b, c and 38 more`."""
+    """Text such as `a, b, c and 38 more`."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
 
 def _other(residuals: Residuals, saved: Mapping[str, Any], param: Param, key: str) -> str | None:
-    """Of which other codec or strategy a parameter's saved values are, or None."""
+    """Text if a parameter's values were saved with another codec or strategy, or None."""
     name, here = param.name, residuals.state_scheme(param.index)
     if saved["codecs"].get(name) != digest_of(residuals, key):
         before = saved.get("compressors", {}).get(name, "another codec")
         now = text_of(residuals, key)
         return f"saved with {before}{' of another spec' * (before == now)}, this is {now}"
-    before = saved.get("strategies", {}).get(name, here)  # format 1 does not tell
+    before = saved.get("strategies", {}).get(name, here)  # format 1 lacks it
     return None if before == here else f"saved with strategy {before}, this is {here}"
 
 
 def check_values(
     residuals: Residuals, saved: Mapping[str, Any], *, aggregated: bool
 ) -> tuple[list[Param], list[str]]:
-    """Parameters whose values fit, and what is wrong with values of the others.
+    """Parameters whose values fit, and errors in the values of the others.
 
-    aggregated: whether all that this rank aggregates must be there (before format 6 others did).
+    aggregated: True if all that this rank aggregates must be there (before format 6 other ranks
+    did).
     """
     good, wrong = [], []
     state: Saved = saved["state"]
@@ -148,11 +149,11 @@ def _shapes(
 
 
 def _unusable(values: torch.Tensor) -> str | None:
-    """Why these are no values of a state, which are floats, and finite whatever gradients were."""
+    """The reason why these cannot be values of a state, which are finite floats; or None."""
     plain = values.layout == torch.strided and values.device.type != "meta"
     if not (plain and values.is_floating_point()):
         kind = f"{values.dtype} {values.layout} on {values.device}".replace("torch.", "")
         return f"expected floats in memory, got {kind}"
-    if not values.float().isfinite().all():  # it would reach every rank in the next step
+    if not values.float().isfinite().all():  # they would reach every rank in the next step
         return "damaged: a value is NaN or infinite"
     return None

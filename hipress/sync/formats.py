@@ -1,4 +1,4 @@
-"""The form of a saved state, whatever model it is of."""
+"""The format of a saved state, whatever its model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ KEYS = {
     *("format", "step", "rank", "world_size", "plan"),
     *("codecs", "compressors", "strategies", "state"),
 }
-# Formats that are read, too: keys by number. Before 6 other ranks aggregated, before 5 the plan was
-# not told, before 4 codecs were known by their digests alone, before 3 values came as they lay in
-# memory.
+# Older formats that can be read: keys by number. Before 6 other ranks aggregated; before 5 there
+# was no plan; before 4 codecs had digests alone; before 3 values were in memory order.
 OLDER = {5: KEYS, 4: KEYS - {"plan"}}
 OLDER |= {3: OLDER[4] - {"compressors"}, 2: OLDER[4] - {"compressors"}}
 OLDER[1] = OLDER[2] - {"strategies"}
@@ -25,7 +24,7 @@ SIDES = (WORKER, AGGREGATOR)
 
 
 def check_format(saved: object) -> None:
-    """Raise StateError for what `export` never wrote, in this version or an older one."""
+    """Raise StateError for an object that `export` never wrote, in this version or an older one."""
     if not isinstance(saved, Mapping):
         raise StateError(f"not a state of hipress.state_dict but a {type(saved).__name__}")
     number = saved.get("format")
@@ -39,7 +38,7 @@ def check_format(saved: object) -> None:
 
 
 def _check_types(saved: Mapping[str, Any]) -> None:
-    """Refuse what `export` never writes; "all or nothing" needs to know before it begins."""
+    """Raise StateError for types that `export` never writes, before anything is loaded."""
     step = saved["step"]
     if type(step) is not int or not 0 <= step < 2**63:
         raise StateError(f"damaged state: step {step!r} is no number of steps")

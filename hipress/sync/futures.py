@@ -1,4 +1,4 @@
-"""Futures of averages: of the native all-reduce, mapped, and waited for."""
+"""Futures of averages: of the native all-reduce, mapped, and with time-outs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch.futures import Future
 from casync.errors import copy_to_raise
 from casync.transports.distributed import transport_error
 
-#: seconds after which a wait looks about
+#: seconds between the looks of a wait
 POLL_SECONDS = 1.0
 
 
 def average(
     buffer: torch.Tensor, group: dist.ProcessGroup, timeout: float | None = None
 ) -> Future[torch.Tensor]:
-    """What DDP does without a hook: scale, then the native all-reduce; in place.
+    """Average like DDP without a hook: scale, then the native all-reduce; in place.
 
-    `timeout`: seconds, instead of the group's.
+    timeout: seconds, instead of the group's.
     """
     buffer.div_(group.size())
     options = dist.AllreduceOptions()  # dist.all_reduce has no argument for them
@@ -42,7 +42,7 @@ def average(
 def map_future(
     future: Future[Any], use: Callable[[Any], torch.Tensor], used: Future[torch.Tensor]
 ) -> Future[torch.Tensor]:
-    """As `Future.then`, but a failure stays the exception that it is. Returns `used`, a new one."""
+    """Like `Future.then`, but an exception stays as it is. Returns `used`, which must be new."""
 
     def pass_on(done: Future[Any]) -> None:
         try:
@@ -57,10 +57,11 @@ def map_future(
 def wait_within(
     future: Future[Any], seconds: float | None, look: Callable[[], None] = lambda: None
 ) -> None:
-    """As `Future.wait`, but for so many seconds at most; TimeoutError. `look` is called now and
-    then, and may raise.
+    """Like `Future.wait`, but raises TimeoutError after `seconds`, and calls `look` in between.
 
-    In turns: a Ctrl-C that comes as a lock is about to be waited for shows only when that ends.
+    `look` may raise.
+    The wait is in short turns: a Ctrl-C that arrives as a wait for a lock begins shows only after
+    it.
     """
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
@@ -71,6 +72,6 @@ def wait_within(
             raise TimeoutError(f"timed out after {seconds:g} s")
     try:
         future.wait()
-    except Exception as error:  # which the future keeps, and would with it the callers' frames
+    except Exception as error:  # the future keeps it: drop the callers' frames
         error.__traceback__ = None
         raise copy_to_raise(error) from error.__cause__

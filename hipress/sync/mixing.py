@@ -1,4 +1,4 @@
-"""A step of gossip: parameters to the engine, and then towards what is known of neighbours'."""
+"""Steps of gossip: parameters go to the engine, then move towards the neighbours' estimates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from hipress.sync.state import WORKER, Floats, Residuals
 
 
 class Mixing:
-    """Averages parameters with estimates of neighbours' parameters. It never refers to the
-    module."""
+    """Averages parameters with estimates of neighbours. Holds no reference to the module."""
 
     def __init__(
         self,
@@ -27,7 +26,7 @@ class Mixing:
         neighbours: Sequence[int],
         gammas: Mapping[str, float],
     ) -> None:
-        """`parameters` are the same on all ranks now, and known to be. `gammas`: by codec."""
+        """parameters: equal on all ranks, as the caller has checked. gammas: by codec."""
         self._engine, self._parameters, self._gammas = engine, parameters, gammas
         self._copies = tuple(map(copy_of, neighbours))
         self._buckets = buckets(engine.params, engine.plan, engine.options)
@@ -60,7 +59,7 @@ class Mixing:
         return self._engine.buckets.residuals.pieces(index)[WORKER]
 
     def _mix(self, number: int, flat: torch.Tensor) -> None:
-        """A bucket has been sent, and all of neighbours' has come."""
+        """Move a bucket's parameters, after all neighbours' payloads have come."""
         bucket = self._buckets[number]
         pieces = self._engine.buckets.pieces(bucket.indices, flat)
         for index, piece in zip(bucket.indices, pieces, strict=True):
@@ -68,7 +67,7 @@ class Mixing:
         bucket.scatter(flat, self._values(number))
 
     def _way(self, index: int) -> torch.Tensor:
-        """gamma (sum of w x_hat_j over neighbours j and oneself - x_hat), w being the same."""
+        """gamma (sum of w x_hat_j over neighbours j and oneself - x_hat), with equal weights w."""
         arrays = {name: torch.from_numpy(a) for name, a in self._estimates(index).items()}
         count, codec = len(self._copies), self._engine.plan.decisions[index].codec
         way = arrays[OWN] * -count
@@ -78,8 +77,8 @@ class Mixing:
 
 
 def agree(residuals: Residuals, meeting: Meeting) -> None:
-    """After a state was loaded: raise StateError, on all ranks, where a rank's copy is not what the
-    other one goes on from."""
+    """After states were loaded: raise StateError, on all ranks, if a rank's copy differs from the
+    estimate that the other rank loaded."""
     found: dict[str, hashlib._Hash] = {}
     for index in sorted(residuals.places):
         for name, array in residuals.pieces(index)[WORKER].items():

@@ -1,4 +1,4 @@
-"""Momentum in what an engine averages: see [Note: averages of momentum] in hipress/optim."""
+"""Momentum in an engine's averages: see [Note: averages of momentum] in hipress/optim."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Handed = tuple[Sequence[int], torch.Tensor]
 
 
 class Momentum:
-    """Adds an optimizer's momentum to gradients as they are handed to an engine. It refers to
+    """Adds an optimizer's momentum to gradients as they are handed to an engine. Refers to
     parameters, never to the module."""
 
     def __init__(
@@ -40,8 +40,8 @@ class Momentum:
         *,
         unused: bool,
     ) -> None:
-        """parameters: as the engine knows them, by position. unused: whether averages of those that
-        no rank used are dropped without a word."""
+        """parameters: in the engine's order. unused: True if averages of parameters that no rank
+        used are silently dropped."""
         if optimizer.told is not None:
             raise ConfigError(
                 f"this {type(optimizer).__name__} steps a module that hipress synchronizes "
@@ -55,12 +55,12 @@ class Momentum:
         self._handed: list[Handed] = []
         self._held: list[tuple[Handed, Begin, Future[torch.Tensor]]] = []
         self._residuals: Residuals | None = None  # of the current step
-        self._kept: Copied = {}  # of them, from before the step
+        self._kept: Copied = {}  # copies from before the step
         self._scale = optimizer.scale
         optimizer.told = self._put_back
 
     def begin(self, residuals: Residuals) -> None:
-        """The first bucket of a step is ready, which goes by these."""
+        """Begin a step with these residuals; its first bucket is ready."""
         optimizer = self._optimizer
         self._handed.clear()
         self._residuals, self._kept = residuals, {}
@@ -81,8 +81,8 @@ class Momentum:
         begin: Begin,
         future: Future[torch.Tensor],
     ) -> Future[torch.Tensor]:
-        """The average of a bucket whose gradients are ready, which `begin` begins; or, where it has
-        to wait for all others, `future`, which will have it."""
+        """Start the average of a ready bucket by `begin`; if it has to wait for all others, return
+        `future`, which will have it."""
         if not self._groups or buffer.is_sparse:
             return begin()
         handed = indices, buffer
@@ -94,7 +94,7 @@ class Momentum:
         return future
 
     def release(self) -> None:
-        """All buckets of the step have come: clip the gradient that they hold, and begin."""
+        """Clip the gradient of all buckets of the step, and start their averages."""
         held, self._held = self._held, []
         self._clip([handed for handed, _, _ in held])
         for handed, begin, future in held:
@@ -102,7 +102,7 @@ class Momentum:
             map_future(begin(), lambda done: done, future)
 
     def arrived(self) -> None:
-        """All averages are there."""
+        """Take the averages, which are all complete."""
         if not self._handed:
             return
         marks: dict[torch.Tensor, torch.Tensor] = {}
@@ -115,7 +115,7 @@ class Momentum:
         self._optimizer.arrived(marks)
 
     def close(self) -> None:
-        """The optimizer steps by itself from now on."""
+        """End: the optimizer now steps by itself."""
         self._optimizer.told = None
         self._optimizer.forget()
 
@@ -125,7 +125,7 @@ class Momentum:
     def _pieces(
         self, indices: Sequence[int], buffer: torch.Tensor
     ) -> list[tuple[int, torch.Tensor]]:
-        """Of the optimizer's parameters, what lies in a bucket: by index, in their own layout."""
+        """Pieces of a bucket for the optimizer's parameters: by index, in their own layout."""
         pieces = torch.split(buffer, [self._params[index].reals for index in indices])
         return [(i, piece) for i, piece in zip(indices, pieces, strict=True) if self._enters(i)]
 
@@ -141,17 +141,17 @@ class Momentum:
                 laid.add_(momentum, alpha=weight)
 
     def _clip(self, every: Sequence[Handed]) -> None:
-        """Scale this rank's gradient to the norm that the optimizer asks for, at most."""
+        """Scale this rank's gradient to at most the norm that the optimizer asks for."""
         pieces = [piece for handed in every for _, piece in self._pieces(*handed)]
         if not pieces:
             return
         norms = [piece.norm(dtype=torch.float32) for piece in pieces]
         most, norm = self._optimizer.max_norm, torch.stack(norms).norm() / self._scale
-        assert most is not None  # else nothing would have waited
+        assert most is not None  # otherwise nothing waits
         torch._foreach_mul_(pieces, (most / (norm + 1e-6)).clamp(max=1.0))
 
     def _put_back(self, parameters: Collection[torch.Tensor]) -> None:
-        """Averages of these are dropped: their states are as they were before the step."""
+        """Restore these parameters' states from before the step, as averages are dropped."""
         indices = {self._index[p] for p in parameters if p in self._index}
         kept = {index: states for index, states in self._kept.items() if index in indices}
         if self._residuals is not None and kept:
@@ -159,7 +159,7 @@ class Momentum:
 
 
 def _refuse_shards(optimizer: Averaging, parameters: Iterable[torch.Tensor]) -> None:
-    """Raise ConfigError for what asks for all shards of a replica, where this rank has one."""
+    """Raise ConfigError for options that need all shards, if this rank has only one."""
     if not any(map(is_sharded, parameters)):
         return
     if optimizer.max_norm is not None:
@@ -175,8 +175,8 @@ def _refuse_shards(optimizer: Averaging, parameters: Iterable[torch.Tensor]) -> 
 def check(
     optimizer: Averaging, params: Iterable[Param], codec: Codec | None, options: Options
 ) -> None:
-    """Raise ConfigError for what cannot go with averages of this optimizer's momentum. codec: the
-    one that was asked for, if any."""
+    """Raise ConfigError for options that exclude averages of this optimizer's momentum. codec: the
+    requested one, if any."""
     name = type(optimizer).__name__
     if options.policy is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the first steps show: when gradients are ready, and how long their payloads are."""
+"""Observation of the first steps: times at which gradients are ready, and lengths of payloads."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from hipress.plan.workload import Bucket, Workload, kinds
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-RUNS, RUN = 16, 1 << 14  # of a large gradient: how many runs, of so many elements, are looked at
+RUNS, RUN = 16, 1 << 14  # number and elements of the runs sampled from a large gradient
 WORD = 8  # bytes
 
 
 @dataclass
 class _Record:
-    """One step."""
+    """Moments of one step."""
 
-    begun: Moment  # its first bucket was ready
+    begun: Moment  # first bucket ready
     buckets: list[tuple[tuple[int, ...], Moment]] = field(default_factory=list)
-    backward: Moment | None = None  # was over
-    averaged: Moment | None = None  # all was
-    next: Moment | None = None  # step's first bucket
+    backward: Moment | None = None  # backward pass over
+    averaged: Moment | None = None  # all buckets averaged
+    next: Moment | None = None  # first bucket of the next step
 
     def seconds(self, moment: Moment | None) -> float:
-        """From its first bucket on."""
+        """Seconds from the step's first bucket to a moment."""
         return 0.0 if moment is None else moment.since(self.begun)
 
 
 class Observer:
-    """Watches steps that go by one plan. All ranks must call `workload` alike."""
+    """Observes steps with one plan. All ranks must call `workload` alike."""
 
     def __init__(self, params: Sequence[Param], memory: Memory) -> None:
         """memory: of gradients as they are compressed."""
         self._params, self._memory = params, memory
         self._kinds = kinds([param for param in params if param.compressible and param.numel])
         self._first = {kind[0].index for kind in self._kinds}
-        self._samples: dict[int, torch.Tensor] = {}  # by parameter: of the latest step
+        self._samples: dict[int, torch.Tensor] = {}  # of the latest step, by parameter
         self._records: list[_Record] = []
 
     @property
     def steps(self) -> int:
-        """Watched so far, the one under way aside."""
+        """Number of observed steps, without the current one."""
         return max(0, len(self._records) - 1)
 
     def begin(self, now: Moment) -> None:
-        """A step's first bucket is ready."""
+        """Note that a step's first bucket is ready."""
         if self._records:
             self._records[-1].next = now
         self._records.append(_Record(now))
 
     def handed(self, indices: Sequence[int], buffer: torch.Tensor, now: Moment) -> None:
-        """A bucket is, with this rank's gradients."""
+        """Take a ready bucket with this rank's gradients."""
         self._records[-1].buckets.append((tuple(indices), now))
         if buffer.is_sparse:
             return
@@ -71,17 +71,17 @@ class Observer:
                 self._samples[index] = _sample(piece)
 
     def backward_over(self, now: Moment) -> None:
-        """The backward pass is, and waits."""
+        """Note that the backward pass is over and waits."""
         self._records[-1].backward = now
 
     def averaged(self, now: Moment) -> None:
-        """All averages are there."""
+        """Note that all averages are complete."""
         self._records[-1].averaged = now
 
     def workload(
         self, agree: Callable[[list[float]], list[float]], codecs: Mapping[str, Codec]
     ) -> Workload:
-        """A step on the slowest rank, and the longest payloads of any. `agree`: gives the largest
+        """A step on the slowest rank, with the longest payloads of any. agree: returns the largest
         of each value over the ranks."""
         latest = self._records[-2]
         alike = [each for each in self._records[:-1] if _shape(each) == _shape(latest)]
@@ -95,7 +95,7 @@ class Observer:
         return Workload(tuple(buckets), backward, rest, step, self._by_parameter(codecs, rates))
 
     def _rates(self, codecs: Mapping[str, Codec]) -> list[float]:
-        """By codec and kind, payload bytes per gradient byte."""
+        """Payload bytes per gradient byte, by codec and kind."""
         with self._memory.current():
             return [
                 _rate(codec, self._samples.get(kind[0].index), self._memory)
@@ -122,13 +122,13 @@ def _shape(record: _Record) -> list[tuple[int, ...]]:
 
 
 def _times(record: _Record) -> list[float]:
-    """When each bucket was ready, and when the backward pass was over."""
+    """Seconds at which each bucket was ready, and at which the backward pass was over."""
     ready = [record.seconds(moment) for _, moment in record.buckets]
     return [*ready, max([record.seconds(record.backward), *ready])]
 
 
 def _sample(gradient: torch.Tensor) -> torch.Tensor:
-    """Some runs of a gradient, evenly spread; all of it where it is small. A copy."""
+    """A copy of evenly spread runs of a gradient; of a small one, all of it."""
     size = gradient.numel()
     if size > RUNS * RUN:
         step = size // RUNS // RUN * RUN
@@ -137,7 +137,7 @@ def _sample(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _rate(codec: Codec, gradient: torch.Tensor | None, memory: Memory) -> float:
-    """Of what a codec makes of a gradient, the bytes that travel; 0 where that is not known."""
+    """Payload bytes that travel per gradient byte; 0 if unknown."""
     if gradient is None or codec.rounds or not codec.suits(gradient.numel()):
         return 0.0
     count = gradient.numel()

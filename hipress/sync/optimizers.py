@@ -1,7 +1,7 @@
 """Optimizers whose step began and did not end.
 
-A step that raises on one rank leaves its parameters as they were, or partly new. Where the program
-goes on after that, averages of gradients of different models would follow, without an error.
+A step that raises on one rank leaves its parameters unchanged or partly new. If the program goes on
+after that, ranks would average gradients of different models, without an error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _begun: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 @functools.cache
 def watch_steps() -> None:
-    """From now on, know which optimizers' steps have begun and not ended."""
+    """From now on, track the optimizers whose step has begun and not ended."""
     register_optimizer_step_pre_hook(_begin)
     register_optimizer_step_post_hook(_end)
 
 
 def take_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
-    """An optimizer of some of these parameters whose step raised, if any; only once."""
+    """An optimizer of some of these parameters whose step raised, or None; reported only once."""
     for optimizer in list(_begun):
         known = {id(parameter) for parameter in parameters}
         if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
@@ -41,7 +41,7 @@ def take_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
 def _begin(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    if torch.compiler.is_compiling():  # a compiled step cannot be told apart from its closure
+    if torch.compiler.is_compiling():  # in a compiled step the closure is not visible
         return None
     _begun.add(optimizer)
     own = (args[0], *(_closure(optimizer, each) for each in args[1:]))
@@ -54,7 +54,7 @@ def _end(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _closure(optimizer: Optimizer, given: Any) -> Any:
-    """What computes gradients anew within a step; meanwhile the step has not failed."""
+    """A closure that recomputes gradients within a step; while it runs, the step has not failed."""
     if not callable(given):
         return given
 

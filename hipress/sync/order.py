@@ -1,11 +1,11 @@
-"""Gradients of a module without DDP: what goes as one, and when.
+"""Gradients of a module without DDP: their buckets, and the order of these.
 
 [Note: one order] All ranks must hand buckets to the engine in one order, but a backward pass may
-compute gradients in another order on each of them. So the order is rank 0's, of its first backward
-pass, and a bucket that is ready early is held back until all before it have gone. What is left at
-the end of a step, as parameters were unused, goes then, in that order, too: the ranks have told
-each other by then what any of them used, and leave out alike what nobody did. So nobody waits in a
-backward pass for what another rank sends at the end of its step only.
+compute gradients in a different order on each rank. So the order is that of rank 0's first backward
+pass, and a bucket that is ready early is held back until all before it have gone. Buckets that are
+left at the end of a step, since parameters were unused, go then, in that order, too: by then the
+ranks have told each other the parameters that any of them used, and all leave out those that none
+used. So no rank waits in a backward pass for data that another sends only at the end of its step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.rules import Plan
 
-#: bytes from which a gradient is encoded where it lies: a copy costs more than a job of its own
+#: least bytes of a gradient that is encoded in place: a copy costs more than a job of its own
 LARGE_BYTES = 1 << 20
-#: bytes of gradients, large ones between them included, after which gathered ones go: DDP's default
+#: bytes of gradients, large ones in between included, that close a gathered bucket: DDP's default
 BUCKET_BYTES = 25 << 20
 
 
@@ -30,12 +30,12 @@ class Bucket:
     def __init__(self, params: Sequence[Param]) -> None:
         self.params = tuple(params)
         self.indices = tuple(param.index for param in params)
-        self._views: list[torch.Tensor] = []  # of the buffer, by parameter, once there is one
+        self._views: list[torch.Tensor] = []  # of the buffer, by parameter
         self._flat = torch.empty(0)
 
     def gather(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The gradients one behind the other, each in its parameter's layout; a single one that
-        has this layout in its own memory."""
+        """The gradients one behind the other, each in its parameter's layout; a single gradient
+        with this layout stays in its own memory."""
         if len(gradients) == 1 and (gradients[0].is_sparse or self._in_place(gradients[0])):
             only = gradients[0].detach()
             return only if only.is_sparse else _reals(only.as_strided((only.numel(),), (1,)))
@@ -46,7 +46,7 @@ class Bucket:
         return self._flat
 
     def scatter(self, averages: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
-        """Write back what `gather` copied."""
+        """Copy the averages back if `gather` copied the gradients."""
         if averages is not self._flat:
             return
         for view, gradient in zip(self._views, gradients, strict=True):
@@ -71,15 +71,15 @@ class Bucket:
 
 
 def _reals(flat: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs, as DDP's buckets hold them."""
+    """A flat tensor with complex numbers as pairs, as in DDP's buckets."""
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
 def buckets(order: Sequence[Param], plan: Plan, options: Options) -> list[Bucket]:
-    """Buckets of parameters whose gradients come in this order, in order of their last ones.
+    """Buckets of parameters whose gradients come in this order, ordered by their last ones.
 
     With scope "tensor" large gradients go alone, and small ones of a type are gathered. With
-    "bucket" and "model" all that may be compressed is gathered, whatever its type.
+    "bucket" and "model" all compressible gradients are gathered, whatever their types.
     """
     order = [param for param in order if param.numel]
     found: list[list[Param]] = []
@@ -106,7 +106,7 @@ def _bytes(param: Param) -> int:
 
 
 class Turns:
-    """Whose turn it is in a step. See [Note: one order]."""
+    """The turns of buckets in a step. See [Note: one order]."""
 
     def __init__(self, order: Sequence[Bucket]) -> None:
         self._order = order
@@ -114,13 +114,13 @@ class Turns:
         self.reset()
 
     def reset(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._missing = [len(bucket.indices) for bucket in self._order]
         self._next = 0
 
     def ready(self, index: int) -> Iterator[Bucket]:
-        """Buckets that may go now that this parameter's gradient is ready."""
-        if index in self._bucket:  # not one without elements
+        """Buckets that may go after this parameter's gradient is ready."""
+        if index in self._bucket:  # empty parameters have no bucket
             self._missing[self._bucket[index]] -= 1
         while self._next < len(self._order) and self._missing[self._next] == 0:
             self._next += 1
@@ -128,10 +128,10 @@ class Turns:
 
     @property
     def left(self) -> bool:
-        """Whether a bucket has not gone."""
+        """True if a bucket has not gone."""
         return self._next < len(self._order)
 
     def rest(self, unused: Collection[int]) -> Iterator[Bucket]:
-        """The buckets that have not gone, but those of which nothing is used."""
+        """The buckets that have not gone, except those with only unused parameters."""
         left, self._next = self._order[self._next :], len(self._order)
         return (bucket for bucket in left if not set(bucket.indices) <= set(unused))

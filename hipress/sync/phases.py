@@ -1,4 +1,4 @@
-"""Two phases: gradients by one chooser until an optimizer freezes, its momentum by another then."""
+"""Two phases: a chooser for gradients until an optimizer freezes, then one for its momentum."""
 
 from __future__ import annotations
 
@@ -33,42 +33,42 @@ class Fixed:
 
     @property
     def codecs(self) -> Mapping[str, Codec]:
-        """See Chooser."""
+        """Implements Chooser.codecs."""
         return self.plan.codecs
 
     def next(self, step: int) -> Plan:
-        """See Chooser."""
+        """Implements Chooser.next."""
         return self.plan
 
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """Nothing."""
+        """Implements Chooser.handed."""
 
     def backward_over(self) -> None:
-        """Nothing."""
+        """Implements Chooser.backward_over."""
 
     def averaged(self) -> None:
-        """Nothing."""
+        """Implements Chooser.averaged."""
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """See Chooser."""
+        """Implements Chooser.restored."""
         return self.plan if saved == self.plan.by_name else None
 
     def hold(self, plan: Plan) -> None:
-        """Nothing: there is no other."""
+        """Implements Chooser.hold: there is no other plan."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Implements Chooser.close."""
 
 
 class Phases:
-    """A Chooser that goes by one of two. All ranks of the meeting must make one."""
+    """A Chooser that delegates to one of two. All ranks of the meeting must make one."""
 
     def __init__(
         self, optimizer: Freezing, before: Chooser, after: Chooser, meeting: Meeting
     ) -> None:
-        """after: from the step on in which the optimizer is frozen."""
+        """after: used from the step in which the optimizer is frozen."""
         self._optimizer, self._meeting = optimizer, meeting
         self._before, self._after = before, after
         self._group: dist.ProcessGroup | None = connect(meeting, "freeze")  # None after `close`
@@ -79,7 +79,7 @@ class Phases:
 
     @property
     def told(self) -> str:
-        """What travels by which plan, for reports."""
+        """Text on the plans of gradients and momentum, for reports."""
         name = f"hipress.optim.{type(self._optimizer).__name__}"
         return (
             f"gradients by {self._before.plan.label} until {name} freezes (freeze="
@@ -89,38 +89,38 @@ class Phases:
 
     @property
     def codecs(self) -> Mapping[str, Codec]:
-        """See Chooser."""
+        """Implements Chooser.codecs."""
         return {**self._before.codecs, **self._after.codecs}
 
     @property
     def plan(self) -> Plan:
-        """See Chooser."""
+        """Implements Chooser.plan."""
         return self._now.plan
 
     @property
     def costs(self) -> Costs | None:
-        """See Chooser."""
+        """Implements Chooser.costs."""
         return self._now.costs
 
     @property
     def trial_seconds(self) -> float | None:
-        """See Chooser."""
+        """Implements Chooser.trial_seconds."""
         return self._now.trial_seconds
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """See Chooser."""
+        """Implements Chooser.tried."""
         return self._now.tried
 
     def next(self, step: int) -> Plan:
-        """See Chooser."""
+        """Implements Chooser.next."""
         if not self._optimizer.averaging and self._group is not None:
             self._agree(self._group)
         return self._now.next(step)
 
     def _agree(self, group: dist.ProcessGroup) -> None:
-        """Freeze before this step if all ranks want to. What they decide by is the same to the last
-        bit where they have the same kernels and as many threads; they are asked all the same."""
+        """Freeze before this step if all ranks want to. Their inputs are equal to the last bit with
+        equal kernels and numbers of threads; they are asked nevertheless."""
         due, steps = self._optimizer.due(), self._optimizer.steps
         ours = [-float(due), float(steps), -float(steps)]
         try:
@@ -142,19 +142,19 @@ class Phases:
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """See Chooser."""
+        """Implements Chooser.handed."""
         self._now.handed(indices, buffer, unsent)
 
     def backward_over(self) -> None:
-        """See Chooser."""
+        """Implements Chooser.backward_over."""
         self._now.backward_over()
 
     def averaged(self) -> None:
-        """See Chooser."""
+        """Implements Chooser.averaged."""
         self._now.averaged()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """See Chooser. StateError for a state of the other phase."""
+        """Implements Chooser.restored. Raises StateError for a state of the other phase."""
         plan = self._now.restored(saved)
         frozen = self._optimizer.averaging
         other = self._before if frozen else self._after
@@ -167,11 +167,11 @@ class Phases:
         return plan
 
     def hold(self, plan: Plan) -> None:
-        """See Chooser."""
+        """Implements Chooser.hold."""
         self._now.hold(plan)
 
     def close(self) -> None:
-        """See Chooser."""
+        """Implements Chooser.close."""
         self._group = None
         self._before.close()
         self._after.close()

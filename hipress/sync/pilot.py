@@ -1,4 +1,4 @@
-"""Goes by a policy: measures what it asks for, and makes a plan of the levels that it chooses."""
+"""Execution of a policy: measures its inputs, and makes a plan of the levels that it chooses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("hipress")
 
 
 class Pilot:
-    """A Chooser that has a policy's judge choose. All ranks of the meeting must make one."""
+    """A Chooser whose plans a policy's judge decides. All ranks of the meeting must make one."""
 
     costs: Costs | None = None
     trial_seconds: float | None = None
@@ -45,21 +45,21 @@ class Pilot:
         meeting: Meeting,
         moment: Callable[[], Moment],
     ) -> None:
-        """`plans`: by level, equal but for what the levels' codecs are. `moment`: of the memory in
-        which gradients are compressed."""
+        """plans: by level, equal except for the levels' codecs. moment: returns the present moment
+        of the memory in which gradients are compressed."""
         self._moment = moment
         self._judge, self._levels, self._params, self._meeting = judge, plans, params, meeting
         self._group: dist.ProcessGroup | None = connect(meeting, "policy")  # None after `close`
         self.codecs: dict[str, Codec] = {k: c for plan in plans for k, c in plan.codecs.items()}
         self._made: dict[tuple[int, ...], Plan] = {}
         self._handed: list[tuple[Sequence[int], torch.Tensor]] = []
-        self._looked: list[tuple[Sequence[int], torch.Tensor]] = []  # at, with residuals
-        self._moments: list[Moment] = []  # at which steps of the window began
+        self._looked: list[tuple[Sequence[int], torch.Tensor]] = []  # with residuals
+        self._moments: list[Moment] = []  # beginnings of the window's steps
         self._step = 0
         self.plan = self._choose(0)
 
     def next(self, step: int) -> Plan:
-        """See Chooser."""
+        """Implements Chooser.next."""
         if self._judge.window:
             self._moments.append(self._moment())
         if self._group is not None and len(self._moments) > self._judge.window > 0:
@@ -74,7 +74,7 @@ class Pilot:
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """See Chooser."""
+        """Implements Chooser.handed."""
         if buffer.is_sparse or not self._judge.window:
             return
         self._handed.append((indices, buffer))
@@ -82,10 +82,10 @@ class Pilot:
             self._looked.append((indices, buffer.float() + unsent()))
 
     def backward_over(self) -> None:
-        """Nothing."""
+        """Implements Chooser.backward_over."""
 
     def averaged(self) -> None:
-        """See Chooser. Codecs, whose calls share memory on a device, are at rest now."""
+        """Implements Chooser.averaged. Codecs, which share a device's memory, are idle now."""
         for indices, values in self._looked:
             for index, piece in self._pieces(indices, values):
                 self._judge.handed(index, piece)
@@ -96,20 +96,20 @@ class Pilot:
         self._handed.clear()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """See Chooser."""
+        """Implements Chooser.restored."""
         return restored(saved, self._params, self.codecs, self.plan.topology)
 
     def hold(self, plan: Plan) -> None:
-        """See Chooser: the policy goes on from there."""
+        """Implements Chooser.hold: the policy goes on from there."""
         self.plan = plan
         self._moments.clear()
 
     def close(self) -> None:
-        """See Chooser."""
+        """Implements Chooser.close."""
         self._group = None
 
     def _look(self, group: dist.ProcessGroup) -> None:
-        """A window is over."""
+        """End a window: share its measurements, and let the judge look."""
         steps = pairwise(self._moments)
         middle = statistics.median(end.since(begin) for begin, end in steps)
         del self._moments[:-1]
@@ -131,7 +131,7 @@ class Pilot:
         return self._made[levels]
 
     def _make(self, levels: Sequence[int]) -> Plan:
-        """For each parameter what the plan of its level has for it."""
+        """The plan with each parameter's decision from the plan of its level."""
         decisions = [
             raw(param, "the policy wants it whole")
             if level == DENSE and self._levels[0].decisions[param.index].codec is not None
@@ -143,7 +143,7 @@ class Pilot:
         return replace(self._levels[0], decisions=tuple(decisions), codecs=codecs)
 
     def _pieces(self, indices: Sequence[int], flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """By parameter that levels decide, what lies in a bucket."""
+        """Pieces of a bucket for parameters whose levels are decided, by index."""
         pieces = torch.split(flat.detach(), [self._params[index].reals for index in indices])
         return [
             (index, piece)

@@ -26,32 +26,32 @@ __all__ = ["Bucket", "Native", "Reducer", "Reducers"]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are handed over at once."""
+    """Gradients that are handed over together."""
 
     step: int
-    number: int  # in its step
+    number: int  # number in its step
     indices: tuple[int, ...]  # parameters, in the order of `values`
     values: torch.Tensor  # flat and without gaps, or sparse
 
 
 class Reducer(Protocol):
-    """Averages buckets, in the order of calls, the same on all ranks."""
+    """Averages buckets, in the order of calls, which is the same on all ranks."""
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
-        """Average a bucket in place. Raises what kept it from beginning."""
+        """Average a bucket in place. Raises an error that kept it from starting."""
         ...
 
 
 @dataclass(frozen=True)
 class Native:
-    """The all-reduce that DDP does without a hook."""
+    """The all-reduce of DDP without a hook."""
 
     group: dist.ProcessGroup
     timeout: float  # seconds
     traffic: Traffic
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
-        """See Reducer."""
+        """Implements Reducer.reduce."""
         self.traffic.count(None, bucket.values)
         return average(bucket.values, self.group, self.timeout)
 
@@ -62,10 +62,10 @@ class Submits:
 
     executor: Executor
     traffic: Traffic
-    jobs: dict[int, Future[torch.Tensor]]  # by bucket of the current step: the executor's average
+    jobs: dict[int, Future[torch.Tensor]]  # the executor's averages of the current step, by bucket
 
     def submit(self, plan: BucketPlan, bucket: Bucket) -> Future[torch.Tensor]:
-        """The average, in place, by the program of `plan`."""
+        """Average a bucket in place by the program of `plan`."""
         self.traffic.count(plan, bucket.values)
         made = self.executor.submit(plan.program, bucket.values, plan.states, bucket.step)
         self.jobs[bucket.number] = made
@@ -74,14 +74,14 @@ class Submits:
 
 @dataclass(frozen=True)
 class ByPlan:
-    """Compressed by the current plan; a bucket of which it compresses nothing goes to `native`."""
+    """Averages by the current plan; a bucket without compressed parameters goes to `native`."""
 
     switch: PlanSwitch
     submits: Submits
     native: Reducer
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
-        """See Reducer."""
+        """Implements Reducer.reduce."""
         values, indices = bucket.values, bucket.indices
         plan = None if values.is_sparse else self.switch.buckets.plan_for(indices)
         self.switch.hand(indices, values, plan)
@@ -95,15 +95,15 @@ class ByPlan:
 
 @dataclass(frozen=True)
 class ByTransport:
-    """The native all-reduce by an executor's own transport, on a device whose group is the host's;
-    values of types that it does not sum go to `other`."""
+    """The native all-reduce by an executor's own transport, for a device whose group is the host's;
+    values of types that it cannot sum go to `other`."""
 
     switch: PlanSwitch
     submits: Submits
     other: Reducer
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
-        """See Reducer."""
+        """Implements Reducer.reduce."""
         if bucket.values.dtype not in FLOATS:
             return self.other.reduce(bucket)
         return self.submits.submit(self.switch.buckets.raw(bucket.values.numel()), bucket)
@@ -113,14 +113,14 @@ class ByTransport:
 class ViaHost:
     """Copies a device's dense bucket to the host, where `inner` averages it, and back.
 
-    `inner` is called in the thread of the copies, and raises nothing.
+    `inner` is called in the thread of the copies, and must not raise.
     """
 
     copies: HostCopies
     inner: Reducer
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
-        """See Reducer."""
+        """Implements Reducer.reduce."""
         return self.copies.average(
             bucket.number,
             lambda values: self.inner.reduce(replace(bucket, values=values)),
@@ -130,21 +130,21 @@ class ViaHost:
 
 @dataclass(frozen=True)
 class Guarded:
-    """As `inner`; but what that raises is the future's, and ends the executors, so that the other
-    ranks learn it now."""
+    """Passes buckets to `inner`; an error becomes the future's, and ends the executors, so that the
+    other ranks learn of it at once."""
 
     inner: Reducer
     failures: Failures
     routes: Routes
 
     def reduce(self, bucket: Bucket) -> Future[torch.Tensor]:
-        """See Reducer; raises nothing."""
+        """Implements Reducer.reduce; raises nothing."""
         try:
             return self.inner.reduce(bucket)
         except Exception as error:
             named = self.failures.not_begun(error, bucket.step)
             self.routes.abort(named)
-            error.__traceback__ = None  # it is kept, and would keep the callers' models
+            error.__traceback__ = None  # a kept error would keep the callers' models
             future: Future[torch.Tensor] = Future()
             future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
             return future
@@ -157,13 +157,13 @@ class Reducers:
     switch: PlanSwitch
     failures: Failures
     routes: Routes
-    copies: HostCopies | None  # where any bucket is copied
-    device: Native  # of buckets where they are
-    host: Native  # of copies on the host
+    copies: HostCopies | None  # None if no bucket is copied
+    device: Native  # for buckets in place
+    host: Native  # for copies on the host
     jobs: dict[int, Future[torch.Tensor]]  # see Submits
 
     def dense(self, placement: Placement, *, native_copied: bool) -> list[Reducer]:
-        """Of dense gradients, by Plan.hosted. native_copied: the device's group is the host's."""
+        """Reducers of dense gradients, by Plan.hosted. native_copied: the group is the host's."""
         return [
             self._dense(
                 self._submits(route),
@@ -175,7 +175,7 @@ class Reducers:
         ]
 
     def sparse(self) -> Reducer:
-        """Of sparse gradients, which stay where they are."""
+        """Reducer of sparse gradients, which are not copied."""
         return self._by_plan(self._submits(self.routes.every[0]), self.device)
 
     def _dense(

@@ -1,4 +1,4 @@
-"""By which executor compressed buckets go: where the model is, or the host, by the plan's place."""
+"""Routes of compressed buckets: the executor on the device or the host, by the plan's place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Routes:
-    """All of a module: one, or two where plans of a device may have the host compress."""
+    """All routes of a module: one, or two if plans of a device may compress on the host."""
 
     every: tuple[Route, ...]
 
@@ -53,9 +53,12 @@ class Routes:
         *,
         unused: bool,
     ) -> Routes:
-        """`codecs`: of all plans that there may be; one may be replaced before a plan has it.
-        gradients: their memory. unused: whether averages of parameters that no rank used are
-        dropped. All ranks of the meeting must call this."""
+        """Start the executors. All ranks of the meeting must call this.
+
+        codecs: of all possible plans; one may be replaced before a plan uses it.
+        gradients: memory of the gradients.
+        unused: True if averages of parameters that no rank used are dropped.
+        """
         memory = HostMemory() if placement.on_host else gradients
         deferred = {
             key: deferrable_states(codec, HostMemory() if hosted(key) else memory)
@@ -74,21 +77,21 @@ class Routes:
         return cls((Route(memory, first), Route(HostMemory(), host)))
 
     def of(self, plan: Plan) -> Route:
-        """By which this plan's buckets go."""
+        """The route of this plan's buckets."""
         return self.every[plan.hosted]
 
     @property
     def counters(self) -> Counters:
-        """Sums so far."""
+        """Sums so far, over all executors."""
         return reduce(add, (each.executor.counters for each in self.every))
 
     @property
     def failed(self) -> bool:
-        """Whether one has."""
+        """True if an executor has failed."""
         return any(each.executor.failed for each in self.every)
 
     def abort(self, error: Exception) -> None:
-        """End all."""
+        """End all executors."""
         for each in self.every:
             each.executor.abort(error)
 
@@ -98,11 +101,11 @@ class Routes:
             each.executor.trace = events
 
     def settle(self, future: Future[torch.Tensor] | None = None) -> None:
-        """See Executor."""
+        """Settle all executors: see Executor.settle."""
         for each in self.every:
             each.executor.settle(future)
 
     def close(self) -> None:
-        """See Executor."""
+        """Close all executors."""
         for each in self.every:
             each.executor.close()

@@ -1,23 +1,22 @@
-"""Residuals and other codec state: where they live, and how they move.
+"""Residuals and other codec states: their places, and their moves.
 
-[Note: state]
-DDP delivers one set of buckets at iteration 0 and another from iteration 1 on, so state belongs
-to parameters, never to buckets. With scope "tensor" there is one arena per codec and side: flat
-arrays over the parameters of that codec, in the model's order, and a parameter's place in it
-never changes. With scope "bucket" a unit is a run of a bucket and its state must be contiguous
-in the bucket's order; each bucket has an arena, and when DDP makes new buckets the values move
-to the new arena by parameter name. The aggregator's residual of elements whose owner changed
-by that stays behind, once, after iteration 0.
+[Note: state] DDP delivers one set of buckets at iteration 0 and another from iteration 1 on, so
+state belongs to parameters, never to buckets. With scope "tensor" there is one arena per codec and
+side: flat arrays over the parameters of that codec, in the model's order, and a parameter's place
+in it never changes. With scope "bucket" a unit is a run of a bucket and its state must be
+contiguous in the bucket's order; each bucket has an arena, and when DDP makes new buckets the
+values move to the new arena by parameter name. The aggregator's residual of elements whose owner
+changes with the buckets is left behind, once, after iteration 0.
 
-Arenas are numpy zeros, which cost no memory until touched: an aggregator's arena is as long as
-a worker's, but a rank writes only the parts that it owns.
+Arenas are numpy zeros, which cost no memory until touched: an aggregator's arena is as long as a
+worker's, but a rank writes only the parts that it owns.
 
-[Note: unused parameters]
-With find_unused_parameters DDP drops the average of a parameter that no rank used in a step, and
-with it what was sent of its residuals. So they wait while what would be encoded is zero: see [Note:
-deferred feedback] in runtime/deferral.py. With scope "bucket" this holds for runs of a bucket that
-are unused as a whole. The momentum of dgc waits with its sum, as that of an optimizer does without
-a gradient. Not so where zeros would be encoded as something else: signum votes on, by its momentum.
+[Note: unused parameters] With find_unused_parameters DDP drops the average of a parameter that no
+rank used in a step, and with it the sent part of its residuals. So residuals wait while the input
+of their encode is zero: see [Note: deferred feedback] in runtime/deferral.py. With scope "bucket"
+this holds for runs of a bucket that are unused as a whole. The momentum of dgc waits with its sum,
+as that of an optimizer waits without a gradient. States of codecs that encode zeros as other values
+do not wait: signum keeps voting, by its momentum.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ States = Mapping[tuple[str, str], dict[str, Floats]]
 
 @dataclass(eq=False)
 class Arena:
-    """State of one codec for some parameters: arrays by side and name. With a codec of their own
-    that of owners is the aggregator's."""
+    """State of one codec for some parameters: arrays by side and name. If owners have a codec of
+    their own, its state is the aggregator's."""
 
     codec: str  # of workers
     sides: dict[str, dict[str, Floats]]
@@ -58,7 +57,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter's flat state starts."""
+    """Arena and first element of a parameter's flat state."""
 
     arena: Arena
     offset: int
@@ -76,7 +75,7 @@ class Residuals:
     places: dict[int, Place] = field(default_factory=dict)
 
     def place_all(self) -> States:
-        """One arena per codec over all its parameters in the model's order (scope "tensor")."""
+        """Arenas, one per codec over all its parameters in the model's order (scope "tensor")."""
         states: dict[tuple[str, str], dict[str, Floats]] = {}
         for key in dict.fromkeys(d.codec for d in self.plan.decisions if d.codec is not None):
             if self.stateful(key):
@@ -85,21 +84,21 @@ class Residuals:
         return states
 
     def stateful(self, key: str) -> bool:
-        """Whether either side of parameters with this codec keeps state."""
+        """True if either side of parameters with this codec keeps state."""
         return any(self.codec_at(key, side).stateful for side in self._sides(key))
 
     def codec_at(self, key: str, side: str) -> Codec:
-        """What encodes on this side where workers encode with codec `key`."""
+        """Codec of this side for parameters whose workers use codec `key`."""
         return self.plan.codecs[key] if side == WORKER else self.plan.down(key)
 
     def codec_of(self, index: int) -> str | None:
-        """Key of the codec of a parameter."""
+        """Key of a parameter's codec."""
         return self.plan.decisions[index].codec
 
     def state_scheme(self, index: int) -> str:
-        """How a parameter travels, which decides what its state means and which rank has it:
-        `ring` keeps at workers what `ps` keeps at aggregators, `allgather` shares of the mean, and
-        `hierarchical` at the leaders of nodes what a node has."""
+        """Text on the way of a parameter, which decides the meaning and the place of its state:
+        `ring` keeps at workers what `ps` keeps at aggregators, `allgather` keeps shares of the
+        mean, and `hierarchical` keeps a node's state at its leaders."""
         from casync import strategies
 
         strategy = self.plan.decisions[index].strategy
@@ -108,7 +107,7 @@ class Residuals:
         return strategy if self.owned is not None else f"{strategy} by buckets"
 
     def place(self, key: str, indices: Sequence[int]) -> Arena:
-        """A new arena that holds `indices` in this order; values they already have move in."""
+        """A new arena that holds `indices` in this order; their earlier values move in."""
         total = sum(self.params[i].numel for i in indices)
         arena = Arena(key, {side: self._zeros(key, side, total) for side in self._sides(key)})
         offset = 0
@@ -122,7 +121,7 @@ class Residuals:
 
     @staticmethod
     def view(arenas: Iterable[Arena]) -> dict[tuple[str, str], dict[str, Floats]]:
-        """The arenas as the executor takes them."""
+        """The arenas in the form of the executor's `states`."""
         return {(a.codec, side): arrays for a in arenas for side, arrays in a.sides.items()}
 
     def pieces(self, index: int) -> dict[str, dict[str, Floats]]:
@@ -139,8 +138,7 @@ class Residuals:
         }
 
     def pieces_or_zeros(self, index: int) -> dict[str, dict[str, Floats]]:
-        """A parameter's state; zeros of one that has no place yet, as before the first step with
-        scope "bucket"."""
+        """A parameter's state; zeros if it has no place yet (scope "bucket", before a step)."""
         if index in self.places:
             return self.pieces(index)
         apart = replace(self, places={}, memory=HostMemory())
@@ -158,7 +156,7 @@ class Residuals:
         }
 
     def rescale(self, factor: float) -> None:
-        """Multiply all residuals, as gradients are scaled otherwise from now on."""
+        """Multiply all residuals, since the scale of gradients has changed."""
         arenas = {id(place.arena): place.arena for place in self.places.values()}
         for arena in arenas.values():
             for arrays in arena.sides.values():
@@ -166,14 +164,14 @@ class Residuals:
                     as_torch(arrays[RESIDUAL]).mul_(factor)
 
     def put_back(self, copied: Copied) -> None:
-        """The state as it was copied; zeros of parameters that had none yet."""
+        """Restore copied states; parameters that had none become zero."""
         for index in copied.keys() & self.places.keys():
             for side, arrays in self.pieces(index).items():
                 for name, array in arrays.items():
                     array[:] = copied[index].get(side, {}).get(name, 0)
 
     def lay_out(self, old: Param, new: Param) -> None:
-        """Move a parameter's state to where its elements lie from now on."""
+        """Move a parameter's state to a new layout of its elements."""
         if old.index not in self.places:
             return
         for arrays in self.pieces(old.index).values():
@@ -193,7 +191,7 @@ class Residuals:
         return state_of(self.codec_at(key, side), self.memory, total, len(self.params))
 
     def _sides(self, key: str) -> tuple[str, ...]:
-        """Aggregators need state only where they encode besides, not instead of, a worker."""
+        """Sides with state: aggregators need state only if they encode in addition to workers."""
         from casync import strategies
 
         used = {d.strategy for d in self.plan.decisions if d.codec == key}
@@ -202,7 +200,7 @@ class Residuals:
 
 
 def in_shape(flat: torch.Tensor, param: Param) -> torch.Tensor:
-    """Values of a parameter, which lie as its own do in memory and in a bucket, in its shape."""
+    """A parameter's flat values in bucket order, viewed in its shape."""
     return flat.as_strided(param.shape, param.layout)
 
 
@@ -219,17 +217,17 @@ def _copy(array: Any) -> Any:
 def deferrable_states(codec: Codec, memory: Memory | None = None) -> tuple[str, ...]:
     """Names of the states that wait while a parameter is unused. See [Note: unused parameters].
 
-    memory: which the codec is for; by default the host's.
+    memory: the memory that the codec works in; by default the host's.
     """
     names = flat_names(codec)
-    rounds = bool(codec.rounds)  # of which ranks share some
+    rounds = bool(codec.rounds)  # some of their states are shared by ranks
     if names <= {RESIDUAL} or rounds or not _silent(codec, memory or HostMemory()):
         names &= {RESIDUAL}
     return tuple(sorted(names))
 
 
 def _silent(codec: Codec, memory: Memory) -> bool:
-    """Whether of zeros, without a state, nothing but zeros is sent and kept."""
+    """True if the codec, without state, sends and keeps only zeros for zeros."""
     count, stream, done = max(64, codec.align), memory.caller(), memory.event()
     table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     x = memory.zeros(count, torch.float32)

@@ -1,4 +1,4 @@
-"""The steps of a module without DDP: gradients to the engine, averages back into `.grad`."""
+"""Steps of a module without DDP: gradients go to the engine, averages back into `.grad`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from hipress.sync.state import Copied
 
 @dataclass(frozen=True)
 class _Sent:
-    """A bucket on its way."""
+    """A bucket that is being averaged."""
 
     bucket: Bucket
     gradients: Sequence[torch.Tensor]
-    flat: torch.Tensor  # what the engine averages in place
+    flat: torch.Tensor  # averaged in place by the engine
     future: Future[torch.Tensor]
 
 
 class Steps:
     """Sends gradients as they are ready and, at the end of a step, the rest. See [Note: one order]
-    in order.py. It refers to parameters, never to the module."""
+    in order.py. Refers to parameters, never to the module."""
 
     def __init__(
         self,
@@ -44,21 +44,21 @@ class Steps:
         group: dist.ProcessGroup,
         arrived: Callable[[Collection[torch.Tensor]], None] | None,
     ) -> None:
-        """`group`: of this object alone, as ranks come to what it asks them at moments of their
-        own. `arrived`: called with parameters whose `.grad` is the average now."""
+        """group: for this object alone, since ranks use it at different moments. arrived: called
+        with parameters whose `.grad` is now the average."""
         self._engine, self.parameters, self._arrived = engine, parameters, arrived
-        self._group: dist.ProcessGroup | None = group  # None after a failure: nobody waits for us
+        self._group: dist.ProcessGroup | None = group  # None after a failure
         self._turns: Turns | None = None  # None before the end of the first step
-        # gradients that are ready, in that order, and in the first step what `_mark` said of them
+        # ready gradients, in order, with their `_mark`
         self._ready: dict[int, tuple[torch.Tensor | None, tuple[object, ...]]] = {}
         self._sent: list[_Sent] = []
-        self._unused: frozenset[int] = frozenset()  # by no rank, in this step
-        self._kept: Copied = {}  # their state
+        self._unused: frozenset[int] = frozenset()  # used by no rank in this step
+        self._kept: Copied = {}  # states of unused parameters
         self._paused = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Backward passes within send nothing."""
+        """A context whose backward passes send nothing."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -66,8 +66,8 @@ class Steps:
             self._paused = before
 
     def ready(self, index: int) -> None:
-        """The gradient of a parameter is: called by autograd."""
-        if self._paused or self._engine.broken:  # then it is `finish` that says so
+        """Take a ready gradient; called by autograd."""
+        if self._paused or self._engine.broken:  # `finish` raises the failure
             return
         with self.failing("a backward pass"):
             if index in self._ready:
@@ -82,11 +82,11 @@ class Steps:
                 self._send(bucket)
 
     def finish(self) -> None:
-        """Send what has not gone, and wait until every `.grad` is the average."""
+        """Send all that has not gone, and wait until every `.grad` is the average."""
         self._engine.refuse_broken()
         with self.failing("sync.step()"):
             self._refuse_changed()
-            for index in range(len(self.parameters)):  # of backward passes within no_sync
+            for index in range(len(self.parameters)):  # gradients of backward passes within no_sync
                 self._settle(index)
             used, asked = self._ask_used()
             if self._turns is None:
@@ -103,8 +103,7 @@ class Steps:
         self._unused = frozenset()
 
     def _settle(self, index: int) -> torch.Tensor | None:
-        """A gradient as it can be averaged: distributed as its parameter, each element in memory of
-        its own."""
+        """A gradient distributed like its parameter, with memory of its own for each element."""
         parameter = self.parameters[index]
         place_gradient(parameter)
         gradient = parameter.grad
@@ -115,7 +114,7 @@ class Steps:
         return parameter.grad
 
     def _refuse_changed(self) -> None:
-        """Raise SyncError for a gradient that is not what was ready, which may have gone."""
+        """Raise SyncError for a gradient changed after it was ready: it may have been sent."""
         for index, (gradient, mark) in self._ready.items():
             now = self.parameters[index].grad
             if now is None or now is not gradient or self._mark(now) != mark:
@@ -129,9 +128,9 @@ class Steps:
                 )
 
     def _mark(self, gradient: torch.Tensor | None) -> tuple[object, ...]:
-        """What differs once a gradient was written to, or put into other memory: autograd's count,
-        which the engine's own writes leave alone. Gradients that lie in one memory (a flat buffer,
-        shards of FSDP2) share a count: of these, in the first step, their sum."""
+        """A value that changes when a gradient is written to, or moved to other memory: autograd's
+        count of writes, which the engine's own writes do not change. Gradients in one memory (a
+        flat buffer, shards of FSDP2) share a count; in the first step their sum is used instead."""
         if gradient is None:
             return ()
         whole = local(gradient)
@@ -146,8 +145,7 @@ class Steps:
 
     @contextmanager
     def failing(self, what: str) -> Iterator[None]:
-        """What is raised within is the end, for all ranks: those that wait for this one learn it as
-        the group ends."""
+        """Make any error inside end the engine on all ranks, which learn it as the group ends."""
         try:
             yield
         except BaseException as error:
@@ -159,7 +157,7 @@ class Steps:
             raise named from error.__cause__
 
     def _ask_used(self) -> tuple[torch.Tensor, Future[list[torch.Tensor]]]:
-        """Whether each parameter has a gradient on any rank: when the future is done."""
+        """Flags of parameters with a gradient on any rank, valid when the future is done."""
         used = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.uint8)
         return used, start_all_reduce_max(used, self._own())
 
@@ -167,7 +165,7 @@ class Steps:
         try:
             wait_within(asked, self._engine.options.timeout)
         except Exception as error:
-            self._engine.finish()  # a bucket that failed says more
+            self._engine.finish()  # the error of a failed bucket says more
             what = (
                 f"rank {self._engine.name}: comparing which parameters ranks used, at the end of a "
                 "step,"
@@ -176,7 +174,7 @@ class Steps:
             raise self._engine.explained(failed) from error
 
     def _agree_on_turns(self) -> Turns:
-        """In the order in which gradients came on rank 0, and, of others, the last one first."""
+        """Turns by rank 0's order of gradients; other parameters follow, the last one first."""
         engine = self._engine
         backwards = reversed(range(len(self.parameters)))
         order = torch.tensor(list(dict.fromkeys([*self._ready, *backwards])))
@@ -200,7 +198,7 @@ class Steps:
         self._sent.append(_Sent(bucket, gradients, flat, future))
 
     def _take(self, number: int) -> None:
-        """The averages of a bucket are there."""
+        """Take the averages of a complete bucket."""
         sent = self._sent[number]
         sent.bucket.scatter(sent.flat, sent.gradients)
         gradients = [sent.future.value()] if sent.flat.is_sparse else sent.gradients
@@ -208,14 +206,14 @@ class Steps:
         for index, gradient in zip(sent.bucket.indices, gradients, strict=True):
             parameter = self.parameters[index]
             if index not in self._unused:
-                if parameter.grad is None or gradient.is_sparse:  # else written to in place
+                if parameter.grad is None or gradient.is_sparse:  # otherwise averaged in place
                     parameter.grad = as_gradient(gradient, parameter)
                 taken.append(parameter)
         if self._arrived is not None:
             self._arrived(taken)
 
     def _gradient(self, index: int) -> torch.Tensor:
-        """A parameter's gradient; zeros where this rank has none."""
+        """A parameter's gradient; zeros if this rank has none."""
         parameter, param = self.parameters[index], self._engine.params[index]
         if parameter.grad is not None:
             gradient = local(parameter.grad)
@@ -243,5 +241,5 @@ class Steps:
         return self._engine.params[index].name
 
     def _own(self) -> dist.ProcessGroup:
-        assert self._group is not None  # after a failure no step begins
+        assert self._group is not None  # no step begins after a failure
         return self._group

@@ -1,4 +1,4 @@
-"""From plan to plan between steps."""
+"""Switches between plans, between steps."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class PlanSwitch:
-    """A module's buckets by its current plan, and what is owed of those of earlier ones."""
+    """A module's buckets by its current plan, and residuals owed from those of earlier plans."""
 
     def __init__(
         self, make: Callable[[Plan], BucketPlans], plan: Plan, tuner: Chooser | None
     ) -> None:
-        """make: gives buckets by a plan, without any state."""
+        """make: returns buckets of a plan, without any state."""
         self.make, self._tuner = make, tuner
         self.buckets = make(plan)
         self._owed: dict[int, torch.Tensor] = {}  # by parameter, see `_go_by`
 
     def begin(self, step: int) -> None:
-        """The step of this number begins, maybe by another plan."""
+        """Begin a step, maybe by another plan."""
         if self._tuner is None:
             return
         plan = self._tuner.next(step)
@@ -38,21 +38,21 @@ class PlanSwitch:
             self._go_by(plan)
 
     def resume(self, buckets: BucketPlans) -> None:
-        """Go on by these buckets, with the state that they have."""
+        """Go on with these buckets and their state."""
         if self._tuner is not None and buckets is not self.buckets:
             self._tuner.hold(buckets.plan)
         self.buckets = buckets
         self._owed.clear()
 
     def lay_out(self, old: Param, new: Param) -> None:
-        """Move what is kept of a parameter to where its elements lie in buckets from now on."""
+        """Move the kept values of a parameter to the new layout of its elements."""
         self.buckets.residuals.lay_out(old, new)
         if old.index in self._owed:
             self._owed[old.index] = in_layout(in_shape(self._owed[old.index], old), new)
 
     def hand(self, indices: tuple[int, ...], buffer: torch.Tensor, plan: BucketPlan | None) -> None:
-        """A bucket's gradients are ready: add what is owed to them, and show them to the tuner.
-        plan: the bucket's; None where nothing of it is compressed."""
+        """Add owed residuals to a ready bucket's gradients, and show them to the tuner. plan: of
+        the bucket; None if nothing of it is compressed."""
         self._pay(indices, buffer)
         if self._tuner is not None:
             self._tuner.handed(indices, buffer, partial(self._unsent, plan))
@@ -61,8 +61,8 @@ class PlanSwitch:
         return torch.zeros(()) if plan is None else plan.unsent(self.buckets.residuals.memory)
 
     def _pay(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
-        """Add what is owed to the gradients of a bucket; not where they are zero, as those of
-        parameters are that this rank did not use: see [Note: unused parameters] in state.py."""
+        """Add owed residuals to the gradients of a bucket, unless these are zero, as for parameters
+        that this rank did not use: see [Note: unused parameters] in state.py."""
         if self._owed.keys().isdisjoint(indices):
             return
         for index, piece in zip(indices, self.buckets.pieces(indices, buffer), strict=True):
@@ -70,9 +70,9 @@ class PlanSwitch:
                 piece.add_(self._owed.pop(index))
 
     def _go_by(self, plan: Plan) -> None:
-        """Where only parameters of a codec differ its states move along. Other residuals are not
-        lost: what they held is owed, and added to the gradients of this step, before a codec takes
-        them."""
+        """Switch to a plan. States move along if only codec parameters differ. Other residuals are
+        not lost: they are owed, and added to the gradients of this step, before codecs encode them.
+        """
         before, made = self.buckets, self.make(plan)
         moved, memory = made.adopt(before), made.residuals.memory
         self._owed = {index: _in(memory, values) for index, values in self._owed.items()}
@@ -83,7 +83,7 @@ class PlanSwitch:
 
 
 def _in(memory: Memory, values: torch.Tensor) -> torch.Tensor:
-    """These values where gradients are compressed now."""
+    """The values in the memory in which gradients are compressed now."""
     if values.device == memory.device:
         return values
     host = values.cpu()

@@ -1,4 +1,4 @@
-"""What a module's steps took, besides what the executor counts."""
+"""Bytes and times of a module's steps, besides the executor's counters."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hipress.sync.buckets import BucketPlan
 
 @dataclass
 class Traffic:
-    """Sums since the engine was made."""
+    """Counters of a module's steps: sums since the engine was made."""
 
     steps: int = 0  # in this process; Engine.step survives a checkpoint
     gradient_bytes: int = 0  # of all dense buckets
-    compressed_bytes: int = 0  # of these, what codecs took
+    compressed_bytes: int = 0  # of these, compressed by codecs
     raw_bytes: int = 0  # of dense buckets that went to DDP's own all-reduce
-    mixed_bytes: int = 0  # what else executors sum natively, as it travels
+    mixed_bytes: int = 0  # summed natively by executors, as sent
     sparse_bytes: int = 0  # of sparse gradients: indices and values
-    exposed_seconds: float = 0.0  # the backward pass was over and waited
+    exposed_seconds: float = 0.0  # waits after the backward pass
 
     def count(self, plan: BucketPlan | None, buffer: torch.Tensor) -> None:
-        """A bucket, before it is reduced: an all-reduce gives a sparse buffer other rows."""
+        """Count a bucket before it is reduced, which changes the rows of a sparse buffer."""
         if buffer.is_sparse:
             self.sparse_bytes += compat.sparse_bytes(buffer)
             return

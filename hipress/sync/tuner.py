@@ -1,10 +1,9 @@
-"""Which plan the next step goes by: watches the first steps, tries plans of "auto", keeps one, and
-looks again.
+"""The tuner of "auto": observes the first steps, tries plans, keeps one, and watches for changes.
 
-Every rank asks as a step begins, so all switch between the same two steps. What decides is the same
-on all ranks: times of the slowest one, by an all-reduce of a number, after every step of a trial
-and once in WINDOW steps from then on. The first steps go by the native all-reduce: they show when
-gradients are ready and how long payloads are, while codecs are compiled.
+Every rank asks as a step begins, so all switch between the same two steps. Decisions depend on
+values that are the same on all ranks: times of the slowest one, by an all-reduce of a number, after
+every step of a trial and later once in WINDOW steps. The first steps use the native all-reduce:
+they show when gradients are ready and how long payloads are, while codecs are compiled.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ if TYPE_CHECKING:
     from casync.memory import Moment
     from hipress.plan.places import Places
 
-WATCHED = 3  # steps, at least; DDP makes its buckets anew after the first one
+WATCHED = 3  # least number of observed steps; DDP rebuilds its buckets after the first
 MOST_PATIENCE = 64  # windows
 T = TypeVar("T")
-Span: TypeAlias = tuple["Moment", "Moment"]  # of a step
+Span: TypeAlias = tuple["Moment", "Moment"]  # beginning and end of a step
 log = logging.getLogger("hipress")
 
 
 class Tuner:
-    """Chooses among plans by trying them. All ranks of the meeting must make one, and call `next`
-    and `hold` alike."""
+    """Chooses among plans by trying them. All ranks must make one, with the same calls."""
 
     def __init__(
         self,
@@ -50,8 +48,8 @@ class Tuner:
         meeting: Meeting,
         when: str = "",
     ) -> None:
-        """`places`: with costs of links, the same on all ranks. `compiling`: the codecs that these
-        may use. `when`: what tells it from another tuner of the meeting."""
+        """places: with costs of links, the same on all ranks. compiling: future of the codecs that
+        these may use. when: a suffix that distinguishes several tuners of a meeting."""
         search, memory = places.first.search, places.first.site.memory
         self._places, self._meeting, self._moment = places, meeting, memory.moment
         self._compiling = compiling
@@ -61,26 +59,26 @@ class Tuner:
         self.plans: tuple[Plan, ...] = (search.unplanned(),)
         self._trial = Trial(1, kept=0)
         self._observer: Observer | None = Observer(search.params, memory)  # None after some steps
-        self._workload: Workload | None = None  # None where it was not watched
-        self._watch, self._in_vain = Watch(), 0  # trials in a row that changed nothing
-        self._begun: Moment | None = None  # the step that is under way
+        self._workload: Workload | None = None  # None if it was not observed
+        self._watch, self._in_vain = Watch(), 0  # successive trials without a change
+        self._begun: Moment | None = None  # beginning of the current step
         self._window: list[Span] = []
-        #: of all plans that there may be
+        #: of all possible plans
         self.codecs: dict[str, Codec] = {**places.codecs, **search.overrides.codecs}
 
     @property
     def costs(self) -> Costs:
-        """See Chooser."""
+        """Implements Chooser.costs."""
         return self._places.told
 
     @property
     def plan(self) -> Plan:
-        """Of the current step."""
+        """Plan of the current step."""
         return self.plans[self._trial.current]
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """What the last trial has found so far; () before it."""
+        """Results of the last trial so far; () before it."""
         if self._observer is not None:
             return ()
         labels = [plan.label for plan in self.plans]
@@ -88,15 +86,15 @@ class Tuner:
 
     @property
     def trial_seconds(self) -> float | None:
-        """What the last trial cost: how much longer its steps took than with the plan that was
-        kept. None before its end, and where there was none."""
+        """Cost of the last trial: the extra time of its steps over steps with the kept plan. None
+        before its end, or without one."""
         median = self._trial.median(self._trial.current)
         if not self._trial.over or median is None:
             return None
         return self._trial.spent - self._trial.steps * median
 
     def next(self, step: int) -> Plan:
-        """See Chooser."""
+        """Implements Chooser.next."""
         now = self._moment()
         if self._observer is not None:
             self._observer.begin(now)
@@ -108,27 +106,27 @@ class Tuner:
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """See Chooser."""
+        """Implements Chooser.handed."""
         if self._observer is not None:
             self._observer.handed(indices, buffer, self._moment())
 
     def backward_over(self) -> None:
-        """See Chooser."""
+        """Implements Chooser.backward_over."""
         if self._observer is not None:
             self._observer.backward_over(self._moment())
 
     def averaged(self) -> None:
-        """See Chooser."""
+        """Implements Chooser.averaged."""
         if self._observer is not None:
             self._observer.averaged(self._moment())
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """See Chooser."""
+        """Implements Chooser.restored."""
         search = self._places.first.search
         return restored(saved, search.params, self.codecs, search.topology)
 
     def hold(self, plan: Plan) -> None:
-        """Try no more; keep this one until times drift."""
+        """Stop trying, and keep this plan until times drift."""
         if plan not in self.plans:
             self.plans = (plan, *self.plans)
         if self._observer is not None:
@@ -140,12 +138,12 @@ class Tuner:
         self._window.clear()
 
     def close(self) -> None:
-        """Compare no more; the others then learn at once that this rank does not."""
-        self._group = None  # ends with the last reference
+        """Stop comparing; the others then learn at once that this rank has left."""
+        self._group = None  # the group ends with its last reference
         self._places.close()
 
     def _take(self, span: Span, group: dist.ProcessGroup) -> None:
-        """A step was taken. On a device the host waits for its time only where that decides."""
+        """Take a finished step; the host waits for a device's time only if a decision needs it."""
         if self._observer is not None:
             compiling = self._slowest(float(not self._compiling.done()), group)
             if self._observer.steps >= WATCHED and not compiling:
@@ -159,7 +157,7 @@ class Tuner:
                 self._compare(group)
 
     def _plan(self, observer: Observer, group: dist.ProcessGroup) -> None:
-        """The first steps have been watched: begin the trial."""
+        """Begin the trial after the first steps have been observed."""
         codecs = self._attend(self._compiling.result)
         self._settle(codecs)
         self._places = self._attend(lambda: self._places.measure_codecs(group))
@@ -171,22 +169,22 @@ class Tuner:
 
     @property
     def _first(self) -> Mapping[str, Codec]:
-        """What may be used where the model is."""
+        """Codecs of the model's place."""
         return self._places.first.search.codecs
 
     def _settle(self, codecs: Mapping[str, Codec]) -> None:
-        """From now on go by what was compiled."""
+        """Use the compiled codecs from now on."""
         self._places = self._places.compiled(codecs)
         self.codecs.update(codecs)
 
     def _try(self, plans: tuple[Plan, ...]) -> None:
         self.plans = plans
-        self._trial = Trial(len(plans), kept=len(plans) - 1)  # the native all-reduce
+        self._trial = Trial(len(plans), kept=len(plans) - 1)  # the native all-reduce is last
         if self._trial.over:
             self._kept()
 
     def _compare(self, group: dist.ProcessGroup) -> None:
-        """A window is full: see whether times have drifted."""
+        """Check, after a full window, if times have drifted."""
         step = self._slowest(statistics.median(map(_seconds, self._window)), group)
         self._window.clear()
         message = self._attend(lambda: self._places.message_seconds(group))
@@ -194,7 +192,7 @@ class Tuner:
             self._look_again(group)
 
     def _slowest(self, seconds: float, group: dist.ProcessGroup) -> float:
-        """That of the slowest rank."""
+        """The seconds of the slowest rank."""
         return self._attend(lambda: all_reduce_max([seconds], group)[0])
 
     def _attend(self, call: Callable[[], T]) -> T:
@@ -207,7 +205,7 @@ class Tuner:
             raise
 
     def _look_again(self, group: dist.ProcessGroup) -> None:
-        """Another trial, with the current plan as the one to beat."""
+        """Begin another trial, with the current plan as the one to beat."""
         before = self.plan
         self._places = self._attend(lambda: self._places.measure_links(group))
         if not self.costs.codecs:  # after `hold`
@@ -220,7 +218,7 @@ class Tuner:
             self._kept()
 
     def _kept(self) -> None:
-        """The trial is over."""
+        """End the trial."""
         self._in_vain = self._in_vain + 1 if self._trial.kept == self._trial.current else 0
         patience = min(Watch.patience * 2 ** max(0, self._in_vain - 1), MOST_PATIENCE)
         step = self._trial.median(self._trial.current)

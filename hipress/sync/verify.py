@@ -1,4 +1,4 @@
-"""verify=True: compare hashes of every averaged gradient, and now and then of parameters."""
+"""verify=True: compare hashes of every averaged gradient, and sometimes of parameters."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hipress.model import Param
 from hipress.ranks.link import gather
 
 VERIFY_STEPS = 100
-"""Parameters are compared before the second step, and before every so many after it."""
+"""Parameters are compared before the second step, and every VERIFY_STEPS steps after it."""
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What to compare: hashes that are there already, or of what a future brings."""
+    """A comparison: of given hashes, or of hashes of a future's values."""
 
     future: Future[torch.Tensor]
     checked: Future[torch.Tensor]
@@ -37,16 +37,16 @@ class _Request:
 
     @property
     def what(self) -> str:
-        """What ranks hold."""
+        """Kind of compared values."""
         return "averages" if self.hashes is None else "parameters"
 
 
 class Verifier:
     """A thread that checks buckets in the order in which they were submitted, on its own group.
 
-    A thread, because waiting inside a future's callback hangs; one order, because all ranks
-    must exchange the hashes of the same bucket at the same time. So what fails is the end: this
-    rank skips a turn, and hashes of later buckets would meet other ranks' of that one.
+    A thread, because waiting inside a future's callback hangs; one order, because all ranks must
+    exchange the hashes of the same bucket at the same time. So the first failure ends it: this rank
+    skips a turn, and its hashes of later buckets would meet the others' of that one.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Verifier:
     def check(
         self, future: Future[torch.Tensor], params: Sequence[Param], step: int
     ) -> Future[torch.Tensor]:
-        """A future that completes like `future`, or with a DivergenceError; in a forked child,
-        where there is no thread, `future`, which has failed."""
+        """A future that completes like `future`, or with a DivergenceError. In a forked child,
+        which has no thread, returns `future`, which has failed."""
         if os.getpid() != self._process:
             return future
         checked = self._memory.future()
@@ -80,7 +80,7 @@ class Verifier:
     def check_parameters(
         self, values: Iterable[torch.Tensor], params: Sequence[Param], step: int
     ) -> Future[torch.Tensor]:
-        """A future that completes, with nothing, when ranks are found to hold the same
+        """A future that completes, without a value, when ranks are found to hold the same
         parameters; they may change as soon as this returns."""
         nothing, checked = Future[torch.Tensor](), Future[torch.Tensor]()
         nothing.set_result(torch.empty(0))
@@ -89,13 +89,13 @@ class Verifier:
         return checked
 
     def close(self) -> None:
-        """End the thread. Nothing in a forked child: see [Note: fork] in runtime/exits.py."""
+        """End the thread. In a forked child, do nothing: see [Note: fork] in runtime/exits.py."""
         if os.getpid() != self._process:
             return
         self._requests.put(None)
         self._thread.join(timeout=5)
         if not self._thread.is_alive():
-            self._group = None  # ends with the last reference
+            self._group = None  # the group ends with its last reference
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
@@ -105,7 +105,7 @@ class Verifier:
                     mine = request.hashes or hashes(buffer, request.params)
                 self._compare(mine, request)
             except Exception as error:
-                self._group = None  # ends with the last reference: nobody waits for this rank
+                self._group = None  # the group ends: no rank waits for this one
                 request.checked.set_exception(error)  # type: ignore[arg-type] # wrong in torch
             else:
                 request.checked.set_result(buffer)
@@ -130,7 +130,7 @@ class Verifier:
 
 
 def _who(held: Sequence[int], ranks: Sequence[int], what: str) -> str:
-    """Which ranks are the odd ones out, if most hold the same."""
+    """Text on the ranks that differ, if most hold the same."""
     most, count = Counter(held).most_common(1)[0]
     if 2 * count <= len(ranks):
         return f"ranks {' and '.join(map(str, ranks))} hold different {what}"
