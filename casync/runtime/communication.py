@@ -16,14 +16,13 @@ from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.memory import Memory
 from casync.memory.slots import Slot, StagedSlot
 from casync.runtime.jobs import Job
-from casync.runtime.lanes import Owner
+from casync.runtime.lanes import Hooks
 from casync.runtime.watch import Posted, watch
 from casync.transports import Handle, Transport
 
-__all__ = ["Communication", "let_go", "spawn"]
+__all__ = ["Communication", "spawn"]
 
 _Lane: TypeAlias = tuple[str, int, int]
-_Finish: TypeAlias = Callable[[Job, int, float], None]
 _SENDS: _Lane = ("sent", 0, 0)  # only a job's end waits for its sends: one waiter, once per job
 
 
@@ -45,22 +44,12 @@ def spawn(run: Callable[[], None], name: str, memory: Memory) -> threading.Threa
     return thread
 
 
-def let_go(lane: object, thread: threading.Thread) -> None:
-    """Drop an ended lane's references. In a cycle, connections would live until Python's collector
-    runs, perhaps in a forked child, which lacks their threads."""
-    if not thread.is_alive():
-        vars(lane).pop("_owner", None)
-        vars(lane).pop("_finish", None)
-        vars(lane).pop("_transport", None)
-
-
 class _Waiter:
     """Waits for posted operations, in order. `current`: the present one, or None."""
 
-    def __init__(self, owner: Owner, finish: _Finish, name: str, memory: Memory) -> None:
-        self._finish = finish
+    def __init__(self, hooks: Hooks, name: str, memory: Memory) -> None:
         self.current: Posted | None = None
-        self._owner = owner
+        self._hooks = hooks
         self._queue: SimpleQueue[Sequence[Posted] | None] = SimpleQueue()
         self._thread = spawn(self._run, name, memory)
 
@@ -73,7 +62,6 @@ class _Waiter:
     def join(self, patience: float) -> None:
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
-        let_go(self, self._thread)
 
     def _run(self) -> None:
         while (posted := self._queue.get()) is not None:
@@ -82,7 +70,7 @@ class _Waiter:
 
     def _all(self, posted: Sequence[Posted]) -> None:
         for item in posted:
-            if not self._owner.failed:
+            if not self._hooks.ended.is_set():
                 self.current = item
                 self._one(*item)
         self.current = None
@@ -90,32 +78,29 @@ class _Waiter:
     def _one(self, job: Job, index: int, handle: Handle, begin: float) -> None:
         task, slot = job.tasks[index], job.prepared.slots[index]
         try:
-            with self._owner.span(job.prepared.spans[index]):
-                received = handle.wait(self._owner.timeout)
-            if self._owner.delay is not None:
-                self._owner.delay(task.text())
+            with self._hooks.span(job.prepared.spans[index]):
+                received = handle.wait(self._hooks.timeout)
+            if self._hooks.delay is not None:
+                self._hooks.delay(task.text())
             if isinstance(task, Recv):
                 cast(Slot | StagedSlot, slot).arrived(received)
-            self._finish(job, index, begin)
+            self._hooks.on_done(job, index, begin)
         except Exception as error:
-            self._owner.fail(job, index, error)
+            self._hooks.on_error(job, index, error)
 
 
 class Communication:
     """The communication lane and its waiters."""
 
-    def __init__(
-        self, owner: Owner, memory: Memory, transport: Transport, watches: bool, finish: _Finish
-    ) -> None:
-        """finish: called for each completed send, receive or reduce, with the time of its post."""
-        self._owner, self._memory, self._finish = owner, memory, finish
+    def __init__(self, hooks: Hooks, memory: Memory, transport: Transport, watches: bool) -> None:
+        self._hooks, self._memory = hooks, memory
         self._transport = transport
         self._queue: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
         self._order: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
         self._waiters: dict[_Lane, _Waiter] = {}
         self._thread = spawn(self._run, "communication", memory)
         self._watches = [
-            spawn(partial(watch, owner, transport, peer, self._waiting), f"watch-{peer}", memory)
+            spawn(partial(watch, hooks, transport, peer, self._waiting), f"watch-{peer}", memory)
             for peer in (range(transport.world_size) if watches else ())
             if peer != transport.rank
         ]
@@ -142,11 +127,10 @@ class Communication:
             if threading.current_thread() is not thread:
                 thread.join(max(0.0, end - time.monotonic()))
         self._watches.clear()
-        let_go(self, self._thread)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            if self._owner.failed:
+            if self._hooks.ended.is_set():
                 self._order.clear()
             elif item[1] < 0:
                 self._start(item[0])
@@ -172,11 +156,11 @@ class Communication:
     def _post(self, job: Job, index: int, task: Task) -> None:
         begin = time.perf_counter()
         try:
-            if self._owner.delay is not None:
-                self._owner.delay(f"post {task.text()}")
+            if self._hooks.delay is not None:
+                self._hooks.delay(f"post {task.text()}")
             self._await(job, index, self._posted(job, index, task), begin)
         except Exception as error:
-            self._owner.fail(job, index, error)
+            self._hooks.on_error(job, index, error)
 
     def _await(self, job: Job, index: int, handle: Handle, begin: float) -> None:
         """Hand an operation to its waiter, a thread, which an ending interpreter cannot start."""
@@ -207,7 +191,7 @@ class Communication:
     def _waiter(self, lane: _Lane) -> _Waiter:
         if lane not in self._waiters:
             name = "-".join(map(str, lane))
-            self._waiters[lane] = _Waiter(self._owner, self._finish, name, self._memory)
+            self._waiters[lane] = _Waiter(self._hooks, name, self._memory)
         return self._waiters[lane]
 
 

@@ -32,7 +32,7 @@ from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.exits import close_at_exit
 from casync.runtime.jobs import FLOATS, Job, Jobs, Prepared
-from casync.runtime.lanes import Lanes
+from casync.runtime.lanes import Ended, Hooks, Lanes
 from casync.runtime.naming import named_error, rank_names
 from casync.runtime.pieces import States
 from casync.runtime.streams import StreamLanes
@@ -109,8 +109,6 @@ class Executor:
             bulk: tasks share calls of their codecs, see [Note: bulk]; False is for tests.
         """
         self.timeout = timeout
-        self.delay = delay
-        self.span = span
         self.trace = trace
         self._names = rank_names(transport.world_size, ranks)
         self._transport: Transport | SlotTransport | None = transport
@@ -131,14 +129,16 @@ class Executor:
         self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
         self._jobs = Jobs()
         self._sequence = self._step = 0
+        hooks = Hooks(self._done, self._fail, self._idle, self._ended, timeout, delay, span)
         self._lanes: Lanes
+        self._streams: StreamLanes | None = None
         if self._memory.host and not isinstance(transport, SlotTransport):
-            self._lanes = ThreadLanes(self, self._memory, transport, watch)
+            self._lanes = ThreadLanes(hooks, self._memory, transport, watch)
         else:
-            self._lanes = StreamLanes(self, self._memory, transport, watch)
+            self._lanes = self._streams = StreamLanes(hooks, self._memory, transport, watch)
         self._captures: Captures | None = None
-        if capture and isinstance(self._lanes, StreamLanes) and not self._tags:
-            self._captures = Captures(self._memory, self._lanes, self.counters)
+        if capture and self._streams is not None and not self._tags:
+            self._captures = Captures(self._memory, self._streams, self.counters)
         close_at_exit(self)
 
     def __enter__(self) -> Executor:
@@ -219,9 +219,10 @@ class Executor:
 
         future: of `submit`, and done: wait for that bucket alone, while others still travel.
         """
-        if not isinstance(self._lanes, StreamLanes):
+        streams = self._streams
+        if streams is None:
             return  # futures have told of all work of threads
-        if self._lanes.settle(self.timeout, future) and not self._memory.host:
+        if streams.settle(self.timeout, future) and not self._memory.host:
             with self._lock:
                 programs = list(self._prepared.values())
             bad = found_bad(programs, self._memory, self._here[0], self._step, self._names)
@@ -241,9 +242,16 @@ class Executor:
         name = self._names[self._here[0]]
         self._end(ExecutorClosed(f"rank {name}: the executor was closed"))
         self._lanes.close(_PATIENCE)
-        transport, self._transport = self._transport, None  # see let_go in communication.py
+        transport = self._transport
+        self._let_go()
         if self._owns and transport is not None:
             transport.close()
+
+    def _let_go(self) -> None:
+        """Forget what refers back to this. In a cycle connections would live on until Python's
+        collector finds them, maybe in a forked child, where their threads are missing."""
+        self._lanes, self._streams, self._captures = Ended(), None, None
+        self._transport = None
 
     @property
     def _forked(self) -> bool:
@@ -272,13 +280,13 @@ class Executor:
             for index in job.prepared.first:
                 self._lanes.put(job, index)
 
-    def idle(self, seconds: float) -> None:
-        """Implements Owner.idle. The call comes when work has come, so a job is under way now."""
+    def _idle(self, seconds: float) -> None:
+        """Implements Hooks.on_idle. Called when work has come, so a job is under way now."""
         with self._lock:
             self.counters.wait_seconds += min(seconds, self._jobs.seconds())
 
-    def finish(self, job: Job, index: int, begin: float) -> None:
-        """Implements Owner.finish."""
+    def _done(self, job: Job, index: int, begin: float) -> None:
+        """Implements Hooks.on_done."""
         end = time.perf_counter()
         with self._lock:
             if self._error is not None:
@@ -286,22 +294,23 @@ class Executor:
             if self.trace is not None:
                 self.trace.append(TraceEvent(job.sequence, job.tasks[index], begin, end))
             self.counters.count(job, index, end - begin)
-            for following in job.unlocks[index]:
-                job.waits[following] -= 1
-                if job.waits[following] == 0:
-                    self._lanes.put(job, following)
-            job.left -= 1
-            ended = not job.left
-            if ended:
-                self._jobs.end(job)
-                self.counters.job_seconds += end - job.started
-                if self.trace is not None:
-                    self.trace.append(TraceEvent(job.sequence, None, job.started, end))
-                self._lanes.end(job)
-                self._start()
+            for ready in job.done(index):
+                self._lanes.put(job, ready)
+            over = not job.left
+            if over:
+                self._over(job, end)
         self._lanes.run()
-        if ended and not job.taken:
+        if over and not job.taken:
             self._lanes.complete(job, partial(self._complete, job))
+
+    def _over(self, job: Job, end: float) -> None:
+        """All of a job was done, or issued."""
+        self._jobs.end(job)
+        self.counters.job_seconds += end - job.started
+        if self.trace is not None:
+            self.trace.append(TraceEvent(job.sequence, None, job.started, end))
+        self._lanes.end(job)
+        self._start()
 
     def _complete(self, job: Job) -> None:
         try:
@@ -309,8 +318,8 @@ class Executor:
         except Exception:  # of a done-callback; it must not end a lane
             _log.exception("a callback of the bucket's future raised")
 
-    def fail(self, job: Job, index: int, error: Exception) -> None:
-        """Implements Owner.fail."""
+    def _fail(self, job: Job, index: int, error: Exception) -> None:
+        """Implements Hooks.on_error."""
         if isinstance(error, TransportAborted):
             self._ended.wait(_ECHO)
         task = culprit(job.prepared, index, self._memory, job.inputs.step)
@@ -319,10 +328,6 @@ class Executor:
         if not isinstance(error, TransportError | DeadlockError):  # whose texts are complete
             named.__cause__ = error
         self._end(named)
-
-    def ends(self, seconds: float) -> bool:
-        """Implements Owner.ends."""
-        return self._ended.wait(seconds)
 
     def _end(self, error: Exception) -> None:
         if self._forked:

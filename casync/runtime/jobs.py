@@ -70,6 +70,16 @@ class Job:
         """The events that this run records."""
         return self.prepared.taken if self.taken else self.prepared.real
 
+    def done(self, index: int) -> list[int]:
+        """A task is done; returns the tasks that waited for it last."""
+        self.left -= 1
+        ready = []
+        for following in self.unlocks[index]:
+            self.waits[following] -= 1
+            if not self.waits[following]:
+                ready.append(following)
+        return ready
+
 
 def _flat(bucket: torch.Tensor, prepared: Prepared) -> Any:
     """The bucket as codecs take it; None if its type needs conversion. PlanError for a bad one."""

@@ -8,13 +8,15 @@ stream.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from casync.runtime.jobs import Job
 
-__all__ = ["Lanes", "Owner"]
+__all__ = ["Ended", "Hooks", "Lanes"]
 
 
 class Lanes(Protocol):
@@ -54,30 +56,27 @@ class Lanes(Protocol):
         ...
 
 
-class Owner(Protocol):
-    """The executor, as lanes use it."""
+class Ended:
+    """The lanes of an executor that was closed: they do nothing. See Lanes for the members."""
 
-    timeout: float
-    delay: Callable[[str], None] | None
-    span: Callable[[str], AbstractContextManager[object]]
+    def begin(self, job: Job) -> None: ...
+    def start(self, job: Job) -> None: ...
+    def put(self, job: Job, index: int) -> None: ...
+    def run(self) -> None: ...
+    def end(self, job: Job) -> None: ...
+    def complete(self, job: Job, work: Callable[[], None]) -> None: ...
+    def drop(self) -> None: ...
+    def close(self, patience: float) -> None: ...
 
-    def finish(self, job: Job, index: int, begin: float) -> None:
-        """Take a finished task. begin: start of the task by time.perf_counter."""
-        ...
 
-    def fail(self, job: Job, index: int, error: Exception) -> None:
-        """Take the error of a task."""
-        ...
+@dataclass(frozen=True)
+class Hooks:
+    """Callbacks of lanes, and their means to run tasks."""
 
-    def idle(self, seconds: float) -> None:
-        """Count seconds in which the compute lane had no work."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """True after an error of a task."""
-        ...
-
-    def ends(self, seconds: float) -> bool:
-        """Wait up to `seconds`; True if the executor ends by then, or has ended."""
-        ...
+    on_done: Callable[[Job, int, float], None]  # a finished task; its begin by time.perf_counter
+    on_error: Callable[[Job, int, Exception], None]  # a task that failed
+    on_idle: Callable[[float], None]  # seconds in which the compute lane had no work
+    ended: threading.Event  # set by the first error and by close(): run no more tasks
+    timeout: float  # seconds that a peer may take
+    delay: Callable[[str], None] | None  # called with a task's text before it takes effect
+    span: Callable[[str], AbstractContextManager[object]]  # entered for as long as a task takes

@@ -44,7 +44,7 @@ from casync.memory import Memory
 from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.communication import Communication
 from casync.runtime.jobs import Job
-from casync.runtime.lanes import Owner
+from casync.runtime.lanes import Hooks
 from casync.runtime.marks import Lane, Mark
 from casync.runtime.steps import Step
 from casync.transports import SlotTransport, Transfer, Transport
@@ -62,9 +62,9 @@ class StreamLanes:
     """Implements Lanes by streams; see [Note: streams]."""
 
     def __init__(
-        self, owner: Owner, memory: Memory, transport: Transport | SlotTransport, watch: bool
+        self, hooks: Hooks, memory: Memory, transport: Transport | SlotTransport, watch: bool
     ) -> None:
-        self._owner, self._memory = owner, memory
+        self._hooks, self._memory = hooks, memory
         self._numbers = count()
         made = (("encode", True), ("merge", True), ("decode", False), ("leave", True),
                 ("enter", True), ("exchange", True), ("end", False),
@@ -79,7 +79,8 @@ class StreamLanes:
         if isinstance(transport, SlotTransport):
             self._slots = transport
         else:
-            self._communication = Communication(owner, memory, transport, watch, self._arrived)
+            arrived = replace(hooks, on_done=self._arrived)
+            self._communication = Communication(arrived, memory, transport, watch)
 
     def begin(self, job: Job) -> None:
         caller = Lane(self._memory.caller())
@@ -151,7 +152,7 @@ class StreamLanes:
         out fails. Returns True if there may have been jobs since the last call. May be called from
         any thread."""
         limit, some = time.monotonic() + timeout, future is not None or bool(self._ended)
-        while (job := self._undone(future)) is not None and not self._owner.failed:
+        while (job := self._undone(future)) is not None and not self._hooks.ended.is_set():
             if time.monotonic() > limit:
                 self._time_out(job, timeout)
                 return some
@@ -166,9 +167,8 @@ class StreamLanes:
     def close(self, patience: float) -> None:
         if self._communication is not None:
             self._communication.close(patience)
+            self._communication = None  # which refers back to this
         self._ended.clear()
-        self._slots = None
-        vars(self).pop("_owner", None)  # see let_go in communication.py
 
     def _undone(self, future: object) -> Job | None:
         """The oldest ended job that is not done, or the one of this future if it is not done."""
@@ -178,7 +178,8 @@ class StreamLanes:
 
     def _forget_done(self) -> None:
         with self._lock:
-            while self._ended and (self._ended[0].prepared.end.done() or self._owner.failed):
+            over = self._hooks.ended.is_set()
+            while self._ended and (over or self._ended[0].prepared.end.done()):
                 self._ended.popleft()
 
     def _push(self, job: Job, index: int) -> None:
@@ -204,7 +205,7 @@ class StreamLanes:
                 job.ready.add(index)
                 self._exchange(job, self._slots)
         except Exception as error:
-            self._owner.fail(job, index, error)
+            self._hooks.on_error(job, index, error)
 
     def _compute(self, job: Job, index: int, task: Task) -> None:
         """Issue an encode, merge or decode; payloads that travel then leave the device."""
@@ -213,7 +214,7 @@ class StreamLanes:
         assert step is not None  # only transfers have none
         lane = self._lanes[_LANES[type(members(task)[-1])]]
         lane.after([*self._before(job, index), job.begun])
-        with self._owner.span(prepared.spans[index]):
+        with self._hooks.span(prepared.spans[index]):
             lane.run(partial(self._take_effect, job, index, step))
         mark = job.marks[index] = lane.mark(next(self._numbers), job.events.of(index))
         for slot in prepared.leaving[index]:
@@ -221,7 +222,7 @@ class StreamLanes:
             leave.after([mark])
             leave.run(slot.leave)
             leave.mark(next(self._numbers), slot.left)
-        self._owner.finish(job, index, begin)
+        self._hooks.on_done(job, index, begin)
 
     def _enter(self, job: Job, index: int) -> None:
         """Copy a received or reduced payload from host memory to the device."""
@@ -230,7 +231,7 @@ class StreamLanes:
         lane.after(self._before(job, index))
         lane.run(slot.enter)
         job.marks[index] = lane.mark(next(self._numbers), slot.entered)
-        self._owner.finish(job, index, begin)
+        self._hooks.on_done(job, index, begin)
 
     def _exchange(self, job: Job, transport: SlotTransport) -> None:
         """Issue the slots whose turn it is and whose members are all ready."""
@@ -243,7 +244,7 @@ class StreamLanes:
             mark = lane.mark(next(self._numbers), job.events.of(members[0]))
             for i in members:
                 job.marks[i] = mark
-                self._owner.finish(job, i, begin)
+                self._hooks.on_done(job, i, begin)
         self._refuse_stuck(job)
 
     def _exchange_exactly(self, job: Job, members: list[int], transport: SlotTransport) -> None:
@@ -262,8 +263,8 @@ class StreamLanes:
 
     def _take_effect(self, job: Job, index: int, step: Step) -> None:
         """Run a step, in a stream."""
-        if self._owner.delay is not None:
-            self._owner.delay(job.tasks[index].text())
+        if self._hooks.delay is not None:
+            self._hooks.delay(job.tasks[index].text())
         step(job.inputs)
 
     def _before(self, job: Job, index: int) -> list[Mark | None]:
@@ -287,7 +288,7 @@ class StreamLanes:
     def _arrived(self, job: Job, index: int, begin: float) -> None:
         """Take a message or reduce that is complete in host memory."""
         if isinstance(job.tasks[index], Send):
-            self._owner.finish(job, index, begin)
+            self._hooks.on_done(job, index, begin)
         else:
             self._push(job, index)
             self.run()
@@ -297,7 +298,7 @@ class StreamLanes:
         left = [i for i, mark in enumerate(job.marks) if mark is not None and not mark.event.done()]
         moved = [i for i in left if isinstance(job.tasks[i], Send | Recv | Reduce)]
         error = PeerTimeout(f"the device was not done with it after {timeout:g} s")
-        self._owner.fail(job, (moved or left or [0])[0], error)
+        self._hooks.on_error(job, (moved or left or [0])[0], error)
 
 
 def _transfer(job: Job, index: int) -> Transfer:

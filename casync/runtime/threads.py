@@ -23,9 +23,9 @@ from collections.abc import Callable
 
 from casync.graph.tasks import Recv, Reduce, Send
 from casync.memory import Memory
-from casync.runtime.communication import Communication, let_go, spawn
+from casync.runtime.communication import Communication, spawn
 from casync.runtime.jobs import Job
-from casync.runtime.lanes import Owner
+from casync.runtime.lanes import Hooks
 from casync.transports import Transport
 
 __all__ = ["ThreadLanes"]
@@ -34,9 +34,9 @@ __all__ = ["ThreadLanes"]
 class ThreadLanes:
     """A compute lane, a communication lane and its waiters. Implements Lanes."""
 
-    def __init__(self, owner: Owner, memory: Memory, transport: Transport, watch: bool) -> None:
-        self._compute = Compute(owner, memory)
-        self._communication = Communication(owner, memory, transport, watch, owner.finish)
+    def __init__(self, hooks: Hooks, memory: Memory, transport: Transport, watch: bool) -> None:
+        self._compute = Compute(hooks, memory)
+        self._communication = Communication(hooks, memory, transport, watch)
 
     def begin(self, job: Job) -> None:
         """Implements Lanes.begin."""
@@ -71,8 +71,8 @@ class ThreadLanes:
 class Compute:
     """The compute lane: a thread that runs ready tasks."""
 
-    def __init__(self, owner: Owner, memory: Memory) -> None:
-        self._owner = owner
+    def __init__(self, hooks: Hooks, memory: Memory) -> None:
+        self._hooks = hooks
         self._ready: list[tuple[bool, int, int, Job]] = []
         self._changed = threading.Condition()
         self._open = True
@@ -97,7 +97,6 @@ class Compute:
             self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
-        let_go(self, self._thread)
 
     def _run(self) -> None:
         while (item := self._next()) is not None:
@@ -112,18 +111,18 @@ class Compute:
                 self._changed.wait()
             item = heapq.heappop(self._ready)[2:] if self._open else None
         if idle:
-            self._owner.idle(time.perf_counter() - begin)
+            self._hooks.on_idle(time.perf_counter() - begin)
         return None if item is None else (item[1], item[0])
 
     def _one(self, job: Job, index: int) -> None:
         step = job.prepared.steps[index]
         try:
-            if self._owner.delay is not None:
-                self._owner.delay(job.tasks[index].text())
+            if self._hooks.delay is not None:
+                self._hooks.delay(job.tasks[index].text())
             begin = time.perf_counter()
             if step is not None:
-                with self._owner.span(job.prepared.spans[index]):
+                with self._hooks.span(job.prepared.spans[index]):
                     step(job.inputs)
-            self._owner.finish(job, index, begin)
+            self._hooks.on_done(job, index, begin)
         except Exception as error:
-            self._owner.fail(job, index, error)
+            self._hooks.on_error(job, index, error)

@@ -596,6 +596,12 @@ class Stuck:
         raise PeerTimeout("too late")
 
 
+def on_look(monkeypatch, executor, call):
+    """Call this whenever a watch is about to look at what waits for its peer."""
+    wait = executor._ended.wait
+    monkeypatch.setattr(executor._ended, "wait", lambda seconds: (call(), wait(seconds))[1])
+
+
 def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
     monkeypatch.setattr(watch, "LOOK", 0.01)
     graph, hub, stuck = graph_of([50000], "allgather", "exact", 3, partitions=1), Hub(3), Stuck()
@@ -619,8 +625,7 @@ def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
     monkeypatch.setattr(ends[0], "post_reduce", lambda *a: stuck)
     program = graph_of([50000], "allreduce", RAW, 3).slice(0)
     with Executor(ends[0], CODECS, timeout=HANG, watch=True) as executor:
-        ended = executor.ends
-        monkeypatch.setattr(executor, "ends", lambda s: (looks.append(s), ended(s))[1])
+        on_look(monkeypatch, executor, lambda: looks.append(1))
         future = executor.submit(program, torch.ones(50000), {}, 0)
         ends[2].abort()
         with pytest.raises(TransportError, match=r"rank 0, task `reduce .* closed by rank 2"):
@@ -636,8 +641,7 @@ def test_a_peer_may_leave_when_it_has_done_its_part(monkeypatch):
     looks = threading.Semaphore(0)
     before = threading.active_count()
     with world(3, timeout=HANG, watch=True) as executors:
-        ends = executors[0].ends
-        monkeypatch.setattr(executors[0], "ends", lambda s: (looks.release(), ends(s))[1])
+        on_look(monkeypatch, executors[0], looks.release)
         for rank in (0, 2):
             executors[rank].submit(graph.slice(rank), torch.ones(50000), {}, 0)
         while not all(executors[rank].counters.messages_received for rank in (0, 2)):

@@ -223,9 +223,9 @@ def test_no_event_can_be_left_out(strategy, codec):
     case = Case(slices(graph_of((40, 1500), strategy, codec, 3, partitions=1, least_bytes=2000)))
     wanted, schedule = case.expected(), Schedule(0)
     world = World(case, schedule)
+    ends = [executor._lanes._lanes["end"]._stream for executor in world.executors]
     assert same(world.run(), wanted)
     missed = [n for n in range(len(schedule.waits)) if not caught(case, wanted, n)]
-    ends = [executor._lanes._lanes["end"]._stream for executor in world.executors]
     between = [n for n, (_, event) in enumerate(schedule.waits) if event.stream in ends]
     assert set(missed) <= set(between)
 
