@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 
 class Tensor(DeviceTensor):
-    """Of the device; `memory` is its Cuda."""
+    """A tensor of the double device; `memory` is its Cuda."""
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -43,13 +43,13 @@ class Tensor(DeviceTensor):
 
 
 class Capture:
-    """What a thread takes down: by stream, how much of each other its next work comes after."""
+    """A thread's capture: per stream, the work of other streams that precedes its next work."""
 
     def __init__(self, origin):
         self.origin, self.clocks = origin, {origin: {origin: 0}}
 
     def work(self, stream):
-        """Something is put there."""
+        """Work is put on a stream."""
         assert stream in self.clocks, f"stream {stream} works now: it is not part of the capture"
         self.clocks[stream][stream] += 1
 
@@ -68,8 +68,8 @@ class Capture:
 
 
 class Cuda:
-    """What DeviceMemory finds as torch. `calls`: in order; `seconds`: what events measure;
-    `contexts`: threads that called for a device without having made it the current one."""
+    """A double of torch for DeviceMemory. calls: in order; seconds: measured by events; contexts:
+    threads that called for a device without making it the current one."""
 
     def __init__(self):
         self.calls: list[Call] = []
@@ -114,7 +114,7 @@ class Cuda:
 
     @property
     def capture(self):
-        """That of this thread, if any."""
+        """The capture of this thread, or None."""
         return getattr(self._local, "capture", None)
 
     def _refuse_capture(self, what):

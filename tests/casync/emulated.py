@@ -79,7 +79,7 @@ def opened(tensor):
 
 
 class DeviceMemory(FakeMemory):
-    """See casync.memory.Memory for its members."""
+    """Implements casync.memory.Memory."""
 
     host = False
     device = torch.device("meta")
@@ -120,7 +120,7 @@ class DeviceMemory(FakeMemory):
         return target
 
     def _computed(self, func, given, kwargs):
-        """What an operation gives, when the caller's stream gets there."""
+        """Result of an operation, computed when the caller's stream gets there."""
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         shaped = [torch.empty_like(x, device="meta") if isinstance(x, torch.Tensor) else x
                   for x in given]  # fmt: skip
@@ -153,7 +153,7 @@ class DeviceMemory(FakeMemory):
 
 
 class Arrays:
-    """See compll.runtime.arrays.Arrays for its members."""
+    """Implements compll.runtime.arrays.Arrays."""
 
     host = False
 
@@ -217,7 +217,7 @@ class Launched:
 
 
 class Device(HostDevice):
-    """One that a CUDA graph may be captured on."""
+    """A device whose work a CUDA graph may capture."""
 
     def upload(self, values):
         self._refuse_capture()

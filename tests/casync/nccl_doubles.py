@@ -34,7 +34,7 @@ STREAMS: dict[int, Stream] = {}
 
 
 class Event:
-    """See casync.memory.Event. It may be recorded again."""
+    """Implements casync.memory.Event; it may be recorded again."""
 
     def __init__(self):
         self._done = threading.Event()
@@ -48,7 +48,7 @@ class Event:
 
 
 class Stream:
-    """See casync.memory.Stream: what is put on it runs in its order, in a thread."""
+    """Implements casync.memory.Stream by a thread, which runs work in order."""
 
     def __init__(self):
         self.handle = next(_handles)
@@ -80,7 +80,7 @@ class Stream:
 
 
 class Memory(HostMemory):
-    """Of a device, as far as the transport asks."""
+    """Memory of a device, as far as the transport needs it."""
 
     def caller(self):
         return current()
@@ -158,13 +158,13 @@ class Nccl:
             STREAMS[stream].run(lambda c=comm, t=transfers: _exchange(c, t))
 
     def abort(self, comm: Comm):
-        """What waits on a stream ends, undone."""
+        """Work that waits on a stream ends undone."""
         comm.gone.set()
         comm.meeting.leave(comm.rank, "aborted")
 
 
 def _exchange(comm: Comm, transfers):
-    """What a kernel does: waits until all is done, or until it is aborted."""
+    """Acts like a kernel: waits until all is done, or until it is aborted."""
     if comm.gone.is_set():
         return
     try:
@@ -183,7 +183,7 @@ def _view(address, count, kind) -> torch.Tensor:
 
 
 def pynccl_modules(nccl: Nccl) -> dict[str, ModuleType]:
-    """As pynccl 0.1.2: arguments as C has them."""
+    """Modules like pynccl 0.1.2, with arguments of C."""
 
     class UniqueId(ctypes.Structure):
         _fields_ = [("internal", ctypes.c_char * 512)]
@@ -238,7 +238,7 @@ def pynccl_modules(nccl: Nccl) -> dict[str, ModuleType]:
 
 
 def nccl4py_modules(nccl: Nccl) -> dict[str, ModuleType]:
-    """As nccl4py 0.6: arguments are tensors."""
+    """Modules like nccl4py 0.6, with tensors as arguments."""
 
     class UniqueId:
         def __init__(self, data):
@@ -303,8 +303,9 @@ def nccl4py_modules(nccl: Nccl) -> dict[str, ModuleType]:
 
 
 def torch_functions(nccl: Nccl) -> dict[str, object]:
-    """As torch.distributed with NCCL: groups of its own, with streams of their own that wait for
-    the current one; waiting for a work makes the current stream wait. Ranks say who they are."""
+    """Functions like torch.distributed's with NCCL: groups with streams of their own, which wait
+    for the current one; waiting for a work makes the current stream wait. Ranks say who they are.
+    """
     ids: dict[tuple[int, ...], bytes] = {}
     lock = threading.Lock()
 
@@ -370,7 +371,7 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
 
 
 def connecting(connect, rank):
-    """What connects, in any thread of a rank."""
+    """A connect function that works in any thread of a rank."""
 
     def there(ranks):
         if not hasattr(_here, "rank"):

@@ -1,4 +1,4 @@
-"""What the ranks of test_nccl_gpu.py run, each on a GPU of its own."""
+"""Ranks of test_nccl_gpu.py, each on a GPU of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMS = (("ps", "int8_group"), ("hierarchical", "onebit_group"), ("allgather"
 
 
 def averages(rank, size, binding, capture):
-    """Of five steps of each program: the same on all ranks, and near the mean."""
+    """Averages of five steps of each program are the same on all ranks, and near the mean."""
     device = torch.device("cuda", rank)
     memory, total = DeviceMemory(device), sum(LENGTHS)
     for strategy, name in PROGRAMS:

@@ -1,4 +1,4 @@
-"""What the ranks of test_processes.py run."""
+"""Ranks of test_processes.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LASTING: list[Executor] = []
 
 
 def same_everywhere(bucket):
-    """Whether all ranks hold the same bits."""
+    """True if all ranks hold the same bits."""
     others = [torch.empty_like(bucket) for _ in range(dist.get_world_size())]
     dist.all_gather(others, bucket)
     return all(torch.equal(other.view(torch.int32), bucket.view(torch.int32)) for other in others)
@@ -154,7 +154,7 @@ def corrupt(rank, size):
 
 
 def error_of(executor, program, bucket):
-    """What this submit fails with."""
+    """The error of a submit, as text."""
     try:
         executor.submit(program, bucket, {}, 1).wait()
     except CasyncError as error:

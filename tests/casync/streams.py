@@ -163,7 +163,7 @@ class FakeStream:
             self.run(partial(setattr, event, "reached", event.recorded))
 
     def able(self) -> bool:
-        """Whether the next item may run, or has become complete."""
+        """True if the next item may run, or has become complete."""
         if self.pending is not None:
             return self.pending()
         waits = [w for w in self.blocked if w[2] <= self.taken]
@@ -235,5 +235,5 @@ class FakeEnd:
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """What nobody may read: NaNs, lengths that are none."""
+    """Fill memory that nobody may read: NaNs, invalid lengths."""
     tensor.view(torch.uint8).fill_(255)

@@ -43,7 +43,7 @@ class Stream:
 
 
 class Memory(HostMemory):
-    """Of the host, with graphs. `captured`: how many; `launched`: how often one ran."""
+    """Host memory with graphs. captured: their number; launched: number of launches."""
 
     taken = None
     captured = launched = 0
@@ -170,7 +170,7 @@ def test_a_bucket_elsewhere_is_copied_to_where_it_was():
 
 
 def test_states_elsewhere_are_captured_anew():
-    """As after a state was loaded: a run that makes what is made once, then a new capture."""
+    """A loaded state causes a normal run, which makes its buffers, and then a new capture."""
     codecs = {"sign": CODECS["sign"]}
     plain, other = (World("ring", codecs, capture=capture) for capture in (False, True))
     for number in range(7):
@@ -183,7 +183,7 @@ def test_states_elsewhere_are_captured_anew():
 
 
 class Follows(Exact):
-    """What its host computes follows the step."""
+    """A codec whose host computation depends on the step."""
 
     name = "follows"
     repeats = False
@@ -236,7 +236,7 @@ def test_an_error_in_a_captured_program_is_told():
 
 @pytest.mark.parametrize("name", ["qsgd", "terngrad_uniform"])
 def test_a_tick_counts_for_steps(name):
-    """What the kernels of a captured encode draw, when it runs `tick` steps later."""
+    """A captured encode that runs `tick` steps later draws the numbers of that step."""
     codec = compiled(name)
     x, table = np.linspace(-1, 1, 3000, dtype=np.float32), np.array([[0, 3000, 0, 0, 0]])
     at_work.device = True

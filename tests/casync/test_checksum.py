@@ -35,7 +35,7 @@ class Damaging:
 
 
 def damaged(graph, buckets, at):
-    """What rank 0 of two raises in step 7, where byte `at` of rank 1's messages is damaged."""
+    """The error of rank 0 of two in step 7, with byte `at` of rank 1's messages damaged."""
     ends = Hub(2).endpoints()
     options = {"timeout": HANG, "checksum": True}
     with (

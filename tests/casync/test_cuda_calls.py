@@ -1,4 +1,4 @@
-"""What the engine asks of torch.cuda, by DeviceMemory itself, on a double: see cuda_double.py."""
+"""Calls of torch.cuda by the engine's own DeviceMemory, on a double: see cuda_double.py."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_nothing_is_made_after_the_first_step(cuda, rank, dtype):
 
 
 def test_what_is_made_is_told_to_all_streams(cuda, rank):
-    """So that the allocator gives none of it out again while one reads it."""
+    """The allocator must not reuse a tensor while a stream reads it."""
     rank.step(0, torch.bfloat16)
     told: dict[int, list[int]] = {}
     for call in cuda.of("record_stream"):
@@ -141,7 +141,7 @@ def test_a_step_is_put_to_streams_and_the_host_waits_for_nothing(cuda, strategy)
 
 
 def waits(cuda):
-    """By stream: those for whose events, recorded in these calls, it waits."""
+    """Per stream: the streams whose events, recorded in these calls, it waits for."""
     recorded: dict[int, int] = {}
     found: dict[int, set[int]] = {number: set() for number in range(9)}
     for call in cuda.of("record", "wait_event"):
@@ -190,7 +190,7 @@ def test_staged_payloads_go_through_pinned_memory(cuda, dtype):
 
 
 def test_steps_of_13_buckets_are_captured(cuda):
-    """Of each bucket its own graph; no call in between is one that CUDA refuses then."""
+    """Each bucket has its own graph; no call in between is one that CUDA refuses then."""
     rank = Rank(cuda, Wire(cuda), capture=True)
     programs = [rank.graph.slice(0) for _ in range(13)]
     for number in range(4):

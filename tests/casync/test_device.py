@@ -80,8 +80,8 @@ def states_of(codec, place=lambda array: array):
 
 
 def buckets_of(step, dtype, waiting):
-    """Where states may be `waiting`, one tensor is zero on all ranks in some steps, in others on
-    one."""
+    """Gradients by rank; if states may be `waiting`, one tensor is zero on all ranks in some steps,
+    on one rank in others."""
     made = gradients(TOTAL, RANKS, seed=step)
     for rank, x in enumerate(made):
         if waiting and (step % 3 == 1 or (step % 3 == 2 and rank == 1)):
@@ -90,7 +90,7 @@ def buckets_of(step, dtype, waiting):
 
 
 def on_cpu(graph, codec, dtype=torch.float32, waiting=None):
-    """What each rank sent, and the averages, step after step."""
+    """Messages of each rank, and averages, by step."""
     ends = [Recorder(end) for end in Hub(RANKS).endpoints()]
     states, averages = [states_of(codec) for _ in ends], []
     with ExitStack() as stack:
@@ -193,7 +193,7 @@ def test_staged_messages_are_those_of_the_cpu_backend(strategy, name, dtype):
 
 @pytest.mark.parametrize("strategy, name, dtype, states", first_fast(WAITING))
 def test_states_wait_on_a_device_as_on_the_cpu(strategy, name, dtype, states):
-    """Of tensors that nobody used, and no host looks whether anybody did."""
+    """States of unused tensors wait, without a host that looks at values."""
     compare_with_the_cpu(strategy, name, dtype, {"codec": states})
 
 
@@ -266,7 +266,7 @@ def test_a_payload_that_a_kernel_found_bad_is_named(strategy):
 
 
 def settled(executor):
-    """What the device found wrong, if anything."""
+    """The device's error, or None."""
     try:
         executor.settle()
     except PayloadError as error:
@@ -275,7 +275,7 @@ def settled(executor):
 
 
 def test_a_chunk_is_sent_while_later_ones_are_not_encoded_yet():
-    """What is staged overlaps: the device encodes on as the host sends."""
+    """Staging overlaps: the device encodes on while the host sends."""
     codec, encoded, sent = compiled("onebit_group"), [], queue.SimpleQueue()
 
     class Watched(Recorder):

@@ -256,7 +256,7 @@ def test_owners_have_a_codec_and_feedback_of_their_own():
 
 
 def test_one_direction_may_go_uncompressed():
-    """As MXNet does: what owners send is the mean itself."""
+    """Owners send the mean itself, as in MXNet."""
     graph, states = both_ways("sign", "raw")
     worker = [np.zeros(TOTAL, np.float32) for _ in range(3)]
     buckets = gradients(TOTAL, 3, seed=0)
@@ -619,7 +619,7 @@ def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
 
 
 def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
-    """By the time-out only, it was. What is on its way through other ranks gets its time."""
+    """It used to be noticed only at the time-out. Data on its way through other ranks has time."""
     monkeypatch.setattr(watch, "LOOK", 0.01)
     ends, stuck, looks = Hub(3).endpoints(), Stuck(), []
     monkeypatch.setattr(ends[0], "post_reduce", lambda *a: stuck)
@@ -743,7 +743,7 @@ begun.wait()
 
 
 def test_a_process_may_end_while_a_lane_is_at_work():
-    """See [Note: exit] in exits.py."""
+    """A process ends cleanly: see [Note: exit] in exits.py."""
     done = subprocess.run(
         [sys.executable, "-c", AT_WORK], capture_output=True, text=True, timeout=HANG, check=False
     )

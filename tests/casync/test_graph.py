@@ -61,7 +61,7 @@ def test_every_rank_encodes_a_part_once(strategy):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7, 8])
 def test_a_tree_is_as_deep_as_a_logarithm(world_size):
-    """One message up from every rank but the owner, one down to it, and few levels."""
+    """Every rank but the owner sends a message up and receives one down, over few levels."""
     graph = graph_of([120000], "gtopk", "exact", world_size, partitions=1, least_bytes=4000)
     levels = (world_size - 1).bit_length()
     report = dry_run(graph)
@@ -205,7 +205,7 @@ def test_owners_are_the_ranks_that_encode_means(strategy, codec, world_size, per
 
 
 def slice_of_a_large_world(strategy):
-    """Of 1024 ranks and 100 tensors of a million elements; bench/slices.py tells the seconds."""
+    """A program of 1024 ranks and 100 tensors of a million elements; bench/slices.py times it."""
     topology, tensors = Topology.even(1024, 8), tensors_of([10**6] * 100)
     choices = {t.name: Choice("sign", strategy) for t in tensors}
     return build_program(partition(tensors, choices, topology, CODECS), topology, CODECS, 17)

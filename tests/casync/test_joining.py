@@ -38,7 +38,7 @@ MANY = [(s, c) for s, c in PAIRS if s == "ps" or c in ("sign", "raw")]
 
 
 def averages(graph, size, bulk):
-    """Of two steps, and the states then."""
+    """Averages of two steps, and the states after them."""
     total = max(row[0] + row[1] for part in graph.parts for row in part.rows)
     states, found = [states_of(total) for _ in range(size)], []
     with world(size, bulk=bulk) as executors:
@@ -142,7 +142,7 @@ def test_what_comes_in_one_slot_is_one_call():
 
 
 def test_a_call_for_several_owners_is_bounded():
-    """So that what was encoded first is on its way while more is encoded."""
+    """Payloads that are encoded first travel while more are encoded."""
     program = joined(program_of(8), CODECS, Bulk(4 * 64 * 20 * 3.0))
     encodes = [task for task in program.tasks if isinstance(members(task)[0], Encode)]
     assert sorted(len(members(task)) for task in encodes) == [1, 1, 3, 3]
@@ -188,7 +188,7 @@ def test_of_payloads_in_one_call_the_bad_one_is_named():
 
 
 def test_merges_of_one_call_are_in_rank_order():
-    """Of each piece, whatever else the call holds."""
+    """Merges of each piece are in rank order, whatever else the call holds."""
     program = joined(program_of(8), CODECS, Bulk(math.inf))
     first = next(t for t in program.tasks if isinstance(members(t)[0], Merge))
     assert [task.payload % 8 for task in members(first)] == [1, 2, 3, 4]

@@ -1,5 +1,4 @@
-"""One conformance test for all kinds of memory: that of a GPU on a double, too, which stands for
-torch.cuda, and on one where there is one."""
+"""A conformance test for all kinds of memory: a GPU's on a double, and on a real GPU if any."""
 
 from contextlib import nullcontext
 
@@ -40,7 +39,7 @@ def staged(memory, values):
 
 
 def fetched(memory, tensor, stream):
-    """What a tensor holds behind all that is in the stream."""
+    """Values of a tensor after all work of the stream."""
     target, event = memory.staging(tensor.nbytes), memory.event()
     stream.run(lambda: memory.copy(target, tensor.view(torch.uint8)))
     stream.record(event)

@@ -108,7 +108,7 @@ def test_there_is_memory_for_sums_alone(strategy):
 
 
 class Counting(HostMemory):
-    """As a device, whose kernels take 16 bits. `made`: elements."""
+    """A device whose kernels take 16 bits. made: number of elements."""
 
     host, made = False, 0
 

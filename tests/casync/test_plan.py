@@ -67,7 +67,7 @@ def test_rows_say_where_a_piece_is_in_its_tensor(sizes, world_size, partitions):
 
 @given(st.permutations(range(8)), worlds, st.integers(1, 7))
 def test_owners_do_not_depend_on_the_bucket(order, world_size, cut):
-    """See [Note: parts do not move]."""
+    """Owners do not move: see [Note: parts do not move]."""
     sizes = [1, 50, 3000, 7, 4999, 31, 2000, 33]
     model = tensors_of(sizes)
     numbers = share_out(sizes, world_size, least_bytes=4000)

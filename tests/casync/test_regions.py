@@ -108,14 +108,14 @@ def sent(strategy, world_size):
 
 @pytest.mark.parametrize("world_size", [4, 8])
 def test_no_owner_has_much_more_than_others_to_receive(world_size):
-    """What is selected lies in a tenth of the tensor: regions in one piece each would give nearly
-    all of it to one or two owners."""
+    """Selected values lie in a tenth of the tensor: contiguous regions would give nearly all of
+    them to one or two owners."""
     received = moved("oktopk", world_size)[1]
     assert max(received) < 1.3 * sum(received) / world_size
 
 
 def test_states_of_a_region_are_where_the_whole_has_them():
-    """Of an owner: what it leaves out is at its elements' places, and nothing is elsewhere."""
+    """An owner's rejected values are at the places of its elements, and nothing is elsewhere."""
     region = REGIONS[region_key("sign", 1, 2, 32)]
     table = np.array([[0, 5000, 0, 0, 3000], [5000, 3000, 1, 0, 0]])
     random = np.random.default_rng(0)

@@ -54,7 +54,7 @@ def test_every_strategy_gets_through(strategy, codec, world_size, per_node):
 
 @pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_every_strategy_gets_through_where_turns_share_a_slot(strategy, codec):
-    """As NCCL is given them; each rank builds its slice of that."""
+    """Programs for NCCL run; each rank builds the same slice by itself."""
     tensors, topology = tensors_of(SIZES), Topology.even(5, 2)
     choices = {t.name: Choice(codec, strategy, 2) for t in tensors}
     parts = partition(tensors, choices, topology, CODECS, least_bytes=4000)
@@ -77,7 +77,7 @@ def test_strategies_get_through_together():
 
 
 def transfers(graph, rank):
-    """Of a rank: position and task of what travels."""
+    """Positions and tasks of a rank's transfers."""
     kinds = Send | Recv | Reduce
     return [(i, t) for i, t in enumerate(graph.tasks) if isinstance(t, kinds) and t.rank == rank]
 
@@ -155,7 +155,7 @@ def test_a_rank_that_has_left_is_told():
 
 
 def test_sizes_must_agree():
-    """As they must in a transport whose messages have no length of their own."""
+    """Sides must name equal sizes, as on transports whose messages have no length of their own."""
     graph = graph_of([1000], "ps", "exact", 2, partitions=1)
     longer = dataclasses.replace(graph.parts[0], rows=((0, 1001, 0, 0, 0),))
     other = dataclasses.replace(graph, parts=(longer,))

@@ -1,4 +1,4 @@
-"""One conformance test for all transports without tags; ranks are threads.
+"""A conformance test for all transports without tags; ranks are threads.
 
 NCCL is a double, see nccl_doubles.py, through doubles of each of its bindings.
 """
@@ -67,7 +67,7 @@ class Ranks:
         return self._pools[rank].submit(call, *args)
 
     def all(self, call, ranks=None):
-        """What a call gives on each rank."""
+        """Results of a call on each rank."""
         ranks = range(self.size) if ranks is None else ranks
         futures = [self.submit(rank, call, rank) for rank in ranks]
         return [future.result(HANG) for future in futures]
@@ -89,7 +89,7 @@ class Ranks:
         )  # fmt: skip
 
     def error(self, rank, future):
-        """What a group fails with: that call, or a later one."""
+        """The error of a group, from that call or a later one."""
         try:
             future.result(HANG)
             while True:
@@ -256,7 +256,7 @@ def test_connecting_waits_for_no_rank_without_an_end(doubles):
 
 
 def test_connecting_ends_at_the_time_out_though_nccl_waits_on():
-    """What it makes after that is aborted at once."""
+    """A communicator that is made after the time-out is aborted at once."""
     gate, made = threading.Event(), SimpleQueue()
 
     class Late:
@@ -316,7 +316,7 @@ def test_a_slot_is_a_group_of_messages_and_then_one_of_each_set_of_ranks(nccl):
 
 
 def balanced(calls):
-    """Whether groups begin and end by turns."""
+    """True if groups begin and end in alternation."""
     names = [call[0] for call in calls if call[0].startswith("group")]
     return names == ["group_start", "group_end"] * (len(names) // 2)
 
@@ -362,7 +362,7 @@ def test_torch_makes_groups_of_ours_without_what_it_does_of_its_own_accord(befor
 
 
 def test_what_a_communicator_of_torchs_met_is_told():
-    """By the last work, which no longer ends the process."""
+    """The last work reports a failure, which no longer ends the process."""
     work = SimpleNamespace(wait=lambda: None, is_completed=lambda: True, exception=lambda: why)
     made, why = distributed._Communicator(SimpleNamespace()), None
     made._sums = [work]

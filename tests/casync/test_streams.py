@@ -42,7 +42,7 @@ STEPS = 2
 
 
 class Case:
-    """What all ranks run, with which codecs, and states made by `states(codecs)`."""
+    """Programs of all ranks, their codecs, and states made by `states(codecs)`."""
 
     def __init__(self, programs, codecs=CODECS, states=lambda codecs: states_of(TOTAL)):
         self.programs, self.size = programs, len(programs)
@@ -53,7 +53,7 @@ class Case:
         return [self._states(own) for own in self.codecs]
 
     def expected(self):
-        """By threads, over a transport without tags: averages of each step, and the states."""
+        """Results by threads, over a transport without tags: averages of each step, and states."""
         states, ends, found = self.states(), Meeting(self.size, HANG).endpoints(), []
         with ThreadPoolExecutor(self.size) as pool:
             for number in range(STEPS):
@@ -66,13 +66,13 @@ class Case:
 
 
 def flat(states):
-    """As tensors."""
+    """Arrays of all states as tensors."""
     arrays = (each[name] for state in states for each in state.values() for name in each)
     return [torch.from_numpy(array) for array in arrays]
 
 
 def payloads(task, program):
-    """What a task uses; the last one of a part's rounds uses all of them."""
+    """Payloads of a task; the last task of a part's rounds uses all of them."""
     if not isinstance(task, DecodeRounds):
         return [task.payload]
     return [t.payload for t in program.tasks if isinstance(t, EncodeRound) and t.part == task.part]
@@ -204,7 +204,7 @@ def test_every_codec_does_in_some_orders(strategy, codec):
 
 
 def caught(case, wanted, wait):
-    """Whether some order shows that a wait was left out."""
+    """True if some order shows that a wait was left out."""
     for seed in range(8):
         world = World(case, Schedule(seed, dropped=wait))
         try:
@@ -231,7 +231,7 @@ def test_no_event_can_be_left_out(strategy, codec):
 
 
 def test_a_peer_that_does_not_come_is_told_at_the_time_out():
-    """By who waits for the device, and by every later submit."""
+    """Both a thread that waits for the device and every later submit raise PeerTimeout."""
     case, schedule = case_of("ps", "exact", 2), Schedule(0)
     memory, end = FakeMemory(schedule), FakeEnd(Meeting(2), 0, lambda *_: None)
     told = r"rank 1 did not answer in step 0 \(rank 0, peer 1, task `\w+ rank=0 .*not done with it"
@@ -290,7 +290,7 @@ class Silent(HostMemory):
 
 
 def test_issuing_takes_the_host_at_most_30_microseconds_a_task():
-    """Of a core, without the codecs and the calls of CUDA: 8 on a quiet one."""
+    """Time of a core without codecs and CUDA calls: 8 microseconds on a quiet one."""
     program = graph_of([70000] * 8, "ring", "exact", 4).slice(0)
     end = FakeEnd(Meeting(4), 0, lambda *_: None)
     bucket, took = torch.zeros(8 * 70000), []

@@ -1,4 +1,4 @@
-"""One conformance test for all transports, in one process."""
+"""A conformance test for all transports, in one process."""
 
 import threading
 import time
@@ -140,7 +140,7 @@ def test_the_peer_that_closed_is_named_not_another_rank():
 
 
 def test_both_ends_may_ask_for_a_mailbox_at_once():
-    """While a dictionary makes what is missing, another thread may run: this one lets it."""
+    """A dictionary lets other threads run while it makes a missing value; this one does."""
     hub, both = Hub(2), threading.Barrier(2)
 
     def mailbox():

@@ -11,7 +11,7 @@ from tests.casync.fakes import CODECS, SIZES, Fake, gradients, planned, tensors_
 
 
 class Voter(Fake):
-    """One bit an element: is it negative?"""
+    """A codec of one bit per element: the sign."""
 
     name = "voter"
     align = 8

@@ -1,4 +1,4 @@
-"""What the ranks of test_changed.py do: models that change after hipress took them."""
+"""Ranks of test_changed.py: models that change after hipress took them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ HARMLESS |= {"gossip": HARMLESS["sync"], "unused": ()}
 
 
 def changed(rank, world_size, way, changes, only=None):
-    """What a step raises after rank `only`, or each, made a change: by its name."""
+    """Errors of a step after rank `only`, or each rank, made a change; by the change's name."""
     found = {}
     for change in changes:
         model = mlp()
@@ -122,7 +122,7 @@ def changed(rank, world_size, way, changes, only=None):
 
 
 def partly(rank, world_size):
-    """What DDP says, and with which note, after some parameters were converted and back."""
+    """Text and note of DDP's error after some parameters were converted and back."""
     model = mlp()
     ddp = hipress.wrap(model, "int8_group", min_size=0, timeout=60)
     for step in range(4):
@@ -157,8 +157,7 @@ def move(model: nn.Sequential) -> None:
 
 
 def taken(rank, world_size, way):
-    """Whether a model trains on after its parameters were renamed or moved within memory, and names
-    of its saved state."""
+    """A model trains on after its parameters were renamed or moved; names of its saved state."""
     names = []
     for change in (box, cut, move):
         model = mlp()

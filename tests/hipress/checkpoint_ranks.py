@@ -1,4 +1,4 @@
-"""What the ranks of test_checkpoint.py do."""
+"""Ranks of test_checkpoint.py."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
 
 
 def through_dcp(rank, world_size, path, cases):
-    """By case, sums of squares of a saved state, and of what torch.distributed.checkpoint loads of
-    it into what was made anew."""
+    """Sums of squares by case of a saved state, and of the values that
+    torch.distributed.checkpoint loads of it into new objects."""
     found = {}
     for title, (way, scope) in cases.items():
 
@@ -194,7 +194,7 @@ def torn(rank, world_size):
 
 
 def forgotten(rank, world_size, scope):
-    """How many values are left after a state of which nothing, or one parameter, fits is loaded."""
+    """Names of nonzero values after loading a state of which nothing, or one parameter, fits."""
     ddp = hipress.wrap(make(), codec("int8"), scope=scope, ddp_kwargs=UNREBUILT)
     train(ddp, rank, range(2))
     saved = hipress.state_dict(ddp)

@@ -1,4 +1,4 @@
-"""What the ranks of test_codecs.py do."""
+"""Ranks of test_codecs.py."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def reported(rank, world_size):
 
 
 def compiled(rank, world_size, path):
-    """What compll tells of kernels that are compiled for two ranks, with an empty cache; again."""
+    """Reports of compll on kernels compiled for two ranks, with an empty cache, and once more."""
     os.environ["COMPLL_CACHE"] = path
     cache.usual.cache_clear()
     cache.folder.cache_clear()
@@ -86,12 +86,12 @@ def logged(model, *args, logger="hipress", **options):
 
 
 def ineligible(rank, world_size):
-    """What is logged where a compressor that was asked for suits no parameter."""
+    """Log of a requested compressor that suits no parameter."""
     return logged(make().double(), "topk")
 
 
 def losing(rank, world_size):
-    """What is logged where a compressor is asked for that loses under an optimizer, or not."""
+    """Logs of compressors that lose under an optimizer, and of others."""
     model = make()
     return [
         logged(
@@ -104,7 +104,7 @@ def losing(rank, world_size):
 
 
 def told(rank, world_size):
-    """What is logged as models are wrapped: all compressed, nothing, some as asked, little, ..."""
+    """Logs of wrapped models: all compressed, nothing, some as asked, little, and sparse ones."""
     little = nn.Sequential(nn.Linear(2000, 1, bias=False), nn.Linear(1, 3000).double())
     sparse = nn.Sequential(nn.Embedding(1000, 50, sparse=True), nn.Linear(50, 50))
     hipress.plan.auto.MIN_GAIN_SECONDS = 10.0

@@ -64,7 +64,7 @@ def train(ddp, rank: int, steps: range, accumulate: int = 1, momentum: float = 0
 
 
 def digest(module: nn.Module) -> str:
-    """Of all parameters, bit by bit."""
+    """Hash of all parameters, bit by bit."""
     hashed = hashlib.sha256()
     for parameter in module.parameters():
         hashed.update(parameter.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -116,7 +116,7 @@ def infinity(rank, world_size, name):
 
 
 def scaled(ddp, rank):
-    """Whether GradScaler skips a step for which one rank's loss overflowed, and not the next."""
+    """Skipped steps with GradScaler: the first, as one rank's loss overflows, and not the next."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
     skipped = []
@@ -146,7 +146,7 @@ class Scaled(nn.Module):
 
 
 def left(ddp):
-    """By parameter: whether any of its saved values is not zero."""
+    """True, by parameter, if any of its saved values is not zero."""
     return {
         name: any(bool(value.any()) for values in sides.values() for value in values.values())
         for name, sides in hipress.state_dict(ddp)["state"].items()

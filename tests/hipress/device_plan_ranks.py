@@ -1,4 +1,4 @@
-"""What the ranks of test_device_plans.py run: plans that change on emulated devices, over gloo."""
+"""Ranks of test_device_plans.py: plans that change on emulated devices, over gloo."""
 
 from __future__ import annotations
 
@@ -125,8 +125,7 @@ def quick(stack):
 
 
 def by_trial(rank, size, gpu=False):
-    """What a trial on a device found; averages by step, and of it what is lost; when moments were
-    waited for."""
+    """Results of a trial on a device; averages by step, and their losses; steps with waits."""
     params, waits = params_of((64, 64), (100,)), []
     with device(rank, gpu) as memory, ExitStack() as stack:
         quick(stack)

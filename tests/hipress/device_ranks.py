@@ -1,4 +1,4 @@
-"""What the ranks of test_devices.py run: the engine on emulated devices, over gloo."""
+"""Ranks of test_devices.py: the engine on emulated devices, over gloo."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def trained(rank, way, given, unused):
 
 
 def lost(rank, size):
-    """What a rank is told whose peer fails in the step, and the next."""
+    """Errors of a rank whose peer fails in the step, and in the next."""
     params, schedule = describe(model()), Schedule(rank)
     memory = DeviceMemory(schedule)
     with schedule.driving():
@@ -274,7 +274,7 @@ def lost(rank, size):
 
 
 def same_states(device, host, rank, size):
-    """As checkpoints have them; and they can be loaded on either."""
+    """Saved states are equal, and can be loaded on either."""
     wanted = exported(host, rank, size)
     assert any(values.any() for values in wanted)
     assert all(map(torch.equal, exported(device, rank, size), wanted))
@@ -292,20 +292,19 @@ def exported(engine, rank, size):
 
 
 def tensors(state):
-    """Of a checkpoint's values, in order."""
+    """Values of a checkpoint, in order."""
     sides = (side for _, param in sorted(state.items()) for _, side in sorted(param.items()))
     return [values for side in sides for _, values in sorted(side.items())]
 
 
 class ForCuda(Int8):
-    """As compll.compile(..., "cuda") gives one."""
+    """A codec like those of compll.compile(..., "cuda")."""
 
     target = "cuda"
 
 
 def refused(rank, size, where, asked, alone):
-    """What a rank is told that asks for what cannot be where it is; the others do so, too, or ask
-    for what can."""
+    """Error for an impossible placement; the other ranks ask for the same, or a possible one."""
     if alone and rank > 0:
         asked, where = {}, None
     placed = mock.patch.object(session, "place", return_value=where and Placement(*where))
@@ -323,8 +322,8 @@ def refused(rank, size, where, asked, alone):
 
 
 def broken(rank, size, strategy):
-    """What a kernel finds wrong with the payload of the last rank ends the step of who finds it,
-    and the next one of all."""
+    """A kernel's error for the payload of the last rank ends the step of the rank that finds it,
+    and the next step of all."""
     params, schedule = describe(model()), Schedule(rank)
     memory = DeviceMemory(schedule)
     with schedule.driving():

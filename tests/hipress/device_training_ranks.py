@@ -1,5 +1,5 @@
-"""What the ranks of test_device_training.py run: DDP's own hooks, and an engine on a device that is
-emulated; buckets go there, and averages come back."""
+"""Ranks of test_device_training.py: DDP's own hooks, and an engine on an emulated device; buckets
+are copied there, and averages back."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def of(module, dtype):
 
 
 def train_scaled(ddp, rank):
-    """By GradScaler; a step in which the loss of a rank overflows is skipped by all."""
+    """Train with GradScaler: all ranks skip a step in which one rank's loss overflows."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""What the ranks of test_failures.py do."""
+"""Ranks of test_failures.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.patience import HANG, SILENCE
 
 
 def mismatches(rank, world_size):
-    """What each rank raises when one of them is configured differently."""
+    """Errors of each rank if one of them is configured differently."""
     found, kept = {}, []  # so that no rank closes connections that others are still making
     odd = rank == world_size - 1
 
@@ -160,14 +160,14 @@ def restore(rank, world_size):
 
 
 def diverging(rank, world_size):
-    """One rank decodes differently; verify=True tells."""
+    """A rank decodes differently; verify=True detects it."""
     ddp = hipress.wrap(make(), Int8(skew=1.0 * (rank == 1)), verify=True)
     logging.disable(logging.CRITICAL)
     return error_of(train, ddp, rank, range(2))[:2]
 
 
 def damaged(rank, world_size):
-    """One bit of a message from the last rank is turned over on its way, in the second step."""
+    """A bit of a message from the last rank is flipped on its way, in the second step."""
     ddp = hipress.wrap(make(), codec("int8"), checksum=True, timeout=HANG)
     train(ddp, rank, range(1))
     if rank == world_size - 1:

@@ -17,7 +17,7 @@ def kernel_input(x, row, scale, state):
 
 @dataclass(frozen=True)
 class Int8(CodecDefaults):
-    """One scale per piece of GROUP elements, 8 bits each, with error feedback."""
+    """A codec with a scale per piece of GROUP elements, 8 bits each, and error feedback."""
 
     name: str = "int8_fake"
     digest: str = "int8_fake/1"

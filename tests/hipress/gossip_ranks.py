@@ -1,4 +1,4 @@
-"""What the ranks of test_gossip.py run."""
+"""Ranks of test_gossip.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mean(model):
 
 
 def copies_fit(gossip, links):
-    """Whether this rank's copies have the bits of its neighbours' estimates."""
+    """True if this rank's copies have the bits of its neighbours' estimates."""
     state = hipress.state_dict(gossip)["state"]
     own = torch.cat([sides["worker"][OWN].reshape(-1) for sides in state.values()])
     every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
@@ -49,7 +49,7 @@ def copies_fit(gossip, links):
 
 
 def converging(rank, world_size, cases):
-    """By case: relative consensus distances, how far the average went, and whether copies fit."""
+    """Relative consensus distances by case, the way of the average, and whether copies fit."""
     order.LARGE_BYTES = 64  # some parameters in place, others gathered
     found = {}
     for title, (links, name, params, steps, every) in cases.items():
@@ -118,7 +118,7 @@ class gossip_of_none:
 
 
 def refusals(rank, world_size):
-    """By title: the error of a Gossip that cannot be, and how long it took."""
+    """Errors of impossible Gossips, by title, and their seconds."""
     asked = {
         "verify": ("topk", {"verify": True}),
         "strategy": ("topk", {"strategy": "ps"}),
@@ -212,7 +212,7 @@ def odd(rank, world_size):
 
 
 def alone(rank, world_size):
-    """One rank: gossip changes nothing."""
+    """Gossip of a single rank changes nothing."""
     model = make()
     gossip = hipress.Gossip(model, "topk", topology="torus")
     before = digest(model)

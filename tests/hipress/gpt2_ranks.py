@@ -1,5 +1,4 @@
-"""What the ranks of test_gpt2.py run: a GPT-2 that two ranks train, compressed on a GPU, by an
-emulated device or by the CPU."""
+"""Ranks of test_gpt2.py: two train a GPT-2, compressed on a GPU, an emulated device or the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def made(device, small):
 
 
 def steps(model, rank, vocabulary, count, length):
-    """Of AdamW; batches differ by rank. The digest of the parameters."""
+    """Digest of the parameters after steps of AdamW; batches differ by rank."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(count):
         generator = torch.Generator().manual_seed(100 * rank + step)
@@ -67,8 +66,7 @@ EXEMPT = {"*.wte.*": None, "*.wpe.*": None, "*.bias": None, "*.ln_*": None}
 
 
 def node(rank, size, name):
-    """By the rules of a node without NVLink, on emulated GPUs and on the CPU: digests, decisions,
-    and bytes a step."""
+    """Digests, decisions and bytes a step without NVLink, on emulated GPUs and on the CPU."""
     with on_device(rank) as codec:
         there = _trained(rank, codec(name))
     return there, _trained(rank, name)

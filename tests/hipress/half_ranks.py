@@ -1,4 +1,4 @@
-"""What the ranks of test_halves.py do."""
+"""Ranks of test_halves.py."""
 
 from __future__ import annotations
 

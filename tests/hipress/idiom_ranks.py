@@ -1,4 +1,4 @@
-"""What the ranks of test_idioms.py do: what plain DDP allows with gradients and models."""
+"""Ranks of test_idioms.py: uses of gradients and models that plain DDP allows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ IDIOMS = {"data": halve, "set_": set_half, "_apply": move, "detach_": detach_gra
 
 
 def far(rank, world_size, name, **options):
-    """By idiom, the largest difference of gradients from the mean of the ranks' in six steps."""
+    """Largest difference of gradients from the mean of the ranks' in six steps, by idiom."""
     return {title: _far(rank, world_size, name, use, options) for title, use in IDIOMS.items()}
 
 
@@ -119,8 +119,8 @@ GRADIENTS |= {"inference": in_inference}
 
 
 def given(rank, world_size, name):
-    """By kind of gradients that are there before a Synchronizer's backward pass, or all that it has
-    on this rank, how far averages are from the mean."""
+    """Distance of averages from the mean, by kind of gradient that exists before a Synchronizer's
+    backward pass, or is all that it has on this rank."""
     found = {}
     for title, give in GRADIENTS.items():
         model = mlp()
@@ -160,7 +160,7 @@ class Mirrored(nn.Module):
 
 
 def mirrored(rank, world_size, size):
-    """How far averages are from the mean of conjugates, and of negative views."""
+    """Distance of averages from the mean of conjugates, and of negative views."""
     model = Mirrored(size)
     alone = copy.deepcopy(model)
     sync = hipress.Synchronizer(model, "none")
@@ -180,7 +180,7 @@ def clamp(parameter: torch.Tensor) -> None:
 
 
 def clamped_late(rank, world_size, large):
-    """What a step says after a hook was registered, before the third, that changes gradients."""
+    """Error of a step after a hook that changes gradients was registered, before the third."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(20, 15000 if large else 33), nn.Linear(15000 if large else 33, 3)
@@ -197,7 +197,7 @@ def clamped_late(rank, world_size, large):
 
 
 def refused(rank, world_size):
-    """What a gradient that rank 1 puts elsewhere raises, where the user asked for views."""
+    """Error for a gradient that rank 1 moves to other memory, if the user asked for views."""
     model = mlp()
     ddp = hipress.wrap(model, "none", ddp_kwargs={"gradient_as_bucket_view": True}, timeout=60)
 
@@ -240,7 +240,7 @@ BUFFERS = {
 
 
 def buffers(rank, world_size):
-    """What wrap and Synchronizer say of a model with odd buffers; and those of the last."""
+    """Errors of wrap and Synchronizer for a model with odd buffers; and the last buffer."""
     found = {}
     for title, make in BUFFERS.items():
         for way in (hipress.wrap, hipress.Synchronizer):

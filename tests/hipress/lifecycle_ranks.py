@@ -1,4 +1,4 @@
-"""What the ranks of test_lifecycle.py do."""
+"""Ranks of test_lifecycle.py."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def frozen(rank, world_size):
 
 
 def freed(rank, world_size):
-    """What a step says when a parameter is freed that was frozen when the model was wrapped, and
-    whether one may be frozen and freed that was not."""
+    """Error of a step if a parameter is freed that was frozen when the model was wrapped; one that
+    was not may be frozen and freed."""
     layers = [nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)]
     layers[1].requires_grad_(False)
     options = {"find_unused_parameters": True}
@@ -54,7 +54,7 @@ def freed(rank, world_size):
 
 
 def copied(rank, world_size):
-    """Whether a copy, and what pickle makes of a module, train on, and may be attached to."""
+    """A copied and an unpickled module train on, and may be attached to."""
     ddp = hipress.wrap(make(), codec("int8"))
     train(ddp, rank, range(2))
     packed = io.BytesIO()
@@ -71,7 +71,7 @@ def copied(rank, world_size):
 
 
 def shut_down(rank, world_size):
-    """What can still be asked when torch.distributed is gone."""
+    """Functions that still work after torch.distributed was shut down."""
     ddp = hipress.wrap(make(), codec("int8"))
     train(ddp, rank, range(2))
     dist.barrier()
@@ -83,7 +83,7 @@ def shut_down(rank, world_size):
 
 
 def alone(rank, world_size):
-    """One rank: nothing is installed, everything can be called."""
+    """With a single rank nothing is installed, and everything can be called."""
     ddp = hipress.wrap(make(), codec("int8"))
     losses = train(ddp, rank, range(6))
     report = hipress.report(ddp)
@@ -126,7 +126,7 @@ def taken():
 
 
 def twice():
-    """What is said of what is wrapped already: all of it, again by attach, a part; DDP in DDP."""
+    """Errors for wrapped models: as a whole, again by attach, a part; and for DDP in DDP."""
     model = nn.Sequential(make(), nn.Linear(3, 3))
     ddp = hipress.wrap(model, codec("int8"))
     whole = error_of(hipress.wrap, ddp, codec("int8"))[:2]
@@ -139,7 +139,7 @@ def twice():
 
 
 def nested():
-    """What is said of a DDP module in a model: trained by both, by the inner one, by the outer."""
+    """Errors for a DDP module in a model: trained by both, by the inner one, by the outer one."""
     found = []
     for frozen, ignored in (False, False), (True, False), (False, True):
         inner = DistributedDataParallel(make())
@@ -173,7 +173,7 @@ def lifetime(rank, world_size):
 
 
 def forked(rank, world_size):
-    """What a forked child meets that collects what hipress synchronizes and uses another."""
+    """A forked child that collects its parent's synchronized objects and uses another one."""
     import gc
     import signal
 

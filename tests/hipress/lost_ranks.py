@@ -1,4 +1,4 @@
-"""What the ranks of test_lost.py do."""
+"""Ranks of test_lost.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_momentum do."""
+"""Ranks of test_momentum.py."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fit(ddp, optimizer, rank, steps):
 
 
 def ways(rank, world_size, name, codec):
-    """By wrap and by Synchronizer: losses, digests, and what of the plan there is at the end."""
+    """Losses, digests, and the plan at the end, by wrap and by Synchronizer."""
     found = []
     for way in ("wrap", "synchronizer"):
         model = make()

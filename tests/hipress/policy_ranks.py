@@ -1,4 +1,4 @@
-"""What the ranks of test_policies.py do."""
+"""Ranks of test_policies.py."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def chosen(rank, world_size, kind, steps, policy, way="wrap"):
 
 
 def still(rank, world_size, policy, slower):
-    """One parameter's gradients stay as they are, the other's fall by half in each window of five;
-    codecs of both by step. `slower`: at which step the learning rate falls."""
+    """Codecs of two parameters by step: the gradients of one stay constant, those of the other
+    halve in each window of five. slower: the step at which the learning rate falls."""
     model = Two()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     object.__setattr__(policy, "optimizer", optimizer)
@@ -138,7 +138,7 @@ def resumed(rank, world_size):
 
 
 def refused(rank, world_size, policy, options):
-    """What ranks are told, where only rank 1 makes a mistake, too."""
+    """Errors of ranks, also if only rank 1 makes a mistake."""
     first = error_of(hipress.wrap, Two(), policy=policy, **options)
     usual = hipress.Warmup("topk", ratios=(0.1, 0.01))
     both = error_of(hipress.wrap, Two(), policy=policy if rank == 1 else usual, timeout=30)

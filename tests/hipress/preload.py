@@ -1,6 +1,6 @@
-"""What the server that forks ranks imports: all that takes long and runs no thread.
+"""Imports of the server that forks ranks: all that take long and run no thread.
 
-The printer is for kernels that are not cached yet. LLVM readies itself when the first kernel is
+The printer is for kernels that are not cached yet. LLVM initializes when the first kernel is
 loaded, so one is; DDP's constructor imports dynamo.
 """
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_rounds.py and test_powersgd.py do."""
+"""Ranks of test_rounds.py and test_powersgd.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def in_rounds(rank, world_size, name, cases):
 
 
 def resumed(rank, world_size, name, folder):
-    """Whether a run that is saved, loaded and continued ends with the bits of one that is not."""
+    """True if a saved, loaded and continued run ends with the bits of an uninterrupted one."""
     whole = hipress.wrap(make(), name)
     train(whole, rank, range(6), momentum=0.0)
     first = hipress.wrap(make(), name)

@@ -1,4 +1,4 @@
-"""What the ranks of test_rules.py do."""
+"""Ranks of test_rules.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_shards.py do: two replicas of two shards each."""
+"""Ranks of test_shards.py: two replicas of two shards each."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def shards(model) -> list[list[float]]:
 
 
 def beside_hsdp(rank, world_size, large):
-    """By case: losses and shards of PyTorch's HSDP, and ours without compression."""
+    """Losses and shards, by case, of PyTorch's HSDP and of hipress without compression."""
     order.LARGE_BYTES = large
     mesh, found = grid(), {}
     cases = {
@@ -100,7 +100,7 @@ def beside_hsdp(rank, world_size, large):
 
 
 def averaged(rank, world_size):
-    """Of an optimizer whose momentum is averaged: losses, shards, and what is refused."""
+    """Losses, shards, and refusals of an optimizer whose momentum is averaged."""
     mesh, refused = grid(), []
     for options in ({"max_norm": 1.0}, {"freeze": "auto"}):
         model = sharded(mesh["shard"])
@@ -169,8 +169,8 @@ def gathered(rank, world_size):
 
 
 def unused(rank, world_size):
-    """Which values a gradient has, of weights and biases, where the first replica uses one layer
-    and nobody another one; in one backward pass, and in two of which the first is not averaged."""
+    """Values of a gradient, of weights and biases, if the first replica uses one layer and nobody
+    another one; in one backward pass, and in two of which the first is not averaged."""
     mesh = grid()
     model = nn.ModuleDict({name: nn.Linear(6, 6) for name in ("all", "first", "none")})
     for layer in model.values():
@@ -199,8 +199,9 @@ def unused(rank, world_size):
 
 
 def in_parts(rank, world_size):
-    """How gradients of tensor parallelism, averaged over replicas, differ from those of one process
-    with both batches, within no_sync and not. Each rank of a replica norms a part of its batch."""
+    """Difference of tensor-parallel gradients, averaged over replicas, from those of one process
+    with both batches, within no_sync and outside. Each rank of a replica norms a part of its batch.
+    """
     mesh = grid()
     torch.manual_seed(0)
     layers = nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)
@@ -237,7 +238,7 @@ def clipped(mesh):
 
 
 def told(mesh):
-    """What is logged where fully_shard leaves a parameter whole."""
+    """Log for a parameter that fully_shard leaves whole."""
     log, found = logging.getLogger("hipress"), []
     log.addFilter(lambda record: found.append(record.getMessage()) or True)
     model = make()
@@ -249,7 +250,7 @@ def told(mesh):
 
 
 def refused(rank, world_size):
-    """What is no replica, what takes no shards, and gradients that were changed."""
+    """Errors for groups that are no replicas, options without shards, and changed gradients."""
     mesh = grid()
     group = mesh["replicate"].get_group()
     crossed = dist.new_group([0, 3] if rank in (0, 3) else [1, 2], use_local_synchronization=True)

@@ -1,4 +1,4 @@
-"""What the ranks of test_steps do."""
+"""Ranks of test_steps.py."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def passes(rank, _, what, codec):
 
 
 def restore(rank, _):
-    """What is left of an engine right after detach, with Python's collector at rest."""
+    """True for each object of an engine that detach frees, with Python's collector disabled."""
     gc.disable()
     ddp = hipress.wrap(make(), Int8(), verify=True)
     ddp(torch.randn(4, 7)).sum().backward()
@@ -210,7 +210,7 @@ def of_a_group(rank, _):
 
 
 def unused(rank, world_size):
-    """What a model with an unused parameter says, by wrap with a compressor, without, by attach."""
+    """Errors of a model with an unused parameter: by wrap with a compressor, without, by attach."""
     found = []
     for options in {"compressor": Int8()}, {"compressor": "auto"}, None:
         if options is None:

@@ -1,4 +1,4 @@
-"""What the ranks of test_strategies.py do."""
+"""Ranks of test_strategies.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def given(options):
 
 
 def real(rank, world_size, cases):
-    """By case: difference from plain DDP, losses, digest, and the codec in each direction."""
+    """Difference from plain DDP by case, losses, digest, and the codec in each direction."""
     plain = DistributedDataParallel(make())
     train(plain, rank, range(10))
     found = []
@@ -55,7 +55,7 @@ def resume(rank, world_size, name, options, path):
 
 
 def refused(rank, world_size):
-    """What each rank raises for options that cannot be, or that ranks give differently."""
+    """Errors of each rank for impossible options, or options that differ between ranks."""
     different = [2, 1] if rank else [1, 2]
     cases = {
         "size": {"strategy": "hierarchical", "topology": 3},

@@ -1,4 +1,4 @@
-"""What the ranks of test_synchronizer.py do."""
+"""Ranks of test_synchronizer.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sgd(model, momentum=0.9):
 
 
 def beside_wrap(rank, world_size, name, cases):
-    """By case: hashes after ten steps with a Synchronizer and with wrap, and both losses."""
+    """Hashes after ten steps with a Synchronizer and with wrap, and both losses; by case."""
     found = {}
     for title, (options, large, training) in cases.items():
         order.LARGE_BYTES = large
@@ -63,7 +63,7 @@ def beside_wrap(rank, world_size, name, cases):
 
 
 def beside_plain(rank, world_size, scope):
-    """How far from plain DDP ten uncompressed steps are."""
+    """Difference of ten uncompressed steps from plain DDP."""
     model = make()
     sync = hipress.Synchronizer(model, "none", scope=scope, verify=True)
     fit(sync, sgd(model), rank, range(10))
@@ -73,7 +73,7 @@ def beside_plain(rank, world_size, scope):
 
 
 def scopes(rank, world_size, name):
-    """By scope: hash, losses, and how many messages a step has."""
+    """Hash, losses, and messages of a step, by scope."""
     found = {}
     for scope in ("tensor", "bucket", "model"):
         model = make()
@@ -86,8 +86,8 @@ def scopes(rank, world_size, name):
 
 
 def now_and_then(rank, world_size, name, options):
-    """How far from the sum of a layer's mean gradients is what was averaged and what residuals
-    hold, of a layer that all ranks use, none, and one; whether it had a gradient in each case."""
+    """Distance of averages plus residuals from the sum of a layer's mean gradients, for a layer
+    that all ranks use, none, and one; and whether it had a gradient in each case."""
     torch.manual_seed(0)
     model = Skipping(0)
     weight = model.layers[1].weight
@@ -237,7 +237,7 @@ def gradients(model):
 
 
 def second_gradient(rank, world_size):
-    """What two backward passes outside no_sync raise, and sync.step() after them."""
+    """Errors of two backward passes outside no_sync, and of sync.step() after them."""
     sync = hipress.Synchronizer(make(), Int8())
     x, y = data(rank, 0)
     nn.functional.mse_loss(sync.module(x), y).backward()
@@ -246,7 +246,7 @@ def second_gradient(rank, world_size):
 
 
 def changed(rank, world_size):
-    """By what was done to gradients before sync.step(): what that raises."""
+    """Errors of sync.step() by change to gradients before it."""
 
     def clip(model):
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
@@ -321,14 +321,14 @@ def refusals(rank, world_size):
 
 
 def mixed_ways(rank, world_size):
-    """One rank wraps and the other makes a Synchronizer."""
+    """A rank wraps while the other makes a Synchronizer."""
     way = hipress.wrap if rank else hipress.Synchronizer
     return error_of(way, make(), "none")[:2]
 
 
 def strangers(rank, world_size):
-    """What a parameter says that is freed after the Synchronizer was made; and training by another,
-    in which one is frozen."""
+    """Error for a parameter that is freed after the Synchronizer was made; and training by another
+    one, in which a parameter is frozen."""
     model = make()
     model.first.requires_grad_(False)
     sync = hipress.Synchronizer(model, "none")
@@ -343,7 +343,7 @@ def strangers(rank, world_size):
 
 
 def states(rank, world_size, name):
-    """Whether states of wrap and Synchronizer are the same and go on in either."""
+    """True if states of wrap and Synchronizer are the same and go on in either."""
     ddp, model = hipress.wrap(make(), codec(name)), make()
     sync = hipress.Synchronizer(model, codec(name))
     train(ddp, rank, range(3), momentum=0)
@@ -373,8 +373,8 @@ OPTIMIZERS = {
 
 
 def stepped(rank, world_size, name):
-    """By optimizer: hashes of what the Synchronizer stepped and of what was stepped at the end,
-    with two groups and a schedule, and what optimizer.step() raises."""
+    """Hashes by optimizer, stepped by the Synchronizer and at the end, with two groups and a
+    schedule; and the error of optimizer.step()."""
     order.LARGE_BYTES = 64
     found = {}
     for title, make_optimizer in OPTIMIZERS.items():
@@ -510,7 +510,7 @@ def wrapped_as_one(rank, world_size, name):
 
 
 def all_reduced(rank, world_size, names):
-    """By codec: what ranks have after two calls, and how far it is from the mean; errors."""
+    """Results of two calls by codec, their distance from the mean, and errors."""
     found = {}
     torch.manual_seed(rank)
     given = torch.randn(40, 50)
@@ -535,8 +535,8 @@ def all_reduced(rank, world_size, names):
 
 
 def refused_alone(rank, world_size):
-    """What an all_reduce tells where only rank 1 has refused its tensor, what the next gives, and
-    whether the frame that caught the error lives on."""
+    """Error of an all_reduce whose tensor only rank 1 has refused, the result of the next, and
+    whether the frame that caught the error was freed."""
 
     class Local:
         pass
@@ -554,8 +554,8 @@ def refused_alone(rank, world_size):
 
 
 def both_ways(rank, world_size):
-    """How far the average of four ranks is off: by 4 bits, back uncompressed, and by nodes of two.
-    Averages, and what this rank sent in either."""
+    """Error of the average of four ranks: by 4 bits, back uncompressed, and by nodes of two; with
+    averages, and the payloads that this rank sent."""
     found = []
     for options in ({}, {"down": None}, {"strategy": "hierarchical", "topology": [[0, 2], [1, 3]]}):
         generator = torch.Generator().manual_seed(rank)
@@ -601,7 +601,7 @@ class Gathered(torch.autograd.Function):
 
 
 def unforeseen(rank, world_size):
-    """What a sparse gradient of a dense parameter raises."""
+    """Error for a sparse gradient of a dense parameter."""
     model = nn.Linear(4, 4, bias=False)
     sync = hipress.Synchronizer(model, "none")
     Gathered.apply(model.weight).sum().backward()

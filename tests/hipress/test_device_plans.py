@@ -32,7 +32,7 @@ class Alike:
 
 
 def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
-    """As over NCCL: groups of messages and reduces, that move what they should."""
+    """Groups of messages and reduces, as over NCCL, move the right bytes."""
     for name, value in (("QUICK", -1.0), ("SLOW", 1e9), ("LARGE", 1 << 12), ("REPEATS", 2)):
         monkeypatch.setattr(probe, name, value)
     for module in (probe, timing):

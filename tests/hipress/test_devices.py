@@ -1,4 +1,4 @@
-"""Which transport carries a model's gradients, and what is refused, without any device."""
+"""Transports of models' gradients, and refusals, without any device."""
 
 import re
 import sys
@@ -127,7 +127,7 @@ def test_a_bucket_is_used_before_later_ones_are_there():
 
 @pytest.mark.parametrize("dtype", first_fast([torch.float32, torch.bfloat16]))
 def test_uncompressed_buckets_of_a_device_go_through_pinned_memory(dtype):
-    """Those between compressed ones, over gloo."""
+    """Uncompressed buckets between compressed ones, over gloo."""
     launch(device_ranks.uncompressed, 2, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Which codecs are trusted, by what was measured."""
+"""Codecs that are trusted, by measurements."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_what_is_shipped_is_read():
 
 
 class Own(torch.optim.Optimizer):
-    """Of nothing known."""
+    """An optimizer of unknown kind."""
 
 
 class OwnAdam(torch.optim.AdamW):

@@ -136,7 +136,7 @@ def test_ranks_that_diverge():
 
 
 def test_a_message_that_is_damaged_on_its_way():
-    """Where it arrives; its sender learns that the connection was closed."""
+    """The receiving rank reports it; the sender learns that the connection was closed."""
     (kind, message, _), (other, _, _) = launch(failure_ranks.damaged, 2)
     assert kind == "PayloadError"
     assert message.startswith("step 1 failed: rank 0, peer 1, task `recv rank=0 part=")

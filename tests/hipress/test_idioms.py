@@ -1,4 +1,4 @@
-"""What scripts do to gradients and models around a step works as with plain DDP."""
+"""Common changes to gradients and models around a step work as with plain DDP."""
 
 from __future__ import annotations
 

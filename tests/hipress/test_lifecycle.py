@@ -1,4 +1,4 @@
-"""One rank, import, interpreter exit, threads."""
+"""Lifecycle: a single rank, import, interpreter exit, threads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_import_is_light():
 
 
 def trained(*arguments):
-    """What two ranks said that ran EXIT."""
+    """Outputs of two ranks that ran EXIT."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", EXIT, str(rank), *arguments],

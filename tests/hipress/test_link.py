@@ -43,7 +43,7 @@ def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
     ("127.0.1.1", None, True), ("127.0.1.1", "eth0", False), ("10.1.2.3", None, False),
 ])  # fmt: skip
 def test_gloo_on_an_address_of_this_machine_alone_is_told(address, interface, hint, monkeypatch):
-    """As where Debian's installer has written the machine's name to /etc/hosts."""
+    """Debian's installer, for example, writes the machine's name to /etc/hosts."""
 
     def fail(*_):
         raise RuntimeError("Connection refused")
@@ -112,7 +112,7 @@ def test_no_rank_is_connected_before_all_are():
 
 
 def connected_last(rank, world_size):
-    """Whether rank 1, which takes its time, is connected when this rank goes on."""
+    """True if rank 1, which is slow, is connected when this rank goes on."""
     store, make = compat.another_client(compat.job_store()), compat.gloo_group
 
     def made(*args):

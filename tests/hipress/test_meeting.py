@@ -155,7 +155,7 @@ def test_errors_of_the_store(monkeypatch):
 
 
 def test_the_last_look_may_take_a_moment():
-    """Who is missing is told, though no time is left for the call that finds it out."""
+    """The error names missing ranks, though no time is left for the call that finds them."""
     with pytest.raises(AgreementTimeout, match=r"for rank 0, 2 of 3\. Every rank must call"):
         Meeting(Board(dist.HashStore(), 1, (0, 1, 2), "late"), 1e-9).settle({})
 

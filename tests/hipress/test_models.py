@@ -100,7 +100,7 @@ def test_products_are_counted():
 
 
 def test_several_backward_passes():
-    """What the first pass makes is there before the second one's forward pass."""
+    """Gradients of the first pass come before the second pass's forward pass."""
 
     def loss(model, inputs):
         yield model[0](*inputs).mean()

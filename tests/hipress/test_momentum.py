@@ -31,7 +31,7 @@ def test_both_ways_in_train_alike_and_ranks_stay_equal(name):
 
 @pytest.mark.parametrize("name", ["adam", *slowly("sgd", "lion")])
 def test_uncompressed_they_train_as_one_process_does(name):
-    """Which has both ranks' data, and averages nothing."""
+    """A process with both ranks' data, which averages nothing, gets the same losses."""
     both = [each[0][0] for each in launch(momentum_ranks.ways, 2, name, "none")]
     model = make()
     optimizer = momentum_ranks.make_optimizer(name, model)

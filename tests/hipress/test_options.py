@@ -27,7 +27,7 @@ class BytesPath:
 
 
 class Unfinished:
-    """Of a codec's members it has one."""
+    """An object with only one member of a codec."""
 
     def encode_batch(self):
         raise AssertionError
@@ -168,7 +168,7 @@ def test_strategy_that_cannot_work(codec, asked, message):
 
 
 def test_all_mistakes_of_a_spec_are_told_at_once(tmp_path):
-    """Those of form were told alone, before the others."""
+    """Mistakes of form used to be reported alone, before the others."""
     path = tmp_path / "own.yaml"
     path.write_text(
         "name: own\nencode: {q: meen(g)}\npayload: {q: float32}\ndecode: q\nfeedback: true\n"

@@ -63,12 +63,12 @@ def search(params, codecs=CODECS, topology=FOUR, **wanted):
 
 
 def plans(params, costs, codecs=CODECS, topology=FOUR, workload=None, **wanted):
-    """What is tried, by prediction."""
+    """Tried plans, by prediction."""
     return search(params, codecs, topology, **wanted).plans(costs, workload)
 
 
 def plan(*args, **wanted):
-    """What is tried first."""
+    """The plan that is tried first."""
     return plans(*args, **wanted)[0]
 
 
@@ -163,7 +163,7 @@ def test_payloads_are_as_long_as_they_were_measured(params):
 
 
 def test_the_watched_step_is_what_a_native_step_is_predicted_to_be(params):
-    """What the all-reduce's threads took from the backward pass is not counted twice."""
+    """Time that the all-reduce's threads took from the backward pass is not counted twice."""
     rates = costs(link=1e7, codec=1e10)
     busy = {name: dataclasses.replace(each, cores=0.5) for name, each in rates.reduce.items()}
     rates = dataclasses.replace(rates, reduce=busy)
@@ -194,7 +194,7 @@ def random_costs(rng):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_prediction_is_below_a_step_without_communication(seed):
-    """Of random profiles, models and steps; the native step is not below its time on the link."""
+    """Random profiles, models and steps; the native step is not below its time on the link."""
     rng = np.random.default_rng(seed)
     rates, step = random_costs(rng), 10.0 ** rng.uniform(-2, 1)
     sizes = 10 ** rng.uniform(2, 6.5, rng.integers(1, 30))

@@ -1,4 +1,4 @@
-"""How much to compress as training goes on, on gradients of which the structure is known."""
+"""Policies on gradients of known structure."""
 
 from __future__ import annotations
 
@@ -178,8 +178,7 @@ def test_where_even_the_first_level_keeps_too_little_nothing_is_compressed():
 
 
 def test_gains_are_energies():
-    """Of 3, 4 and many small ones: of the first level 25 of 26, of the candidate what it keeps of
-    that."""
+    """The first level keeps 25 of 26 of 3, 4 and many small values; the candidate gets that."""
     codec = Sparse()
     judge = Gains([codec, codec], window=5, every=2, least=0.5, flat=0.1)
     values = torch.full((100,), 0.1)
@@ -197,7 +196,7 @@ def test_gains_are_energies():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_counts_for_nothing(bad):
-    """Such as a GradScaler's first: GraVAC never compressed again, and Accordion saw no change."""
+    """A GradScaler's first, for example, kept GraVAC and Accordion from compressing for good."""
     judges = [Gains([Sparse()] * 2, 5, 1, 0.5, 0.1), Norms(1, 5, 0.5, lambda: 0.1)]
     values = torch.full((100,), 2.0)
     taken = []

@@ -15,7 +15,7 @@ from tests.tiers import first_fast
 
 
 def together(results):
-    """What all ranks hold, which must be the same."""
+    """The common result of all ranks, which must be the same."""
     assert all(result == results[0] for result in results[1:]), results
     return results[0]
 
@@ -56,7 +56,7 @@ def test_infinity_reaches_all_ranks():
 
 
 class Hook:
-    """What powerSGD_hook does with one matrix: warm start, error feedback, its Gram-Schmidt."""
+    """The algorithm of powerSGD_hook for a matrix: warm start, error feedback, Gram-Schmidt."""
 
     def __init__(self, workers, shape, rank):
         self.errors = [torch.zeros(shape, dtype=torch.float64) for _ in range(workers)]

@@ -104,7 +104,7 @@ def test_a_port_that_another_process_has_now(visited, watcher):
     [("127.0.0.1", "4", "127.0.0.1"), ("127.0.0.1", "2", ""), ("10.1.2.3", "2", "10.1.2.3")],
 )
 def test_where_a_door_is_open(monkeypatch, own, local, address):
-    """Where rank 0 meets its store by the loopback, other machines come from elsewhere."""
+    """Other machines come from elsewhere, even if rank 0 reaches its store by the loopback."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     assert presences._open_to(own) == address

@@ -43,7 +43,7 @@ def test_options_and_strategies_are_those_described():
 
 
 def first_cells(heading):
-    """What stands between backquotes in the first column of a section's tables."""
+    """Texts between backquotes in the first column of a section's tables."""
     told = (ROOT / "docs" / "use.md").read_text("utf-8")
     section = told.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| ([^|]*) \|", section, re.MULTILINE)
@@ -61,7 +61,7 @@ def test_links_lead_somewhere(page):
 
 
 def anchors(text):
-    """Of headings, as GitHub names them."""
+    """Anchors of headings, as GitHub names them."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)

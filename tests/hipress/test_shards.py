@@ -13,7 +13,7 @@ REPLICAS = ((0, 2), (1, 3))  # which ranks hold the same shards
 
 
 def alike(results):
-    """What each pair of replicas holds, which must be the same."""
+    """The common result of each pair of replicas, which must be the same."""
     for one, other in REPLICAS:
         assert results[one] == results[other]
     return [results[one] for one, _ in REPLICAS]

@@ -1,4 +1,4 @@
-"""Where steps begin and end, and what is left of those that fail."""
+"""Beginning and end of steps, and traces of those that fail."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_wrap_adds_to_a_forward_pass_is_not_compiled():
 
 
 def test_a_profile_shows_buckets():
-    """As it shows DDP's all-reduces: from the thread of the backward pass until all is there."""
+    """Events last from the backward pass's thread until all averages are complete, as for DDP."""
     for counts, last, over in launch(step_ranks.profiled, 2, {}):
         assert set(counts) >= {"hipress:bucket 0", "hipress:bucket 1"}
         assert set(counts.values()) == {2}

@@ -96,7 +96,7 @@ def places(*pairs):
     ],
 )
 def test_nodes_are_found(found, nodes):
-    """By what torchrun says where all ranks say the same, else by the hosts' names."""
+    """Nodes by torchrun's variables if all ranks have the same, otherwise by host names."""
     assert topology_of(None, found, range(4)) == Topology.of(nodes)
 
 

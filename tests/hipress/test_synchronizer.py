@@ -39,7 +39,7 @@ def test_uncompressed_steps_are_those_of_plain_ddp(scope):
 
 
 def test_scopes():
-    """Where all gradients are compressed as one, others are selected than tensor by tensor."""
+    """Compressing all gradients as one selects other values than compressing tensor by tensor."""
     results = launch(ranks.scopes, 2, "sparse")
     digests = {
         scope: together([result[scope][0] for result in results])

@@ -22,7 +22,7 @@ FAR = {"half": 1e-3, "int8": 0.1, "sparse": 0.6}  # from plain DDP after ten ste
 
 
 def together(results):
-    """What all ranks hold, which must be the same."""
+    """The common result of all ranks, which must be the same."""
     assert all(result == results[0] for result in results[1:]), results
     return results[0]
 

@@ -1,4 +1,4 @@
-"""Which plan is kept, and when that is looked at again: from recorded times, without a clock."""
+"""The choice of a plan, and later trials: from recorded times, without a clock."""
 
 from __future__ import annotations
 

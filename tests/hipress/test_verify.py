@@ -13,7 +13,7 @@ from hipress.sync import verify
 
 
 class Group:
-    """Of two ranks, of which this is the second."""
+    """The second rank's view of a group of two."""
 
     def rank(self):
         return 1

@@ -1,4 +1,4 @@
-"""What the ranks of test_training.py do."""
+"""Ranks of test_training.py."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Skipping(nn.Module):
 
 
 def now_and_then(rank, world_size, name, options):
-    """How far from the sum of a layer's mean gradients is what DDP gave and what residuals hold.
+    """Distance of DDP's gradients plus residuals from the sum of a layer's mean gradients.
 
     The layer is used by all ranks, by none, and by one.
     """

@@ -1,4 +1,4 @@
-"""What the ranks of test_tuner.py do."""
+"""Ranks of test_tuner.py."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def gradients(params, rank, step):
 
 
 def handed_on(rank, world_size, names, scope):
-    """How far sums of averages are from those of what was computed, by step; and their digests."""
+    """Distance of sums of averages from sums of computed gradients, by step; and their digests."""
     params = describe(make())
     topology = Topology.of([range(2), range(2, 4)]) if world_size == 4 else Topology.flat(2)
     plans = {name: made(params, name, topology) for name in names}
@@ -95,13 +95,13 @@ def handed_on(rank, world_size, names, scope):
 
 
 def slow_link(*_):
-    """What a probe of a link finds that every codec is worth a try on."""
+    """A link probe's result with which every codec is worth a try."""
     slow = dict.fromkeys(probe.DTYPES, Transfer(Line(1e-3, 1e-6)))
     return Costs({1: Transfer(Line(1e-5, 1e-9))}, slow)
 
 
 def fast_codecs(group, codecs, link, *_):
-    """What a probe of codecs finds that take next to no time."""
+    """A codec probe's result with nearly free codecs."""
     work = CodecCost(*[Line(1e-6, 1e-10)] * 3)
     return dataclasses.replace(link, codecs=dict.fromkeys(codecs, work))
 
@@ -154,7 +154,7 @@ def agreed(rank, world_size, way):
 
 
 def left_alone(rank, world_size):
-    """Why parameters are not compressed where no compressor is worth a try."""
+    """Reasons for uncompressed parameters if no compressor is worth a try."""
     quick(plans=[])
     report = hipress.report(hipress.wrap(make()))
     return report.why, {decision.why for decision in report.decisions}
