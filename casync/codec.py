@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ __all__ = [
     "Codec",
     "CodecDefaults",
     "DeviceCodec",
+    "EncodeOptions",
     "Floats",
     "Ints",
     "Operation",
@@ -53,6 +54,19 @@ class Round(Protocol):
     def payload_bytes(self, n: int) -> int:
         """Exact bytes of the round's payload of n elements."""
         ...
+
+
+class EncodeOptions(TypedDict, total=False):
+    """Options of `Codec.encode_batch`."""
+
+    seed: int  # of random draws, with `step`; both are 0 by default
+    step: int
+    scale: float  # factor of x; 1 by default
+    writeback: bool  # overwrite each piece of x by decode(encode(x)) in the same pass
+    #: (payload, at, used) of a batch that is decoded and added to x first, if the codec `fuses`;
+    #: without `writeback` the contents of x are undefined afterwards
+    incoming: Any
+    capacity: Ints | None  # int64 [m], payloads' largest bytes, if the codec `cuts`
 
 
 class Codec(Protocol):
@@ -151,19 +165,11 @@ class Codec(Protocol):
         at: Ints,
         *,
         state: State | None = None,
-        seed: int = 0,
-        step: int = 0,
-        scale: float = 1.0,
-        writeback: bool = False,
-        incoming: Any = None,
-        capacity: Ints | None = None,
+        **options: Unpack[EncodeOptions],
     ) -> Ints:
         """Encode x * scale piece by piece into `out` at bytes `at`; return int64 [m] used bytes.
 
-        `writeback` overwrites each piece of x by decode(encode(x)) in the same pass. A given
-        `state` is applied (error feedback) and updated. `incoming`: (payload, at, used) of a batch
-        that is decoded and added to x first; without `writeback` the contents of x are undefined
-        afterwards. `capacity`: int64 [m], payloads' largest bytes if the codec `cuts`; else None.
+        A given `state` is applied (error feedback) and updated.
         """
         ...
 

@@ -13,11 +13,11 @@ parameters would drift by the difference.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from casync.codec import Bytes, Codec, CodecDefaults, Floats, Ints, State
+from casync.codec import Bytes, Codec, CodecDefaults, EncodeOptions, Floats, Ints, State
 
 __all__ = ["OWN", "Estimate", "copy_of"]
 
@@ -59,27 +59,23 @@ class Estimate(CodecDefaults):
         at: Ints,
         *,
         state: State | None = None,
-        seed: int = 0,
-        step: int = 0,
-        scale: float = 1.0,
-        writeback: bool = False,
-        incoming: Any = None,
-        capacity: Ints | None = None,
+        **options: Unpack[EncodeOptions],
     ) -> Ints:
         """Implements Codec.encode_batch, for unscaled parameters."""
         assert state is not None
-        assert scale == 1.0
-        assert not writeback
-        assert incoming is None
-        assert capacity is None
+        assert options.pop("scale", 1.0) == 1.0
+        assert not options.pop("writeback", False)
+        assert "incoming" not in options  # it does not fuse
         inside, change = table.copy(), np.empty(int(table[:, 1].sum()), np.float32)
         inside[:, 0] = np.cumsum(table[:, 1]) - table[:, 1]
         for (start, n, *_, place), (first, *_) in zip(table.tolist(), inside.tolist(), strict=True):
             known = state[OWN][place : place + n]
             np.subtract(x[start : start + n], known, out=change[first : first + n])
-        used = self._inner.encode_batch(change, inside, out, at, seed=seed, step=step)
+        used = self._inner.encode_batch(change, inside, out, at, **options)
         inside[:, 0] = table[:, 4]
-        self._inner.decode_batch(out, inside, at, used, state[OWN], add=True, step=step)
+        self._inner.decode_batch(
+            out, inside, at, used, state[OWN], add=True, step=options.get("step", 0)
+        )
         return used
 
     def decode_batch(

@@ -6,12 +6,21 @@ Accepts NumPy arrays, and tensors of any device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
-from casync.codec import FLOAT_BYTES, Bytes, Codec, CodecDefaults, Floats, Ints, State
+from casync.codec import (
+    FLOAT_BYTES,
+    Bytes,
+    Codec,
+    CodecDefaults,
+    EncodeOptions,
+    Floats,
+    Ints,
+    State,
+)
 from casync.regions import Codecs
 
 __all__ = ["RAW", "Raw", "with_raw"]
@@ -38,20 +47,15 @@ class Raw(CodecDefaults):
         at: Ints,
         *,
         state: State | None = None,
-        seed: int = 0,
-        step: int = 0,
-        scale: float = 1.0,
-        writeback: bool = False,
-        incoming: Any = None,
-        capacity: Ints | None = None,
+        **options: Unpack[EncodeOptions],
     ) -> Ints:
-        assert incoming is None  # it does not fuse
-        factor = float(np.float32(scale))
+        assert "incoming" not in options  # it does not fuse
+        factor = float(np.float32(options.get("scale", 1.0)))
         for piece, payload in _pairs(x, table, out, at):
             payload[:] = piece
             if factor != 1.0:
                 payload *= factor
-            if writeback:
+            if options.get("writeback"):
                 piece[:] = payload
         return table[:, 1] * FLOAT_BYTES
 

@@ -11,12 +11,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from casync.codec import FLOAT_BYTES, Bytes, Codec, CodecDefaults, Floats, Ints, State
+from casync.codec import (
+    FLOAT_BYTES,
+    Bytes,
+    Codec,
+    CodecDefaults,
+    EncodeOptions,
+    Floats,
+    Ints,
+    State,
+)
 
 __all__ = ["NONZERO", "Codecs", "region_key", "whole_key"]
 
@@ -108,11 +117,9 @@ class Region(CodecDefaults):
         at: Ints,
         *,
         state: State | None = None,
-        writeback: bool = False,
-        incoming: Any = None,
-        **options: Any,
+        **options: Unpack[EncodeOptions],
     ) -> Ints:
-        assert incoming is None  # it does not fuse
+        assert "incoming" not in options  # it does not fuse
         cut, used = _Cut(self._blocks, table), np.zeros(len(table), np.int64)
         if not len(cut.rows):
             return used
@@ -122,12 +129,11 @@ class Region(CodecDefaults):
             for name, array in (state or {}).items()
         }
         used[cut.rows] = self._inner.encode_batch(
-            values, cut.inside, out, at[cut.rows], state=states or None, writeback=writeback,
-            **options,
-        )  # fmt: skip
+            values, cut.inside, out, at[cut.rows], state=states or None, **options
+        )
         for name in self._flat & states.keys():
             cut.put(states[name], (state or {})[name], STATE)
-        if writeback:
+        if options.get("writeback"):
             cut.put(values, x, START)
         return used
 
@@ -215,17 +221,11 @@ class Nonzero(CodecDefaults):
         at: Ints,
         *,
         state: State | None = None,
-        seed: int = 0,
-        step: int = 0,
-        scale: float = 1.0,
-        writeback: bool = False,
-        incoming: Any = None,
-        capacity: Ints | None = None,
+        **options: Unpack[EncodeOptions],
     ) -> Ints:
         """Implements Codec.encode_batch, for unscaled values without state."""
-        assert incoming is None
-        assert capacity is None
-        assert scale == 1.0
+        assert options.get("scale", 1.0) == 1.0
+        assert "incoming" not in options
         used = np.zeros(len(table), np.int64)
         for i, ((start, n, *_), first) in enumerate(zip(table.tolist(), at.tolist(), strict=True)):
             room = out[first : first + self.payload_bytes(n)]

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 import torch.distributed as dist
 
-from casync.graph.graph import Program, build_program
-from casync.graph.parts import Choice, Tensor
-from casync.graph.plan import partition
+from casync.graph.graph import Program
+from casync.graph.parts import Choice
 from casync.rounds import refuse_workers
 from hipress import options as options_
 from hipress.arguments import group_of
@@ -29,6 +28,7 @@ from hipress.ranks import nodes
 from hipress.ranks.link import group_timeout
 from hipress.ranks.meeting import Meeting
 from hipress.shards import is_sharded
+from hipress.sync.buckets import program_of_one
 from hipress.sync.executors import start_executor
 from hipress.sync.futures import wait_within
 
@@ -167,11 +167,10 @@ class _Reducer:
             self._settle({"elements": numel, "type": str(dtype)})
             codecs, topology = self._codecs, self._topology
             cut = partitions(numel, codecs["codec"], self._strategy, topology.world_size)
-            down = "down" if "down" in codecs else None
-            choices = {"tensor": Choice("codec", self._strategy, cut, down)}
-            parts = partition([Tensor("tensor", 0, 0, numel, 0)], choices, topology, codecs)
-            self._programs[numel, dtype] = build_program(
-                parts, topology, codecs, self._meeting.rank, rotates=self._executor.rotates
+            choice = Choice("codec", self._strategy, cut, "down" if "down" in codecs else None)
+            rank, rotates = self._meeting.rank, self._executor.rotates
+            self._programs[numel, dtype] = program_of_one(
+                numel, choice, topology, codecs, rank, rotates=rotates
             )
         return self._programs[numel, dtype]
 

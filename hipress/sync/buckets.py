@@ -27,6 +27,7 @@ from hipress.sync.state import Arena, Place, Residuals, States
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from casync.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ class BucketPlans:
     def raw(self, elements: int) -> BucketPlan:
         """A native all-reduce of `elements` numbers by an executor's own transport."""
         if elements not in self._raw:
-            choice, one = Choice(RAW, NATIVE), Tensor("bucket", 0, 0, elements, 0)
-            parts = partition([one], {one.name: choice}, self._topology, {})
-            program = build_program(parts, self._topology, {}, self._rank, rotates=self._rotates)
+            program = program_of_one(
+                elements, Choice(RAW, NATIVE), self._topology, {}, self._rank, rotates=self._rotates
+            )
             self._raw[elements] = BucketPlan(program, {}, (), 0)
         return self._raw[elements]
 
@@ -256,3 +257,18 @@ class BucketPlans:
 def _types(codec: Codec) -> dict[str, Any]:
     """Types of a codec's states, by name."""
     return {name: array.dtype for name, array in codec.init_state(1).items()}
+
+
+def program_of_one(
+    elements: int,
+    choice: Choice,
+    topology: Topology,
+    codecs: Mapping[str, Codec],
+    rank: int,
+    *,
+    rotates: bool,
+) -> Program:
+    """A rank's tasks for a bucket that is one tensor. rotates: see casync.build."""
+    tensor = Tensor("tensor", 0, 0, elements, 0)
+    parts = partition([tensor], {tensor.name: choice}, topology, codecs)
+    return build_program(parts, topology, codecs, rank, rotates=rotates)
