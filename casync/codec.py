@@ -16,6 +16,7 @@ __all__ = [
     "Bytes",
     "Codec",
     "CodecDefaults",
+    "DecodeOptions",
     "DeviceCodec",
     "EncodeOptions",
     "Floats",
@@ -67,6 +68,13 @@ class EncodeOptions(TypedDict, total=False):
     #: without `writeback` the contents of x are undefined afterwards
     incoming: Any
     capacity: Ints | None  # int64 [m], payloads' largest bytes, if the codec `cuts`
+
+
+class DecodeOptions(TypedDict, total=False):
+    """Options of `Codec.decode_batch`."""
+
+    add: bool  # add to `out` rather than overwrite it
+    step: int  # the encode's, for codecs whose decode repeats its random draws; 0 by default
 
 
 class Codec(Protocol):
@@ -180,14 +188,9 @@ class Codec(Protocol):
         at: Ints,
         used: Ints,
         out: Floats,
-        *,
-        add: bool = False,
-        step: int = 0,
+        **options: Unpack[DecodeOptions],
     ) -> None:
-        """Decode each piece into `out` (adding if `add`); raises ValueError on a bad payload.
-
-        step: step of the encode, for codecs whose decode repeats the random draws of encode.
-        """
+        """Decode each piece into `out`; raises ValueError on a bad payload."""
         ...
 
 

@@ -17,7 +17,16 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from casync.codec import Bytes, Codec, CodecDefaults, EncodeOptions, Floats, Ints, State
+from casync.codec import (
+    Bytes,
+    Codec,
+    CodecDefaults,
+    DecodeOptions,
+    EncodeOptions,
+    Floats,
+    Ints,
+    State,
+)
 
 __all__ = ["OWN", "Estimate", "copy_of"]
 
@@ -79,6 +88,12 @@ class Estimate(CodecDefaults):
         return used
 
     def decode_batch(
-        self, payload: Bytes, table: Ints, at: Ints, used: Ints, out: Floats, **options: Any
+        self,
+        payload: Bytes,
+        table: Ints,
+        at: Ints,
+        used: Ints,
+        out: Floats,
+        **options: Unpack[DecodeOptions],
     ) -> None:
         self._inner.decode_batch(payload, table, at, used, out, **options)

@@ -16,6 +16,7 @@ from casync.codec import (
     Bytes,
     Codec,
     CodecDefaults,
+    DecodeOptions,
     EncodeOptions,
     Floats,
     Ints,
@@ -66,12 +67,10 @@ class Raw(CodecDefaults):
         at: Ints,
         used: Ints,
         out: Floats,
-        *,
-        add: bool = False,
-        step: int = 0,
+        **options: Unpack[DecodeOptions],
     ) -> None:
         for piece, values in _pairs(out, table, payload, at):
-            if add:
+            if options.get("add"):
                 piece += values
             else:
                 piece[:] = values

@@ -21,6 +21,7 @@ from casync.codec import (
     Bytes,
     Codec,
     CodecDefaults,
+    DecodeOptions,
     EncodeOptions,
     Floats,
     Ints,
@@ -144,15 +145,13 @@ class Region(CodecDefaults):
         at: Ints,
         used: Ints,
         out: Floats,
-        *,
-        add: bool = False,
-        step: int = 0,
+        **options: Unpack[DecodeOptions],
     ) -> None:
         cut = _Cut(self._blocks, table)
         if len(cut.rows):
-            values = cut.take(out, START) if add else cut.room(out)
+            values = cut.take(out, START) if options.get("add") else cut.room(out)
             where = at[cut.rows], used[cut.rows]
-            self._inner.decode_batch(payload, cut.inside, *where, values, add=add, step=step)
+            self._inner.decode_batch(payload, cut.inside, *where, values, **options)
             cut.put(values, out, START)
 
 
@@ -239,9 +238,7 @@ class Nonzero(CodecDefaults):
         at: Ints,
         used: Ints,
         out: Floats,
-        *,
-        add: bool = False,
-        step: int = 0,
+        **options: Unpack[DecodeOptions],
     ) -> None:
         """Implements Codec.decode_batch; raises ValueError on a bad payload."""
         for (start, n, *_), first, size in zip(
@@ -250,7 +247,7 @@ class Nonzero(CodecDefaults):
             piece = out[start : start + n]
             index, values = _get(payload[first : first + size], self._blocks.length(n))
             where = self._blocks.place(index)
-            if add:
+            if options.get("add"):
                 piece[where] += values  # indices are unique
             else:
                 for view in self._blocks.views(piece):
