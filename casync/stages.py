@@ -72,6 +72,7 @@ class Setting:
     costs: Costs
     codec: CodecCost
     batch: float  # gradient bytes of a call for several parts
+    turns: bool = False  # whether what goes to one peer is a group of its own, of what NCCL posts
 
     def spread(self, size: float) -> tuple[Stage, ...]:
         """Stages in which every rank sends `size` bytes, in equal shares, to all others."""
@@ -79,10 +80,15 @@ class Setting:
         if self.topology.nested:
             near = self.topology.largest - 1
         far, others = n - 1 - near, max(1, n - 1)
-        stage = transfer(self.costs.to(far), size * far / others)
+        stage = self.between(size * far / others, far)
         if not near:
             return (stage,)
         return (stage, transfer(self.costs.inside, size * near / others, near, INSIDE))
+
+    def between(self, size: float, peers: int) -> Stage:
+        """So many bytes to ranks of other nodes: to all at once, or to one after the other."""
+        kind, times = (self.costs.to(1), peers) if self.turns else (self.costs.to(peers), 1)
+        return transfer(kind, size, times)
 
     def reduce(self, size: float, calls: float, kind: str) -> Stage:
         """Stage of a native all-reduce of `size` bytes of the number type `kind`."""

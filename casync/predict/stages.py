@@ -21,14 +21,19 @@ def native(size: float, costs: Costs) -> tuple[Stage, ...]:
 
 
 def stages(
-    strategy: str, item: Item, codec: CodecCost, topology: Topology, costs: Costs
+    strategy: str,
+    item: Item,
+    codec: CodecCost,
+    topology: Topology,
+    costs: Costs,
+    *,
+    turns: bool = False,
 ) -> tuple[Stage, ...]:
-    """Stages of each rank for `item`, by one of PREDICTED."""
+    """Stages of each rank for `item`, by one of PREDICTED. turns: see Setting."""
     made = strategies.load(strategy).stages
     assert made is not None
-    return _copied(
-        made(item, Setting(topology, costs, codec, BATCH_BYTES)), item.gradient, costs.copies
-    )
+    setting = Setting(topology, costs, codec, BATCH_BYTES, turns)
+    return _copied(made(item, setting), item.gradient, costs.copies)
 
 
 def _copied(chain: tuple[Stage, ...], gradient: float, copies: Copies | None) -> tuple[Stage, ...]:

@@ -86,7 +86,7 @@ def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
     m, members = len(s.topology.nodes), s.topology.largest
     led, inside = 1 / members, (members - 1) / members
     far = led * (m - 1) / m
-    crossing = transfer(s.costs.to(m - 1), item.payload * far).waiting(item.busiest)
+    crossing = s.between(item.payload * far, m - 1).waiting(item.busiest)
     size, peers = item.gradient * far, s.topology.world_size - 1
     return (
         transfer(s.costs.inside, item.gradient * inside, members - 1, INSIDE),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.cost import FREE, CodecCost, Costs, Line
+from casync.graph.shares import LEAST_BYTES
 from casync.predict.stages import PREDICTED
 from casync.topology import Topology
 from hipress.errors import ConfigError
@@ -31,6 +32,7 @@ from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import evidence
 from hipress.plan.codecs import RESIDUAL, compile_codec, flat_names, strategy_for, ways_for
+from hipress.plan.messages import least_share
 from hipress.plan.objective import Kind, Objective, Predicted, Way, cuttable
 from hipress.plan.overrides import NO_RULES, Overrides
 from hipress.plan.rules import HOSTED, Decision, Plan, excluded, raw, too_small
@@ -91,6 +93,7 @@ class Search:
     overrides: Overrides = NO_RULES  # decisions of rules
     target: str = "cpu"  # backend of compll
     watched: bool = True  # True if the native step was measured with these costs
+    slots: bool = False  # True if payloads travel by NCCL, in groups for phases or for turns
 
     def compile(self) -> dict[str, Codec]:
         """The codecs, of whatever backend, compiled for the target."""
@@ -123,6 +126,7 @@ class Search:
         ways = sorted(self._ways(), key=lambda way: found.weigh(found.everywhere(way)))
         found.improve(ways[:WAYS])
         found.fuse()
+        found.turn()
         return found.plans()
 
     def unplanned(self, why: str = "the first steps are watched") -> Plan:
@@ -188,7 +192,13 @@ class _Found:
         self._free = len(self._kinds) - len(bound)
         self._bound = tuple(_decided(decided.get(p.index)) for (p,) in bound)
         codecs, topology = search._all_codecs, search.topology
-        self._objective = Objective(self._kinds, codecs, topology, costs, workload)
+        self._least = {
+            key: least_share(costs, codec, topology.world_size) for key, codec in codecs.items()
+        }
+        self._objective = Objective(
+            self._kinds, codecs, topology, costs, workload, least=self._least
+        )
+        self._turning: Choices | None = None
         self._known: dict[Choices, Predicted] = {}
         self._around: dict[int, dict[Way | None, float]] = {}  # by kind: steps by way
         self.best = self.native
@@ -249,6 +259,14 @@ class _Found:
         fused = tuple(way and replace(way, fused=True, cut=1) for way in self.best)
         if self.weigh(fused) < (1 - WORTH) * self.weigh(self.best):
             self.best, self._around = fused, {}
+
+    def turn(self) -> None:
+        """The same with a group of NCCL for each turn of a phase, if that is faster."""
+        if not self._search.slots:
+            return
+        found = self._objective.turning().step(self.best)
+        if found.seconds < (1 - WORTH) * self.predict(self.best).seconds:
+            self._known[self.best], self._turning = found, self.best
 
     def _options(self, kind: int, ways: Sequence[Way]) -> list[Way | None]:
         """Candidates for a kind: its present way, none, others, or the present with more cuts."""
@@ -330,7 +348,11 @@ class _Found:
         codecs = {key: codec for key, codec in search._all_codecs.items() if key in used}
         ordered = tuple(decisions[param.index] for param in search.params)
         fused = any(way is not None and way.fused for way in choices)
-        return Plan(ordered, search.topology, codecs, seconds=seconds, fused=fused)
+        least = self._least.get(self._mainly(choices) or "", LEAST_BYTES)
+        return Plan(
+            ordered, search.topology, codecs, seconds=seconds, fused=fused, least=least,
+            turns=choices == self._turning,
+        )  # fmt: skip
 
     def _decision(self, kind: int, param: Param, way: Way | None, choices: Choices) -> Decision:
         around = self._around.get(kind, {}) if choices == self.best else {}

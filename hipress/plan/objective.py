@@ -22,7 +22,7 @@ from casync.codec import FLOAT_BYTES
 from casync.cost import Costs
 from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
-from casync.graph.shares import share_out
+from casync.graph.shares import LEAST_BYTES, Shares, share_out
 from casync.predict.stages import native, stages
 from casync.predict.timeline import Load, Step, simulate_step
 from casync.stages import Item, Stage
@@ -89,16 +89,17 @@ class Objective:
         costs: Costs,
         workload: Workload,
         loads: int = LOADS,
+        least: Mapping[str, int] | None = None,
     ) -> None:
-        """kinds: of all parameters; a prediction takes a choice for each. loads: chains."""
-        self.steps = 0
+        """kinds: of all parameters; a prediction takes a choice for each. loads: chains. least:
+        bytes of gradient in an owner's share, by codec; LEAST_BYTES by default."""
+        self.steps, self._turns, self._least = 0, False, least or {}
         self._kinds, self._codecs, self._topology = kinds, codecs, topology
         self._costs, self._workload = costs, workload
         owner = {param.index: number for number, kind in enumerate(kinds) for param in kind}
         params = {param.index: param for kind in kinds for param in kind}
-        order = sorted(params)
-        mine = share_out([params[index].numel for index in order], topology.world_size)
-        self._shares = {params[i].name: each for i, each in zip(order, mine, strict=True)}
+        self._lengths = {params[index].name: params[index].numel for index in sorted(params)}
+        self._shares: dict[int, Mapping[str, Shares]] = {}
         self._buckets = [
             (some[-1].ready, [_members(bucket, owner, params) for bucket in some])
             for some in joined(workload.buckets, loads)
@@ -112,6 +113,12 @@ class Objective:
         """The same objective with costs of another cluster of this topology; parts stay counted."""
         made = copy(self)
         made.steps, made._costs, made._known = 0, costs, {}
+        return made
+
+    def turning(self) -> Objective:
+        """The same with a group of NCCL for each turn of a phase; parts are the same, too."""
+        made = copy(self)
+        made._turns, made._known = True, {}
         return made
 
     def step(self, choices: Sequence[Way | None]) -> Predicted:
@@ -169,7 +176,7 @@ class Objective:
         cost = self._costs.codecs.get(way.codec)
         if cost is None:  # codec of a rule, without measured costs
             return native(item.payload, self._costs)
-        return stages(way.strategy, item, cost, self._topology, self._costs)
+        return stages(way.strategy, item, cost, self._topology, self._costs, turns=self._turns)
 
     def _item(self, buckets: Sequence[Sequence[Param]], way: Way) -> Item:
         codec, count = self._codecs[way.codec], len(buckets)
@@ -214,8 +221,15 @@ class Objective:
             name: Choice(way.codec, way.strategy, way.partitions(n, codec, self._topology))
             for name, n in lengths
         }
-        shares = {} if way.fused else self._shares
+        shares = {} if way.fused else self._shared(self._least.get(way.codec, LEAST_BYTES))
         return partition(tensors, choices, self._topology, self._codecs, shares=shares)
+
+    def _shared(self, least: int) -> Mapping[str, Shares]:
+        """By tensor: what owners have of it."""
+        if least not in self._shares:
+            made = share_out([*self._lengths.values()], self._topology.world_size, least)
+            self._shares[least] = dict(zip(self._lengths, made, strict=True))
+        return self._shares[least]
 
     def _payload(self, param: Param, key: str) -> float:
         measured = self._workload.payloads.get((key, param.index))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from casync.cost import Costs
 from casync.memory.host import HostMemory
 from casync.topology import Topology
-from hipress.devices import Placement
+from hipress.devices import NCCL, Placement
 from hipress.plan import probe
 from hipress.plan.auto import FAR, TRIED, Search, told
 from hipress.plan.rules import HOSTED, Plan
@@ -57,6 +57,7 @@ class Places:
         if placement.on_host:
             return cls((Place(name, search, Site(HostMemory(), memory)),))
         site = Site(memory, memory, start_slots("probe", meeting, placement, memory))
+        search = replace(search, slots=site.slots is not None)
         return cls.on_device(Place(name, search, site), Site(HostMemory(), memory))
 
     @classmethod
@@ -65,14 +66,14 @@ class Places:
         if first.search.overrides.codecs:
             return cls((first,))
         codecs = {key + HOSTED: codec for key, codec in first.search.codecs.items()}
-        search = replace(first.search, codecs=codecs, target="cpu", watched=False)
+        search = replace(first.search, codecs=codecs, target="cpu", watched=False, slots=False)
         return cls((first, Place("host", search, host)))
 
     @classmethod
     def read(cls, search: Search, costs: Mapping[str, Costs]) -> Places:
         """Places with measured costs, by name."""
         name, *others = costs
-        first = Place(name, search, HERE)
+        first = Place(name, replace(search, slots=name in NCCL), HERE)
         places = cls.on_device(first) if others else cls((first,))
         return replace(places, costs=tuple(costs.values()))
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from casync import strategies
+from casync.graph.shares import LEAST_BYTES
 from casync.rounds import refuse_workers
 from casync.topology import Topology
 from hipress.errors import ConfigError
@@ -55,6 +56,8 @@ class Plan:
     downs: Mapping[str, str] = field(default_factory=dict)  # codec of owners, if another, by codec
     seconds: float = 0.0  # predicted for a step; 0 without a prediction
     fused: bool = False  # True if neighbours in a bucket with one codec are compressed as one
+    least: int = LEAST_BYTES  # bytes of gradient in an owner's share of the model: see messages.py
+    turns: bool = False  # True if NCCL gets a group for each turn of a phase, and not for all
 
     @property
     def compresses(self) -> bool:
@@ -83,15 +86,20 @@ class Plan:
 
     @property
     def by_name(self) -> dict[str, list[str | int]]:
-        """Codec ("": none), strategy, partitions and fusion (0, 1) by parameter, for states."""
-        fused = int(self.fused)
-        return {d.name: [d.codec or "", d.strategy, d.partitions, fused] for d in self.decisions}
+        """Codec ("": none), strategy, partitions, fusion (0, 1), and `least` if measured, by
+        parameter, for states."""
+        common = (int(self.fused), *([self.least] if self.least != LEAST_BYTES else ()))
+        return {d.name: [d.codec or "", d.strategy, d.partitions, *common] for d in self.decisions}
+
+    def owned_as(self, before: Plan) -> Plan:
+        """The same with the shares of a plan that compresses, so that owners' residuals stay."""
+        return replace(self, least=before.least) if before.compresses else self
 
     def facts(self) -> list[dict[str, Any]]:
         """Values in which all ranks must agree, for JSON."""
         keys = ("name", "codec", "strategy", "partitions")
-        fused = {"fused": self.fused}
-        return [{key: getattr(d, key) for key in keys} | fused for d in self.decisions]
+        common = {"fused": self.fused, "least": self.least, "turns": self.turns}
+        return [{key: getattr(d, key) for key in keys} | common for d in self.decisions]
 
 
 def hosted(key: str) -> bool:
@@ -110,15 +118,16 @@ def restored(
         return None
     decisions = []
     fused = any(way[3] for way in saved.values())
+    least = max((way[4] for way in saved.values() if len(way) > 4), default=LEAST_BYTES)
     for param in params:
-        key, strategy, cut, _ = saved[param.name]
+        key, strategy, cut, *_ = saved[param.name]
         if key not in ("", *codecs) or strategy not in strategies.list_strategies():
             return None
         why = "as it was when the state was saved"
         decisions.append(Decision(param.name, param.numel, key or None, strategy, cut, why))
     used = {decision.codec for decision in decisions}
     kept = {key: codec for key, codec in codecs.items() if key in used}
-    return Plan(tuple(decisions), topology, kept, why, fused=fused)
+    return Plan(tuple(decisions), topology, kept, why, fused=fused, least=least)
 
 
 def fixed_plan(

@@ -83,11 +83,11 @@ class BucketPlans:
         rotates: bool = True,
     ) -> None:
         """memory: of states; by default the host's. rotates: see casync.build."""
-        self._rotates = rotates
+        self._rotates = rotates or plan.turns
         self._params, self.plan = params, plan
         self._rank, self._topology = rank, plan.topology
         self._merges = plan.fused or options.scope != "tensor"
-        shares = share_out([p.numel for p in params], plan.topology.world_size)
+        shares = share_out([p.numel for p in params], plan.topology.world_size, plan.least)
         # fused runs have no shares: they are spread as they are
         named = zip(params, shares, strict=True) if not self._merges else ()
         self._shares = {param.name: mine for param, mine in named}
@@ -135,6 +135,7 @@ class BucketPlans:
     def adopt(self, before: BucketPlans) -> set[int]:
         """Take over states if only codec parameters differ; return the parameters' indices."""
         other = before.residuals.memory.device != self.residuals.memory.device
+        other = other or before.plan.least != self.plan.least
         if before._merges != self._merges or other:  # owners or arrays differ
             return set()
         same = {index for index in before.residuals.places if self._alike(before.plan, index)}

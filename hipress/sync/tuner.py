@@ -211,7 +211,8 @@ class Tuner:
         if not self.costs.codecs:  # after `hold`
             self._places = self._attend(lambda: self._places.measure_codecs(group))
         facts = before.facts()
-        others = [p for p in self._places.plans(self._workload) if p.facts() != facts]
+        found = [plan.owned_as(before) for plan in self._places.plans(self._workload)]
+        others = [plan for plan in found if plan.facts() != facts]
         self.plans = (before, *others)
         self._trial = Trial(len(self.plans), kept=0)
         if self._trial.over:

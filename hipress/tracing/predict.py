@@ -85,7 +85,9 @@ def _objective(session: Session, costs: Costs, load: Workload) -> Objective:
     plan = session.current_plan
     kinds = [(param,) for param in session.params]
     chains = max(1, len(load.buckets))
-    return Objective(kinds, plan.codecs, plan.topology, costs, load, loads=chains)
+    least = dict.fromkeys(plan.codecs, plan.least)
+    made = Objective(kinds, plan.codecs, plan.topology, costs, load, loads=chains, least=least)
+    return made.turning() if plan.turns else made
 
 
 def _with_link(costs: Costs, factor: float) -> Costs:

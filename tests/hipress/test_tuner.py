@@ -116,9 +116,11 @@ class Search:
 
 
 def script(name):
-    return SimpleNamespace(
+    made = SimpleNamespace(
         label=name, compresses=name != "native", seconds=1.0, facts=lambda n=name: n
     )
+    made.owned_as = lambda before: made
+    return made
 
 
 #: costs are told apart by a number of peers

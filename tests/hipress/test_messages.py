@@ -1,0 +1,121 @@
+"""How messages are cut, by what was measured of the link; no process is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from casync.cost import CodecCost, Costs, Line, Transfer
+from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
+from casync.graph.tasks import Recv, Send
+from casync.topology import Topology
+from hipress import options
+from hipress.model import describe
+from hipress.options import Options
+from hipress.plan.auto import Search
+from hipress.plan.messages import least_share
+from hipress.plan.rules import fixed_plan, restored
+from hipress.sync.buckets import BucketPlans
+from tests.hipress.fakes import Int8
+
+CODEC = Int8()  # 1.25 bytes of payload for 4 of gradient
+MANY = 1024
+
+
+def costs(one: Line, all_: Line | None = None, peers: int = 3) -> Costs:
+    """One peer at a time, and all at once, of a fast codec."""
+    fast = CodecCost(*[Line(1e-6, 1e-12)] * 3)
+    slow = Transfer(Line(1e-4, 1e-7))
+    exchange = {1: Transfer(one), peers: Transfer(all_ or one)}
+    return Costs(exchange, {"float32": slow}, {"int8_fake": fast})
+
+
+@pytest.mark.parametrize("latency, per_byte", [(5e-5, 1e-9), (2e-5, 8e-11), (1e-3, 2e-9)])
+def test_a_message_of_the_least_size_takes_the_link_as_long_as_its_latency(latency, per_byte):
+    least = least_share(costs(Line(latency, per_byte)), CODEC, MANY)
+    payload = CODEC.payload_bytes(least // 4)
+    assert 0.5 * latency < per_byte * payload <= latency
+    assert least & (least - 1) == 0
+
+
+def test_the_least_size_has_bounds():
+    quick, slow = Line(1e-7, 1e-9), Line(1.0, 1e-9)
+    assert least_share(costs(quick), CODEC, MANY) == SMALL_BYTES
+    assert least_share(costs(slow), CODEC, MANY) == 4 << 20
+    assert least_share(costs(Line(0.0, 1e-9)), CODEC, MANY) == LEAST_BYTES
+
+
+def test_few_owners_get_more_of_a_bucket_and_keep_small_shares():
+    link = costs(Line(1e-3, 1e-9))
+    assert least_share(link, CODEC, MANY) > LEAST_BYTES
+    assert least_share(link, CODEC, 4) == LEAST_BYTES
+    assert least_share(costs(Line(5e-5, 1e-9)), CODEC, 4) < LEAST_BYTES
+
+
+def searched(params, link, topology, **wanted):
+    given = options.make("auto", strategy="ps", optimizer="sgd", min_size=0)
+    return Search(params, {"int8_fake": CODEC}, given, topology, **wanted).plans(link)
+
+
+@pytest.fixture
+def params():
+    return describe(torch.nn.Sequential(*(torch.nn.Linear(1000, 500) for _ in range(40))))
+
+
+def sizes(params, plan):
+    """Gradient bytes of what each owner gets of a quarter of the parameters, as one bucket."""
+    made = BucketPlans(params, plan, Options("auto", min_size=0), 0)
+    program = made.plan_for(tuple(range(len(params) // 4))).program
+    return [4 * part.elements for part in program.parts]
+
+
+def test_auto_goes_by_the_link(params):
+    """20 MB for 64 owners: all get a little, or where a message costs much some get more."""
+    topology, found = Topology.flat(64), []
+    for latency in (1e-5, 2e-2):
+        link = costs(Line(latency, 1e-8), peers=63)
+        made, *_ = searched(params, link, topology)
+        assert made.compresses
+        assert made.least == least_share(link, CODEC, 64)
+        found.append(sizes(params, made))
+    assert len(found[0]) == 64 > 3 * len(found[1])
+    assert sum(found[0]) == sum(found[1])
+
+
+def test_fixed_plans_go_by_a_constant(params):
+    assert fixed_plan(params, CODEC, Options("auto"), Topology.flat(4)).least == LEAST_BYTES
+
+
+def test_a_plan_comes_back_from_a_state_with_its_shares(params):
+    plan = fixed_plan(params, CODEC, Options("auto", min_size=0), Topology.flat(4))
+    of_today = {name: way[:4] for name, way in plan.by_name.items()}
+    assert plan.by_name == of_today
+    measured = dataclasses.replace(plan, least=1 << 20)
+    for each in (plan, measured):
+        again = restored(each.by_name, params, plan.codecs, plan.topology)
+        assert again.facts() == each.facts()
+    assert measured.facts() != plan.facts()
+
+
+def test_owners_stay_as_a_plan_is_made_again(params):
+    plan = fixed_plan(params, CODEC, Options("auto", min_size=0), Topology.flat(4))
+    before = dataclasses.replace(plan, least=1 << 20)
+    assert plan.owned_as(before).least == 1 << 20
+    assert plan.owned_as(dataclasses.replace(before, decisions=())).least == LEAST_BYTES
+    others = BucketPlans(params, before, Options("auto", min_size=0), 0)
+    assert not BucketPlans(params, plan, Options("auto", min_size=0), 0).adopt(others)
+
+
+@pytest.mark.parametrize("together, turns", [(1e-8, False), (5e-9, False), (2e-8, True)])
+def test_nccl_gets_a_group_for_each_turn_where_that_is_faster(params, together, turns):
+    """As measured: seconds a byte with one peer at a time are 1e-8."""
+    link = costs(Line(1e-5, 1e-8), Line(1e-5, together))
+    made, *_ = searched(params, link, Topology.flat(4), slots=True)
+    assert made.turns is turns
+    assert not searched(params, link, Topology.flat(4))[0].turns
+    wanted = Options("auto", min_size=0)
+    program = BucketPlans(params, made, wanted, 0, rotates=False).plan_for((0,)).program
+    slots = {task.slot for task in program.tasks if isinstance(task, Send | Recv)}
+    assert len(slots) == (6 if turns else 2)
