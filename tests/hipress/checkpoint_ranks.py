@@ -12,6 +12,7 @@ from torch import nn
 
 import hipress
 from hipress.session import SESSIONS
+from tests.hipress import tuner_ranks
 from tests.hipress.common import (
     SMALL_BUCKETS,
     UNREBUILT,
@@ -23,6 +24,7 @@ from tests.hipress.common import (
     make,
     train,
 )
+from tests.hipress.fakes import Int8
 from tests.patience import HANG, SILENCE
 
 
@@ -83,6 +85,30 @@ def through_dcp(rank, world_size, path, cases):
         dcp.load(loaded, checkpoint_id=f"{path}/{title}")
         hipress.load_state_dict(other, loaded[key])
         found[title] = squares(saved), squares(hipress.state_dict(other))
+    return found
+
+
+def changing_through_dcp(rank, world_size, path):
+    """A state of a plan that a trial kept, and one of a policy's second level, loaded by
+    torch.distributed.checkpoint where neither has come to it: by way, the error; and what was saved
+    and loaded."""
+    tuner_ranks.quick([Int8()])
+    ways = {"auto": {}, "policy": {"policy": hipress.Warmup("topk", (0.25, 0.1), steps=2)}}
+    found, key = {}, f"rank{rank}"
+    for way, given in ways.items():
+        ddp = hipress.wrap(make(), **given)
+        if way == "auto":
+            engine = SESSIONS[ddp].engine
+            costs = tuner_ranks.fast_codecs(None, ["int8_fake"], tuner_ranks.slow_link())
+            plans = engine.tuner._places.first.search.plans(costs)
+            engine.resume(0, engine.planned(next(plan for plan in plans if plan.compresses)))
+        train(ddp, rank, range(3))
+        saved, again = hipress.state_dict(ddp), hipress.wrap(make(), **given)
+        dcp.save({key: saved}, checkpoint_id=f"{path}/{way}")
+        loaded = {key: hipress.state_dict(again)}
+        dcp.load(loaded, checkpoint_id=f"{path}/{way}")
+        error = error_of(hipress.load_state_dict, again, loaded[key])[:2]
+        found[way] = error, squares(saved), squares(hipress.state_dict(again))
     return found
 
 

@@ -50,6 +50,22 @@ def test_torch_distributed_checkpoint_loads_all_of_a_state(tmp_path):
             assert sum(saved.values()) > 0, title
 
 
+def test_a_load_that_leaves_a_state_of_another_plan_unused_is_refused(tmp_path):
+    """A new process knows the keys of a policy's levels, and not those of the plan that "auto" came
+    to: torch.distributed.checkpoint leaves these out."""
+    for found in launch(checkpoint_ranks.changing_through_dcp, 2, str(tmp_path)):
+        (kind, message), saved, loaded = found["auto"]
+        assert kind == "StateError"
+        assert "missing from the saved state" in message
+        assert "torch.save and torch.load keep" in message
+        assert sum(saved.values()) > 0
+        assert not loaded
+        error, saved, loaded = found["policy"]
+        assert error == ("none", "")
+        assert saved == loaded
+        assert sum(saved.values()) > 0
+
+
 def test_states_that_do_not_fit(tmp_path):
     for result in launch(checkpoint_ranks.resume, 2, "int8", "tensor", str(tmp_path), {}):
         errors = result["errors"]

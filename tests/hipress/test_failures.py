@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.futures import Future
 
+from casync.errors import TransportError
+from hipress.ranks.board import Stop
+from hipress.sync import failures, futures
 from tests.hipress import failure_ranks
 from tests.hipress.launch import DIED, launch
 from tests.patience import HANG, SILENCE
@@ -108,6 +114,23 @@ def test_a_rank_that_falls_silent(dtype, options, kind, part):
         assert message.startswith("no word from rank 1 during step 0: stopped, cut off or ended\n")
         assert "timed out" in message.lower()
         assert seconds < HANG / 2
+
+
+def test_a_native_reduce_to_which_a_rank_that_ended_owes_is_given_up(monkeypatch):
+    """20 s after its end was seen, not earlier, since bytes may come through other ranks; and not
+    if it turns out to be there."""
+    now, gone, seen = 100.0, Stop("RankLost", "rank 1 ended"), []
+    meeting = SimpleNamespace(ranks=(0, 1), rank=0, gone=lambda: seen[-1])
+    monkeypatch.setattr(failures.time, "monotonic", lambda: now)
+    monkeypatch.setattr(futures, "POLL_SECONDS", 0.01)
+    found = failures.Failures(meeting, 1800.0)
+    for at, told in ((0, None), (1, gone), (20, gone), (21, None), (22, gone), (41, gone)):
+        now = 100.0 + at
+        seen.append(told)
+        found.look()
+    now += 2.0
+    with pytest.raises(TransportError, match="rank 0: rank 1 ended, and owes what is waited for"):
+        futures.wait_within(Future(), None, found.look)
 
 
 def test_a_rank_that_compares_no_hashes():
