@@ -10,6 +10,8 @@ REFUSED = (
 )
 #: folders that hold the rule; it grows to all of them
 CLEAN = (
+    "bench",
+    "bench/published",
     "casync",
     "casync/graph",
     "casync/memory",
@@ -29,6 +31,7 @@ CLEAN = (
     "compll/passes",
     "compll/runtime",
     "compll/tools",
+    "examples",
     "hipress",
     "hipress/adapters",
     "hipress/bench",
@@ -41,6 +44,14 @@ CLEAN = (
     "hipress/simulate",
     "hipress/sync",
     "hipress/tracing",
+    "tests",
+    "tests/bench",
+    "tests/casync",
+    "tests/cluster",
+    "tests/compll",
+    "tests/compll/cuda_host",
+    "tests/demo",
+    "tests/hipress",
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -84,15 +84,15 @@ def _buckets() -> Iterator[list[Tensor]]:
 
 @dataclass(frozen=True)
 class Way:
-    """What is submitted."""
+    """Programs to submit, and the way to submit them."""
 
     programs: Sequence[Program]
-    waits: bool = False  # for each before the next
-    bulk: bool = True  # whether tasks share calls
+    waits: bool = False  # True: wait for each before the next
+    bulk: bool = True  # True: tasks share calls
 
 
 def ways() -> dict[str, Way]:
-    """By name."""
+    """All ways by name."""
     ranks, tensors = dist.get_world_size(), _tensors(sizes())
     whole: dict[str, Shares] = {t.name: ((0, t.index % ranks),) for t in tensors}
     shares = {t.name: each for t, each in zip(tensors, share_out(sizes(), ranks), strict=True)}
@@ -131,7 +131,7 @@ def _seconds(executor: Executor, way: Way, step: int) -> float:
 def main(
     output: Annotated[Path | None, typer.Option(help="folder of the JSON file and chart")] = None,
 ) -> None:
-    """One rank."""
+    """Run one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     every, times = ways(), dict[str, list[float]]()

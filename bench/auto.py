@@ -107,7 +107,7 @@ class Cell:
 
     @property
     def off(self) -> list[float]:
-        """By how much predictions were, relative to the steps."""
+        """Relative errors of predictions, over the steps."""
         return [abs(off(each)) for each in self.tried if each["step_seconds"]]
 
 

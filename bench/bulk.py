@@ -1,8 +1,8 @@
-"""What a step of a large model costs besides its bytes: python -m bench.bulk
+"""Costs of a large model's step besides its bytes: python -m bench.bulk
 
-Tasks of one rank, calls of codecs, messages and groups of a step without tags (NCCL), by DDP's
-buckets and `int4_group`; nothing is run. Those of the graph, and those of its program as a device
-runs it, where tasks share calls. The rank is one in the middle.
+Counts tasks of one rank, calls of codecs, messages and groups of a step without tags (NCCL), with
+DDP's buckets and `int4_group`; nothing is run. Counts are those of the graph, and those of its
+program on a device, where tasks share calls. The rank is one in the middle.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def buckets(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Step:
-    """Of all buckets: a rank's programs, and all parts."""
+    """Programs of a rank for all buckets, and all parts."""
 
     programs: Sequence[Program]
     parts: Sequence[Part]

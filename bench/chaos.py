@@ -48,7 +48,7 @@ WAYS = ("wrap", "attach", "Synchronizer", "verify", "Gossip", "all_reduce", "aut
 
 @dataclass(frozen=True)
 class Run:
-    """What happens."""
+    """A run of chaos: its job, and its fault."""
 
     number: int
     way: str
@@ -56,10 +56,10 @@ class Run:
     strategy: str
     options: dict[str, Any]
     ranks: int
-    keeper: str  # of the store: "agent" or "rank 0"
+    keeper: str  # keeper of the store: "agent" or "rank 0"
     fault: str
     victim: int
-    step: int  # in which the fault comes; -1: as it wraps its model
+    step: int  # step of the fault; -1: while wrapping the model
     delay: float  # seconds, of signals
     timeout: float = TIMEOUT
 
@@ -72,7 +72,7 @@ class Run:
         ways: Sequence[str],
         codecs: Sequence[str] = (),
     ) -> Run:
-        """By chance."""
+        """A random run."""
         chance = random.Random(f"{seed}/{number}")
         fault, way = chance.choice(faults), chance.choice(ways)
         codec, strategy, options = chance.choice(
@@ -126,7 +126,7 @@ class Job:
     begun: float = field(default_factory=time.monotonic)
 
     def heard(self, rank: int, told: dict[str, Any]) -> None:
-        """What a rank tells."""
+        """Take a message of a rank."""
         process = self.processes[rank]
         process.wrapping |= told["what"] == "wrap"
         if told["what"] in ("error", "done"):
@@ -154,7 +154,7 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether all others have ended, or should have."""
+        """True if all others have ended, or should have."""
         if all(each.ended for each in self.others):
             return True
         limit = self.run.timeout + LATE + GONE
@@ -262,7 +262,7 @@ def performed(server: Server, runs: Iterator[Run], together: int) -> Iterator[Jo
 
 
 def wrong(job: Job) -> list[str]:
-    """What is not as it has to be, one line each."""
+    """Errors of a job, one line each."""
     found, run = [], job.run
     for rank, each in enumerate(job.processes):
         if rank == run.victim or not each.wrapping:
@@ -286,7 +286,7 @@ def wrong(job: Job) -> list[str]:
 
 
 def _named(victim: int, said: str) -> bool:
-    """Whether a rank says who was the first, in the first line of its error or of a note on it."""
+    """True if a rank names the victim in the first line of its error or of a note on it."""
     lines = said.split("\n")
     return any(re.search(rf"\brank (\d+, )*{victim}\b", line) for line in (lines[0], lines[-1]))
 

@@ -65,7 +65,7 @@ def busy_seconds() -> float:
 
 
 class Rank:
-    """One process of a run."""
+    """A process of a run."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order, self.rank = order, order["rank"]
@@ -76,7 +76,7 @@ class Rank:
         LAST.append(partial(self.tell, "left"))
 
     def tell(self, what: str, **more: Any) -> None:
-        """Tell who started this what it does, and when."""
+        """Send an event, with its time, to the parent process."""
         told = {"what": what, "at": time.monotonic(), "busy": busy_seconds(), **more}
         os.write(self.order["pipe"], json.dumps(told).encode() + b"\n")
 
@@ -111,7 +111,7 @@ class Rank:
             step()
 
     def _fails(self, number: int) -> bool:
-        """Whether this rank takes fewer steps than the others; or it fails at once."""
+        """True if this rank takes fewer steps than the others; or it fails at once."""
         if (self.rank, number) != (self.order["victim"], self.order["step"]):
             return False
         if self.order["fault"] == "raise":
@@ -121,7 +121,7 @@ class Rank:
         return str(self.order["fault"]) == "leave"
 
     def _join(self) -> None:
-        """As torchrun has it, or with the store in rank 0."""
+        """Join like torchrun, or with the store in rank 0."""
         order, listener = self.order, self.order["listener"]
         port = socket.socket(fileno=os.dup(listener)).getsockname()[1]
         keeps = order["keeper"] == "rank 0" and self.rank == 0
@@ -139,7 +139,7 @@ class Rank:
 
 
 def keep(order: dict[str, Any]) -> None:
-    """What torchrun's agent does."""
+    """Keep the store, like torchrun's agent."""
     port = socket.socket(fileno=os.dup(order["listener"])).getsockname()[1]
     store = TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False,

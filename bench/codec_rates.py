@@ -18,7 +18,7 @@ PATH = Path(simulate.__file__).parent / "cpu_codecs.json"
 
 
 def rates(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """By codec, nanoseconds a byte of gradient: encode with feedback, decode and add, and both."""
+    """Nanoseconds per gradient byte, by codec: encode with feedback, decode and add, and both."""
     found = {}
     for row in rows:
         each = {name: 1.0 / rate["rate"] for name, rate in row["rates"].items()}

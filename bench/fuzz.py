@@ -33,7 +33,7 @@ TOLD = 20  # findings of a kind that are kept
 
 @dataclass
 class Tally:
-    """What came of trials of one kind."""
+    """Outcomes of trials of one kind."""
 
     kind: str
     trials: int = 0
@@ -42,7 +42,7 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, other: Tally) -> None:
-        """Count those of another one, too."""
+        """Add the counts of another tally."""
         self.trials += other.trials
         for outcome, count in other.outcomes.items():
             self.count(outcome, count)
@@ -50,7 +50,7 @@ class Tally:
         self.seconds += other.seconds
 
     def count(self, outcome: str, count: int = 1) -> None:
-        """So many more trials ended so."""
+        """Count more trials with this outcome."""
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
 
 
@@ -93,7 +93,7 @@ def _too_long(*_: object) -> None:
 
 
 def apart(kind: str, trials: int, seed: int, first: int, seconds: float) -> Tally:
-    """As `run`, in processes of some trials each: one that crashes, or keeps memory, ends alone."""
+    """The same as `run`, in processes of some trials: a crash or kept memory ends with one."""
     tally, at = Tally(kind), first
     forked = multiprocessing.get_context("forkserver")
     forked.set_forkserver_preload(["bench.fuzz_inputs"])

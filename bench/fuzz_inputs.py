@@ -1,7 +1,7 @@
-"""What bench.fuzz feeds, of each kind: a damaged input, and what reads it.
+"""Inputs of bench.fuzz, of each kind: a damaged input, and its reader.
 
 A kind is a function that makes a trial: called with a random number generator, it damages an input,
-has it read, and tells "taken" or "refused". A refusal is one of the errors that are meant for it;
+has it read, and returns "taken" or "refused". A refusal is one of the errors that are meant for it;
 any other exception, or an AssertionError for two readers that differ, is a finding.
 """
 

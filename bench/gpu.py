@@ -153,7 +153,7 @@ class Report:
             return f"{label}: {self.left_out[label]}"
 
     def write(self, path: Path, facts: dict[str, Any]) -> None:
-        """As JSON; who is stopped while it is written keeps the file that was there."""
+        """Write JSON; if interrupted, the earlier file stays."""
         rows = sorted(self.rows.values(), key=lambda row: (row["codec"], row["megabytes"]))
         content = {"about": facts, "rows": rows, "left_out": self.left_out}
         cache.write(path, json.dumps(content, indent=1) + "\n")

@@ -44,7 +44,7 @@ NEAR = {"atomo"}  # compared by decoded values
 
 @dataclass(frozen=True)
 class Case:
-    """One gradient: its compressor, dtype, elements, where it begins, and rows of its table."""
+    """A gradient: its compressor, dtype, elements, first element, and rows of its table."""
 
     spec: str
     dtype: str
@@ -62,7 +62,7 @@ class Case:
         return np.column_stack([starts + self.offset, lengths, number, 0 * starts, starts])
 
     def at(self, codec: compll.Codec) -> tuple[I64, int]:
-        """Where payloads begin, one behind another, and the bytes of all."""
+        """First bytes of payloads, one behind another, and the bytes of all."""
         sizes = [codec.payload_bytes(int(n)) for n in self.table()[:, 1]]
         ends = np.cumsum([self.offset, *sizes])
         return ends[:-1].astype(np.int64), int(ends[-1])
@@ -154,7 +154,7 @@ class Run:
             self.same("hop's gradient", self.place.values(mine, self.case.dtype), self.round(its))
 
     def round(self, values: NDArray[Any]) -> NDArray[Any]:
-        """As the gradient's dtype keeps them, in float32."""
+        """Values rounded to the gradient's dtype, in float32."""
         return rounded(values, self.case.dtype)
 
     def near(self, what: str, y: Any, want: NDArray[Any]) -> None:

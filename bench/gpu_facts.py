@@ -1,4 +1,4 @@
-"""What a machine with a GPU has, how fast its memory is copied, and whether a codec runs at all.
+"""Facts of a machine with a GPU: its hardware, its memory's speed, and if a codec runs at all.
 
     python -m bench.gpu_facts [--rehearse] [--output FOLDER]
 

@@ -1,4 +1,4 @@
-"""Where bench.gpu_check puts arrays: on the current GPU, or in host memory for the tests' shim."""
+"""Memory of bench.gpu_check: that of the current GPU, or the host's for the tests' shim."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Place:
         return self.put(values.astype(dtype))
 
     def values(self, array: Any, dtype: str) -> NDArray[Any]:
-        """Of a gradient, in float32."""
+        """Values of a gradient, in float32."""
         bits = self.host(array)
         if dtype == "bfloat16":
             bits = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).float().numpy()

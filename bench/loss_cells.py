@@ -38,7 +38,7 @@ class Cell:
         return self.workload, self.method, self.seed, self.steps, self.data
 
     def line(self) -> str:
-        """As JSON, which has no NaN."""
+        """A line of JSON, which has no NaN."""
         data = asdict(self)
         data["loss"] = _number(self.loss)
         data["curve"] = [_number(each) for each in self.curve]

@@ -43,7 +43,7 @@ class Average(Protocol):
 
 
 def fp32(gradients: Sequence[Tensor], step: int) -> float:
-    """As DistributedDataParallel does without a hook."""
+    """Average like DistributedDataParallel without a hook."""
     total = sum((each / len(gradients) for each in gradients), torch.zeros(()))
     for each in gradients:
         each.copy_(total)
@@ -118,7 +118,7 @@ class Averaged(AbstractContextManager["Averaged"]):
         self._after = Compressed(model, method, ranks, seed)
 
     def __call__(self, gradients: Sequence[Tensor], step: int) -> float:
-        """See Average."""
+        """Implements Average."""
         optimizer = self._optimizer
         if isinstance(optimizer, Freezing) and optimizer.due():
             optimizer.freeze_now()
@@ -130,7 +130,7 @@ class Averaged(AbstractContextManager["Averaged"]):
         return self._after(gradients, step)
 
     def _enter(self, gradient: Tensor) -> None:
-        """As an engine does on a rank."""
+        """Add the momentum, as an engine does on a rank."""
         entered: Future[Tensor] = Future()
         entered.set_result(gradient)
         self._momentum.begin(self._after.residuals)

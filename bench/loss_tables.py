@@ -44,7 +44,7 @@ class Row:
         return self.finding("", {}, default=True).lost
 
     def finding(self, codec: str, params: dict[str, object], *, default: bool) -> Finding:
-        """As hipress reads it."""
+        """The finding in hipress's form."""
         averaged = self.method.startswith(MOMENTUM)
         kind = optimizers.MOMENTUM if averaged else WORKLOADS[self.workload].kind
         return Finding(

@@ -62,7 +62,7 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
 
 
 def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps: int) -> Curve:
-    """One of which ranks average the momentum."""
+    """Curve of a training whose momentum ranks average."""
     codec = methods_.parse(f"hipress:{method.removeprefix(MOMENTUM)}")
     optimizer = chosen.training.averaged(model.parameters(), round(FREEZE * steps))
     with Averaged(model, optimizer, codec, RANKS, seed) as average:

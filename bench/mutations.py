@@ -55,7 +55,7 @@ def _flipped_bit(data: bytearray, random: Random) -> None:
 
 
 def _copied_word(data: bytearray, random: Random) -> None:
-    """As a position that is there twice, or positions that do not ascend."""
+    """Copy a word to another place, which may repeat positions, or make them descend."""
     if len(data) >= 8:
         here, there = (4 * random.randrange(len(data) // 4) for _ in range(2))
         data[there : there + 4] = data[here : here + 4]

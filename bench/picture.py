@@ -41,7 +41,7 @@ def _recorded_as(method: str) -> str:
 
 
 def _joined(times: Result, losses: list[float]) -> Result:
-    """As many steps as there are losses; the recorded steps are repeated."""
+    """The result with as many steps as losses; the recorded steps are repeated."""
     rounds, warmup = divmod(len(losses), len(times.timed))
     if not rounds:  # trained without communication: no losses
         return times

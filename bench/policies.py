@@ -67,7 +67,7 @@ class Run:
 
 
 def wrapped(method: str, module: nn.Module, optimizer: Any) -> DistributedDataParallel:
-    """By one of METHODS."""
+    """A module wrapped by one of METHODS."""
     from torch.nn.parallel import DistributedDataParallel
 
     import hipress

@@ -82,7 +82,7 @@ def measure(strategy: str, ranks: int, steps: int) -> str:
 
 
 def _used() -> tuple[float, float, int]:
-    """So far: CPU time, time, and how often a thread gave up its core to wait."""
+    """CPU time, time, and number of times that a thread gave up its core to wait; so far."""
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     return time.process_time(), time.perf_counter(), switches
 

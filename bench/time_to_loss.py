@@ -1,14 +1,13 @@
-"""How long until a training has the loss that float32 ends with, by method and link.
+"""Time until a training reaches float32's final loss, by method and link.
 
-python -m bench.losses         # measures losses by step
-python -m bench.training --optimizer adamw --rate 100mbit --output FOLDER   # and step times
-python -m bench.time_to_loss FOLDER/hosts2.json
+    python -m bench.losses         # measures losses by step
+    python -m bench.training --optimizer adamw --rate 100mbit --output FOLDER   # and step times
+    python -m bench.time_to_loss FOLDER/hosts2.json
 
 A loss by step does not depend on the link, so a curve of many steps (losses.jsonl) and the step
 times of a few give the time. The curve is the training loss, a mean of WINDOW steps on the batches
-that all methods have in common; what it must reach is float32's mean of the last WINDOW steps of
-the same seed, and `--slack` above it. What averages momentum goes by the step time of WARM_UP until
-the freeze.
+that all methods have in common; its goal is float32's mean of the last WINDOW steps of the same
+seed, plus `--slack`. Methods that average momentum have the step time of WARM_UP until the freeze.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Times:
 
     @classmethod
     def read(cls, path: Path) -> Times:
-        """Of a file of bench.training. ValueError where it is none."""
+        """Times from a file of bench.training. Raises ValueError for another file."""
         found = json.loads(path.read_text())
         if not isinstance(found, dict) or "results" not in found:
             raise ValueError(f"{path} is no file of bench.training")
@@ -61,7 +60,7 @@ class Times:
 
 
 def _curve(method: str) -> str:
-    """What losses.jsonl calls a method of the demo."""
+    """Name in losses.jsonl of a method of the demo."""
     if method in CURVES:
         return CURVES[method]
     way, _, codec = method.partition(":")

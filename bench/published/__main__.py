@@ -102,7 +102,7 @@ def _print_cells(console: Console, title: str, cells: Sequence[Cell]) -> None:
 
 
 def _print_orders(console: Console, cells: Sequence[Cell]) -> None:
-    """Which system is faster than which, and what each part of HiPress gains."""
+    """Print the order of systems by speed, and the gain of each part of HiPress."""
     table = [each for each in cells if each.experiment == "hipress table"]
     steps = [each for each in cells if each.experiment == "hipress ablation"]
     rows = {row: [*some] for row, some in groupby(table, key=lambda each: each.row)}
@@ -112,7 +112,7 @@ def _print_orders(console: Console, cells: Sequence[Cell]) -> None:
 
 
 def ordered(cells: Sequence[Cell]) -> bool:
-    """Whether systems that differ by more than CLOSE are predicted in their order."""
+    """True if systems that differ by more than CLOSE are predicted in their order."""
     return all(
         (a.predicted < b.predicted)
         for a in cells

@@ -31,7 +31,7 @@ _SWITCHED = {
 
 
 def ablation(data: Data) -> Iterator[Cell]:
-    """Of both models."""
+    """Cells of both models."""
     c = plain(data["cluster"])
     for model in MODELS:
         row = data[model]
@@ -45,7 +45,7 @@ def ablation(data: Data) -> Iterator[Cell]:
 
 
 def in_order(cells: list[Cell]) -> bool:
-    """Whether each part gains or loses as published."""
+    """True if each part gains or loses as published."""
     pairs = [(a, b) for a, b in pairwise(cells) if a.row == b.row]
     return all((a.predicted > b.predicted) == (a.published > b.published) for a, b in pairs)
 
@@ -70,7 +70,7 @@ class _Row:
         return Cluster(int(c["nodes"]), int(c["gpus_a_node"]), device, between, inside, c["inside"])
 
     def seconds(self, name: str, server: float, share: float) -> float:
-        """As far as `name` is switched on."""
+        """Seconds of a step with the parts up to `name` switched on."""
         c, served = self.c, self.cluster(self.c["share"], self.c["message"])
         if name == "default" and self.strategy == "ring":
             return ring(self.work, self.cluster(share, c["message"] / 4), Stack())

@@ -72,7 +72,7 @@ def curves(data: Data) -> Data:
 
 
 def kinds(data: Any) -> Counter[str]:
-    """How many numbers there are of each kind."""
+    """Number of numbers of each kind."""
     if isinstance(data, Number):
         return Counter([data.kind])
     each = data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ()

@@ -134,7 +134,7 @@ class Emulated:
         return min(objective.step([method.way(way), None]).seconds for way in ways)
 
     def cluster(self, place: Measured) -> Cluster:
-        """One rank a host, whose core others share."""
+        """A cluster with one rank per host, whose core others share."""
         bandwidth, reach = LOOPBACK, 1.0
         if place.rate not in ("loopback", "", None):
             bandwidth, reach = parse_rate(place.rate) / 8, self.reach
@@ -154,7 +154,7 @@ class Emulated:
         return CodecCost(*(Line(each.latency, slower * each.per_byte) for each in lines))
 
     def workload(self, place: Measured, method: Method) -> Workload:
-        """What the embedding sends is its words' rows: what repeats does not travel."""
+        """The workload; the embedding sends its words' rows, since repeats do not travel."""
         alone = _model().timed(DEVICES["cpu"].speed).scaled(place.alone)
         named = {p.name: p for p in _params()}
         order = [named[each.name] for each in _model().gradients]
@@ -182,6 +182,6 @@ class Emulated:
 
 
 def quality(cells: Sequence[Cell]) -> tuple[int, float, float]:
-    """Of predicted cells: how many, the median error and the worst."""
+    """Number of predicted cells, their median error and their largest."""
     errors = [abs(each.error) for each in cells if each.kind == "predicted"]
     return len(errors), statistics.median(errors), max(errors)

@@ -30,7 +30,7 @@ PLACE = "EC2, 16 nodes x 8 V100, 100 Gbit/s"
 
 @cache
 def kernels(name: str, memory: float) -> Kernels:
-    """Those of a spec, by the bytes that they touch of a memory of so many bytes a second."""
+    """Kernels of a spec, by the bytes that they touch; memory: bytes a second."""
     codec = compile_codec(name, {}, "reference")
     found, n = touched(codec), 1 << 22
     rate = codec.payload_bytes(n) / (4 * n)
@@ -39,7 +39,7 @@ def kernels(name: str, memory: float) -> Kernels:
 
 @cache
 def model_of(name: str) -> Model:
-    """One that comes with the package."""
+    """A model of the package."""
     return load(name)
 
 
@@ -61,13 +61,13 @@ class Paper:
 
     @property
     def models(self) -> Data:
-        """By name."""
+        """Models by name."""
         found: Data = self.data["models"]
         return found
 
     @property
     def ranks(self) -> int:
-        """Of the table."""
+        """Ranks of the table."""
         c = plain(self.data["cluster"])
         return int(c["nodes"] * c["gpus_a_node"])
 
@@ -192,7 +192,7 @@ def _share(name: str) -> bool:
 
 
 def _inner(name: str, value: float) -> float:
-    """What is searched: anything may come of it."""
+    """The unbounded variable that is searched for a value."""
     return math.log(value / (1 - value)) if _share(name) else math.log(value)
 
 

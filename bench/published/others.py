@@ -112,5 +112,5 @@ def sdp4bit(data: Data) -> Iterator[Cell]:
 
 
 def _alone(base: float, compressed: float, ratio: float) -> float:
-    """Of alone / compressed = 1 + ratio (alone / base - 1)."""
+    """Solve alone / compressed = 1 + ratio (alone / base - 1) for alone."""
     return (1 - ratio) / (1 / compressed - ratio / base)

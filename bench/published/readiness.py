@@ -1,4 +1,4 @@
-"""When gradients are ready: the roofline's order and times beside those measured on a V100."""
+"""Times at which gradients are ready: the roofline's order and times, and those of a V100."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUANTILES = (np.arange(400) + 0.5) / 400
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far a byte's ready time is off, in the mean, as a share of the backward pass."""
+    """Mean error of a byte's ready time, as a share of the backward pass."""
 
     model: str
     milliseconds: float  # of the backward pass, as measured
@@ -39,7 +39,7 @@ def measured(name: str) -> tuple[Floats, Floats]:
 
 
 def readiness() -> Iterator[Readiness]:
-    """Of all profiles. Times are counted from the first gradient on, as there."""
+    """Results for all profiles. Times since the first gradient, as in the profiles."""
     found = json.loads((FOLDER / "espresso_profiles.json").read_text("utf-8"))
     for name in found["profiles"]:
         sizes, times = measured(name)

@@ -1,8 +1,9 @@
-"""What published systems do for a gradient: chains of stages on lanes of one representative node.
+"""Published systems: chains of stages for a gradient, on lanes of one representative node.
 
 Sizes are bytes of gradient in a node, of which every GPU holds the same number. Lanes are those of
-casync.stages, and `pcie`, and `cpu`, a node's cores. Steps are simulated by the planner's
-own engine; Horovod's collectives, which take what is ready when one is over, apart.
+casync.stages, and `pcie`, and `cpu`, a node's cores. Steps are simulated by the planner's own
+engine; Horovod's collectives, each of which takes the gradients that are ready when the one before
+ends, are apart.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Training:
 
     @classmethod
     def of(cls, model: Model, step: float) -> Training:
-        """Of a model whose step takes so long; shares of it are those of the roofline."""
+        """The training of a model with this step time; its shares are those of the roofline."""
         alone = model.timed(V100).scaled(step)
         sizes = tuple(4.0 * each.numel for each in model.gradients)
         return cls(sizes, alone.ready, alone.forward, alone.backward)
@@ -102,7 +103,7 @@ def collectives(
 
 
 def _taken(work: Training, first: int, progress: float, most: float) -> int:
-    """Where what goes together ends: at least one tensor."""
+    """End of a group that goes together: at least one tensor."""
     end, size = first + 1, work.sizes[first]
     while end < len(work.sizes) and work.ready[end] <= progress + 1e-12:
         size += work.sizes[end]
@@ -189,9 +190,9 @@ def _cut(size: float, most: float) -> int:
 
 @dataclass(frozen=True)
 class Features:
-    """What HiPress switches on, one after the other."""
+    """Parts of HiPress, in the order in which they are switched on."""
 
-    gpu: bool = True  # kernels on it, else on the CPU
+    gpu: bool = True  # kernels on the GPU, else on the CPU
     pipeline: bool = True  # operators and transfers overlap
     bulk: bool = True  # a slot's messages, and small kernels, go together
     planned: bool = True  # SeCoPa cuts gradients
@@ -257,7 +258,7 @@ class _Compressed:
 
     @property
     def messages(self) -> float:
-        """Of a peer: a slot's share of one where they are joined."""
+        """Messages to a peer: a slot's share of one if they are joined."""
         payload = self.kernels.rate * self.size
         return payload / SLOT if self.features.bulk else float(self.cuts)
 

@@ -44,7 +44,7 @@ def test_the_day_ends_where_a_step_is_red(tmp_path):
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_difference_of_a_bit_is_found(broken, monkeypatch):
-    """Of what a kernel wrote, wherever it is."""
+    """A difference anywhere in a kernel's output is found."""
     if broken:
         host = Place.host
         monkeypatch.setattr(Place, "host", lambda self, array: host(self, array) ^ 1

@@ -92,7 +92,7 @@ def test_every_spec_has_a_baseline():
 
 @pytest.mark.parametrize("name", [name for name in METHODS if bounded(name)])
 def test_no_more_is_sent_than_the_bound_of_the_spec(name):
-    """If the threshold parts nothing, exactly as many go as the spec sends."""
+    """The payload has exactly as many values as the spec sends, if no threshold separates them."""
     codec, method = compll.compile(name, "reference"), METHODS[name]
     state = torch.zeros(method.states * N) if codec.stateful else None
     payload = codec.encode(EQUAL, state=codec.init_state(N) if codec.stateful else None)

@@ -1,4 +1,4 @@
-"""What single operators make of an array, on the CPU and by the reference."""
+"""Results of single operators on an array, on the CPU and by the reference."""
 
 import tempfile
 from functools import cache
@@ -24,7 +24,7 @@ def compiled(encode, payload, target, params):
 
 
 def computed(x, encode, payload, step=0, **params):
-    """What follows x itself in the payload, as float32; the same on the CPU as by the reference."""
+    """The payload behind x itself, as float32; checked to be equal on the CPU and the reference."""
     given = tuple(sorted(params.items()))
     found = [
         compiled(encode, payload, target, given).encode(x, step=step)[4 * len(x) :]

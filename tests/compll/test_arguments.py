@@ -92,7 +92,7 @@ WRONG = [
 
 
 def refusal(batch, name, spoil, call):
-    """What a call says of a batch, one of whose arrays is spoilt."""
+    """The error of a call for a batch with one spoilt array."""
     setattr(batch, name, spoil(getattr(batch, name)))
     with pytest.raises(compll.UsageError) as caught:
         call(batch)
@@ -149,7 +149,7 @@ def test_what_is_only_read_may_be_read_only(codec):
 
 
 class Tensor:
-    """As much of torch's as is asked for."""
+    """A tensor with only the members that are used."""
 
     def detach(self):
         raise AssertionError

@@ -175,7 +175,7 @@ def test_draws_in_searches_beyond_32_bits(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_written_back_is_drawn_tile_by_tile(tmp_path):
-    """What a later walk writes back had, in every tile, the draws of the last one."""
+    """Values that a later walk writes back had, in every tile, the draws of the last tile."""
     path = tmp_path / "back.yaml"
     path.write_text(
         "name: back\nencode: {q: 'g + random(0, 1)', top: max(g)}\n"

@@ -137,7 +137,7 @@ def writable(path):
 
 
 def foreign(path):
-    """As root alone can: another user's."""
+    """Give a file to another user, which only root can."""
     os.chown(path, 65534, -1)
 
 

@@ -34,7 +34,7 @@ def typed(case):
 
 
 def on_gpu():
-    """Whether CuPy finds a device; without one the shim alone carries the proof."""
+    """True if CuPy finds a device; without one only the shim proves the kernels."""
     try:
         cuda_device.cupy()
     except UsageError:

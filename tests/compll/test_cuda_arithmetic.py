@@ -1,4 +1,4 @@
-"""What kernels compute by other ways than the reference, on every value or on the hard ones."""
+"""Arithmetic that kernels do in other ways than the reference, on every value or the hard ones."""
 
 import ctypes
 
@@ -63,7 +63,7 @@ def test_codes_of_large_groups_fit_shared_memory(tmp_path):
 
 
 def floats(rng, count=1 << 16):
-    """Of all exponents, signs and kinds, the first and last of each among them."""
+    """Floats of all exponents, signs and kinds, with the first and last of each."""
     bits = rng.integers(0, 1 << 32, count, dtype=np.uint32)
     exponents = np.arange(512, dtype=np.uint32) << np.uint32(23)
     ends = [exponents + np.uint32(f) for f in (0, 1, 2, 0x400000, 0x7FFFFE, 0x7FFFFF)]
@@ -114,7 +114,7 @@ feedback: error
 @pytest.mark.parametrize("group", first_fast(["group: 128", "", "group: 8", "group: 1024"]))
 @pytest.mark.parametrize("least", ["1e-35", "0"])
 def test_tiles_with_numbers_beyond(group, least, tmp_path, rng):
-    """Of some tiles all elements are zeros, or all but one; others hold what is hard to divide."""
+    """Some tiles have only zeros, or one other value; others have values hard to divide."""
 
     def values(n):
         x = rng.standard_normal(n) * np.exp2(rng.integers(-8, 8, n))

@@ -223,5 +223,5 @@ feedback: error
 
 
 def test_codes_of_a_matrix_that_are_read_flat(tmp_path, rng):
-    """Those of the last tile, of which some belong to no element, were read as if all did."""
+    """Codes of the last tile that belong to no element used to be read as if all did."""
     pieces_equal(ROWS, tmp_path, rng.standard_normal, lengths=(2000, 1, 31, 48, 1024, 300))

@@ -32,7 +32,7 @@ def test_every_spec_becomes_a_cubin(spec, arch):
 
 
 def ends(elf):
-    """Where the tables of program and section headers end."""
+    """Ends of the tables of program and section headers."""
     programs, sections = struct.unpack_from("<QQ", elf, 32)
     size, count, section_size, section_count = struct.unpack_from("<4H", elf, 54)
     return programs + size * count, sections + section_size * section_count

@@ -1,5 +1,5 @@
-"""What only a device can show: its own instructions against the functions that other processors
-have for them, on every float; and calls under torch's capture of a CUDA graph."""
+"""Checks that need a device: its own instructions against the functions of other processors, on
+every float; and calls under torch's capture of a CUDA graph."""
 
 import ctypes
 import re
@@ -77,7 +77,7 @@ def source():
 
 
 def test_what_is_compared_is_equal_without_a_device(rng):
-    """So that a difference on a device is the device's."""
+    """Both sides are equal on the host, so a difference on a device is the device's."""
     counts = "".join(ON_THE_HOST.format(name=name) for name in CHECKS)
     library = ctypes.CDLL(str(cuda_host.build(source() + counts)))
     bits = floats(rng).view(np.uint32)
@@ -97,7 +97,7 @@ def test_what_is_compared_compiles_for_a_device():
 @needs_gpu
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_gpu_computes_what_other_processors_do(name):
-    """Of all 2**32 floats; `first` is the least of those that differ, as bits."""
+    """Compare all 2**32 floats; `first` is the least that differs, as bits."""
     cupy = cuda_device.cupy()
     path = cuda_nvrtc.kept(source(), cupy.cuda.Device().compute_capability)
     kernel = cupy.RawModule(path=str(path)).get_function(name)
@@ -122,7 +122,7 @@ class Call:
         self.codec.decode_batch(self.out, self.table, self.at, used, self.y, step=3)
 
     def results(self):
-        """What it wrote, which is cleared."""
+        """Results of the call; they are cleared."""
         found = self.out.clone(), self.y.clone()
         self.out.zero_()
         self.y.zero_()
@@ -130,7 +130,7 @@ class Call:
 
 
 def allocations(call):
-    """How often a call asks CuPy and torch for device memory."""
+    """Number of times that a call asks CuPy and torch for device memory."""
 
     class Count(cuda_device.cupy().cuda.MemoryHook):
         name = "count"
@@ -162,7 +162,7 @@ def test_a_gpu_allocates_nothing_after_the_first_call(spec):
 @needs_torch
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_gpu_captures_calls_under_torch(spec):
-    """By torch's default: nothing in the process may allocate or wait meanwhile."""
+    """Capture with torch's default mode: nothing in the process may allocate or wait meanwhile."""
     call = Call(spec)
     call()
     expected = call.results()

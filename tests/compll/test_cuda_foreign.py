@@ -21,7 +21,7 @@ from tests.compll.cuda_host import HostDevice
 
 
 class Tensor:
-    """What torch's tensors show of themselves."""
+    """The interface of torch's tensors."""
 
     def __init__(self, held, typestr=None, device="cuda:0", wrong=None):
         self.held, self.device, self.wrong = held, device, wrong
@@ -161,7 +161,7 @@ def test_a_state_in_the_hosts_memory_is_refused(module):
 
 
 class Torch:
-    """What is asked of torch. made: bytes and stream of what came from its allocator."""
+    """The used interface of torch. made: bytes and stream of allocations."""
 
     uint8 = "uint8"
 

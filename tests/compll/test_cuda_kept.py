@@ -1,4 +1,4 @@
-"""What the CUDA backend keeps between calls: when it is dropped, and when it may not be made."""
+"""Values that the CUDA backend keeps between calls: their lifetime, and when not to make them."""
 
 import gc
 import weakref
@@ -101,7 +101,7 @@ def codec_of(name, device=Counting, **params):
 
 @pytest.mark.parametrize("name", ["int4_group", "topk", "dgc"])
 def test_what_is_held_is_made_once_however_much_there_is(name):
-    """As many tables as a step of gpt2-xl needs at 8 ranks, and more."""
+    """At least as many tables as a step of gpt2-xl needs at 8 ranks."""
     codec = codec_of(name)
     parts = [Part(codec, 65 + k) for k in range(1300)]
     for part in reversed(parts):  # the largest first: scratch memory does not grow
@@ -219,14 +219,14 @@ def test_a_call_after_an_interrupted_one_begins_anew(name, rng):
 
 
 class Array(np.ndarray):
-    """As CuPy's."""
+    """An array like CuPy's."""
 
     def set(self, values, stream):
         self[:] = values
 
 
 class Cupy:
-    """What CupyDevice asks of CuPy, with two devices."""
+    """The part of CuPy that CupyDevice uses, with two devices."""
 
     def __init__(self):
         self.number, self.capturing, self.waited = 0, False, 0

@@ -1,4 +1,4 @@
-"""How CUDA kernels become machine code that a device loads."""
+"""Compilation of CUDA kernels to machine code that a device loads."""
 
 import importlib.metadata
 import subprocess
@@ -53,7 +53,7 @@ def test_machine_code_that_others_may_write_is_not_loaded(module, source):
 
 
 def disassembler():
-    """Of the development set-up; None elsewhere, as on a machine that has only CUDA's run time."""
+    """The disassembler of the development set-up; None elsewhere, as with CUDA's run time alone."""
     try:
         files = importlib.metadata.files("nvidia-cuda-nvdisasm") or ()
     except importlib.metadata.PackageNotFoundError:

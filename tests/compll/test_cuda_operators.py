@@ -157,7 +157,7 @@ decode: lookup(means, q)
 
 @pytest.mark.parametrize("feedback", ["", "feedback: error\n"])
 def test_tables_in_large_expressions_keep_their_names(feedback, tmp_path):
-    """One that was read more than once became a float, which does not compile."""
+    """A table that was read more than once became a float, which does not compile."""
     device, _ = compiled(REPEATED + feedback, tmp_path)
     assert not re.search(r"const float \w+ = table", device.source.full())
 
@@ -230,7 +230,7 @@ decode: scatter(i, v)
     "old, new", [("decode: scatter(i, v)", "decode: y"), ("> 1", "> mean(g[high])")]
 )
 def test_several_selections(old, new, tmp_path, rng):
-    """Of which decode needs none, or one needs a mean of the other."""
+    """Decode needs neither selection, or one of them needs a mean of the other."""
     pieces_equal(SELECTING.replace(old, new), tmp_path, rng.standard_normal)
 
 

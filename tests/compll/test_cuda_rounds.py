@@ -79,7 +79,7 @@ class World:
             np.testing.assert_array_equal(*pair, err_msg=one.name)
 
     def combined(self, one, sent, at):
-        """What an all-reduce makes of the payloads."""
+        """The result of an all-reduce of the payloads."""
         out = sent[0].copy()
         for begin, n in zip(at.tolist(), self.lengths, strict=True):
             part = slice(begin, begin + one.payload_bytes(n))

@@ -31,7 +31,7 @@ def batch(codec, lengths):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(compll.list_specs()) - {"atomo"}))
 def test_tables_in_turn_have_the_bits_of_their_own(name, rng):
-    """What one table leaves in scratch memory is as another one needs it."""
+    """Scratch memory that one table leaves does not change another's results."""
     codec, reference = device_codec(name), compll.compile(name, "reference")
     sizes = ((3000, 1, 700), (129,), (1, 2500), (5000,))
     fed = bool(reference.stateful)

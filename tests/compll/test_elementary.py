@@ -52,7 +52,7 @@ def test_powers():
 
 @cache
 def functions():
-    """Those of the CPU's kernels, of float64."""
+    """Functions of the CPU's kernels, of float64."""
 
     def made(name):
         kinds = [F64] * (1 + (name == "pow"))

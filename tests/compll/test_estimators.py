@@ -19,7 +19,7 @@ VECTORS = sorted({key.split("/")[1] for key in GOLDEN if key.startswith("input/"
 
 
 def compiled(name, **params):
-    """What a method does is that of every backend (test_backends); this one is ready at once."""
+    """A codec on the reference, which is ready at once; test_backends compares all backends."""
     return compll.compile(name, "reference", **params)
 
 

@@ -65,7 +65,7 @@ def test_backends_agree(cpu, reference):
 
 @pytest.mark.parametrize("scale", [1.0, 1e-36, 1e-38, 1e-41])
 def test_zeros_are_zeros_beside_whatever_else(scale):
-    """Of codecs that are unbiased, and have as many levels below zero as above."""
+    """Unbiased codecs with equally many levels below zero as above decode zeros to zeros."""
     x = (values()["all scales"] * 0 + np.arange(N) % 7 - 3).astype(np.float32) * np.float32(scale)
     x[::5] = 0
     for name in ("int8_group", "int4_group", "int3_group", "tern_group", "qsgd", "natural"):

@@ -35,7 +35,7 @@ update:
 
 
 def adacomp(g, residual, size):
-    """One step of AdaComp by the paper's algorithm, without its quantizer: sent, new residual."""
+    """A step of AdaComp by the paper's algorithm, without its quantizer: sent, new residual."""
     held = residual + g
     ahead, sent = held + g, np.zeros_like(g)
     for start in range(0, len(g), size):

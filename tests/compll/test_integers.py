@@ -25,9 +25,9 @@ decode: exp2(e) * (a - 5) * (b - 6) * (c - 7) + where(e < 0, e, 0) + d
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["", "group: 32"])
 def test_numbers_below_zero_arrive(group, tmp_path, rng):
-    """One number of the tensor, or of a group, was read as if it had no sign.
+    """A number of the tensor, or of a group, used to be read without its sign.
 
-    And of the bits to shift by, the lowest five were taken, whatever the others were.
+    And of the bits to shift by, only the lowest five were used.
     """
     text = SPEC.replace("GROUP", group)
     path = tmp_path / "integers.yaml"
@@ -162,7 +162,7 @@ def test_feedback_knows_how_floats_round_integers(kind, tmp_path):
 
 
 def test_feedback_shifts_what_is_held(tmp_path):
-    """What int32 holds of a float was a float, too, which has no bits."""
+    """The int32 of a float used to be a float, too, which has no bits."""
     path = tmp_path / "rounded.yaml"
     text = ROUNDED.replace("exponent(OF) * 1003", "sum(g)").replace("TYPE", "int32")
     path.write_text(text.replace("DECODED", "(a << 1)"))
@@ -170,7 +170,7 @@ def test_feedback_shifts_what_is_held(tmp_path):
 
 
 def checked(codec, x):
-    """What is decoded, of which the residual knows."""
+    """The decoded values, checked against the residual."""
     state = codec.init_state(len(x))
     y = codec.decode(codec.encode(x, state=state), len(x))
     np.testing.assert_array_equal(state["residual"], x - y)
@@ -179,7 +179,7 @@ def checked(codec, x):
 
 @pytest.mark.slow
 def test_integers_beside_a_search(tmp_path, rng):
-    """What is stored of a tile's integers, and counts of the search, had one name."""
+    """A tile's stored integers and the counts of the search used to have one name."""
     path = tmp_path / "searched.yaml"
     path.write_text("""
 name: searched

@@ -1,4 +1,4 @@
-"""How large generated CPU kernels become: their compilation time follows from it."""
+"""Sizes of generated CPU kernels, on which their compilation time depends."""
 
 import re
 
@@ -44,7 +44,7 @@ def test_rounds_share_one_walk(tmp_path):
 
 @pytest.mark.parametrize("name", compll.list_specs())
 def test_no_kernel_is_without_end(name):
-    """How long LLVM takes follows from what is compiled together."""
+    """LLVM's time depends on the amount of code that is compiled together."""
     module = compll.compile(name, "reference").module
     parts = [module_text(name, part) for part in lower.kernels(module).values()]
     assert max(len(text.splitlines()) for text in parts) < 12_000

@@ -211,7 +211,7 @@ def test_what_loses_nothing_is_unbiased(tmp_path):
     ],
 )
 def test_what_decodes_to_nan(sections, told, tmp_path):
-    """Such a spec had "no problems", and the first batch with a word unused made weights NaN."""
+    """The linter saw "no problems" in such a spec: a batch with an unused word made weights NaN."""
     plain = {"params": "{}", "payload": '{q: "float32[n]"}'}
     found = warnings(spec(tmp_path, **plain | sections))
     assert len(found) == bool(told)

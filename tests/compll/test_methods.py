@@ -16,8 +16,8 @@ INPUTS = sorted({key.split("/")[1] for key in GOLDEN if key.startswith("input/")
 
 
 def compiled(name, **params):
-    """What a method does is that of every backend (test_backends): with parameters of its own it is
-    tried on the reference, which is ready at once."""
+    """A codec; with parameters of its own on the reference, which is ready at once (test_backends
+    compares all backends)."""
     return compll.compile(name, "reference" if params else "cpu", **params)
 
 

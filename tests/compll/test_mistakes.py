@@ -32,7 +32,7 @@ def test_helpers_of_backends_are_no_backends():
 
 @pytest.mark.parametrize("made", ["matrix(g, columns)", "random_matrix(columns, 2)"])
 def test_matrices_without_columns(made, tmp_path):
-    """What a shape settles has its default where the shape is not known, in `check`, too."""
+    """A parameter that the shape decides has its default without a shape, also in `check`."""
     path = tmp_path / "wide.yaml"
     path.write_text(
         "name: wide\nparams: {columns: {default: 0, from: columns}}\n"
@@ -64,7 +64,7 @@ def test_a_share_is_no_number_of_elements(kept, tmp_path):
 
 
 def test_codes_of_a_matrix(tmp_path):
-    """By element, or as a matrix; what ranks add, by element alone."""
+    """Codes by element or as a matrix; payloads that ranks add, by element only."""
     path = tmp_path / "rows.yaml"
     text = "name: rows\nencode:\n  m: matrix(g, 8)\n  q: m < 0\npayload:\n  q: {}\ndecode: {}\n"
     path.write_text(text.format("uint1[n]", "where(q, -1, 1)"))
@@ -242,7 +242,7 @@ QUOTE = "quote the expression, or write it on its own line"
 
 
 def told(path, **wrong):
-    """What is told of a spec with these sections."""
+    """Diagnostics of a spec with these sections."""
     path.write_text(STATED.format(**RIGHT | wrong))
     with pytest.raises(compll.SpecError) as error:
         compll.compile(path, "reference")

@@ -37,7 +37,7 @@ print(json.dumps([digest.hexdigest(), loaded]))
 
 
 def run(root=None, *, specs=("threelc",), jobs=1):
-    """What fresh processes that start at once computed, and what they had to import."""
+    """Results of fresh processes that start at once, and the modules that they imported."""
     started = [
         subprocess.Popen(
             [sys.executable, "-c", RUN, *specs],
@@ -57,7 +57,7 @@ def run(root=None, *, specs=("threelc",), jobs=1):
 
 
 def of_arrays(name):
-    """Whether a spec's values mix elements."""
+    """True if a spec's values mix elements."""
     return mixes(compll.compile(name, "reference").module)
 
 

@@ -41,7 +41,7 @@ def gradient(n: int, seed: int) -> np.ndarray:
 
 
 def encoded(codec, n, states, step):
-    """What is sent, and what all ranks then have: one rank's, or the rounds of one."""
+    """Payloads, and the decoded values of all ranks: of one rank, or the rounds of one."""
     x = gradient(n, step)
     if not codec.rounds:
         payload = codec.encode(x, state=states or None, seed=7, step=step)

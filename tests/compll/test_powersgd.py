@@ -307,7 +307,7 @@ def test_matrices_without_rounds(tmp_path, rng):
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 def test_decode_knows_a_random_matrix_by_its_name(target, tmp_path, rng):
-    """As it knows what `shared` drew: a sketch needs no basis in its payload."""
+    """Decode repeats the matrix, like `shared` draws: a sketch's payload needs no basis."""
     text = (
         "name: sketched\nencode:\n  r: random_matrix(64, 4)\n  p: matrix(g, 64) @ r\n"
         "payload:\n  p: float32[ceil(n / 64), 4]\ndecode: flat(p @ transpose(r))\n"

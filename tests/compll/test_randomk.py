@@ -118,7 +118,7 @@ def test_parts_of_a_tensor_draw_their_own_positions():
 @pytest.mark.parametrize("name", ["randomk", "thc"])
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 def test_steps_are_whole_numbers(name, target, rng):
-    """Of NumPy, too; anything else is refused before it could choose other draws."""
+    """NumPy's integers are accepted; other types could choose other draws and are refused."""
     x, codec = rng.standard_normal(500).astype(np.float32), compll.compile(name, target)
     payload = codec.encode(x, step=np.int64(7))
     assert np.array_equal(payload, codec.encode(x, step=7))

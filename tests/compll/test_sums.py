@@ -162,7 +162,7 @@ ODD = {"nan": 0, "inf": 0, "-inf": 0, "3e9": 2**31 - 1, "-3e9": -(2**31), "-0.9"
 
 @pytest.mark.slow
 def test_integers_of_what_no_integer_holds(tmp_path):
-    """Of elements the largest is that of float32 below 2**31."""
+    """The largest integer of an element is that of float32 below 2**31."""
     kinds = {"a": ("int({} + 0 * g)", "int32[n]"), "b": ("int({} + 0 * sum(g))", "float32"),
              "c": ("int({})", "float32")}  # fmt: skip
     names = {f"{kind}{i}": (kind, x) for kind in kinds for i, x in enumerate(ODD)}

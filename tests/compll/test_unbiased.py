@@ -15,7 +15,7 @@ PARAMS = {
 
 
 def claims(name):
-    """Whether the spec claims it, with these parameters."""
+    """True if the spec, with these parameters, claims to be unbiased."""
     return compll.compile(name, "reference", **PARAMS.get(name, {})).module.unbiased
 
 

@@ -45,7 +45,7 @@ def tiles(kinds, tile):
 
 
 def encoded(codec, x, incoming, state, **options):
-    """What kernels make that encode and that merge: payloads, and x as it is decoded."""
+    """Results of kernels that encode, and that merge: payloads, and the decoded x."""
     at, found = np.zeros(1, np.int64), []
     taken = codec.encode(np.resize(incoming, len(x)), seed=1)
     for hop in (None, Incoming(taken, at, np.array([len(taken)]))):

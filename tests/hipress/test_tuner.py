@@ -64,8 +64,7 @@ def test_ranks_agree_on_one_plan_and_stay_together(way):
 
 
 def test_a_report_says_alike_of_model_and_parameters_why_nothing_is_compressed():
-    """For parameters it used to say, for the rest of the training, that the first steps are
-    watched."""
+    """For parameters it used to say, throughout training, that the first steps are watched."""
     for whole, parts in launch(tuner_ranks.left_alone, 2):
         assert parts == {"no compressor would make a step faster here"}
         assert whole.endswith(parts.pop())

@@ -82,7 +82,7 @@ def entry(kernel: str, params: tuple[str, ...]) -> str:
 
 
 class HostDevice:
-    """What cuda.Kernels asks of a device, on NumPy arrays and the shim."""
+    """A device for cuda.Kernels, on NumPy arrays and the shim."""
 
     def __init__(self, source: Source, *, sanitize: bool = False, descending: bool = False) -> None:
         self.source, self.sanitize, self.descending = source, sanitize, descending
@@ -115,7 +115,7 @@ class HostDevice:
         """Launches are over when they return."""
 
     def finish(self) -> None:
-        """As settle."""
+        """The same as settle."""
 
     def download(self, array: np.ndarray) -> np.ndarray:
         return array.copy()

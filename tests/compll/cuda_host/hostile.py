@@ -32,7 +32,7 @@ SPECS = (
 
 
 def run(spec: str, rng: np.random.Generator) -> bool:
-    """Whether the backend compiles the spec; the sanitizer ends the process on a bad access."""
+    """True if the backend compiles the spec; the sanitizer ends the process on a bad access."""
     module, params = type_check(spec, {})
     try:
         source = cuda_source.source(module, 64)

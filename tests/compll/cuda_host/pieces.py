@@ -23,7 +23,7 @@ def compiled(text, folder, **params):
 
 
 def pieces_equal(text, folder, values, step=3, lengths=SIZES, writeback=False, **params):
-    """Whether a batch of pieces of these sizes is encoded and decoded as by the reference."""
+    """Compare encode and decode of a batch of pieces of these sizes with the reference."""
     device, reference = compiled(text, folder, **params)
     starts = np.cumsum([0, *lengths[:-1]])
     rows = enumerate(zip(starts, lengths, strict=True))
