@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol
 
 import torch
@@ -88,12 +87,7 @@ class Compressed(AbstractContextManager["Compressed"]):
         counters = [executor.counters for executor in self.executors]
         return sum(each.bytes_sent + share * each.bytes_reduced for each in counters)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for executor in self.executors:
             executor.close()
 
@@ -137,14 +131,9 @@ class Averaged(AbstractContextManager["Averaged"]):
         self._momentum.hand(self._every, gradient, lambda: entered, Future())
         self._momentum.release()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for each in (self._before, self._after):
-            each.__exit__(kind, error, trace)
+            each.__exit__(*error)
 
 
 _OPTIONS = {*options_.names()} - {"process_group", "ddp_kwargs"}

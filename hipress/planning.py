@@ -62,79 +62,71 @@ def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     return {codec.name: codec} | ({} if down is None else {"down": down})
 
 
-def plan_for(
-    params: tuple[Param, ...],
-    codecs: Mapping[str, Codec],
-    options: Options,
-    topology: Topology,
-    ours: Overrides,
-    meeting: Meeting,
-    placement: Placement,
-    optimizer: Averaging | None = None,
-) -> Planned:
-    """Plan the synchronization of `params`. All ranks of the meeting must call this.
+@dataclass(frozen=True)
+class Planner:
+    """Plans the synchronization of a model. All ranks of the meeting must call it alike."""
 
-    codecs: result of `codecs_of`. ours: decisions of the rules. optimizer: one whose momentum is
-    averaged. Raises ConfigError.
-    """
-    if topology.world_size == 1:
-        why = "one rank: there is nothing to synchronize"
-        return Planned(rules.Plan(tuple(rules.raw(p, why) for p in params), topology, why=why))
-    if isinstance(optimizer, Freezing):
-        return _phased(params, codecs, options, topology, ours, meeting, placement, optimizer)
-    return _plan(params, codecs, options, topology, ours, meeting, placement)
+    params: tuple[Param, ...]
+    options: Options
+    topology: Topology
+    ours: Overrides  # decisions of the rules
+    meeting: Meeting
+    placement: Placement
 
+    def plan(self, codecs: Mapping[str, Codec], optimizer: Averaging | None = None) -> Planned:
+        """codecs: result of `codecs_of`. optimizer: one whose momentum is averaged. Raises
+        ConfigError."""
+        if self.topology.world_size == 1:
+            why = "one rank: there is nothing to synchronize"
+            raw = tuple(rules.raw(p, why) for p in self.params)
+            return Planned(rules.Plan(raw, self.topology, why=why))
+        if isinstance(optimizer, Freezing):
+            return self._phased(codecs, optimizer)
+        return self._phase(codecs)
 
-def _phased(
-    params: tuple[Param, ...],
-    codecs: Mapping[str, Codec],
-    options: Options,
-    topology: Topology,
-    ours: Overrides,
-    meeting: Meeting,
-    placement: Placement,
-    optimizer: Freezing,
-) -> Planned:
-    """ "auto" for gradients until the optimizer freezes, then `codecs` for its momentum."""
-    first = replace(
-        options, compressor=AUTO, params={}, down=AUTO, strategy=AUTO, scope="tensor",
-        optimizer="adam",
-    )  # fmt: skip
-    others = (topology, ours, meeting, placement)
-    before = _plan(params, codecs_of(first, placement), first, *others, " before a freeze")
-    after = _plan(params, codecs, options, *others)
-    compile_ahead(after.plan)
-    refuse_misplaced(after.plan, placement)
+    def _phased(self, codecs: Mapping[str, Codec], optimizer: Freezing) -> Planned:
+        """ "auto" for gradients until the optimizer freezes, then `codecs` for its momentum."""
+        first = replace(
+            self.options, compressor=AUTO, params={}, down=AUTO, strategy=AUTO, scope="tensor",
+            optimizer="adam",
+        )  # fmt: skip
+        gradients = codecs_of(first, self.placement)
+        before = replace(self, options=first)._phase(gradients, " before a freeze")
+        after = self._phase(codecs)
+        compile_ahead(after.plan)
+        refuse_misplaced(after.plan, self.placement)
 
-    def phases() -> Chooser:
-        one, two = (each.chooser or partial(Fixed, each.plan) for each in (before, after))
-        return Phases(optimizer, one(), two(), meeting)
+        def phases() -> Chooser:
+            one, two = (each.chooser or partial(Fixed, each.plan) for each in (before, after))
+            return Phases(optimizer, one(), two(), self.meeting)
 
-    return Planned(before.plan, before.probe or after.probe, phases)
+        return Planned(before.plan, before.probe or after.probe, phases)
 
+    def _phase(self, codecs: Mapping[str, Codec], when: str = "") -> Planned:
+        """A plan, or more to choose from; connections are named by `when`."""
+        every, given = list(codecs.values()), (self.options, self.topology)
+        if self.options.policy is not None:
+            return self._steered(self.options.policy, every)
+        if not self.options.automatic:
+            plan = rules.fixed_plan(self.params, every[0], *given, *every[1:])
+            return Planned(self.ours.apply(plan))
+        from hipress.plan.auto import Search
 
-def _plan(
-    params: tuple[Param, ...],
-    codecs: Mapping[str, Codec],
-    options: Options,
-    topology: Topology,
-    ours: Overrides,
-    meeting: Meeting,
-    placement: Placement,
-    when: str = "",
-) -> Planned:
-    """`plan_for` for one phase; connections are named by `when`."""
-    every = list(codecs.values())
-    if options.policy is not None:
-        made = levels.plans(options.policy, every, params, options, topology, ours)
-        return _steered(options.policy, every, made, params, meeting, placement)
-    if not options.automatic:
-        plan = ours.apply(rules.fixed_plan(params, every[0], options, topology, *every[1:]))
-        return Planned(plan)
-    from hipress.plan.auto import Search
+        search = Search(self.params, codecs, *given, self.ours, self.placement.target)
+        return _auto(search, self.meeting, self.placement, when)
 
-    search = Search(params, codecs, options, topology, ours, placement.target)
-    return _auto(search, meeting, placement, when)
+    def _steered(self, policy: Policy, codecs: Sequence[Codec]) -> Planned:
+        """A plan for each level of a policy, and the pilot that switches between them."""
+        plans = levels.plans(policy, codecs, self.params, self.options, self.topology, self.ours)
+        judge = policy.judge(codecs, len(self.params))
+        memory = HostMemory() if self.placement.on_host else self.placement.memory()
+        for plan in plans:
+            compile_ahead(plan)
+
+        def pilot() -> Chooser:
+            return Pilot(judge, plans, self.params, self.meeting, memory.moment)
+
+        return Planned(plans[0], chooser=pilot)
 
 
 def refuse_misplaced(plan: Plan, placement: Placement) -> None:
@@ -175,23 +167,3 @@ def _auto(search: Search, meeting: Meeting, placement: Placement, when: str) -> 
         return Tuner(places, compiling, meeting, when)
 
     return Planned(search.unplanned(), probe, tuner)
-
-
-def _steered(
-    policy: Policy,
-    codecs: Sequence[Codec],
-    plans: Sequence[Plan],
-    params: Sequence[Param],
-    meeting: Meeting,
-    placement: Placement,
-) -> Planned:
-    """A plan for each level of a policy, and the pilot that switches between them."""
-    judge = policy.judge(codecs, len(params))
-    memory = HostMemory() if placement.on_host else placement.memory()
-    for plan in plans:
-        compile_ahead(plan)
-
-    def pilot() -> Chooser:
-        return Pilot(judge, plans, params, meeting, memory.moment)
-
-    return Planned(plans[0], chooser=pilot)

@@ -29,7 +29,7 @@ from hipress.plan.codecs import (
     described,
     resolve,
 )
-from hipress.planning import codecs_of, compile_ahead, plan_for, refuse_misplaced
+from hipress.planning import Planner, codecs_of, compile_ahead, refuse_misplaced
 from hipress.ranks import job, nodes
 from hipress.ranks import meeting as meetings
 from hipress.ranks.meeting import Meeting
@@ -215,7 +215,8 @@ def prepare(
         topology = nodes.topology_of(options.topology, places, meeting.ranks)
         others = list(codecs.values())
         rules_ = overrides.decide(ruled, params, others, options, topology.world_size)
-        made = plan_for(params, codecs, options, topology, rules_, meeting, placement, optimizer)
+        planner = Planner(params, options, topology, rules_, meeting, placement)
+        made = planner.plan(codecs, optimizer)
         plan = adapt(made.plan)
         refuse_misplaced(plan, placement)
         compile_ahead(plan)

@@ -72,9 +72,8 @@ def steered(params, policy, meeting, placement, memory):
     placed = mock.patch.object(Placement, "memory", return_value=memory)
     with placed:
         codecs = planning.codecs_of(wanted, placement)
-        made = planning.plan_for(
-            params, codecs, wanted, Topology.flat(2), NO_RULES, meeting, placement
-        )
+        planner = planning.Planner(params, wanted, Topology.flat(2), NO_RULES, meeting, placement)
+        made = planner.plan(codecs)
         return Engine(
             params, made.plan, wanted, dist.group.WORLD, meeting,
             placement=placement, memory=memory, tuner=made.chooser(),
@@ -134,9 +133,8 @@ def by_trial(rank, size, gpu=False):
         meeting = meetings.meeting(dist.group.WORLD, 60)
         wanted = options.make("auto", min_size=0, timeout=60)
         codecs = planning.codecs_of(wanted, staged)
-        made = planning.plan_for(
-            params, codecs, wanted, Topology.flat(2), NO_RULES, meeting, staged
-        )
+        planner = planning.Planner(params, wanted, Topology.flat(2), NO_RULES, meeting, staged)
+        made = planner.plan(codecs)
         engine = Engine(
             params, made.plan, wanted, dist.group.WORLD, meeting,
             placement=staged, memory=memory, tuner=made.chooser(), unused=True,
