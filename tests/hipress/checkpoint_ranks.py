@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -16,12 +17,13 @@ from tests.hipress import tuner_ranks
 from tests.hipress.common import (
     SMALL_BUCKETS,
     UNREBUILT,
+    Raised,
     codec,
     data,
     digest,
-    error_of,
     left,
     make,
+    raised_by,
     train,
 )
 from tests.hipress.fakes import Int8
@@ -107,7 +109,7 @@ def changing_through_dcp(rank, world_size, path):
         dcp.save({key: saved}, checkpoint_id=f"{path}/{way}")
         loaded = {key: hipress.state_dict(again)}
         dcp.load(loaded, checkpoint_id=f"{path}/{way}")
-        error = error_of(hipress.load_state_dict, again, loaded[key])[:2]
+        error = raised_by(hipress.load_state_dict, again, loaded[key])
         found[way] = error, squares(saved), squares(hipress.state_dict(again))
     return found
 
@@ -120,20 +122,28 @@ def squares(state):
     }
 
 
+class Loaded(NamedTuple):
+    """Errors of loads that do not fit all ranks, and the training after them."""
+
+    apart: Raised  # of two steps
+    refused: Raised  # fits rank 0 alone
+    kept: bool  # the state from before
+    digest: str  # after a training
+
+
 def load_apart(rank, world_size):
-    """Errors of states of two steps, and of one that fits rank 0 alone; and training after them."""
     ddp = hipress.wrap(make(), "randomk", ratio=0.1)
     states = []
     for step in range(3):
         train(ddp, rank, range(step, step + 1))
         states.append(hipress.state_dict(ddp))
     before = str(states[-1])
-    apart = error_of(hipress.load_state_dict, ddp, states[2 - rank])[:2]
-    refused = error_of(hipress.load_state_dict, ddp, states[0] | {"rank": 0})[:2]
+    apart = raised_by(hipress.load_state_dict, ddp, states[2 - rank])
+    refused = raised_by(hipress.load_state_dict, ddp, states[0] | {"rank": 0})
     kept = str(hipress.state_dict(ddp)) == before
     hipress.load_state_dict(ddp, states[0])
     train(ddp, rank, range(1, 4))
-    return apart, refused, kept, digest(ddp)
+    return Loaded(apart, refused, kept, digest(ddp))
 
 
 def load_late(rank, world_size):
@@ -146,11 +156,11 @@ def load_late(rank, world_size):
     logging.disable(logging.CRITICAL)
     if rank == 1:
         store.wait(["waited"])
-    load = error_of(hipress.load_state_dict, ddp, saved)[:2]
+    load = raised_by(hipress.load_state_dict, ddp, saved)
     store.set("waited", "")
     kept = session.engine.step == 2
-    step = error_of(train, ddp, rank, range(2, 3))[:2]
-    return load, kept, step, error_of(hipress.state_dict, ddp)[:2]
+    step = raised_by(train, ddp, rank, range(2, 3))
+    return load, kept, step, raised_by(hipress.state_dict, ddp)
 
 
 def keys_of(state):
@@ -188,7 +198,7 @@ def state_errors(ddp, state):
         "values": {"state": state["state"] | {"second.weight": {"worker": {"residual": [1]}}}},
         "side": {"state": state["state"] | {"second.weight": {"owner": values["worker"]}}},
     }.items():
-        found[title] = error_of(hipress.load_state_dict, ddp, state | damage, strict=False)[:2]
+        found[title] = raised_by(hipress.load_state_dict, ddp, state | damage, strict=False)
     broken["absent"] = state | {"state": {"second.weight": values}}
     for side in ("worker", "aggregator"):
         half = {"second.weight": {key: value for key, value in values.items() if key != side}}
@@ -197,7 +207,7 @@ def state_errors(ddp, state):
     shape["state"]["second.weight"]["worker"]["residual"] = torch.zeros(2)
     broken["shape"] = shape
     for title, bad in broken.items():
-        found[title] = error_of(hipress.load_state_dict, ddp, bad)[:2]
+        found[title] = raised_by(hipress.load_state_dict, ddp, bad)
         if title != "format":
             logging.getLogger("hipress").setLevel(logging.ERROR)
             hipress.load_state_dict(ddp, bad, strict=False)
@@ -213,9 +223,9 @@ def torn(rank, world_size):
         ddp.module.norm.register_full_backward_hook(lambda *_: 1 / 0)
     logging.disable(logging.CRITICAL)
     return [
-        error_of(train, ddp, rank, range(2, 3))[:2],
-        error_of(hipress.state_dict, ddp)[:2],
-        error_of(hipress.load_state_dict, ddp, saved)[:2],
+        raised_by(train, ddp, rank, range(2, 3)),
+        raised_by(hipress.state_dict, ddp),
+        raised_by(hipress.load_state_dict, ddp, saved),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,8 +15,27 @@ import compll
 import hipress
 import hipress.plan.auto
 from compll.runtime import cache, library
-from tests.hipress.common import SMALL_BUCKETS, Scaled, difference, digest, error_of, make, train
+from tests.hipress.common import (
+    SMALL_BUCKETS,
+    Scaled,
+    Trained,
+    difference,
+    digest,
+    make,
+    raised_by,
+    train,
+)
 from tests.hipress.fakes import Int8
+
+
+class Automatic(NamedTuple):
+    """A model that was wrapped by "auto"."""
+
+    report: dict
+    text: str  # of the report
+    losses: list[float]
+    digest: str
+    hooks: int  # of DDP
 
 
 def automatic(rank, world_size, least):
@@ -31,18 +51,19 @@ def automatic(rank, world_size, least):
     while least < 0 and not hipress.report(ddp).tried:  # codecs are still being compiled
         losses += train(ddp, rank, range(len(losses), len(losses) + 1))
     report = hipress.report(ddp)
-    return report.to_dict(), str(report), losses, digest(ddp), len(ddp._comm_hooks)
+    hooks = len(ddp._comm_hooks)
+    return Automatic(report.to_dict(), str(report), losses, digest(ddp), hooks)
 
 
 def real(rank, world_size, names):
-    """Ten steps with real codecs: difference from plain DDP, losses, digest."""
+    """Ten steps with real codecs; the trained models by name."""
     plain = DistributedDataParallel(make())
     train(plain, rank, range(10))
     found = {}
     for name, params in names.items():
         ddp = hipress.wrap(make(), name, verify=True, ddp_kwargs=SMALL_BUCKETS, **params)
         losses = train(ddp, rank, range(10))
-        found[name] = (difference(plain, ddp), losses, digest(ddp))
+        found[name] = Trained(difference(plain, ddp), losses, digest(ddp))
         hipress.detach(ddp)
     return found
 
@@ -144,9 +165,9 @@ def counted(rank, world_size):
 def unknown(rank, world_size):
     """Names and parameters that do not exist."""
     return [
-        error_of(hipress.wrap, make(), "onebit_grup")[:2],
-        error_of(hipress.wrap, make(), "topk", ratioo=0.1)[:2],
-        error_of(hipress.wrap, make(), "topk", ratio=7.0)[:2],
-        error_of(hipress.wrap, make(), "nowhere.yaml")[:2],
-        error_of(hipress.wrap, make(), "int4_group", strategy="ringg")[:2],
+        raised_by(hipress.wrap, make(), "onebit_grup"),
+        raised_by(hipress.wrap, make(), "topk", ratioo=0.1),
+        raised_by(hipress.wrap, make(), "topk", ratio=7.0),
+        raised_by(hipress.wrap, make(), "nowhere.yaml"),
+        raised_by(hipress.wrap, make(), "int4_group", strategy="ringg"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -79,6 +80,26 @@ def codec(name: str):
 def difference(left: nn.Module, right: nn.Module) -> float:
     pairs = zip(left.parameters(), right.parameters(), strict=True)
     return max((a - b).detach().abs().max().item() for a, b in pairs)
+
+
+class Trained(NamedTuple):
+    """A model after a training."""
+
+    difference: float  # from plain DDP's, of an element at most
+    losses: list[float]
+    digest: str  # of its parameters
+
+
+class Raised(NamedTuple):
+    """An error of a rank; its kind is "none" where there was none."""
+
+    kind: str
+    message: str
+
+
+def raised_by(function, *args, **kwargs):
+    """The error of a call."""
+    return Raised(*error_of(function, *args, **kwargs)[:2])
 
 
 def error_of(function, *args, **kwargs):

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
-from tests.hipress.common import SMALL_BUCKETS, codec, difference, digest, error_of, make, train
+from tests.hipress.common import (
+    SMALL_BUCKETS,
+    Raised,
+    Trained,
+    codec,
+    difference,
+    digest,
+    make,
+    raised_by,
+    train,
+)
 
 
 def given(options):
@@ -15,7 +27,7 @@ def given(options):
 
 
 def real(rank, world_size, cases):
-    """Difference from plain DDP by case, losses, digest, and the codec in each direction."""
+    """The trained models by case."""
     plain = DistributedDataParallel(make())
     train(plain, rank, range(10))
     found = []
@@ -25,9 +37,18 @@ def real(rank, world_size, cases):
         report = hipress.report(ddp)
         assert report.installed
         assert report.to_dict()["options"]["down"] == options.get("down", "auto")
-        found.append((difference(plain, ddp), losses, digest(ddp)))
+        found.append(Trained(difference(plain, ddp), losses, digest(ddp)))
         hipress.detach(ddp)
     return found
+
+
+class Resumed(NamedTuple):
+    """A training that went on from a state."""
+
+    same: bool  # as without a stop
+    digest: str
+    kept: dict[str, bool]  # by side: whether the state holds anything
+    refused: Raised  # by another codec of owners
 
 
 def resume(rank, world_size, name, options, path):
@@ -50,8 +71,8 @@ def resume(rank, world_size, name, options, path):
         for sides in state["state"].values()
         for side, arrays in sides.items()
     }
-    refused = error_of(hipress.load_state_dict, other, state)[:2]
-    return digest(again) == digest(whole), digest(whole), kept, refused
+    refused = raised_by(hipress.load_state_dict, other, state)
+    return Resumed(digest(again) == digest(whole), digest(whole), kept, refused)
 
 
 def refused(rank, world_size):
@@ -68,8 +89,10 @@ def refused(rank, world_size):
         "downs": {"down": ["int4_group", "int8_group"][rank % 2]},
         "not twice": {"strategy": "ps", "down": "dgc"},
     }
-    found = {title: error_of(hipress.wrap, make(), "topk", **case) for title, case in cases.items()}
-    found["auto"] = error_of(hipress.wrap, make(), down="int4_group")
+    found = {
+        title: raised_by(hipress.wrap, make(), "topk", **case) for title, case in cases.items()
+    }
+    found["auto"] = raised_by(hipress.wrap, make(), down="int4_group")
     for strategy in ("hierarchical", "gtopk", "oktopk"):
-        found[strategy] = error_of(hipress.wrap, make(), "dgc", strategy=strategy)
-    return {title: error[:2] for title, error in found.items()}
+        found[strategy] = raised_by(hipress.wrap, make(), "dgc", strategy=strategy)
+    return found

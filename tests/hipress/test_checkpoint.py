@@ -93,33 +93,35 @@ def test_states_that_do_not_fit(tmp_path):
             "values": "second.weight: expected tensors by side and name",
             "side": "second.weight: expected tensors by side and name",
         }.items():
-            assert expected in errors[title][1]
+            assert expected in errors[title].message
 
 
 def test_ranks_load_states_of_one_step():
     """Else what ranks draw alike would differ from then on, without an error."""
     results = launch(checkpoint_ranks.load_apart, 2)
-    for apart, refused, kept, _ in results:
-        kind, message = apart
-        assert kind == "ConfigMismatch"
-        assert "the step of the state to load: rank 0: 3, rank 1: 2" in message
-        assert refused[0] in ("ConfigMismatch", "StateError")
-        assert kept
-    assert "rank 0 stops, because rank 1 failed: StateError: " in results[0][1][1]
-    assert results[1][1][0] == "StateError"
-    assert results[0][3] == results[1][3]
+    for result in results:
+        assert result.apart.kind == "ConfigMismatch"
+        assert "the step of the state to load: rank 0: 3, rank 1: 2" in result.apart.message
+        assert result.refused.kind in ("ConfigMismatch", "StateError")
+        assert result.kept
+    one, other = results
+    assert "rank 0 stops, because rank 1 failed: StateError: " in one.refused.message
+    assert other.refused.kind == "StateError"
+    assert one.digest == other.digest
 
 
 def test_a_rank_that_loads_too_late():
     """It loaded its state, though the others had given up and kept theirs."""
     for rank, (load, kept, step, state) in enumerate(launch(checkpoint_ranks.load_late, 2)):
-        assert load[0] == "AgreementTimeout"
-        assert ("rank 1 stops, because " if rank else "") + "rank 0 waited 0.1 s for" in load[1]
+        assert load.kind == "AgreementTimeout"
+        assert (
+            "rank 1 stops, because " if rank else ""
+        ) + "rank 0 waited 0.1 s for" in load.message
         assert kept
-        assert step[0] == "SyncError"
-        assert "load_state_dict failed: " in step[1]
-        assert state[0] == "StateError"
-        assert state[1].startswith(f"rank {rank}: load_state_dict failed: ")
+        assert step.kind == "SyncError"
+        assert "load_state_dict failed: " in step.message
+        assert state.kind == "StateError"
+        assert state.message.startswith(f"rank {rank}: load_state_dict failed: ")
 
 
 @pytest.mark.parametrize("scope", ["tensor", "bucket"])

@@ -25,12 +25,12 @@ CODECS |= {"topk": {"ratio": 0.1}, "dgc": {"ratio": 0.1, "momentum": 0.0}}
 def test_every_codec_trains(world_size):
     results = launch(codec_ranks.real, world_size, CODECS)
     for name in CODECS:
-        difference, losses, digest = results[0][name]
-        assert all(result[name][2] == digest for result in results), name
-        assert losses[-1] < losses[0], name
-        assert difference <= EXACT.get(name, 1.0), name
+        trained = results[0][name]
+        assert all(result[name].digest == trained.digest for result in results), name
+        assert trained.losses[-1] < trained.losses[0], name
+        assert trained.difference <= EXACT.get(name, 1.0), name
     # of two ranks' numbers there is but one sum, whatever the strategy
-    bits = {results[0][name][2] for name in ("none", "lossless")}
+    bits = {results[0][name].digest for name in ("none", "lossless")}
     assert len(bits) == 1 or world_size > 2
 
 
@@ -45,41 +45,42 @@ def test_every_other_spec_keeps_the_ranks_together(names):
         compll.compile(name)  # once, not in every rank
     results = launch(codec_ranks.real, 2, {name: {} for name in names})
     for name in names:
-        _, losses, digest = results[0][name]
-        assert all(result[name][2] == digest for result in results), name
-        assert losses[-1] < losses[0], name
+        trained = results[0][name]
+        assert all(result[name].digest == trained.digest for result in results), name
+        assert trained.losses[-1] < trained.losses[0], name
 
 
 def test_auto_measures_and_decides():
     """Nothing to gain, so nothing is installed: no noise of a busy machine is worth 10 s a step."""
     results = launch(codec_ranks.automatic, 2, 10.0)
-    for report, text, losses, digest, hooks in results:
-        assert not report["installed"]
-        assert hooks == 0
-        assert report["probe"]["seconds"] > 0
-        assert report["tried"] == []
-        assert "the native all-reduce remains" in text
-        assert losses[-1] < losses[0]
-        assert digest == results[0][3]
+    for result in results:
+        assert not result.report["installed"]
+        assert result.hooks == 0
+        assert result.report["probe"]["seconds"] > 0
+        assert result.report["tried"] == []
+        assert "the native all-reduce remains" in result.text
+        assert result.losses[-1] < result.losses[0]
+        assert result.digest == results[0].digest
 
 
 def test_auto_installs_what_it_tries():
     """Whatever a busy machine makes of the link, it may be that much slower with a compressor."""
     results = launch(codec_ranks.automatic, 2, -10.0)
-    for report, text, losses, digest, hooks in results:
-        assert hooks == 1
+    for result in results:
+        report = result.report
+        assert result.hooks == 1
         assert {d["codec"] for d in report["decisions"]} <= {
             None,
             *(key for key, *_ in evidence.trusted(None)),
         }
-        assert report["measured"]["steps"] == len(losses)
+        assert report["measured"]["steps"] == len(result.losses)
         assert len(report["tried"]) == 4
         assert sum(each["plan"] == "no compression" for each in report["tried"]) == 1
-        assert "Plans tried" in text
-        assert "being tried" in text
-        assert losses[-1] < losses[0]
-        assert digest == results[0][3]
-        assert report["decisions"] == results[0][0]["decisions"]
+        assert "Plans tried" in result.text
+        assert "being tried" in result.text
+        assert result.losses[-1] < result.losses[0]
+        assert result.digest == results[0].digest
+        assert report["decisions"] == results[0].report["decisions"]
 
 
 def test_a_compressor_that_suits_nothing_is_told():
@@ -147,17 +148,16 @@ def test_reports_tell_of_compiled_codecs_what_they_tell_of_names():
 
 def test_names_that_do_not_exist():
     (errors,) = launch(codec_ranks.unknown, 1)
-    assert {kind for kind, _ in errors} == {"ConfigError"}
-    for (_, message), expected in zip(
-        errors, ("'onebit_group'", "ratio", "ratio", "nowhere.yaml", "'ring'"), strict=True
-    ):
-        assert expected in message
+    assert {error.kind for error in errors} == {"ConfigError"}
+    names = ("'onebit_group'", "ratio", "ratio", "nowhere.yaml", "'ring'")
+    for error, expected in zip(errors, names, strict=True):
+        assert expected in error.message
 
 
 def test_signs_vote_and_ranks_agree():
     results = launch(codec_ranks.real, 3, VOTES)
     for name in VOTES:
-        assert len({result[name][2] for result in results}) == 1, name
+        assert len({result[name].digest for result in results}) == 1, name
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ CASES = [
 def test_nodes_and_directions_train():
     results = launch(strategy_ranks.real, 4, CASES)
     for number, (name, options) in enumerate(CASES):
-        difference, losses, digest = results[0][number]
-        assert all(result[number][2] == digest for result in results), (name, options)
-        assert losses[-1] < losses[0], (name, options)
+        trained = results[0][number]
+        assert all(r[number].digest == trained.digest for r in results), (name, options)
+        assert trained.losses[-1] < trained.losses[0], (name, options)
         lossless = name == "none" and options.get("down") == "none"
-        assert difference <= (1e-5 if lossless else 1.0), (name, options)
+        assert trained.difference <= (1e-5 if lossless else 1.0), (name, options)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_nodes_and_directions_train():
 )
 def test_states_of_both_directions_resume_bit_for_bit(size, name, options, tmp_path):
     results = launch(strategy_ranks.resume, size, name, options, str(tmp_path))
-    for same, digest, _, (kind, message) in results:
-        assert same
-        assert digest == results[0][1]
-        assert kind == "StateError"
-        assert "and down raw()" in message
-    assert any(kept.get("aggregator") for _, _, kept, _ in results)
-    assert any(kept["worker"] for _, _, kept, _ in results)
+    for result in results:
+        assert result.same
+        assert result.digest == results[0].digest
+        assert result.refused.kind == "StateError"
+        assert "and down raw()" in result.refused.message
+    assert any(result.kept.get("aggregator") for result in results)
+    assert any(result.kept["worker"] for result in results)
 
 
 def test_what_cannot_be_is_told_on_every_rank():
@@ -78,8 +78,8 @@ def test_what_cannot_be_is_told_on_every_rank():
             "gtopk": ("ConfigError", "strategy 'gtopk' needs; use strategy 'allgather'"),
             "oktopk": ("ConfigError", "strategy 'oktopk' needs; use strategy 'allgather'"),
         }.items():
-            assert errors[title][0] == kind, (title, errors[title])
-            assert expected in errors[title][1], title
+            assert errors[title].kind == kind, (title, errors[title])
+            assert expected in errors[title].message, title
 
 
 def places(*pairs):
