@@ -1,15 +1,14 @@
-"""What a coordinator of messages could gain where one rank is slow: python -m bench.coordinator
+"""The possible gain of a coordinator of messages if one rank is slow: python -m bench.coordinator
 
-A model of `ps` in messages. Of a backward pass the buckets become ready one after the other; in
-each step a rank, drawn at random, is slower than the others. Every rank sends its share of a bucket
-to each owner, who sends the average back to each rank once it has all. Links are full duplex.
+A model of `ps` in messages. The buckets of a backward pass become ready one after the other; in
+each step a random rank is slower than the others. Every rank sends its share of a bucket to each
+owner, which sends the average back to each rank once it has all shares. Links are full duplex.
 
-- as it is: a rank sends what is ready, first come first served; what a receiver cannot take yet
-  waits in buffers;
-- coordinated, as in HiPress: a coordinator that knows what is ready everywhere starts a message
-  where both ends are free, results and early buckets first. A request and its grant take a round
-  trip;
-- free: the same, of a coordinator that knows and tells everything in no time.
+- as it is: a rank sends ready messages, first come first served; messages that a receiver cannot
+  take yet wait in buffers;
+- coordinated, as in HiPress: a coordinator that knows all ready messages starts one when both ends
+  are free, results and early buckets first. A request and its grant take a round trip;
+- free: the same with a coordinator that knows and tells everything in no time.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ Order: TypeAlias = tuple[bool, int, int, int]  # a contribution, bucket, from, t
 
 BACKWARD, BUCKETS, LATENCY, OWNER = 0.1, 13, 5e-5, 2e-4  # seconds but for the buckets
 RANKS, STEPS = (4, 8), 10
-SLOWER = (0.0, 0.1, 0.3, 1.0)  # how much longer the slow rank takes
-WIRE = (0.5, 0.9, 1.5)  # of the backward pass: what all of a step's messages take a link
+SLOWER = (0.0, 0.1, 0.3, 1.0)  # extra share of time of the slow rank
+WIRE = (0.5, 0.9, 1.5)  # time of all of a step's messages on a link, over the backward pass
 
 
 @dataclass(frozen=True)
 class Links:
-    """Of one rank each. Seconds."""
+    """Times of a rank's link. Seconds."""
 
-    message: float  # that either end is taken by one
-    latency: float  # until it is there
-    grant: float = 0.0  # from being ready to being known to a coordinator, and back
+    message: float  # in which a message occupies either end
+    latency: float  # until the message has arrived
+    grant: float = 0.0  # of a request to the coordinator, and its answer
 
 
 class _Run:
-    """A step. `rule`: whether a coordinator gives leave."""
+    """A step. rule: True if a coordinator starts messages."""
 
     def __init__(self, ready: Ready, links: Links, rule: bool) -> None:
         self._links, self._rule, self._ranks = links, rule, len(ready)
@@ -117,7 +116,7 @@ class _Run:
 
 
 def readiness(ranks: int, slower: float, draw: random.Random) -> Ready:
-    """One rank, drawn, is slower; all differ a little, step by step and bucket by bucket."""
+    """Ready times: a random rank is slower; all vary a little by step and bucket."""
     slow, found = draw.randrange(ranks), []
     for rank in range(ranks):
         pace = BACKWARD / BUCKETS * (1 + slower * (rank == slow))

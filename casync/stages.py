@@ -72,7 +72,7 @@ class Setting:
     costs: Costs
     codec: CodecCost
     batch: float  # gradient bytes of a call for several parts
-    turns: bool = False  # whether what goes to one peer is a group of its own, of what NCCL posts
+    turns: bool = False  # True if NCCL gets a group for each peer
 
     def spread(self, size: float) -> tuple[Stage, ...]:
         """Stages in which every rank sends `size` bytes, in equal shares, to all others."""
@@ -86,7 +86,7 @@ class Setting:
         return (stage, transfer(self.costs.inside, size * near / others, near, INSIDE))
 
     def between(self, size: float, peers: int) -> Stage:
-        """So many bytes to ranks of other nodes: to all at once, or to one after the other."""
+        """Stage that sends `size` bytes to ranks of other nodes, at once or one by one."""
         kind, times = (self.costs.to(1), peers) if self.turns else (self.costs.to(peers), 1)
         return transfer(kind, size, times)
 

@@ -1,9 +1,9 @@
-"""How small a message may be, by what was measured of the link.
+"""The least size of messages, by the measured link.
 
-A message costs its latency however few bytes it has, so the bytes that a link moves meanwhile are
-the least that is worth one. What an owner gets of a bucket is a message; so a share of the model is
-as large as that, where a bucket would give owners less. Where there are so few owners that each
-gets more of a bucket anyway, shares remain small: then owners have equally much of each bucket.
+A message costs its latency, however few its bytes, so it should have at least the bytes that the
+link moves in that time. An owner's share of a bucket is a message; so if a bucket would give owners
+less, a share of the model is that large. If there are so few owners that each gets more of a bucket
+anyway, shares remain small, and owners have equally much of each bucket.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SAMPLE = 1 << 20  # elements
 
 
 def least_share(costs: Costs, codec: Codec, owners: int) -> int:
-    """Bytes of gradient in an owner's share of a model, at least: for `share_out`.
+    """Least bytes of gradient in an owner's share of a model, for `share_out`.
 
     A power of two, so that another measurement of the same link gives the same owners.
     """
     line = costs.to(1).line
-    if line.per_byte <= 0 or line.latency <= 0:  # nothing is known
+    if line.per_byte <= 0 or line.latency <= 0:  # no measurement
         return LEAST_BYTES
     payload = line.latency / line.per_byte
     gradient = payload * FLOAT_BYTES * _SAMPLE / max(1, codec.payload_bytes(_SAMPLE))

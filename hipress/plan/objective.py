@@ -225,7 +225,7 @@ class Objective:
         return partition(tensors, choices, self._topology, self._codecs, shares=shares)
 
     def _shared(self, least: int) -> Mapping[str, Shares]:
-        """By tensor: what owners have of it."""
+        """Shares of each tensor."""
         if least not in self._shares:
             made = share_out([*self._lengths.values()], self._topology.world_size, least)
             self._shares[least] = dict(zip(self._lengths, made, strict=True))

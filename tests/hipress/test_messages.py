@@ -1,4 +1,4 @@
-"""How messages are cut, by what was measured of the link; no process is needed."""
+"""Sizes of messages by the measured link; no process is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY = 1024
 
 
 def costs(one: Line, all_: Line | None = None, peers: int = 3) -> Costs:
-    """One peer at a time, and all at once, of a fast codec."""
+    """Costs of a fast codec, with one peer at a time and with all at once."""
     fast = CodecCost(*[Line(1e-6, 1e-12)] * 3)
     slow = Transfer(Line(1e-4, 1e-7))
     exchange = {1: Transfer(one), peers: Transfer(all_ or one)}
@@ -110,7 +110,7 @@ def test_owners_stay_as_a_plan_is_made_again(params):
 
 @pytest.mark.parametrize("together, turns", [(1e-8, False), (5e-9, False), (2e-8, True)])
 def test_nccl_gets_a_group_for_each_turn_where_that_is_faster(params, together, turns):
-    """As measured: seconds a byte with one peer at a time are 1e-8."""
+    """The measured seconds a byte with one peer at a time are 1e-8."""
     link = costs(Line(1e-5, 1e-8), Line(1e-5, together))
     made, *_ = searched(params, link, Topology.flat(4), slots=True)
     assert made.turns is turns
