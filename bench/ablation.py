@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 import typer
 
+from casync.building.parts import Choice, Tensor
 from casync.graph.graph import Program, build_program
-from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.graph.shares import Shares, share_out
 from casync.runtime.executor import Executor

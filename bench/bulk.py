@@ -17,13 +17,13 @@ import torch
 import typer
 from torch import nn
 
+from casync.building.parts import Choice, Part, Tensor
+from casync.building.tasks import Recv, Reduce, Send, Task
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.graph.graph import Program, build_program
 from casync.graph.joining import Bulk, joined
-from casync.graph.parts import Choice, Part, Tensor
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
-from casync.graph.tasks import Recv, Reduce, Send, Task
 from casync.raw import with_raw
 from casync.stages import TASK
 from casync.topology import Topology

@@ -24,10 +24,10 @@ import yaml
 
 import compll
 from bench import mutations
+from casync.building.parts import Choice, Tensor
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.errors import CasyncError
 from casync.graph.graph import build
-from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.graph.text import dump, parse
 from casync.topology import Topology

@@ -28,9 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.commands import RESULTS, given, refusing
 from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
+from casync.building.parts import Choice, Tensor
 from casync.codec import Codec
 from casync.graph.graph import Program, build_program
-from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.memory import Memory
 from casync.memory.device import DeviceMemory

@@ -11,8 +11,8 @@ import tracemalloc
 
 import typer
 
+from casync.building.parts import Choice, Tensor
 from casync.graph.graph import Program, build_program
-from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.topology import Topology
 from hipress.plan.codecs import compile_codec

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 import typer
 
+from casync.building.parts import Choice, Tensor
 from casync.codec import Codec
 from casync.graph.graph import build_program
-from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.runtime.executor import Executor
 from casync.topology import Topology

@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from casync.building.parts import Choice, Part, Tensor
     from casync.codec import Codec
     from casync.errors import (
         CasyncError,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     )
     from casync.graph.dryrun import DryRun, dry_run
     from casync.graph.graph import Graph, Program, build, build_program
-    from casync.graph.parts import Choice, Part, Tensor
     from casync.graph.plan import partition
     from casync.graph.shares import share_out
     from casync.raw import RAW
@@ -58,7 +58,7 @@ _HOME = {
     ),
     "runtime.executor": ("Executor",),
     "graph.graph": ("Graph", "Program", "build", "build_program"),
-    "graph.parts": ("Choice", "Part", "Tensor"),
+    "building.parts": ("Choice", "Part", "Tensor"),
     "graph.plan": ("partition",),
     "graph.shares": ("share_out",),
     "topology": ("Topology",),

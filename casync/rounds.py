@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from casync.codec import Bytes, Codec, Floats, Ints, State
 
 if TYPE_CHECKING:
-    from casync.graph.builder import Builder
-    from casync.graph.parts import Part
+    from casync.building.builder import Builder
+    from casync.building.parts import Part
 
 __all__ = [
     "RoundsCodec",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 import torch.distributed as dist
 
+from casync.building.parts import Choice
 from casync.graph.graph import Program
-from casync.graph.parts import Choice
 from casync.rounds import refuse_workers
 from hipress import options as options_
 from hipress.arguments import group_of

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal, TypeAlias
 
+from casync.building.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task
 from casync.errors import DeadlockError
 from casync.graph import rendezvous
 from casync.graph.graph import Graph
-from casync.graph.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task
 
 __all__ = ["DryRun", "Semantics", "dry_run"]
 

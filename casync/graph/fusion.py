@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from casync.building.tasks import Decode, Encode, Merge, Reduce
 from casync.codec import Codec
 from casync.graph.graph import Program
-from casync.graph.tasks import Decode, Encode, Merge, Reduce
 from casync.raw import RAW
 
 __all__ = ["fused", "in_place"]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
+from casync.building.builder import Builder, Waits
+from casync.building.parts import Part
+from casync.building.tasks import Encode, Reduce, ReduceRound, Send, Task
 from casync.codec import Codec
-from casync.graph.builder import Builder, Waits
 from casync.graph.layout import Layout
-from casync.graph.parts import Part
 from casync.graph.plan import check_codecs
-from casync.graph.tasks import Encode, Reduce, ReduceRound, Send, Task
 from casync.raw import with_raw
 from casync.strategies import load
 from casync.topology import Topology

@@ -31,10 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from casync.codec import FLOAT_BYTES, Codec
-from casync.graph.fusion import fused, in_place
-from casync.graph.graph import Program, urgent
-from casync.graph.tasks import (
+from casync.building.tasks import (
     Decode,
     Encode,
     Joined,
@@ -48,6 +45,9 @@ from casync.graph.tasks import (
     Task,
     members,
 )
+from casync.codec import FLOAT_BYTES, Codec
+from casync.graph.fusion import fused, in_place
+from casync.graph.graph import Program, urgent
 from casync.strategies import load
 
 __all__ = ["Bulk", "joined", "side_by_side"]

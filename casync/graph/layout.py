@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from casync.building.parts import Part
 from casync.codec import Bytes, Codec, Ints
 from casync.errors import PayloadError
-from casync.graph.parts import Part
 
 __all__ = ["ALIGN", "Contents", "Layout", "positions"]
 

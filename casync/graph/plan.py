@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import lcm
 from typing import NamedTuple, TypeAlias
 
+from casync.building.parts import Choice, Part, Row, Tensor
 from casync.codec import FLOAT_BYTES, Codec
 from casync.errors import PlanError
-from casync.graph.parts import Choice, Part, Row, Tensor
 from casync.graph.shares import SMALL_BYTES, Shares, shares_alone
 from casync.raw import RAW, with_raw
 from casync.rounds import refuse_workers

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NoReturn
 
+from casync.building.tasks import Recv, Reduce, Send, Task
 from casync.errors import DeadlockError
 from casync.graph.graph import Graph
-from casync.graph.tasks import Recv, Reduce, Send, Task
 
 __all__ = ["Run", "check_pair", "raise_stuck"]
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from casync.building.parts import Part
+from casync.building.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
 from casync.codec import OPERATIONS, Operation
 from casync.errors import GraphSyntaxError, PlanError
 from casync.graph.graph import Graph
-from casync.graph.parts import Part
-from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
 from casync.topology import Topology
 
 __all__ = ["dot", "dump", "parse"]

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from casync.building.tasks import Decode, Encode, Recv, Reduce, ReduceRound, Send, Task
 from casync.codec import FLOAT_BYTES
 from casync.graph.fusion import in_place
 from casync.graph.graph import Graph, Program
-from casync.graph.tasks import Decode, Encode, Recv, Reduce, ReduceRound, Send, Task
 from casync.raw import RAW
 from casync.regions import NONZERO, whole_key
 from casync.topology import Topology

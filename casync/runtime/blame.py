@@ -8,9 +8,9 @@ from typing import cast
 
 import torch
 
+from casync.building.tasks import Decode, DecodeRounds, Merge, Task, members
 from casync.codec import DeviceCodec
 from casync.errors import CasyncError, PayloadError
-from casync.graph.tasks import Decode, DecodeRounds, Merge, Task, members
 from casync.memory import Memory
 from casync.runtime.jobs import Prepared
 from casync.runtime.naming import named_error

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 import torch
 
-from casync.graph.tasks import Recv, Reduce, ReduceRound, Send, Task
+from casync.building.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.memory import Memory
 from casync.memory.slots import Slot, StagedSlot
 from casync.runtime.jobs import Job

@@ -6,7 +6,7 @@ from collections import Counter as Sums
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from casync.graph.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send, members
+from casync.building.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send, members
 from casync.runtime.jobs import Job
 
 __all__ = ["Counters"]

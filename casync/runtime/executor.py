@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from casync.building.tasks import Task
 from casync.codec import Codec
 from casync.errors import (
     DeadlockError,
@@ -24,7 +25,6 @@ from casync.errors import (
     copy_to_raise,
 )
 from casync.graph.graph import Program
-from casync.graph.tasks import Task
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.blame import culprit, found_bad

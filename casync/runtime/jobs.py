@@ -16,12 +16,12 @@ from typing import Any, cast
 
 import torch
 
+from casync.building.tasks import Encode, Recv, Reduce, Send, Task, members
 from casync.codec import Codec
 from casync.errors import PlanError
 from casync.graph.graph import Program
 from casync.graph.joining import Bulk, joined
 from casync.graph.plan import BATCH_BYTES
-from casync.graph.tasks import Encode, Recv, Reduce, Send, Task, members
 from casync.memory import Event, Memory
 from casync.memory.slots import StagedSlot
 from casync.raw import with_raw

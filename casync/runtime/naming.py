@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from casync.building.tasks import Recv, Send, Task
 from casync.errors import (
     CasyncError,
     DeadlockError,
@@ -12,7 +13,6 @@ from casync.errors import (
     TransportAborted,
     TransportError,
 )
-from casync.graph.tasks import Recv, Send, Task
 
 __all__ = ["named_error", "rank_names"]
 

@@ -11,13 +11,13 @@ from typing import cast
 import numpy as np
 import torch
 
+from casync.building.tasks import EncodeRound, Recv, Reduce, ReduceRound, Send, Task, members
 from casync.codec import FLOAT_BYTES, Codec, DeviceCodec
 from casync.errors import PlanError
 from casync.graph.fusion import in_place
 from casync.graph.graph import Program
 from casync.graph.joining import side_by_side
 from casync.graph.layout import Layout
-from casync.graph.tasks import EncodeRound, Recv, Reduce, ReduceRound, Send, Task, members
 from casync.memory import Memory
 from casync.memory.slots import Buffer, Slot, StagedSlot
 from casync.raw import RAW

@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from casync.building.parts import Part
+from casync.building.tasks import Decode, Encode, Merge, members
 from casync.codec import Ints, State
 from casync.graph.graph import Program
-from casync.graph.parts import Part
-from casync.graph.tasks import Decode, Encode, Merge, members
 from casync.memory import Memory
 from casync.runtime.deferral import Deferred
 

@@ -9,10 +9,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from casync.codec import Codec, DeviceCodec, Ints
-from casync.estimates import copy_of
-from casync.graph.graph import Program
-from casync.graph.tasks import (
+from casync.building.tasks import (
     SIDES,
     DecodeRounds,
     Encode,
@@ -26,6 +23,9 @@ from casync.graph.tasks import (
     Task,
     members,
 )
+from casync.codec import Codec, DeviceCodec, Ints
+from casync.estimates import copy_of
+from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.regions import whole_key
 from casync.rounds import as_rounds

@@ -25,8 +25,7 @@ from functools import partial
 from itertools import count
 from typing import cast
 
-from casync.errors import DeadlockError, PeerTimeout
-from casync.graph.tasks import (
+from casync.building.tasks import (
     Decode,
     DecodeRounds,
     Encode,
@@ -40,6 +39,7 @@ from casync.graph.tasks import (
     Task,
     members,
 )
+from casync.errors import DeadlockError, PeerTimeout
 from casync.memory import Memory
 from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.communication import Communication

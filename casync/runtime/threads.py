@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from casync.graph.tasks import Recv, Reduce, Send
+from casync.building.tasks import Recv, Reduce, Send
 from casync.memory import Memory
 from casync.runtime.communication import Communication, spawn
 from casync.runtime.jobs import Job

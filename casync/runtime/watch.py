@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from casync.graph.tasks import Reduce
+from casync.building.tasks import Reduce
 from casync.runtime.jobs import Job
 from casync.runtime.lanes import Hooks
 from casync.transports import Handle, Transport

@@ -17,9 +17,9 @@ from casync.errors import PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from casync.building.builder import Builder
+    from casync.building.parts import Part
     from casync.codec import Codec
-    from casync.graph.builder import Builder
-    from casync.graph.parts import Part
     from casync.stages import Item, Setting, Stage
     from casync.topology import Spread, Topology
 

@@ -19,9 +19,9 @@ from casync.estimates import Estimate
 from casync.strategies import instead
 
 if TYPE_CHECKING:
+    from casync.building.builder import Builder
+    from casync.building.parts import Part
     from casync.codec import Codec
-    from casync.graph.builder import Builder
-    from casync.graph.parts import Part
     from casync.topology import Spread, Topology
 
 __all__ = ["LINKS", "Grid", "grid"]

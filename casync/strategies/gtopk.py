@@ -21,9 +21,9 @@ from casync.stages import Item, Setting, Stage, transfer, work
 from casync.strategies import refuse_single_encoder
 
 if TYPE_CHECKING:
+    from casync.building.builder import Builder
+    from casync.building.parts import Part
     from casync.codec import Codec
-    from casync.graph.builder import Builder
-    from casync.graph.parts import Part
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "tensors"

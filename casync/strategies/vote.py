@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from casync.strategies import instead, refuse_rounds
 
 if TYPE_CHECKING:
+    from casync.building.builder import Builder
+    from casync.building.parts import Part
     from casync.codec import Codec
-    from casync.graph.builder import Builder
-    from casync.graph.parts import Part
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"

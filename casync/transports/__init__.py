@@ -90,7 +90,7 @@ class Transfer:
 
 @runtime_checkable
 class SlotTransport(Protocol):
-    """The endpoint of one rank on a transport without tags. See [Note: slots] in graph/tasks.py."""
+    """The endpoint of one rank on a transport without tags. See [Note: slots] in tasks.py."""
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,4 @@
-"""NCCL: payloads move from device to device. See [Note: slots] in graph/tasks.py.
+"""NCCL: payloads move from device to device. See [Note: slots] in building/tasks.py.
 
 [Note: order in a slot] A slot is a group of all its messages, then a group of the reduces of each
 set of ranks, in the order of the graph. All ranks post them in this order on one stream, so no two

@@ -18,9 +18,9 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from casync import strategies
+from casync.building.parts import Choice, Tensor
 from casync.codec import FLOAT_BYTES
 from casync.cost import Costs
-from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.graph.shares import LEAST_BYTES, Shares, share_out
 from casync.predict.stages import native, stages
@@ -32,8 +32,8 @@ from hipress.plan.rules import partitions
 from hipress.plan.workload import Bucket, Workload
 
 if TYPE_CHECKING:
+    from casync.building.parts import Part
     from casync.codec import Codec
-    from casync.graph.parts import Part
 
 LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
 PIECES = 4  # most pieces of a bucket

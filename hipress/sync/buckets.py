@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from casync.building.parts import Choice, Part, Tensor
+from casync.building.tasks import Encode
 from casync.graph.graph import Program, build_program
-from casync.graph.parts import Choice, Part, Tensor
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
-from casync.graph.tasks import Encode
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.raw import RAW

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from casync.graph.tasks import (
+from casync.building.tasks import (
     Decode,
     DecodeRounds,
     Encode,

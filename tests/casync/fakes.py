@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from casync.building.parts import Choice, Tensor
 from casync.codec import CodecDefaults
 from casync.graph.graph import Graph, build
-from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.raw import with_raw
 from casync.runtime.executor import Executor

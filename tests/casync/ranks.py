@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 import compll
+from casync.building.tasks import SIDES
 from casync.errors import CasyncError
-from casync.graph.tasks import SIDES
 from casync.memory.host import HostMemory
 from casync.nccl.distributed import connector
 from casync.runtime.executor import Executor

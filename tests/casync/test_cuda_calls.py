@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import compll
+from casync.building.parts import Choice
 from casync.errors import PeerTimeout
 from casync.graph.graph import build
-from casync.graph.parts import Choice
 from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory
 from casync.runtime import streams

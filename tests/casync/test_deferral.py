@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from casync.graph.parts import Choice
+from casync.building.parts import Choice
 from tests.casync.fakes import CODECS, Sign, gradients, planned, states_of, tensors_of, world
 from tests.casync.test_fusion import Fusing
 from tests.tiers import first_fast

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import compll
+from casync.building.parts import Choice
+from casync.building.tasks import Send
 from casync.errors import PayloadError
 from casync.graph.graph import build
-from casync.graph.parts import Choice
 from casync.graph.plan import partition
-from casync.graph.tasks import Send
 from casync.memory.device import DeviceMemory as CudaMemory
 from casync.runtime.executor import Executor
 from casync.topology import Topology

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from casync.building.parts import Choice
 from casync.errors import (
     CasyncError,
     ExecutorClosed,
@@ -23,7 +24,6 @@ from casync.errors import (
 )
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import build
-from casync.graph.parts import Choice
 from casync.raw import RAW, with_raw
 from casync.runtime import watch
 from casync.runtime.counters import Counters

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from casync.building.parts import Choice
 from casync.graph.fusion import fused, in_place
-from casync.graph.parts import Choice
 from casync.raw import RAW
 from tests.casync.fakes import (
     CODECS,

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from casync.building.parts import Choice
+from casync.building.tasks import Recv, Send
 from casync.errors import PlanError
 from casync.estimates import OWN, Estimate, copy_of
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import build, build_program
-from casync.graph.parts import Choice
 from casync.graph.plan import partition
-from casync.graph.tasks import Recv, Send
 from casync.graph.text import dump, parse
 from casync.strategies.gossip import LINKS, grid
 from casync.topology import Topology

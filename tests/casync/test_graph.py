@@ -6,12 +6,12 @@ import tracemalloc
 import networkx as nx
 import pytest
 
+from casync.building.parts import Choice, Part
+from casync.building.tasks import Recv, Reduce, Send
 from casync.errors import DeadlockError, GraphSyntaxError, PlanError
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import build, build_program
-from casync.graph.parts import Choice, Part
 from casync.graph.plan import partition
-from casync.graph.tasks import Recv, Reduce, Send
 from casync.graph.text import dot, dump, parse
 from casync.raw import RAW
 from casync.strategies import load, owners

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from casync.building.parts import Choice
+from casync.building.tasks import Encode, Joined, Merge, Recv, Send, members
 from casync.errors import PayloadError
 from casync.graph.graph import build, build_program
 from casync.graph.joining import Bulk, joined
-from casync.graph.parts import Choice
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
-from casync.graph.tasks import Encode, Joined, Merge, Recv, Send, members
 from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.rendezvous import Meeting

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from casync.building.parts import Part
 from casync.errors import PayloadError
 from casync.graph.layout import Layout
-from casync.graph.parts import Part
 from tests.casync.fakes import CODECS
 
 

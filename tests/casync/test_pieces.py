@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import compll
+from casync.building.parts import Choice
 from casync.errors import PlanError
 from casync.graph.graph import build
-from casync.graph.parts import Choice
 from casync.graph.plan import partition
 from casync.memory.host import HostMemory
 from casync.runtime.pieces import pieces_of

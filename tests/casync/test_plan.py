@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from casync.building.parts import Choice, Tensor
 from casync.errors import PlanError
-from casync.graph.parts import Choice, Tensor
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.raw import RAW

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from casync.building.parts import Part
 from casync.graph.layout import Layout
-from casync.graph.parts import Part
 from casync.raw import with_raw
 from casync.regions import NONZERO, region_key, whole_key
 from tests.casync.fakes import CODECS, Sparse, gradients, graph_of, world

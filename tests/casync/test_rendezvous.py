@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from casync.building.parts import Choice
+from casync.building.tasks import Recv, Reduce, Send
 from casync.errors import DeadlockError
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import build, build_program
-from casync.graph.parts import Choice
 from casync.graph.plan import partition
-from casync.graph.tasks import Recv, Reduce, Send
 from casync.raw import RAW
 from casync.topology import Topology
 from casync.transports import Transfer

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from casync.building.parts import Choice
+from casync.building.tasks import ReduceRound
 from casync.errors import DeadlockError, GraphSyntaxError, PayloadError, PlanError
 from casync.graph.dryrun import dry_run
-from casync.graph.parts import Choice
 from casync.graph.plan import partition
-from casync.graph.tasks import ReduceRound
 from casync.graph.text import dot, dump, parse
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.strategies import list_strategies

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from casync.building.parts import Choice
+from casync.building.tasks import DecodeRounds, EncodeRound, Recv, Send, parse_task
 from casync.errors import CasyncError, DeadlockError, PeerTimeout
 from casync.estimates import Estimate
 from casync.graph.graph import build_program
-from casync.graph.parts import Choice
 from casync.graph.plan import partition
-from casync.graph.tasks import DecodeRounds, EncodeRound, Recv, Send, parse_task
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
 from casync.strategies import list_strategies

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from casync.building.tasks import Encode, members
 from casync.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.graph.joining import Bulk, joined
 from casync.graph.plan import BATCH_BYTES
-from casync.graph.tasks import Encode, members
 from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.predict.stages import PREDICTED, native, stages
 from casync.predict.timeline import Load, simulate_step

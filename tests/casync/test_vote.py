@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from casync.building.parts import Choice
 from casync.errors import PlanError
-from casync.graph.parts import Choice
 from casync.strategies import refuses
 from tests.casync.fakes import CODECS, SIZES, Fake, gradients, planned, tensors_of, world
 

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from casync.building.tasks import Recv, Send
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
-from casync.graph.tasks import Recv, Send
 from casync.topology import Topology
 from hipress import options
 from hipress.model import describe

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from casync.codec import Operation
-from casync.errors import PlanError
-from casync.graph.parts import Part
-from casync.graph.tasks import (
+from casync.building.parts import Part
+from casync.building.tasks import (
     Decode,
     DecodeRounds,
     Encode,
@@ -37,6 +35,8 @@ from casync.graph.tasks import (
     Side,
     Task,
 )
+from casync.codec import Operation
+from casync.errors import PlanError
 
 __all__ = ["Builder", "Waits"]
 
