@@ -87,9 +87,14 @@ class _Run:
         if self._rule:
             self._later(now + self._links.grant, partial(self._asked, order))
             return
-        source, target = order[2:]
+        source = order[2]
         self._out[source] = max(now, self._out[source]) + self._links.message
-        self._in[target] = max(self._out[source], self._in[target] + self._links.message)
+        self._later(self._out[source], partial(self._sent, order))
+
+    def _sent(self, order: Order, now: float) -> None:
+        """The other end takes it meanwhile, unless others' messages keep that busy."""
+        target = order[3]
+        self._in[target] = max(now, self._in[target] + self._links.message)
         self._later(self._in[target] + self._links.latency, partial(self._there, order))
 
     def _asked(self, order: Order, now: float) -> None:
@@ -115,6 +120,11 @@ class _Run:
             self._contributed(now, order[1], order[3])
 
 
+def seconds(ready: Ready, links: Links, coordinated: bool) -> float:
+    """Until all averages are everywhere."""
+    return _Run(ready, links, coordinated).run()
+
+
 def readiness(ranks: int, slower: float, draw: random.Random) -> Ready:
     """Ready times: a random rank is slower; all vary a little by step and bucket."""
     slow, found = draw.randrange(ranks), []
@@ -138,7 +148,7 @@ def compare(ranks: int, slower: float, wire: float, steps: int = STEPS) -> tuple
     ]
     draw = random.Random(0)
     every = [readiness(ranks, slower, draw) for _ in range(steps)]
-    return tuple(statistics.fmean(_Run(each, *way).run() for each in every) for way in ways)
+    return tuple(statistics.fmean(seconds(each, *way) for each in every) for way in ways)
 
 
 def main(steps: Annotated[int, typer.Option(help="how many are simulated")] = STEPS) -> None:
