@@ -59,8 +59,11 @@ def _check_types(saved: Mapping[str, Any]) -> None:
 
 
 def _is_way(way: object) -> bool:
-    kinds = [str, str, int, int]
-    return isinstance(way, list) and [type(each) for each in way] == kinds and way[2] > 0
+    """True for an entry of Plan.by_name, whose last number need not be there."""
+    kinds = [str, str, int, int, int]
+    if not isinstance(way, list) or len(way) not in (4, 5):
+        return False
+    return [type(each) for each in way] == kinds[: len(way)] and way[2] > 0 and way[-1] >= 0
 
 
 def _tensors_by_side(sides: object) -> bool:

@@ -18,6 +18,9 @@ from hipress.plan.auto import Search
 from hipress.plan.messages import least_share
 from hipress.plan.rules import fixed_plan, restored
 from hipress.sync.buckets import BucketPlans
+from hipress.sync.checkpoint import export
+from hipress.sync.formats import check_format
+from hipress.sync.state import Residuals
 from tests.hipress.fakes import Int8
 
 CODEC = Int8()  # 1.25 bytes of payload for 4 of gradient
@@ -96,6 +99,7 @@ def test_a_plan_comes_back_from_a_state_with_its_shares(params):
     for each in (plan, measured):
         again = restored(each.by_name, params, plan.codecs, plan.topology)
         assert again.facts() == each.facts()
+        check_format(export(Residuals(params, each), 1, 0, 4))
     assert measured.facts() != plan.facts()
 
 
