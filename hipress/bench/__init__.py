@@ -1,1 +1,1 @@
-"""`hipress bench`: what methods cost on the ranks that are there, or on emulated hosts."""
+"""`hipress bench`: costs of methods on the ranks of a cluster, or on emulated hosts."""

@@ -1,12 +1,12 @@
-"""A real cluster: the ranks that torchrun, Slurm, MPI, Ray Train or submitit started.
+"""A real cluster: ranks that torchrun, Slurm, MPI, Ray Train or submitit started.
 
     torchrun --nnodes 2 --nproc-per-node 1 --master-addr HOST --node-rank NUMBER \
         --no-python hipress bench
     srun -N 2 --ntasks-per-node 1 hipress bench
     mpirun -n 2 -x MASTER_ADDR=HOST hipress bench
 
-Each rank starts a process of its own for every method, as for emulated hosts, so that a method that
-fails leaves nothing behind. Rank 0 writes what was measured.
+Each rank starts a process of its own for every method, as on emulated hosts, so that a method that
+fails leaves nothing behind. Rank 0 writes the results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STARTERS = {
 
 @dataclass(frozen=True)
 class Started:
-    """The starter of this process, and its numbers."""
+    """The program that started this process, and its numbers."""
 
     by: str
     rank: int
@@ -49,7 +49,7 @@ class Started:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Started:
-        """From what starters set. ValueError where none of them has."""
+        """Read a starter's variables. Raises ValueError if there are none."""
         for by, (rank, ranks, local) in _STARTERS.items():
             if rank in environment and ranks in environment:
                 numbers = (environment[rank], environment[ranks], environment.get(local, "0"))
@@ -70,7 +70,7 @@ class Started:
 
 
 def master(environment: Mapping[str, str]) -> str:
-    """The host of rank 0. Raises ValueError where nothing tells."""
+    """The host of rank 0. Raises ValueError if it is unknown."""
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
@@ -88,14 +88,14 @@ class Cluster:
         self.started = Started.read(environment)
         self._address = f"{master(environment)}:{environment.get('MASTER_PORT', PORT)}"
         self._place = Here(environment.get("GLOO_SOCKET_IFNAME", ""))
-        self._joined = False  # a group was made here, and is to be destroyed
+        self._joined = False  # True if a group was made here, to be destroyed
         self.hosts = self._sharers = 0
 
     def __enter__(self) -> Cluster:
         here = self.started
-        # torchrun's own store lies behind MASTER_PORT, and rank 0 does not make it
+        # torchrun's own store has MASTER_PORT, and rank 0 does not make it
         own = "env://" if here.by == "torchrun" else f"tcp://{self._address}"
-        if not dist.is_initialized():  # as Ray Train has done
+        if not dist.is_initialized():  # Ray Train has done it
             dist.init_process_group(
                 "gloo", own, rank=here.rank, world_size=here.ranks, timeout=timedelta(minutes=10)
             )
@@ -115,13 +115,13 @@ class Cluster:
 
     @property
     def sentence(self) -> str:
-        """For the head of a table."""
+        """A sentence for the head of a table."""
         here = self.started
         hosts = "host" if self.hosts == 1 else "hosts"
         return f"{here.ranks} real ranks on {self.hosts} {hosts}, started by {here.by}"
 
     def run(self, job: Job) -> Result:
-        """Train with a method on all ranks; the same result on each. A failure is in it."""
+        """Train with a method on all ranks; the result is equal on each, and holds failures."""
         try:
             return runner.result(job, self.events(job))
         except runner.RunError as error:
@@ -142,7 +142,7 @@ class Cluster:
         return [event for each in found for event in each]
 
     def _in_turn(self, call: Callable[[], Any]) -> Any:
-        """First on one rank of each host, and then on the others, which find what that has made."""
+        """Call first on one rank of each host, then on the others, which find its files."""
         for turn in (self.started.local == 0, self.started.local != 0):
             if turn:
                 made = call()
@@ -167,18 +167,18 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Here:
-    """This host, with the interface that gloo is told to use; "" where it finds one itself."""
+    """This host, with the interface for gloo; "" if gloo finds one itself."""
 
     interface: str
 
     def start(self, rank: int, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Starts a program that knows nothing of torchrun, whose store it would go to."""
+        """Start a program without torchrun's variables, whose store it would use."""
         env = {k: v for k, v in options["env"].items() if not k.startswith("TORCHELASTIC_")}
         return Loopback().start(rank, arguments, **{**options, "env": env})
 
 
 def _gpu(job: Job, local: int) -> str | None:
-    """The UUID of this rank's GPU; None where it trains on none."""
+    """UUID of this rank's GPU; None on a CPU."""
     count = runner.gpus(job)
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else None
 

@@ -27,7 +27,7 @@ METHODS = (
     *("hipress:int4_group", "hipress:onebit_group", "hipress:auto"),
 )
 TRACED_AFTER = 8  # steps
-AS_IT_IS = "as it is"  # the rate of links that nothing emulates
+AS_IT_IS = "as it is"  # rate of links that are not emulated
 
 app = typer.Typer(add_completion=False, help="Measure a cluster, or compare two results.")
 
@@ -48,7 +48,7 @@ class Asked:
     loopback: bool
 
     def check(self) -> None:
-        """Raises ValueError or OSError for what could not be measured."""
+        """Raise ValueError or OSError for options that cannot be measured."""
         methods_.check(methods_.parse_all(",".join(self.methods)))
         for rate in self.rates:
             parse_rate(rate)
@@ -67,12 +67,12 @@ def bench(
         list[str] | None,
         typer.Option(help="lstm, or package.module:function that returns (module, inputs)."),
     ] = None,
-    rate: Annotated[list[str] | None, typer.Option(help="Of emulated links.")] = None,
+    rate: Annotated[list[str] | None, typer.Option(help="Rate of emulated links.")] = None,
     hosts: Annotated[int, typer.Option(help="Emulated hosts.", min=2, max=16)] = 2,
     optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "adamw",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    steps: Annotated[int, typer.Option(help="Of a method and round.", min=2)] = 20,
-    rounds: Annotated[int, typer.Option(help="Each with a seed of its own.", min=1)] = 3,
+    steps: Annotated[int, typer.Option(help="Steps of a method in a round.", min=2)] = 20,
+    rounds: Annotated[int, typer.Option(help="Rounds, each with its own seed.", min=1)] = 3,
     output: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("bench-output"),
     loopback: Annotated[bool, typer.Option("--loopback", help="Emulate no links.")] = False,
 ) -> None:
@@ -93,10 +93,10 @@ def bench(
 
 @app.command()
 def compare(
-    before: Annotated[Path, typer.Argument(help="A bench.json.")],
-    after: Annotated[Path, typer.Argument(help="Another one.")],
+    before: Annotated[Path, typer.Argument(help="A bench.json file.")],
+    after: Annotated[Path, typer.Argument(help="Another bench.json file.")],
 ) -> None:
-    """Print how steps and losses of two results differ, and in what their machines do."""
+    """Print the differences of two results in steps and losses, and of their machines."""
     from rich.console import Console
     from rich.table import Table
 
@@ -132,7 +132,7 @@ def run(asked: Asked) -> None:
 
 
 def check_model(name: str) -> None:
-    """Raises ValueError for a name that is no workload and no function of a module."""
+    """Raise ValueError for a name that is neither a workload nor a function of a module."""
     if name == LSTM:
         return
     where, colon, function = name.partition(":")
@@ -189,7 +189,7 @@ def _probed(
     events: Callable[[Job], Sequence[dict[str, Any]]],
     tell: Callable[[str], object],
 ) -> dict[str, Any] | None:
-    """The profile of link and compressors; None where that failed, which is told."""
+    """The profile of link and compressors; None, with a message, if that failed."""
     from hipress.demo.runner import RunError
 
     load = Workload(optimizer=asked.optimizer, device=asked.device)
@@ -211,7 +211,7 @@ def _measured(
     run_: Callable[[Job], Result],
     tell: Callable[[str], object],
 ) -> Any:
-    """The report of a model at so many ranks and a rate."""
+    """The report of a model at this number of ranks and rate."""
     from hipress.bench.measure import Suite, measure
     from hipress.demo.report import Report
 
@@ -227,7 +227,7 @@ def _measured(
 def _traced(
     report: Any, events: Callable[[Job], Sequence[dict[str, Any]]], tell: Callable[[str], object]
 ) -> list[Any]:
-    """A traced step of each method by wrap that ran."""
+    """A traced step of each method by `hipress.wrap` that ran."""
     from hipress.bench.results import Trace
     from hipress.demo.runner import RunError
 
@@ -267,12 +267,12 @@ def _write(
 
 
 def _nothing(_: str) -> None:
-    """Ranks but the first tell nothing."""
+    """Print nothing, on ranks but the first."""
 
 
 @contextmanager
 def refusing(program: str = "hipress bench") -> Iterator[None]:
-    """Bad input ends the program with its message and status 2."""
+    """End the program on bad input, with its message and status 2."""
     try:
         yield
     except (ValueError, OSError) as error:

@@ -1,7 +1,7 @@
-"""Methods of a suite, measured in turns.
+"""Measurement of a suite's methods, in turns.
 
-The methods take turns, round after round, so that a slow minute of the machine falls on all of
-them; a step time is the median over the timed steps of all rounds.
+The methods take turns, round after round, so that a slow minute of the machine affects all of them;
+a step time is the median over the timed steps of all rounds.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from hipress.demo import methods as methods_
 from hipress.demo.job import LSTM, Curve, Job, Result, Workload
 from hipress.demo.report import markdown_table, rows
 
-TRIAL = 80  # steps: three are watched, four plans take 14 each, and codecs are compiled meanwhile
+TRIAL = 80  # steps: three are observed, four plans take 14 each; codecs compile meanwhile
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Suite:
 def measure(
     suite: Suite, run: Callable[[Job], Result], tell: Callable[[str], object] = print
 ) -> list[Result]:
-    """A result per method, its rounds put together."""
+    """A result per method, merged from its rounds."""
     results: dict[str, list[Result]] = {method: [] for method in suite.methods}
     for number in range(suite.rounds):
         for method in suite.methods:
             made = run(_job(method, suite, number))
-            # as many losses as of the others, where "auto" has its trial besides
+            # as many losses as the other methods: "auto" has more steps, for its trial
             results[method].append(dataclasses.replace(made, losses=made.losses[: suite.steps]))
             tell(f"round {number + 1}/{suite.rounds} {describe(results[method][-1])}")
     return [merge(rounds) for rounds in results.values()]
 
 
 def _job(method: str, suite: Suite, number: int) -> Job:
-    """A job of a round; of "auto" the steps after its trial are timed."""
+    """The job of a round; for "auto" the steps after its trial are timed."""
     seed = suite.workload.seed + (number if suite.seeds else 0)
     workload = dataclasses.replace(suite.workload, seed=seed)
     job = Job(method, suite.hosts, suite.steps, workload)
@@ -63,9 +63,9 @@ def _job(method: str, suite: Suite, number: int) -> Job:
 
 
 def merge(rounds: Sequence[Result]) -> Result:
-    """The timed steps of all rounds one after the other; the rest is the last round's.
+    """Merge rounds: the timed steps of all, one after the other; the rest is the last round's.
 
-    Rounds that failed are dropped while another has not, and the label says so.
+    Failed rounds are dropped if another succeeded, and the label says so.
     """
     good = [each for each in rounds if each.error is None]
     if not good:
@@ -98,7 +98,7 @@ def _means(spent: Sequence[dict[str, float]]) -> dict[str, float] | None:
 
 
 def describe(result: Result) -> str:
-    """A line for the person who waits."""
+    """A line of progress for the user."""
     if result.error is not None:
         return f"{result.label}: failed: {result.error}"
     row = rows([result])[0]
@@ -106,7 +106,7 @@ def describe(result: Result) -> str:
 
 
 def predictions(results: Sequence[Result]) -> list[str]:
-    """Each plan that "auto" tried: the step as predicted and as measured, and how far apart."""
+    """Lines on each plan that "auto" tried: its step, predicted and measured, and the error."""
     tried = [plan for result in results for plan in result.tried if plan["step_seconds"]]
     if not tried:
         return []
@@ -118,7 +118,7 @@ def predictions(results: Sequence[Result]) -> list[str]:
 
 
 def prediction(plan: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a plan that was tried."""
+    """The cells of a tried plan."""
     times = (f"{1e3 * plan[key]:.0f}" for key in ("predicted_seconds", "step_seconds"))
     return (plan["plan"], *times, f"{off(plan):+.0%}", plan["verdict"])
 

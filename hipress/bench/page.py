@@ -1,4 +1,4 @@
-"""A benchmark's report as one HTML page that needs nothing else."""
+"""The report of a benchmark as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def parts(report: Report) -> list[Part]:
 
 
 def _predicted(report: Report, traces: Sequence[Sequence[Trace]]) -> list[Part]:
-    """Predicted steps beside those that were traced; empty where none was."""
+    """Predicted steps beside traced ones; empty without any."""
     found = [trace for some in traces for trace in some]
     if not found:
         return []
@@ -107,7 +107,7 @@ def _predicted(report: Report, traces: Sequence[Sequence[Trace]]) -> list[Part]:
 
 
 def _crossover(report: Report, traces: Sequence[Trace]) -> str:
-    """Up to which bandwidth a method pays over the native all-reduce in 16 bits, in a sentence."""
+    """A sentence on the bandwidth up to which a method pays over a native bf16 all-reduce."""
     lines = []
     for trace in traces:
         pays = [p.bandwidth for p in trace.sweep if p.seconds < 0.98 * p.bf16]
@@ -127,7 +127,7 @@ def title(report: Report) -> str:
 
 
 def answer(good: Sequence[Row]) -> str:
-    """The fastest method beside the fastest that PyTorch has, in a sentence."""
+    """A sentence on the fastest method and PyTorch's fastest."""
     real = [row for row in good if row.result.method not in ALONE]
     ours = [row for row in real if row.result.method.startswith(("hipress:", "sync:"))]
     theirs = [row for row in real if row not in ours]

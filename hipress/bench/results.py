@@ -1,4 +1,4 @@
-"""The results of a benchmark: what was measured, as JSON, and what follows from it."""
+"""The results of a benchmark: measurements as JSON, and conclusions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hipress.demo.report import Report, final_loss
 from hipress.tracing.spans import Point, Process, Span
 
 FORMAT = 1
-ENOUGH = 100  # steps below which losses of a run say nothing
-AGREE = 0.02  # how far counted and interface bytes may differ, relative
-HEADERS = 0.07  # most that TCP, IP and Ethernet add to payloads sent and received
-SMALL = 20_000  # bytes a step that ranks send besides: keep-alives, comparisons
+ENOUGH = 100  # fewest steps whose losses are compared
+AGREE = 0.02  # largest relative difference of counted and interface bytes
+HEADERS = 0.07  # largest share that TCP, IP and Ethernet add to payloads
+SMALL = 20_000  # further bytes of a step: keep-alives, comparisons
 
 
 class ResultsError(ValueError):
@@ -30,7 +30,7 @@ class ResultsError(ValueError):
 
 @dataclass(frozen=True)
 class Trace:
-    """A step of a method on rank 0 beside the predicted one, and what other links would do."""
+    """A step of a method on rank 0 with its prediction, and predictions for other links."""
 
     method: str
     label: str
@@ -42,7 +42,7 @@ class Trace:
 
     @classmethod
     def of(cls, method: str, label: str, done: Mapping[str, Any]) -> Self:
-        """From the `done` event of a traced job."""
+        """The trace of a traced job's `done` event."""
         real, predicted = (
             Process(name, tuple(Span(*each) for each in done[key]))
             for name, key in (("rank 0", "spans"), ("predicted", "predicted"))
@@ -52,7 +52,7 @@ class Trace:
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Self:
-        """The trace that `dataclasses.asdict` made this of."""
+        """The trace of a dictionary made by `dataclasses.asdict`."""
         real, predicted = (
             Process(each["name"], tuple(Span(**span) for span in each["spans"]))
             for each in (data["real"], data["predicted"])
@@ -65,7 +65,7 @@ class Trace:
 class Results:
     """The measurements of a benchmark."""
 
-    reports: list[Report]  # a place, a link and a model each
+    reports: list[Report]  # one per place, link and model
     traces: list[list[Trace]] = field(default_factory=list)  # by report: of methods by wrap
     profile: dict[str, Any] | None = None  # as `hipress probe` writes it
     version: str = __version__
@@ -78,7 +78,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads what `write` wrote. Raises ResultsError with the path and what is wrong."""
+        """Read a file of `write`. Raises ResultsError with the path and the mistake."""
         try:
             data = json.loads(path.read_text("utf-8"))
             if not isinstance(data, dict) or "reports" not in data:
@@ -99,7 +99,7 @@ class Results:
 
 @dataclass(frozen=True)
 class TimeToLoss:
-    """Seconds until a method has the loss that fp32 ends with, by round; None where it has not."""
+    """Seconds until a method reaches fp32's final loss, by round; None if it does not."""
 
     method: str
     label: str
@@ -107,7 +107,7 @@ class TimeToLoss:
 
     @property
     def median(self) -> float | None:
-        """The median of the rounds, or None where one did not get there."""
+        """The median over the rounds; None if one did not reach the loss."""
         reached = [each for each in self.seconds if each is not None]
         if not reached or len(reached) < len(self.seconds):
             return None
@@ -115,7 +115,7 @@ class TimeToLoss:
 
 
 def times_to_loss(results: Sequence[Result]) -> list[TimeToLoss]:
-    """For each method that synchronizes, warm-up included; empty without fp32 or enough steps."""
+    """Times to loss of all synchronizing methods, with warm-up; () without fp32 or enough steps."""
     fp32 = next((each for each in results if each.method == "ddp-fp32"), None)
     if fp32 is None or fp32.error or not fp32.curves or len(fp32.curves[0].losses) < ENOUGH:
         return []
@@ -135,7 +135,7 @@ def _reached(result: Result, targets: Sequence[float]) -> Iterator[float | None]
 
 
 def bytes_that_differ(report: Report) -> list[str]:
-    """A line for each method whose own count of bytes and the interface's do not agree."""
+    """A line for each method whose own byte count differs from the interface's."""
     found = []
     for each in report.results:
         sent, wire = each.payload_bytes, each.wire_bytes
@@ -169,14 +169,14 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """ "slower" or "faster" where the change exceeds the spread of steps."""
+        """ "slower" or "faster" if the change exceeds the spread of steps."""
         if abs(self.after - self.before) <= self.spread:
             return "within the spread"
         return "slower" if self.change > 0 else "faster"
 
 
 def compare(before: Results, after: Results) -> list[Compared]:
-    """Every method that both have, on the same place, link, model and optimizer."""
+    """All methods that both have, for the same place, link, model and optimizer."""
     old = dict(_by_key(before))
     return [_compared(old[key], row, key[0]) for key, row in _by_key(after) if key in old]
 
@@ -198,8 +198,7 @@ def _compared(old: Any, new: Any, where: str) -> Compared:
 
 
 def differences(before: Results, after: Results) -> list[str]:
-    """Versions and processors that differ between two results, a line each: the results may not be
-    comparable."""
+    """Differences in versions and processors of two results, which may not be comparable."""
     one, two = (_machine(each) for each in (before, after))
     names = sorted({*one, *two})
     return [

@@ -26,10 +26,10 @@ def trace(
     optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "adamw",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     hosts: Annotated[int, typer.Option(help="Emulated hosts.", min=2, max=16)] = 2,
-    rate: Annotated[str, typer.Option(help="Of emulated links.")] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Rate of emulated links, such as 1gbit.")] = "1gbit",
     loopback: Annotated[bool, typer.Option("--loopback", help="Emulate no links.")] = False,
-    steps: Annotated[int, typer.Option(help="Before the one that is traced.", min=4)] = 12,
-    output: Annotated[Path, typer.Option(help="Opened by ui.perfetto.dev.")] = Path("trace.json"),
+    steps: Annotated[int, typer.Option(help="Steps before the traced one.", min=4)] = 12,
+    output: Annotated[Path, typer.Option(help="File for ui.perfetto.dev.")] = Path("trace.json"),
 ) -> None:
     """Trace a training step on every rank, beside the step that the planner predicts.
 

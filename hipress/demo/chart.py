@@ -1,4 +1,4 @@
-"""The picture of a run: step times, bytes a step, loss against time."""
+"""Chart of a run: step times, bytes a step, loss against time."""
 
 import statistics
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ INK = "#26303b"
 
 
 def draw(report: Report, path: Path) -> None:
-    """Writes a PNG of 1800 by 660 pixels; methods that failed are left out."""
+    """Write a PNG of 1800 by 660 pixels; methods that failed are left out."""
     good = rows(report.results)
     figure = Figure(figsize=(15, 5.5), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -38,7 +38,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def colors_of(results: Sequence[Result]) -> dict[str, str]:
-    """A color for each method: grey for baselines, ours in bright ones."""
+    """A color for each method: grey for baselines, bright ones for HiPress."""
     ours = [each.method for each in results if each.method.startswith("hipress")]
     theirs = [each.method for each in results if each.method not in (*ours, "none")]
     colors = {"none": _FLOOR}
@@ -69,8 +69,8 @@ def _gain(row: Row) -> str:
 
 
 def _sizes(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
-    """Payloads as bars, each with its number above the middle; what went over the interface as
-    marks, with theirs below it: less where blocks that repeat stay at home."""
+    """Draw payloads as bars, with their numbers above the middle, and bytes on the interface as
+    marks, with theirs below; these are fewer if repeated blocks are not sent."""
     style(axes, "MB per step and rank (|: interface)")
     for position, row in enumerate(good):
         payload, wire = (each or 0 for each in (row.result.payload_bytes, row.result.wire_bytes))
@@ -89,7 +89,7 @@ def _losses(axes: Axes, results: Sequence[Result], colors: dict[str, str]) -> No
     axes.grid(axis="y", color="#e8ebef", lw=0.8)
     for result in results:
         if result.method in ALONE:
-            continue  # nothing is synchronized, so its loss is of several drifting models
+            continue  # not synchronized: its loss is that of several drifting models
         ours = result.method.startswith("hipress")
         axes.plot(
             _clock(result), smooth(result.losses), color=colors[result.method], label=result.label,
@@ -106,7 +106,7 @@ def smooth(values: Sequence[float], width: int = 10) -> list[float]:
 
 
 def _clock(result: Result) -> list[float]:
-    # The warm-up counts as ordinary steps: what a compiler took once says nothing about training.
+    # The warm-up counts as ordinary steps: compilation, once, says nothing about training.
     typical, now, clock = statistics.median(result.timed), 0.0, []
     for step, seconds in enumerate(result.seconds):
         now += typical if step < result.warmup else seconds
@@ -115,7 +115,7 @@ def _clock(result: Result) -> list[float]:
 
 
 def style(axes: Axes, title: str) -> None:
-    """The look that charts share."""
+    """Apply the look that charts share."""
     axes.set_title(title, fontsize=10.5, color=INK, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK, labelsize=9)
@@ -128,7 +128,7 @@ def _name_bars(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def _megabytes(count: float) -> str:
-    """Bytes in MB, three digits; a few packets of the kernel's own are next to nothing."""
+    """Bytes in MB, three digits; a few packets of the kernel itself are negligible."""
     return "<0.001" if 0 < count < 1e3 else f"{count / 1e6:.3g}"
 
 

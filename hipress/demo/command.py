@@ -1,4 +1,4 @@
-"""`hipress demo`: trains with several methods, one after the other, and shows what each costs."""
+"""`hipress demo`: trains with several methods, one after the other, and shows the cost of each."""
 
 import shlex
 import sys
@@ -43,7 +43,7 @@ def demo(
     optimizer: Annotated[
         str, typer.Option(help="sgd (rate 1, clipping .25) or adamw (.002, 1).")
     ] = "sgd",
-    device: Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device of the model: cpu or cuda.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for the chart and the figures.")] = Path(
         "demo-output"
     ),
@@ -71,7 +71,7 @@ def demo(
 
 
 def check_optimizer(optimizer: str) -> None:
-    """ValueError for one that the workload does not have."""
+    """Raise ValueError for an optimizer that the workload does not have."""
     if optimizer not in _OPTIMIZERS:
         raise ValueError(f"unknown optimizer {optimizer!r}; choose from: {', '.join(_OPTIMIZERS)}")
 
@@ -85,7 +85,7 @@ def _check(hosts: int, steps: int, optimizer: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """ValueError for a device on which nothing could train here."""
+    """Raise ValueError for an unknown device, or one that this machine lacks."""
     if device not in ("cpu", "cuda"):
         raise ValueError(f"unknown device {device!r}; choose from: cpu, cuda")
     if device == "cuda":
@@ -96,7 +96,7 @@ def check_device(device: str) -> None:
 
 
 def check_output(folder: Path) -> None:
-    """OSError for a folder that could not be written to when all is done."""
+    """Raise OSError for a folder that cannot be written to, before any work."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass

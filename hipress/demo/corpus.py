@@ -1,5 +1,4 @@
-"""Text that every machine has: the source of the running Python's standard library, as word
-numbers.
+"""A text that every machine has: the source of Python's standard library, as word numbers.
 
 The same interpreter gives the same numbers: files are read in sorted order, and words of equal
 frequency are ranked alphabetically.
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 VOCABULARY = 10_000
 MAX_CHARACTERS = 8_000_000
-_FORMAT = 1  # raise it when the tokenizer changes: cached numbers of another format are not used
+_FORMAT = 1  # increment if the tokenizer changes: cached numbers of other formats are ignored
 
 # Identifiers, numbers, line ends and single punctuation marks; blanks only separate.
 _TOKEN = re.compile(r"[^\W\d]\w*|\d+|\n|[^\w\s]")
@@ -42,8 +41,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def number(tokens: Iterable[str], vocabulary: int) -> NDArray[np.int64]:
-    """Each token's rank by frequency, from 1; 0 for all that are rarer than the first `vocabulary`
-    - 1."""
+    """Rank of each token by frequency, from 1; 0 for all beyond the first `vocabulary` - 1."""
     tokens = list(tokens)
     ranked = sorted(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
     numbers = {token: rank for rank, (token, _) in enumerate(ranked[: vocabulary - 1], start=1)}
@@ -56,8 +54,8 @@ def standard_library() -> Path:
 
 
 def load(folder: Path | None = None, *, characters: int = MAX_CHARACTERS) -> NDArray[np.int64]:
-    """The numbers of the first `characters` of source below `folder`; ValueError if there is too
-    little to train on."""
+    """The numbers of the first `characters` of source below `folder`. Raises ValueError if there
+    are too few words to train on."""
     tokens = tokenize("\n".join(_texts(folder or standard_library(), characters)))
     if len(tokens) < 10_000:
         raise ValueError(
@@ -73,7 +71,7 @@ def prepare() -> Path:
     if not path.exists():
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as file:
             np.save(file, load())
-        os.replace(file.name, path)  # whole or not at all, whoever else is doing the same
+        os.replace(file.name, path)  # atomic, also beside other processes
     return path
 
 

@@ -1,4 +1,4 @@
-"""An orderly end of programs that have started others, and made namespaces."""
+"""An orderly end of programs that have started processes and made namespaces."""
 
 import signal
 import sys
@@ -15,8 +15,7 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 
 @contextmanager
 def orderly_end(program: str) -> Iterator[None]:
-    """A request to terminate, and a terminal that is closed, leave by the way an interrupt takes,
-    so that namespaces and ranks go, too."""
+    """End on SIGTERM or SIGHUP like on an interrupt, so that namespaces and ranks end, too."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise typer.Exit(128 + number)
@@ -24,7 +23,7 @@ def orderly_end(program: str) -> Iterator[None]:
     mine = threading.current_thread() is threading.main_thread()  # else signals are another's
     before = {each: signal.getsignal(each) for each in _ENDING if mine}
     for each, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as nohup wants it
+        if handler is not signal.SIG_IGN:  # nohup ignores it
             signal.signal(each, leave)
     try:
         yield

@@ -45,13 +45,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Job:
-    """A training by one method, from the same start and on the same batches as by every other."""
+    """A training with one method; all methods have the same start and the same batches."""
 
     method: str
     hosts: int = 2
     steps: int = 60
     workload: Workload = field(default_factory=Workload)
-    timeout: float = 120.0  # seconds without a step after which the run has failed
+    timeout: float = 120.0  # seconds without a step that make the run fail
     untimed: int | None = None  # first steps; None: WARMUP, but at most half of them
     purpose: str = TRAINED  # TRAINED, PROBED or TRACED
 
@@ -71,7 +71,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Result:
-    """Measurements of a run; `error` says why there are none."""
+    """Measurements of a run, or the `error` that prevented them."""
 
     method: str
     label: str
@@ -85,12 +85,12 @@ class Result:
         None  # the ranks' parameters, bit by bit, at the end; None without communication
     )
     error: str | None = None
-    date: str = ""  # when it was measured, where that is not the report's date
-    peak_bytes: float | None = None  # most memory that a rank's process had, all it loads included
+    date: str = ""  # date of the measurement, if not the report's
+    peak_bytes: float | None = None  # peak memory of a rank's process, libraries included
     tried: list[dict[str, Any]] = field(default_factory=list)  # by "auto": plan.trial.Tried
     parameters: int | None = None  # of the model
     phases: dict[str, float] | None = None  # a timed step: PHASES, spared_bytes; on rank 0
-    curves: list[Curve] = field(default_factory=list)  # of rounds that are put together
+    curves: list[Curve] = field(default_factory=list)  # of merged rounds
 
     @property
     def timed(self) -> list[float]:

@@ -1,8 +1,8 @@
 """Methods of synchronizing gradients: PyTorch's own, and every HiPress codec.
 
 A method is written NAME, hipress:CODEC (`hipress.wrap`), sync:CODEC (`hipress.Synchronizer`, no
-DDP) or momentum:CODEC (`hipress.wrap` with an optimizer of `hipress.optim`), and options follow:
-hipress:dgc:ratio=0.01:strategy=ring. A codec is a name, or a spec's path.
+DDP) or momentum:CODEC (`hipress.wrap` with an optimizer of `hipress.optim`), with options behind
+it: hipress:dgc:ratio=0.01:strategy=ring. A codec is a name, or a spec's path.
 """
 
 import difflib
@@ -20,9 +20,9 @@ BASELINES = {
     "powersgd": "DDP PowerSGD rank 4",
     "powersgd-fp16": "DDP PowerSGD rank 4 in its fp16 wrapper",
 }
-#: baselines whose ranks train on their own, so that losses and equality mean nothing
+#: baselines whose ranks train separately, so that losses and equality mean nothing
 ALONE = ("none", "ddp-noop")
-#: ways to use a codec, and what tables call them
+#: ways to use a codec, and their names in tables
 MOMENTUM = "momentum"
 WAYS = {"hipress": "HiPress", "sync": "HiPress, no DDP,", MOMENTUM: "HiPress, momentum by"}
 #: an option of MOMENTUM: the steps after which Adam's second moments are frozen, or "auto"
@@ -53,7 +53,7 @@ class Method:
 
 
 def parse(text: str) -> Method:
-    """The method that `text` names; ValueError with the valid ones otherwise."""
+    """The method that `text` names; ValueError with the valid names otherwise."""
     name, _, rest = text.strip().partition(":")
     if name in BASELINES and not rest:
         return Method(name)
@@ -64,8 +64,7 @@ def parse(text: str) -> Method:
 
 
 def parse_all(text: str) -> list[Method]:
-    """The methods of a comma-separated list, in its order; ValueError if there is none or one
-    twice."""
+    """The methods of a comma-separated list; ValueError if it is empty or repeats a method."""
     methods = [parse(part) for part in text.split(",") if part.strip()]
     names = [method.text for method in methods]
     if not methods or len(set(names)) < len(names):
@@ -74,7 +73,7 @@ def parse_all(text: str) -> list[Method]:
 
 
 def check(methods: Iterable[Method]) -> None:
-    """ValueError for the first method whose options or parameters `hipress.wrap` would refuse."""
+    """Raise ValueError for the first method with options that `hipress.wrap` would refuse."""
     for method in methods:
         if method.codec is not None and (method.options or _is_path(method.codec)):
             try:
@@ -85,13 +84,13 @@ def check(methods: Iterable[Method]) -> None:
 
 
 def wrapped(method: Method) -> dict[str, Any]:
-    """The options that are those of `hipress.wrap`, or the codec's."""
+    """Options for `hipress.wrap` or the codec."""
     own = (FREEZE,) if method.way == MOMENTUM else ()
     return {key: value for key, value in method.options.items() if key not in own}
 
 
 def _compile(codec: str, given: dict[str, Any]) -> None:
-    """For the reference backend, which is ready at once."""
+    """Check a codec's options by the reference backend, which compiles nothing."""
     from hipress import options  # not above: both import torch
     from hipress.plan import codecs
 
@@ -130,7 +129,7 @@ def _is_path(codec: str) -> bool:
 
 
 def available() -> list[str]:
-    """Every method, as it is written on the command line."""
+    """Every method, as written on the command line."""
     return [*BASELINES, *(f"{way}:{codec}" for way in WAYS for codec in codecs())]
 
 

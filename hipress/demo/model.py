@@ -38,7 +38,7 @@ class LanguageModel(nn.Module):
 
 @dataclass(frozen=True)
 class Training:
-    """An optimizer, and the gradient norm that it is clipped to."""
+    """An optimizer, and the norm to which gradients are clipped."""
 
     make: partial[Any]  # of parameters: an optimizer of torch.optim
     clip: float
@@ -61,7 +61,7 @@ class Task:
     training: Training
 
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
-        """The loss of a rank's batch. `module`: the task's own, or what wraps it."""
+        """Loss of a rank's batch. module: the task's own, or its wrapper."""
         out = module(*self.inputs(rank, step))
         loss: Tensor = getattr(out, "loss", out)
         return loss
@@ -74,7 +74,7 @@ OPTIMIZERS = {
 
 
 def take_device(workload: Workload, gpu: int) -> None:
-    """Make a GPU, of those that are here, the current device, where the workload is for one."""
+    """Make one of this machine's GPUs the current device, if the workload is for GPUs."""
     if workload.device == "cuda":
         torch.cuda.set_device(gpu % torch.cuda.device_count())
 
@@ -86,7 +86,7 @@ def build(workload: Workload) -> LanguageModel:
 
 
 def batch(numbers: NDArray[np.int64], workload: Workload, rank: int, step: int) -> Tensor:
-    """A rank's sequences for a step, int64 [batch, length + 1] on its device: drawn by (seed, rank,
+    """A rank's sequences for a step: int64 [batch, length + 1] on its device, drawn by (seed, rank,
     step) alone."""
     random = np.random.default_rng((workload.seed, rank, step))
     starts = random.integers(0, len(numbers) - workload.length - 1, workload.batch)
@@ -103,11 +103,11 @@ USUAL = {
 
 
 def make(workload: Workload, corpus: str) -> Task:
-    """The workload's model and inputs. `corpus`: .npy file of word numbers, for the LSTM.
+    """The workload's model and inputs. corpus: .npy file of word numbers, for the LSTM.
 
-    A model of the user's own is package.module:function, which returns (module, inputs):
-    `inputs(rank, step)` gives a tensor or a tuple of arguments, and the module returns a scalar
-    loss, or what has one as `.loss`. Raises ValueError for a function that does not.
+    A model of the user is package.module:function, which returns (module, inputs):
+    `inputs(rank, step)` returns a tensor or a tuple of arguments, and the module returns a scalar
+    loss, or an object with one as `.loss`. Raises ValueError for other functions.
     """
     if workload.model == LSTM:
         numbers = np.load(corpus, mmap_mode="r")

@@ -4,10 +4,9 @@
         children = [network.start(rank, ["hostname", "-I"]) for rank in range(2)]
 
 Each host is a namespace with one interface, `eth0`, at 10.77.0.(rank + 1). Its veth peer is a port
-of a bridge in a namespace of its own, so nothing at all is made in the machine's own network
-(whose firewall might otherwise drop bridged packets). Both directions are throttled by a token
-bucket (`tc tbf`): egress at the host's end, ingress at the bridge's. There is no added delay:
-`netem` is missing from many kernels.
+of a bridge in a namespace of its own, so nothing is made in the machine's own network, whose
+firewall might drop bridged packets. Both directions are throttled by a token bucket (`tc tbf`):
+egress at the host's end, ingress at the bridge's. No delay is added: many kernels lack `netem`.
 
 Linux, root, `ip` and `tc` are needed; `unavailable()` says which of them is missing.
 """
@@ -29,8 +28,7 @@ _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
 class NetworkError(RuntimeError):
-    """A namespace, a link or a throttle could not be made; the message holds the command and its
-    complaint."""
+    """A namespace, link or throttle could not be made; the message has the command's output."""
 
 
 class Counters(NamedTuple):
@@ -41,8 +39,7 @@ class Counters(NamedTuple):
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second of a rate as `tc` writes it: 100mbit, 1gbit, 2.5gbit. ValueError
-    otherwise."""
+    """Bits per second of a rate as `tc` writes it: 100mbit, 1gbit, 2.5gbit. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.strip().lower())
     rate = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not 100_000 <= rate <= 10**11:
@@ -67,7 +64,7 @@ def unavailable() -> str | None:
 
 
 def remove_stale() -> list[str]:
-    """Deletes namespaces whose process is gone (it was killed); returns their names."""
+    """Delete namespaces whose process is gone (it was killed); return their names."""
     stale = [name for name in _namespaces() if not Path("/proc", name.split("-")[1]).exists()]
     for name in stale:
         _delete(name)
@@ -75,10 +72,9 @@ def remove_stale() -> list[str]:
 
 
 class Network:
-    """A context manager around `hosts` namespaces on links of `rate`; removes them whatever
-    happens inside.
+    """A context manager of `hosts` namespaces on links of `rate`; always removes them.
 
-    Names hold the process id, so runs side by side do not meet, though they use the same addresses.
+    Names hold the process id, so parallel runs do not collide, though they use the same addresses.
     """
 
     interface = INTERFACE
@@ -111,7 +107,7 @@ class Network:
                 _delete(name)
 
     def address(self, rank: int) -> str:
-        """The host's address, to be reached only from the other hosts."""
+        """Address of the host, reachable only from the other hosts."""
         return f"10.77.0.{rank + 1}"
 
     def command(self, rank: int, arguments: Sequence[str]) -> list[str]:
@@ -119,19 +115,19 @@ class Network:
         return ["ip", "netns", "exec", self._host(rank), *arguments]
 
     def start(self, rank: int, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Starts a program on a host, with options of Popen. The caller waits for it; `close` does
-        not end it, and an interrupt at the keyboard does not reach it."""
+        """Start a program on a host, with options of Popen. The caller waits for it; `close` does
+        not end it, and a keyboard interrupt does not reach it."""
         return subprocess.Popen(self.command(rank, arguments), start_new_session=True, **options)
 
     def throttle(self, rate: str) -> None:
-        """Makes every link so fast, from now on."""
+        """Set the speed of all links, from now on."""
         self.rate = rate
         for host in range(self.hosts):
             self._throttle(self._host(host), INTERFACE)
             self._throttle(self._switch, _port(host))
 
     def counters(self, rank: int) -> Counters:
-        """The host's interface counters."""
+        """Counters of the host's interface."""
         folder = f"/sys/class/net/{INTERFACE}/statistics"
         sent, received = _run(
             *self.command(rank, ["cat", f"{folder}/tx_bytes", f"{folder}/rx_bytes"])
@@ -164,8 +160,8 @@ class Network:
 
     def _throttle(self, namespace: str, device: str) -> None:
         # A burst of one millisecond, and at least one 64 KiB segment of TCP (a smaller one is
-        # split, which costs 4%): short enough that a step gains nothing by what was saved while
-        # the link was idle. The queue holds 50 ms.
+        # split, which costs 4%): so short that a step gains nothing from an idle link. The queue
+        # holds 50 ms.
         bits = parse_rate(self.rate)
         burst = max(bits // 8 // 1000, 64 * 1024)
         bucket = ["rate", f"{bits}bit", "burst", str(burst), "latency", "50ms"]
@@ -173,7 +169,7 @@ class Network:
 
 
 def _port(rank: int) -> str:
-    """The bridge's end of a host's link."""
+    """Name of the bridge's end of a host's link."""
     return f"port{rank}"
 
 
@@ -185,12 +181,12 @@ def _namespaces() -> list[str]:
 
 
 def _delete(name: str) -> None:
-    # Another process may have removed the same leftover: that is as good.
+    # Another process may have removed the same leftover, which is fine.
     subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=30, check=False)
 
 
 def _run(*command: str) -> str:
-    """Runs a command and returns its output; NetworkError with its complaint when it fails."""
+    """Run a command and return its output; NetworkError with its output if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

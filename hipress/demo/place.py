@@ -1,5 +1,4 @@
-"""Places for ranks: network namespaces on throttled links, or loopback. One interface for
-both."""
+"""Places of ranks, with one interface: network namespaces on throttled links, or loopback."""
 
 import subprocess
 from collections.abc import Sequence
@@ -11,14 +10,14 @@ from hipress.demo import netns
 
 
 class Place(Protocol):
-    """Starts the process of a rank. `netns.Network` is one."""
+    """A place that starts the processes of ranks, such as `netns.Network`."""
 
     @property
     def interface(self) -> str:
-        """The interface that ranks talk through, for gloo and for the byte counters."""
+        """Network interface of the ranks, for gloo and for the byte counters."""
 
     def start(self, rank: int, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Starts a program where `rank` lives, with options of Popen."""
+        """Start a program at the place of `rank`, with options of Popen."""
 
 
 class Loopback:
@@ -33,7 +32,7 @@ class Loopback:
 
 @dataclass(frozen=True)
 class Choice:
-    """A place that is yet to be entered, and a sentence for the person who waits."""
+    """A place that is yet to be entered, and a sentence about it for the user."""
 
     emulated: bool
     sentence: str
@@ -41,13 +40,12 @@ class Choice:
     rate: str
 
     def enter(self) -> AbstractContextManager[Place]:
-        """Makes the place; leaving the context removes it."""
+        """Make the place; leaving the context removes it."""
         return netns.Network(self.hosts, self.rate) if self.emulated else nullcontext(Loopback())
 
 
 def choose(hosts: int, rate: str, *, loopback: bool = False) -> Choice:
-    """Namespaces if this machine can make them and loopback was not asked for. ValueError for a
-    bad rate."""
+    """Namespaces if possible and loopback was not requested. ValueError for a bad rate."""
     netns.parse_rate(rate)
     reason = "as asked" if loopback else netns.unavailable()
     if reason is None:

@@ -1,4 +1,4 @@
-"""From results to figures: medians and ratios, the table, and the JSON that both are drawn from."""
+"""Figures of results: medians and ratios, the table, and the JSON from which both are made."""
 
 import json
 import os
@@ -21,14 +21,14 @@ from hipress.demo.methods import ALONE
 
 SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
 PRICE = ("payload MB", "wire MB", "peak MB", "loss", "to fp32", "ranks")
-PRICE_TITLE = "MB a rank sends in a step, MB of memory its process took at most, and loss"
-FINAL = 10  # the final loss is the mean of so many last steps
+PRICE_TITLE = "MB sent by a rank in a step, peak MB of its process's memory, and loss"
+FINAL = 10  # number of last steps whose mean is the final loss
 _PACKAGES = ("hipress", "torch", "numpy", "llvmlite")
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run of several methods, with all that is needed to run it again."""
+    """A run of several methods, with all that is needed to repeat it."""
 
     place: str  # a sentence: emulated links or loopback
     hosts: int
@@ -46,12 +46,12 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads what `write` wrote."""
+        """Read a file of `write`."""
         return cls.parse(json.loads(path.read_text()))
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Self:
-        """The report that `dataclasses.asdict` made this of."""
+        """The report of a dictionary made by `dataclasses.asdict`."""
         results = [_result(each) for each in data["results"]]
         return cls(**{**data, "workload": Workload(**data["workload"]), "results": results})
 
@@ -62,8 +62,7 @@ def _result(data: dict[str, Any]) -> Result:
 
 @dataclass(frozen=True)
 class Row:
-    """A method's figures: seconds, bytes a rank sends in a step, ratios; None where there is
-    nothing to compare."""
+    """Figures of a method: seconds, bytes sent by a rank in a step, and ratios, or None."""
 
     result: Result
     median: float
@@ -88,7 +87,7 @@ def final_loss(result: Result) -> float:
 
 
 def tables(report: Report) -> Group:
-    """The figures, speed above and price below, so that 80 columns are enough."""
+    """Tables of speed and price, one above the other, so that 80 columns suffice."""
     return Group(
         _table(report, "speed", SPEED, slice(0, 5)),
         _table(report, PRICE_TITLE, [head.removesuffix(" MB") for head in PRICE], slice(5, None)),
@@ -116,7 +115,7 @@ def failures(report: Report) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    """The figures for a document."""
+    """The figures as Markdown."""
     body = [(row.result.label, *cells(row)) for row in rows(report.results)]
     text = markdown_table(("method", *SPEED, *PRICE), body)
     return "\n".join([text, *(f"\nFailed: {line}" for line in failures(report))]) + "\n"
@@ -160,7 +159,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """The figures of a row as text, in the order of SPEED and PRICE."""
     result = row.result
     same = {None: "-", True: "equal", False: "DIFFER"}[result.identical]
-    alone = result.method in ALONE  # models that drift apart: their loss means nothing
+    alone = result.method in ALONE  # the models drift apart: their loss means nothing
     return (
         f"{1e3 * row.median:.0f}",
         f"{1e3 * row.low:.0f}-{1e3 * row.high:.0f}",

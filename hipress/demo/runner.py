@@ -1,5 +1,4 @@
-"""Starts the ranks of one job, watches them, and gathers a Result. Used by the demo and by the
-benchmarks.
+"""Execution of a job, for demo and benchmarks: starts its ranks, watches them, gathers a Result.
 
 with place.choose(2, "1gbit").enter() as here:
     result = run(here, Job("ddp-fp16"))
@@ -29,12 +28,11 @@ OnStep = Callable[[int], None]  # called with the number of steps done
 
 
 class RunError(RuntimeError):
-    """A rank failed, ended early or stood still; the message is for the table."""
+    """A rank failed, ended early or stalled; the message is for the table."""
 
 
 def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
-    """Trains with one method. A failure is in the Result, never raised; all processes have ended
-    afterwards."""
+    """Train with one method. A failure is in the Result, never raised; processes have ended."""
     try:
         return result(job, events(place, job, on_step))
     except (RunError, OSError) as error:
@@ -45,14 +43,14 @@ def events(place: Place, job: Job, on_step: OnStep = lambda done: None) -> list[
     """The `done` events of all ranks, in order. Raises RunError or OSError."""
     with tempfile.TemporaryDirectory(prefix="hipress-") as folder:
         meet = Path(folder, "rendezvous").as_uri()
-        one = isinstance(place, Loopback)  # else links are throttled, and NCCL would go around
+        one = isinstance(place, Loopback)  # throttled links exclude NCCL, which would bypass them
         sharers, nccl = (job.hosts, gpus(job) >= job.hosts) if one else (1, False)
         ranks = Ranks(range(job.hosts), str(corpus.prepare()), meet, sharers, nccl)
         return watch(place, job, ranks, on_step)
 
 
 def gpus(job: Job) -> int:
-    """The number of GPUs here for the ranks of a job."""
+    """Number of GPUs of this machine for the ranks of a job."""
     if job.workload.device != "cuda":
         return 0
     import torch  # not above: it takes its time
@@ -62,25 +60,25 @@ def gpus(job: Job) -> int:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks that are started in this place, of those of a job."""
+    """The ranks of a job that are started at this place."""
 
     numbers: Sequence[int]
     corpus: str  # .npy file of word numbers
     rendezvous: str  # URL: a file that does not exist yet, or a host and port
     sharers: int = 1  # ranks whose bytes an interface counts together
-    nccl: bool = False  # whether GPUs talk to each other, of which each rank has one then
-    gpu: int | None = None  # of one rank; by default its own number
+    nccl: bool = False  # True if each rank has a GPU, and these use NCCL
+    gpu: int | None = None  # number of the GPU, for a single rank; by default the rank's number
 
 
 def watch(place: Place, job: Job, ranks: Ranks, on_step: OnStep = lambda done: None) -> list[Event]:
-    """Starts ranks and waits for them: their `done` events, in order. RunError, OSError; all
-    processes have ended afterwards."""
+    """Start ranks and wait for them; return their `done` events, in order. Raises RunError or
+    OSError; all processes have ended afterwards."""
     with _started(place, job, ranks) as started:
         return _watch(started, job, on_step)
 
 
 def result(job: Job, done: Sequence[Event], error: str | None = None) -> Result:
-    """From the `done` events of all ranks, in order; or of a run that failed."""
+    """The result from the `done` events of all ranks, in order; or from an error."""
     label = methods.parse(job.method).label
     if error is not None:
         return Result(job.method, label, job.hosts, error=error)
@@ -108,7 +106,7 @@ class _Rank:
     log: IO[bytes]
 
     def complaint(self) -> str:
-        """The last line of its standard error."""
+        """The last line of the process's standard error."""
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no message"
@@ -138,7 +136,7 @@ class _Ranks:
                 self.events.put((rank, json.loads(line)))
 
     def end(self) -> None:
-        """Closes their inputs, which ends them, and is firm with the rest."""
+        """Close the processes' inputs, which ends them, and kill those that remain."""
         for rank in self.every:
             assert rank.process.stdin is not None
             rank.process.stdin.close()
@@ -191,8 +189,8 @@ def _start(
 def _environment(place: Place) -> dict[str, str]:
     # One thread a rank, also in the BLAS that numpy brings: two ranks share two cores.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    # By luck of a heap's layout, glibc returns memory in every step and faults it in again in the
-    # next: 0 to 45 ms. These keep it.
+    # Depending on the heap's layout, glibc returns memory in every step and faults it in again in
+    # the next: 0 to 45 ms. These variables keep it.
     memory = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     interface = {"GLOO_SOCKET_IFNAME": place.interface} if place.interface else {}
@@ -200,8 +198,7 @@ def _environment(place: Place) -> dict[str, str]:
 
 
 def _watch(ranks: _Ranks, job: Job, on_step: OnStep) -> list[Event]:
-    """The ranks' `done` events, in rank order. RunError for the first rank that fails, or when all
-    stand still."""
+    """The ranks' `done` events, in rank order; RunError if a rank fails, or all stall."""
     done: dict[int, Event] = {}
     first = ranks.every[0].number
     while len(done) < len(ranks.every):

@@ -1,4 +1,4 @@
-"""Puts a method to work on a model, and counts the payload bytes that it sends."""
+"""Application of a method to a model, and a count of the payload bytes that it sends."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ from hipress.demo.job import PHASES
 from hipress.demo.methods import FREEZE, MOMENTUM, Method, wrapped
 from hipress.demo.model import Training
 
-ONE_BUCKET = 4096  # MB: PowerSGD's two all-reduces of several buckets cross each other on gloo
+ONE_BUCKET = 4096  # MB: with several buckets PowerSGD's two all-reduces would mix on gloo
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Synchronized:
     step: Callable[[], None] = lambda: None
     tried: Callable[[], list[dict[str, Any]]] = list  # plans of "auto", as predicted and measured
     phases: Callable[[], dict[str, float] | None] = lambda: None  # seconds so far, by job.PHASES
-    optimizer: torch.optim.Optimizer | None = None  # that clips, and steps, instead of the task's
+    optimizer: torch.optim.Optimizer | None = None  # clips and steps in place of the task's
 
 
 def synchronize(model: nn.Module, method: Method, training: Training) -> Synchronized:
-    """Wraps the model, which is trained so. Errors are those of torch and of hipress.wrap."""
+    """Wrap the model for training. Raises errors of torch and of hipress.wrap."""
     if method.codec is not None:
         return _hipress(model, method, training)
     return _BASELINES[method.text](model)
@@ -46,7 +46,7 @@ def _none(model: nn.Module) -> Synchronized:
 
 
 def _noop(model: nn.Module) -> Synchronized:
-    """The floor of every method: DDP's own work, and ranks that wait for the slowest."""
+    """The floor of every method: DDP's own work, and waiting for the slowest rank."""
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     counter = _CountedAllReduce()
 
@@ -116,7 +116,7 @@ def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
 
     def sent(steps: int) -> int:
         measured = hipress.report(made).measured
-        if measured is None:  # hipress has left DDP's own all-reduce in place
+        if measured is None:  # DDP's own all-reduce is still in place
             return _native(model)(steps)
         return round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
 
@@ -158,7 +158,7 @@ _BASELINES: dict[str, Callable[[nn.Module], Synchronized]] = {
 
 
 class _CountedAllReduce:
-    """Counts what PyTorch's hooks pass to `dist.all_reduce`, which they look up at each call."""
+    """Counts bytes that PyTorch's hooks pass to `dist.all_reduce`, looked up at each call."""
 
     def __init__(self) -> None:
         self.sent = 0

@@ -1,13 +1,13 @@
-"""A rank of a run: `python -m hipress.demo.worker JSON`. Reports events on standard output, one
-JSON object a line.
+"""A rank of a run: `python -m hipress.demo.worker JSON`.
+
+Reports events on standard output, one JSON object a line::
 
     {"event": "step", "step": 0, "seconds": 0.2, "loss": 9.2}
     {"event": "done", "seconds": [...], "losses": [...], "payload_bytes": 1.0, "wire_bytes": 1.0,
     "peak_bytes": 1, "identical": true}
     {"event": "error", "message": "..."}
 
-The rank ends when its standard input is closed, so that none outlives the parent, however that
-ended.
+The rank ends when its standard input is closed, so it never outlives its parent.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from hipress.demo.synchronize import Synchronized, synchronize
 if TYPE_CHECKING:
     from hipress.tracing.spans import Span
 
-ALONE = 5  # backward passes that are timed without synchronization; the fastest counts
+ALONE = 5  # backward passes timed without synchronization; the fastest counts
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Order:
     rendezvous: str  # URL: a file that does not exist yet, or a host and port
     interface: str
     sharers: int  # ranks whose bytes the interface counts together
-    nccl: bool  # whether GPUs talk to each other; else through the host
-    gpu: int  # modulo those that are here
+    nccl: bool  # True if GPUs use NCCL; otherwise through the host
+    gpu: int  # modulo the number of GPUs here
 
     @classmethod
     def parse(cls, text: str) -> "Order":
-        """Reads what `json.dumps(asdict(order))` wrote."""
+        """The order of a text by `json.dumps(asdict(order))`."""
         data = json.loads(text)
         workload = Workload(**data["job"].pop("workload"))
         return cls(**{**data, "job": Job(**data["job"], workload=workload)})
@@ -90,7 +90,7 @@ def _run(order: Order) -> dict[str, Any]:
 
 
 def _probe(order: Order) -> dict[str, Any]:
-    """The profile of link and compressors, on rank 0."""
+    """Measure the profile of link and compressors; returned by rank 0."""
     from hipress.plan.command import measure_profile, placed
 
     workload = order.job.workload
@@ -154,7 +154,7 @@ PURPOSES = {TRAINED: _train, PROBED: _probe, TRACED: _trace}
 
 
 class Trainer:
-    """Trains on this rank, and tells of each step."""
+    """Trains on this rank, and reports each step."""
 
     def __init__(self, task: model.Task, rank: int, synchronized: Synchronized) -> None:
         self._task, self._rank = task, rank
@@ -166,7 +166,7 @@ class Trainer:
         self.losses: list[float] = []
 
     def step(self, step: int) -> None:
-        """The step of this number."""
+        """Run the step of this number."""
         start = time.perf_counter()
         self._optimizer.zero_grad()
         loss = self._task.loss(self._module, self._rank, step)
@@ -209,7 +209,7 @@ class Trainer:
 
 
 def _synchronize(made: torch.Tensor) -> None:
-    """Wait until a device has done what was queued."""
+    """Wait until a device has done its queued work."""
     if made.is_cuda:
         torch.cuda.synchronize()
 
@@ -222,7 +222,7 @@ class _Meter:
 
     @classmethod
     def read(cls, order: Order, synchronized: Synchronized, steps: int) -> "_Meter":
-        dist.barrier()  # on loopback the interface counts what a slower rank still sends
+        dist.barrier()  # on loopback the interface also counts a slower rank's bytes
         counter = Path(f"/sys/class/net/{order.interface}/statistics/tx_bytes")
         wire = int(counter.read_text()) if counter.exists() else None
         meter = cls(synchronized.sent(steps), wire, synchronized.phases())
@@ -241,7 +241,7 @@ class _Meter:
 
 
 def _peak_bytes() -> int | None:
-    """Most memory that this process had; None where the kernel does not tell."""
+    """Peak memory of this process in bytes; None if the kernel does not tell."""
     status = Path("/proc/self/status")
     told = re.search(r"^VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "", re.M)
     return None if told is None else int(told[1]) * 1024

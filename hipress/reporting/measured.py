@@ -1,4 +1,4 @@
-"""Costs of a module's steps on this rank, beside the bytes that DDP alone would send."""
+"""Costs of a module's steps on this rank, and the bytes that DDP alone would send."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Sent:
     """Bytes a step of one kind of gradients, on one rank."""
 
     gradient_bytes: float  # the gradients themselves
-    ddp_bytes: float  # what this rank would send of them with DDP alone
-    wire_bytes: float  # what this rank sends of them
+    ddp_bytes: float  # sent by this rank with DDP alone
+    wire_bytes: float  # sent by this rank
 
     @property
     def reduction(self) -> float:
-        """Bytes of DDP alone over bytes sent; 1 where nothing would be sent."""
+        """Bytes of DDP alone over bytes sent; 1 if nothing would be sent."""
         if self.wire_bytes:
             return self.ddp_bytes / self.wire_bytes
         return math.inf if self.ddp_bytes else 1.0
@@ -37,13 +37,13 @@ class Measured:
     gradient_bytes: float  # of all kinds, as are the next two
     ddp_wire_bytes: float
     wire_bytes: float
-    payload_bytes: float  # of the messages that we send to peers
-    spared_bytes: float  # of these, blocks that repeat and so do not travel
-    unused_bytes: Mapping[str, float]  # of these, by codec: room that payloads left
-    exact_bytes: float  # of these, in messages for whose lengths the host waited
+    payload_bytes: float  # of messages to peers
+    spared_bytes: float  # of these, repeated blocks that are not sent
+    unused_bytes: Mapping[str, float]  # of these, unused capacity by codec
+    exact_bytes: float  # of these, in messages whose lengths the host waited for
     encode_seconds: float
     decode_seconds: float
-    wait_seconds: float  # our compute lane idle while buckets were under way
+    wait_seconds: float  # compute lane idle while buckets were under way
     exposed_seconds: float  # the backward pass was over and waited for buckets
 
 
@@ -72,8 +72,8 @@ def measure_of(traffic: Traffic, counters: Counters, world_size: int) -> Measure
 
 
 def _kinds(traffic: Traffic, counters: Counters, world_size: int) -> dict[str, Sent]:
-    """Bytes sent of each kind of gradients. gloo gathers sparse ones: each rank sends its own,
-    or passes on another's, to every other rank."""
+    """Bytes sent of each kind of gradients. gloo gathers sparse ones: each rank sends its own, or
+    passes on another's, to every other rank."""
     steps, ring = traffic.steps, _share(world_size)
     plain = traffic.gradient_bytes - traffic.compressed_bytes
     sparse = (world_size - 1) * traffic.sparse_bytes
@@ -90,7 +90,7 @@ def _kinds(traffic: Traffic, counters: Counters, world_size: int) -> dict[str, S
 
 
 def total_of(kinds: Iterable[Sent]) -> Sent:
-    """All of them together."""
+    """The sum of all kinds."""
     each = list(kinds)
     return Sent(
         sum(kind.gradient_bytes for kind in each),

@@ -1,4 +1,4 @@
-"""Choices for a model, and their costs so far: `hipress.report(ddp)`."""
+"""Reports of a model: its choices, and their costs so far: `hipress.report(ddp)`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Report:
     decisions: tuple[Decision, ...]
     measured: Measured | None
     probe: Probe | None
-    cuts: Mapping[str, bool] = field(default_factory=dict)  # by codec: whether it takes a capacity
+    cuts: Mapping[str, bool] = field(default_factory=dict)  # True for codecs that take a capacity
     tried: tuple[Tried, ...] = ()  # by "auto", in the last trial
-    trial_seconds: float | None = None  # what that cost; None before its end
+    trial_seconds: float | None = None  # cost of the last trial; None before its end
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank sent so far; 0 where nothing is installed to count them."""
+        """Bytes that this rank has sent so far; 0 if nothing is installed that counts them."""
         return 0 if self.measured is None else round(self.measured.wire_bytes * self.measured.steps)
 
     @property
@@ -45,7 +45,7 @@ class Report:
         return all_reduce_bytes(sum(d.numel for d in self.decisions), self.world_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain dictionaries, lists, numbers and texts."""
+        """The report as plain dictionaries, lists, numbers and texts."""
         return {
             "rank": self.rank,
             "world_size": self.world_size,

@@ -1,4 +1,4 @@
-"""A plan in one line."""
+"""Summaries of a plan in one line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hipress.plan.rules import UNCOMPRESSED, Decision, Plan
 
 
 def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
-    """A line that says how much of the model is compressed, by what, with which gain, and why.
+    """A line on the compressed share of the model, the codecs, their gain, and the reason.
 
-    Sparse gradients are left out of all sums: what they take depends on the step.
+    Sparse gradients are left out of all sums: their bytes depend on the step.
     """
     if not plan.compresses:
         return f"nothing is compressed, the native all-reduce remains: {plan.why}"
@@ -49,5 +49,5 @@ def _payload_bytes(plan: Plan, decision: Decision) -> int:
 
 
 def codec_name(decision: Decision) -> str:
-    """Without what a parameter's shape settles: `powersgd` of `powersgd(columns=650)`."""
+    """The codec's key without settings by shape: `powersgd` of `powersgd(columns=650)`."""
     return (decision.codec or "-").partition("(")[0]

@@ -23,7 +23,7 @@ def sent_table(m: Measured) -> Table:
     """Bytes that this rank sends in a step, a row for each kind of gradients."""
     table = Table(
         title=f"Sent by this rank in a step, mean of {m.steps}", title_justify="left",
-        caption="DDP: what DDP alone would send of the same gradients. reduction: DDP / sent.",
+        caption="DDP: sent by DDP alone for the same gradients. reduction: DDP / sent.",
         caption_justify="left",
     )  # fmt: skip
     _columns(table, ["gradients"], ["MB", "share", "DDP MB", "sent MB", "reduction"])
@@ -43,9 +43,10 @@ def room_table(measured: Measured, cuts: Mapping[str, bool]) -> Table:
     table = Table(title="Lengths that vary, known beforehand", title_justify="left")
     _columns(table, ["codec", "room"], ["unused MB"])
     if measured.exact_bytes:
-        table.caption = f"{_mb(measured.exact_bytes)} MB went as they were: the host waited for it."
+        exact = _mb(measured.exact_bytes)
+        table.caption = f"{exact} MB were sent exactly: the host waited for their lengths."
     for name, size in measured.unused_bytes.items():
-        room = "by the last step; the rest waits" if cuts.get(name) else "for the most there may be"
+        room = "by the last step; the rest waits" if cuts.get(name) else "for the largest payload"
         table.add_row(escape(name), room, _mb(size))
     return table
 
@@ -57,8 +58,8 @@ def decision_table(decisions: Sequence[Decision]) -> Table:
     predicted = any(d.gain is not None for d in decisions)
     if predicted:
         table.caption = (
-            "gain: how much longer a step would take if the largest were uncompressed; "
-            "otherwise: the next best for it, and how much longer with that. Predicted, in ms."
+            "gain: ms that a step would take longer with the largest uncompressed; "
+            "otherwise: the next best for it, and ms longer with that. Predicted."
         )
         _columns(table, [], ["gain"])
         _columns(table, ["otherwise"], ["ms"])
@@ -95,7 +96,7 @@ def time_table(m: Measured) -> Table:
 
 
 def tried_table(tried: Sequence[Tried], cost: float | None) -> Table:
-    """cost: seconds of the trial, if it is over."""
+    """Plans of the trial. cost: seconds of the trial, if it is over."""
     table = Table(title="Plans tried", title_justify="left", caption_justify="left")
     table.caption = "predicted: a step. step: median on the slowest rank; " + (
         "being tried." if cost is None else f"the trial cost {cost:.2f} s."
@@ -126,7 +127,7 @@ def probe_table(probe: Probe) -> Table:
     for name, cost in costs.codecs.items():
         for what, line in (("encode", cost.encode), ("decode", cost.decode), ("hop", cost.hop)):
             table.add_row(f"{name} {what}", _ms(line.latency), _speed(line), "1")
-    table.caption = f"Of work beside a backward pass, {costs.overlap:.0%} hides behind it."
+    table.caption = f"A backward pass hides {costs.overlap:.0%} of the work beside it."
     return table
 
 

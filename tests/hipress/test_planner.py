@@ -437,7 +437,7 @@ def test_a_report_tells_what_lengths_that_are_known_beforehand_cost():
     assert measured.unused_bytes == {"threshold": 125_000, "wangni": 1.5e6}
     text = str(Report(0, 2, True, "", {}, (), measured, None, {"threshold": True}))
     assert re.search(r"threshold .* by the last step; the rest waits .* 0\.125", text)
-    assert re.search(r"wangni .* for the most there may be .* 1\.5", text)
+    assert re.search(r"wangni .* for the largest payload .* 1\.5", text)
 
 
 def test_a_report_groups_parameters_of_one_codec_and_reason():
