@@ -214,19 +214,36 @@ def state_errors(ddp, state):
     return found
 
 
+class Torn(NamedTuple):
+    """Errors around a step in which rank 1's backward pass raises."""
+
+    within: list[
+        Raised
+    ]  # of saving and of loading a state, when the first buckets are on their way
+    step: Raised
+    after: list[Raised]  # of saving and loading
+
+
 def torn(rank, world_size):
-    """Rank 1's backward pass raises when its first buckets are on their way; what its state is."""
+    """Two steps, and one whose backward pass raises on rank 1."""
     ddp = hipress.wrap(make(), codec("int8"), timeout=SILENCE, ddp_kwargs=SMALL_BUCKETS)
     train(ddp, rank, range(2))
-    saved = hipress.state_dict(ddp)
-    if rank == 1:
-        ddp.module.norm.register_full_backward_hook(lambda *_: 1 / 0)
+    saved, within = hipress.state_dict(ddp), []
+
+    def states():
+        return [
+            raised_by(hipress.state_dict, ddp),
+            raised_by(hipress.load_state_dict, ddp, saved),
+        ]
+
+    def amid(*_):
+        within.extend(states())
+        if rank == 1:
+            raise ZeroDivisionError
+
+    ddp.module.norm.register_full_backward_hook(amid)
     logging.disable(logging.CRITICAL)
-    return [
-        raised_by(train, ddp, rank, range(2, 3)),
-        raised_by(hipress.state_dict, ddp),
-        raised_by(hipress.load_state_dict, ddp, saved),
-    ]
+    return Torn(within, raised_by(train, ddp, rank, range(2, 3)), states())
 
 
 def forgotten(rank, world_size, scope):
