@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.gpu_code import rows_of
+from bench.gpu_code import disassembled, ready_only, rows_of
+from compll.backends.cuda import nvrtc, source
 from compll.backends.cuda.traffic import moved
 from compll.runtime.library import type_check
 
@@ -46,3 +47,10 @@ def test_memory_s_cycles_are_of_what_kernels_move():
     cycles_of_a_byte = 1024 / (4.3e12 / 132 / 1.7e9)
     assert encode["memory_cycles_per_1024"] == pytest.approx(44 * cycles_of_a_byte, rel=1e-3)
     assert encode["kernels"] == 4
+
+
+def test_keys_are_stored_four_at_once():
+    """32 of a thread in 8 stores."""
+    module, _ = type_check("topk", {})
+    cubin, _ = nvrtc.compiled(ready_only(source.source(module).full()), "sm_90")
+    assert disassembled(cubin)["feed_keys0"].count("STG") == 8

@@ -217,10 +217,21 @@ template <bool READY> D void load4(const float* x, i64 i, int count, float* v) {
   for (int j = 0; j < 4; ++j) v[j] = __int_as_float((i32)q.v[j]);
 }
 template <bool READY> D void load4(const i32* x, i64 i, int count, i32* v) {
-  for (int j = 0; j < 4; ++j) v[j] = READY || j < count ? x[i + j] : 0;
+  if (!READY) {
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? x[i + j] : 0;
+    return;
+  }
+  const Quad q = *(const Quad*)(x + i);
+  for (int j = 0; j < 4; ++j) v[j] = (i32)q.v[j];
 }
 template <bool READY> D void store4(i32* x, i64 i, int count, const i32* v) {
-  for (int j = 0; j < 4; ++j) if (READY || j < count) x[i + j] = v[j];
+  if (!READY) {
+    for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = v[j];
+    return;
+  }
+  Quad q;
+  for (int j = 0; j < 4; ++j) q.v[j] = (u32)v[j];
+  *(Quad*)(x + i) = q;
 }
 template <bool READY> D void store4(float* x, i64 i, int count, const float* v) {
   if (READY) *(Quad*)(x + i) = quad_of(v);
