@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from casync.codec import Ints
+from casync.codec import DeviceCodec, Ints
 from casync.runtime.payloads import Payloads
 
 __all__ = ["Call"]
@@ -22,13 +22,14 @@ class Call:
         payloads: Payloads,
         turns: Sequence[Sequence[int]],
         tables: Sequence[Ints],
-        hold: Callable[[Ints], Ints],
+        codec: DeviceCodec | None,
         *,
         repeats: bool = True,
     ) -> None:
         """turns: numbers of payloads, one for each table, whose rows are their pieces; later turns
-        are added to the first. hold: DeviceCodec.hold. repeats: True if the table gets a row for
-        each turn of a piece, one after the other; otherwise the call gets places of shape [k, m].
+        are added to the first. codec: that of a device; None on the host. repeats: True if the
+        table gets a row for each turn of a piece, one after the other; otherwise the call gets
+        places of shape [k, m].
         """
         numbers = [number for turn in turns for number in turn]
         self._slots = [payloads.by_payload[number] for number in numbers]
@@ -36,10 +37,14 @@ class Call:
         self.array: Any = payloads.arena
         if len(numbers) == 1:
             self.array, self._bases = self._slots[0].array, [0]
-        self._hold, self._turns, rows = hold, len(turns), np.concatenate(tables)
+        if codec is not None:
+            self.array = codec.view(self.array)
+        self._hold: Callable[[Ints], Ints] = _same if codec is None else codec.hold
+        self._turns, rows = len(turns), np.concatenate(tables)
         self._repeats = repeats and len(turns) > 1
-        self.table = hold(np.repeat(rows, len(turns), axis=0) if self._repeats else rows)
+        self.table = self._hold(np.repeat(rows, len(turns), axis=0) if self._repeats else rows)
         self._ends = np.cumsum([len(table) for table in tables]).tolist()
+        self._last: dict[str, tuple[list[Ints], Ints]] = {}  # results of _held
         fixed = all(slot.layout.fixed for slot in self._slots)
         self._known = (self._at(), self._used()) if fixed else None
 
@@ -47,12 +52,12 @@ class Call:
         """Slot.places for all pieces."""
         if self._known is not None:
             return self._known[0], {}
-        if len(self._slots) == 1:
-            return self._slots[0].places()
         found = [slot.places() for slot in self._slots]
-        at = self._based([at for at, _ in found])
-        names = found[0][1].keys()
-        return at, {name: np.concatenate([more[name] for _, more in found]) for name in names}
+        at = self._held("places", [at for at, _ in found], self._based)
+        return at, {
+            name: self._held(name, [more[name] for _, more in found], _joined)
+            for name in found[0][1]
+        }
 
     def fill(self, used: Any) -> None:
         """Take the used bytes of a new encode of all payloads."""
@@ -66,10 +71,14 @@ class Call:
         return self._known or (self._at(), self._used())
 
     def _at(self) -> Ints:
-        if len(self._slots) == 1:
-            return self._slots[0].contents[0]
-        at = self._based([slot.contents[0] for slot in self._slots])
-        return self._hold(at) if all(slot.layout.fixed for slot in self._slots) else at
+        return self._held("at", [slot.contents[0] for slot in self._slots], self._based)
+
+    def _held(self, name: str, arrays: list[Ints], joined: Callable[[list[Ints]], Ints]) -> Ints:
+        """`joined(arrays)`, held until they are other arrays: rooms seldom change."""
+        known = self._last.get(name)
+        if known is None or any(a is not b for a, b in zip(known[0], arrays, strict=True)):
+            known = self._last[name] = arrays, self._hold(joined(arrays))
+        return known[1]
 
     def _used(self) -> Any:
         if len(self._slots) == 1:
@@ -82,6 +91,8 @@ class Call:
 
     def _based(self, every: Sequence[Ints]) -> Ints:
         """Places relative to the arena."""
+        if len(every) == 1:
+            return every[0]
         pairs = zip(every, self._bases, strict=True)
         return self._shaped(np.concatenate([at + base for at, base in pairs]))
 
@@ -91,3 +102,11 @@ class Call:
             return numbers
         rows = numbers.reshape(self._turns, -1)
         return rows.T.ravel() if self._repeats else rows
+
+
+def _same(numbers: Ints) -> Ints:
+    return numbers
+
+
+def _joined(every: Sequence[Ints]) -> Ints:
+    return every[0] if len(every) == 1 else np.concatenate(every)

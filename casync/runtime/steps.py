@@ -95,8 +95,9 @@ class Steps:
     def _call(self, index: int, turns: Sequence[Sequence[Task]], *, repeats: bool = True) -> Call:
         tables = [self._pieces[index, task.part].table for task in turns[0]]
         numbers = [[task.payload for task in turn] for turn in turns]
-        hold = self._holding(turns[0][0].codec)
-        return Call(self._payloads, numbers, tables, hold, repeats=repeats)
+        codec = cast(DeviceCodec, self._codecs[turns[0][0].codec])
+        mine = None if self._memory.host else codec
+        return Call(self._payloads, numbers, tables, mine, repeats=repeats)
 
     def _holding(self, codec: str) -> Callable[[Ints], Ints]:
         """The codec's `hold`, which copies constant numbers to the device once."""

@@ -29,7 +29,12 @@ LENGTHS = (33, 1200, 1024)
 TOTAL = sum(LENGTHS)
 RANKS = 3
 STEPS = 10
-PARAMS = {"topk": {"ratio": 0.1}, "dgc": {"ratio": 0.1}, "powersgd": {"rank": 2}}
+PARAMS = {
+    "topk": {"ratio": 0.1},
+    "threshold": {"tau": 2.0},
+    "dgc": {"ratio": 0.1},
+    "powersgd": {"rank": 2},
+}
 PROGRAMS = [
     ("ps", "onebit_group"),
     ("allreduce", "powersgd"),
@@ -135,6 +140,7 @@ class Devices:
         codecs = [make(name, **PARAMS.get(name, {})) for _ in ends]
         if spoils is not None:
             codecs[spoils] = Garbled(codecs[spoils], spoils=True)
+        self.codecs = codecs
         pairs = list(zip(self.memories, codecs, strict=True))
         self.states = [
             {key: {n: m.zeros(len(a), m.tensor(a).dtype) for n, a in state.items()}
@@ -246,6 +252,20 @@ def test_without_tags_averages_are_those_of_the_cpu_backend(strategy, name):
             schedule.run()
             assert all(future.done() for future in futures)
             assert all(map(torch.equal, devices.averages(), averages[step]))
+
+
+def test_rooms_that_follow_need_are_held():
+    """Until they are others; what nobody holds would be dropped some day, with a wait."""
+    graph = graph_by("allgather", compll.compile("threshold", **PARAMS["threshold"]))
+    programs, meeting = [graph.slice(rank) for rank in range(RANKS)], Meeting(RANKS)
+    ends, schedule = [FakeEnd(meeting, r, lambda *_: None) for r in range(RANKS)], Schedule(3)
+    with closing(Devices(ends, "threshold", schedule)) as devices:
+        for step in range(4):
+            devices.submit(programs, step)
+            schedule.run()
+        rooms = [s for e in devices.executors for p in e._prepared.values() for s, *_ in p.varying]
+        assert all((s._room.capacity < s.layout.bound).any() for s in rooms)
+        assert not any(codec.backend.keeper.copies for codec in devices.codecs)
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps"])
