@@ -23,7 +23,7 @@ def test_everybody_waits_for_the_slow_rank():
 
 
 def test_a_link_carries_one_message_at_a_time():
-    """Of four ranks each has three to send, and three to receive, in either direction."""
+    """Each of four ranks sends three messages and receives three, in both phases."""
     links = Links(message=0.01, latency=0.0)
     taken = seconds([[0.0]] * 4, links, False)
     assert taken == pytest.approx(6 * 0.01 + OWNER)
