@@ -33,7 +33,7 @@ from typing import IO, Annotated, Any
 import typer
 
 TIMEOUT = 10.0  # seconds, of the process group and so of all that a rank waits for
-LATE, EXIT = 8.0, 2.0  # seconds; 5 on quiet cores, and 3 for those that others use, too
+LATE, EXIT = 5.0, 2.0  # seconds
 GONE = 30.0  # seconds; of the interpreter's own end, on a busy machine, 20 have been seen
 FAULTS = ("kill", "stop", "interrupt", "raise", "exit", "leave")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}

@@ -6,6 +6,7 @@ import functools
 import logging
 import platform
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -147,8 +148,7 @@ def _tell_uncaught() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sessions = [each for each in SESSIONS.values() if not each.broken]
         if sessions and compat.is_collective(error):
-            known = job.cause() or sessions[0].meeting.cause("the program")
-            error.add_note(known or "no rank is known to be gone")
+            error.add_note(_known(sessions[0].meeting) or "no rank is known to be gone")
         before(kind, error, trace)
         if hasattr(sys, "ps1"):  # at a prompt the error ends only a line
             return
@@ -160,6 +160,13 @@ def _tell_uncaught() -> None:
                 session.engine.fail(error, "the program")
 
     sys.excepthook = hook
+
+
+def _known(meeting: Meeting) -> str:
+    """A sentence on who is gone, of all ranks of the job; "" if nothing is known."""
+    since = time.monotonic()
+    meeting.tell("the program")
+    return job.cause(since) or meeting.cause("the program", since)
 
 
 def _end(engine: Engine | None, release: Callable[[], None]) -> None:

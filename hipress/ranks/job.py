@@ -36,10 +36,11 @@ def watch() -> None:
         threading.Thread(target=_know, args=(board,), name="hipress-job", daemon=True).start()
 
 
-def cause() -> str:
-    """A sentence on the rank of the job that ended first; "" if none is known to have ended."""
+def cause(since: float | None = None) -> str:
+    """A sentence on the rank of the job that ended first; "" if none is known to have ended. since:
+    time at which an operation failed; by default now."""
     for job in _JOBS.values():
-        reason = job.reason()
+        reason = job.reason(since)
         if reason is not None:
             job.board.stop(job.round, reason)
             return reason.told()

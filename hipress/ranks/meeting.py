@@ -145,11 +145,13 @@ class Meeting:
         preceded by the cause, as far as other ranks or their processes tell it."""
         return "\n".join(each for each in (self.cause(what), str(error)) if each)
 
-    def cause(self, what: str) -> str:
-        """A sentence on the ranks for which this one waited in vain; "" if nothing is known."""
-        since = time.monotonic()
-        self.tell(what)
-        reason = self.reason()
+    def cause(self, what: str, since: float | None = None) -> str:
+        """A sentence on the ranks for which this one waited in vain; "" if nothing is known.
+        since: time at which this one posted that it waits no longer, if it has."""
+        if since is None:
+            since = time.monotonic()
+            self.tell(what)
+        reason = self.reason(since)
         if reason is None:
             return self._silence(what, since)
         self.board.stop(self.round, reason)
@@ -162,9 +164,11 @@ class Meeting:
         stop = self.board.heard(self.round, ())[1]
         return stop or (self.board.lost(ended) if ended else None)
 
-    def reason(self) -> Stop | None:
-        """Cause of a broken connection to another rank, or None after DONE_SECONDS."""
-        deadline = time.monotonic() + DONE_SECONDS
+    def reason(self, since: float | None = None) -> Stop | None:
+        """Cause of a broken connection to another rank, or None DONE_SECONDS after it was found
+        broken, at time `since` or now; but looks about for a moment in any case."""
+        now = time.monotonic()
+        deadline = max(now + LOOK_SECONDS, (now if since is None else since) + DONE_SECONDS)
         for pause in backoff():
             reason = self.gone() or self.board.known(self.round, (), deadline)[1]
             if reason is not None or time.monotonic() > deadline:

@@ -5,7 +5,8 @@ whatever the store's own time-out: a host that is stopped or cut off holds up al
 call is made in a thread of its own, and the caller waits for it until the deadline only. The thread
 cannot be ended; while it waits, the store is not used again, since its next reply belongs to that
 call. It is a daemon thread, which does not delay the exit, and torch releases the GIL around the
-call.
+call. Until that reply comes, calls on other connections to the same host fail at once: a rank that
+explains a failure asks several times, and would wait as often.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 # Calls without an answer in time, which may still wait.
 _UNANSWERED: weakref.WeakKeyDictionary[Store, Future[Any]] = weakref.WeakKeyDictionary()
+_SILENT: dict[str | None, Future[Any]] = {}  # the last one of each host, by address
 
 
 def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
@@ -36,9 +38,10 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
     Raises AgreementTimeout if that takes longer than until `deadline` (of time.monotonic()), or
     soon if an earlier call still waits, and HipressError for the store's own errors.
     """
-    before = _UNANSWERED.get(store)
+    before, address = _UNANSWERED.get(store), compat.store_address(store)
     # after a KeyboardInterrupt its answer may be on its way
-    if before is not None and wait([before], MOMENT).not_done:
+    waits = before is not None and wait([before], MOMENT).not_done
+    if waits or (address in _SILENT and not _SILENT[address].done()):
         message = f"rank {rank} still waits for an earlier answer of the job's store"
         raise AgreementTimeout(message + _store_address(store))
     start = time.monotonic()
@@ -49,6 +52,8 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
         if not outcome.done():
             _UNANSWERED[store] = outcome
     if not outcome.done():
+        if address is not None:
+            _SILENT[address] = outcome
         message = f"rank {rank} waited {time.monotonic() - start:.3g} s for the job's store"
         raise AgreementTimeout(message + _store_address(store))
     try:

@@ -130,6 +130,23 @@ def test_a_failure_is_told_as_it_is_where_the_store_is_silent(host, client, capl
     assert caplog.text.count("could not be told") == 2
 
 
+def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
+    """Not again on other connections to it, until it has answered."""
+    other = compat.another_client(client)
+    meeting = Meeting(Board(client, 1, (0, 1, 2), "once"), HANG)
+    with stopped(host[0]):
+        since = time.monotonic()
+        with pytest.raises(AgreementTimeout, match=r"waited 0\.\d+ s for"):
+            stores.call_store(client, lambda it: it.add("a", 1), since, 1)
+        monkeypatch.setattr(stores, "MIN_CALL_SECONDS", HANG)
+        with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
+            stores.call_store(other, lambda it: it.add("a", 1), since + HANG, 1)
+        told = meeting.cause("a step", since)
+        assert told == "no word from rank 0, 2 during a step: stopped, cut off or ended"
+    wait([stores._UNANSWERED[client]], HANG)
+    assert stores.call_store(other, lambda it: it.add("a", 1), since + HANG, 1) == 2
+
+
 def test_exit_while_a_call_waits(host):
     pid, port = host
     process = subprocess.Popen(
