@@ -1,4 +1,4 @@
-// ---- specs that are computed an array at a time: see array_printer.py ----
+// ---- specs that mix elements: see calls.py ----
 
 D i64 quotient(i64 a, i64 b) { return (a | b) >> 32 ? a / b : (i64)((u32)a / (u32)b); }
 
@@ -23,9 +23,9 @@ template <class T> struct View {
 };
 // the elements of a matrix that a state of n has room for
 D i64 room(i64 size, i64 n) { return size <= n ? size : 0; }
-// an index clipped to a row of `count`
+// an index, clipped to a row of `count` elements
 D i64 inside(i32 i, i64 count) { return i < 0 ? 0 : i < count ? i : count - 1; }
-// element e of the columns of x at positions; 0 where there is no such column
+// element e of the columns of x at positions; 0 if the column does not exist
 D float taken(const View<float>& x, const View<i32>& at, i64 e) {
   const i64 r = quotient(e, at.cols), c = at.get(r, e - r * at.cols);
   return c < 0 || c >= x.cols ? 0.0f : x.get(r, c);
@@ -36,7 +36,7 @@ SLOW u64 far_stream(u64 step, i64 tensor, i64 high) { return stream(0ull, step, 
 D float random_element(i64 e, u64 near, u64 step, i64 tensor) {
   return 2.0f * uniform((u32)e, e >> 32 ? far_stream(step, tensor, e >> 32) : near) - 1.0f;
 }
-// a product whose inner dimension is short: see [Note: order of matrix products]
+// a product with a short inner dimension: see [Note: order of matrix products]
 D float short_product(const View<float>& a, const View<float>& b, i64 e) {
   const i64 r = quotient(e, b.cols), c = e - r * b.cols;
   float total = 0.0f;
@@ -49,7 +49,7 @@ D float short_product(const View<float>& a, const View<float>& b, i64 e) {
 #define ROWS 32
 #define COLUMNS 64
 #define DEPTH 64
-// Sums over an inner dimension of what `left(k, r)` and `right(k, c)` give, a block's ROWS x `width`.
+// Sums over an inner dimension of left(k, r) * right(k, c), for a block's ROWS x `width` elements.
 template <int THREADS, class R, class TURN, class LEFT, class RIGHT>
 D void accumulate(double* total, i64 begin, i64 end, int width, float (*x)[DEPTH + 1], R (*y)[COLUMNS], TURN turned, LEFT left, RIGHT right) {
   for (i64 k0 = begin; k0 < end; k0 += DEPTH) {
@@ -97,7 +97,7 @@ template <int THREADS> D void product(const View<float>& a, const View<float>& b
 
 // ---- rows: a warp each, 32 columns at a time ----
 
-// what `take(there, c, key)` makes of every column of a row; keys are ordered as unsigned numbers
+// calls `take(there, c, key)` for every column of a row; keys are ordered as unsigned numbers
 template <class TAKE> D void each_of_row(const View<float>& x, i64 r, TAKE take) {
   for (i64 c0 = 0; c0 < x.cols; c0 += 32) {
     const i64 c = c0 + threadIdx.x % 32;
@@ -148,7 +148,7 @@ D void place_columns(const View<i32>& at, const View<float>& x, i64 r, i64 cols,
 
 // ---- sums by index: see [Note: sums by index] in numbers.py ----
 
-// the power of two that elements are multiplied by; NO_SUM where one is not finite
+// the power of two that elements are multiplied by; NO_SUM if one is not finite
 #define NO_SUM 4096
 D int sum_shift(float largest, i64 n) {
   const int biased = (int)(abs_bits(largest) >> 23);
@@ -161,7 +161,7 @@ D float sum_value(i64 sum, int shift) {
 }
 
 // ---- drawn selections: shared.positions ----
-// of a piece: keys, where the circle begins, and how many positions lie beyond its end
+// for a piece: keys, the start of the circle, and the number of positions beyond its end
 
 D i64 drawn_on_circle(const u64* d, u64 n, u64 count, u64 j) {
   const u64 low = j * n / count, size = (j + 1) * n / count - low;
@@ -206,7 +206,7 @@ D double block_dot(const double* a, const double* b, i64 rows) {
   __syncthreads();
   return result;
 }
-// make column c orthogonal to those before it, of length one; false where nothing is left
+// make column c orthogonal to the columns before it, and of length one; false if nothing is left
 SLOW bool direction(double* basis, i64 rows, i64 c) {
   double* const v = basis + c * rows;
   const double before = sqrt(block_dot(v, v, rows));
@@ -259,7 +259,7 @@ template <int R> D void mixed(float* v, i64 first, i64 h, i64 n) {
     }
   }
 }
-// what element i of n is multiplied by; 2**top elements are the longest run
+// the factor of element i of n; 2**top elements are the longest run
 D float run_factor(i64 i, i64 n, int top) {
   if (top < 0) return 1.0f;
   while (top > 0 && i >= (n >> top << top)) --top;

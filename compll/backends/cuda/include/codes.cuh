@@ -1,6 +1,6 @@
-// Codes of positions: gaps (LEB128), and [Note: bit streams] in bitstreams.py, Golomb-Rice and Elias
-// delta codes. Where a code is written follows from a prefix sum of lengths; for where it is read, see
-// streams.cuh.
+// Codes of positions: gaps (LEB128), and Golomb-Rice and Elias delta codes ([Note: bit streams] in
+// bitstreams.py). A prefix sum of lengths gives the place to write a code; streams.cuh finds the place
+// to read one.
 
 D int rice_parameter(i64 count, i64 n) {
   i64 mean = 9624 * n / (10000 * (count > 1 ? count : 1));
@@ -55,8 +55,8 @@ struct elias_code {
 template <class CODE> D i64 bits_before(const i32* idx, i64 j, i64 count, i64 n, i64* all) {
   return block_scan<256>(j < count ? CODE(gap_of(idx, j), count, n).length() : 0, all);
 }
-// Write the bytes whose first bit is in the code of position j, which begins at `bit`: what follows
-// in the last of them belongs to the next positions, so no two threads write one byte.
+// Write the bytes whose first bit is in the code of position j, which begins at `bit`. The last byte
+// includes bits of the next positions, so no two threads write the same byte.
 template <class CODE> D void store_code(const i32* idx, i64 j, i64 count, i64 n, i64 bit, u8* out) {
   if (j >= count) return;
   const CODE own(gap_of(idx, j), count, n);
@@ -87,9 +87,9 @@ D i64 run_of_bits(const u8* data, i64 bit, i64 end, int kind) {
 D bool stream_ended(const u8* data, i64 bit, i64 end) {
   return end - bit < 8 && take_bits(data, bit, end, end - bit) == 0;
 }
-// Whether `length` bytes are exactly `count` positions below n, which are left in idx (room for most): with
-// another parameter than encode takes they may be more bytes than it ever makes. Those of gaps and Elias
-// codes, which have one form each, may not.
+// True if `length` bytes are exactly `count` positions below n, which are left in idx (room for most).
+// With another parameter than encode uses, the bytes may be more than encode ever makes; those of gaps
+// and Elias codes may not, because these have a single form.
 D bool load_golomb(const u8* data, i64 length, i64 count, i64 n, i32* idx) {
   if (length < 1 || data[0] > 40) return false;
   const i64 b = data[0], end = 8 * length;

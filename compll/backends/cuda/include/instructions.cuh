@@ -1,5 +1,5 @@
-// The instructions of tile programs that are no operator of C++, by the kinds that they are of: float
-// and i32 (lanes and tiles), double and i64 (a piece). Whole numbers wrap around.
+// Instructions of tile programs that are not operators of C++, for each kind: float and i32 (lanes and
+// tiles), double and i64 (a piece). Integers wrap around.
 
 #define WHOLE_NUMBERS(I, U)                                                             \
   D I op_add(I a, I b) { return (I)((U)a + (U)b); }                                     \
@@ -39,7 +39,7 @@ FLOATS(double, )
 #undef FLOATS
 
 template <class T> D T op_sign(T a) { return a < (T)0 ? (T)-1 : (T)1; }
-// both values are computed: a branch of a thread's own takes longer
+// computes both values: divergent branches take longer
 template <class T> D T op_where(bool c, T a, T b) { return c ? a : b; }
 D bool op_isfinite(float a) { return finite(a); }
 D bool op_isfinite(double a) { return isfinite(a); }

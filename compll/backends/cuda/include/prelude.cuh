@@ -1,8 +1,8 @@
-// What generated CUDA kernels call. A host compiler compiles it too: the tests run kernels that way.
+// Functions for generated CUDA kernels. A host compiler compiles them too: the tests run kernels that way.
 //
 // A *team* of T threads of one warp owns a tile. Thread u holds the elements k * 4T + 4u + j of row
 // k, j = 0..3: 16-byte accesses, and whole bytes of [Note: packing]. Sums add rows in order, or
-// fold them in halves where a row is less than the lanes of [Note: order of sums]. All threads of a warp
+// fold them in halves if a row is shorter than the lanes of [Note: order of sums]. All threads of a warp
 // take part in every collective; a team without a tile has m = 0 elements.
 
 typedef unsigned char u8;
@@ -129,7 +129,7 @@ D void block_keys(u64* keys, u64 seed, u64 step, i64 tensor, u64 draw, i64 e) {
   if (threadIdx.x < 2) keys[threadIdx.x] = stream(seed, step, (u64)tensor, draw, (u64)(e >> 32) + threadIdx.x);
 }
 
-// ---- memory: payload fields stand at any byte ----
+// ---- memory: payload fields may begin at any byte ----
 
 // [Note: ready tiles] What a team does with a tile is compiled twice: for a tile that is READY, with
 // all of its elements there, at addresses where four can be accessed at once; and for any other. In
@@ -138,8 +138,8 @@ D void block_keys(u64* keys, u64 seed, u64 step, i64 tensor, u64 draw, i64 e) {
 template <bool READY> struct Ready { static constexpr bool value = READY; };
 
 D bool aligned(const void* p, u32 bytes) { return ((u64)p & (bytes - 1)) == 0; }
-// What stands at an odd address goes byte by byte, out of line: it is rare, and would be most of the
-// code. Values are passed in registers, or the arrays that they come from would be in memory.
+// Values at odd addresses are accessed byte by byte, out of line: that is rare, and would be most of the
+// code. Values are passed in registers; otherwise their arrays would be in memory.
 SLOW void store_bytes(u8* p, u32 value, int count) {
   if (count == 4 && aligned(p, 2)) {
     for (int i = 0; i < 2; ++i) ((u16*)p)[i] = (u16)(value >> (16 * i));
@@ -159,7 +159,7 @@ template <bool READY = false> D void store_word(u8* p, u32 value) {
 template <bool READY = false> D u32 load_word(const u8* p) {
   return READY || aligned(p, 4) ? *(const u32*)p : load_bytes(p, 4);
 }
-// four bytes of codes, which begin at an even address where they are ready: all of a piece alike
+// four bytes of codes; in a ready tile, they begin at an even address
 template <bool READY> D void store_codes(u8* p, u32 value) {
   if (!READY || aligned(p, 4)) { store_word<READY>(p, value); return; }
   ((u16*)p)[0] = (u16)value;
@@ -192,7 +192,7 @@ R float load_float32(const u8* p) { return __int_as_float((i32)load_word<READY>(
 R float load_float16(const u8* p) { return float16_value(load_half<READY>(p)); }
 R float load_bfloat16(const u8* p) { return bfloat16_value(load_half<READY>(p)); }
 #undef R
-// whether position i of some in a payload is in the tensor of n elements, and above the one before
+// true if position i in a payload is in the tensor of n elements, and above the one before
 D bool ascends(const u8* positions, i64 i, i64 count, i64 n) {
   if (i >= count) return true;
   const u32 own = (u32)load_uint32(positions + 4 * i);
@@ -366,7 +366,7 @@ D double block_total(const u32* parts, i64 tiles) {
   __syncthreads();
   return result;
 }
-// of whole numbers, in any order; what `join` makes of two
+// joins integers, in any order; `join` combines two
 template <class T, class JOIN> D T block_join(const u32* parts, i64 tiles, T start, JOIN join) {
   __shared__ T lanes[128];
   T own = start;
@@ -447,7 +447,7 @@ template <int THREADS> D i64 block_scan(i64 value, i64* sum) {
   *sum = all;
   return before + inclusive - value;
 }
-// counts become what stands before them; the sum of all. 256 threads.
+// counts become exclusive prefix sums; returns the sum of all. 256 threads.
 template <class T> D i64 scan_array(T* counts, i64 length) {
   i64 before = 0;
   for (i64 o = 0; o < length; o += 256 * 8) {

@@ -1,5 +1,5 @@
-// Runs of the byte of ones, shortened: [Note: trits] in trits.py. What a byte becomes depends on how
-// far the run that it is in goes back, which is known from the last other byte before it.
+// Runs of the byte of ones, shortened: [Note: trits] in trits.py. The code of a byte depends on the start
+// of its run, which is known from the last other byte before it.
 // Blocks have 256 threads, a thread eight bytes.
 
 // the largest value of the threads before; at least `least`; the largest of all in *top
@@ -67,7 +67,7 @@ D void shortened(const u8* trits, i64 length, i64 i, i64 least, u8* out, i64* al
   const i64 to = block_scan<256>(shorten(trits, length, i, last, (u8*)0), all);
   if (out) shorten(trits, length, i, last, out + to);
 }
-// how many bytes of trits a thread's bytes from `i` on stand for
+// number of bytes of trits that a thread's bytes from `i` on stand for
 D int lengthened(const u8* data, i64 length, i64 i) {
   int total = 0;
   for (int k = 0; k < 8; ++k, ++i)

@@ -50,7 +50,7 @@ D double middle(double low, double high) { return low + (high - low) / 2.0; }
 template <bool HALVES> D double first_try(const double* given) {
   return HALVES ? middle(given[0], given[1]) : given[0];
 }
-// after number q come 2 q + 1, where too few elements reach it, and 2 q + 2
+// after number q comes 2 q + 1 if too few elements reach it, else 2 q + 2
 template <bool HALVES> D void grow(Search* s, const double* given) {
   double low[7], high[7];
   low[0] = s->ends[0], high[0] = s->ends[1];
@@ -74,7 +74,7 @@ template <bool HALVES> D void begin_search(double* memory, const double* given, 
   s->last = (double)as_count(given[count - 1], 100) - HALVES;
   grow<HALVES>(s, given);
 }
-// One way through the tree; what it ends at.
+// Follow one path through the tree, and return its end.
 template <bool HALVES> D void decide(double* memory, const double* given, const double* counts, double* found, double* count) {
   Search* const s = (Search*)memory;
   const double fewest = given[HALVES ? 2 : 1], most = given[HALVES ? 3 : 2];

@@ -1,9 +1,9 @@
 // [Note: CUDA singular vectors] The vectors of a matrix's shorter side are the eigenvectors of its Gram
-// matrix, found by Jacobi's method in float64, a block for each piece; products of the matrix with them
-// have the singular values as lengths, and divided by those are the vectors of the longer side. A
-// product is computed where it is read. So values below 1e-8 of the largest, and their vectors of the
-// longer side, have no true digits, whatever the shape: see [Note: singular vectors] in spectra.py. The
-// last bits, and the vectors' signs, are not those of the other backends.
+// matrix, found by Jacobi's method in float64, a block for each piece. The products of the matrix with
+// them have the singular values as lengths; divided by their lengths they are the vectors of the longer
+// side. Products are computed on each read. So values below 1e-8 of the largest, and their vectors of the
+// longer side, have no true digits for any shape: see [Note: singular vectors] in spectra.py. The
+// last bits, and the vectors' signs, differ from those of the other backends.
 
 #define LONG 4096        // of the longer side, that a block adds up for the Gram matrix
 #define TALL (16 * ROWS)  // and for lengths
@@ -84,7 +84,7 @@ D void turned(double* x, double* y, const double* cs) {
   *y = cs[1] * a + cs[0] * b;
 }
 // Jacobi's method by a block: rows of v become the eigenvectors of the symmetric g [r, r]. cs holds
-// r + 1 numbers. Where the trace is not finite, all are NaN.
+// r + 1 numbers. If the trace is not finite, all are NaN.
 SLOW void eigenvectors(double* g, double* v, double* cs, i64 r) {
   __shared__ int moved;
   const i64 m = r + r % 2, pairs = m / 2;

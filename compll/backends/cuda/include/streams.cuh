@@ -1,8 +1,8 @@
 // Streams of codes read in parallel. A stream is units of at most 64 bits: an Elias code, a one of
-// Golomb's ones, or its zero with the low bits. A chunk of the stream is read from each of 64 places
-// where its first unit might begin; what that gives (where the next chunk's first unit begins, how
-// many codes end, what they add) is combined along the stream, and the chunks are read again from the
-// places where they really begin.
+// Golomb's ones, or its zero with the low bits. A chunk of the stream is read from each of 64 possible
+// starts of its first unit. The results (the start of the next chunk's first unit, the number of codes
+// that end, their sum) are combined along the stream, and the chunks are read again from their
+// true starts.
 
 #define CHUNK 2048   // bits
 #define PLACES 64
@@ -62,7 +62,7 @@ D u64 window(const u32* words, int bit) {
   const u64 low = (u64)w[0] | (u64)w[1] << 32;
   return shift ? low >> shift | (u64)w[2] << (64 - shift) : low;
 }
-// what has been read: codes, their sum, and the place in the chunk that follows
+// the results of a read: codes, their sum, and the place in the next chunk
 struct Read {
   i64 codes, sum;
   int place;
@@ -135,7 +135,7 @@ template <int GROUP> D void join_chunks(const Stream& s, i64 own, i64* to) {
   to += threadIdx.x * 3;
   to[0] = read.codes, to[1] = read.sum, to[2] = read.place;
 }
-// By one thread: where every group really begins, and whether there are codes enough.
+// One thread finds the true start of every group, and checks the number of codes.
 template <class UNITS> D void join_groups(const Stream& s, const i64* group_reads, i64* entries, i64 first, i64 last, i64 n, i32* idx, u32* wrong, u32* errors) {
   Read read = {0, 0, 0};
   for (i64 g = first; g < last; ++g) {
@@ -149,7 +149,7 @@ template <class UNITS> D void join_groups(const Stream& s, const i64* group_read
   *wrong = 1;
   atomicOr(errors, 1u);
 }
-// A thread a chunk, from where it really begins; the last code must end the stream.
+// A thread per chunk, from its true start; the last code must end the stream.
 template <class UNITS, int GROUP> D void write_positions(const Stream& s, i64 own, const i64* entry, i64 n, i32* idx, u32* wrong, u32* errors) {
   __shared__ u32 words[(GROUP * CHUNK / 8 + 16) / 4];
   __shared__ Read begins[GROUP];

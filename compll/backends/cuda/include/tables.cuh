@@ -6,7 +6,7 @@ D float table_value(const u8* table, int i) { return load_float32(table + 4 * i)
 template <class T> D float lookup(const T* table, int size, i32 i) {
   return table_value(table, i < 0 ? 0 : i < size ? i : size - 1);
 }
-// how many of the ascending edges have no larger key
+// number of ascending edges whose key is not larger
 template <class T> D i32 bucket(i32 wanted, const T* edges, int size) {
   int low = 0, high = size;
   while (low < high) {
@@ -66,8 +66,8 @@ template <int BITS> D void pick_ranks(u64* hist, const u32* known, u32* next, i6
 
 // ---- means by index: [Note: order of sums] in numbers.py ----
 
-// The sums of a lane by index, and how many there are: a warp's elements in order, 32 at a time, each
-// added by the thread that its index belongs to.
+// Sums of a lane by index, and their counts: a warp's elements in order, 32 at a time, each
+// added by the thread that owns its index.
 template <int SIZE, int LANES, int TILE> D void sum_lane(const i32* index, const float* values, i64 lane, i64 n, double* sums, u64* counts) {
   __shared__ double own_sums[SIZE];
   __shared__ u32 own_counts[SIZE];
