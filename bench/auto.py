@@ -240,10 +240,12 @@ def record(cells: Sequence[Cell], folder: Path) -> list[Cell]:
 
 
 def main(
-    hosts: Annotated[list[int] | None, typer.Option(help="2, 4; default both.")] = None,
-    rate: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(RATES)}.")] = None,
-    optimizer: Annotated[list[str] | None, typer.Option(help="sgd, adamw; default both.")] = None,
-    rounds: Annotated[int, typer.Option(help="In which methods take turns.", min=1)] = 1,
+    hosts: Annotated[list[int] | None, typer.Option(help="Hosts: 2 or 4; by default both.")] = None,
+    rate: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(RATES)}.")] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="sgd or adamw; by default both.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds; methods take turns.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="Folder of auto.jsonl and auto.md.")] = RESULTS,
 ) -> None:
     """Measures cells, and says where auto is not what it is to be."""

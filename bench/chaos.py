@@ -292,16 +292,14 @@ def _named(victim: int, said: str) -> bool:
 
 
 def main(
-    runs: Annotated[int, typer.Option(help="how many")] = 200,
-    seed: Annotated[int, typer.Option(help="of the choice of runs")] = 0,
+    runs: Annotated[int, typer.Option(help="number of runs")] = 200,
+    seed: Annotated[int, typer.Option(help="seed that chooses runs")] = 0,
     fault: Annotated[list[str] | None, typer.Option(help=", ".join(FAULTS))] = None,
     way: Annotated[list[str] | None, typer.Option(help=", ".join(WAYS))] = None,
     codec: Annotated[list[str] | None, typer.Option(help="compressors")] = None,
-    only: Annotated[int | None, typer.Option(help="the number of one run")] = None,
+    only: Annotated[int | None, typer.Option(help="number of the only run")] = None,
     together: Annotated[int, typer.Option(help="runs at a time")] = 4,
-    verbose: Annotated[
-        bool, typer.Option(help="what ranks wrote, of runs that went wrong")
-    ] = False,
+    verbose: Annotated[bool, typer.Option(help="show output of failed runs")] = False,
 ) -> None:
     """Performs runs, and tells which went wrong."""
     numbers = range(runs) if only is None else [only]

@@ -151,7 +151,7 @@ def compare(ranks: int, slower: float, wire: float, steps: int = STEPS) -> tuple
     return tuple(statistics.fmean(seconds(each, *way) for each in every) for way in ways)
 
 
-def main(steps: Annotated[int, typer.Option(help="how many are simulated")] = STEPS) -> None:
+def main(steps: Annotated[int, typer.Option(help="simulated steps")] = STEPS) -> None:
     """A line per cluster: ms of a step, and what a coordinator gains."""
     print("ranks slower wire   as it is  coordinated    free")
     for ranks in RANKS:

@@ -45,8 +45,8 @@ def rank(kind: str, cache: str) -> None:
 
 
 def main(
-    rate: Annotated[str, typer.Option(help="Speed of links.")] = "1gbit",
-    runs: Annotated[int, typer.Option(help="Of each kind, in turns.", min=1)] = 5,
+    rate: Annotated[str, typer.Option(help="Speed of emulated links.")] = "1gbit",
+    runs: Annotated[int, typer.Option(help="Runs of each kind.", min=1)] = 5,
 ) -> None:
     """A line for each kind."""
     with refusing():

@@ -123,10 +123,8 @@ def main(
         int, typer.Option(min=0, help="Damaged states, rules, profiles, plans.")
     ] = 100_000,
     seed: int = 0,
-    seconds: Annotated[
-        float, typer.Option(min=0, help="Of each kind, at most; 0: no bound.")
-    ] = 0.0,
-    kind: Annotated[list[str] | None, typer.Option(help="Only this; may be repeated.")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="Limit for each kind; 0: none.")] = 0.0,
+    kind: Annotated[list[str] | None, typer.Option(help="The only kind; may repeat.")] = None,
     first: Annotated[int, typer.Option(min=0, help="Number of the first trial.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of fuzz.json.")] = RESULTS,
 ) -> None:

@@ -213,10 +213,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="compressors; all by default")] = None,
-    sizes: Annotated[str, typer.Option(help="elements")] = ",".join(map(str, SIZES)),
-    dtypes: Annotated[str, typer.Option(help="of gradients")] = ",".join(DTYPES),
+    sizes: Annotated[str, typer.Option(help="elements of gradients")] = ",".join(map(str, SIZES)),
+    dtypes: Annotated[str, typer.Option(help="dtypes of gradients")] = ",".join(DTYPES),
     threads: Annotated[int, typer.Option(help="compressors at a time", min=1)] = 8,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="without a GPU")] = False,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="run without a GPU")] = False,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:
     """Compare all compressors with the CPU and write gpu_check.json."""

@@ -65,7 +65,7 @@ def one_encode(rehearse: bool) -> dict[str, Any]:
 
 
 def main(
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="without a GPU")] = False,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="run without a GPU")] = False,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:
     """Write gpu_facts.json."""

@@ -180,9 +180,9 @@ def _gpt2(device: torch.device) -> nn.Module:
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="compressors of fixed lengths")] = None,
-    ranks: Annotated[str, typer.Option(help="of which this is one")] = "2",
-    batch: Annotated[int, typer.Option(help="sequences", min=1)] = 8,
-    length: Annotated[int, typer.Option(help="tokens of each", min=2)] = 512,
+    ranks: Annotated[str, typer.Option(help="ranks, of which one runs")] = "2",
+    batch: Annotated[int, typer.Option(help="sequences of a step", min=1)] = 8,
+    length: Annotated[int, typer.Option(help="tokens of a sequence", min=2)] = 512,
     repeat: Annotated[int, typer.Option(help="timed steps; the median counts", min=1)] = 21,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:

@@ -107,14 +107,14 @@ def missing(
 
 def main(
     workload: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(WORKLOADS)}; default all.")
+        list[str] | None, typer.Option(help=f"One of {', '.join(WORKLOADS)}; all by default.")
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="A spec, maybe with options; default the usual ones.")
+        list[str] | None, typer.Option(help="A spec, with or without parameters.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many.", min=1)] = 3,
-    steps: Annotated[list[int] | None, typer.Option(help="Default 200, then 1000.")] = None,
-    output: Annotated[Path, typer.Option(help="The file of cells.")] = CELLS,
+    seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 3,
+    steps: Annotated[list[int] | None, typer.Option(help="By default 200, then 1000.")] = None,
+    output: Annotated[Path, typer.Option(help="JSON lines of results.")] = CELLS,
 ) -> None:
     """Measures the cells that are not recorded."""
     methods = method or METHODS

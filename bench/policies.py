@@ -198,8 +198,8 @@ def _parts(method: str, runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
 
 
 def main(
-    rate: Annotated[str, typer.Option(help="Speed of links.")] = "100mbit",
-    seeds: Annotated[int, typer.Option(help="How many.", min=1)] = 3,
+    rate: Annotated[str, typer.Option(help="Speed of emulated links.")] = "100mbit",
+    seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 3,
     output: Annotated[Path, typer.Option(help="Folder for JSON and table.")] = RESULTS,
 ) -> None:
     """Trains with every method."""

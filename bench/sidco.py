@@ -110,8 +110,8 @@ def draw(rows: dict[float, dict[str, dict[str, float]]], path: Path) -> None:
 
 def main(
     steps: Annotated[int, typer.Option(help="training steps", min=1)] = 150,
-    width: Annotated[int, typer.Option(help="of the embedding and the LSTM")] = 64,
-    vocabulary: Annotated[int, typer.Option(help="words that the model knows")] = 2000,
+    width: Annotated[int, typer.Option(help="width of embedding and LSTM")] = 64,
+    vocabulary: Annotated[int, typer.Option(help="words of the vocabulary")] = 2000,
     output: Annotated[Path, typer.Option(help="folder of sidco.json and sidco.png")] = RESULTS,
 ) -> None:
     """Run the study and write its results."""

@@ -166,7 +166,7 @@ def evidence(text: str, results: Path = RESULTS) -> str:
 
 
 def main(
-    check: Annotated[bool, typer.Option("--check", help="only tell whether it is true")] = False,
+    check: Annotated[bool, typer.Option("--check", help="only check the tables")] = False,
 ) -> None:
     """Rewrite the tables of docs/compressors.md and README.md, and the evidence."""
     for path, make in ((DOCS, made), (README, described), (EVIDENCE, evidence)):

@@ -108,10 +108,10 @@ def _told(method: str, needed: Sequence[int | None], steps: int, times: Times) -
 
 
 def main(
-    measured: Annotated[list[Path], typer.Argument(help="Files of bench.training.")],
-    workload: Annotated[str, typer.Option(help="Of bench.losses.")] = "lstm-adamw",
-    steps: Annotated[int, typer.Option(help="Of the curves.", min=WINDOW)] = 1000,
-    slack: Annotated[float, typer.Option(help="Above float32's loss, a share.", min=0)] = SLACK,
+    measured: Annotated[list[Path], typer.Argument(help="Results of bench.training.")],
+    workload: Annotated[str, typer.Option(help="Workload of bench.losses.")] = "lstm-adamw",
+    steps: Annotated[int, typer.Option(help="Steps of the curves.", min=WINDOW)] = 1000,
+    slack: Annotated[float, typer.Option(help="Share above float32's loss.", min=0)] = SLACK,
 ) -> None:
     """Prints a table for each file."""
     with refusing():

@@ -97,10 +97,10 @@ def write(name: str, report: Report, folder: Path) -> None:
 
 def main(
     group: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(GROUPS)}.")] = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated, instead of the group's.")] = "",
-    steps: Annotated[int | None, typer.Option(help="Instead of the group's.", min=2)] = None,
-    rounds: Annotated[int | None, typer.Option(help="Instead of the group's.", min=1)] = None,
-    rate: Annotated[str, typer.Option(help="Of links, instead of the group's.")] = "",
+    methods: Annotated[str, typer.Option(help="Comma-separated methods.")] = "",
+    steps: Annotated[int | None, typer.Option(help="Steps of a method.", min=2)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the group.", min=1)] = None,
+    rate: Annotated[str, typer.Option(help="Speed of links.")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")] = "cpu",
     optimizer: Annotated[str, typer.Option(help="sgd (rate 1, clipping .25) or adamw.")] = "sgd",
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,

@@ -34,7 +34,8 @@ def show_version(wanted: bool) -> None:
 @app.callback()  # with one, typer keeps a lone command's name on the command line
 def hipress(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="show it, exit")
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="show the version"),
     ] = False,
 ) -> None:
     """Compressed gradient synchronization for data-parallel PyTorch training."""

@@ -55,7 +55,8 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def compll(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="show it, exit")
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="show the version"),
     ] = False,
 ) -> None:
     """Gradient compressors from YAML specs."""
@@ -101,7 +102,7 @@ def explain_(
     stage: Annotated[
         list[str] | None, typer.Option(help=f"one of {', '.join(explain.STAGES)}; may repeat")
     ] = None,
-    traffic: Annotated[bool, typer.Option("--traffic", help="short for --stage traffic")] = False,
+    traffic: Annotated[bool, typer.Option("--traffic", help="same as --stage traffic")] = False,
     target: Target = "cpu",
 ) -> None:
     """Show stages of the compiler (by default all but `source`), and the memory traffic."""

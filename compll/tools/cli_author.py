@@ -38,11 +38,13 @@ def schema() -> None:
 def bench(
     specs: SomeSpecs = None,
     sizes: Annotated[str, typer.Option(help="elements, like 100k,1M")] = "10k,1M,12M",
-    repeat: Annotated[int, typer.Option(min=1, help="turns; the median counts")] = 9,
+    repeat: Annotated[int, typer.Option(min=1, help="timed turns; the median counts")] = 9,
     param: Params = None,
     target: Target = "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="file to write")] = None,
-    plot: Annotated[Path | None, typer.Option(help="file of a roofline: .png, .svg, .pdf")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="roofline chart to write: .png, .svg, .pdf")
+    ] = None,
 ) -> None:
     """Measure encode, decode, decode-add and merge against the copy bandwidth of this machine."""
     from compll.tools import bench_report, measure

@@ -25,7 +25,10 @@ __all__ = ["simulate"]
 
 def simulate(
     cluster: Annotated[
-        Path, typer.Argument(help="A YAML file that describes the cluster: see docs/simulate.md.")
+        Path,
+        typer.Argument(
+            help="A YAML file that describes the cluster: see docs/cookbook/predict.md."
+        ),
     ],
     model: Annotated[
         str,
