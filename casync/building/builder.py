@@ -175,12 +175,15 @@ class Builder:
         payloads: Mapping[int, int],
         ranks: Sequence[int],
         of_round: tuple[int, Operation] | None = None,
+        *,
+        to: Sequence[int] = (),
     ) -> None:
         """Sum the payloads (by rank) over `ranks`, or combine them by the operator of their round;
-        each rank's payload becomes the result."""
+        each rank's payload becomes the result. to: the one rank that needs it; by default all."""
         after = [self._get(rank, payload) for rank, payload in payloads.items()]
         for rank, payload in payloads.items():
-            fields = rank, part.id, payload, self._codecs[payload], self.phase, tuple(ranks)
+            where = self.phase, tuple(ranks), tuple(to or ranks)
+            fields = rank, part.id, payload, self._codecs[payload], *where
             task = ReduceRound(*fields, *of_round) if of_round else Reduce(*fields)
             self._available[rank, payload] = self._add(task, after)
 

@@ -126,6 +126,7 @@ class Reduce(_Base):
     verb: ClassVar[str] = "reduce"
     slot: int
     ranks: tuple[int, ...]  # in ascending order; this rank is one of them
+    to: tuple[int, ...]  # those that need the sum: all, or one; others may not use their payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +277,7 @@ def _value(key: str, word: str) -> int | bool | str | tuple[int, ...]:
         return unquote(word)
     if key in _WORDS and word in _WORDS[key]:
         return word
-    if key == "ranks" and re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", word):
+    if key in ("ranks", "to") and re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", word):
         ends = [run.split("-") for run in word.split(",")]
         return tuple(n for run in ends for n in range(int(run[0]), int(run[-1]) + 1))
     if not word.isdigit() or (key in _BOOLS and word not in "01"):

@@ -94,7 +94,7 @@ def _check_reduces(graph: Graph) -> None:
         if isinstance(task, Reduce):
             more = (task.round, task.op) if isinstance(task, ReduceRound) else ()
             group = orders.setdefault(task.ranks, {rank: [] for rank in task.ranks})
-            group[task.rank].append((task.part, *more))
+            group[task.rank].append((task.part, *task.to, *more))
     for ranks, group in orders.items():
         for rank, order in group.items():
             if order != group[ranks[0]]:

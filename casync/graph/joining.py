@@ -226,14 +226,20 @@ def _messages(program: Program, codecs: Mapping[str, Codec]) -> Iterator[list[in
         if spread != "tensors" and task.payload not in inside:
             found[_way(task)].append(i)
     for group in found.values():
-        yield sorted(group, key=lambda i: side_by_side(program, program.tasks[i]))
+        yield sorted(group, key=lambda i: _order(program, program.tasks[i]))
 
 
 def _way(task: Task) -> tuple[object, ...]:
     if isinstance(task, Send | Recv):
         return task.verb, task.slot, task.peer, task.channel
     assert isinstance(task, Reduce)
-    return task.verb, task.slot, task.ranks, task.codec
+    return task.verb, task.slot, task.ranks, task.codec, task.to == task.ranks
+
+
+def _order(program: Program, task: Task) -> tuple[int, ...]:
+    """`side_by_side`; of sums first by the rank that needs them, for a reduce-scatter."""
+    to = task.to[:1] if isinstance(task, Reduce) else ()
+    return *to, *side_by_side(program, task)
 
 
 def side_by_side(program: Program, task: Task) -> tuple[int, ...]:

@@ -151,9 +151,13 @@ def _meet(met: dict[tuple[int, int], set[tuple[int, int]]], members: Sequence[Ta
     kinds = [m for m in members if isinstance(m, Send | Recv | Reduce)]
     if len(kinds) < len(members) or isinstance(kinds[0], Send | Recv):
         check_pair(*(members if len(members) == 2 else (kinds[0], None)))
-    elif len({(m.part, m.codec) for m in kinds}) > 1:
+    elif len({(m.part, m.codec, _to(m)) for m in kinds}) > 1:
         texts = tuple(m.text() for m in kinds)
         raise DeadlockError(f"`{texts[0]}` meets `{texts[-1]}`", texts)
     places = {(m.rank, m.slot) for m in kinds}
     for place in places:
         met[place] |= places - {place}
+
+
+def _to(task: Task) -> tuple[int, ...]:
+    return task.to if isinstance(task, Reduce) else ()

@@ -45,6 +45,11 @@ class Communicator(Protocol):
         """Combine over all ranks, in place: float32, float16, bfloat16 or uint8."""
         ...
 
+    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Operation, stream: int) -> None:
+        """Combine a piece for each rank, of elements as in `all_reduce`, in place there; other
+        ranks may not use it. No piece is empty."""
+        ...
+
     def failure(self) -> str:
         """The library's text on a failure since the start; "" if there is none."""
         ...

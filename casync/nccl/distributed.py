@@ -121,6 +121,13 @@ class _Communicator:
         assert work is not None  # this rank is in the group
         self._sums.append(work)
 
+    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Operation, stream: int) -> None:
+        """Implements Communicator.reduce_scatter. torch takes pieces of different lengths."""
+        own = pieces[self._group.rank()]
+        work = dist.reduce_scatter(own, [*pieces], _OPERATIONS[op], self._group, async_op=True)
+        assert work is not None  # this rank is in the group
+        self._sums.append(work)
+
     def failure(self) -> str:
         """The error of the last work, or ""."""
         work = self._last

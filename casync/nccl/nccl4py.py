@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -48,6 +49,10 @@ class _Communicator:
 
     def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
         self._made.allreduce(data, data, self._ops[op], stream=stream)
+
+    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Operation, stream: int) -> None:
+        for rank, piece in enumerate(pieces):
+            self._made.reduce(piece, piece, self._ops[op], rank, stream=stream)
 
     def failure(self) -> str:
         if not self._made.is_valid or int(self._made.get_async_error()) in _FINE:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,13 @@ class _Communicator:
         for piece in torch.split(data, _LONGEST):
             place, count, kind = _buffer(piece)
             self._calls.all_reduce(place, place, count, kind, _OPS[op], self._made, stream)
+
+    def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Operation, stream: int) -> None:
+        for rank, whole in enumerate(pieces):
+            for piece in torch.split(whole, _LONGEST):
+                place, count, kind = _buffer(piece)
+                made = (_OPS[op], rank, self._made, stream)
+                self._calls.reduce(place, place, count, kind, *made)
 
     def failure(self) -> str:
         status = ctypes.c_int(0)

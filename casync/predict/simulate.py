@@ -218,9 +218,10 @@ class _Simulation:
         ]
         ways = [*dict.fromkeys(way for _, out, into in links for way in (out, into))]
         begin = max(self._clock, *(max(self._out[way], self._in[way]) for way in ways))
-        share = 2 * (n - 1) / n * self._graphs[graph].bytes_of(task)
+        ways_round = 2 if task.to == task.ranks else 1  # else the sum need not be gathered
+        share = ways_round * (n - 1) / n * self._graphs[graph].bytes_of(task)
         link = min((link for link, *_ in links), key=lambda each: each.bandwidth)
-        end = begin + share / link.bandwidth + 2 * (n - 1) * link.latency
+        end = begin + share / link.bandwidth + ways_round * (n - 1) * link.latency
         for way in ways:
             self._out[way] = self._in[way] = end
             self._busy(way, end - begin)

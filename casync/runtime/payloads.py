@@ -111,6 +111,16 @@ class Payloads:
         name = codec.rounds[task.round].dtype if isinstance(task, ReduceRound) else codec.additive
         return self.numbers(task).view(_DTYPES[name or ""])
 
+    def shares(self, task: Reduce) -> tuple[int, ...]:
+        """Bytes of `reduce_view`, by rank of the task, whose sum that rank needs; () if all need
+        all."""
+        if task.to == task.ranks:
+            return ()
+        sizes = Counter[int]()
+        for each in cast(Sequence[Reduce], members(task)):
+            sizes[each.to[0]] += self.by_payload[each.payload].layout.size
+        return tuple(sizes[rank] for rank in task.ranks)
+
     def reduce_bytes(self, task: Task) -> int:
         """Bytes that the native all-reduce combines."""
         if self.in_bucket(task):
@@ -163,12 +173,12 @@ def _arranged(program: Program) -> dict[int, Task]:
     for each in (each for task in program.tasks for each in members(task)):
         first.setdefault(each.payload, each)
     moved = (members(t) for t in program.tasks if isinstance(t, Send | Recv | Reduce))
-    outer: dict[int, int] = {}  # by payload: the number of the largest message that has it
+    outer: dict[int, tuple[int, int]] = {}  # by payload: its place in the largest message with it
     for number, tasks in enumerate(sorted(moved, key=len, reverse=True)):
-        for each in tasks:
-            outer.setdefault(each.payload, number)
-    end = len(outer)
-    order = sorted(first, key=lambda p: (outer.get(p, end), *side_by_side(program, first[p])))
+        for position, each in enumerate(tasks):
+            outer.setdefault(each.payload, (number, position))
+    alone = sorted(set(first) - set(outer), key=lambda p: side_by_side(program, first[p]))
+    order = [*sorted(outer, key=outer.__getitem__), *alone]
     return {payload: first[payload] for payload in order}
 
 

@@ -304,10 +304,10 @@ class StreamLanes:
 def _transfer(job: Job, index: int) -> Transfer:
     task, name = job.tasks[index], job.prepared.name(index)
     if isinstance(task, Reduce):
-        op = task.op if isinstance(task, ReduceRound) else "sum"
-        return Transfer(
-            "reduce", task.ranks, job.prepared.payloads.reduce_view(task, job.bucket), name, op
-        )
+        op, payloads = task.op if isinstance(task, ReduceRound) else "sum", job.prepared.payloads
+        data = payloads.reduce_view(task, job.bucket)
+        shares = tuple(size // data.itemsize for size in payloads.shares(task))
+        return Transfer("reduce", task.ranks, data, name, op, shares)
     assert isinstance(task, Send | Recv)
     data = job.prepared.payloads.numbers(task)
     return Transfer("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)

@@ -1,10 +1,10 @@
 """Raw inside a node, compressed between nodes.
 
 A part has a leader in every node. Ranks give their leader their values, raw, in messages or by the
-native collective (NCCL: one for all parts of a bucket, whatever their leaders); the leaders, one of
-which is the part's owner, average as `ps` does; each passes the owner's payload, unchanged, to its
-node. So the traffic between nodes is that of one rank per node, whatever the ranks inside. Parts
-are spread so that all ranks lead, and all nodes own, equally much.
+native reduce-scatter (NCCL: one for all parts of a bucket, whatever their leaders). The leaders, of
+which one is the part's owner, average as `ps` does; each passes the owner's payload, unchanged, to
+its node. So the traffic between nodes is that of one rank per node, whatever the ranks inside.
+Parts are spread so that all ranks lead, and all nodes own, equally much.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _reduce(
         node, leader = topology.nodes[number], leaders[number]
         there = {rank: raw[rank] for rank in node if rank in raw and rank in b.ranks}
         if there:
-            b.reduce(part, there, node)
+            b.reduce(part, there, node, to=(leader,))
         if leader in there:
             b.decode(leader, part, there[leader])
 

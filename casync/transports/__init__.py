@@ -86,6 +86,8 @@ class Transfer:
     data: torch.Tensor  # flat; overwritten by a receive or a reduce
     name: str  # for errors
     op: Operation = "sum"
+    #: elements whose sum each of the reducing ranks needs, in order; () if all need all
+    shares: tuple[int, ...] = ()
 
 
 @runtime_checkable

@@ -93,8 +93,8 @@ class Meeting:
 
     def _meet(self, key: _Key, met: Sequence[tuple[Transfer, _Group]]) -> None:
         transfers = [transfer for transfer, _ in met]
-        if len({t.data.nbytes for t in transfers}) > 1:
-            sizes = "; ".join(f"`{t.name}` of {t.data.nbytes} bytes" for t in transfers)
+        if len({(t.data.nbytes, t.shares) for t in transfers}) > 1:
+            sizes = "; ".join(f"`{t.name}` of {_size(t)}" for t in transfers)
             self._end(f"sizes differ: {sizes}")
             return
         if key[0] == "reduce":
@@ -151,11 +151,19 @@ def _key(transfer: Transfer, rank: int) -> _Key:
     return "message", (rank, peer) if transfer.kind == "send" else (peer, rank)
 
 
+def _size(transfer: Transfer) -> str:
+    shares = f" in shares of {list(transfer.shares)}" if transfer.shares else ""
+    return f"{transfer.data.nbytes} bytes{shares}"
+
+
 def _reduce(transfers: Sequence[Transfer]) -> None:
-    """Combine in rank order, and copy the result to all."""
+    """Combine in rank order, and copy to each what it needs of the result."""
     total = transfers[0].data.clone()
     for transfer in transfers[1:]:
         combine = torch.maximum if transfer.op == "max" else torch.add
         combine(total, transfer.data, out=total)
-    for transfer in transfers:
-        transfer.data.copy_(total)
+    for place, transfer in enumerate(transfers):
+        shares = [*transfer.shares] or [total.numel()]
+        needed = place if transfer.shares else 0
+        source, target = (torch.split(data, shares) for data in (total, transfer.data))
+        target[needed].copy_(source[needed])

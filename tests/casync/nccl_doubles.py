@@ -176,6 +176,13 @@ def _exchange(comm: Comm, transfers):
         comm.gone.wait(HANG)
 
 
+def _to_root(comm: Comm, data: torch.Tensor, op: str, root: int) -> Transfer:
+    """A sum that one rank gets."""
+    ranks = tuple(range(comm.size))
+    shares = tuple(data.numel() * (rank == root) for rank in ranks)
+    return Transfer("reduce", ranks, data, "sum", op, shares)
+
+
 def _view(address, count, kind) -> torch.Tensor:
     """The memory of a call of ctypes, as numbers."""
     raw = (ctypes.c_uint8 * (count * SIZES[kind])).from_address(address)
@@ -216,6 +223,11 @@ def pynccl_modules(nccl: Nccl) -> dict[str, ModuleType]:
             data, made = _view(target, count, kind), comms[comm.value]
             ranks = tuple(range(made.size))
             nccl.post(made, stream, Transfer("reduce", ranks, data, "sum", OPS[op]), OPS[op])
+
+        def reduce(self, source, target, count, kind, op, root, comm, stream):
+            assert source == target  # in place
+            data, made = _view(target, count, kind), comms[comm.value]
+            nccl.post(made, stream, _to_root(made, data, OPS[op], root), OPS[op], root)
 
         def group_start(self):
             nccl.group_start()
@@ -274,6 +286,11 @@ def nccl4py_modules(nccl: Nccl) -> dict[str, ModuleType]:
             transfer = Transfer("reduce", ranks, recvbuf, "sum", OPS[op])
             nccl.post(self._comm, stream, transfer, OPS[op])
 
+        def reduce(self, sendbuf, recvbuf, op, root=None, *, stream=None, config=None):
+            assert sendbuf.data_ptr() == recvbuf.data_ptr()
+            transfer = _to_root(self._comm, recvbuf, OPS[op], root)
+            nccl.post(self._comm, stream, transfer, OPS[op], root)
+
         def get_async_error(self):
             return 6 if self._comm.error else 0
 
@@ -312,6 +329,9 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
     class Group:
         def __init__(self, comm):
             self.comm, self.stream = comm, Stream()
+
+        def rank(self):
+            return self.comm.rank
 
         def abort(self):
             nccl.abort(self.comm)
@@ -360,12 +380,25 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
         done = work(group)
         return done if async_op else done.wait()
 
+    def reduce_scatter(output, input_list, op, group, async_op):
+        assert async_op
+        assert output.data_ptr() == input_list[group.comm.rank].data_ptr()
+        name = "sum" if op == torch.distributed.ReduceOp.SUM else "max"
+        group.stream.after(current().recorded())
+        nccl.group_start()
+        for root, data in enumerate(input_list):
+            transfer = _to_root(group.comm, data, name, root)
+            nccl.post(group.comm, group.stream.handle, transfer, name, root)
+        nccl.group_end()
+        return work(group)
+
     def message(op, tensor, *, group, group_peer):
         return SimpleNamespace(op=op, tensor=tensor, group=group, group_peer=group_peer)
 
     return {
         "new_group": new_group, "isend": isend, "irecv": irecv, "P2POp": message,
         "batch_isend_irecv": batch_isend_irecv, "all_reduce": all_reduce,
+        "reduce_scatter": reduce_scatter,
         "destroy_process_group": lambda group: group.comm.gone.set(),
     }  # fmt: skip
 

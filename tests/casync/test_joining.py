@@ -17,7 +17,7 @@ from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.runtime.executor import Executor
 from casync.topology import Topology
-from casync.transports.rendezvous import Meeting
+from casync.transports.rendezvous import Endpoint, Meeting
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
@@ -111,6 +111,42 @@ def test_every_task_is_there_once_and_after_what_it_waits_for(strategy, codec):
             assert Counter(tasks) == Counter(task.text() for task in program.tasks)
             assert all(j > i for i, after in enumerate(shared.unlocks) for j in after)
             assert sum(shared.waits) == sum(map(len, shared.unlocks))
+
+
+def test_sums_inside_nodes_are_one_reduce_scatter_of_a_bucket():
+    """Whose shares are what each rank leads, and all of what is summed."""
+    topology, codec = Topology.even(6, 3), "exact"
+    tensors = tensors_of([600] * 12)
+    choices = {t.name: Choice(codec, "hierarchical") for t in tensors}
+    parts = partition(tensors, choices, topology, CODECS, least_bytes=400)
+    graph, moved = build(parts, topology, CODECS, rotates=False), {}
+
+    class Recording(Endpoint):
+        def exchange(self, transfers):
+            moved.setdefault(self.rank, []).append(transfers)
+            super().exchange(transfers)
+
+    meeting = Meeting(6, HANG)
+    executors = [Executor(Recording(meeting, rank), CODECS, timeout=HANG) for rank in range(6)]
+    buckets = gradients(12 * 600, 6, seed=0)
+    wanted = torch.stack(buckets).mean(0)
+    with ThreadPoolExecutor(6) as pool:
+        given = zip(executors, map(graph.slice, range(6)), buckets, strict=True)
+        posted = [pool.submit(executor.submit, *own, {}, 0) for executor, *own in given]
+        found = [future.result().wait() for future in posted]
+    for executor in executors:
+        executor.close()
+    assert all(torch.equal(found[0], each) for each in found)
+    torch.testing.assert_close(found[0], wanted)
+    for rank, groups in moved.items():
+        (scatter,) = [each for group in groups for each in group if each.kind == "reduce"]
+        node = topology.nodes[topology.node_of[rank]]
+        assert scatter.ranks == node
+        assert sum(scatter.shares) == scatter.data.numel() == 12 * 600
+        led = Counter()
+        for part in parts:
+            led[node[part.owner % 3]] += part.elements
+        assert scatter.shares == tuple(led[each] for each in node)
 
 
 def program_of(n, rank=0, codecs=CODECS, codec="exact"):

@@ -315,6 +315,30 @@ def test_a_slot_is_a_group_of_messages_and_then_one_of_each_set_of_ranks(nccl):
     assert balanced(made.nccl.calls[0])
 
 
+@pytest.mark.parametrize("shares", [(1, 3, 2), (2, 2, 2), (4, 0, 2)])
+def test_each_rank_gets_its_share_of_a_sum(shares, ranks):
+    """Where NCCL cannot, as one has none, all may get all."""
+    data = [torch.arange(6.0) * (1 + rank) for rank in range(3)]
+    made, everybody = ranks(3), (0, 1, 2)
+    made.exchange([[Transfer("reduce", everybody, own, "sum", "sum", shares)] for own in data])
+    wanted = torch.split(torch.arange(6.0) * 6, [*shares])
+    for rank, own in enumerate(data):
+        assert torch.equal(torch.split(own, [*shares])[rank], wanted[rank])
+
+
+def test_a_reduce_scatter_is_a_reduce_to_each_rank_in_one_group(nccl):
+    made, shares = nccl(2), (2, 3)
+    data = [torch.ones(5), torch.ones(5)]
+    made.exchange([[Transfer("reduce", (0, 1), own, "sum", "sum", shares)] for own in data])
+    sums = [call[:-1] for call in made.nccl.calls[0] if call[0] == "reduce"]
+    kind = torch.float32, "sum"
+    assert sums[-2:] == [("reduce", 2, *kind, 0), ("reduce", 3, *kind, 1)]
+    assert [call[0] for call in made.nccl.calls[0]][-4:] == [
+        "group_start", "reduce", "reduce", "group_end"
+    ]  # fmt: skip
+    assert [own.tolist() for own in data] == [[2, 2, 1, 1, 1], [1, 1, 2, 2, 2]]
+
+
 def balanced(calls):
     """True if groups begin and end in alternation."""
     names = [call[0] for call in calls if call[0].startswith("group")]

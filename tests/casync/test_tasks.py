@@ -14,7 +14,7 @@ tasks = st.one_of(
     st.builds(Encode, *base, st.sampled_from(SIDES), st.booleans(), st.booleans()),
     *(st.builds(kind, *base) for kind in (Decode, Merge)),
     *(st.builds(kind, *base, number, number, number) for kind in (Send, Recv)),
-    st.builds(Reduce, *base, number, ranks),
+    st.builds(Reduce, *base, number, ranks, ranks),
 )
 
 
@@ -26,8 +26,8 @@ def test_round_trip(task):
 def test_text_is_the_documented_one():
     sent = "send rank=0 part=3 payload=7 codec=topk peer=1 channel=0 slot=2"
     assert Send(0, 3, 7, "topk", 1, 0, 2).text() == sent
-    summed = "reduce rank=1 part=0 payload=4 codec=raw slot=0 ranks=0-2,5"
-    assert Reduce(1, 0, 4, "raw", 0, (0, 1, 2, 5)).text() == summed
+    summed = "reduce rank=1 part=0 payload=4 codec=raw slot=0 ranks=0-2,5 to=5"
+    assert Reduce(1, 0, 4, "raw", 0, (0, 1, 2, 5), (5,)).text() == summed
 
 
 ENCODE = "encode rank=0 part=0 payload=0 codec=a"
@@ -44,7 +44,7 @@ ENCODE = "encode rank=0 part=0 payload=0 codec=a"
         ("decode rank=0 part=0 payload", "expected `decode"),
         (f"{ENCODE} side=left average=0 writeback=0", "bad value of 'side'"),
         (f"{ENCODE} side=worker average=2 writeback=0", "'average'"),
-        ("reduce rank=0 part=0 payload=0 codec=a slot=0 ranks=0-", "'ranks'"),
+        ("reduce rank=0 part=0 payload=0 codec=a slot=0 ranks=0- to=0", "'ranks'"),
     ],
 )
 def test_bad_text_is_refused(text, hint):
