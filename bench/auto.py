@@ -29,7 +29,7 @@ from hipress.demo.ending import orderly_end
 from hipress.demo.job import Job, Result
 from hipress.demo.netns import parse_rate
 from hipress.demo.report import markdown_table, percentile, versions_here
-from hipress.plan.auto import candidates
+from hipress.plan.candidates import candidates
 
 #: what needs no planner; DDP's own hook for bf16 asks for a GPU
 DDP = ("ddp-fp32", "ddp-fp16", "hipress:bf16")

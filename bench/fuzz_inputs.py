@@ -38,7 +38,8 @@ from hipress import options
 from hipress.errors import ConfigError, StateError
 from hipress.model import describe
 from hipress.plan import overrides, profile
-from hipress.plan.auto import Search, candidates
+from hipress.plan.auto import Search
+from hipress.plan.candidates import candidates
 from hipress.plan.codecs import compile_codec
 from hipress.plan.places import Places
 from hipress.plan.rules import fixed_plan

@@ -11,6 +11,7 @@ from typing import Any, Self
 CELLS = Path(__file__).parent / "results" / "losses.jsonl"
 FP32 = "fp32"
 MOMENTUM = "momentum:"  # before a spec: what averages of momentum are compressed by
+TRIAL = "trial:"  # before a spec with states of its own: zeroed as in a trial of "auto"
 #: what PyTorch's own methods are called here, by their names in `hipress demo`
 BASELINES = {"ddp-fp32": FP32, "ddp-fp16": "torch-fp16", "powersgd": "torch-powersgd:rank=4"}
 
@@ -56,6 +57,11 @@ class Cell:
 def read(path: Path = CELLS) -> list[Cell]:
     """All recorded cells; none where there is no file."""
     return [Cell.parse(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def spec_of(method: str) -> str:
+    """A method's spec, with its options."""
+    return method.removeprefix(MOMENTUM).removeprefix(TRIAL)
 
 
 def _number(value: float) -> float | None:

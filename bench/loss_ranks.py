@@ -31,8 +31,10 @@ from hipress.model import describe
 from hipress.optim.adam import Freezing
 from hipress.plan.codecs import resolve, resolve_down
 from hipress.plan.rules import fixed_plan
-from hipress.sync.buckets import BucketPlans
+from hipress.plan.trial import COUNTED, SETTLING, TURNS
+from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.momentum import Momentum
+from hipress.sync.tuner import WATCHED
 
 
 class Average(Protocol):
@@ -90,6 +92,26 @@ class Compressed(AbstractContextManager["Compressed"]):
     def __exit__(self, *error: object) -> None:
         for executor in self.executors:
             executor.close()
+
+
+class Tried(Compressed):
+    """Averages of a trial of "auto" that ends with the codec: turns with DDP's own all-reduce, and
+    states that begin at zero in each turn of the codec, and after the last one."""
+
+    def __call__(self, gradients: Sequence[Tensor], step: int) -> float:
+        """See Average."""
+        turn, within = divmod(step - WATCHED, SETTLING + COUNTED)
+        native = turn < 0 or (turn < 2 * TURNS and turn % 2)
+        if turn <= 2 * TURNS and within == 0:
+            for plan in self.plans:
+                _zero(plan)
+        return fp32(gradients, step) if native else super().__call__(gradients, step)
+
+
+def _zero(plan: BucketPlan | None) -> None:
+    for arrays in plan.states.values() if plan is not None else ():
+        for array in arrays.values():
+            array[:] = 0
 
 
 class Averaged(AbstractContextManager["Averaged"]):

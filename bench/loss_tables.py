@@ -11,13 +11,13 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 import compll
-from bench.loss_cells import BASELINES, FP32, MOMENTUM, Cell
+from bench.loss_cells import BASELINES, FP32, MOMENTUM, Cell, spec_of
 from bench.loss_workloads import WORKLOADS
-from hipress import optimizers
 from hipress.demo import methods
 from hipress.plan.evidence import Finding
 
@@ -41,14 +41,15 @@ class Row:
     @property
     def lost(self) -> bool:
         """True if the loss is surely more than 1% above that of fp32."""
-        return self.finding("", {}, default=True).lost
+        return self.finding("", {}, {}).lost
 
-    def finding(self, codec: str, params: dict[str, object], *, default: bool) -> Finding:
+    def finding(self, codec: str, params: dict[str, Any], given: dict[str, Any]) -> Finding:
         """The finding in hipress's form."""
-        averaged = self.method.startswith(MOMENTUM)
-        kind = optimizers.MOMENTUM if averaged else WORKLOADS[self.workload].kind
+        kind = WORKLOADS[self.workload].kind
+        if self.method.startswith(MOMENTUM):
+            kind = f"momentum-{kind.removeprefix('plain-')}".removesuffix("-adam")
         return Finding(
-            codec, params, default, kind, self.workload, self.steps, self.seeds,
+            codec, params, given, kind, self.workload, self.steps, self.seeds,
             None if math.isnan(self.difference) else round(self.difference, 5),
             0.0 if math.isnan(self.error) else round(self.error, 5),
         )  # fmt: skip
@@ -100,11 +101,12 @@ def evidence(found: Iterable[Row]) -> str:
 def _findings(found: Iterable[Row]) -> Iterator[Finding]:
     for row in sorted(found, key=lambda row: (row.method, row.workload, row.steps)):
         if row.method not in BASELINES.values():
-            method = methods.parse(f"hipress:{row.method.removeprefix(MOMENTUM)}")
+            method = methods.parse(f"hipress:{spec_of(row.method)}")
             assert method.codec is not None
             codec = compll.compile(method.codec, "reference", **method.options)
             usual = compll.compile(method.codec, "reference").params
-            yield row.finding(codec.name, dict(codec.params), default=codec.params == usual)
+            given = {name: each for name, each in method.options.items() if each != usual.get(name)}
+            yield row.finding(codec.name, dict(codec.params), given)
 
 
 def head(steps: int) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hipress.demo import corpus, job, model
+from hipress.optimizers import PLAIN_SGD
 
 Batch = tuple[Tensor, ...]
 HELD_OUT = 100_000  # words at the end of the text
@@ -33,7 +34,7 @@ class Workload:
     """A model, its data and its optimizer."""
 
     about: str
-    kind: str  # of optimizer, as `hipress.wrap` calls it: sgd or adam
+    kind: str  # of optimizer, one of hipress.optimizers.KINDS
     build: Callable[[int], nn.Module]  # by seed; the module returns the mean loss of a batch
     batch: Callable[[int, int, int], Batch]  # by seed, rank and step
     held_out: Callable[[], list[Batch]] | None  # None: the last batches of the training
@@ -190,7 +191,7 @@ WORKLOADS = {
     ),
     "lstm-sgd": Workload(
         "LSTM on source text, SGD lr 1, clipping .25",
-        "sgd",
+        PLAIN_SGD,
         _lstm,
         _demo_words,
         None,

@@ -26,8 +26,8 @@ from torch import nn
 
 from bench import loss_hooks
 from bench.commands import check_codecs, given, now, refusing
-from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, Cell, read
-from bench.loss_ranks import Averaged, Compressed, Curve, fp32, train
+from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, TRIAL, Cell, read, spec_of
+from bench.loss_ranks import Averaged, Compressed, Curve, Tried, fp32, train
 from bench.loss_workloads import WORKLOADS, Workload
 from hipress.demo import methods as methods_
 from hipress.demo.report import FINAL
@@ -56,14 +56,15 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
         return _averaged(chosen, model, method, seed, steps), numel
     average: Any = nullcontext(fp32)
     if method != FP32:
-        average = Compressed(model, methods_.parse(f"hipress:{method}"), RANKS, seed)
+        made = Tried if method.startswith(TRIAL) else Compressed
+        average = made(model, methods_.parse(f"hipress:{spec_of(method)}"), RANKS, seed)
     with average as mean:
         return train(chosen, mean, model, seed, steps, range(RANKS)), numel
 
 
 def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps: int) -> Curve:
     """Curve of a training whose momentum ranks average."""
-    codec = methods_.parse(f"hipress:{method.removeprefix(MOMENTUM)}")
+    codec = methods_.parse(f"hipress:{spec_of(method)}")
     optimizer = chosen.training.averaged(model.parameters(), round(FREEZE * steps))
     with Averaged(model, optimizer, codec, RANKS, seed) as average:
         return train(chosen, average, model, seed, steps, range(RANKS), optimizer)
@@ -119,9 +120,7 @@ def main(
     """Measures the cells that are not recorded."""
     methods = method or METHODS
     with refusing():
-        check_codecs(
-            each.removeprefix(MOMENTUM) for each in methods if each not in BASELINES.values()
-        )
+        check_codecs(spec_of(each) for each in methods if each not in BASELINES.values())
         for name in workload or ():
             if name not in WORKLOADS:
                 raise ValueError(f"unknown workload {name!r}; choose from: {', '.join(WORKLOADS)}")

@@ -74,6 +74,7 @@ def arguments(
     down: str | os.PathLike[str] | Codec | None = AUTO,
     topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
     optimizer: Optimizer | str | None = None,
+    accept_loss: float | None = None,
     rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
     policy: Policy | None = None,
     transport: str = AUTO,
@@ -89,7 +90,8 @@ def arguments(
             compressor, strategy=strategy, scope=scope, exclude=exclude, min_size=min_size,
             seed=seed, timeout=default if timeout is None else timeout, verify=verify,
             checksum=checksum, down=down, topology=topology, optimizer=optimizer,
-            rules=rules, policy=policy, transport=transport, capture=capture, params=params,
+            accept_loss=accept_loss, rules=rules, policy=policy, transport=transport,
+            capture=capture, params=params,
         )  # fmt: skip
 
     return Arguments(model, process_group, ddp_kwargs, optimizer, options)

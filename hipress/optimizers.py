@@ -6,16 +6,22 @@ from torch.optim import Optimizer
 
 from hipress.errors import ConfigError, unknown
 from hipress.optim import Averaging
+from hipress.optim.adam import Freezing
 
 MOMENTUM = "momentum"
-KINDS = ("sgd", "adam", MOMENTUM)
-"""Optimizers with one learning rate for all elements; with one per element, by its gradients; and
-those of hipress.optim that average momentum (Adam: after its freeze)."""
+PLAIN_SGD = "plain-sgd"
+AVERAGED = (MOMENTUM, *(f"{MOMENTUM}-{name}" for name in ("sgd", "lion", "muon", "other")))
+"""Optimizers of hipress.optim that average momentum: Adam's after its freeze, and others'."""
+
+KINDS = ("sgd", PLAIN_SGD, "adam", *AVERAGED)
+"""Optimizers with one learning rate for all elements; the same, surely without momentum; with one
+per element, by its gradients; and AVERAGED."""
 
 _BY_NAME = {
     **dict.fromkeys(("sgd", "asgd"), "sgd"),
+    PLAIN_SGD: PLAIN_SGD,
     **dict.fromkeys(("adam", "adamw", "adamax", "nadam", "radam", "sparseadam"), "adam"),
-    MOMENTUM: MOMENTUM,
+    **{kind: kind for kind in AVERAGED},
     **dict.fromkeys(("adagrad", "adadelta", "adafactor", "rmsprop"), "adam"),
 }
 
@@ -39,7 +45,12 @@ def kind_of(optimizer: object) -> str | None:
             'optimizer is a torch.optim.Optimizer, "sgd" or "adam", not '
             f"a {type(optimizer).__name__}"
         )
-    if isinstance(optimizer, Averaging) and optimizer.averages:
+    names = [each.__name__.lower() for each in type(optimizer).__mro__]
+    if isinstance(optimizer, Freezing) and optimizer.averages:
         return MOMENTUM
-    names = (each.__name__.lower() for each in type(optimizer).__mro__)
-    return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+    if isinstance(optimizer, Averaging) and optimizer.averages:
+        kinds = (f"{MOMENTUM}-{name}" for name in names)
+        return next((kind for kind in kinds if kind in AVERAGED), AVERAGED[-1])
+    found = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+    plain = found == "sgd" and not any(group.get("momentum") for group in optimizer.param_groups)
+    return PLAIN_SGD if plain else found

@@ -74,6 +74,10 @@ class Options:
             "auto" then chooses among all codecs that kept the loss under its kind in measurements,
             and a named codec that did not is reported. None: among those that kept it under every
             kind. Here it is the kind, one of hipress.optimizers.KINDS (docs/losses.md).
+        accept_loss: the share by which the loss may end above float32's, such as 0.01: "auto" then
+            also takes codecs that lose, or that have rounds or states of their own (powersgd, dgc),
+            if all measurements under this kind of optimizer are within it. Such a state starts at
+            zero again when a trial changes plans. Needs `optimizer`.
         rules: other compressors for some parameters, by fnmatch patterns of names, or of names and
             shapes, as in `"*.weight 1000x*"`; the first match counts, and a rule that gets no
             parameter is refused. A mapping such as `{"*embed*": "int8_group", "*.bias": None}`, or
@@ -106,6 +110,7 @@ class Options:
     down: str | Codec | None = AUTO
     topology: int | tuple[tuple[int, ...], ...] | None = None
     optimizer: str | None = None
+    accept_loss: float | None = None
     rules: Mapping[str, Any] | str | os.PathLike[str] = field(default_factory=dict)
     policy: Policy | None = None
     transport: str = AUTO
@@ -129,10 +134,28 @@ class Options:
             raise ConfigError(f"min_size must be None or at least 0, got {self.min_size}")
         if self.optimizer not in (None, *KINDS):
             raise unknown("kind of optimizer", str(self.optimizer), KINDS)
+        if self.accept_loss is not None:
+            self._check_loss(self.accept_loss)
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be in 0 .. 2**64-1, got {self.seed}")
         if self.params and (self.automatic or not isinstance(self.compressor, str)):
             self._refuse_params()
+
+    def _check_loss(self, accepted: float) -> None:
+        if not 0 < accepted < 1:  # NaN, too
+            raise ConfigError(
+                f"accept_loss is a share of the loss between 0 and 1, such as 0.01, not {accepted}"
+            )
+        if not self.automatic:
+            raise ConfigError(
+                'accept_loss says what "auto" may choose: leave it out with a compressor of your '
+                "own, or leave the compressor out"
+            )
+        if self.optimizer is None:
+            raise ConfigError(
+                "accept_loss goes by what was measured under a kind of optimizer, and none is "
+                "known here: pass optimizer=, of torch.optim or hipress.optim"
+            )
 
     def _refuse_params(self) -> NoReturn:
         for name in self.params:
@@ -166,6 +189,7 @@ class Options:
             ("verify", bool, "True or False"),
             ("checksum", bool, "True or False"),
             ("capture", bool, "True or False"),
+            ("accept_loss", int | float | None, "a share of the loss, or None"),
         ):
             value = getattr(self, name)
             truth = isinstance(value, bool) and kinds is not bool  # a bool is an int to Python

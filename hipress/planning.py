@@ -50,7 +50,7 @@ def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     if options.policy is not None:
         return levels.compiled(options.policy, options, placement.target)
     if options.automatic:
-        from hipress.plan.auto import candidates
+        from hipress.plan.candidates import candidates
 
         found = candidates(options, "reference")  # compiled for the device only if they are tried
         if not placement.on_host:  # report a missing compiler now
@@ -160,7 +160,10 @@ def _auto(search: Search, meeting: Meeting, placement: Placement, when: str) -> 
     probe = Probe(places.told, time.perf_counter() - begun)
     if not places.codecs:
         places.close()
-        return Planned(search.unplanned("no compressor would make a step faster here"), probe)
+        why = "no compressor would make a step faster here"
+        if not search.codecs:
+            why = "no compressor was measured to keep the loss under this optimizer"
+        return Planned(search.unplanned(why), probe)
 
     def tuner() -> Chooser:
         compiling = run_in_thread(places.compile)  # training need not wait for a compiler

@@ -91,13 +91,15 @@ def _run(order: Order) -> dict[str, Any]:
 
 def _probe(order: Order) -> dict[str, Any]:
     """Measure the profile of link and compressors; returned by rank 0."""
+    from hipress import options
     from hipress.plan.command import measure_profile, placed
 
     workload = order.job.workload
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "profile.json")
         transport = "nccl" if order.nccl else "staged"
-        measure_profile(path, workload.optimizer, placed(workload.device, transport))
+        wanted = options.make("auto", optimizer=workload.optimizer)
+        measure_profile(path, wanted, placed(workload.device, transport))
         return {"profile": json.loads(path.read_text()) if order.rank == 0 else None}
 
 

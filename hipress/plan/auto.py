@@ -18,24 +18,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from casync import strategies
 from casync.cost import FREE, CodecCost, Costs, Line
 from casync.graph.shares import LEAST_BYTES
-from casync.predict.stages import PREDICTED
+from casync.rounds import refuse_workers
 from casync.topology import Topology
-from hipress.errors import ConfigError
 from hipress.model import Param
-from hipress.options import Options
-from hipress.plan import evidence
-from hipress.plan.codecs import RESIDUAL, compile_codec, flat_names, strategy_for, ways_for
+from hipress.options import AUTO, Options
+from hipress.plan import candidates
+from hipress.plan.codecs import ways_for
+from hipress.plan.evidence import HARMLESS, Finding
 from hipress.plan.messages import least_share
 from hipress.plan.objective import Kind, Objective, Predicted, Way, cuttable
 from hipress.plan.overrides import NO_RULES, Overrides
-from hipress.plan.rules import HOSTED, Decision, Plan, excluded, raw, too_small
+from hipress.plan.rules import HOSTED, Decision, Plan, excluded, own_codec, raw, too_small
 from hipress.plan.workload import Bucket, Workload, estimate, kinds
 
 if TYPE_CHECKING:
@@ -53,35 +53,6 @@ AS_PROBED, HALVINGS = (0.5, 4.0), 7  # range of an all-reduce's time over its pr
 CUTS = (2, 4)  # multiples of the usual partitions that are tried, too
 
 
-def candidates(
-    options: Options, target: str = "cpu", only: Collection[str] | None = None
-) -> dict[str, Codec]:
-    """The codecs that keep the loss under the optimizer and suit the requested strategy, by key,
-    compiled for a backend. only: restricts the keys. Raises ConfigError if there are none."""
-    if options.strategy in strategies.list_strategies() and options.strategy not in PREDICTED:
-        raise ConfigError(
-            f'"auto" cannot predict strategy {options.strategy!r}: name a compressor, or use '
-            f"strategy {' or '.join(map(repr, PREDICTED))}"
-        )
-    found, refusal = {}, None
-    for key, name, params in evidence.trusted(options.optimizer):
-        if only is not None and key not in only:
-            continue
-        codec = compile_codec(name, params, target)
-        if codec.additive == "float32" or codec.rounds or codec.vote:
-            continue  # no gain over the native all-reduce, or not predicted
-        if not flat_names(codec) <= {RESIDUAL}:
-            continue  # other states cannot be handed on to another codec
-        try:
-            strategy_for(codec, options.strategy)
-            found[key] = codec
-        except ConfigError as error:
-            refusal = error
-    if refusal is not None and not found:
-        raise ConfigError(f'"auto" has no codec for this strategy: {refusal}')
-    return found
-
-
 @dataclass(frozen=True)
 class Search:
     """Inputs of a search for plans."""
@@ -96,33 +67,70 @@ class Search:
     slots: bool = False  # True if payloads travel by NCCL, in groups for phases or for turns
 
     def compile(self) -> dict[str, Codec]:
-        """The codecs, of whatever backend, compiled for the target."""
+        """The codecs of `every`, of whatever backend, compiled for the target."""
         bare = {key.removesuffix(HOSTED): key for key in self.codecs}
-        found = candidates(self.options, self.target, only=bare)
-        return {key: found[name] for name, key in bare.items()}
+        found = candidates.candidates(self.options, self.target, only=bare)
+        return dict(replace(self, codecs={key: found[name] for name, key in bare.items()}).every)
+
+    @cached_property
+    def every(self) -> Mapping[str, Codec]:
+        """The codecs, and their variants for shapes of parameters, by key."""
+        return {**self.codecs, **dict(self._own.values())}
+
+    def own(self, key: str, param: Param) -> tuple[str, Codec]:
+        """Key and variant of a codec for a parameter."""
+        return self._own.get((key, param.shape)) or (key, self._all_codecs[key])
+
+    @cached_property
+    def _own(self) -> dict[tuple[str, tuple[int, ...]], tuple[str, Codec]]:
+        found = {}
+        for key, codec in self.codecs.items():
+            for param in {p.shape: p for p in self.params}.values():
+                name, own = own_codec(codec, param, self.options)
+                settled = name.removeprefix(codec.name)
+                bare, at = key.removesuffix(HOSTED), HOSTED * key.endswith(HOSTED)
+                found[key, param.shape] = f"{bare}{settled}{at}", own
+        return found
+
+    def loss_of(self, key: str) -> str:
+        """The measured loss of a codec that `accept_loss` allows; else ""."""
+        found = self._accepted.get(key.removesuffix(HOSTED))
+        return "" if found is None else f", within accept_loss={self.options.accept_loss}: {found}"
+
+    @cached_property
+    def _accepted(self) -> Mapping[str, Finding]:
+        return candidates.within(self.options)
+
+    def refuses(self, key: str, param: Param) -> str | None:
+        """The reason why a codec does not suit this parameter, or None."""
+        codec = self.own(key, param)[1]
+        return candidates.refuses(codec, param) or too_small(param, codec, self.options)
 
     def promising(self, costs: Costs, native: float | None = None) -> Search:
         """The search with those codecs that would make a step faster on this link if they cost no
         time. native: seconds of the native step, if by other costs."""
         free = CodecCost(FREE, FREE)
-        found = self._found(replace(costs, codecs=dict.fromkeys(self._all_codecs, free)))
+        costs = replace(costs, codecs=dict.fromkeys(self._all_codecs, free))
+        found = _Found(self, costs, self._expecting(estimate(self.params)))
         limit = found.predict(found.native).seconds if native is None else native
         limit -= MIN_GAIN_SECONDS
         ways = [way for way in self._ways() if found.predict(found.everywhere(way)).seconds < limit]
         return replace(self, codecs={way.codec: self.codecs[way.codec] for way in ways})
 
+    def _expecting(self, workload: Workload) -> Workload:
+        """The workload with expected lengths of payloads that were not measured."""
+        usual = candidates.expected(self.codecs, self.params)
+        return replace(workload, payloads={**usual, **workload.payloads})
+
     def native(self, costs: Costs) -> float:
         """Estimated seconds of the native step."""
-        found = self._found(costs)
+        found = _Found(self, costs, estimate(self.params))
         return found.predict(found.native).seconds
-
-    def _found(self, costs: Costs) -> _Found:
-        return _Found(self, costs, estimate(self.params))
 
     def plans(self, costs: Costs, workload: Workload | None = None) -> tuple[Plan, ...]:
         """Plans worth a try, fastest predicted step first, then the native all-reduce; it alone if
         no other is. workload: by default from `estimate`."""
-        found = _calibrated(self, costs, workload or estimate(self.params))
+        found = _calibrated(self, costs, self._expecting(workload or estimate(self.params)))
         ways = sorted(self._ways(), key=lambda way: found.weigh(found.everywhere(way)))
         found.improve(ways[:WAYS])
         found.fuse()
@@ -143,8 +151,16 @@ class Search:
 
     def _ways(self) -> Iterator[Way]:
         for key, codec in self.codecs.items():
-            for strategy in ways_for(codec, self.options.strategy, self.topology):
+            if refuse_workers(codec, self.topology.world_size):
+                continue
+            for strategy in self._strategies(codec):
                 yield Way(key, strategy)
+
+    def _strategies(self, codec: Codec) -> tuple[str, ...]:
+        """Strategies to compare; with "ps" for codecs that lose nothing by encoding again."""
+        found = ways_for(codec, self.options.strategy, self.topology)
+        exact = codec.name in HARMLESS and self.options.strategy == AUTO
+        return found if not exact or "ps" in found else (*found, "ps")
 
 
 def _calibrated(search: Search, costs: Costs, workload: Workload) -> _Found:
@@ -280,8 +296,7 @@ class _Found:
         return (*self.best[:kind], way, *self.best[kind + 1 :])
 
     def _suits(self, kind: int, way: Way) -> bool:
-        codec, options = self._search._all_codecs[way.codec], self._search.options
-        return too_small(self._kinds[kind][0], codec, options) is None
+        return self._search.refuses(way.codec, self._kinds[kind][0]) is None
 
     def plans(self) -> tuple[Plan, ...]:
         """Plans for Search.plans: the best, and the best of each with one codec and strategy, which
@@ -345,7 +360,8 @@ class _Found:
                 decisions[param.index] = raw(param, why)
         decisions |= search.overrides.decisions
         used = {decision.codec for decision in decisions.values()}
-        codecs = {key: codec for key, codec in search._all_codecs.items() if key in used}
+        known = {**search.every, **search.overrides.codecs}
+        codecs = {key: codec for key, codec in known.items() if key in used}
         ordered = tuple(decisions[param.index] for param in search.params)
         fused = any(way is not None and way.fused for way in choices)
         least = self._least.get(self._mainly(choices) or "", LEAST_BYTES)
@@ -358,10 +374,13 @@ class _Found:
         around = self._around.get(kind, {}) if choices == self.best else {}
         if way is None:
             decision = raw(param, self._why_raw(kind))
+        elif (refusal := self._search.refuses(way.codec, param)) is not None:
+            decision = raw(param, refusal)  # unlike the others of its kind
         else:
-            codec = self._search._all_codecs[way.codec]
+            key, codec = self._search.own(way.codec, param)
             cut = way.partitions(param.numel, codec, self._search.topology)
-            decision = Decision(param.name, param.numel, way.codec, way.strategy, cut, "gains time")
+            why = "gains time" + self._search.loss_of(way.codec)
+            decision = Decision(param.name, param.numel, key, way.strategy, cut, why)
         others = {
             each: seconds
             for each, seconds in around.items()

@@ -20,7 +20,8 @@ from hipress.model import Param
 from hipress.models import own
 from hipress.models.devices import DEVICES
 from hipress.plan import profile as profiles
-from hipress.plan.auto import Search, candidates
+from hipress.plan.auto import Search
+from hipress.plan.candidates import candidates
 from hipress.plan.places import Places
 from hipress.plan.rules import Decision, Plan
 from hipress.plan.workload import timed
@@ -33,12 +34,17 @@ Optimizer = Annotated[
 ]
 
 
+AcceptLoss = Annotated[
+    float | None,
+    typer.Option(help="Share of the loss that auto may lose, such as 0.01; needs --optimizer."),
+]
 Device = Annotated[str, typer.Option(help="Device of the model: cpu or cuda.")]
 
 
 def probe(
     output: Annotated[Path, typer.Option(help="File that rank 0 writes.")] = Path("profile.json"),
     optimizer: Optimizer = None,
+    accept_loss: AcceptLoss = None,
     device: Device = "cpu",
     transport: Annotated[
         str, typer.Option(help="Transport of a GPU: nccl, nccl4py, pynccl or staged.")
@@ -57,7 +63,8 @@ def probe(
         _fail("--device cuda: torch finds no CUDA device here")
     dist.init_process_group("gloo")
     try:
-        measure_profile(output, optimizer, _placement(device, transport))
+        wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
+        measure_profile(output, wanted, _placement(device, transport))
     except (HipressError, TransportError) as error:
         _fail(str(error))
     finally:
@@ -81,10 +88,11 @@ def placed(device: str, transport: str) -> Placement:
     return place([("a model", torch.device("cuda", torch.cuda.current_device()))], transport, {})
 
 
-def measure_profile(output: Path, optimizer: str | None, placement: Placement) -> None:
-    """Measure link and compressors on all ranks of the default group; rank 0 writes the profile.
+def measure_profile(output: Path, wanted: options.Options, placement: Placement) -> None:
+    """Measure link and the compressors that "auto" may take by these options, on all ranks of the
+    default group; rank 0 writes the profile.
+
     Raises HipressError or TransportError."""
-    wanted = options.make("auto", optimizer=optimizer)
     assert dist.group.WORLD is not None
     meeting = meetings.meeting(dist.group.WORLD, wanted.timeout)
     with meeting.failures_told():
@@ -121,6 +129,7 @@ def plan(
     ],
     profile: Annotated[Path, typer.Option(help="File of `hipress probe`.")] = Path("profile.json"),
     optimizer: Optimizer = None,
+    accept_loss: AcceptLoss = None,
     step: Annotated[
         float, typer.Option(help="Milliseconds of a step without communication.", min=0)
     ] = 0.0,
@@ -130,7 +139,7 @@ def plan(
     a GPU also the device that compresses. It needs no GPU."""
     _check_device(device)
     try:
-        wanted = options.make("auto", optimizer=optimizer)
+        wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
         read, codecs = profiles.read(profile), candidates(wanted, "reference")
         found = own.find(model)
         params = found.params

@@ -13,15 +13,17 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, cast
 
-from hipress.optimizers import MOMENTUM
+from hipress.optimizers import AVERAGED, PLAIN_SGD
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
 #: specs that need no evidence while steps use gradients: they lose nothing, or round float32 to 16
-#: bits without bias
-HARMLESS = ("lossless", "bf16_sr")
+#: bits without bias; and their bits per element on measured gradients
+HARMLESS = {"lossless": 27.4, "lossless_bf16": 11.4, "bf16_sr": 16.0}
 LIMIT, SURELY = 0.01, 0.05  # relative to fp32's loss: see Finding
+SLACK = SURELY - LIMIT  # relative, at two standard errors: what `within` leaves to chance
+ENOUGH = 600  # steps of all seeds: three of 200, or one of 1000
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Finding:
 
     codec: str
     params: Mapping[str, Any]  # all parameters
-    default: bool  # True if these are the spec's defaults
+    given: Mapping[str, Any]  # parameters that are not the spec's defaults
     optimizer: str  # one of KINDS
     workload: str  # of bench.losses
     steps: int
@@ -41,8 +43,7 @@ class Finding:
     @property
     def key(self) -> str:
         """The codec's name, with parameters that are not the spec's defaults."""
-        given = "" if self.default else "".join(f" {k}={v}" for k, v in self.params.items())
-        return self.codec + given
+        return self.codec + "".join(f" {name}={value}" for name, value in self.given.items())
 
     @property
     def lost(self) -> bool:
@@ -54,6 +55,12 @@ class Finding:
         """True if the loss is not lost, and at most SURELY above fp32's by two standard errors. A
         finding that is neither kept nor lost proves nothing: its seeds differ too much."""
         return not self.lost and cast(float, self.difference) + 2 * self.error <= SURELY
+
+    def within(self, accepted: float) -> bool:
+        """Whether the mean loss is at most this share above fp32's, and no seeds say otherwise."""
+        if self.difference is None:
+            return False
+        return self.difference <= accepted and self.difference + 2 * self.error <= accepted + SLACK
 
     def __str__(self) -> str:
         loss = "diverged" if self.difference is None else f"loss {self.difference:+.1%}"
@@ -86,12 +93,30 @@ def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], 
     for each in findings():
         found.setdefault(each.key, []).append(each)
     kept = tuple(
-        (key, some[0].codec, {} if some[0].default else some[0].params)
-        for key, some in found.items()
-        if _hold(some, optimizer)
+        (key, some[0].codec, some[0].given) for key, some in found.items() if _hold(some, optimizer)
     )
-    harmless = () if optimizer == MOMENTUM else HARMLESS
+    harmless = () if optimizer in AVERAGED else HARMLESS
     return kept + tuple((name, name, {}) for name in harmless if name not in found)
+
+
+def accepted(optimizer: str, loss: float) -> dict[str, Finding]:
+    """By key, the finding of the largest loss of what stayed within this one wherever it was
+    measured under this kind of optimizer, and was for ENOUGH steps on every workload of it."""
+    found: dict[str, list[Finding]] = {}
+    for each in findings():
+        if each.optimizer == optimizer:
+            found.setdefault(each.key, []).append(each)
+    every = {each.workload for some in found.values() for each in some}
+    return {
+        key: max(some, key=_loss)
+        for key, some in found.items()
+        if all(_steps(some, workload) >= ENOUGH for workload in every)
+        and all(each.within(loss) for each in some)
+    }
+
+
+def _steps(found: Sequence[Finding], workload: str) -> int:
+    return sum(each.steps * each.seeds for each in found if each.workload == workload)
 
 
 def _hold(found: Sequence[Finding], optimizer: str | None) -> bool:
@@ -105,8 +130,12 @@ def _workloads(optimizer: str | None) -> set[str]:
 
 
 def _counts(found: Finding, optimizer: str | None) -> bool:
-    """True if the finding counts for a kind of optimizer (None: any that averages gradients)."""
-    return found.optimizer == optimizer or (optimizer is None and found.optimizer != MOMENTUM)
+    """True if the finding counts for a kind of optimizer (None: any that averages gradients). SGD
+    with momentum and without count for each other."""
+    if optimizer is None:
+        return found.optimizer not in AVERAGED
+    sgd = ("sgd", PLAIN_SGD)
+    return found.optimizer in (sgd if optimizer in sgd else (optimizer,))
 
 
 def worst(codec: Codec, optimizer: str | None) -> Finding | None:

@@ -235,7 +235,7 @@ class Objective:
         measured = self._workload.payloads.get((key, param.index))
         if measured is not None:
             return measured * FLOAT_BYTES * param.numel
-        return self._codecs[key].payload_bytes(param.numel)
+        return self._codecs[key].for_shape(param.shape).payload_bytes(param.numel)
 
 
 def _members(

@@ -95,7 +95,7 @@ class Places:
     @property
     def codecs(self) -> dict[str, Codec]:
         """Codecs of all places, by key."""
-        return {key: codec for place in self.every for key, codec in place.search.codecs.items()}
+        return {key: codec for place in self.every for key, codec in place.search.every.items()}
 
     @property
     def told(self) -> Costs:

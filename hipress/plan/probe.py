@@ -89,11 +89,7 @@ def measure_codecs(
 ) -> Costs:
     """The link's costs with those of compiled codecs. Every rank must call this."""
     with site.memory.current():
-        costs = {
-            name: codec_cost(codec, group, site.memory)
-            for name, codec in codecs.items()
-            if not codec.rounds
-        }
+        costs = {name: codec_cost(codec, group, site.memory) for name, codec in codecs.items()}
         return replace(link, codecs=costs, overlap=overlap_of(group, site))
 
 

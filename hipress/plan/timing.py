@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from casync.cost import CodecCost, fit
+from casync.rounds import as_rounds
 from hipress.plan.codecs import state_of
 from hipress.plan.site import Site, Turn
 from hipress.ranks.link import all_reduce_max
@@ -36,8 +37,12 @@ def codec_cost(codec: Codec, group: dist.ProcessGroup, memory: Memory) -> CodecC
     """Costs of a compiled codec. Every rank must call this."""
     points = []
     for elements in ELEMENTS:
+        if codec.rounds:
+            run = _rounds(codec, elements, group.size(), memory)
+        else:
+            run = _calls(codec, elements, memory)
         group.barrier().wait()
-        points.append(all_reduce_max(_time_codec(codec, elements, REPEATS, memory), group))
+        points.append(all_reduce_max(_medians(run, REPEATS), group))
     sizes = [4.0 * elements for elements in ELEMENTS]
     lines = [fit([*zip(sizes, times, strict=True)]) for times in zip(*points, strict=True)]
     return CodecCost(*lines)
@@ -118,19 +123,61 @@ class _Loop:
         return count
 
 
-def _time_codec(codec: Codec, elements: int, repeats: int, memory: Memory) -> list[float]:
-    """Median seconds to encode, to decode and add, and to do both and encode; with its state."""
-    gradient, total = (memory.zeros(elements, torch.float32) for _ in range(2))
+def _medians(run: Callable[[int], Sequence[Moment]], repeats: int) -> list[float]:
+    """Median seconds between the moments of a run, which takes the step; the first is a warm-up."""
+    times = [run(step) for step in range(repeats + 1)][1:]
+    taken = [[end.since(start) for start, end in pairwise(each)] for each in times]
+    return [statistics.median(each) for each in zip(*taken, strict=True)]
+
+
+def _rounds(
+    codec: Codec, elements: int, workers: int, memory: Memory
+) -> Callable[[int], Sequence[Moment]]:
+    """A run that encodes all rounds, as if all ranks had the same, and decodes; without a hop."""
+    rounds, gradient = as_rounds(codec), _normal(elements, memory)
+    x, whole = memory.array(gradient), gradient.clone()
+    table, at = _table(elements)
+    state = state_of(codec, memory, elements)
+
+    def run(step: int) -> Sequence[Moment]:
+        gradient.copy_(whole)
+        sums: list[tuple[Any, Any]] = []
+        begun = memory.moment()
+        for number, each in enumerate(codec.rounds):
+            out = memory.array(memory.zeros(each.payload_bytes(elements), torch.uint8))
+            rounds.encode_round(
+                number, x, table, out, at, sums, workers=workers, state=state, step=step
+            )
+            sums.append((out, at))
+        encoded = memory.moment()
+        rounds.decode_rounds(x, table, sums, workers=workers, state=state, step=step)
+        decoded = memory.moment()
+        return begun, encoded, decoded, decoded
+
+    return run
+
+
+def _table(elements: int) -> tuple[Any, Any]:
+    """Table and offset of one piece."""
+    return np.array([[0, elements, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+
+
+def _normal(elements: int, memory: Memory) -> torch.Tensor:
     values = np.random.default_rng(0).standard_normal(elements, np.float32)
-    gradient.copy_(torch.from_numpy(values))
-    x, sums = memory.array(gradient), memory.array(total)
-    table, at = np.array([[0, elements, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    return memory.zeros(elements, torch.float32).copy_(torch.from_numpy(values))
+
+
+def _calls(codec: Codec, elements: int, memory: Memory) -> Callable[[int], Sequence[Moment]]:
+    """A run that encodes, decodes and adds, and does both and encodes; with the codec's state."""
+    x = memory.array(_normal(elements, memory))
+    sums = memory.array(memory.zeros(elements, torch.float32))
+    table, at = _table(elements)
     out, again = (
         memory.array(memory.zeros(codec.payload_bytes(elements), torch.uint8)) for _ in range(2)
     )
     state = state_of(codec, memory, elements) if codec.stateful else None
-    times: list[tuple[Moment, ...]] = []
-    for step in range(repeats + 1):
+
+    def run(step: int) -> Sequence[Moment]:
         begun = memory.moment()
         used = codec.encode_batch(x, table, out, at, state=state, step=step)
         encoded = memory.moment()
@@ -138,9 +185,9 @@ def _time_codec(codec: Codec, elements: int, repeats: int, memory: Memory) -> li
         decoded = memory.moment()
         if codec.reencodes:
             _hop(codec, sums, table, again, at, (out, at, used), state, step)
-        times.append((begun, encoded, decoded, memory.moment()))
-    taken = [[end.since(start) for start, end in pairwise(each)] for each in times[1:]]
-    return [statistics.median(each) for each in zip(*taken, strict=True)]
+        return begun, encoded, decoded, memory.moment()
+
+    return run
 
 
 def _hop(

@@ -192,7 +192,7 @@ KEPT, LOST, NEITHER = (True, False), (False, True), (False, False)
     ],
 )
 def test_kept_and_lost_as_far_as_seeds_can_tell(plain, ours, told):
-    finding = rows_of(plain, ours)["topk"].finding("", {}, default=True)
+    finding = rows_of(plain, ours)["topk"].finding("", {}, {})
     assert (finding.kept, finding.lost) == told
 
 

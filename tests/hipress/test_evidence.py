@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import compll
-from hipress import options
+from hipress import optim, options
 from hipress.errors import ConfigError
 from hipress.optimizers import KINDS, kind_of
-from hipress.plan import auto, evidence
+from hipress.plan import candidates, evidence
 from hipress.plan.evidence import Finding
 
 
-def finding(codec="topk", params=None, *, default=True, kind="sgd", workload="a", **more):
+def finding(codec="topk", params=None, given=None, *, kind="sgd", workload="a", **more):
     known = {"steps": 200, "seeds": 3, "difference": 0.0, "error": 0.0} | more
-    return Finding(codec, params or {"ratio": 0.01}, default, kind, workload, **known)
+    return Finding(codec, params or {"ratio": 0.01}, given or {}, kind, workload, **known)
 
 
 @pytest.fixture
@@ -77,22 +77,24 @@ def test_seeds_that_differ_too_much_tell_nothing(measured):
 
 
 def test_other_parameters_are_another_codec(measured):
-    measured(*both(params={"ratio": 0.05}, default=False))
+    measured(*both(params={"ratio": 0.05}, given={"ratio": 0.05}))
     assert not evidence.of(topk())
     assert len(evidence.of(topk(ratio=0.05))) == 2
     given, *harmless = evidence.trusted("sgd")
     assert given == ("topk ratio=0.05", "topk", {"ratio": 0.05})
-    found = auto.candidates(options.make("auto", optimizer="sgd"))
+    found = candidates.candidates(options.make("auto", optimizer="sgd"))
     assert list(found) == ["topk ratio=0.05", *(name for name, *_ in harmless)]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", None])
 def test_what_rounds_without_bias_or_loses_nothing_needs_no_evidence(kind, measured):
     measured()
-    found = auto.candidates(options.make("auto", optimizer=kind))
-    assert set(found) == {"lossless", "bf16_sr"}
+    found = candidates.candidates(options.make("auto", optimizer=kind))
+    assert set(found) == {"lossless", "lossless_bf16", "bf16_sr"}
     measured(finding("bf16_sr", params={}, kind="adam", difference=0.5))
-    assert ("bf16_sr" in auto.candidates(options.make("auto", optimizer=kind))) == (kind == "sgd")
+    assert ("bf16_sr" in candidates.candidates(options.make("auto", optimizer=kind))) == (
+        kind == "sgd"
+    )
 
 
 def test_the_worst_is_named_with_its_figure(measured):
@@ -109,9 +111,45 @@ def test_auto_tries_what_keeps_the_loss_under_the_optimizer(measured):
         *both(), *both(codec="int8_group", params={}), *both(codec="signum", params={}),
         *both(codec="dgc", params=dgc),
     )  # fmt: skip
-    found = auto.candidates(options.make("auto", optimizer="sgd"))
+    found = candidates.candidates(options.make("auto", optimizer="sgd"))
     # no formula predicts votes, and what dgc keeps by hand cannot be handed on
     assert list(found) == ["topk", "int8_group", *evidence.HARMLESS]
+
+
+@pytest.mark.parametrize(
+    "more, taken",
+    [({"difference": 0.029}, True), ({"difference": 0.031}, False), ({"difference": None}, False),
+     ({"difference": 0.02, "error": 0.024}, True), ({"difference": 0.02, "error": 0.026}, False),
+     ({"seeds": 2}, False), ({"steps": 1000, "seeds": 1}, True), ({"workload": "b"}, False)],
+)  # fmt: skip
+def test_what_loses_is_taken_as_far_as_the_user_accepts(more, taken, measured):
+    """Only if it was measured long enough on each workload of the kind."""
+    rank = {"params": {"rank": 4}, "given": {"rank": 4}}
+    lost = finding("powersgd", **rank, **{"difference": 0.02, "workload": "a"} | more)
+    others = [finding("powersgd", workload=each, **rank) for each in "ab"]
+    measured(*both(), lost, *others, finding("dgc", {}, kind="adam"))
+    if more.get("workload") == "b" or "seeds" in more or "steps" in more:
+        measured(finding(workload="a"), lost)
+    allowed = candidates.candidates(options.make("auto", optimizer="sgd", accept_loss=0.03))
+    assert ("powersgd rank=4" in allowed) == taken
+    assert "dgc" not in allowed
+    assert "powersgd rank=4" not in candidates.candidates(options.make("auto", optimizer="sgd"))
+
+
+def test_momentum_needs_feedback_whatever_is_accepted(measured):
+    kept = {"kind": "momentum", "difference": 0.001}
+    measured(finding(**kept), finding("tern_group", {}, **kept), finding("dgc", {}, **kept))
+    assert list(
+        candidates.candidates(options.make("auto", optimizer="momentum", accept_loss=0.5))
+    ) == ["topk"]
+
+
+def test_what_held_without_momentum_does_not_with_it(measured):
+    measured(finding("powersgd", {}, kind="plain-sgd"), finding("powersgd", {}, difference=0.2))
+    for kind, taken in (("plain-sgd", True), ("sgd", False)):
+        wanted = options.make("auto", optimizer=kind, accept_loss=0.01)
+        assert ("powersgd" in candidates.candidates(wanted)) == taken
+    assert "powersgd" not in keys("plain-sgd")
 
 
 def test_what_is_shipped_is_read():
@@ -119,6 +157,10 @@ def test_what_is_shipped_is_read():
     onebit = compll.compile("onebit_group", "reference")
     assert evidence.worst(onebit, "adam") is not None
     assert "onebit_fine group=64" in keys("momentum")
+    assert evidence.worst(compll.compile("onebit_fine", "reference"), "momentum-sgd") is not None
+    accepted = evidence.accepted("plain-sgd", 0.01)
+    assert accepted["powersgd rank=4"].difference == pytest.approx(0.0026, abs=5e-4)
+    assert "powersgd rank=4" not in evidence.accepted("sgd", 0.01) | evidence.accepted("adam", 0.01)
     assert all(each.optimizer in KINDS for each in evidence.findings())
     json.dumps([each.params for each in evidence.findings()])
 
@@ -131,15 +173,23 @@ class OwnAdam(torch.optim.AdamW):
     """A kind of Adam."""
 
 
+class OwnSGD(optim.SGD):
+    """A kind of SGD whose momentum is averaged."""
+
+
 def parameters():
     return [torch.nn.Parameter(torch.zeros(2))]
 
 
 @pytest.mark.parametrize(
     "optimizer, kind",
-    [(None, None), ("SGD", "sgd"), ("adamw", "adam"), (torch.optim.SGD(parameters()), "sgd"),
+    [(None, None), ("SGD", "sgd"), ("adamw", "adam"), (torch.optim.SGD(parameters()), "plain-sgd"),
+     (torch.optim.SGD(parameters(), momentum=0.9), "sgd"),
      (torch.optim.NAdam(parameters()), "adam"), (torch.optim.RMSprop(parameters()), "adam"),
-     (OwnAdam(parameters()), "adam"), (Own(parameters(), {}), None)],
+     (OwnAdam(parameters()), "adam"), (Own(parameters(), {}), None),
+     (optim.AdamW(parameters()), "momentum"), (optim.AdamW(parameters(), freeze=None), "adam"),
+     (OwnSGD(parameters(), momentum=0.9), "momentum-sgd"),
+     (optim.Lion(parameters()), "momentum-lion")],
 )  # fmt: skip
 def test_kinds_of_optimizers(optimizer, kind):
     assert kind_of(optimizer) == kind

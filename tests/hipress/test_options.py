@@ -13,7 +13,7 @@ from compll.runtime.library import specs_dir
 from hipress import options
 from hipress.devices import Placement
 from hipress.errors import ConfigError
-from hipress.plan.auto import candidates
+from hipress.plan.candidates import candidates
 from hipress.plan.codecs import resolve, strategy_for
 from hipress.session import label
 from tests.hipress.fakes import Halves, Int8, Sparse
@@ -61,6 +61,17 @@ def test_defaults_and_forms():
         ("auto", {"verify": 1}, "verify is True or False, not 1"),
         ("auto", {"exclude": [3]}, "exclude"),
         ("auto", {"params": {"ratio": 0.1}}, "'ratio'"),
+        (
+            "auto",
+            {"accept_loss": 1},
+            "accept_loss is a share of the loss between 0 and 1, .* not 1",
+        ),
+        ("auto", {"accept_loss": float("nan")}, "between 0 and 1, such as 0.01, not nan"),
+        ("auto", {"accept_loss": -0.01}, "between 0 and 1, such as 0.01, not -0.01"),
+        ("auto", {"accept_loss": True}, "accept_loss is a share .* or None, not True"),
+        ("auto", {"accept_loss": "1%"}, "accept_loss is a share .* or None, not '1%'"),
+        ("auto", {"accept_loss": 0.01}, "none is known here: pass optimizer="),
+        ("topk", {"accept_loss": 0.01, "optimizer": "sgd"}, 'accept_loss says what "auto" may'),
         (Int8(), {"params": {"bits": 2}}, "'bits'"),
         (7, {}, "compressor"),
         (Int8, {}, "compressor is the class Int8; pass a codec made of it"),

@@ -21,7 +21,7 @@ from hipress import options
 from hipress.cli import app
 from hipress.errors import ConfigError
 from hipress.plan import profile
-from hipress.plan.auto import candidates
+from hipress.plan.candidates import candidates
 from tests.hipress.fakes import Int8
 
 CODECS = {"int8_fake": Int8()}
@@ -230,6 +230,19 @@ def test_models_that_are_none(path, model, told):
     result = plan("--profile", path, "--", model)
     assert result.exit_code == 2
     assert told in result.output
+
+
+def test_what_a_user_accepts_is_told_by_tensor(tmp_path):
+    wanted = options.make("auto", optimizer="plain-sgd", accept_loss=0.01)
+    codecs = candidates(wanted, only=["powersgd rank=4"])
+    profile.write(tmp_path / "p.json", {"gloo": costs(codecs)}, Topology.flat(2), codecs)
+    given = ("1000x1000", "--profile", tmp_path / "p.json", "--optimizer", "plain-sgd")
+    found = plan(*given, "--accept-loss", "0.01")
+    assert found.exit_code == 0
+    assert "powersgd rank=4(columns=1000) (allreduce)" in found.output
+    assert "within accept_loss=0.01: loss +0.3%" in " ".join(found.output.split())
+    assert "powersgd" not in plan(*given).stdout
+    assert "pass optimizer=" in plan(*given[:3], "--accept-loss", "0.01").stderr
 
 
 def test_an_optimizer_that_is_none(path):

@@ -24,7 +24,8 @@ from hipress.model import Param, describe
 from hipress.models.own import by_elements
 from hipress.models.work import Speed
 from hipress.plan import probe
-from hipress.plan.auto import BUDGET, FAR, TRIED, Search, candidates
+from hipress.plan.auto import BUDGET, FAR, TRIED, Search
+from hipress.plan.candidates import candidates
 from hipress.plan.objective import LOADS
 from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.plan.workload import Bucket, Workload, estimate, timed
@@ -160,6 +161,47 @@ def test_payloads_are_as_long_as_they_were_measured(params):
     made = plan(params, rates, workload=short)
     assert {d.codec for d in made.decisions} >= {"half_fake"}
     assert made.seconds < 0.2 * plan(params, rates).seconds
+
+
+def test_what_loses_nothing_is_promising_by_the_length_it_is_known_to_have(params):
+    """Its bound is longer than the gradient."""
+    codecs = candidates(options.make("auto"), "reference", only=["lossless"])
+    assert codecs["lossless"].payload_bytes(1 << 20) > 4 << 20
+    rates = costs(link=1e6, codec=1e10)
+    assert list(search(params, codecs).promising(rates).codecs) == ["lossless"]
+    best = plans(params, dataclasses.replace(rates, codecs=rates.codecs | {
+        "lossless": CodecCost(*[Line(0.0, 1e-10)] * 3)}), codecs)[0]  # fmt: skip
+    assert {each.codec for each in best.decisions} >= {"lossless"}
+
+
+def test_what_rounds_to_bfloat16_is_for_gradients_of_that_type():
+    codecs = candidates(options.make("auto"), "reference", only=["lossless_bf16"])
+    rates = costs(link=1e6, codec=1e10)
+    rates = dataclasses.replace(rates, codecs={"lossless_bf16": CodecCost(*[Line(0.0, 1e-10)] * 3)})
+    model = torch.nn.Sequential(torch.nn.Linear(900, 1000), torch.nn.Linear(1000, 900).bfloat16())
+    found = search(describe(model), codecs)
+    assert list(found.promising(rates).codecs) == ["lossless_bf16"]
+    assert [each.codec for each in found.plans(rates)[0].decisions][::2] == [None, "lossless_bf16"]
+    assert not search(describe(model[0]), codecs).promising(rates).codecs
+
+
+def test_each_parameter_has_the_factors_of_its_own_shape():
+    """A flat one among others with as many elements, and one choice, stays as it is."""
+    shapes = [(200, 500)] * 12 + [(2, 50_000)]
+    model = torch.nn.ParameterList([torch.ones(shape) for shape in shapes])
+    wanted = {"optimizer": "plain-sgd", "accept_loss": 0.01}
+    codecs = candidates(options.make("auto", **wanted), "reference", only=["powersgd rank=4"])
+    work = {"powersgd rank=4": CodecCost(*[Line(0.0, 1e-10)] * 3)}
+    rates = dataclasses.replace(costs(link=1e6, codec=1e10), codecs=work)
+    best, native = plans(describe(model), rates, codecs, **wanted)
+    *others, flat = best.decisions
+    assert {each.codec for each in others} == {"powersgd rank=4(columns=500)"}
+    assert flat.codec is None
+    assert flat.why == "powersgd would not pay at this size"
+    assert best.label == "powersgd rank=4 (allreduce)"
+    assert best.codecs.keys() == {"powersgd rank=4(columns=500)"}
+    assert best.seconds < native.seconds
+    assert best.decisions[0].why.startswith("gains time, within accept_loss=0.01: loss +0.3%")
 
 
 def test_the_watched_step_is_what_a_native_step_is_predicted_to_be(params):

@@ -32,6 +32,10 @@ CHAINS = {
 }
 
 
+def slowly(*values):
+    return [pytest.param(*each, marks=pytest.mark.slow) for each in values]
+
+
 @pytest.mark.parametrize("scope", first_fast(["tensor", "bucket"]))
 @pytest.mark.parametrize("world_size", CHAINS)
 def test_what_a_dropped_codec_kept_is_handed_on(world_size, scope):
@@ -90,6 +94,31 @@ def test_a_failure_on_one_rank_ends_the_trial_on_all():
     assert "out of paper" in own[1]
 
 
+def test_powersgd_takes_turns_where_its_loss_is_accepted():
+    (tried, whys, accepted, digest), other = launch(tuner_ranks.by_word, 2, 0.0, 0.01)
+    assert other == (tried, whys, accepted, digest)
+    assert tried == ["powersgd rank=4 (allreduce)", "no compression"]
+    assert "powersgd rank=4(columns=131)" in whys
+    told = "gains time, within accept_loss=0.01: loss +0.3% against fp32 after 1000 steps of "
+    assert all(why.startswith(told + "lstm-sgd, ") for why in whys.values())
+    assert accepted == 0.01
+
+
+@pytest.mark.parametrize("momentum, accepted", [(0.9, 0.01), *slowly((0.0, None))])
+def test_powersgd_takes_none_without_the_word_nor_against_the_evidence(momentum, accepted):
+    """With momentum it loses on digits."""
+    for tried, whys, _, _ in launch(tuner_ranks.by_word, 2, momentum, accepted):
+        assert (tried, whys) == ([], {})
+
+
+def test_what_a_codec_keeps_besides_a_residual_is_zeroed_when_its_turn_ends():
+    ranks = launch(tuner_ranks.zeroed, 2)
+    assert ranks[0] == ranks[1]
+    interrupted, fresh, warm = ranks[0]
+    assert interrupted == fresh
+    assert warm != fresh
+
+
 def test_a_state_is_loaded_into_the_plan_it_was_saved_by():
     for before, after, codecs, stateful in launch(tuner_ranks.resumed, 2):
         assert stateful
@@ -105,6 +134,10 @@ class Search:
     codecs: Mapping[str, object] = field(default_factory=dict)
     params: tuple[object, ...] = ()
     overrides: object = NO_RULES
+
+    @property
+    def every(self):
+        return self.codecs
 
     def plans(self, costs, workload):
         names = {1: ["a", "b", "native"], 2: ["native", "c"]}[next(iter(costs.exchange))]

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import compll
 import hipress
 import hipress.plan.auto
+import hipress.plan.candidates
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
@@ -21,7 +23,7 @@ from hipress.plan.rules import NATIVE, Plan, fixed_plan, raw
 from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS
 from hipress.sync.engine import Engine
-from tests.hipress.common import UNREBUILT, data, digest, error_of, make, train
+from tests.hipress.common import SMALL_BUCKETS, UNREBUILT, data, digest, error_of, make, train
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 
@@ -115,7 +117,7 @@ def quick(plans=None):
     hipress.plan.auto.SHARE = 0.0
     probe.measure_link, probe.measure_codecs = slow_link, fast_codecs
     if plans is not None:
-        hipress.plan.auto.candidates = lambda *_, **__: {c.name: c for c in plans}
+        hipress.plan.candidates.candidates = lambda *_, **__: {c.name: c for c in plans}
 
 
 def steps(sync, model, rank, count):
@@ -220,3 +222,48 @@ def resumed(rank, world_size):
     train(again, rank, range(4, 8), momentum=0.0)
     labels = {d.codec for d in hipress.report(again).decisions}
     return digest(ddp), digest(again), labels, saved["codecs"] != {}
+
+
+def by_word(rank, world_size, momentum, accepted):
+    """Plans that a trial tried, of codecs with rounds; reasons of the report, by codec; its
+    accept_loss; and a digest."""
+    quick()
+    usual = hipress.plan.candidates.candidates
+    hipress.plan.candidates.candidates = lambda *args, **more: {
+        key: codec for key, codec in usual(*args, **more).items() if "powersgd" in key
+    }
+    model, whys = make(), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=momentum)
+    ddp = hipress.wrap(
+        model, optimizer=optimizer, accept_loss=accepted, verify=True, ddp_kwargs=SMALL_BUCKETS
+    )
+    report = hipress.report(ddp)
+    while report.installed and report.trial_seconds is None:
+        train(ddp, rank, range(5), momentum=momentum)
+        report = hipress.report(ddp)
+        whys |= {each.codec: each.why for each in report.decisions if each.codec}
+    return [each.plan for each in report.tried], whys, report.options["accept_loss"], digest(model)
+
+
+def zeroed(rank, world_size):
+    """The last averages of the same gradients: by PowerSGD after a turn of it and a native step,
+    after native steps, and after a turn."""
+    params = describe(make())
+    codec = compll.compile("powersgd", rank=2)
+    wanted = options.make("auto", min_size=0, timeout=30)
+    low_rank = fixed_plan(params, codec, wanted, Topology.flat(world_size))
+    native = made(params, NATIVE, Topology.flat(world_size))
+    group, found = dist.group.WORLD, []
+    for first in ([low_rank, native], [native, native], [low_rank, low_rank]):
+        script = [*first, low_rank]
+        engine = Engine(
+            params, script[0], wanted, group, meetings.meeting(group, 30), tuner=Script(script)
+        )
+        for _ in script:
+            buffer = gradients(params, rank, 0)
+            engine.begin(0)
+            engine.reduce(tuple(range(len(params))), buffer, last=True)
+            engine.finish()
+        engine.close()
+        found.append(buffer.tolist())
+    return found
