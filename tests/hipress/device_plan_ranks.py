@@ -14,7 +14,7 @@ from casync.topology import Topology
 from hipress import options, planning
 from hipress.devices import ON_HOST, Placement
 from hipress.model import describe
-from hipress.plan import auto, evidence, levels, probe, timing, trial
+from hipress.plan import auto, candidates, evidence, levels, probe, timing, trial
 from hipress.plan.codecs import compile_codec
 from hipress.plan.overrides import NO_RULES
 from hipress.ranks import meeting as meetings
@@ -50,7 +50,7 @@ def device(rank, gpu=False):
 
     with ExitStack() as stack:
         stack.enter_context(schedule.driving())
-        for module in (levels, auto):
+        for module in (levels, candidates):
             stack.enter_context(mock.patch.object(module, "compile_codec", compiled))
         yield memory
 
