@@ -114,7 +114,7 @@ def test_every_task_is_there_once_and_after_what_it_waits_for(strategy, codec):
 
 
 def test_sums_inside_nodes_are_one_reduce_scatter_of_a_bucket():
-    """Whose shares are what each rank leads, and all of what is summed."""
+    """Its shares are the parts that each rank leads, and cover all summed elements."""
     topology, codec = Topology.even(6, 3), "exact"
     tensors = tensors_of([600] * 12)
     choices = {t.name: Choice(codec, "hierarchical") for t in tensors}

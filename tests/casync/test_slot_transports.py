@@ -317,7 +317,7 @@ def test_a_slot_is_a_group_of_messages_and_then_one_of_each_set_of_ranks(nccl):
 
 @pytest.mark.parametrize("shares", [(1, 3, 2), (2, 2, 2), (4, 0, 2)])
 def test_each_rank_gets_its_share_of_a_sum(shares, ranks):
-    """Where NCCL cannot, as one has none, all may get all."""
+    """With an empty share NCCL cannot scatter, so all ranks may get the whole sum."""
     data = [torch.arange(6.0) * (1 + rank) for rank in range(3)]
     made, everybody = ranks(3), (0, 1, 2)
     made.exchange([[Transfer("reduce", everybody, own, "sum", "sum", shares)] for own in data])
