@@ -99,7 +99,8 @@ class Tried(Compressed):
     states that begin at zero in each turn of the codec, and after the last one."""
 
     def __call__(self, gradients: Sequence[Tensor], step: int) -> float:
-        """See Average."""
+        """Average the gradients in place, by the codec or by DDP's all-reduce; bytes that a rank
+        sends."""
         turn, within = divmod(step - WATCHED, SETTLING + COUNTED)
         native = turn < 0 or (turn < 2 * TURNS and turn % 2)
         if turn <= 2 * TURNS and within == 0:

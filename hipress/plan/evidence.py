@@ -57,7 +57,8 @@ class Finding:
         return not self.lost and cast(float, self.difference) + 2 * self.error <= SURELY
 
     def within(self, accepted: float) -> bool:
-        """Whether the mean loss is at most this share above fp32's, and no seeds say otherwise."""
+        """True if the mean loss is at most `accepted` (a share) above fp32's, and with two standard
+        errors at most SLACK more."""
         if self.difference is None:
             return False
         return self.difference <= accepted and self.difference + 2 * self.error <= accepted + SLACK
@@ -100,8 +101,9 @@ def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], 
 
 
 def accepted(optimizer: str, loss: float) -> dict[str, Finding]:
-    """By key, the finding of the largest loss of what stayed within this one wherever it was
-    measured under this kind of optimizer, and was for ENOUGH steps on every workload of it."""
+    """The finding of the largest loss for each key whose findings under this kind of optimizer are
+    all within `loss`, a share. Counted over seeds, each of its workloads was measured for at least
+    ENOUGH steps."""
     found: dict[str, list[Finding]] = {}
     for each in findings():
         if each.optimizer == optimizer:
