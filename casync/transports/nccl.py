@@ -183,7 +183,7 @@ def _post(communicator: Communicator, transfers: Sequence[Transfer], stream: int
                 communicator.send(each.data, each.ranks[0], stream)
             elif each.kind == "recv":
                 communicator.recv(each.data, each.ranks[0], stream)
-            elif all(each.shares) and len(each.shares) > 1:
+            elif each.shares and all(each.shares):
                 communicator.reduce_scatter(torch.split(each.data, [*each.shares]), each.op, stream)
             else:  # it is right to give the sum to ranks that do not need it
                 communicator.all_reduce(each.data, each.op, stream)

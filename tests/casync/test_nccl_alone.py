@@ -23,6 +23,7 @@ def look(exchange, make, abort, *, to_itself):
     """Messages to oneself, sums of one rank, and an abort. `exchange`: until it is done."""
     reduces = [make(range(40), kind) for kind in (torch.float32, torch.float16, torch.uint8)]
     transfers = [Transfer("reduce", (0,), data, "sum of one", "sum") for data in reduces]
+    transfers += [Transfer("reduce", (0,), reduces[0], "its share", "sum", (40,))]
     if to_itself:
         sent, got = make(range(1000), torch.uint8), make([0] * 1000, torch.uint8)
         transfers += [Transfer("send", (0,), sent, "to itself"),
