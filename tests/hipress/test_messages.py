@@ -35,9 +35,14 @@ def costs(one: Line, all_: Line | None = None, peers: int = 3) -> Costs:
     return Costs(exchange, {"float32": slow}, {"int8_fake": fast})
 
 
-@pytest.mark.parametrize("latency, per_byte", [(5e-5, 1e-9), (2e-5, 8e-11), (1e-3, 2e-9)])
-def test_a_message_of_the_least_size_takes_the_link_as_long_as_its_latency(latency, per_byte):
-    least = least_share(costs(Line(latency, per_byte)), CODEC, MANY)
+@pytest.mark.parametrize("latency, per_byte", [(5e-5, 1e-9), (8e-6, 8e-11), (1e-4, 1e-9)])
+@pytest.mark.parametrize("peers", [1, 3, 1023])
+def test_a_message_of_the_least_size_takes_the_link_as_long_as_its_latency(
+    latency, per_byte, peers
+):
+    """An exchange with all peers at once has the latency of a message to each."""
+    line = Line(latency * peers, per_byte)
+    least = least_share(Costs({peers: Transfer(line)}, {}), CODEC, peers + 1)
     payload = CODEC.payload_bytes(least // 4)
     assert 0.5 * latency < per_byte * payload <= latency
     assert least & (least - 1) == 0
@@ -46,15 +51,15 @@ def test_a_message_of_the_least_size_takes_the_link_as_long_as_its_latency(laten
 def test_the_least_size_has_bounds():
     quick, slow = Line(1e-7, 1e-9), Line(1.0, 1e-9)
     assert least_share(costs(quick), CODEC, MANY) == SMALL_BYTES
-    assert least_share(costs(slow), CODEC, MANY) == 4 << 20
+    assert least_share(costs(slow), CODEC, MANY) == LEAST_BYTES
     assert least_share(costs(Line(0.0, 1e-9)), CODEC, MANY) == LEAST_BYTES
 
 
-def test_few_owners_get_more_of_a_bucket_and_keep_small_shares():
-    link = costs(Line(1e-3, 1e-9))
-    assert least_share(link, CODEC, MANY) > LEAST_BYTES
-    assert least_share(link, CODEC, 4) == LEAST_BYTES
-    assert least_share(costs(Line(5e-5, 1e-9)), CODEC, 4) < LEAST_BYTES
+def test_what_all_peers_share_in_an_exchange_counts_once():
+    """As over NCCL, where a group takes as long to launch however many peers it has."""
+    line = Line(3e-4, 1e-9)
+    assert least_share(costs(line, line, peers=31), CODEC, 32) == SMALL_BYTES
+    assert least_share(costs(line), CODEC, 2) > SMALL_BYTES
 
 
 def searched(params, link, topology, **wanted):
@@ -75,15 +80,15 @@ def sizes(params, plan):
 
 
 def test_auto_goes_by_the_link(params):
-    """20 MB for 64 owners: all get a little, or where a message costs much some get more."""
-    topology, found = Topology.flat(64), []
-    for latency in (1e-5, 2e-2):
-        link = costs(Line(latency, 1e-8), peers=63)
+    """20 MB for 256 owners: all get a little, or where a message costs much some get more."""
+    topology, found = Topology.flat(256), []
+    for latency in (1e-5, 2.0):
+        link = costs(Line(latency, 1e-8), peers=255)
         made, *_ = searched(params, link, topology)
         assert made.compresses
-        assert made.least == least_share(link, CODEC, 64)
+        assert made.least == least_share(link, CODEC, 256)
         found.append(sizes(params, made))
-    assert len(found[0]) == 64 > 3 * len(found[1])
+    assert len(found[0]) == 256 > 3 * len(found[1])
     assert sum(found[0]) == sum(found[1])
 
 
