@@ -95,6 +95,8 @@ class Cuda:
         return values if pin_memory else Tensor(values, self)
 
     def as_tensor(self, array, device):
+        if not isinstance(array, Tensor):
+            self._refuse_capture("a copy of the host's memory")
         return array if isinstance(array, Tensor) else Tensor(torch.from_numpy(array), self)
 
     def note(self, what, about=None, stream=None):

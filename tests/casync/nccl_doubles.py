@@ -108,11 +108,36 @@ class Comm:
     gone: threading.Event = field(default_factory=threading.Event)
 
 
+class Order:
+    """The order in which each rank launches groups of its communicators. Where it differs between
+    two ranks that share them, each may wait for the other without an end: on one stream for sure,
+    on two where the device has too little room for both kernels."""
+
+    def __init__(self):
+        self._launched = defaultdict(list)
+
+    def launch(self, rank, meeting):
+        """Raise DeadlockError where another rank has launched what they share otherwise."""
+        self._launched[rank].append(meeting)
+        for other in list(self._launched):
+            pairs = zip(*self._shared(rank, other), strict=False)
+            if other != rank and any(one is not its for one, its in pairs):
+                raise DeadlockError(
+                    f"ranks {rank} and {other} launch groups of two communicators in different "
+                    "orders: each may wait for the other"
+                )
+
+    def _shared(self, one, other):
+        common = [m for m in self._launched[one] if m in self._launched[other]]
+        return common, [m for m in self._launched[other] if m in common]
+
+
 class Nccl:
     """The library, for all ranks. `calls`: by rank, what was called."""
 
     def __init__(self):
         self.calls = defaultdict(list)
+        self._order = Order()
         self._meetings: dict[bytes, tuple[Meeting, threading.Barrier]] = {}
         self._lock = threading.Lock()
 
@@ -154,6 +179,8 @@ class Nccl:
             groups.setdefault((comm.number, stream), []).append((comm, transfer))
         for (_, stream), members in groups.items():
             comm = members[0][0]
+            with self._lock:
+                self._order.launch(_here.rank, comm.meeting)
             transfers = [transfer for _, transfer in members]
             STREAMS[stream].run(lambda c=comm, t=transfers: _exchange(c, t))
 

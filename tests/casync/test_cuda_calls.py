@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -227,3 +228,20 @@ def test_a_capture_leaves_other_threads_alone(cuda):
         ("work", None),
         ("replay", None),
     ]
+
+
+@pytest.mark.parametrize("what", ["zeros", "staging", "tensor", "done", "wait"])
+def test_a_capture_takes_no_memory_and_answers_no_question(cuda, what):
+    """Rules of CUDA that the double keeps, so that no test may pass without them."""
+    memory = DeviceMemory(DEVICE)
+    event = memory.event()
+    calls = {
+        "zeros": lambda: memory.zeros(1, torch.uint8),
+        "staging": lambda: memory.staging(1),
+        "tensor": lambda: memory.tensor(np.zeros(1)),
+        "done": event.done,
+        "wait": event.wait,
+    }
+    calls[what]()
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        memory.capture(calls[what])

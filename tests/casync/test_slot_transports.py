@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from queue import SimpleQueue
@@ -209,6 +210,26 @@ def test_some_ranks_reduce_while_all_send(ranks):
     assert [box.data.tolist() for box in boxes] == [[3], [0], [1], [2]]
     for (i, _), values in data.items():
         assert values.tolist() == [sum(10.0**r for r in subsets[i])] * 3
+
+
+def test_two_communicators_in_different_orders_are_an_error(nccl):
+    """A deadlock on a device: the double says so, rather than wait for the time-out."""
+    made, pair, everybody = nccl(3), (0, 1), (0, 1, 2)
+
+    def run(rank, order):
+        for ranks in order:
+            made.transports[rank].exchange([reduce(ranks, torch.ones(2))])
+
+    made.submit(2, run, 2, [everybody]).result(HANG)
+    first = made.submit(0, run, 0, [pair, everybody])
+    other = made.submit(1, run, 1, [everybody, pair])
+    errors = []
+    for future in (first, other):
+        with suppress(CasyncError):
+            future.result(HANG)
+        errors.append(str(future.exception()))
+    told = r"ranks [01] and [01] launch groups of two communicators in different orders"
+    assert any(re.search(told, error) for error in errors), errors
 
 
 def test_unequal_lengths_are_an_error(ranks):
