@@ -1,0 +1,170 @@
+"""A rank's steps of whole models on a device: how much is called, and that nothing is made anew.
+
+Kernels and messages do nothing, and tensors have no memory, so all that runs is the host's part.
+"""
+
+from collections import Counter
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from bench.bulk import CODEC, gpt2, step_of
+from casync.memory.host import HostMemory
+from casync.runtime.executor import Executor
+from casync.topology import Topology
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import source as cuda_source
+from compll.runtime.codec import Codec
+from compll.runtime.library import type_check
+from tests.compll.cuda_host import HostDevice
+
+RANKS = 8
+
+
+class Wire:
+    """An endpoint of one of RANKS where nothing travels. `groups`: how many were posted."""
+
+    rank, world_size = RANKS // 2 + 1, RANKS
+
+    def __init__(self):
+        self.groups = 0
+
+    def exchange(self, transfers):
+        self.groups += 1
+
+    def abort(self):
+        pass
+
+    close = abort
+
+
+class Memory(HostMemory):
+    """Of a device that does nothing. `made`: tensors so far."""
+
+    host, device, made = False, torch.device("meta"), 0
+
+    def zeros(self, count, dtype):
+        self.made += 1
+        return torch.empty(count, dtype=dtype, device=self.device)
+
+    staging = None  # payloads of known lengths need none
+
+    def array(self, tensor):
+        return tensor.detach()
+
+    def stream(self, *, urgent=False):
+        return self
+
+    caller = stream
+
+    def after(self, event):
+        pass
+
+    record = after
+
+    def run(self, work):
+        work()
+
+
+class Device(HostDevice):
+    """Counts what is uploaded or allocated; launches do nothing."""
+
+    made = 0
+
+    def upload(self, values):
+        self.made += 1
+        return super().upload(values)
+
+    def zeros(self, count, dtype):
+        self.made += 1
+        return np.zeros(1, dtype)
+
+    def dtype(self, array):
+        return "float32"
+
+    def launch(self, *args):
+        pass
+
+
+class Arrays:
+    """Arrays without memory; see compll.runtime.arrays.Arrays for the members."""
+
+    host = False
+
+    def vector(self, x, name, *, write=False):
+        return x
+
+    def payloads(self, x, name, what, *, write=False):
+        return x
+
+    def raw(self, x, name):
+        return x
+
+    view = raw
+
+    def stream(self):
+        return nullcontext()
+
+    def overlap(self, one, other):
+        return False
+
+
+class Counted(Codec):
+    """A codec that counts its calls."""
+
+    calls = 0
+
+    def encode_batch(self, *args, **options):
+        self.calls += 1
+        return super().encode_batch(*args, **options)
+
+    def decode_batch(self, *args, **options):
+        self.calls += 1
+        return super().decode_batch(*args, **options)
+
+
+def codec_of(name):
+    module, params = type_check(name, {})
+    kernels = cuda.Kernels(module, params, Device, cuda_source.source(module, 64))
+    kernels.arrays = Arrays()
+    return Counted(module, params, "cuda", name, kernels)
+
+
+def counts(sizes, strategy, steps):
+    """By step: calls of the codec, groups, and what was made in any memory."""
+    codec, wire, memory = codec_of(CODEC), Wire(), Memory()
+    programs = step_of(sizes, Topology.flat(RANKS), strategy).programs
+    buckets = [
+        torch.empty(max(row[0] + row[1] for part in program.parts for row in part.rows),
+                    device="meta")
+        for program in programs
+    ]  # fmt: skip
+    found = []
+    with Executor(wire, {CODEC: codec}, memory=memory) as executor:
+        for number in range(steps):
+            before = Counter(calls=codec.calls, groups=wire.groups)
+            before |= Counter(made=codec.backend.device.made + memory.made)
+            for program, bucket in zip(programs, buckets, strict=True):
+                executor.submit(program, bucket, {}, number)
+            after = Counter(calls=codec.calls, groups=wire.groups)
+            after |= Counter(made=codec.backend.device.made + memory.made)
+            found.append({name: after[name] - before[name] for name in after})
+    return found
+
+
+def test_a_step_of_gpt2_takes_few_calls_and_groups():
+    first, *others = counts(gpt2(), "ps", 3)
+    assert first["made"] > 0
+    for step in others:
+        assert step["calls"] <= 60, step  # of 1300 tasks' own
+        assert step["groups"] <= 26, step  # of 182
+        assert step["made"] == 0, step
+
+
+@pytest.mark.slow
+def test_nothing_is_made_after_two_steps_of_gpt2_xl():
+    *_, third, last = counts(gpt2(48, 1600), "ps", 4)
+    assert (third["made"], last["made"]) == (0, 0)
+    assert last["groups"] > 0
