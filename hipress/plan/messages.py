@@ -1,10 +1,10 @@
-"""How small a message may be, by what was measured of the link.
+"""The least size of a message, from measurements of the link.
 
-A message costs its latency however few bytes it has, so the bytes that the link moves meanwhile are
-the least that is worth one. The latency is that of an exchange with all peers at once, for each of
-them: over gloo each message takes a core some time, over NCCL all share one launch. An owner's
-share of a model is a message in a bucket that has one of it. Shares above LEAST_BYTES are not worth
-what they spare: few owners would have all of a bucket, and the others wait for them.
+A message costs its latency for any number of bytes, so it should have at least the bytes that the
+link moves in that time. The latency is the share of one peer in an exchange with all peers at once:
+over gloo each message takes some time of a core, over NCCL all share one launch. An owner's share
+of the model is one message of a bucket, if the bucket has a single one for it. Shares above
+LEAST_BYTES do not pay: few owners would have all of a bucket, and the others would wait for them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAMPLE = 1 << 20  # elements
 
 
 def least_share(costs: Costs, codec: Codec, owners: int) -> int:
-    """Bytes of gradient in an owner's share of a model, at least: for `share_out`.
+    """The least bytes of gradient in an owner's share of the model, for `share_out`.
 
     A power of two, so that another measurement of the same link gives the same owners.
     """

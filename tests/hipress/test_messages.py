@@ -56,7 +56,7 @@ def test_the_least_size_has_bounds():
 
 
 def test_what_all_peers_share_in_an_exchange_counts_once():
-    """As over NCCL, where a group takes as long to launch however many peers it has."""
+    """Over NCCL the launch of a group takes the same time for any number of peers."""
     line = Line(3e-4, 1e-9)
     assert least_share(costs(line, line, peers=31), CODEC, 32) == SMALL_BYTES
     assert least_share(costs(line), CODEC, 2) > SMALL_BYTES
