@@ -42,6 +42,7 @@ from hipress.plan.auto import Search
 from hipress.plan.candidates import candidates
 from hipress.plan.codecs import compile_codec
 from hipress.plan.places import Places
+from hipress.plan.registry import Registry
 from hipress.plan.rules import fixed_plan
 from hipress.plan.workload import timed
 from hipress.sync import checkpoint
@@ -238,7 +239,9 @@ def profiles() -> Trial:
             read = profile.read(path)
             read.differences(codecs)
             here = {name: codec for name, codec in codecs.items() if name in read.digests}
-            places = Places.read(Search(params, here, wanted, read.topology), read.places)
+            places = Places.read(
+                Search(params, Registry(here, wanted), wanted, read.topology), read.places
+            )
             made = places.plans(workload) if random.random() < 0.1 else ()
         except ConfigError:
             return REFUSED

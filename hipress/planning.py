@@ -111,8 +111,10 @@ class Planner:
             plan = rules.fixed_plan(self.params, every[0], *given, *every[1:])
             return Planned(self.ours.apply(plan))
         from hipress.plan.auto import Search
+        from hipress.plan.registry import Registry
 
-        search = Search(self.params, codecs, *given, self.ours, self.placement.target)
+        registry = Registry(codecs, self.options, self.placement.target)
+        search = Search(self.params, registry, *given, self.ours)
         return _auto(search, self.meeting, self.placement, when)
 
     def _steered(self, policy: Policy, codecs: Sequence[Codec]) -> Planned:

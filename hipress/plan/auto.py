@@ -35,7 +35,8 @@ from hipress.plan.evidence import HARMLESS, Finding
 from hipress.plan.messages import least_share
 from hipress.plan.objective import Kind, Objective, Predicted, Way, cuttable
 from hipress.plan.overrides import NO_RULES, Overrides
-from hipress.plan.rules import HOSTED, Decision, Plan, excluded, own_codec, raw, too_small
+from hipress.plan.registry import Registry
+from hipress.plan.rules import HOSTED, Decision, Plan, excluded, raw
 from hipress.plan.workload import Bucket, Workload, estimate, kinds
 
 if TYPE_CHECKING:
@@ -58,39 +59,17 @@ class Search:
     """Inputs of a search for plans."""
 
     params: Sequence[Param]
-    codecs: Mapping[str, Codec]  # by key; keys of the host's end with HOSTED, for a device
+    codecs: Registry
     options: Options
     topology: Topology
     overrides: Overrides = NO_RULES  # decisions of rules
-    target: str = "cpu"  # backend of compll
     watched: bool = True  # True if the native step was measured with these costs
     slots: bool = False  # True if payloads travel by NCCL, in groups for phases or for turns
 
-    def compile(self) -> dict[str, Codec]:
-        """The codecs of `every`, of whatever backend, compiled for the target."""
-        bare = {key.removesuffix(HOSTED): key for key in self.codecs}
-        found = candidates.candidates(self.options, self.target, only=bare)
-        return dict(replace(self, codecs={key: found[name] for name, key in bare.items()}).every)
-
-    @cached_property
-    def every(self) -> Mapping[str, Codec]:
-        """The codecs, and their variants for shapes of parameters, by key."""
-        return {**self.codecs, **dict(self._own.values())}
-
     def own(self, key: str, param: Param) -> tuple[str, Codec]:
         """Key and variant of a codec for a parameter."""
-        return self._own.get((key, param.shape)) or (key, self._all_codecs[key])
-
-    @cached_property
-    def _own(self) -> dict[tuple[str, tuple[int, ...]], tuple[str, Codec]]:
-        found = {}
-        for key, codec in self.codecs.items():
-            for param in {p.shape: p for p in self.params}.values():
-                name, own = own_codec(codec, param, self.options)
-                settled = name.removeprefix(codec.name)
-                bare, at = key.removesuffix(HOSTED), HOSTED * key.endswith(HOSTED)
-                found[key, param.shape] = f"{bare}{settled}{at}", own
-        return found
+        ruled = self.overrides.codecs.get(key)
+        return self.codecs.variant(key, param) if ruled is None else (key, ruled)
 
     def loss_of(self, key: str) -> str:
         """The measured loss of a codec that `accept_loss` allows; else ""."""
@@ -103,8 +82,7 @@ class Search:
 
     def refuses(self, key: str, param: Param) -> str | None:
         """The reason why a codec does not suit this parameter, or None."""
-        codec = self.own(key, param)[1]
-        return candidates.refuses(codec, param) or too_small(param, codec, self.options)
+        return None if key in self.overrides.codecs else self.codecs.refuses(key, param)
 
     def promising(self, costs: Costs, native: float | None = None) -> Search:
         """The search with those codecs that would make a step faster on this link if they cost no
@@ -115,7 +93,7 @@ class Search:
         limit = found.predict(found.native).seconds if native is None else native
         limit -= MIN_GAIN_SECONDS
         ways = [way for way in self._ways() if found.predict(found.everywhere(way)).seconds < limit]
-        return replace(self, codecs={way.codec: self.codecs[way.codec] for way in ways})
+        return replace(self, codecs=self.codecs.only(way.codec for way in ways))
 
     def _expecting(self, workload: Workload) -> Workload:
         """The workload with expected lengths of payloads that were not measured."""
@@ -360,7 +338,7 @@ class _Found:
                 decisions[param.index] = raw(param, why)
         decisions |= search.overrides.decisions
         used = {decision.codec for decision in decisions.values()}
-        known = {**search.every, **search.overrides.codecs}
+        known = {**search.codecs.every(search.params), **search.overrides.codecs}
         codecs = {key: codec for key, codec in known.items() if key in used}
         ordered = tuple(decisions[param.index] for param in search.params)
         fused = any(way is not None and way.fused for way in choices)

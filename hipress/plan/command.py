@@ -23,6 +23,7 @@ from hipress.plan import profile as profiles
 from hipress.plan.auto import Search
 from hipress.plan.candidates import candidates
 from hipress.plan.places import Places
+from hipress.plan.registry import Registry
 from hipress.plan.rules import Decision, Plan
 from hipress.plan.workload import timed
 from hipress.ranks import meeting as meetings
@@ -102,10 +103,10 @@ def measure_profile(output: Path, wanted: options.Options, placement: Placement)
     facts = {"codecs": sorted(codecs), "transport": placement.transport}
     spots = meeting.settle(facts, nodes.place())
     topology = nodes.topology_of(None, spots, meeting.ranks)
-    search = Search((), codecs, wanted, topology, target=placement.target)
+    search = Search((), Registry(codecs, wanted, placement.target), wanted, topology)
     with meeting.failures_told():
         places = Places.of(search, meeting, placement)
-        places = places.compiled(places.compile())
+        places.take(places.compile())
     link = connect(meeting, "probe")
     begun, what = time.perf_counter(), "measuring the link"
     measured = meeting.attend(lambda: places.measure_links(link).measure_codecs(link), what)
@@ -153,7 +154,9 @@ def plan(
     for difference in read.differences(codecs):
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
     known = {name: codec for name, codec in codecs.items() if name in read.digests}
-    places = Places.read(Search(params, known, wanted, read.topology), read.places)
+    places = Places.read(
+        Search(params, Registry(known, wanted), wanted, read.topology), read.places
+    )
     for assumption in found.assumed if step else ():
         typer.echo(f"assumed: {assumption}", err=True)
     alone = found.model.timed(DEVICES["v100" if device == "cuda" else "cpu"].speed)

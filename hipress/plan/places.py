@@ -65,8 +65,8 @@ class Places:
         """A device's place, and the host with the same codecs unless rules have a device's."""
         if first.search.overrides.codecs:
             return cls((first,))
-        codecs = {key + HOSTED: codec for key, codec in first.search.codecs.items()}
-        search = replace(first.search, codecs=codecs, target="cpu", watched=False, slots=False)
+        hosted = first.search.codecs.hosted()
+        search = replace(first.search, codecs=hosted, watched=False, slots=False)
         return cls((first, Place("host", search, host)))
 
     @classmethod
@@ -95,7 +95,8 @@ class Places:
     @property
     def codecs(self) -> dict[str, Codec]:
         """Codecs of all places, by key."""
-        return {key: codec for place in self.every for key, codec in place.search.every.items()}
+        every = [place.search.codecs.every(place.search.params) for place in self.every]
+        return {key: codec for some in every for key, codec in some.items()}
 
     @property
     def told(self) -> Costs:
@@ -153,24 +154,18 @@ class Places:
         return Places(tuple(place for place, _ in kept), tuple(costs for _, costs in kept))
 
     def compile(self) -> dict[str, Codec]:
-        """The codecs of all places, compiled for them."""
+        """The codecs of all places, compiled for them, for `take`."""
         with self.first.site.memory.current():
-            every = [each.search.compile() for each in self.every]
+            every = [each.search.codecs.compile(each.search.params) for each in self.every]
             codecs = {key: codec for some in every for key, codec in some.items()}
             for codec in codecs.values():
                 codec.prepare()
         return codecs
 
-    def compiled(self, codecs: Mapping[str, Codec]) -> Places:
-        """The places with compiled codecs."""
-        every = tuple(
-            replace(
-                each,
-                search=replace(each.search, codecs={k: codecs[k] for k in each.search.codecs}),
-            )
-            for each in self.every
-        )
-        return replace(self, every=every)
+    def take(self, compiled: Mapping[str, Codec]) -> None:
+        """Use the compiled codecs from now on."""
+        for each in self.every:
+            each.search.codecs.take(compiled)
 
     def plans(self, workload: Workload | None = None) -> tuple[Plan, ...]:
         """Plans as of Search.plans, over all places: the best of each place, by predicted step."""

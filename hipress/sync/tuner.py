@@ -174,7 +174,7 @@ class Tuner:
 
     def _settle(self, codecs: Mapping[str, Codec]) -> None:
         """Use the compiled codecs from now on."""
-        self._places = self._places.compiled(codecs)
+        self._places.take(codecs)
         self.codecs.update(codecs)
 
     def _try(self, plans: tuple[Plan, ...]) -> None:

@@ -13,6 +13,7 @@ from casync.stages import WORK
 from hipress.plan.auto import Search
 from hipress.plan.objective import Objective, Way
 from hipress.plan.places import Places
+from hipress.plan.registry import Registry
 from hipress.plan.rules import Decision
 from hipress.plan.workload import Bucket, Workload, estimate
 from hipress.ranks.link import connect
@@ -25,9 +26,8 @@ POINTS = 12  # points of a sweep on either side of the measured bandwidth
 def measure_costs(session: Session) -> Costs:
     """Measure the link and the plan's codecs. Every rank must call this between two steps."""
     plan, placement = session.current_plan, session.placement
-    search = Search(
-        session.params, dict(plan.codecs), session.options, plan.topology, target=placement.target
-    )
+    registry = Registry(plan.codecs, session.options, placement.target)
+    search = Search(session.params, registry, session.options, plan.topology)
     places = Places.of(search, session.meeting, placement)
     link = connect(session.meeting, "trace")
     try:

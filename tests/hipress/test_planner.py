@@ -27,6 +27,7 @@ from hipress.plan import probe
 from hipress.plan.auto import BUDGET, FAR, TRIED, Search
 from hipress.plan.candidates import candidates
 from hipress.plan.objective import LOADS
+from hipress.plan.registry import Registry
 from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.plan.workload import Bucket, Workload, estimate, timed
 from hipress.reporting.measured import measure_of
@@ -60,7 +61,8 @@ def params():
 
 
 def search(params, codecs=CODECS, topology=FOUR, **wanted):
-    return Search(params, codecs, options.make("auto", **wanted), topology)
+    made = options.make("auto", **wanted)
+    return Search(params, Registry(codecs, made), made, topology)
 
 
 def plans(params, costs, codecs=CODECS, topology=FOUR, workload=None, **wanted):

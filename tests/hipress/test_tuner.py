@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -14,9 +13,11 @@ from casync.memory.host import HostMemory, Instant
 from casync.topology import Topology
 from hipress.errors import ConfigError, RankLost
 from hipress.model import Param
+from hipress.options import Options
 from hipress.plan import probe, trial
 from hipress.plan.overrides import NO_RULES
 from hipress.plan.places import Place, Places
+from hipress.plan.registry import Registry
 from hipress.plan.rules import NATIVE
 from hipress.plan.site import Site
 from hipress.sync import tuner as tuners
@@ -131,13 +132,9 @@ class Search:
     """Three plans; by other costs, two others."""
 
     topology: Topology = field(default_factory=lambda: Topology.flat(2))
-    codecs: Mapping[str, object] = field(default_factory=dict)
+    codecs: Registry = field(default_factory=lambda: Registry({}, Options()))
     params: tuple[object, ...] = ()
     overrides: object = NO_RULES
-
-    @property
-    def every(self):
-        return self.codecs
 
     def plans(self, costs, workload):
         names = {1: ["a", "b", "native"], 2: ["native", "c"]}[next(iter(costs.exchange))]

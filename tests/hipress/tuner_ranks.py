@@ -19,6 +19,7 @@ from casync.topology import Topology
 from hipress import options
 from hipress.model import describe
 from hipress.plan import probe, trial
+from hipress.plan.places import Places
 from hipress.plan.rules import NATIVE, Plan, fixed_plan, raw
 from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS
@@ -166,14 +167,14 @@ def compiled_meanwhile(rank, world_size):
     """Steps while a compiler, on one rank only, does not end; plans tried by then, and after it."""
     quick()
     may_end = threading.Event()
-    compile_all = hipress.plan.auto.Search.compile
+    compile_all = Places.compile
 
-    def slowly(search):
+    def slowly(places):
         if rank == 1:
             may_end.wait()
-        return compile_all(search)
+        return compile_all(places)
 
-    hipress.plan.auto.Search.compile = slowly
+    Places.compile = slowly
     ddp = hipress.wrap(make(), ddp_kwargs={"bucket_cap_mb": 0.02})
     train(ddp, rank, range(8))
     before = len(hipress.report(ddp).tried)
