@@ -41,7 +41,7 @@ class Wire:
 
 
 class Memory(HostMemory):
-    """Of a device that does nothing. `made`: tensors so far."""
+    """Memory of a device that does nothing. `made`: tensors made so far."""
 
     host, device, made = False, torch.device("meta"), 0
 
@@ -133,7 +133,7 @@ def codec_of(name):
 
 
 def counts(sizes, strategy, steps):
-    """By step: calls of the codec, groups, and what was made in any memory."""
+    """For each step: calls of the codec, groups, and tensors made in any memory."""
     codec, wire, memory = codec_of(CODEC), Wire(), Memory()
     programs = step_of(sizes, Topology.flat(RANKS), strategy).programs
     buckets = [
