@@ -35,6 +35,7 @@ from compll.backends.cpu import backend
 from compll.runtime import claims, library
 from compll.runtime.library import locate
 from hipress import options
+from hipress.checkpoints import checkpoint
 from hipress.errors import ConfigError, StateError
 from hipress.model import describe
 from hipress.plan import overrides, profile
@@ -45,7 +46,6 @@ from hipress.plan.places import Places
 from hipress.plan.registry import Registry
 from hipress.plan.rules import fixed_plan
 from hipress.plan.workload import timed
-from hipress.sync import checkpoint
 from hipress.sync.state import Residuals
 
 Trial = Callable[[Random], str]

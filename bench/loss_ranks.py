@@ -25,6 +25,7 @@ from casync.topology import Topology
 from casync.transports.memory import Hub
 from hipress import optim
 from hipress import options as options_
+from hipress.control.tuner import WATCHED
 from hipress.demo.methods import Method, parse
 from hipress.demo.report import FINAL
 from hipress.model import describe
@@ -34,7 +35,6 @@ from hipress.plan.rules import fixed_plan
 from hipress.plan.trial import COUNTED, SETTLING, TURNS
 from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.momentum import Momentum
-from hipress.sync.tuner import WATCHED
 
 
 class Average(Protocol):

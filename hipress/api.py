@@ -18,10 +18,10 @@ from hipress.modes import ordinary
 from hipress.session import SESSIONS, Session, plain_options
 
 if TYPE_CHECKING:
+    from hipress.control.chooser import Chooser
     from hipress.plan.probe import Probe
     from hipress.reporting.report import Report
     from hipress.sync.buckets import BucketPlans
-    from hipress.sync.chooser import Chooser
     from hipress.sync.engine import Engine
 
 Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip
@@ -73,7 +73,7 @@ def report(ddp: Synchronized) -> Report:
 
 def _averages(session: Session, tuner: Chooser | None) -> str:
     """Text on averages other than those of gradients; "" if there are none."""
-    from hipress.sync.phases import Phases
+    from hipress.control.phases import Phases
 
     if session.optimizer is None:
         return ""
@@ -99,7 +99,7 @@ def state_dict(ddp: Synchronized) -> dict[str, Any]:
     Raises StateError during a step, or after a step failed: ranks may differ in their progress in
     it.
     """
-    from hipress.sync import checkpoint
+    from hipress.checkpoints import checkpoint
     from hipress.sync.state import Residuals
 
     session = _session(_target(ddp))
@@ -124,7 +124,7 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     AgreementTimeout for ranks that do not arrive; another rank may then have loaded its state, so
     the module cannot take another step.
     """
-    from hipress.sync import checkpoint
+    from hipress.checkpoints import checkpoint
     from hipress.sync.state import Residuals
 
     session = _session(_target(ddp))
@@ -157,7 +157,7 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
 
 def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     """The engine's buckets; if its plan may change, those of the state's plan."""
-    from hipress.sync import checkpoint
+    from hipress.checkpoints import checkpoint
 
     if engine.tuner is None:
         return engine.buckets

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from casync import strategies
 from casync.memory.host import HostMemory
 from casync.topology import Topology
+from hipress.control.phases import Fixed, Phases
+from hipress.control.pilot import Pilot
+from hipress.control.tuner import Tuner
 from hipress.devices import Placement
 from hipress.model import Param
 from hipress.optim import Averaging
@@ -24,15 +27,12 @@ from hipress.policies import Policy
 from hipress.ranks.link import connect
 from hipress.ranks.meeting import Meeting
 from hipress.ranks.store import run_in_thread
-from hipress.sync.phases import Fixed, Phases
-from hipress.sync.pilot import Pilot
-from hipress.sync.tuner import Tuner
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from hipress.control.chooser import Chooser
     from hipress.plan.auto import Search
     from hipress.plan.rules import Plan
-    from hipress.sync.chooser import Chooser
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ from hipress.sync.momentum import Momentum
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from hipress.control.chooser import Chooser
     from hipress.plan.probe import Probe
     from hipress.plan.rules import Plan
-    from hipress.sync.chooser import Chooser
     from hipress.sync.state import Residuals
     from hipress.taken import Taken
 

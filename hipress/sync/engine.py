@@ -35,7 +35,7 @@ from hipress.sync.traffic import Traffic
 from hipress.sync.verify import VERIFY_STEPS, Verifier
 
 if TYPE_CHECKING:
-    from hipress.sync.chooser import Chooser
+    from hipress.control.chooser import Chooser
 
 #: seconds beyond a native all-reduce's own time-out; in torch 2.8 that is the group's
 NATIVE_TIMEOUT_SLACK = 1.0

@@ -15,7 +15,7 @@ from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.state import in_layout, in_shape
 
 if TYPE_CHECKING:
-    from hipress.sync.chooser import Chooser
+    from hipress.control.chooser import Chooser
 
 
 class PlanSwitch:

@@ -17,13 +17,14 @@ from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
 from hipress import options, session
+from hipress.checkpoints import checkpoint
 from hipress.devices import Placement
 from hipress.errors import HipressError
 from hipress.model import describe
 from hipress.plan.rules import fixed_plan
 from hipress.ranks import meeting as meetings
 from hipress.ranks.link import connect
-from hipress.sync import checkpoint, executors
+from hipress.sync import executors
 from hipress.sync.engine import Engine
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
 from tests.casync.streams import Schedule

@@ -10,11 +10,11 @@ import torch
 import hipress
 from casync.topology import Topology
 from hipress import api
+from hipress.checkpoints import checkpoint
 from hipress.errors import StateError
 from hipress.model import describe
 from hipress.options import Options
 from hipress.plan.rules import fixed_plan
-from hipress.sync import checkpoint
 from hipress.sync.state import Residuals
 from tests.hipress import checkpoint_ranks, common
 from tests.hipress.fakes import Int8

@@ -11,6 +11,9 @@ import torch
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.memory.host import HostMemory, Instant
 from casync.topology import Topology
+from hipress.control import tuner as tuners
+from hipress.control.observer import Observer
+from hipress.control.tuner import WATCHED, Tuner
 from hipress.errors import ConfigError, RankLost
 from hipress.model import Param
 from hipress.options import Options
@@ -20,9 +23,6 @@ from hipress.plan.places import Place, Places
 from hipress.plan.registry import Registry
 from hipress.plan.rules import NATIVE
 from hipress.plan.site import Site
-from hipress.sync import tuner as tuners
-from hipress.sync.observer import Observer
-from hipress.sync.tuner import WATCHED, Tuner
 from tests.hipress import tuner_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from casync.runtime.deferral import as_torch
-from hipress.errors import StateError
-from hipress.model import Param
-from hipress.sync.fitting import (
+from hipress.checkpoints.fitting import (
     check_names,
     check_ranks,
     check_values,
@@ -23,7 +21,9 @@ from hipress.sync.fitting import (
     stateful_params,
     text_of,
 )
-from hipress.sync.formats import FORMAT, check_format
+from hipress.checkpoints.formats import FORMAT, check_format
+from hipress.errors import StateError
+from hipress.model import Param
 from hipress.sync.state import WORKER, Floats, Residuals, in_layout, in_shape
 
 log = logging.getLogger("hipress")

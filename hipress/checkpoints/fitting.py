@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hipress.checkpoints.formats import SIDES
 from hipress.model import Param
 from hipress.plan.codecs import described
-from hipress.sync.formats import SIDES
 from hipress.sync.state import WORKER, Floats, Residuals
 
 if TYPE_CHECKING:

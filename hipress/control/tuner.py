@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from hipress.control.observer import Observer
 from hipress.errors import ConfigMismatch, SyncError
 from hipress.plan.rules import Plan, restored
 from hipress.plan.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.plan.workload import Workload
 from hipress.ranks.link import all_reduce_max, connect
 from hipress.ranks.meeting import Meeting
-from hipress.sync.observer import Observer
 
 if TYPE_CHECKING:
     import torch

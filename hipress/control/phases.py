@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from casync.codec import Codec
     from casync.cost import Costs
+    from hipress.control.chooser import Chooser
     from hipress.optim.adam import Freezing
     from hipress.plan.trial import Tried
-    from hipress.sync.chooser import Chooser
 
 
 class Fixed:

@@ -1,0 +1,1 @@
+"""States of codecs in checkpoints: export, restore, and the check that they fit."""
