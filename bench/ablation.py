@@ -1,13 +1,17 @@
-"""Time to synchronize a model's gradients as the engine's parts are switched on, one by one.
+"""Time to synchronize a model's gradients while the engine's parts are switched on one by one.
 
     python -m bench.netns run --hosts 4 --rate 1gbit -- python -m bench.ablation
 
-Every host is a rank, all gradients are there at the beginning, and nothing else is computed: a
-transformer of 192 tensors, 14.8 million elements, `int4_group`, `ps`. `naive`: a tensor goes whole
-to one owner, the next when it is back. `pipeline`: tensors are cut for all owners and all are under
-way together, each chunk a message and each task a call. `bulk`: one message of an owner and bucket,
-shared calls. `plan`: other strategies, and messages that close later or earlier. Variants take
-turns; rank 0 prints medians and quartiles, as text and as JSON.
+Every host is a rank. All gradients are ready at the beginning, and nothing else is computed. The
+model is a transformer of 192 tensors (14.8 million elements); codec `int4_group`, strategy `ps`.
+
+- `naive`: each tensor goes whole to one owner, and the next one starts when it is back;
+- `pipeline`: tensors are cut for all owners and all are under way together; each chunk is a message
+  and each task a call;
+- `bulk`: one message per owner and bucket, and shared calls;
+- `plan`: other strategies, and messages that close later or earlier.
+
+Variants take turns; rank 0 prints medians and quartiles, as text and as JSON.
 """
 
 from __future__ import annotations
@@ -109,7 +113,7 @@ def ways() -> dict[str, Way]:
 
 
 def _moved(tensor: Tensor) -> list[Tensor]:
-    """At the beginning of a bucket of its own."""
+    """The tensor, moved to the beginning of a bucket of its own."""
     return [Tensor(tensor.name, tensor.index, 0, tensor.length, 0)]
 
 

@@ -68,7 +68,7 @@ class _Mixed(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Channels weighted by what tells the domains apart."""
+    """Channels weighted by the features by which the discriminator tells the domains apart."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class UGATIT(nn.Module):
 
 
 def ugatit_loss(model: UGATIT, images: tuple[torch.Tensor, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Two passes: the discriminators on what generators make, then the generators."""
+    """Two passes: the discriminators on the generators' images, then the generators."""
     x, y = images
     with torch.no_grad():
         made = (model.ba(y)[0], model.ab(x)[0]) * 2

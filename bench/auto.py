@@ -1,9 +1,9 @@
-""" "auto" beside the best choice that a person could make, cell by cell.
+""" "auto" beside the best method that a person could choose, cell by cell.
 
     python -m bench.auto                                    # all cells, about an hour on two cores
     python -m bench.auto --hosts 2 --rate 1gbit --optimizer adamw
 
-A cell is a number of hosts, a link and an optimizer, with the demo's workload. Compared are
+A cell is a number of hosts, a link and an optimizer, with the demo's workload. It compares
 `hipress.wrap(model, optimizer=...)` after its trial, each of its candidates of few bits by itself,
 and DDP in 32 and 16 bits. Cells are lines of auto.jsonl; auto.md has the tables of all of them.
 """
@@ -31,12 +31,12 @@ from hipress.demo.netns import parse_rate
 from hipress.demo.report import markdown_table, percentile, versions_here
 from hipress.plan.candidates import candidates
 
-#: what needs no planner; DDP's own hook for bf16 asks for a GPU
+#: methods that need no planner; DDP's own hook for bf16 needs a GPU
 DDP = ("ddp-fp32", "ddp-fp16", "hipress:bf16")
-FEW = 5  # bits per element: what sends more is DDP in 16 bits, or slower than what sends less
+FEW = 5  # bits per element: methods with more are DDP in 16 bits, or slower than one with less
 LOOPBACK = "loopback"  # a rate
 HOSTS, RATES, OPTIMIZERS = (2, 4), ("100mbit", "1gbit", "10gbit", LOOPBACK), ("sgd", "adamw")
-FIRST = 100  # steps of a job, that are to take not much longer than with DDP in fp16
+FIRST = 100  # steps of a job that should take little longer than with DDP in fp16
 PATIENCE = 30.0  # seconds that a baseline's gradients may take on the link, in all its steps
 LIMITS = {"fixed": 1.05, "ddp": 1.03, "first": 1.10}
 
@@ -82,7 +82,7 @@ class Cell:
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """Reads what `json.dumps(asdict(cell))` wrote."""
+        """Read a line that `json.dumps(asdict(cell))` wrote."""
         data = json.loads(line)
         data["methods"] = {name: Steps(**each) for name, each in data["methods"].items()}
         return cls(**data)
@@ -155,7 +155,7 @@ def measured(hosts: int, rate: str, optimizer: str, rounds: int) -> Cell:
 
 
 def _shortened(job: Job, rate: str) -> Job:
-    """Fewer steps of what DDP sends over a slow link; "auto" gets all of its own."""
+    """The job with fewer steps if DDP sends it over a slow link; "auto" keeps all of its steps."""
     if job.method not in DDP:
         return job
     bits = 8 * 4 * job.workload.parameters * 2 * (job.hosts - 1) / job.hosts
@@ -227,7 +227,7 @@ def _ms(seconds: float) -> str:
 
 
 def record(cells: Sequence[Cell], folder: Path) -> list[Cell]:
-    """Puts cells beside those that were recorded, instead of older ones; all of them, in order."""
+    """Add the cells to those recorded, replacing older ones; returns all of them, in order."""
     path = folder / "auto.jsonl"
     old = map(Cell.parse, path.read_text().splitlines()) if path.exists() else ()
     every = {cell.key: cell for cell in (*old, *cells)}
@@ -248,7 +248,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Rounds; methods take turns.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="Folder of auto.jsonl and auto.md.")] = RESULTS,
 ) -> None:
-    """Measures cells, and says where auto is not what it is to be."""
+    """Measure cells, and report where auto misses its targets."""
     chosen = (hosts or HOSTS, rate or RATES, optimizer or OPTIMIZERS)
     with refusing():
         for wanted, known in zip(chosen, (HOSTS, RATES, OPTIMIZERS), strict=True):

@@ -1,7 +1,7 @@
 """Costs of a large model's step besides its bytes: python -m bench.bulk
 
 Counts tasks of one rank, calls of codecs, messages and groups of a step without tags (NCCL), with
-DDP's buckets and `int4_group`; nothing is run. Counts are those of the graph, and those of its
+DDP's buckets and `int4_group`; nothing is run. It counts those of the graph, and those of its
 program on a device, where tasks share calls. The rank is one in the middle.
 """
 
@@ -109,9 +109,11 @@ def _told(tasks: Sequence[Sequence[Task]]) -> str:
 
 
 def predicted(sizes: Sequence[int], topology: Topology, strategy: str, *, free: bool) -> float:
-    """Seconds of a step whose backward pass takes 90 ms: GPUs on NVLink, 12.5 GB/s between ranks
-    of different nodes for each, codecs that take 5 microseconds and 200 GB/s. `free`: without what
-    calls and messages cost whatever is in them."""
+    """Seconds of a step whose backward pass takes 90 ms.
+
+    GPUs on NVLink, 12.5 GB/s per rank between nodes, codecs that take 5 microseconds and 200 GB/s.
+    free: without the fixed costs of calls and messages.
+    """
     params = describe(nn.ParameterList(nn.Parameter(torch.empty(n, device="meta")) for n in sizes))
     once = 0.0 if free else 5e-6
     line = Line(once - (TASK if free else 0.0), 1 / 2e11)

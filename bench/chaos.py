@@ -1,15 +1,14 @@
-"""Ranks that end or stop at some moment: what the others say of it, and when they end.
+"""Ranks that end or stop at some moment: what the others report, and when they end.
 
     python -m bench.chaos                        # 200 runs, about 4 minutes on two cores
     python -m bench.chaos --runs 50 --seed 3 --fault stop --way auto
-    python -m bench.chaos --only 17 --verbose    # one of them again, with all that its ranks say
+    python -m bench.chaos --only 17 --verbose    # one of them again, with all output of its ranks
 
-A run is a fault of one rank, at some moment of `wrap` or of a step, in a training by some way,
-codec and strategy. Every other rank has to end by an error that names this rank, no later than
-LATE seconds after the time-out, and not to wait for more than EXIT seconds after that, until
-what casync and hipress have run at the end of the program has run. The rest of that end, which is
-torch's and the interpreter's own, takes a second of a core, as with plain DDP: some 20 s where
-others want it, too.
+In each run one rank fails at some moment of `wrap` or of a step, in a training by some way, codec
+and strategy. Every other rank must end with an error that names this rank, at most LATE seconds
+after the time-out. At most EXIT seconds later, everything that casync and hipress run at the end of
+the program must have run. The rest of that end belongs to torch and the interpreter: a second of a
+core, as with plain DDP, or some 20 s on a busy machine.
 """
 
 from __future__ import annotations
@@ -93,20 +92,20 @@ class Run:
 
 @dataclass
 class Process:
-    """A rank, as it is seen from here."""
+    """The process of a rank, as this program sees it."""
 
     pid: int
     pipe: IO[bytes]
     log: IO[bytes]
-    wrapping: bool = False  # and what it says is ours, from then on
+    wrapping: bool = False  # set when `wrap` begins: its errors are checked from then on
     error: dict[str, Any] | None = None
     ended: float | None = None  # time.monotonic(); None: not yet
     left: dict[str, Any] | None = None
 
     @property
     def exit_seconds(self) -> tuple[float, float]:
-        """From when its error was shown: for how long it waited for anything but a core until all
-        that is run of ours as a program ends had run; and until the process was gone."""
+        """Seconds from the time its error was shown: those in which it waited, other than for a
+        core, until our exit handlers had run; and those until the process had ended."""
         assert self.error is not None
         now = time.monotonic()
         left = self.left or {"at": now, "busy": self.error["busy"]}
@@ -122,7 +121,7 @@ class Job:
     keeper: int | None  # process
     processes: list[Process] = field(default_factory=list)
     fault_at: float | None = None
-    due: float | None = None  # when a signal is to be sent
+    due: float | None = None  # time to send a signal
     begun: float = field(default_factory=time.monotonic)
 
     def heard(self, rank: int, told: dict[str, Any]) -> None:
@@ -213,7 +212,7 @@ def start(server: Server, run: Run) -> Job:
 
 
 def end(server: Server, job: Job) -> None:
-    """Kill what is left; of ranks that hang, have them write where."""
+    """Kill the remaining processes; ranks that hang first write their stacks."""
     left = [each for each in job.processes if not each.ended]
     for each in left:
         if each is not job.processes[job.run.victim]:
@@ -301,7 +300,7 @@ def main(
     together: Annotated[int, typer.Option(help="runs at a time")] = 4,
     verbose: Annotated[bool, typer.Option(help="show output of failed runs")] = False,
 ) -> None:
-    """Performs runs, and tells which went wrong."""
+    """Perform runs, and report those that went wrong."""
     numbers = range(runs) if only is None else [only]
     drawn = (Run.drawn(n, seed, fault or FAULTS, way or WAYS, codec or ()) for n in numbers)
     server = Server()

@@ -1,5 +1,7 @@
-"""Tells when all has run that casync and hipress have run as the interpreter ends: handlers run in
-reverse order, and this module is imported before them, and after torch."""
+"""Reports when everything that casync and hipress run as the interpreter ends has run.
+
+Exit handlers run in reverse order, and this module is imported before theirs, and after torch.
+"""
 
 from __future__ import annotations
 

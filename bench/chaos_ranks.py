@@ -81,7 +81,7 @@ class Rank:
         os.write(self.order["pipe"], json.dumps(told).encode() + b"\n")
 
     def run(self) -> None:
-        """Train; tell how it ended, as that is shown."""
+        """Train; report how it ended, once that is shown."""
         try:
             self._train()
         except BaseException:

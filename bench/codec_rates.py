@@ -1,4 +1,4 @@
-"""Makes hipress/simulate/cpu_codecs.json of what bench.codecs measured.
+"""Make hipress/simulate/cpu_codecs.json from the measurements of bench.codecs.
 
 python -m bench.codec_rates
 """

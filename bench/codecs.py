@@ -1,10 +1,10 @@
-"""GB/s of gradient that every codec encodes and decodes on one core, against the machine's copy
-bandwidth and a plain-torch implementation, all measured in turn in one run.
+"""GB/s of gradient that each codec encodes and decodes on one core.
 
     python -m bench.codecs [NAMES...] [--elements 12000000] [--repeat 9]
     python -m bench.codecs onebit_group:residual=bfloat16
 
-Rows of codecs that are not named stay as they are in codecs.json, and have to be of the same
+Compared with the machine's copy bandwidth and a plain-torch implementation, all measured in turn in
+one run. Rows of codecs that are not named stay as they are in codecs.json, and must be of the same
 machine, versions and options.
 """
 
@@ -32,16 +32,16 @@ from compll.tools.timing import Job, Timing, timings
 from hipress.demo import methods
 from hipress.demo.command import check_output
 
-#: parameters that are measured beside the defaults
+#: parameters that are measured besides the defaults
 VARIANTS = ("onebit_group:residual=bfloat16",)
 GROUPS = 16384  # elements; whole groups of every codec
 
 
 def keep_memory() -> bool:
-    """Have malloc keep what is freed, for this process; whether it does (glibc's can).
+    """Make malloc keep freed memory, for this process. Returns False if it cannot (glibc's can).
 
-    Otherwise arrays of more than 32 MB are new pages each time, and plain torch, which makes many
-    where ours are given theirs, would pay for them: several times its own work.
+    Otherwise arrays of more than 32 MB are new pages each time. Plain torch makes many of them,
+    where ours are given theirs, and would pay for them: several times its own work.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

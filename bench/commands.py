@@ -29,16 +29,16 @@ def refusing() -> Iterator[None]:
 
 
 def check_codecs(names: Iterable[str]) -> None:
-    """ValueError for what no compressor is called, also with parameters, as in dgc:ratio=0.01."""
+    """Raise ValueError for an unknown compressor; names may have parameters: dgc:ratio=0.01."""
     methods.check([methods.parse(f"hipress:{name}") for name in names])
 
 
 def kept(
     path: Path, about: dict[str, Any], names: Collection[str], key: str
 ) -> list[dict[str, Any]]:
-    """The rows of a file whose key is none of these names.
+    """The rows of a file whose key is not among these names.
 
-    ValueError where they are of another machine, version or option: the file tells of one alone.
+    Raises ValueError if they are of another machine, version or option, since a file has only one.
     """
     if not path.is_file():
         return []

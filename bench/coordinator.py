@@ -8,7 +8,7 @@ owner, which sends the average back to each rank once it has all shares. Links a
   take yet wait in buffers;
 - coordinated, as in HiPress: a coordinator that knows all ready messages starts one when both ends
   are free, results and early buckets first. A request and its grant take a round trip;
-- free: the same with a coordinator that knows and tells everything in no time.
+- free: the same with a coordinator whose requests and grants take no time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import typer
 Ready: TypeAlias = Sequence[Sequence[float]]  # by rank and bucket: seconds
 Order: TypeAlias = tuple[bool, int, int, int]  # a contribution, bucket, from, to
 
-BACKWARD, BUCKETS, LATENCY, OWNER = 0.1, 13, 5e-5, 2e-4  # seconds but for the buckets
+BACKWARD, BUCKETS, LATENCY, OWNER = 0.1, 13, 5e-5, 2e-4  # seconds, and a number of buckets
 RANKS, STEPS = (4, 8), 10
 SLOWER = (0.0, 0.1, 0.3, 1.0)  # extra share of time of the slow rank
 WIRE = (0.5, 0.9, 1.5)  # time of all of a step's messages on a link, over the backward pass
@@ -69,7 +69,7 @@ class _Run:
         heapq.heappush(self._agenda, (at, self._number, call))
 
     def _ready(self, bucket: int, rank: int, now: float) -> None:
-        """In turns, in each of which a rank sends to one and receives from one."""
+        """Send shares in turns; in each turn a rank sends to one rank and receives from one."""
         self._contributed(now, bucket, rank)
         for distance in range(1, self._ranks):
             self._send(now, (True, bucket, rank, (rank + distance) % self._ranks))
@@ -102,7 +102,7 @@ class _Run:
         self._grant(now)
 
     def _grant(self, now: float) -> None:
-        """Start what is first in order and has both ends free."""
+        """Start the first messages in order whose two ends are free."""
         kept: list[Order] = []
         for order in sorted(self._waiting):
             source, target = order[2:]
@@ -152,7 +152,7 @@ def compare(ranks: int, slower: float, wire: float, steps: int = STEPS) -> tuple
 
 
 def main(steps: Annotated[int, typer.Option(help="simulated steps")] = STEPS) -> None:
-    """A line per cluster: ms of a step, and what a coordinator gains."""
+    """Print a line per cluster: ms of a step, and the gain of a coordinator."""
     print("ranks slower wire   as it is  coordinated    free")
     for ranks in RANKS:
         for slower in SLOWER:

@@ -1,7 +1,7 @@
-"""Time of a first `wrap`, with no kernel compiled, beside DDP: python -m bench.first_use
+"""Time of the first `wrap`, with no kernel compiled, and of DDP: python -m bench.first_use
 
-Two emulated hosts, the demo's model, a fresh process and cache for every figure; seconds from the
-moment when the process group is there. A minute or two.
+Two emulated hosts and the demo's model; every figure has a fresh process and cache. Seconds count
+from the moment when the process group exists. Takes a minute or two.
 """
 
 from __future__ import annotations

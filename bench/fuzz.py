@@ -1,10 +1,11 @@
-"""Damaged payloads, specs and files are read: each is refused by an error that is meant for it, or
-taken and read alike by all who read it; nothing crashes, and nothing takes long.
+"""Readers on damaged payloads, specs and files.
 
     python -m bench.fuzz [--payloads 1000000] [--specs 100000] [--files 100000] [--seconds 0]
 
-Trial i of a kind depends on the seed and i alone: a finding names them, and `--kind specs --first i
---specs 1` runs that one again. `--files`: of states, rules, profiles and plans each a quarter.
+Each damaged input must be refused by an error that is meant for it, or be taken and read alike by
+all readers; nothing may crash or take long. Trial i of a kind depends on the seed and i alone: a
+finding names them, and `--kind specs --first i --specs 1` runs that one again. A quarter each of
+`--files` is states, rules, profiles and plans.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Tally:
 
 
 def run(kind: str, trials: int, seed: int = 0, first: int = 0, seconds: float = 0.0) -> Tally:
-    """Trials of one kind in this process; at most so many seconds of them (0: all)."""
+    """Run trials of one kind in this process, for at most `seconds` (0: without a limit)."""
     with quiet():
         return _run(kind, trials, seed, first, seconds)
 

@@ -50,8 +50,8 @@ from hipress.sync.state import Residuals
 
 Trial = Callable[[Random], str]
 TAKEN, REFUSED = "taken", "refused"
-#: by which `unbiased` is tried: what comes of it does not count here, and 200 take nine tenths of
-#: the time of all trials
+#: draws by which `unbiased` is checked, whose result does not count here: 200 draws take nine
+#: tenths of the time of all trials
 DRAWS = 4
 LENGTHS = (0, 1, 33, 300, 1061)
 MODEL = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 7))
@@ -117,9 +117,9 @@ def specs() -> Trial:
 
 
 def spec_outcome(text: str, path: Path, *, printed: bool) -> Any:
-    """Compile and run a spec's text as far as it goes: its codec, or None where it is refused.
+    """Compile and run a spec's text as far as it goes: its codec, or None if it is refused.
 
-    printed: whether code for the CPU is, too, which takes ten times as long as all else.
+    printed: also print its code for the CPU, which takes ten times as long as all the rest.
     """
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
@@ -139,7 +139,7 @@ def spec_outcome(text: str, path: Path, *, printed: bool) -> Any:
             payload = codec.encode(x, state=codec.init_state(100) or None, step=1)
             assert len(payload) <= codec.payload_bytes(100)
             assert codec.decode(payload, 100).shape == (100,)
-    except compll.UsageError:  # a matrix that has no room for so many elements
+    except compll.UsageError:  # a matrix too small for this number of elements
         return None
     return codec
 
@@ -281,7 +281,7 @@ def plans() -> Trial:
     return trial
 
 
-#: by name, and of which option of bench.fuzz they are
+#: by name: the option of bench.fuzz that counts them, and a function that makes the trial
 KINDS: Mapping[str, tuple[str, Callable[[], Trial]]] = {
     "payloads": ("payloads", payloads),
     "specs": ("specs", specs),

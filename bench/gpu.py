@@ -1,14 +1,15 @@
-"""GB/s of gradient that every codec encodes and decodes on a GPU, against its measured copy
-bandwidth and, for dgc and topk, against an encoder built on torch.topk; all in turn in one run.
+"""GB/s of gradient that each codec encodes and decodes on a GPU.
 
     python -m bench.gpu [NAMES...] [--sizes 1,16,256,1024] [--repeat 21]
     python -m bench.gpu --add dgc topk      # rows of others, or other sizes, stay in gpu.json
 
-Needs CuPy, a CUDA build of torch, and a device. gpu.json is written after every row.
+Compared with the GPU's measured copy bandwidth and, for dgc and topk, with an encoder built on
+torch.topk; all in turn in one run. Needs CuPy, a CUDA build of torch, and a device. gpu.json is
+written after every row.
 
-`ms` is the device's time: it spins while the host queues the work. `host_ms` is how long the call
-itself takes, which is what bounds small tensors. A job that waits for the device, as torch's dgc
-does, cannot be queued ahead: its `ms` holds the host's time, too (`queued` is false).
+`ms` is the device's time: it spins while the host queues the work. `host_ms` is the time of the
+call itself, which bounds small tensors. A job that waits for the device, as torch's dgc does,
+cannot be queued ahead: its `ms` includes the host's time (`queued` is false).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from compll.runtime import cache, library
 from hipress.demo import methods
 from hipress.demo.command import check_output
 
-TORCH_BASELINES = ("dgc", "topk")  # what of plain_torch is built on torch.topk
+TORCH_BASELINES = ("dgc", "topk")  # methods of plain_torch that use torch.topk
 
 
 def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
@@ -87,7 +88,7 @@ def round_jobs(codec: compll.Codec, x: Any, state: Any) -> dict[str, tuple[Job, 
 
 
 def release() -> None:
-    """Free what codecs keep: the process's cache holds them, and their scratch of every size."""
+    """Free the memory that codecs keep: the process's cache of codecs, and all scratch."""
     import cupy
 
     library._compiled.clear()
@@ -115,10 +116,10 @@ def measure(name: str, megabytes: int, repeat: int) -> dict[str, Any]:
 def row_of(
     n: int, took: Mapping[str, Times], moved: Mapping[str, float], cache_bytes: int
 ) -> dict[str, Any]:
-    """Times, GB/s of gradient, and the share of what copy bandwidth allows.
+    """Times, GB/s of gradient, and the share of the rate that the copy bandwidth allows.
 
-    There is no such share where the copy's arrays fit the device's cache, or half of them do: a
-    codec reads and writes other amounts, of which more or less is found there.
+    The share is missing if the copy's arrays, or half of them, fit the device's cache: a codec
+    reads and writes other amounts, and finds more or less of them there.
     """
     cached = 8 * n <= 2 * cache_bytes
     copy = 8 * n / took["copy"].ms / 1e6
@@ -141,7 +142,7 @@ class Report:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def take(self, name: str, megabytes: int, repeat: int) -> str:
-        """Measure a row, or tell why not, instead of what was known of it; a line that says so."""
+        """Measure a row, or record the error, replacing earlier values; returns a line of text."""
         label = label_of(name, megabytes)
         self.rows.pop(label, None)
         self.left_out.pop(label, None)

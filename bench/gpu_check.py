@@ -1,13 +1,13 @@
-"""Every compressor on a GPU against the CPU, bit for bit: encode with and without feedback, decode,
-add, several payloads at once, and the hop that decodes, adds and encodes.
+"""Each compressor on a GPU against the CPU, bit for bit.
 
     python -m bench.gpu_check [NAMES...] [--sizes 1,1000,1048579,38600000] [--dtypes float32,...]
     python -m bench.gpu_check --rehearse      # the generated source on the CPU; needs g++
 
-Gradients of each dtype begin 0, 1 and 3 elements behind an aligned address, payloads as many bytes;
-tables have one row and many. Each case runs several steps, whose states go on. Results:
-gpu_check.json; the exit status is 1 where anything differs. `atomo`, whose singular vectors have
-the last bits of their machine, is compared by what it decodes to.
+Checks encode with and without feedback, decode, add, several payloads at once, and the hop that
+decodes, adds and encodes. Gradients of each dtype begin 0, 1 and 3 elements behind an aligned
+address, payloads as many bytes; tables have one row and many. Each case runs several steps, whose
+states go on. Results: gpu_check.json; the exit status is 1 if anything differs. `atomo` is compared
+by its decoded values, since the last bits of its singular vectors depend on the machine.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Case:
 
 
 class Differs(Exception):
-    """The GPU computed something else; says what."""
+    """The GPU computed something else; the text describes the difference."""
 
 
 class Run:
@@ -98,7 +98,7 @@ class Run:
     def encode(
         self, x: NDArray[Any], state: Any, ours: Any, step: int
     ) -> tuple[NDArray[np.uint8], I64]:
-        """A payload and its lengths, as the CPU has them; also what is written back."""
+        """Encode on the GPU, and check payload, lengths, states and gradient against the CPU's."""
         how: dict[str, Any] = {"seed": 7, "step": step, "scale": 0.5, "writeback": True}
         mine, out = self.place.gradient(x, self.case.dtype), self.place.zeros(self.size)
         used = self.codec.encode_batch(mine, self.table, out, self.at, state=ours, **how)
@@ -188,7 +188,7 @@ def cases(spec: str, sizes: list[int], dtypes: list[str]) -> Iterator[Case]:
 def check(
     spec: str, sizes: list[int], dtypes: list[str], make: Callable[[str], tuple[Any, Place]]
 ) -> dict[str, Any]:
-    """A row: cases, seconds, and what differs or fails, in words."""
+    """A row: number of cases, seconds, and texts of the differences and failures."""
     begin, wrong, done = perf_counter(), list[str](), 0
     codec, place = make(spec)
     cpu = compll.compile(spec)

@@ -1,13 +1,12 @@
-"""Cycles that the machine code of CUDA kernels takes on a multiprocessor beside memory's: the
-floor of walks over tiles, without a device.
+"""Cycles that the machine code of CUDA kernels takes on a multiprocessor, without a device.
 
     python -m bench.gpu_code [NAMES...] [--arch sm_90]
 
-Counted are the instructions of ready tiles (see prelude.cuh), without writing the gradient
-back, as nvdisasm shows them, each once: whatever loops remain count too little, what branches skip
-too much. Of searches the walk that makes keys is counted, not histograms, whose bytes are. Cycles
-are of throughput alone; latency comes on top where too few warps are resident. Rows of specs that
-are not named stay as they are in gpu_code.json.
+They bound walks over tiles from below, as memory traffic does. Counted are the instructions of
+ready tiles (see prelude.cuh), without writing the gradient back, as nvdisasm shows them, each once:
+remaining loops count too little, skipped branches too much. For searches, the walk that makes keys
+is counted, not histograms, whose bytes are. Cycles are of throughput alone; latency comes on top if
+too few warps are resident. Rows of specs that are not named stay as they are in gpu_code.json.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ UNITS = {
 }  # fmt: skip
 UNIT_OF = {name: unit for unit, names in UNITS.items() for name in names.split()}
 ELEMENTS = 1 << 24  # of the tensor whose payload is measured
-EACH = 1024  # elements that figures are of
+EACH = 1024  # elements per figure
 Row = dict[str, Any]
 
 
 def ready_only(text: str) -> str:
-    """The source without what other tiles take, and without writing back."""
+    """The source without the code for tiles that are not ready, and without writing back."""
     text = re.sub(r"else tile\(Ready<false>\(\)\);", "", text)
     return re.sub(r"if \(back\)", "if (false)", text)
 

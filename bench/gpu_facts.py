@@ -51,7 +51,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def one_encode(rehearse: bool) -> dict[str, Any]:
-    """The first call, with all that it compiles, and whether its bytes are the CPU's."""
+    """The first call, with all that it compiles, and a check of its bytes against the CPU's."""
     codec, place = (on_shim if rehearse else on_cuda)("int4_group")
     x = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
     table, at = np.array([[0, len(x), 0, 0, 0]]), np.zeros(1, np.int64)

@@ -51,7 +51,7 @@ class Place:
         return found
 
     def gradient(self, values: NDArray[Any], dtype: str) -> Any:
-        """Values that are of this dtype, given in float32; of bfloat16 the bits."""
+        """Float32 values that this dtype can hold, as an array of it; for bfloat16 their bits."""
         if dtype == "bfloat16":
             halves = torch.from_numpy(values).to(torch.bfloat16)
             return self.put(halves.view(torch.int16).numpy().view(np.uint16))

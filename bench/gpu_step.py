@@ -1,11 +1,11 @@
-"""A training step of GPT-2 small on one rank of two, with all but the wire, against DDP's own.
+"""A training step of GPT-2 small on one rank of two, with all but the wire, and DDP's own.
 
     python -m bench.gpu_step [int4_group topk] [--ranks 2,8] [--batch 8] [--length 512]
 
-Needs a GPU and CuPy. A step is forward and backward pass under bfloat16 autocast,
-and AdamW's. What the other ranks would send is not there: messages are received as they lie in
-memory, so compressors have payloads of fixed lengths; the host's work is that of as many ranks.
-`ddp` is torch's DDP on one rank, whose all-reduce has nothing to do. Results: gpu_step.json.
+Needs a GPU and CuPy. A step is forward and backward pass under bfloat16 autocast, and AdamW's. No
+other ranks exist: received messages are whatever lies in memory, so compressors have payloads of
+fixed lengths; the host's work is that of the given number of ranks. `ddp` is torch's DDP on one
+rank, whose all-reduce has nothing to do. Results: gpu_step.json.
 """
 
 import json
@@ -41,7 +41,7 @@ from hipress.compat import GradBucket
 from hipress.demo.command import check_output
 from hipress.plan.codecs import compile_codec
 
-WARM = 4  # steps: DDP makes its buckets anew after the first, programs are captured in the third
+WARM = 4  # steps: DDP makes new buckets after the first, programs are captured in the third
 STRATEGY = "ps"
 
 
@@ -103,7 +103,7 @@ class Hook:
 
 
 def install(ddp: DistributedDataParallel, hook: Hook) -> None:
-    """DDP asks for a function, and looks at what it says it takes."""
+    """Register the hook through a function, since DDP inspects its signature."""
 
     def reduce(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         return hook.reduce(bucket)

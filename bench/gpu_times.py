@@ -12,7 +12,7 @@ import torch
 #: of a millisecond, on a device at its highest clock: a lower one spins for longer
 CYCLES_PER_MS = 2_000_000
 LONGEST_SPIN_MS = 50.0
-#: calls before those that count, and calls of which the host's time is the median
+#: uncounted calls before the others, and calls whose median is the host's time
 WARM, HOST_CALLS = 2, 5
 Job = Callable[[], object]
 
@@ -61,7 +61,7 @@ def host_ms(job: Job) -> float:
 
 
 def spin_for(host: float) -> int:
-    """Cycles for which the device spins while the host queues a job: twice what that takes."""
+    """Cycles for which the device spins while the host queues a job: twice the host's time."""
     return int(min(2 * host + 0.1, LONGEST_SPIN_MS) * CYCLES_PER_MS)
 
 

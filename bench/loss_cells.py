@@ -1,4 +1,4 @@
-"""Cells of losses.jsonl, a line each: what was measured, when and how."""
+"""Cells of losses.jsonl, one per line: a loss, and how and when it was measured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Self
 
 CELLS = Path(__file__).parent / "results" / "losses.jsonl"
 FP32 = "fp32"
-MOMENTUM = "momentum:"  # before a spec: what averages of momentum are compressed by
-TRIAL = "trial:"  # before a spec with states of its own: zeroed as in a trial of "auto"
-#: what PyTorch's own methods are called here, by their names in `hipress demo`
+MOMENTUM = "momentum:"  # before a spec that compresses averages of momentum
+TRIAL = "trial:"  # before a spec with its own states: zeroed as in a trial of "auto"
+#: names of PyTorch's own methods here, by their names in `hipress demo`
 BASELINES = {"ddp-fp32": FP32, "ddp-fp16": "torch-fp16", "powersgd": "torch-powersgd:rank=4"}
 
 
@@ -24,8 +24,8 @@ class Cell:
     method: str  # fp32, or a spec with its options: topk:ratio=0.01, momentum:onebit_fine
     seed: int
     steps: int
-    data: str  # a short hash of what was trained on
-    loss: float  # that counts, see loss_workloads; NaN for what diverged
+    data: str  # a short hash of the training data
+    loss: float  # the one that counts, see loss_workloads; NaN if it diverged
     curve: list[float]  # the training loss, means of ten steps
     bits: float  # per element, that a rank sends in a step
     seconds: float
@@ -47,7 +47,7 @@ class Cell:
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """Reads what `line` wrote."""
+        """Parse a line that `line` wrote."""
         data: dict[str, Any] = json.loads(line)
         data["loss"] = math.nan if data["loss"] is None else data["loss"]
         data["curve"] = [math.nan if each is None else each for each in data["curve"]]

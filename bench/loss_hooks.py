@@ -1,5 +1,5 @@
-"""Losses with PyTorch's own hooks: a DistributedDataParallel on each of so many processes
-over gloo, since a hook takes what only DDP makes."""
+"""Losses with PyTorch's own hooks: a DistributedDataParallel on each of `ranks` processes over
+gloo, since a hook takes an object that only DDP makes."""
 
 from __future__ import annotations
 

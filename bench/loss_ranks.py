@@ -1,8 +1,8 @@
-"""Ranks that are imitated in one process: one model, a gradient for each rank, and averages by the
-codecs, plans, states and strategies with which real ranks would make them.
+"""Ranks that are imitated in one process: one model, a gradient for each rank, and averages.
 
-Ranks hold the same parameters after every step, so one model is enough; what travels between them
-does so in memory (casync.transports.memory).
+Averages come from the codecs, plans, states and strategies with which real ranks would make them.
+Ranks hold the same parameters after every step, so one model is enough; payloads between them stay
+in memory (casync.transports.memory).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fp32(gradients: Sequence[Tensor], step: int) -> float:
 
 
 class Compressed(AbstractContextManager["Compressed"]):
-    """Averages as `hipress.wrap(model, codec, **options)` would on so many ranks."""
+    """Averages as `hipress.wrap(model, codec, **options)` would make them on `ranks` ranks."""
 
     def __init__(self, model: nn.Module, method: Method, ranks: int, seed: int) -> None:
         assert method.codec is not None
@@ -180,10 +180,11 @@ def train(
     ranks: Sequence[int],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Curve:
-    """Trains `model`, which the seed made, on what these ranks get, and tells the loss that counts.
+    """Train `model`, which the seed made, on the data of these ranks; returns the losses.
 
-    `average` is given their gradients in this order. `optimizer`: one that clips for itself;
-    by default the workload's."""
+    average: called with their gradients in this order. optimizer: one that clips for itself; by
+    default the workload's.
+    """
     curve = Curve()
     parameters = list(model.parameters())
     gradients = [torch.empty(sum(p.numel() for p in parameters)) for _ in ranks]

@@ -1,7 +1,7 @@
-"""From cells to what they say: tables of README.md and docs, and the evidence that hipress ships.
+"""Tables of README.md and docs, and the evidence that hipress ships, made from cells.
 
-python -m bench.losses          # measures
-python -m bench.spec_table      # writes the tables and hipress/plan/evidence.json
+python -m bench.losses          # measures python -m bench.spec_table      # writes the tables and
+hipress/plan/evidence.json
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _findings(found: Iterable[Row]) -> Iterator[Finding]:
 
 
 def head(steps: int) -> tuple[str, ...]:
-    """The head of a table of so many steps."""
+    """The head of a table of trainings of this number of steps."""
     return (f"{steps} steps", "bits", *(each.about for each in WORKLOADS.values()))
 
 

@@ -1,9 +1,9 @@
-"""The workloads of `bench.losses`: models that learn something in seconds on one core, on data that
-Python and scikit-learn bring along.
+"""The workloads of `bench.losses`: models that learn something in seconds on one core.
 
-A seed decides the weights, and which batches a rank gets in which step. The loss that counts is of
-batches that are never trained on, the same for all seeds and methods; of the LSTM, which sees a
-twentieth of its text in 200 steps, that of the last batches, as in `hipress demo`.
+Their data comes with Python and scikit-learn. A seed decides the weights, and the batches of each
+rank and step. The loss that counts is that of batches that are never trained on, the same for all
+seeds and methods; for the LSTM, which sees a twentieth of its text in 200 steps, it is that of the
+last batches, as in `hipress demo`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Workload:
     batch: Callable[[int, int, int], Batch]  # by seed, rank and step
     held_out: Callable[[], list[Batch]] | None  # None: the last batches of the training
     training: model.Training
-    data: Callable[[], str]  # a short hash of what it is trained on
+    data: Callable[[], str]  # a short hash of its training data
     decays: bool = False  # whether the rate falls to zero, step by step: the end is less of a draw
 
 

@@ -5,8 +5,8 @@
 
 Ranks are imitated in one process (bench/loss_ranks.py), on one thread: a cell takes seconds to
 minutes on one core. Those of PyTorch's hooks are processes (bench/loss_hooks.py). Cells are lines
-of losses.jsonl, so that a run that was stopped goes on where it was. `python -m bench.spec_table`
-then makes the tables and the evidence that hipress reads.
+of losses.jsonl, so a run that was stopped continues there. `python -m bench.spec_table` then makes
+the tables and the evidence that hipress reads.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from hipress.demo.report import FINAL
 
 RANKS = 2
 FREEZE = 0.15  # of the steps: when Adam's second moments are frozen
-#: PyTorch's own methods, and what `hipress demo` calls them
+#: PyTorch's own methods: their names here, and in `hipress demo`
 HOOKS = {ours: name for name, ours in BASELINES.items() if ours != FP32}
-#: by value: what auto or a user would take first
+#: by value: methods that auto or a user would take first
 METHODS = (
     *(FP32, "int4_group", "int3_group", "tern_group", "onebit_group", "powersgd:rank=4"),
     *("bf16", "torch-powersgd:rank=4", "topk:ratio=0.01", "dgc:ratio=0.01", "terngrad"),

@@ -1,7 +1,7 @@
-"""Makes hipress/models/*.json: gradients and work of known networks, measured on the meta device.
+"""Make hipress/models/*.json: gradients and work of known networks, measured on the meta device.
 
-    python -m bench.models [NAME ...]     # writes the files, of all models or of these
-    python -m bench.models --profiles     # ready times beside those measured on a V100
+    python -m bench.models [NAME ...]     # writes the files of all models, or of these
+    python -m bench.models --profiles     # ready times, and those measured on a V100
 
 torchvision and transformers have most networks, papers the others (bench/architectures.py).
 """
@@ -29,7 +29,7 @@ PATH = Path(models.__file__).parent
 
 @dataclass(frozen=True)
 class Recipe:
-    """A network and what a device trains it on in a step."""
+    """A network, and the batch on which a device trains it in a step."""
 
     source: str
     make: Callable[[], nn.Module]
@@ -56,7 +56,7 @@ def _vision(name: str) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         try:
             torch.ops.torchvision.nms  # noqa: B018
-        except AttributeError:  # a wheel for CUDA beside a torch without: operators are missing
+        except AttributeError:  # torchvision for CUDA, torch without: operators are missing
             for operator in ("torchvision::nms", "torchvision::qnms"):
                 torch.library.define(operator, "(Tensor dets, Tensor scores, float t) -> Tensor")
         from torchvision import models as vision
@@ -79,7 +79,7 @@ def _language(kind: str, config: str, **changes: Any) -> Callable[[], nn.Module]
 
 
 def _logits(model: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The mean of what a language model predicts."""
+    """The mean of a language model's predictions."""
     out = model(*inputs)
     heads = [out[key] for key in _HEADS if key in out]
     return torch.stack([each.float().mean() for each in heads]).sum()

@@ -1,4 +1,4 @@
-"""Damaged bytes, texts and values, by a random number generator: what bench.fuzz and tests feed."""
+"""Damaged bytes, texts and values, by a random number generator, for bench.fuzz and tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\*\*|//|<=|>=|==|\s+|.", re.DOTALL)
 ODD_TOKENS = ("?", "\0", "é", "&a", "*a", "@", "|")
-#: what a text's value is exchanged for
+#: replacements for a value of a text
 ODD_TEXTS = (
     "", "~", "[]", "{}", "[1, 2]", "{a: b}", "!!python/name:os.system", "*a", "1e999", "-1", "0",
     "9" * 300, "nan", ".inf", "0x10", "n", "g", "step", "__import__('os').system('touch pwned')",
@@ -84,7 +84,7 @@ def tokens(texts: Sequence[str]) -> list[str]:
 
 
 def by_tokens(text: str, known: Sequence[str], random: Random) -> str:
-    """A text of which one to four tokens are dropped, repeated or replaced."""
+    """The text with one to four tokens dropped, repeated or replaced."""
     parts = TOKEN.findall(text)
     for _ in range(random.randint(1, 4)):
         at = random.randrange(len(parts))
@@ -95,7 +95,7 @@ def by_tokens(text: str, known: Sequence[str], random: Random) -> str:
 
 
 def by_sections(text: str, others: Sequence[str], random: Random) -> str:
-    """A text of sections, of which one to three are dropped, exchanged for others, or added."""
+    """The text with one to three sections dropped, exchanged for others, or added."""
     parts = sections(text)
     for _ in range(random.randint(1, 3)):
         at, kind = random.randrange(len(parts)), random.choice(("drop", "swap", "add"))

@@ -87,7 +87,7 @@ def run(program: list[str], hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
 
 @app.command()
 def check(hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
-    """Compares gloo's all-reduce and the interface counters with what the rate promises."""
+    """Compare gloo's all-reduce and the interface counters with the rate."""
     with refusing():
         require(hosts, rate, least=2)
     gbits, overhead = measure(hosts, rate)
@@ -147,7 +147,7 @@ def environment(network: Network, rank: int) -> dict[str, str]:
 
 
 def require(hosts: int, rate: str, least: int = 1) -> None:
-    """ValueError for what hosts and links cannot be, and where none can be emulated."""
+    """Raise ValueError if the numbers are invalid, or hosts cannot be emulated here."""
     Network(hosts, rate)  # makes nothing before it is entered
     if hosts < least:
         raise ValueError(f"{hosts} hosts: expected {least} to 250")

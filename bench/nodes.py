@@ -2,8 +2,8 @@
 
     python -m bench.netns run --hosts 2 --rate 100mbit -- python -m bench.nodes
 
-Every host starts its two ranks. Rank 0 prints, for each strategy, the median time of a step and
-what the host's interface sent in it, headers included. Little is computed, so a step is
+Every host starts its two ranks. For each strategy, rank 0 prints the median time of a step and the
+bytes that the host's interface sent in it, headers included. Little is computed, so a step is
 communication.
 """
 

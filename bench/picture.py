@@ -1,4 +1,4 @@
-"""The chart in README.md: `hipress demo`'s, from what bench.training and bench.losses recorded.
+"""The chart in README.md: that of `hipress demo`, from results of bench.training and bench.losses.
 
     python -m bench.picture    # draws docs/demo.png, measures nothing
 
@@ -50,7 +50,7 @@ def _joined(times: Result, losses: list[float]) -> Result:
 
 
 def main() -> None:
-    """Draws README's chart, from what is recorded."""
+    """Draw README's chart from recorded results."""
     chart.draw(recorded(), PATH)
 
 

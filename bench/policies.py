@@ -1,10 +1,10 @@
-"""GraVAC and Accordion on a convolutional net: which ratio when, and what it costs and saves.
+"""GraVAC and Accordion on a convolutional net: their ratios over time, their cost and savings.
 
     python -m bench.policies
 
 Two emulated hosts on slow links train `bench.losses`' net on digits under SGD with momentum, whose
 rate falls twice, as in both papers: uncompressed, by `topk` at a low and at a high compression, and
-by policies between these. A few minutes; writes policies.json and policies.md.
+by policies between these. Takes a few minutes; writes policies.json and policies.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ METHODS = {
     "accordion": f"`Accordion`, {RATIOS[0]} and {RATIOS[1]}",
 }
 FEW = 0.005  # of the elements: biases, which are never compressed
-PARTS = 6  # of a training, for which it is told how much went by which ratio
+PARTS = 6  # parts of a training, each with its shares by ratio
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def wrapped(method: str, module: nn.Module, optimizer: Any) -> DistributedDataPa
 
 
 def rank(method: str, seed: int) -> None:
-    """Trains on this host, and tells of it at the end."""
+    """Train on this host, and report the results at the end."""
     import torch
     import torch.distributed as dist
     from torch.optim.lr_scheduler import MultiStepLR
@@ -118,7 +118,7 @@ def rank(method: str, seed: int) -> None:
 
 
 def _judged(module: nn.Module) -> tuple[float, float]:
-    """Loss and accuracy on what is held out."""
+    """Loss and accuracy on the held-out data."""
     import torch
 
     from bench.loss_workloads import WORKLOADS

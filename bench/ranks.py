@@ -1,4 +1,4 @@
-"""A module of bench on emulated hosts, where rank 0 tells what it measures."""
+"""A module of bench that runs on emulated hosts, and whose rank 0 reports results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARK = b"measured "  # others print, too
 
 
 def run(main: Callable[..., None], rank: Callable[..., None]) -> None:
-    """Runs a module's `main`; where `told` has started it, its `rank`."""
+    """Run a module's `main`, or its `rank` in a process that `told` started."""
     if "RANK" in os.environ:
         typer.run(rank)
     else:
@@ -30,8 +30,10 @@ def run(main: Callable[..., None], rank: Callable[..., None]) -> None:
 
 
 def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Starts `python -m module arguments` on every host, and gives what rank 0 tells, as it does.
-    NetworkError where a rank fails; all have ended when this has."""
+    """Start `python -m module arguments` on every host, and yield rank 0's results as they come.
+
+    Raises NetworkError if a rank fails. All processes have ended when this has.
+    """
     program = [sys.executable, "-m", module, *arguments]
     outputs = [subprocess.PIPE, *[subprocess.DEVNULL] * (network.hosts - 1)]
     children = [

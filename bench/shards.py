@@ -2,9 +2,9 @@
 
     python -m bench.netns run --hosts 2 --rate 1gbit -- python -m bench.shards
 
-Every host starts two ranks, which hold the shards of a GPT. Rank 0 prints, for each method, the
-median time of a step, and what the host's interface sent in it, headers included. Methods take
-turns. The first one averages nothing between hosts, and is the floor of all others.
+Every host starts two ranks, which hold the shards of a GPT. For each method, rank 0 prints the
+median time of a step and the bytes that the host's interface sent in it, headers included. Methods
+take turns. The first one averages nothing between hosts: no other can be faster.
 """
 
 from __future__ import annotations

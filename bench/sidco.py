@@ -31,7 +31,7 @@ from hipress.demo.command import check_output
 from hipress.demo.job import Workload
 
 RATIOS = (0.1, 0.01, 0.001)
-#: SIDCo's own adaptation; by default our specs correct the threshold by what was kept
+#: SIDCo's own adaptation; by default our specs correct the threshold by the number of kept elements
 PUBLISHED = {"stages": 1, "correct": 0.0, "adapt": True}
 #: by the name in the table: the spec, and its parameters besides the ratio
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,7 +1,7 @@
 """Time and memory of a rank's own slice of a graph: python -m bench.slices
 
 1024 ranks in nodes of 8, 100 tensors of a million elements, int4_group's payloads. The aim is 1 s
-and 200 MB; allgather has N-1 messages a tensor, which nobody would want of so many ranks.
+and 200 MB; allgather, with N-1 messages per tensor, does not suit this number of ranks.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def formula(module: Module) -> str:
 
 
 def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
-    """The terms of a field's size: what is counted, and bytes of each."""
+    """The terms of a field's size: the factor that is counted, and the bytes of each."""
     if field.shape == "matrix" and field.item_bits < 8:
         yield f"ceil({factors(field.dims)} / {8 // field.item_bits})", 1
         return

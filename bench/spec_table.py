@@ -36,7 +36,7 @@ Data = dict[str, Any]
 
 
 def derived(known: Sequence[Facts]) -> str:
-    """The table of what follows from the specs."""
+    """The table of facts that follow from the specs."""
     head = ("spec", "lines", "operators", "payload in bytes", "bits per element", "walks (least)",
             "bytes moved (least)", "keeps")  # fmt: skip
     rows = [
@@ -52,7 +52,7 @@ def derived(known: Sequence[Facts]) -> str:
 
 
 def lines_of_code(known: Sequence[Facts]) -> str:
-    """The table of lines, beside those that HiPress publishes."""
+    """The table of numbers of lines, beside those that HiPress publishes."""
     head = ("HiPress", "lines there (logic + functions)", "here", "lines here", "share")
     rows = [
         (theirs, f"{logic} + {functions}", f"`{f.name}`", str(f.lines),
@@ -64,7 +64,7 @@ def lines_of_code(known: Sequence[Facts]) -> str:
 
 
 def speeds(data: Data) -> str:
-    """The table of what was measured."""
+    """The table of measured speeds."""
     head = ("spec", "encode", "with feedback", "plain torch", "times", "decode", "plain torch",
             "times", "decode-add", "merge", "of copy bound")  # fmt: skip
     about = data["about"]
@@ -79,7 +79,7 @@ def speeds(data: Data) -> str:
 
 
 def filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """A table without the columns that tell nothing."""
+    """A table without columns that are empty in all rows."""
     kept = [c for c in range(len(head)) if any(row[c] != "-" for row in rows)]
     return [head[c] for c in kept], [[row[c] for c in kept] for row in rows]
 
@@ -98,13 +98,13 @@ def cells(row: Data) -> Iterator[str]:
 
 
 def versus(row: Data, job: str) -> tuple[str, str]:
-    """Plain torch's rate, and how many times faster ours is."""
+    """Plain torch's rate, and our speedup over it."""
     times = speedup(row, job)
     return ("-", "-") if times is None else (f"{row['torch'][job]:.2f}", f"{times:.1f}x")
 
 
 def summary(rows: Sequence[Data]) -> Iterator[str]:
-    """The medians, and what is slower than plain torch."""
+    """The median speedups, and the codecs that are slower than plain torch."""
     for job in ("encode", "decode"):
         found = {r["codec"]: t for r in rows if (t := speedup(r, job)) is not None}
         slower = [f"`{name}` ({t:.2f}x)" for name, t in found.items() if t < 1]
@@ -138,7 +138,7 @@ def losses(found: Sequence[Row], only: Sequence[str] = ()) -> str:
 
 
 def described(text: str, results: Path = RESULTS) -> str:
-    """README.md with its tables of step times and losses made anew."""
+    """README.md with new tables of step times and losses."""
     speed = markdown_table(step_times.HEAD, step_times.cells(results))
     found = [row for row in measured(results) if row.steps == 200]
     return fill(text, {"SPEED": speed, "LOSS": losses(found, SHOWN)})
@@ -150,7 +150,7 @@ def measured(results: Path) -> list[Row]:
 
 
 def made(text: str, results: Path = RESULTS) -> str:
-    """docs/compressors.md with all its tables made anew."""
+    """docs/compressors.md with all its tables made again."""
     known = [facts(name) for name in compll.list_specs()]
     tables = {"SPECS": derived(known), "LINES": lines_of_code(known)}
     tables["LOSS"] = losses(measured(results))
@@ -161,7 +161,7 @@ def made(text: str, results: Path = RESULTS) -> str:
 
 
 def evidence(text: str, results: Path = RESULTS) -> str:
-    """hipress/plan/evidence.json made anew."""
+    """The content of hipress/plan/evidence.json."""
     return loss_tables.evidence(measured(results))
 
 

@@ -1,4 +1,4 @@
-"""The table of step times in README.md, from what bench.training measured."""
+"""The table of step times in README.md, from results of bench.training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hipress.demo.report import Report, rows
 
-#: groups of bench.training, by what their column is called
+#: titles of columns, by group of bench.training
 COLUMNS = {
     "hosts2": "2 hosts, 1 Gbit/s",
     "hosts4": "4 hosts, 1 Gbit/s",
@@ -14,7 +14,7 @@ COLUMNS = {
     "loopback": "2 ranks, loopback",
 }
 HEAD = ("ms a step", *COLUMNS.values())
-#: floors that take explaining, and Synchronizer beside wrap: in bench/results
+#: methods that would need an explanation here; bench/results has them
 _LEFT_OUT = ("ddp-noop", "sync:")
 
 

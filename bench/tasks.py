@@ -1,7 +1,7 @@
 """Time of a task besides its codec: python -m bench.tasks
 
 Ranks are processes over gloo on loopback. The codec makes 64 bytes of anything and reads none, so
-what is left is the executor, torch.distributed and TCP. CPU time is that of all of a rank's
+the time is that of the executor, torch.distributed and TCP. CPU time is that of all of a rank's
 threads, the kernel's share included. Medians over the steps. The aim is 50 microseconds a task.
 """
 
@@ -28,7 +28,7 @@ BUCKETS, TENSORS, ELEMENTS, BYTES = 4, 8, 1024, 64
 
 
 class Empty(CodecDefaults):
-    """Payloads of zeros, for nothing."""
+    """A codec whose payloads are zeros and cost nothing."""
 
     name = digest = "empty"
     fixed = reencodes = fuses = True

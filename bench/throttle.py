@@ -1,9 +1,9 @@
 """A link that becomes slow while "auto" trains, and fast again: python -m bench.throttle
 
-Two emulated hosts train the demo's workload. At a step the links are throttled, at a later one no
-more. Told is how many steps passed until the plan was looked at again and until one was kept, what
-a step took before and after, and how far the losses are from those of a training that was left
-alone. A few minutes; writes throttle.json and throttle.md.
+Two emulated hosts train the demo's workload. The links are throttled from one step to a later one.
+The results are the numbers of steps until the plan was looked at again and until one was kept, the
+times of a step before and after, and the difference of the losses from those of an undisturbed
+training. Takes a few minutes; writes throttle.json and throttle.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hipress.demo.report import markdown_table
 
 HOSTS = 2
 AIM = 100  # steps until the plan is looked at again
-LAST = 20  # steps before a change, by which a step's time is told
+LAST = 20  # steps before a change whose median is a step's time
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _steps(count: int | None) -> str:
 
 
 def rank(optimizer: str, steps: int) -> None:
-    """Trains on this host, and tells of each step."""
+    """Train on this host, and report each step."""
     import torch
     import torch.distributed as dist
 

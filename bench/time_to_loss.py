@@ -54,7 +54,7 @@ class Times:
         return cls(found["place"], seconds)
 
     def until(self, method: str, step: int, steps: int) -> float:
-        """Seconds of so many steps of a training of `steps`."""
+        """Seconds of the first `step` steps of a training of `steps`."""
         first = min(step, round(FREEZE * steps)) if method.startswith(MOMENTUM) else 0
         return first * self.seconds.get(WARM_UP, 0.0) + (step - first) * self.seconds[method]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Payload = tuple[Tensor, ...]
-_POWERS = (81, 27, 9, 3, 1)  # of 3: what each of five trits in a byte counts
+_POWERS = (81, 27, 9, 3, 1)  # powers of 3: weights of the five trits in a byte
 #: encode(x, state) -> payload; the state (float32 [states * n], or None) is updated in place
 Encode = Callable[[Tensor, Tensor | None], Payload]
 #: decode(payload, n) -> float32 [n]
@@ -27,12 +27,12 @@ class Method:
 
 
 def fed(x: Tensor, residual: Tensor | None) -> Tensor:
-    """The gradient with what was lost before."""
+    """The gradient plus the residual."""
     return x if residual is None else x + residual
 
 
 def keep(residual: Tensor | None, x: Tensor, decoded: Tensor) -> None:
-    """The residual becomes what is lost now."""
+    """Replace the residual by the error of this step."""
     if residual is not None:
         torch.sub(x, decoded, out=residual)
 
@@ -71,7 +71,7 @@ def rows(x: Tensor, size: int) -> Tensor:
 
 
 def sent(p: Tensor, index: Tensor, residual: Tensor | None) -> Payload:
-    """Positions and values; what is sent leaves the residual."""
+    """Positions and values; the sent elements of the residual become zero."""
     values = p[index]
     if residual is not None:
         residual.copy_(p)

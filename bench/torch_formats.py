@@ -52,7 +52,7 @@ def _exponent(x: Tensor) -> Tensor:
 def _encode_mx(
     x: Tensor, residual: Tensor | None, *, bits: int, mantissa: int, top: int, low: int
 ) -> Payload:
-    """`bits` an element with a mantissa of so many; exponents from `low` to `top`."""
+    """`bits` per element, of which `mantissa` are the mantissa's; exponents from `low` to `top`."""
     n, p = len(x), rows(fed(x, residual), 32)
     e = (_exponent(p.abs().amax(1, keepdim=True)) - top + 127).clamp_(1, 254)
     size = p.abs() / torch.exp2(e - 127)

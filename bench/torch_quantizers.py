@@ -172,7 +172,7 @@ def _decode_qsgd(payload: Payload, n: int) -> Tensor:
 
 
 def _dettmers_table() -> Tensor:
-    """The 128 magnitudes, ascending: decimal exponents with ever fewer linear fractions."""
+    """The 128 magnitudes, ascending: a smaller decimal exponent has fewer linear fractions."""
     values = [torch.zeros(1)]
     for k in range(6, -1, -1):
         m = 64 >> k

@@ -1,6 +1,6 @@
-"""Compressors in plain torch whose draws all ranks share: generators seeded by the step.
+"""Compressors in plain torch whose random draws all ranks share: generators seeded by the step.
 
-The step travels with the payload, where a codec's decode is told it.
+The payload holds the step, which a codec's decode gets as an argument.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.torch_common import Method, Payload, fed, keep, pack, sent, unpack
 
 #: THC's: elements that are mixed, bits of a code
 BLOCK, BITS = 16384, 4
-#: what a standard normal variable stays below with probability 1 - 0.03125 / 2
+#: quantile of the standard normal distribution at 1 - 0.03125 / 2
 QUANTILE = 2.1538746940614555
 
 
@@ -55,9 +55,9 @@ def _decode_randomk(payload: Payload, n: int) -> Tensor:
 
 
 class _Thc:
-    """Rotated at random, then rounded at random to 16 steps of which 3% of the elements exceed.
+    """Rotated at random, then rounded at random to 16 steps; 3% of the elements exceed their range.
 
-    As one rank runs it, whose scale is the one of all ranks.
+    This is one rank alone, so its scale is that of all ranks.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ def _signs(n: int, step: int, device: torch.device) -> Tensor:
 
 
 def _rotated(x: Tensor, block: int) -> Tensor:
-    """Each whole block mixed, what is left over in blocks of half the size, and so on."""
+    """Each whole block mixed, the rest in blocks of half the size, and so on."""
     whole = x.numel() - x.numel() % block
     mixed = _hadamard(x[:whole].view(-1, block)).view(-1)
     return mixed if whole == x.numel() else torch.cat([mixed, _rotated(x[whole:], block // 2)])
@@ -113,7 +113,7 @@ def _decode_thc(payload: Payload, n: int) -> Tensor:
 
 
 def shared() -> dict[str, Method]:
-    """The methods; they count their steps, so each begins anew."""
+    """New methods, which count their steps from zero."""
     return {
         "randomk": Method(_RandomK(), _decode_randomk),
         "thc": Method(_Thc(), _decode_thc),

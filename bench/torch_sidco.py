@@ -16,9 +16,9 @@ from torch import Tensor
 from bench.torch_common import Encode, Method, Payload, fed, scattered, sent
 
 RATIO = 0.01
-#: what the first of several stages keeps, and how much of an error is corrected
+#: share that the first of several stages keeps, and share of an error that is corrected
 FIRST, CORRECT = 0.25, 0.3
-#: threshold of magnitudes of which a share is to be kept
+#: returns the threshold above which a share of the magnitudes lies
 Fit = Callable[[Tensor, float], Tensor]
 
 

@@ -92,7 +92,7 @@ def _decode_mxnet_2bit_auto(payload: Payload, n: int) -> Tensor:
 
 
 def signs() -> dict[str, Method]:
-    """The methods; those with a first step begin anew."""
+    """New methods; some treat their first step specially."""
     return {
         "signsgd": Method(_encode_signsgd, _decode_signsgd),
         "signum": Method(_Signum(), _decode_signsgd),

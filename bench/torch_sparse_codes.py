@@ -1,7 +1,7 @@
 """Sparsifiers that send codes or means, and codes by quantile, in plain torch.
 
-Positions stay int32, where the specs write them as gaps, golomb or elias streams: the values that
-are decoded are the same, the payloads are longer and take no time to be coded.
+Positions stay int32, where the specs write gaps, golomb or elias streams: decoded values are the
+same, payloads are longer, and coding takes no time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _encode_inceptionn(x: Tensor, residual: Tensor | None) -> Payload:
     size = p.abs()
     tag = (size >= 2**-10).to(torch.uint8) + (size >= 2**-5) + (size >= 1)
     x16, x8 = p[tag == 2], p[tag == 1]
-    half = (x16 * 2**14).to(torch.int16)  # never zero, so that its sign tells that of the value
+    half = (x16 * 2**14).to(torch.int16)  # never zero: its sign is that of the value
     small = (x8.abs() * 2**6).to(torch.uint8) + 128 * (x8 < 0)
     payload = pack(tag, 2), p[tag == 3], half, small.to(torch.uint8)
     keep(residual, p, _decode_inceptionn(payload, p.numel()))

@@ -81,7 +81,7 @@ def _encode_adaptive_threshold(x: Tensor, residual: Tensor | None) -> Payload:
 
 
 def _encode_qsparse(x: Tensor, residual: Tensor | None) -> Payload:
-    """8 bit levels of the norm of what is kept."""
+    """The kept elements as 8 bit levels of their norm."""
     p = fed(x, residual)
     index = p.abs().topk(max(1, p.numel() // 100), sorted=False).indices
     values = p[index]

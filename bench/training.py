@@ -39,7 +39,7 @@ _DGC = "dgc:ratio=0.01:bits=16"
 
 @dataclass(frozen=True)
 class Target:
-    """`method` takes at most `limit` times what `versus` takes."""
+    """`method` may take at most `limit` times as long as `versus`."""
 
     group: str
     method: str
@@ -127,7 +127,7 @@ def main(
 def _check(
     groups: Sequence[str], methods: Sequence[str], rate: str, device: str, optimizer: str
 ) -> None:
-    """ValueError for what is no group, method, speed, device and optimizer."""
+    """Raise ValueError for an unknown group, method, rate, device or optimizer."""
     for name in groups:
         if name not in GROUPS:
             raise ValueError(f"unknown group {name!r}; choose from: {', '.join(GROUPS)}")

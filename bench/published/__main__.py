@@ -1,10 +1,10 @@
-"""Published results, predicted: beside each figure what it was predicted to be, and how far off.
+"""Published results beside their predictions, and the relative errors.
 
     python -m bench.published                  # every table
     python -m bench.published --charts docs    # draws the charts of docs/published.md as well
-    python -m bench.published --fit            # fits what published.yaml marks so anew
+    python -m bench.published --fit            # fits the numbers that published.yaml marks for it
 
-What is fitted, predicted and assumed stands in published.yaml; see docs/published.md.
+published.yaml has the fitted, predicted and assumed numbers; see docs/published.md.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _summary(cells: Sequence[Cell]) -> str:
 
 
 def _is_table(cell: Cell) -> bool:
-    """HiPress's own columns at 128 GPUs, of which throughput says little: see the null model."""
+    """True for HiPress's columns at 128 GPUs, where throughput says little: see the null model."""
     return cell.experiment == "hipress table" and cell.column.startswith("HiPress")
 
 

@@ -1,7 +1,7 @@
 """HiPress's ablation: milliseconds to synchronize as its parts are switched on one by one.
 
-The constants are those that its SeCoPa.py holds for that cluster. One number a model is fitted, to
-`default`: what a server's cores add, or what share of the NIC a ring reaches.
+The constants are those of its SeCoPa.py for that cluster. One number per model is fitted to
+`default`: the rate at which a server's cores add, or the share of the NIC that a ring reaches.
 """
 
 from __future__ import annotations

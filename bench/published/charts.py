@@ -84,7 +84,7 @@ def _curves(cells: Sequence[Cell], data: Data, folder: Path) -> None:
 
 
 def _exposed(cells: Sequence[Cell], curve: Sequence[Sidco], data: Data, folder: Path) -> None:
-    """Milliseconds that communication adds, and SIDCo's factor over what TCP reaches."""
+    """Milliseconds that communication adds, and SIDCo's factor over the rate that TCP reaches."""
     figure, (bars, line) = _figure(1, 2, (12, 4.6))
     predicted = [each for each in cells if each.kind == "predicted" and each.exposed]
     places = np.arange(len(predicted))
@@ -112,7 +112,7 @@ def _exposed(cells: Sequence[Cell], curve: Sequence[Sidco], data: Data, folder: 
 
 
 def _ready(ready: Sequence[Readiness], folder: Path) -> None:
-    """Share of the pass at which a share of the bytes is there."""
+    """Share of the pass after which a share of the bytes is ready."""
     figure, panels = _figure(2, 4, (12, 5.4))
     x = 100 * (np.arange(400) + 0.5) / 400
     for axes, each in zip(panels, ready, strict=True):

@@ -1,4 +1,4 @@
-"""published.yaml: numbers that say what they are, each read with its place in the file."""
+"""published.yaml: numbers with their kinds, each read with its place in the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = Unit("a number", "2.5", {"": 1.0})
 
 @dataclass(frozen=True)
 class Number:
-    """A value in bytes, seconds or the source's unit, and what it is."""
+    """A value in bytes, seconds or the source's unit, and its kind."""
 
     value: float
     kind: str
@@ -34,8 +34,11 @@ Data = Mapping[str, Any]  # of numbers, texts, lists and such mappings
 
 @dataclass(frozen=True)
 class Cell:
-    """A published figure beside its prediction. `exposed`: milliseconds a step beyond computing, as
-    published and as predicted, where the source's figure has them."""
+    """A published figure beside its prediction.
+
+    exposed: milliseconds of a step beyond computing, as published and as predicted, if the source
+    has them.
+    """
 
     experiment: str
     row: str
@@ -47,7 +50,7 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """Relative to what was published."""
+        """Relative to the published figure."""
         return self.predicted / self.published - 1
 
     @property
@@ -57,7 +60,7 @@ class Cell:
 
 
 def load(path: Path = FOLDER / "published.yaml") -> Data:
-    """The file. ConfigError with the place of every number that does not say what it is."""
+    """Read the file. Raises ConfigError with the place of every number without a kind."""
     fields = reading.read(path, "published results", "begin with `hipress:`")
     found: dict[str, Any] = {name: _value(value, fields.problems) for name, value in _pairs(fields)}
     reading.refuse(fields.problems)

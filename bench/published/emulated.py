@@ -1,8 +1,9 @@
-"""This repository's own emulated hosts, predicted from a description: a link's rate, what a step
-takes alone, and codecs as bench.codecs measured them on another day.
+"""This repository's own emulated hosts, predicted from a description.
 
-Two numbers are fitted, to DDP in float32 under SGD: what TCP reaches of a link, and the seconds of
-a core that a byte takes on its way. Hosts share two cores, so of four a rank has half a core.
+The description has a link's rate, the time of a step alone, and codecs as bench.codecs measured
+them on another day. Two numbers are fitted, to DDP in float32 under SGD: the rate that TCP reaches
+on a link, and the seconds of a core that a byte takes on its way. Hosts share two cores, so each of
+four ranks has half a core.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = ["Emulated", "Measured", "measured", "quality"]
 CORES = 2  # that all hosts share
 LOOPBACK = 6e9  # bytes a second
 GROUPS = ("hosts2", "hosts4", "slow", "hosts2-10gbit")
-#: what results call a method, and what it is here
+#: names of methods here, by their names in results
 NAMES = {"ddp-fp32": "fp32", "ddp-fp16": "fp16"}
 
 
@@ -54,7 +55,7 @@ class Measured:
     hosts: int
     rate: str
     optimizer: str
-    alone: float  # with DDP but nothing sent
+    alone: float  # with DDP, without communication
     steps: Mapping[str, float]
 
 
@@ -97,7 +98,7 @@ def _params() -> tuple[Param, ...]:
 
 @dataclass(frozen=True)
 class Emulated:
-    """Predicts them. `reach`, `core`: what is fitted, a share and seconds a byte."""
+    """Predictions for them. reach, core: the fitted share, and seconds of a core per byte."""
 
     data: Data
     reach: float

@@ -178,7 +178,7 @@ class Paper:
         return off
 
     def null(self, efficiency: float = 0.9) -> Iterator[Cell]:
-        """HiPress's columns by a rule without a model: it scales alike, whatever is trained."""
+        """HiPress's columns by one scaling efficiency for all models, without a simulation."""
         for model, row in self.models.items():
             for system in ("HiPress PS", "HiPress Ring"):
                 if system in row:

@@ -16,7 +16,7 @@ TCP = (0.05, 0.08, 0.12, 0.2, 0.27, 0.4, 0.52, 0.7, 0.85)  # shares of 25 Gbit/s
 
 
 def espresso(data: Data, paper: Paper) -> Iterator[Cell]:
-    """float32 by BytePS, and HiPress, with what was fitted to HiPress's own table."""
+    """float32 by BytePS, and HiPress, with the numbers that were fitted to HiPress's own table."""
     for model, row in data["models"].items():
         nodes, gpus = int(data["nodes"].value), int(data["gpus_a_node"].value)
         batch, bound = row["batch"].value, row["bound"].value

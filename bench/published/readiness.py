@@ -59,6 +59,6 @@ def _off(shares: Floats, true: Floats) -> float:
 
 
 def _by_bytes(sizes: Sequence[float] | Floats, ready: Floats) -> Floats:
-    """At which share of the pass each quantile of the bytes is there."""
+    """Share of the pass after which each quantile of the bytes is ready."""
     share = np.cumsum(sizes) / np.sum(sizes)
     return ready[np.minimum(np.searchsorted(share, _QUANTILES), len(ready) - 1)]

@@ -1,9 +1,9 @@
 """Published systems: chains of stages for a gradient, on lanes of one representative node.
 
-Sizes are bytes of gradient in a node, of which every GPU holds the same number. Lanes are those of
-casync.stages, and `pcie`, and `cpu`, a node's cores. Steps are simulated by the planner's own
-engine; Horovod's collectives, each of which takes the gradients that are ready when the one before
-ends, are apart.
+Sizes are bytes of gradient in a node; every GPU holds the same number. Lanes are those of
+casync.stages, `pcie`, and `cpu` (a node's cores). The planner's own engine simulates steps.
+Horovod's collectives are separate: each one takes the gradients that are ready when the one before
+ends.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Stack:
-    """A communication library, beyond what its link does."""
+    """A communication library's costs besides its link's."""
 
     server: float = 2e10  # bytes a second that a node's cores add
     most: float = float(64 << 20)  # bytes of a fused collective
-    cycle: float = 1e-3  # seconds between looks at what is ready
+    cycle: float = 1e-3  # seconds between looks at the ready gradients
     partition: float = float(4 << 20)  # bytes of a message
     crosses: bool = False  # whether the next forward pass begins before all are averaged
 
 
 def ring(work: Training, cluster: Cluster, stack: Stack, width: float = 1.0) -> float:
-    """Seconds of a step by all-reduces of fused gradients, `width` times as many bytes each; the
-    link's `collective` is what each of the 2(N-1) hops takes besides its bytes."""
+    """Seconds of a step by all-reduces of fused gradients, each `width` times as many bytes; the
+    link's `collective` is the time of each of the 2(N-1) hops besides its bytes."""
     n, link = cluster.ranks, cluster.inside if cluster.nodes == 1 else cluster.between
 
     def seconds(size: float, _: int) -> float:
@@ -84,10 +84,10 @@ def ring(work: Training, cluster: Cluster, stack: Stack, width: float = 1.0) -> 
 def collectives(
     work: Training, seconds: Callable[[float, int], float], stack: Stack, slows: float
 ) -> tuple[list[float], float]:
-    """Whatever is ready when a collective is over goes as the next one, up to a limit of bytes.
+    """Each collective takes all gradients that are ready when the one before ends, up to a limit.
 
-    `seconds`: of bytes and a number of tensors. Returns when each is averaged, and when the
-    backward pass is over, which goes slower while a collective is under way.
+    seconds: time of a collective, from its bytes and number of tensors. Returns the times at which
+    gradients are averaged, and the end of the backward pass, which is slower during a collective.
     """
     done, clock = [0.0] * len(work.sizes), _Clock(work.backward, slows)
     first = 0
@@ -103,7 +103,7 @@ def collectives(
 
 
 def _taken(work: Training, first: int, progress: float, most: float) -> int:
-    """End of a group that goes together: at least one tensor."""
+    """End of a group that is sent together: at least one tensor."""
     end, size = first + 1, work.sizes[first]
     while end < len(work.sizes) and work.ready[end] <= progress + 1e-12:
         size += work.sizes[end]
@@ -114,7 +114,7 @@ def _taken(work: Training, first: int, progress: float, most: float) -> int:
 
 
 class _Clock:
-    """Time, and how far the backward pass is."""
+    """The time, and the progress of the backward pass."""
 
     def __init__(self, backward: float, slows: float) -> None:
         self.backward, self.slows = backward, slows
@@ -207,8 +207,8 @@ def hipress(
     features: Features = Features(),
     overlap: float = 0.0,
 ) -> float:
-    """Seconds of a step: raw inside a node, compressed between one GPU of each. `strategy`: ps or
-    ring; the link's `collective` is what a message costs."""
+    """Seconds of a step: raw inside a node, compressed between one GPU of each. strategy: "ps" or
+    "ring"; the link's `collective` is the fixed cost of a message."""
     loads = []
     for size, ready in zip(work.sizes, work.ready, strict=True):
         packed = size >= LEAST
