@@ -1,5 +1,4 @@
-"""A double of torch.cuda for the real DeviceMemory: what is launched is done at once, in memory of
-the host, and every call is written down."""
+"""A double of torch.cuda for DeviceMemory: runs launches at once on the host, records calls."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A device that is not there: memory that host code must not touch, and kernels that run on it.
+"""An emulated device: memory that host code must not touch, and kernels that run on it.
 
-Its tensors are torch's, of a device "meta". Operations on them run in a stream: that which runs
-them, or the caller's, as torch's do. Nobody may read them but kernels, and a copy to the host, for
-which it waits; in streams of ours nothing is made, and nothing copied without the protocol. Kernels
-are the generated CUDA sources, run by the shim.
+Its tensors are torch's, of a device "meta". Operations on them run in the stream that runs them, or
+in the caller's, as torch's do. Only kernels may read them, and copies to the host, which wait for
+the data; in our streams nothing is allocated, and nothing copied without the protocol. Kernels are
+the generated CUDA sources, run by the shim.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHANGES = {"copy_", "mul_", "add_", "div_", "fill_", "zero_", "sqrt_", "addmm_"
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor in the emulated device's memory. `inside`: that memory, for what runs there."""
+    """A tensor in the emulated device's memory. inside: that memory, for code that runs there."""
 
     inside: torch.Tensor
     memory: DeviceMemory
@@ -99,7 +99,7 @@ class DeviceMemory(FakeMemory):
         return self.staged[-1]
 
     def by_caller(self, func, given, args, kwargs):
-        """Outside of our streams: an operation goes to the caller's; a copy to the host waits."""
+        """Outside of our streams: run in the caller's stream; copies to the host wait."""
         if func.overloadpacket.__name__ in _CHANGES:
             theirs = [a.clone() if isinstance(a, torch.Tensor) and a is b else a
                       for a, b in zip(given, args, strict=True)]  # fmt: skip
@@ -148,7 +148,7 @@ class DeviceMemory(FakeMemory):
         return self.zeros(len(values), values.dtype).copy_(values)
 
     def download(self, tensor):
-        """A copy of what is there now, for a test to look at."""
+        """A copy of the present values, for a test to look at."""
         return tensor.inside.clone()
 
 
@@ -261,7 +261,7 @@ def compiled(name, **params):
 
 
 class Garbled:
-    """A codec that spoils what it has encoded."""
+    """A codec that damages its encoded payloads."""
 
     def __init__(self, inner, spoils):
         self._inner, self._spoils = inner, spoils

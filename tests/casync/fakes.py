@@ -127,7 +127,7 @@ class Sign(Fake):
 
 
 class Sparse(Fake):
-    """Indices and values of what is not zero: exact, of varying length."""
+    """Indices and values of the nonzero elements: exact, of varying length."""
 
     name = "sparse"
     fixed = False

@@ -133,7 +133,7 @@ class Order:
 
 
 class Nccl:
-    """The library, for all ranks. `calls`: by rank, what was called."""
+    """The library, for all ranks. calls: the names of the calls, by rank."""
 
     def __init__(self):
         self.calls = defaultdict(list)

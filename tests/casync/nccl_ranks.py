@@ -1,4 +1,4 @@
-"""Ranks of test_nccl_gpu.py, each on a GPU of its own."""
+"""Ranks of test_nccl_gpu.py, each with its own GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of a device that is not there: what they hold runs later, in any order that is legal."""
+"""Streams of an emulated device: their work runs later, in any legal order."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ at_work = threading.local()
 
 
 class Schedule:
-    """All streams of all ranks. `first` and `last`: streams that are chosen when they can be, and
-    when no other can be; for the others each schedule has preferences of its own, or none."""
+    """All streams of all ranks.
+
+    first, last: streams that are chosen whenever they can be, or only if no other can be; for the
+    others each schedule has preferences of its own, or none.
+    """
 
     def __init__(self, seed: int, dropped: int | None = None) -> None:
-        """`dropped`: the number of a wait that is left out."""
+        """dropped: number of the wait to leave out."""
         self.random = random.Random(seed)
         self.strict = seed % 2 == 0  # always the most preferred, not any
         self.streams: list[FakeStream] = []
@@ -38,11 +41,11 @@ class Schedule:
         self.last: FakeStream | None = None
         self.changed = threading.Condition()
         self.driven = False
-        self.broken: BaseException | None = None  # what ended the thread that drives
+        self.broken: BaseException | None = None  # error that ended the driving thread
 
     @contextmanager
     def driving(self) -> Iterator[None]:
-        """Meanwhile a thread runs what comes, as a device would."""
+        """A context in which a thread runs the queued work, as a device would."""
         self.driven = True
         thread = threading.Thread(target=self._drive, daemon=True)
         thread.start()
@@ -140,7 +143,7 @@ class FakeStream:
         self.schedule = schedule
         self.preference = schedule.random.random()
         self.items: deque[Callable[[], object]] = deque()
-        self.pending: Callable[[], bool] | None = None  # of what has begun
+        self.pending: Callable[[], bool] | None = None  # condition of the work that has begun
         self.blocked: list[tuple[FakeEvent, int, int]] = []  # event, number, items still before
         self.put = self.taken = 0
         schedule.streams.append(self)
@@ -235,5 +238,5 @@ class FakeEnd:
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Fill memory that nobody may read: NaNs, invalid lengths."""
+    """Fill memory that must not be read with NaNs and invalid lengths."""
     tensor.view(torch.uint8).fill_(255)

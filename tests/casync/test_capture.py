@@ -24,7 +24,7 @@ TOTAL = sum(LENGTHS)
 
 
 class Stream:
-    """Does what it is given, or takes it down."""
+    """Runs its work at once, or records it during capture."""
 
     def __init__(self, memory):
         self.memory = memory
@@ -68,7 +68,7 @@ class Memory(HostMemory):
 
 
 class Dice(Sign):
-    """Adds what follows from the step; the tick of a captured call stays what it was then."""
+    """Adds a value that follows from the step; a captured call keeps its tick."""
 
     name = "dice"
     tick = (0,)

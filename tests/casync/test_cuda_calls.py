@@ -42,7 +42,7 @@ def graph_by(strategy, codec):
 
 
 class Wire:
-    """A transport without tags that moves nothing."""
+    """A transport without tags that transfers nothing."""
 
     rank, world_size = 0, 2
 

@@ -1,4 +1,4 @@
-"""Residuals of what nobody used wait; nobody's wait for ever."""
+"""Residuals of unused parameters wait; none waits for ever."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_nobody_used_neither_sends_nor_loses_residuals(strategy, codec):
 @pytest.mark.parametrize("unused", first_fast(range(3)))
 @pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
 def test_what_another_rank_used_takes_all_residuals_that_it_passes(strategy, unused):
-    """A rank that never used a tensor, but aggregates it, kept its residuals for ever."""
+    """A rank that never used a tensor, but aggregates it, once kept its residuals for ever."""
     steps = [gradients(sum(SIZES), 3, seed) for seed in range(3)]
     for buckets in steps:
         buckets[unused][:] = 0

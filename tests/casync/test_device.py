@@ -1,4 +1,4 @@
-"""Ten training steps on a device that is not there: what travels is what the CPU backend sends."""
+"""Ten training steps on an emulated device: payloads are those of the CPU backend."""
 
 import queue
 import re
@@ -54,7 +54,7 @@ PROGRAMS = [
 
 
 class Recorder:
-    """A transport that keeps what it was given."""
+    """A transport that records its messages."""
 
     def __init__(self, inner):
         self._inner, self.sent = inner, {}
@@ -115,9 +115,9 @@ def on_cpu(graph, codec, dtype=torch.float32, waiting=None):
 
 
 class GPU(CudaMemory):
-    """The real one, with what tests ask of an emulated one."""
+    """The real memory, with the counters that tests read from an emulated one."""
 
-    made = 0  # nobody counts
+    made = 0  # not counted
 
     def __init__(self):
         super().__init__(torch.device("cuda", torch.cuda.current_device()))
@@ -147,7 +147,7 @@ class Devices:
              for key, state in states_of(codec).items()}
             for m, codec in pairs
         ]  # fmt: skip
-        unused = object()  # a codec that no program has is not asked what it found
+        unused = object()  # a codec that no program has, so it is never called
         self.executors = [
             Executor(
                 end,
@@ -255,7 +255,7 @@ def test_without_tags_averages_are_those_of_the_cpu_backend(strategy, name):
 
 
 def test_rooms_that_follow_need_are_held():
-    """Until they are others; what nobody holds would be dropped some day, with a wait."""
+    """They are held until new ones replace them; a dropped one would cost a wait later."""
     graph = graph_by("allgather", compll.compile("threshold", **PARAMS["threshold"]))
     programs, meeting = [graph.slice(rank) for rank in range(RANKS)], Meeting(RANKS)
     ends, schedule = [FakeEnd(meeting, r, lambda *_: None) for r in range(RANKS)], Schedule(3)

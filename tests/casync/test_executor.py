@@ -449,7 +449,7 @@ class Breaks(Exact):
 
 @pytest.fixture
 def one_broken():
-    """Two ranks; rank 1's codec is broken as asked. Collects what the future of each raised."""
+    """Two ranks; rank 1's codec is broken in the given way. Collects the futures' errors."""
 
     def go(kind):
         graph = graph_of([50000], "ps", "exact", 2)
@@ -488,7 +488,7 @@ def test_a_broken_decode_fails_both_ranks(one_broken, caplog):
     )
     assert type(other) is TransportError
     assert re.search(r"rank 0, peer 1, task `(recv|send) rank=0", str(other))
-    assert not caplog.text  # told once: by the future
+    assert not caplog.text  # reported once, by the future
 
 
 def test_a_broken_encode_fails_both_ranks(one_broken):
@@ -529,7 +529,7 @@ def test_a_corrupt_payload_names_rank_peer_and_task():
 
 @pytest.mark.parametrize("message", [b"", b"\1\0\0\0\0\0\0\0", b"\377" * 8, b"\20" + b"\0" * 7])
 def test_a_message_of_a_wrong_length_is_refused(message):
-    """The peer is a bare transport that sends what is not a message."""
+    """The peer is a bare transport that sends malformed messages."""
     graph = graph_of([100], "allgather", "sparse", 2)
     ends = Hub(2).endpoints()
     with Executor(ends[0], CODECS) as executor:
@@ -586,7 +586,7 @@ def test_a_peer_that_leaves_is_named():
 
 
 class Stuck:
-    """A receive whose bytes were moving when the connection ended: it hears nothing of that."""
+    """A receive whose bytes were moving when the connection ended: it does not notice that."""
 
     def __init__(self):
         self.free = threading.Event()
@@ -597,7 +597,7 @@ class Stuck:
 
 
 def on_look(monkeypatch, executor, call):
-    """Call this whenever a watch is about to look at what waits for its peer."""
+    """Call `call` whenever a watch is about to look at the tasks that wait for its peer."""
     wait = executor._ended.wait
     monkeypatch.setattr(executor._ended, "wait", lambda seconds: (call(), wait(seconds))[1])
 
@@ -619,7 +619,7 @@ def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
 
 
 def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
-    """It used to be noticed only at the time-out. Data on its way through other ranks has time."""
+    """It was once noticed only at the time-out. Data on its way through other ranks has time."""
     monkeypatch.setattr(watch, "LOOK", 0.01)
     ends, stuck, looks = Hub(3).endpoints(), Stuck(), []
     monkeypatch.setattr(ends[0], "post_reduce", lambda *a: stuck)
@@ -680,7 +680,7 @@ def test_close_fails_what_is_under_way_and_ends_all_threads():
 
 
 def test_a_callback_may_fail():
-    """Callbacks run on the executor's threads; what they raise stays in their own future."""
+    """Callbacks run on the executor's threads; an error in one stays in its own future."""
     graph = graph_of([100], "ps", "exact", 2)
     programs = [graph.slice(rank) for rank in range(2)]
     buckets = gradients(100, 2, seed=0)
@@ -751,7 +751,7 @@ def test_a_process_may_end_while_a_lane_is_at_work():
 
 
 class Slow:
-    """A lock whose holder lets others go first: all that runs ends before it goes on."""
+    """A lock whose holder yields first: all running work ends before it continues."""
 
     def __init__(self, executor):
         self.executor, self.lock = executor, executor._lock
@@ -783,7 +783,7 @@ def test_sums_of_two_executors_of_a_rank():
 
 
 def test_lanes_keep_denormal_numbers_whatever_the_thread_that_makes_them_does():
-    """Ranks of which one flushes them would decode a payload to different bits."""
+    """Ranks that differ in flushing would decode a payload to different bits."""
     graph = graph_of([300], "allgather", "exact", 2)
     buckets = [torch.full((300,), 1e-40) for _ in range(2)]
     if not torch.set_flush_denormal(True):

@@ -36,7 +36,7 @@ class Fusing(Sign):
         used = super().encode_batch(x, table, out, at, writeback=writeback, **options)
         if not writeback:
             for start, length, *_ in table.tolist():
-                x[start : start + length] = float("nan")  # nothing of use
+                x[start : start + length] = float("nan")  # useless values
         return used
 
 

@@ -1,4 +1,4 @@
-"""Gossip: who is whose neighbour, graphs that get through, and copies that hold the same bits."""
+"""Gossip: neighbours, graphs that complete, and copies that hold the same bits."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -87,7 +87,7 @@ def test_gradients_are_not_for_gossip():
 @pytest.mark.parametrize("codec", ["sign", "sparse"])
 @pytest.mark.parametrize("links, n", [("ring", 3), ("torus", 4), ("complete", 2)])
 def test_copies_hold_the_bits_of_estimates_and_parameters_stay(links, n, codec):
-    """`sign` has feedback, which nothing here asks for. Estimates come nearer step by step."""
+    """`sign` has feedback, which is unused here. Estimates improve step by step."""
     codecs = [estimates(links, n, codec, rank) for rank in range(n)]
     programs = [
         build_program(parts_of(links, n, own), Topology.flat(n), own, rank)

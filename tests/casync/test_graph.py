@@ -229,7 +229,7 @@ def test_a_slice_of_a_large_world_takes_little_memory(strategy):
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 @pytest.mark.parametrize("per_node", [1, 2, 3])
 def test_between_nodes_travels_what_nodes_without_insides_would_send(nodes, per_node):
-    """2 (M-1)/M payloads per node, whatever the ranks inside."""
+    """2 (M-1)/M payloads per node, whatever the number of its ranks."""
     n = nodes * per_node
     graph = graph_of([9600 * n], "hierarchical", "half", n, per_node=per_node, least_bytes=4000)
     payload = 2 * 9600 * n

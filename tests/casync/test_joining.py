@@ -198,7 +198,7 @@ def test_codecs_with_a_state_of_a_tensor_keep_calls_of_their_own():
 
 def test_of_payloads_in_one_call_the_bad_one_is_named():
     class Picky(Exact):
-        """Refuses what rank 3 sends."""
+        """Refuses payloads of rank 3."""
 
         name = "picky"
 
@@ -224,7 +224,7 @@ def test_of_payloads_in_one_call_the_bad_one_is_named():
 
 
 def test_merges_of_one_call_are_in_rank_order():
-    """Merges of each piece are in rank order, whatever else the call holds."""
+    """Merges of each piece are in rank order, whatever other tasks the call has."""
     program = joined(program_of(8), CODECS, Bulk(math.inf))
     first = next(t for t in program.tasks if isinstance(members(t)[0], Merge))
     assert [task.payload % 8 for task in members(first)] == [1, 2, 3, 4]

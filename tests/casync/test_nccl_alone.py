@@ -1,4 +1,4 @@
-"""A rank alone with NCCL, by each binding: what one GPU can show, and doubles before it."""
+"""A single rank with NCCL, by each binding: on one GPU, and with doubles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets of 16 bits: what comes of them is what comes of a float32 copy, which there is not."""
+"""Buckets of 16 bits: the results are those of float32 copies, which are never made."""
 
 import tracemalloc
 
@@ -40,7 +40,7 @@ def programs_of(graph):
 
 
 def compared(graph, dtype, codecs, made, steps=2):
-    """Steps of buckets of 16 bits, beside those of float32 copies that are rounded at the end."""
+    """Results of buckets of 16 bits, and those of float32 copies that are rounded at the end."""
     size = graph.world_size
     total = max(row[0] + row[1] for part in graph.parts for row in part.rows)
     ours, theirs = ([made() for _ in range(size)] for _ in range(2))

@@ -35,7 +35,7 @@ class Largest(Sparse):
     st.floats(0, 1),
 )
 def test_regions_add_up_to_the_whole(lengths, count, align, codec, density):
-    """Each is decoded on its own, and touches nothing else."""
+    """Each region is decoded on its own, and changes no elements of others."""
     starts = np.cumsum([0, *lengths[:-1]]).tolist()
     rows = tuple((s, n, 0, 0, s) for s, n in zip(starts, lengths, strict=True))
     table = np.array(rows, np.int64)
@@ -115,7 +115,7 @@ def test_no_owner_has_much_more_than_others_to_receive(world_size):
 
 
 def test_states_of_a_region_are_where_the_whole_has_them():
-    """An owner's rejected values are at the places of its elements, and nothing is elsewhere."""
+    """An owner's rejected values are at the places of its elements; other places are zero."""
     region = REGIONS[region_key("sign", 1, 2, 32)]
     table = np.array([[0, 5000, 0, 0, 3000], [5000, 3000, 1, 0, 0]])
     random = np.random.default_rng(0)
@@ -132,7 +132,7 @@ def test_states_of_a_region_are_where_the_whole_has_them():
 
 
 def test_the_volume_of_oktopk_does_not_grow_with_the_world():
-    """Below 6 k words, of which selection up and down are 2 each; that of an all-gather grows."""
+    """Below 6 k words: selection up and down take 2 each; an all-gather's volume grows."""
     k = (1 << 18) // 100
     for world_size in (2, 4, 8):
         share = (world_size - 1) / world_size

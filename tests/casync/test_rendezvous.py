@@ -1,6 +1,6 @@
 """Transports without tags: slots keep every strategy from deadlock, and the proof finds faults.
 
-What the dry run proves, threads do on a transport that is like that.
+Threads on such a transport confirm the results of the dry run.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ def with_tasks(graph, changed):
     return dataclasses.replace(graph, tasks=tasks)
 
 
-#: of 3 ranks, among whom no two slots could be exchanged without harm; allreduce has but one
+#: strategies among 3 ranks in which no two slots can be exchanged; allreduce has only one slot
 SEVERAL = sorted({strategy for strategy, _ in PAIRS} - {"allreduce", "vote"})
 
 
@@ -103,7 +103,7 @@ def exchanged(strategy):
 
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_exchanged_slots_are_caught(strategy):
-    """On one rank only: it waits for what its peers send when they have what it has not sent."""
+    """On one rank only: it waits for data that its peers send after they have its own."""
     graph = exchanged(strategy)
     dry_run(graph)  # gloo has tags
     with pytest.raises(DeadlockError):
@@ -126,7 +126,7 @@ def test_exchanged_slots_block_all_ranks_who_are_told(strategy):
 @pytest.mark.parametrize("world_size, per_node", first_fast(WORLDS))
 @pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_threads_get_through_with_the_bits_of_the_executor(strategy, codec, world_size, per_node):
-    """Two steps; and on every link both sides counted what the dry run says."""
+    """Two steps; on every link both sides counted the bytes of the dry run."""
     graph = graph_of(SMALL, strategy, codec, world_size, per_node=per_node, least_bytes=4000)
     total = sum(SMALL)
     states, others = ([states_of(total) for _ in range(world_size)] for _ in range(2))
@@ -172,7 +172,7 @@ def test_sizes_must_agree():
 
 
 def test_a_send_that_is_not_ready_blocks_the_stream():
-    """A group that needs what only a later group brings."""
+    """A group that needs data of a later group."""
     graph = graph_of([70000], "ring", "exact", 3, partitions=1)
     rank, last = 0, max(t.slot for t in graph.tasks if isinstance(t, Send))
     changed = {

@@ -1,4 +1,4 @@
-"""Messages of which only what does not repeat travels."""
+"""Messages from which repeated blocks are left out."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ WORDS = 8 * 20_000
 
 
 def message_of(runs, seed, tail=0):
-    """Runs of (words, whether one word is repeated), and a tail of so many words."""
+    """Runs of (number of words, True if one word is repeated), and `tail` more words."""
     random = np.random.default_rng(seed)
     pieces = [
         np.full(length, random.integers(1 << 62)) if same else random.integers(1 << 62, size=length)

@@ -1,4 +1,4 @@
-"""Lengths that vary where both sides must know them: room follows need, and nothing is lost."""
+"""Varying lengths that both sides must know: room follows need, and nothing is lost."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,7 +49,7 @@ CODECS = {"large": Large()}
 
 
 class World:
-    """Ranks over a transport without tags, and what they were given and got so far."""
+    """Ranks over a transport without tags, with their programs and states."""
 
     def __init__(self, strategy, size):
         graph = graph_of(LENGTHS, strategy, "large", size, codecs=CODECS, least_bytes=4000)
@@ -62,7 +62,7 @@ class World:
         self.pool = ThreadPoolExecutor(size)
 
     def step(self, number, share):
-        """The average of gradients of which a share is large, the same on all ranks."""
+        """The average of gradients whose share `share` is large, the same on all ranks."""
         buckets = [gradient(share, number, rank) for rank in range(len(self.executors))]
         futures = [
             self.pool.submit(self.submit, rank, bucket, number)
@@ -105,7 +105,7 @@ def start():
 
 
 def gradient(share, number, rank):
-    """Whole numbers of which a share is not zero: sums are exact."""
+    """Whole numbers, of which a share is nonzero: sums are exact."""
     generator = torch.Generator().manual_seed(1000 * number + rank)
     values = torch.randint(1, 5, (TOTAL,), generator=generator).float()
     return values * (torch.rand(TOTAL, generator=generator) < share)
@@ -113,8 +113,11 @@ def gradient(share, number, rank):
 
 @pytest.mark.parametrize("strategy, share", [("ps", 4), ("allgather", 1)])
 def test_room_follows_need_and_nothing_is_lost(strategy, share, start):
-    """Steps with few large elements, two with many, then none. share: of what workers keep, whose
-    gradients were averaged or not, one is in the average."""
+    """Steps with few large elements, two with many, then none.
+
+    share: divisor of workers' residuals: the number of ranks, or 1 if the gradients that they are
+    of were divided by it already.
+    """
     world, size = start(strategy, 4), 4
     shares = [0.01] * 3 + [0.5] * 2 + [0.01] * 2 + [0.0] * 12
     got, took = torch.zeros(TOTAL), []

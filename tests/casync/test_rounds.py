@@ -1,4 +1,4 @@
-"""Codecs that aggregate in rounds: graphs, the executor over memory, what refuses them."""
+"""Codecs that aggregate in rounds: graphs, the executor over memory, refusals."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ TOTAL = sum(SIZES)
 
 
 class Twice(Fake):
-    """Round 0: the sum. Round 1: twice what is left to the mean, in float16; checks its input."""
+    """Round 0: the sum. Round 1: twice the rest of the mean, in float16; checks its input."""
 
     name = "twice"
     stateful = True

@@ -62,7 +62,7 @@ def test_the_published_plans():
 
 
 def test_more_ranks_make_compression_pay_less():
-    """A ring encodes N times what it sends 2(N-1) times."""
+    """A ring encodes N times, and sends 2(N-1) messages."""
     assert choose(4 * MB, 4, "ring", CURVES).compress
     assert not choose(4 * MB, 16, "ring", CURVES).compress
 

@@ -115,7 +115,7 @@ def doubles(monkeypatch):
 
 @pytest.fixture
 def start(doubles):
-    """Makes n ranks over what is named."""
+    """A function that makes n ranks over the named transport."""
     made = []
 
     def make(name, size, timeout=HANG):
@@ -233,7 +233,7 @@ def test_two_communicators_in_different_orders_are_an_error(nccl):
 
 
 def test_unequal_lengths_are_an_error(ranks):
-    """NCCL leaves what happens undefined; the double says so where its binding has a way to."""
+    """NCCL leaves the result undefined; the double reports it if its binding can."""
     made = ranks(2, timeout=0.2)
     futures = [
         made.submit(rank, made.run, rank, group)
@@ -261,7 +261,7 @@ def test_a_receive_that_waits_blocks_its_stream(nccl):
 
 
 def test_a_peer_that_does_not_come_ends_the_wait_with_a_name(nccl):
-    """The host does not wait; who is called next is told, and so is who asked to be."""
+    """The host does not wait; the next call raises the error, and a callback gets it."""
     made = nccl(2, timeout=0.2)
     future = made.submit(0, made.run, 0, [recv(1, 4), send(1, 3)])
     text = made.error(0, future)
@@ -385,8 +385,8 @@ def test_bindings_work_on_the_current_stream_and_group_by_communicator(name, sta
 
 @pytest.mark.parametrize("before", [None, "3"])
 def test_torch_makes_groups_of_ours_without_what_it_does_of_its_own_accord(before, monkeypatch):
-    """No watchdog that ends the process; no split of the default communicator, which would wait
-    for ranks that know nothing of the group."""
+    """No watchdog that ends the process; no split of the default communicator, which would wait for
+    ranks outside the group."""
     name, seen = "TORCH_NCCL_ASYNC_ERROR_HANDLING", []
     world = SimpleNamespace(bound_device_id=torch.device("cuda", 3))
 
@@ -489,4 +489,4 @@ def test_an_executor_closes_the_transport_that_it_owns(owns, monkeypatch):
     monkeypatch.setattr(end, "close", lambda: told.append("closed"))
     monkeypatch.setattr(end, "abort", lambda: told.append("aborted"))
     Executor(end, CODECS, watch=True, owns=owns).close()
-    assert told == ["closed"] * owns  # without any run nothing is torn
+    assert told == ["closed"] * owns  # if nothing runs, nothing is interrupted

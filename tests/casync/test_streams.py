@@ -79,7 +79,7 @@ def payloads(task, program):
 
 
 class World:
-    """Ranks on fake streams. A payload is poisoned as soon as nothing in its run reads it."""
+    """Ranks on fake streams. A payload is poisoned as soon as no task of its run will read it."""
 
     def __init__(self, case, schedule):
         self.size, self.schedule = case.size, schedule
@@ -99,7 +99,7 @@ class World:
         self.averages = {}
 
     def used(self, rank, text):
-        """A task takes effect now; what came before it may have been a payload's last."""
+        """A task takes effect now; an earlier one may have been a payload's last."""
         for tensor in self.freed:
             poison(tensor)
         self.freed.clear()
@@ -156,7 +156,7 @@ def worker_states(codecs):
 
 
 def gossip(codec, size):
-    """Each rank has codecs of its own, which know its neighbours."""
+    """Each rank has its own codecs, which know its neighbours."""
     flat_ = Topology.flat(size)
     codecs = [
         {codec: Estimate(CODECS[codec], grid("ring", size).neighbours(r))} for r in range(size)
@@ -219,7 +219,7 @@ def caught(case, wanted, wait):
     "strategy, codec", first_fast([("ps", "exact"), ("ring", "sign"), ("hierarchical", "sparse")])
 )
 def test_no_event_can_be_left_out(strategy, codec):
-    """But some by which a run waits for all of the last one, though not all of it matters."""
+    """Except those by which a run waits for all of the last one: not all of it matters."""
     case = Case(slices(graph_of((40, 1500), strategy, codec, 3, partitions=1, least_bytes=2000)))
     wanted, schedule = case.expected(), Schedule(0)
     world = World(case, schedule)
@@ -276,7 +276,7 @@ def test_a_deadlock_is_told():
 
 
 class Silent(HostMemory):
-    """Streams that do nothing, so that what is left is the host's work."""
+    """Streams that do nothing, so only the host's work remains."""
 
     def stream(self, *, urgent=False):
         return self

@@ -44,7 +44,7 @@ def test_pieces_overlap_work_and_transfers():
 
 
 def test_a_delay_leaves_the_link_free():
-    """Messages end at 1 and 2, and are there at 6 and 7."""
+    """Messages end at 1 and 2, and arrive at 6 and 7."""
     load = Load(0.0, (wire(1, delay=5.0), work(0.5)))
     assert seconds(load, load) == pytest.approx(7.5)
 
@@ -101,7 +101,7 @@ def test_a_codec_on_the_backward_pass_s_core_delays_it():
 
 
 def test_so_does_a_transfer_that_keeps_a_core_busy():
-    """1.5 cores are wanted, one is there: the pass goes at 2/3, the transfer at 5/6."""
+    """1.5 cores are wanted, one exists: the pass runs at 2/3, the transfer at 5/6."""
     assert seconds(Load(0.0, (wire(3, cores=0.5),)), backward=8.0) == pytest.approx(9.2)
 
 
@@ -124,7 +124,7 @@ LINK, SPEED = 1e6, 4e6  # bytes a second
 @pytest.mark.parametrize("topology", [TWO, FOUR])
 @pytest.mark.parametrize("strategy", ["ps", "ring", "allgather", "gtopk"])
 def test_as_the_graph_is_simulated(strategy, topology):
-    """Four buckets, one after the other, of which every task is followed."""
+    """Four buckets, one after the other; every task is simulated."""
     n, elements = topology.world_size, 40_000
     graph = graph_of([elements], strategy, "exact", n, 2, least_bytes=0, per_node=1)
     cluster = Cluster(Link(LINK, 0.0), {"exact": CodecSpeed(SPEED, SPEED)})
@@ -210,7 +210,7 @@ def test_latencies_of_a_ring_add_up():
 
 
 def test_copies_either_way_have_lanes_of_their_own():
-    """Out 0-2 and 2-4, work 2-3 and 4-5, in 3-5 and 5-7; nothing of it delays the pass."""
+    """Out 0-2 and 2-4, work 2-3 and 4-5, in 3-5 and 5-7; no copy delays the pass."""
     load = Load(0.0, (Stage(LEAVE, 2), work(1), Stage(ENTER, 2)))
     assert seconds(load, load, backward=6.0, overlap=1.0) == pytest.approx(7)
     assert simulate_step([load], 6.0, 1.0).backward == pytest.approx(6)
@@ -218,7 +218,7 @@ def test_copies_either_way_have_lanes_of_their_own():
 
 @pytest.mark.parametrize("gradients", [False, True])
 def test_what_leaves_a_device_and_enters_it(gradients):
-    """Gradients once each way, where the host compresses; else what travels, each time."""
+    """Gradients are copied once each way if the host compresses; otherwise each message is."""
     wires = {1: Transfer(Line(0, 1.0)), 3: Transfer(Line(0, 1.0))}
     copies = Copies(Line(0.5, 0.01), Line(0.25, 0.02), gradients)
     costs = Costs(wires, {"float32": Transfer(Line(0, 2.0))}, copies=copies)

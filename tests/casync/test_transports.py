@@ -228,7 +228,7 @@ def test_abort_ends_waits_here_and_at_the_peer(make):
 
 
 def test_abort_ends_waits_of_all_peers_when_one_is_gone(make):
-    """The rank after the one that gives up, which an abort might go by, is gone already."""
+    """The rank after the one that gives up, which could pass on an abort, has ended already."""
     ends = make(3)
     ends[2].abort()
     with pytest.raises(TransportError):

@@ -30,7 +30,7 @@ def images(rank: int, step: int) -> torch.Tensor:
 
 def channels_last(rank, world_size, name, way, at=0, only=None):
     """The share of the gradients' sum over eight steps that is neither averaged nor in the saved
-    residuals, where rank `only`, or each, lays its model out anew before a step."""
+    residuals; rank `only`, or each, changes its model's memory format before a step."""
     torch.manual_seed(0)
     model = nn.Conv2d(6, 40, 3, bias=False)
     alone = copy.deepcopy(model)
@@ -113,7 +113,7 @@ def changed(rank, world_size, way, changes, only=None):
                 made.step()
 
         step()
-        step()  # before which DDP makes its buckets anew, by a collective of its own
+        step()  # before it DDP makes new buckets, with its own collective
         if only in (None, rank):
             change(model)
         found[change.__name__] = error_of(step)[:2]

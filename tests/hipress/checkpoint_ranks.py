@@ -92,8 +92,8 @@ def through_dcp(rank, world_size, path, cases):
 
 def changing_through_dcp(rank, world_size, path):
     """A state of a plan that a trial kept, and one of a policy's second level, loaded by
-    torch.distributed.checkpoint where neither has come to it: by way, the error; and what was saved
-    and loaded."""
+    torch.distributed.checkpoint into sessions that have not reached them. Returns, by way, the
+    error, the saved state and the loaded one."""
     tuner_ranks.quick([Int8()])
     ways = {"auto": {}, "policy": {"policy": hipress.Warmup("topk", (0.25, 0.1), steps=2)}}
     found, key = {}, f"rank{rank}"
@@ -147,7 +147,7 @@ def load_apart(rank, world_size):
 
 
 def load_late(rank, world_size):
-    """Rank 1 loads a state when rank 0 has waited for that in vain; and what is possible then."""
+    """Rank 1 loads a state after rank 0 waited in vain; errors, and later training."""
     ddp = hipress.wrap(make(), "randomk", ratio=0.1, timeout=HANG)
     saved = hipress.state_dict(ddp)
     train(ddp, rank, range(2))
@@ -247,7 +247,7 @@ def torn(rank, world_size):
 
 
 def forgotten(rank, world_size, scope):
-    """Names of nonzero values after loading a state of which nothing, or one parameter, fits."""
+    """Names of nonzero values after loading a state that fits no parameter, or only one."""
     ddp = hipress.wrap(make(), codec("int8"), scope=scope, ddp_kwargs=UNREBUILT)
     train(ddp, rank, range(2))
     saved = hipress.state_dict(ddp)

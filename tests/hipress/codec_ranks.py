@@ -94,7 +94,7 @@ def compiled(rank, world_size, path):
 
 
 def logged(model, *args, logger="hipress", **options):
-    """Levels and texts of what is logged as a model is wrapped."""
+    """Levels and texts of messages that are logged while a model is wrapped."""
     found = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append((record.levelname, record.getMessage()))
@@ -125,7 +125,7 @@ def losing(rank, world_size):
 
 
 def told(rank, world_size):
-    """Logs of wrapped models: all compressed, nothing, some as asked, little, and sparse ones."""
+    """Logs of wrapped models: all compressed, none, some by rules, little, and sparse ones."""
     little = nn.Sequential(nn.Linear(2000, 1, bias=False), nn.Linear(1, 3000).double())
     sparse = nn.Sequential(nn.Embedding(1000, 50, sparse=True), nn.Linear(50, 50))
     hipress.plan.auto.MIN_GAIN_SECONDS = 10.0
@@ -152,7 +152,7 @@ class Rows(nn.Module):
 
 
 def counted(rank, world_size):
-    """Three steps with sparse gradients, of 7 rows each: what the report says was sent."""
+    """Three steps with sparse gradients of 7 rows each: the report's bytes sent."""
     torch.manual_seed(0)
     ddp = hipress.wrap(Rows(), Int8())
     for step in range(3):

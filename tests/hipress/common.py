@@ -1,4 +1,4 @@
-"""The model, its training and its comparison: what ranks of all tests share."""
+"""The model, its training and its comparison, for ranks of all tests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def data(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(ddp, rank: int, steps: range, accumulate: int = 1, momentum: float = 0.9):
-    """Losses; the optimizer starts anew, so a resumed run must use momentum 0."""
+    """Returns losses. Each call makes a new optimizer, so a resumed run must use momentum 0."""
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02, momentum=momentum)
     losses = []
     for step in steps:
@@ -103,7 +103,7 @@ def raised_by(function, *args, **kwargs):
 
 
 def error_of(function, *args, **kwargs):
-    """Type, message and seconds of what a call raises."""
+    """Type, message and seconds of the exception that a call raises."""
     start = time.monotonic()
     try:
         function(*args, **kwargs)
@@ -113,7 +113,7 @@ def error_of(function, *args, **kwargs):
 
 
 def infinity(rank, world_size, name):
-    """Rank 1 has an inf; what gradients every rank then holds, and the state after it."""
+    """Rank 1 has an inf; returns the gradients that every rank then holds, and the states."""
     ddp = hipress.wrap(make(), codec(name))
     train(ddp, rank, range(2))
     ddp.zero_grad()
@@ -153,7 +153,7 @@ def scaled(ddp, rank):
 
 
 class Scaled(nn.Module):
-    """A parameter of one element, and with `empty` some of none beside it; all are used."""
+    """A parameter of one element, and with `empty` also some of no elements; all are used."""
 
     def __init__(self, empty: bool) -> None:
         super().__init__()

@@ -35,8 +35,7 @@ TRIED = [("onebit_group", "onebit_group", {}), ("topk", "topk", {"ratio": 0.01})
 
 @contextmanager
 def device(rank, gpu=False):
-    """A device's memory; what is compiled for CUDA is for it. `gpu`: that is one, which ranks
-    share."""
+    """A device's memory, with codecs for CUDA. gpu: a real device, which ranks share."""
     if gpu:
         yield GPU()
         return
@@ -67,7 +66,7 @@ def step(engine, buckets):
 
 
 def steered(params, policy, meeting, placement, memory):
-    """An engine that goes by a policy."""
+    """An engine with a policy."""
     wanted = options.make("auto", policy=policy, min_size=0, timeout=60)
     placed = mock.patch.object(Placement, "memory", return_value=memory)
     with placed:
@@ -81,7 +80,7 @@ def steered(params, policy, meeting, placement, memory):
 
 
 def by_policy(rank, size, name, gpu=False):
-    """Averages beside those on the host, and levels by step; times that steps were waited for."""
+    """Averages and those on the host, levels by step, and the number of waits for steps."""
     params, labels, waits = params_of((64, 64), (64, 64)), [], []
     with device(rank, gpu) as memory:
         staged = Placement(memory.device, "staged")

@@ -61,7 +61,7 @@ def reduced(engine, bucket):
 
 
 def alike(rank, size, dtype):
-    """Averages and states of three steps, beside those of an engine on the host."""
+    """Averages and states of three steps, and those of an engine on the host."""
     params, schedule = describe(model().to(dtype)), Schedule(rank)
     memory = DeviceMemory(schedule)
     placement = Placement(memory.device, "staged")
@@ -88,8 +88,8 @@ BUCKETS = ((0,), (1,))
 
 
 def hosted(rank, size, dtype, codec, strategy, min_size):
-    """Averages and states of three steps of a device's gradients that go to the host, beside those
-    of an engine there. With `min_size` the first of two buckets is not compressed."""
+    """Averages and states of three steps with a device's gradients compressed on the host, and
+    those of an engine there. With `min_size` the first of two buckets is not compressed."""
     how = {"strategy": strategy, "min_size": min_size, "unused": True}
     two_buckets(rank, size, dtype, "host", compll.compile(codec), compll.compile(codec), how)
 
@@ -101,7 +101,7 @@ def uncompressed(rank, size, dtype):
 
 
 def over_slots(rank, size, dtype, codec):
-    """The same where device memory travels by itself: nothing of it goes to the host."""
+    """The same for device memory that travels by itself: none of it goes to the host."""
     codecs = compiled(codec), compll.compile(codec)
     two_buckets(rank, size, dtype, "nccl", *codecs, {"min_size": 1000})
 
@@ -221,8 +221,8 @@ def in_turn(rank, size):
 
 
 def wrapped(rank, size, ways):
-    """Digests of models after some steps, by way, as the copies to the host have them and without;
-    here of host memory, which no device has to be there for."""
+    """Digests of models after some steps, by way, with the copies to the host and without; the
+    memory is the host's, so no device is needed."""
     found = {}
     for name, (way, given, unused) in ways.items():
         for transport in ("gloo", "host"):

@@ -33,7 +33,7 @@ class Moved(Engine):
 
 @contextmanager
 def on_device(rank, *, transport="staged"):
-    """Within it, what is wrapped is on a device, for which this gives compiled codecs."""
+    """A context in which wrapped models are on a device; compiled codecs come from this."""
     schedule = Schedule(rank)
     memory = emulated.DeviceMemory(schedule)
     with schedule.driving(), ExitStack() as stack:

@@ -136,7 +136,7 @@ def silent_hashes(rank, world_size):
 
 
 def restore(rank, world_size):
-    """The last rank takes no part in a step; what is left of the others' module after that."""
+    """The last rank takes no part in a step; the others' errors, and the hooks and threads left."""
     import gc
     import weakref
 
@@ -183,7 +183,7 @@ def damaged(rank, world_size):
 
 
 def skipped(rank, world_size):
-    """Rank 1 skips an optimizer's step; verify=True tells in the next."""
+    """Rank 1 skips an optimizer's step; verify=True reports it in the next step."""
     ddp = hipress.wrap(make(), codec("int8"), verify=True, timeout=HANG)
     if rank == 1:
         torch.optim.SGD.step = lambda self: None
@@ -203,7 +203,7 @@ class Raising(torch.optim.SGD):
 
 
 def optimizer_raises(rank, world_size, ranks):
-    """An optimizer's step raises on some ranks, whose programs go on; what the next steps raise."""
+    """An optimizer's step raises on some ranks, whose programs go on; errors of the next steps."""
     ddp = hipress.wrap(make(), codec("int8"), timeout=HANG)
     kind = Raising if rank in ranks else torch.optim.SGD
     optimizer, found = kind(ddp.parameters(), lr=0.01), []

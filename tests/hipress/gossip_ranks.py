@@ -49,7 +49,7 @@ def copies_fit(gossip, links):
 
 
 def converging(rank, world_size, cases):
-    """Relative consensus distances by case, the way of the average, and whether copies fit."""
+    """Relative consensus distances by case, distances of the average, and checks of the copies."""
     order.LARGE_BYTES = 64  # some parameters in place, others gathered
     found = {}
     for title, (links, name, params, steps, every) in cases.items():
@@ -82,8 +82,8 @@ def fit(model, gossip, rank, steps):
 
 
 def trained(rank, world_size, name, params):
-    """Losses with gossip and alone, distances, the report, and whether a resumed run is the same
-    bit for bit; what a state of another topology, and one of another rank, is told."""
+    """Losses with gossip and alone, distances, the report, and a check that a resumed run is the
+    same bit for bit, and errors for states that do not fit."""
     model, alone = make(), make()
     gossip = hipress.Gossip(model, name, **params)
     losses = fit(model, gossip, rank, range(6))

@@ -61,7 +61,7 @@ def on_one_gpu(rank, size, name):
     return tuple(found)
 
 
-#: a node without NVLink: what is small, or of which few rows change, is left as it is
+#: a node without NVLink: parameters that are small, or change in few rows, stay uncompressed
 EXEMPT = {"*.wte.*": None, "*.wpe.*": None, "*.bias": None, "*.ln_*": None}
 
 

@@ -60,7 +60,7 @@ def equal(half, whole):
 
 
 def near(whole, half):
-    """Rounded to bfloat16, and the first as large as that goes."""
+    """True if rounded to bfloat16, with the first element at the largest finite value."""
     flat, wide = half.reshape(-1), whole.reshape(-1)
     most = flat[0].float() == torch.finfo(torch.bfloat16).max
     return bool(most) and torch.equal(flat[1:], wide[1:].to(torch.bfloat16))

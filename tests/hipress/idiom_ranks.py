@@ -212,8 +212,7 @@ def refused(rank, world_size):
 
 
 def in_inference_mode(rank, world_size):
-    """Gradients after each of four steps, of which the first two were ended in inference mode; and
-    those of others."""
+    """Gradients by step if inference mode ended the first two of four steps, and if not."""
     found = []
     for modes in ((True, True, False, False), (False, False, False, False)):
         model = mlp()

@@ -2,8 +2,8 @@
 
     results = launch(ranks.parity, 2, "none")      # ranks.parity(rank, world_size, "none")
 
-Processes are forked from a server that has imported torch but run nothing, so they start fast.
-The store lives here, so that any rank may die without taking it along.
+Processes are forked from a server that has imported torch but run nothing, so they start fast. The
+store lives in this process, so it survives the death of any rank.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def shut_down(rank, world_size):
 
 
 def alone(rank, world_size):
-    """With a single rank nothing is installed, and everything can be called."""
+    """With a single rank nothing is installed, and all functions can be called."""
     ddp = hipress.wrap(make(), codec("int8"))
     losses = train(ddp, rank, range(6))
     report = hipress.report(ddp)

@@ -16,7 +16,7 @@ from hipress.ranks import link
 from tests.hipress.common import codec, error_of, make, train
 from tests.patience import HANG
 
-# what one rank is in when it is lost, and how often it passes there before
+# function in which a rank is lost, and number of its calls before that
 PLACES = {
     "before it is heard of": (session, "place", 0),
     "compiling": (session, "codecs_of", 0),
@@ -26,7 +26,7 @@ PLACES = {
 
 
 def at(place, signal_number):
-    """Have this process get a signal there, once; returns what undoes that."""
+    """Send this process a signal in the function, once; returns how to undo the patch."""
     module, name, times = PLACES[place]
     before, passed = getattr(module, name), [0]
 
@@ -42,7 +42,7 @@ def at(place, signal_number):
 
 
 def wrap(place):
-    """With "auto" where the link is to be measured."""
+    """With "auto" if the link is to be measured."""
     name = "auto" if place == "measuring" else codec("int8")
     return hipress.wrap(make(), name, timeout=HANG)
 

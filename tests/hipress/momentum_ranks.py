@@ -101,8 +101,8 @@ def checkpoints(rank, world_size, at):
 
 
 def scaled(rank, world_size):
-    """A step that overflows on rank 1: whether parameters, momentum and feedback stay, and whether
-    what follows is what would have followed without it, in other scales."""
+    """A step that overflows on rank 1: compares parameters, momentum and feedback before and after
+    it, and later steps with those of a run without it, in other scales."""
     digests = []
     for overflows in (False, True):
         model = make()
@@ -209,7 +209,7 @@ def unused(rank, world_size, way):
 
 
 def mistakes(rank, world_size):
-    """Errors by what was wrong."""
+    """Error messages, by mistake."""
     found = {}
     model = make()
     optimizer = adam(model, 2)
@@ -273,7 +273,7 @@ def halves(rank, world_size):
 
 
 def grown(rank, world_size, saved):
-    """On more ranks than saved a state: momentum and v go on, feedback starts anew."""
+    """On more ranks than saved a state: momentum and v go on, feedback starts at zero."""
     saved = torch.load(io.BytesIO(saved), weights_only=True)  # tensors that ranks do not share
     model = make()
     optimizer = adam(model)

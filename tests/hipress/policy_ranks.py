@@ -10,7 +10,7 @@ from tests.hipress.common import digest, error_of
 
 
 class Given(torch.autograd.Function):
-    """A parameter's gradient is whatever it is said to be."""
+    """A parameter with a given gradient."""
 
     @staticmethod
     def forward(ctx, parameter, gradient):
@@ -98,7 +98,7 @@ def still(rank, world_size, policy, slower):
 
 
 def handed_on(rank, world_size, compressor, strategy):
-    """The sum of all averages, and of what residuals still hold, against that of all gradients."""
+    """The sum of all averages and of the remaining residuals, against that of all gradients."""
     model = Two()
     policy = hipress.Warmup(compressor, ratios=(0.3, 0.1, 0.01), steps=2)
     made = hipress.wrap(model, policy=policy, strategy=strategy)

@@ -24,9 +24,9 @@ def low_rank(rank, world_size):
 
 
 def in_rounds(rank, world_size, name, cases):
-    """A codec with rounds for thirty steps, checked by verify=True in each, beside plain DDP.
+    """Thirty steps of a codec with rounds, checked by verify=True in each, and of plain DDP.
 
-    Without momentum: with 0.9 error feedback that reaches the biases diverges on this network,
+    Without momentum: with 0.9, error feedback that reaches the biases diverges on this network,
     with topk as with low rank.
     """
     plain = DistributedDataParallel(make())

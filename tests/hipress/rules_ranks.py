@@ -16,7 +16,7 @@ def codecs(ddp):
 
 
 def ruled(rank, world_size):
-    """Codecs by rules with a compressor and with auto, through a trial; what mistakes are told."""
+    """Codecs by rules with a compressor and with auto, through a trial; errors of mistakes."""
     rules = {"second.weight": Halves(), "*.bias": None}
     fixed = hipress.wrap(make(), Int8(), rules=rules, verify=True)
     train(fixed, rank, range(3))

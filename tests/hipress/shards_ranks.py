@@ -113,7 +113,7 @@ def averaged(rank, world_size):
 
 
 def compressed(rank, world_size, codec):
-    """Losses, shards, whether a resumed run goes on bit for bit, and bits per element sent."""
+    """Losses, shards, a check of a resumed run's bits, and bits sent per element."""
     mesh = grid()
     model = sharded(mesh["shard"])
     sync = synchronizer(model, mesh, codec, min_size=0, verify=True)
@@ -169,8 +169,9 @@ def gathered(rank, world_size):
 
 
 def unused(rank, world_size):
-    """Values of a gradient, of weights and biases, if the first replica uses one layer and nobody
-    another one; in one backward pass, and in two of which the first is not averaged."""
+    """Values of a gradient, of weights and biases, if the first replica uses one layer and no
+    replica uses another one; in one backward pass, and in two of which the first is not averaged.
+    """
     mesh = grid()
     model = nn.ModuleDict({name: nn.Linear(6, 6) for name in ("all", "first", "none")})
     for layer in model.values():
@@ -229,7 +230,7 @@ def in_parts(rank, world_size):
 
 
 def clipped(mesh):
-    """Clips before the averages are there."""
+    """Clips before the averages have arrived."""
     model = sharded(mesh["shard"])
     sync = synchronizer(model, mesh, "none")
     model(torch.ones(2, 7)).sum().backward()
@@ -273,7 +274,7 @@ def refused(rank, world_size):
 
 
 def ended(rank, world_size, path):
-    """Rank 3 ends in the third step; what each other rank's error says that ends it, in a file."""
+    """Rank 3 ends in the third step; writes the errors by which the other ranks end into a file."""
     mesh = grid()
     model = sharded(mesh["shard"])
     sync = synchronizer(model, mesh, "int8_group", timeout=60)

@@ -139,7 +139,7 @@ def interrupted(rank, _):
 
 
 def raised_after_the_last_bucket(rank, _):
-    """In the backward pass of what feeds the model: DDP never hands the averages over."""
+    """In the backward pass of the model's input: DDP never hands the averages over."""
     ddp = hipress.wrap(make(), Int8())
     pending = SESSIONS[ddp].engine.pending
     x = torch.randn(4, 7, requires_grad=True)
@@ -162,7 +162,7 @@ def detached_in_a_hook(rank, _):
 
 
 def no_room(rank, _):
-    """A rank that cannot make its buffers, and goes on living."""
+    """A rank that cannot allocate its buffers, and goes on living."""
     ddp = hipress.wrap(make(), Int8())
     if rank == 1:
 
@@ -171,7 +171,7 @@ def no_room(rank, _):
 
         SESSIONS[ddp].engine.buckets.plan_for = fails
     found = told(lambda: ddp(torch.randn(4, 7)).sum().backward())
-    dist.barrier()  # nobody leaves before all were told
+    dist.barrier()  # no rank leaves before all have the error
     return found, told(lambda: hipress.state_dict(ddp))
 
 
@@ -198,7 +198,7 @@ def wrapped_anew(rank, _):
 
 
 def of_a_group(rank, _):
-    """Errors name ranks of the job, whatever their places in a group are."""
+    """Errors name ranks of the job, not their places in a group."""
     group = dist.new_group([1, 2])
     if rank == 0:
         return None
@@ -236,7 +236,7 @@ def compiled(rank, world_size):
 
 
 def profiled(rank, world_size, settings):
-    """Names of hipress's events, how many of each, and whether they last; and when it is over."""
+    """Numbers of hipress's events in a profile, by name; checks that it ends."""
     ddp = hipress.wrap(make(), Int8(), exclude="first.*", ddp_kwargs=SMALL_BUCKETS)
     train(ddp, rank, range(2))  # with the buckets that DDP will keep
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **settings) as p:

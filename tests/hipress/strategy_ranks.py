@@ -52,7 +52,7 @@ class Resumed(NamedTuple):
 
 
 def resume(rank, world_size, name, options, path):
-    """Six steps at once, and three, a checkpoint, three; what the state holds, and a refusal."""
+    """Six steps at once, and three, a checkpoint, three; the state's content, and an error."""
     options = given(options) | {"ddp_kwargs": SMALL_BUCKETS}
     whole = hipress.wrap(make(), codec(name), **options)
     train(whole, rank, range(6), momentum=0)

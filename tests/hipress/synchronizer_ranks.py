@@ -180,8 +180,10 @@ class Heads(nn.Module):
 
 
 def own_order(rank, world_size):
-    """Ranks whose backward passes come in different orders, and of which one has several; hash of
-    gradients by step, steps counted, and the first layer of the order."""
+    """Ranks whose backward passes come in different orders, one rank with several of them.
+
+    Returns a hash of gradients by step, the number of steps, and the first layer of the order.
+    """
     order.LARGE_BYTES = 64
     torch.manual_seed(0)
     model = Heads()
@@ -214,8 +216,8 @@ class Met(torch.autograd.Function):
 
 
 def meeting_within(rank, world_size):
-    """Gradients where ranks meet in a backward pass, before which one of them has sent what the
-    other holds back; nothing but `one` is compressed."""
+    """Gradients if ranks meet in a backward pass before which one has sent the parameters that the
+    other holds back; only `one` is compressed."""
     order.LARGE_BYTES = 64
     torch.manual_seed(0)
     model = Heads()
@@ -282,7 +284,7 @@ def changed(rank, world_size):
 
 
 def refusals(rank, world_size):
-    """Errors by what was tried."""
+    """Error messages, by attempt."""
     model = make()
     sync = hipress.Synchronizer(model, "none")
     ddp = DistributedDataParallel(make())
@@ -429,12 +431,12 @@ def failing(rank, world_size, what):
     nn.functional.mse_loss(model(x), y).backward()
     found = first, error_of(sync.step)[:2], error_of(hipress.state_dict, sync)[:2]
     if what == "breaks":
-        dist.barrier()  # nobody leaves before all were told
+        dist.barrier()  # no rank leaves before all have the error
     return found
 
 
 def silent(rank, world_size):
-    """The last rank takes no part in the third step, of which every rank leaves a parameter out."""
+    """The last rank takes no part in the third step, in which every rank leaves a parameter out."""
     store = dist.distributed_c10d._get_default_store()
     model = make(unused=True)
     sync = hipress.Synchronizer(model, codec("int8"), timeout=SILENCE)
@@ -503,7 +505,7 @@ def more(rank, world_size):
 
 
 def wrapped_as_one(rank, world_size, name):
-    """wrap with scope "model" beside Synchronizer's: jobs a step, hash, losses."""
+    """wrap with scope "model", and a Synchronizer: jobs per step, hash, losses."""
     ddp = hipress.wrap(make(), codec(name), scope="model")
     losses = train(ddp, rank, range(4))
     return SESSIONS[ddp].engine.counters.jobs, digest(ddp), losses[-1] < losses[0]
@@ -587,7 +589,7 @@ def alone(rank, world_size):
 
 
 class Gathered(torch.autograd.Function):
-    """Rows of a table, whose gradient is sparse as nobody could foresee."""
+    """Rows of a table, whose gradient is unexpectedly sparse."""
 
     @staticmethod
     def forward(context, table):

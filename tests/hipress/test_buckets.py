@@ -34,7 +34,7 @@ def test_a_bucket_is_compiled_once(plans):
 
 def test_programs_of_former_buckets_are_dropped(plans):
     programs = [weakref.ref(plans.plan_for(bucket).program) for bucket in [(3,), (2, 1), (0,)]]
-    plans.plan_for((3, 2))  # as DDP makes its buckets anew
+    plans.plan_for((3, 2))  # as if DDP had made new buckets
     gc.collect()
     assert [program() is None for program in programs] == [True, True, False]
     plans.plan_for((1, 0))

@@ -1,4 +1,4 @@
-"""State dictionaries: exact resumption, and what does not fit."""
+"""State dictionaries: exact resumption, and states that do not fit."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_states_that_do_not_fit(tmp_path):
 
 
 def test_ranks_load_states_of_one_step():
-    """Else what ranks draw alike would differ from then on, without an error."""
+    """Otherwise the shared random draws of ranks would differ from then on, without an error."""
     results = launch(checkpoint_ranks.load_apart, 2)
     for result in results:
         assert result.apart.kind == "ConfigMismatch"

@@ -29,7 +29,7 @@ def test_every_codec_trains(world_size):
         assert all(result[name].digest == trained.digest for result in results), name
         assert trained.losses[-1] < trained.losses[0], name
         assert trained.difference <= EXACT.get(name, 1.0), name
-    # of two ranks' numbers there is but one sum, whatever the strategy
+    # two ranks' numbers have only one sum, whatever the strategy
     bits = {results[0][name].digest for name in ("none", "lossless")}
     assert len(bits) == 1 or world_size > 2
 
@@ -51,7 +51,7 @@ def test_every_other_spec_keeps_the_ranks_together(names):
 
 
 def test_auto_measures_and_decides():
-    """Nothing to gain, so nothing is installed: no noise of a busy machine is worth 10 s a step."""
+    """Nothing is installed if a codec must save 10 s a step, however busy the machine is."""
     results = launch(codec_ranks.automatic, 2, 10.0)
     for result in results:
         assert not result.report["installed"]
@@ -64,7 +64,7 @@ def test_auto_measures_and_decides():
 
 
 def test_auto_installs_what_it_tries():
-    """Whatever a busy machine makes of the link, it may be that much slower with a compressor."""
+    """A codec that may cost 10 s a step is installed, however busy the machine is."""
     results = launch(codec_ranks.automatic, 2, -10.0)
     for result in results:
         report = result.report

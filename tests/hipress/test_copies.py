@@ -35,7 +35,7 @@ class Averages:
 
 
 def test_a_bucket_that_is_on_its_way_is_not_written_over(copies):
-    """The first bucket is of a step that was abandoned, by a backward pass that raised an error."""
+    """The first bucket is of a step abandoned after an error in its backward pass."""
     averages, buckets = Averages(), [torch.full((3,), 1.0), torch.full((3,), 2.0)]
     futures = [copies.average(0, averages, bucket) for bucket in buckets]
     came = [averages.next() for _ in buckets]

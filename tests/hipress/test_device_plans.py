@@ -57,7 +57,7 @@ def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
         assert (came, total) == ([(rank - 1) % 3] * 4, [3.0, 3.0])
         assert sorted(costs.exchange) == [1, 2]
         assert costs.to(2).line(1e6) > 0
-        assert costs.copies is None  # nothing goes through the host's memory
+        assert costs.copies is None  # no data goes through host memory
         assert all(0 <= each.slows <= 1 for each in costs.reduce.values())
         assert {each.cores for each in (*costs.exchange.values(), *costs.reduce.values())} == {0.0}
     assert {name for _, name in told} == {"a message of the probe", "an all-reduce of the probe"}

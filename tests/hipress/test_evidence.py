@@ -22,7 +22,7 @@ def finding(codec="topk", params=None, given=None, *, kind="sgd", workload="a", 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Replaces what was measured."""
+    """Replaces the recorded measurements."""
 
     def set_(*found):
         monkeypatch.setattr(evidence, "findings", lambda: found)
@@ -112,7 +112,7 @@ def test_auto_tries_what_keeps_the_loss_under_the_optimizer(measured):
         *both(codec="dgc", params=dgc),
     )  # fmt: skip
     found = candidates.candidates(options.make("auto", optimizer="sgd"))
-    # no formula predicts votes, and what dgc keeps by hand cannot be handed on
+    # no formula predicts votes, and dgc's own states cannot be handed on
     assert list(found) == ["topk", "int8_group", *evidence.HARMLESS]
 
 

@@ -81,7 +81,7 @@ def test_interpreter_exits(ending, tmp_path):
 @pytest.mark.slow
 def test_training_with_cached_kernels_compiles_nothing(tmp_path):
     outputs = trained(str(tmp_path / "first"), "destroy", "onebit")
-    if not all("trained []" in output for output in outputs):  # the first time ever
+    if not all("trained []" in output for output in outputs):  # the first run of all
         outputs = trained(str(tmp_path / "second"), "destroy", "onebit")
     assert all("trained []" in output for output in outputs)
 

@@ -55,7 +55,7 @@ def _keep(pipe):
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch):
-    """This process is rank 1 of 3; whoever is late is late soon."""
+    """This process is rank 1 of 3; time-outs are short."""
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1, 2])
     monkeypatch.setattr(dist, "get_rank", lambda _: 1)
     monkeypatch.setattr(stores, "MIN_CALL_SECONDS", 0.1)

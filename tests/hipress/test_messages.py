@@ -73,7 +73,7 @@ def params():
 
 
 def sizes(params, plan):
-    """Gradient bytes of what each owner gets of a quarter of the parameters, as one bucket."""
+    """Gradient bytes of each owner's share of a quarter of the parameters, as one bucket."""
     made = BucketPlans(params, plan, Options("auto", min_size=0), 0)
     program = made.plan_for(tuple(range(len(params) // 4))).program
     return [4 * part.elements for part in program.parts]

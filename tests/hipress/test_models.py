@@ -118,7 +118,7 @@ def test_several_backward_passes():
 
 @pytest.mark.parametrize("name", list_models())
 def test_models_of_the_package(name, tmp_path):
-    """They are read as they are written, and look like what they are."""
+    """A file that is written again is the same, and its numbers are plausible."""
     model = load(name)
     write(model, tmp_path / "model.json")
     assert read(tmp_path / "model.json") == model

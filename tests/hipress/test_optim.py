@@ -1,4 +1,4 @@
-"""Optimizers of hipress.optim in one process, where they average nothing."""
+"""Optimizers of hipress.optim in one process, without averages."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def test_tensors_never_seen_step_as_others_do():
 
 @pytest.mark.parametrize("group", [64, 256])
 def test_feedback_of_elements_without_momentum_does_not_grow(group):
-    """Half of a group has gradients, the other none: what feedback keeps of the latter, and what
-    was stepped by in all, stays near the scale of one step."""
+    """Half of a group has gradients, the other half none: the feedback of the latter, and the sum
+    of their steps, stay near the scale of one step."""
     codec = compll.compile("onebit_fine", group=group)
     n, random = 2 * group, np.random.default_rng(0)
     idle = np.arange(n) % 2 == 1
@@ -170,7 +170,7 @@ def test_feedback_of_elements_without_momentum_does_not_grow(group):
 
 
 def test_auto_freezes_when_the_sum_of_v_has_settled():
-    """With b2 = .9: v is within 4% of what it was ten steps before from the 35th step on."""
+    """With b2 = .9: v is within 4% of its value ten steps before from the 35th step on."""
     frozen = []
     for noise in (0.0, 1.0):
         parameter = nn.Parameter(torch.zeros(1000))
@@ -224,7 +224,7 @@ def test_sgd_needs_momentum():
 
 def test_hooks_run_once_and_copies_go_on():
     model = make()
-    torch.optim.AdamW(make().parameters())  # of which torch then wraps the step
+    torch.optim.AdamW(make().parameters())  # whose step torch then wraps
     optimizer = optim.AdamW(model.parameters(), freeze=3, max_norm=1.0)
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))

@@ -131,7 +131,7 @@ def test_names_that_others_use_and_files_without_their_ending(tmp_path, monkeypa
     "strategy, told", [("rng", "did you mean 'ring'"), ("vote", "cannot predict strategy 'vote'")]
 )
 def test_auto_needs_a_codec_for_the_strategy(strategy, told):
-    """It would measure the link, find nothing to compare, and never compress."""
+    """Otherwise it would measure the link, have no codec to compare, and never compress."""
     with pytest.raises(ConfigError, match=told):
         candidates(options.make("auto", strategy=strategy))
 
@@ -179,7 +179,7 @@ def test_strategy_that_cannot_work(codec, asked, message):
 
 
 def test_all_mistakes_of_a_spec_are_told_at_once(tmp_path):
-    """Mistakes of form used to be reported alone, before the others."""
+    """Mistakes of form were once reported alone, before the others."""
     path = tmp_path / "own.yaml"
     path.write_text(
         "name: own\nencode: {q: meen(g)}\npayload: {q: float32}\ndecode: q\nfeedback: true\n"

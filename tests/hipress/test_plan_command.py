@@ -40,7 +40,7 @@ PLACES = {"gloo": costs(CODECS)}
 
 @pytest.fixture
 def path(tmp_path):
-    """A profile of what auto may choose."""
+    """A profile of the codecs that auto may choose."""
     codecs = candidates(options.make("auto"))
     profile.write(tmp_path / "profile.json", {"gloo": costs(codecs)}, Topology.flat(2), codecs)
     return tmp_path / "profile.json"
@@ -113,8 +113,7 @@ def test_everything_that_is_wrong_with_a_profile_is_told_at_once(path):
 
 
 def test_what_a_profile_says_of_the_link(tmp_path, monkeypatch):
-    """An interface of 1 Gbit/s, of which two ranks of a node reach 80% with 5e7 bytes a second
-    each."""
+    """An interface of 1 Gbit/s, of which two ranks of a node reach 80%: 5e7 bytes a second each."""
     for name, speed in (("lo", "-1"), ("eth0", "1000"), ("eth1", "-1")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "speed").write_text(speed)
@@ -136,7 +135,7 @@ def test_the_plan_of_shapes(path):
     assert "no compression" in result.output
     row = next(line for line in result.output.splitlines() if "0 1000x500" in line)
     assert "gains time" in row
-    assert row.count("(") == 2  # the choice, and what else there is
+    assert row.count("(") == 2  # the choice and the alternative
     longer = plan("1000x500,500", "--profile", path, "--step", "1000")
     assert re.search(r"1\d\d\d\.\d\d", longer.output)
 

@@ -44,7 +44,7 @@ CODECS = {"half_fake": Halves(), "int8_fake": Int8()}
 
 
 def costs(link: float, codec: float, latency: float = 1e-4) -> Costs:
-    """A link and codecs of so many bytes a second."""
+    """A link and codecs with these rates, in bytes a second."""
     wire, work = Transfer(Line(latency, 1 / link)), Line(1e-6, 1 / codec)
     twice = Transfer(Line(latency, 2 / link))  # a ring
     return Costs(
@@ -146,7 +146,7 @@ def test_what_the_backward_pass_hides_is_not_compressed():
 
 
 def test_gradients_that_are_ready_last_decide(params):
-    """A codec that takes the backward pass's core delays them; beside it it does not."""
+    """A codec that uses the backward pass's core delays them; one beside it does not."""
     buckets = (Bucket((1, 2, 3), 0.0), Bucket((0,), 0.01))
     rates = costs(link=1e7, codec=4e7)
     slow, fast = (
@@ -260,12 +260,12 @@ def test_all_reduces_take_what_they_were_seen_to_take(params, factor):
     seen = dataclasses.replace(work, step=0.3 + factor * waits)
     half, *_, native = plans(params, rates, halves, workload=seen)
     assert native.seconds == pytest.approx(seen.step, rel=0.03)
-    expected = max(1.1, 0.3 + factor * waits / 2)  # the backward pass, and what follows it
+    expected = max(1.1, 0.3 + factor * waits / 2)  # the backward pass, and the work after it
     assert half.seconds == pytest.approx(expected, rel=0.15)
 
 
 def worked(params, seconds):
-    """A step without communication of which gradients take as they have elements."""
+    """A step without communication; gradients take times in proportion to their elements."""
     alone = by_elements("a model", params).timed(Speed(1e12, 1e12)).scaled(seconds)
     return timed([*reversed(params)], alone.ready, alone.forward)
 
@@ -317,7 +317,7 @@ def bert_large():
 
 @pytest.mark.parametrize("topology", [FOUR, Topology.even(8, 4)])
 def test_a_plan_for_a_large_model_takes_few_simulated_steps(topology, monkeypatch):
-    """0.1 to 0.15 s for BERT-large: what decides is counted."""
+    """0.1 to 0.15 s for BERT-large: the test counts the simulated events that take them."""
     events = []
     start = timeline._Timeline._start
     monkeypatch.setattr(timeline._Timeline, "_start", lambda it: (events.append(1), start(it)))
@@ -357,7 +357,7 @@ def test_one_quantization_where_it_costs_as_little_as_two(params):
 
 
 def test_nodes_whose_ranks_share_a_link_are_tried_as_such(params):
-    """Only a share of 1/4 of what flat strategies send crosses between the nodes."""
+    """Only 1/4 of the bytes of flat strategies crosses between the nodes."""
     rates = dataclasses.replace(costs(link=1e7, codec=1e10), inside=Transfer(Line(1e-5, 1e-10)))
     nodes = Topology.of([range(4), range(4, 8)])
     first, *others = plans(params, rates, codecs={"int8_fake": Int8()}, topology=nodes)
@@ -516,7 +516,7 @@ def test_what_aggregators_need_is_compiled_ahead(params, monkeypatch, strategy, 
 
 
 class Shared(torch.nn.Module):
-    """A parameter of its own, and one under two names."""
+    """A parameter under one name, and one under two names."""
 
     def __init__(self):
         super().__init__()

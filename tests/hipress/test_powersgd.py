@@ -1,4 +1,4 @@
-"""PowerSGD on real processes, and beside the mathematics of PyTorch's hook."""
+"""PowerSGD on real processes, and compared with the formulas of PyTorch's hook."""
 
 from __future__ import annotations
 

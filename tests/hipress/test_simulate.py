@@ -1,4 +1,4 @@
-"""`hipress simulate`: cluster files, what costs follow from them, predictions, and the command."""
+"""`hipress simulate`: cluster files, costs of links, predictions, and the command."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_all_mistakes_are_told_at_once_with_their_places(path):
 
 
 def test_what_links_cost():
-    """Two ranks share a node's link, of which 1e9 bytes a second are reached."""
+    """Two ranks share a node's link, which reaches 1e9 bytes a second."""
     made = costs(SIMPLE, {})
     assert made.to(1).line == Line(3e-5, 2e-9)
     assert made.inside.line == Line(5e-6, 1e-11)
@@ -160,7 +160,7 @@ def simulation(cluster=SIMPLE, model="resnet50", given=("fp32", "bf16", "int4_gr
 
 
 def test_a_step_without_compression_by_hand():
-    """Links are the bottleneck: first bucket, then all bytes, and collectives beside them."""
+    """Links are the bottleneck: first bucket, then all bytes, and collectives at the same time."""
     made = simulation()
     model = own.find("resnet50").model
     first = made.workload.rest
@@ -172,7 +172,7 @@ def test_a_step_without_compression_by_hand():
 
 
 def test_the_baseline_is_cast_by_one_kernel_a_bucket():
-    """PyTorch's hook: on fast links a step takes what the casts take, however many tensors."""
+    """PyTorch's hook: on fast links a step adds the casts' time, for any number of tensors."""
     fast = replace(SIMPLE, between=Link(1e15, 0.0), device=replace(SIMPLE.device, overlap=0.0))
     made = simulation(fast, "bert-large")
     casts = 2 * 1.5 * 4 * made.model.numel / fast.device.memory

@@ -12,7 +12,7 @@ from tests.patience import HANG
 
 @pytest.mark.parametrize("what", ["reentrant", "apart", "one rank"])
 def test_a_step_may_have_several_backward_passes(what):
-    """Each was counted as a step: what ranks draw alike, they then drew for different steps."""
+    """Each was once counted as a step, so ranks' shared draws were those of different steps."""
     first, second = launch(step_ranks.passes, 2, what, "randomk")
     assert first == second
     assert first[:2] == (4, 4)
@@ -70,7 +70,7 @@ def test_a_rank_that_cannot_begin_tells_the_others():
 
 
 def test_a_model_is_wrapped_anew_after_a_failed_step():
-    """Nobody is left waiting in an all-reduce of DDP's own group."""
+    """No rank stays waiting in an all-reduce of DDP's own group."""
     (theirs, one), (own, other) = launch(step_ranks.wrapped_anew, 2)
     assert own[0] == "PayloadError"
     assert theirs[0] == "TransportError"

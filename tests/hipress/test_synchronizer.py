@@ -238,7 +238,7 @@ def test_all_reduce_of_one_tensor():
 
 
 def test_an_all_reduce_that_one_rank_refuses_fails_on_all():
-    """The others' went on with what that rank gave to its next one."""
+    """The other ranks once went on with the data of that rank's next all-reduce."""
     (other, *after), (refused, *same) = launch(ranks.refused_alone, 2)
     assert (other, refused) == ("TransportError", "ConfigError")
     assert after == same == [[0.5] * 3, True]

@@ -1,4 +1,4 @@
-"""Training on real processes: what comes out, against plain DistributedDataParallel."""
+"""Training on real processes: results against plain DistributedDataParallel."""
 
 from __future__ import annotations
 

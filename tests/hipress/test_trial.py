@@ -45,7 +45,7 @@ def test_steps_in_which_buffers_are_made_do_not_count():
 
 
 def test_what_is_clearly_slower_is_out_after_two_counted_steps():
-    """In 100 steps, little is lost by a plan that was predicted to be fast and is not."""
+    """In 100 steps, a plan that was wrongly predicted to be fast costs little."""
     trial = Trial(3, kept=2)
     taken = Counter(run(trial, [0.1, 0.9, 0.12].__getitem__))
     assert taken == {0: 2 * TURN, 1: SETTLING + 2, 2: 2 * TURN}

@@ -152,14 +152,14 @@ def script(name):
     return made
 
 
-#: costs are told apart by a number of peers
+#: costs, told apart by their number of peers
 SLOW, FAST = (
     Costs({n: Transfer(Line(0, 0))}, {}, {"a": CodecCost(*[Line(0, 0)] * 3)}) for n in (1, 2)
 )
 
 
 class Clock(HostMemory):
-    """A memory whose time advances by what a step by each plan takes."""
+    """A memory whose time advances by the seconds of a step of each plan."""
 
     def __init__(self, seconds):
         self.now, self.seconds = 0.0, seconds
@@ -240,7 +240,7 @@ def test_none_is_compared_with_after_close(scripted):
 
 
 def test_a_measurement_that_fails_is_not_waited_for(scripted):
-    """Over NCCL, what a peer that is gone leaves under way would end at the time-out only."""
+    """Over NCCL, work with a peer that is gone would end at the time-out only."""
     tuner, steps, clock, _ = scripted
     told = []
     slots = SimpleNamespace(abort=lambda: told.append("abort"), close=lambda: told.append("close"))

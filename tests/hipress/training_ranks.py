@@ -99,7 +99,7 @@ def variants(rank, world_size, name):
 
 
 def doubles(rank, world_size):
-    """Gradients of a float64 layer and a float32 one; plain DDP's beside ours."""
+    """Gradients of a float64 layer and a float32 one, by plain DDP and by ours."""
     found = []
     for wrap in (DistributedDataParallel, lambda model: hipress.wrap(model, codec("int8"))):
         torch.manual_seed(0)
@@ -132,7 +132,7 @@ def empties(rank, world_size, compressor, cases):
 
 
 def meshed(rank, world_size):
-    """A gradient where each rank trains a model of its own, and what errors say."""
+    """A gradient if each rank trains its own model, and error messages."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("dp", "tp"))
@@ -193,7 +193,7 @@ def attached(rank, name):
 
 
 class Skipping(nn.Module):
-    """Layers of which one is never used."""
+    """Layers, one of which is never used."""
 
     def __init__(self, unused: int) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def now_and_then(rank, world_size, name, options):
 
 
 class Turned(nn.Module):
-    """A layer beside complex parameters."""
+    """A real layer and complex parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,9 +245,9 @@ class Turned(nn.Module):
 
 
 def complex_numbers(rank, world_size, options):
-    """Gradients of a model with complex parameters, verified, beside those of plain DDP.
+    """Gradients of a model with complex parameters, verified, and those of plain DDP.
 
-    None where gloo has no complex numbers, as torch 2.8's.
+    None if gloo does not support complex numbers, as in torch 2.8.
     """
     try:
         dist.broadcast(torch.zeros(1, dtype=torch.complex64), 0)

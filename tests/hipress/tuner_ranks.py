@@ -184,7 +184,7 @@ def compiled_meanwhile(rank, world_size):
 
 
 def dies(rank, world_size):
-    """Rank 1 is gone amid a trial; what rank 0 is told."""
+    """Rank 1 dies during a trial; the errors of rank 0."""
     quick()
     ddp = hipress.wrap(make(), timeout=60)
     train(ddp, rank, range(3))
@@ -194,7 +194,7 @@ def dies(rank, world_size):
 
 
 def stops(rank, world_size):
-    """Rank 1's next step fails before it begins; what the ranks are told."""
+    """Rank 1's next step fails before it begins; the errors of the ranks."""
     quick()
     ddp = hipress.wrap(make(), timeout=60)
     train(ddp, rank, range(3))
