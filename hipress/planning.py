@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from hipress.control.chooser import Chooser
     from hipress.plan.auto import Search
+    from hipress.plan.places import Places
     from hipress.plan.rules import Plan
 
 
@@ -110,12 +111,43 @@ class Planner:
         if not self.options.automatic:
             plan = rules.fixed_plan(self.params, every[0], *given, *every[1:])
             return Planned(self.ours.apply(plan))
+        return self._searched(codecs, when)
+
+    def _searched(self, codecs: Mapping[str, Codec], when: str) -> Planned:
+        """A plan without compression, and a tuner that tries codecs that promise to pay here."""
         from hipress.plan.auto import Search
         from hipress.plan.registry import Registry
 
         registry = Registry(codecs, self.options, self.placement.target)
-        search = Search(self.params, registry, *given, self.ours)
-        return _auto(search, self.meeting, self.placement, when)
+        search = Search(self.params, registry, self.options, self.topology, self.ours)
+        places, probe = self._probed(search, when)
+        if not places.codecs:
+            places.close()
+            why = "no compressor would make a step faster here"
+            if not codecs:
+                why = "no compressor was measured to keep the loss under this optimizer"
+            return Planned(search.unplanned(why), probe)
+
+        def tuner() -> Chooser:
+            compiling = run_in_thread(places.compile)  # training need not wait for a compiler
+            return Tuner(places, compiling, self.meeting, when)
+
+        return Planned(search.unplanned(), probe, tuner)
+
+    def _probed(self, search: Search, when: str) -> tuple[Places, Probe]:
+        """Places with measured links, and the codecs that promise to pay there."""
+        from hipress.plan.places import Places
+
+        link = connect(self.meeting, f"probe{when}")
+        places = Places.of(search, self.meeting, self.placement)
+        what = f"measuring the link between ranks {self.meeting.ranks}"
+        begun = time.perf_counter()
+        try:
+            places = self.meeting.attend(lambda: places.measure_links(link), what).promising()
+        except BaseException:
+            places.abort()
+            raise
+        return places, Probe(places.told, time.perf_counter() - begun)
 
     def _steered(self, policy: Policy, codecs: Sequence[Codec]) -> Planned:
         """A plan for each level of a policy, and the pilot that switches between them."""
@@ -144,31 +176,3 @@ def compile_ahead(plan: Plan) -> None:
         spreads = strategies.load(strategy).SPREADS
         if spreads and key is not None and key not in plan.downs:
             plan.codecs[key].prepare()
-
-
-def _auto(search: Search, meeting: Meeting, placement: Placement, when: str) -> Planned:
-    """A plan without compression, and a tuner that tries codecs that promise to pay here."""
-    from hipress.plan.places import Places
-
-    link = connect(meeting, f"probe{when}")
-    places = Places.of(search, meeting, placement)
-    what = f"measuring the link between ranks {meeting.ranks}"
-    begun = time.perf_counter()
-    try:
-        places = meeting.attend(lambda: places.measure_links(link), what).promising()
-    except BaseException:
-        places.abort()
-        raise
-    probe = Probe(places.told, time.perf_counter() - begun)
-    if not places.codecs:
-        places.close()
-        why = "no compressor would make a step faster here"
-        if not search.codecs:
-            why = "no compressor was measured to keep the loss under this optimizer"
-        return Planned(search.unplanned(why), probe)
-
-    def tuner() -> Chooser:
-        compiling = run_in_thread(places.compile)  # training need not wait for a compiler
-        return Tuner(places, compiling, meeting, when)
-
-    return Planned(search.unplanned(), probe, tuner)

@@ -11,9 +11,8 @@ from hipress import compat
 from hipress.devices import ON_HOST
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
-from hipress.plan.auto import Search
-from hipress.plan.registry import Registry
-from hipress.planning import _auto
+from hipress.plan.overrides import NO_RULES
+from hipress.planning import Planner
 from hipress.ranks import link as links
 from hipress.ranks import meeting as meetings
 from hipress.ranks.board import Board
@@ -102,10 +101,10 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     monkeypatch.setattr("hipress.planning.connect", lambda meeting, purpose: None)
     monkeypatch.setattr("hipress.plan.probe.measure_link", measure_link)
     meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
-    search = Search((), Registry({}, Options()), Options(), Topology.flat(2))
+    planner = Planner((), Options(), Topology.flat(2), NO_RULES, meeting, ON_HOST)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
-        _auto(search, meeting, ON_HOST, "")
+        planner.plan({})
 
 
 def test_no_rank_is_connected_before_all_are():
