@@ -18,7 +18,7 @@ from hipress.plan.rules import Decision
 from hipress.plan.workload import Bucket, Workload, estimate
 from hipress.ranks.link import connect
 from hipress.session import Session
-from hipress.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, MERGE, WIRE, Point, Span
+from hipress.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, WIRE, Point, Span
 
 POINTS = 12  # points of a sweep on either side of the measured bandwidth
 
@@ -151,7 +151,5 @@ def _spans(
 def _what(event: Event, load: Load) -> str:
     if event.lane != WORK:
         return WIRE
-    working = [number for number, stage in enumerate(load.stages) if stage.lane == WORK]
-    if event.stage == working[0]:
-        return ENCODE
-    return DECODE if event.stage == working[-1] else MERGE
+    last = max(number for number, stage in enumerate(load.stages) if stage.lane == WORK)
+    return DECODE if event.stage == last else ENCODE  # an owner's last merge is part of its encode
