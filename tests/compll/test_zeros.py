@@ -58,6 +58,12 @@ def encoded(codec, x, incoming, state, **options):
     return found
 
 
+def words(data):
+    """Bytes by fours; any NaN counts as any other, as a product of two has the sign of either."""
+    padded = np.resize(data.view(np.uint8), -(-data.nbytes // 4) * 4)
+    return np.where(np.isnan(padded.view(np.float32)), 0x7FC00000, padded.view(np.uint32))
+
+
 def agree(codecs, x, incoming, **options):
     """The CPU's backend and the reference, with states from step to step."""
     states = [codec.init_state(len(x)) or None for codec in codecs]
@@ -68,7 +74,7 @@ def agree(codecs, x, incoming, **options):
         ]
         kept = [[a.view(np.uint32) for a in (state or {}).values()] for state in states]
         for one, other in zip(made[0] + kept[0], made[1] + kept[1], strict=True):
-            assert np.array_equal(one, other)
+            assert np.array_equal(words(one), words(other))
 
 
 @pytest.mark.parametrize("name, tile", KNOWN)
