@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from hipress import compat
 from hipress.errors import ConfigError
+from hipress.kinds import is_kind, kinds_of
 from hipress.shards import local, refuse_older
 
 CPU = torch.device("cpu")
@@ -33,11 +34,14 @@ class Param:
     strides: tuple[int, ...] = ()  # () if contiguous
     device: torch.device = CPU
     others: tuple[str, ...] = ()  # further names of a tied parameter
+    kinds: frozenset[str] = frozenset()  # of hipress.kinds.KINDS
 
     def matches(self, pattern: str) -> bool:
         """True if an fnmatch pattern matches one of the parameter's names; a pattern with a space
-        matches name and shape. Brackets, as in names of nn.ParameterList and ModuleDict, may stand
-        for themselves."""
+        matches name and shape, one of hipress.kinds.KINDS the kind. Brackets, as in names of
+        nn.ParameterList and ModuleDict, may stand for themselves."""
+        if is_kind(pattern):
+            return pattern in self.kinds
         shape = f" {_shape(self.shape)}" if " " in pattern else ""
         names = [f"{name}{shape}" for name in (self.name, *self.others)]
         patterns = pattern, pattern.replace("[", "[[]")
@@ -97,11 +101,12 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     _refuse(pairs)
     inner = module.module if isinstance(module, DistributedDataParallel) else module
     _refuse_nested(module, {parameter for _, parameter in named})
-    sparse, names = _sparse_names(inner), _all_names(inner)
+    sparse, names, kinds = _sparse_names(inner), _all_names(inner), kinds_of(inner)
     return tuple(
         Param(
             name, index, p.numel(), tuple(p.shape), p.dtype, name in sparse, _strides(p), p.device,
             tuple(other for other in names[named[index][1]] if other != name),
+            frozenset(kinds.get(named[index][1], ())),
         )
         for index, (name, p) in enumerate(pairs)
     )  # fmt: skip

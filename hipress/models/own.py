@@ -72,7 +72,15 @@ def find(text: str) -> Found:
 def _params(model: Model) -> tuple[Param, ...]:
     """Parameters in the model's order (the reverse of the backward pass), as float32."""
     return tuple(
-        Param(each.name, index, each.numel, each.shape, torch.float32, False)
+        Param(
+            each.name,
+            index,
+            each.numel,
+            each.shape,
+            torch.float32,
+            False,
+            kinds=frozenset(["@1d"] if len(each.shape) <= 1 else ()),
+        )
         for index, each in enumerate(reversed(model.gradients))
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hipress.errors import ConfigError
+from hipress.kinds import is_kind, refuse_unknown
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.codecs import compile_codec, described, strategy_for
@@ -156,12 +157,14 @@ def decide(
 
 
 def assign(rules: Sequence[Rule], params: Sequence[Param]) -> dict[int, Rule]:
-    """The first matching rule by index of a parameter; ConfigError for a rule that gets none."""
+    """The first matching rule by index of a parameter; ConfigError for a rule that gets none. A
+    model may lack a kind."""
     found: dict[int, Rule] = {}
     for rule in rules:
+        refuse_unknown(rule.pattern)
         matched = [param for param in params if rule.matches(param)]
         mine = [param.index for param in matched if param.index not in found]
-        if not mine:
+        if not mine and not is_kind(rule.pattern):
             raise ConfigError(_useless(rule, [found[p.index] for p in matched], params))
         found.update(dict.fromkeys(mine, rule))
     return found

@@ -16,6 +16,7 @@ from casync.graph.shares import LEAST_BYTES
 from casync.rounds import refuse_workers
 from casync.topology import Topology
 from hipress.errors import ConfigError
+from hipress.kinds import is_kind, refuse_unknown
 from hipress.model import Param
 from hipress.options import SMALL, Options
 from hipress.plan.codecs import for_shape, strategy_for
@@ -197,7 +198,8 @@ def excluded(param: Param, options: Options) -> str | None:
 def check_patterns(params: Sequence[Param], options: Options) -> None:
     """Raise ConfigError for a pattern that matches no parameter."""
     for pattern in options.exclude:
-        if not any(param.matches(pattern) for param in params):
+        refuse_unknown(pattern)
+        if not is_kind(pattern) and not any(param.matches(pattern) for param in params):
             known = ", ".join(p.name for p in params[:8])
             more = ", ..." if len(params) > 8 else ""
             raise ConfigError(f"exclude pattern {pattern!r} matches no parameter of {known}{more}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from torch import nn
 
 from casync.topology import Topology
 from hipress import options
 from hipress.errors import ConfigError
 from hipress.model import describe
 from hipress.plan import overrides
-from hipress.plan.rules import fixed_plan
+from hipress.plan.rules import check_patterns, fixed_plan
 from hipress.session import plain_options
 from tests.hipress import rules_ranks
 from tests.hipress.common import make
@@ -47,6 +48,55 @@ def test_shapes_are_matched_whole():
     found, _ = decided({"* 301x131": None, "* 1": None})
     assert Counter(why for _, why in found.values())["rule '* 301x131'"] == 1
     assert found["scale"] == (None, "rule '* 1'")
+
+
+class Language(nn.Module):
+    """A tied head, as GPT-2 has; or one of its own, behind the last norm."""
+
+    def __init__(self, *, tied):
+        super().__init__()
+        self.tokens, self.block = nn.Embedding(50, 8), nn.Linear(8, 8)
+        self.norm, self.output = nn.LayerNorm(8), nn.Linear(8, 50, bias=not tied)
+        if tied:
+            self.output.weight = self.tokens.weight
+
+
+def kept(model, kinds):
+    """Names of what stays uncompressed where these kinds do, by rules and by `exclude`."""
+    params = describe(model)
+    wanted = options.make(Int8(), rules=dict.fromkeys(kinds))
+    ours = overrides.decide(overrides.compiled(wanted), params, [Int8()], wanted, 2)
+    plans = [
+        ours.apply(fixed_plan(params, Int8(), wanted, TWO)),
+        fixed_plan(params, Int8(), options.make(Int8(), exclude=kinds), TWO),
+    ]
+    first, other = ({d.name for d in p.decisions if d.codec is None} for p in plans)
+    assert first == other
+    return first
+
+
+def test_kinds_of_parameters_are_exempt_whatever_their_names():
+    ends = {"block.bias", "norm.weight", "norm.bias"}
+    own, tied = Language(tied=False), Language(tied=True)
+    assert kept(own, ["@1d"]) == ends | {"output.bias"}
+    assert kept(own, ["@embedding"]) == {"tokens.weight"}
+    assert kept(own, ["@head"]) == {"output.weight", "output.bias"}
+    assert kept(tied, ["@head"]) == kept(tied, ["@embedding"]) == {"tokens.weight"}
+    every = ["@1d", "@embedding", "@head"]
+    assert kept(tied, every) == ends | {"tokens.weight"}
+    assert kept(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(4, 4, bias=False)), every) == {
+        "0.bias",
+        "1.weight",
+    }
+
+
+@pytest.mark.parametrize("given", [{"rules": {"@heads": None}}, {"exclude": "@heads"}])
+def test_an_unknown_kind_is_refused(given):
+    wanted = options.make(Int8(), **given)
+    check = check_patterns if wanted.exclude else lambda params, _: overrides.assign(ruled, params)
+    ruled = overrides.compiled(wanted)
+    with pytest.raises(ConfigError, match=r"kind of parameters '@heads'.*@head"):
+        check(PARAMS, wanted)
 
 
 def test_one_codec_with_two_sets_of_parameters():
