@@ -18,6 +18,7 @@ from hipress.simulate import methods as known
 from hipress.simulate import results
 from hipress.simulate.methods import BASELINE, FP32
 from hipress.simulate.predict import Simulation
+from hipress.simulate.profiles import write_profile
 from hipress.simulate.show import bandwidth, show
 
 __all__ = ["simulate"]
@@ -56,6 +57,10 @@ def simulate(
     chart: Annotated[Path | None, typer.Option(help="Draw efficiency by bandwidth: a PNG.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Draw a step's lanes: a PNG.")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Write the costs as a profile, from which `hipress plan` plans."),
+    ] = None,
 ) -> None:
     """Predicts a training step on a cluster, by method, before the cluster exists.
 
@@ -68,6 +73,8 @@ def simulate(
             clusters.read(cluster), own.find(model), methods, None if step is None else step * 1e-3
         )
         made = results.table(simulation, optimizer)
+        if profile is not None:
+            write_profile(profile, simulation.cluster, optimizer)
         wanted = _share(bandwidth_for) if bandwidth_for else None
     except (HipressError, OSError) as error:
         typer.echo(f"hipress: {error}", err=True)

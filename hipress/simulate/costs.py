@@ -16,7 +16,7 @@ from hipress.simulate.methods import BASELINE
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-__all__ = ["costs", "probed"]
+__all__ = ["codec_costs", "costs", "probed"]
 
 _TYPES = ("float32", "float16", "bfloat16")
 
@@ -36,14 +36,23 @@ def costs(cluster: Cluster, codecs: Mapping[str, CodecCost]) -> Costs:
     )
 
 
-def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, CodecCost], str]:
-    """Costs of codecs by key, and a text on their source: a profile, or the device's memory."""
-    known: Mapping[str, CodecCost] = {}
-    if cluster.profile is not None:
-        known = next(iter(cluster.profile.places.values())).codecs
-    found = {
+def codec_costs(cluster: Cluster, codecs: Mapping[str, Codec]) -> dict[str, CodecCost]:
+    """Costs of codecs by key: of the cluster's profile, else by the bytes that they touch."""
+    known = _measured(cluster)
+    return {
         key: known.get(key) or speeds.cost(codec, cluster.device) for key, codec in codecs.items()
     }
+
+
+def _measured(cluster: Cluster) -> Mapping[str, CodecCost]:
+    if cluster.profile is None:
+        return {}
+    return next(iter(cluster.profile.places.values())).codecs
+
+
+def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, CodecCost], str]:
+    """Costs of codecs by key, and a text on their source: a profile, or the device's memory."""
+    known, found = _measured(cluster), codec_costs(cluster, codecs)
     if BASELINE in found:
         found[BASELINE] = _hooked(found[BASELINE])
     guessed = [key for key in found if key not in known]

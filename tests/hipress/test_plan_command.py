@@ -153,6 +153,26 @@ def test_the_plan_of_a_model(path):
     assert "second.weight 301x131" in result.output
 
 
+@pytest.mark.parametrize("bandwidth, pays", [("64 Gbit/s", True), ("2400 Gbit/s", False)])
+def test_the_plan_of_a_described_node_of_gpus(tmp_path, bandwidth, pays):
+    """Over PCIe compression gains time, over NVLink it does not; no machine is asked."""
+    node, found = tmp_path / "node.yaml", tmp_path / "profile.json"
+    link = f"inside: {{bandwidth: {bandwidth}}}"
+    node.write_text(f"nodes: 1\nranks_per_node: 8\ndevice: a40\n{link}\n")
+    shapes, step = "4096x4096,4096x1024", ["--step", "20"]
+    told = CliRunner().invoke(
+        app, ["simulate", str(node), shapes, *step, "--method", "fp32", "--profile", str(found)]
+    )
+    assert told.exit_code == 0, told.output
+    told = plan(shapes, "--profile", found, "--device", "cuda", *step)
+    assert told.exit_code == 0, told.output
+    tried = told.stdout.split("The first")[0]
+    times = dict(re.findall(r"│ ([^│]+?) +│ +([0-9.]+) +│", tried))
+    plain = float(times.pop("no compression"))
+    best = min(map(float, times.values()))
+    assert (best < 0.95 * plain) == pays, told.stdout
+
+
 def test_a_profile_of_another_version_is_flagged(path):
     changed(path, versions={**profile.versions(), "hipress": "0.0"})
     result = plan("1000x500", "--profile", path)
