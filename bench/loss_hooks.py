@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
 from bench.loss_ranks import Curve, train
-from bench.loss_workloads import WORKLOADS
+from bench.loss_workloads import ALL
 from hipress.demo import methods
 from hipress.demo.synchronize import synchronize
 
@@ -46,7 +46,7 @@ def _rank(
     dist.init_process_group(
         "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=TIMEOUT
     )
-    chosen = WORKLOADS[workload]
+    chosen = ALL[workload]
     synchronized = synchronize(chosen.build(seed), methods.parse(method), chosen.training)
     found = train(chosen, _by_ddp, synchronized.module, seed, steps, [rank])
     found.sent = synchronized.sent(steps)

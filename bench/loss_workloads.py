@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hipress import optim
 from hipress.demo import corpus, job, model
 from hipress.optimizers import PLAIN_SGD
 
@@ -40,6 +41,7 @@ class Workload:
     held_out: Callable[[], list[Batch]] | None  # None: the last batches of the training
     training: model.Training
     data: Callable[[], str]  # a short hash of its training data
+    ranks: int = 2
     decays: bool = False  # whether the rate falls to zero, step by step: the end is less of a draw
 
 
@@ -112,9 +114,9 @@ def _lstm(seed: int) -> nn.Module:
     return model.build(replace(LSTM, seed=seed))
 
 
-def _gpt(seed: int) -> nn.Module:
+def _gpt(seed: int, width: int = GPT.width) -> nn.Module:
     torch.manual_seed(seed)
-    return GPT2(GPT)
+    return GPT2(replace(GPT, width=width))
 
 
 def _conv_net(seed: int) -> nn.Module:
@@ -199,3 +201,20 @@ WORKLOADS = {
         _hash_of_text,
     ),
 }
+
+#: measured where asked for only, and in no table
+OTHERS = {
+    "gpt-4-ranks": replace(WORKLOADS["gpt"], about="the same on 4 ranks", ranks=4),
+    "gpt-256": replace(
+        WORKLOADS["gpt"],
+        about="the same of width 256, 3.7M parameters",
+        build=partial(_gpt, width=256),
+    ),
+    "gpt-lion": replace(
+        WORKLOADS["gpt"],
+        about="the same, Lion lr .0003 to 0, clipping 1",
+        kind="lion",
+        training=model.Training(partial(optim.Lion, lr=3e-4, betas=(0.9, 0.99)), 1.0),
+    ),
+}
+ALL = WORKLOADS | OTHERS

@@ -28,11 +28,10 @@ from bench import loss_hooks
 from bench.commands import check_codecs, given, now, refusing
 from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, TRIAL, Cell, read, spec_of
 from bench.loss_ranks import Averaged, Compressed, Curve, Tried, fp32, train
-from bench.loss_workloads import WORKLOADS, Workload
+from bench.loss_workloads import ALL, WORKLOADS, Workload
 from hipress.demo import methods as methods_
 from hipress.demo.report import FINAL
 
-RANKS = 2
 FREEZE = 0.15  # of the steps: when Adam's second moments are frozen
 #: PyTorch's own methods: their names here, and in `hipress demo`
 HOOKS = {ours: name for name, ours in BASELINES.items() if ours != FP32}
@@ -47,27 +46,27 @@ METHODS = (
 
 def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int]:
     """Train once; returns the result and the number of parameters."""
-    chosen = WORKLOADS[workload]
+    chosen = ALL[workload]
     model = chosen.build(seed)
     numel = sum(p.numel() for p in model.parameters())
     if method in HOOKS:
-        return loss_hooks.curve(workload, HOOKS[method], seed, steps, RANKS), numel
+        return loss_hooks.curve(workload, HOOKS[method], seed, steps, chosen.ranks), numel
     if method.startswith(MOMENTUM):
         return _averaged(chosen, model, method, seed, steps), numel
     average: Any = nullcontext(fp32)
     if method != FP32:
         made = Tried if method.startswith(TRIAL) else Compressed
-        average = made(model, methods_.parse(f"hipress:{spec_of(method)}"), RANKS, seed)
+        average = made(model, methods_.parse(f"hipress:{spec_of(method)}"), chosen.ranks, seed)
     with average as mean:
-        return train(chosen, mean, model, seed, steps, range(RANKS)), numel
+        return train(chosen, mean, model, seed, steps, range(chosen.ranks)), numel
 
 
 def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps: int) -> Curve:
     """Curve of a training whose momentum ranks average."""
     codec = methods_.parse(f"hipress:{spec_of(method)}")
     optimizer = chosen.training.averaged(model.parameters(), round(FREEZE * steps))
-    with Averaged(model, optimizer, codec, RANKS, seed) as average:
-        return train(chosen, average, model, seed, steps, range(RANKS), optimizer)
+    with Averaged(model, optimizer, codec, chosen.ranks, seed) as average:
+        return train(chosen, average, model, seed, steps, range(chosen.ranks), optimizer)
 
 
 def measure(workload: str, method: str, seed: int, steps: int, data: str) -> Cell:
@@ -101,14 +100,15 @@ def missing(
     for count, workload, seed, method in sorted(
         cells, key=lambda cell: (cell[0], workloads.index(cell[1]), cell[3] != FP32)
     ):
-        key = (workload, method, seed, count, WORKLOADS[workload].data())
+        key = (workload, method, seed, count, ALL[workload].data())
         if key not in known:
             yield key
 
 
 def main(
     workload: Annotated[
-        list[str] | None, typer.Option(help=f"One of {', '.join(WORKLOADS)}; all by default.")
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(ALL)}; by default the first {len(WORKLOADS)}."),
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="A spec, with or without parameters.")
@@ -122,8 +122,8 @@ def main(
     with refusing():
         check_codecs(spec_of(each) for each in methods if each not in BASELINES.values())
         for name in workload or ():
-            if name not in WORKLOADS:
-                raise ValueError(f"unknown workload {name!r}; choose from: {', '.join(WORKLOADS)}")
+            if name not in ALL:
+                raise ValueError(f"unknown workload {name!r}; choose from: {', '.join(ALL)}")
         output.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     for key in missing(workload or [*WORKLOADS], methods, seeds, steps or (200, 1000), output):
