@@ -2,7 +2,7 @@
 
     python -m bench.losses         # measures losses by step
     python -m bench.training --optimizer adamw --rate 100mbit --output FOLDER   # and step times
-    python -m bench.time_to_loss FOLDER/hosts2.json
+    python -m bench.time_to_loss FOLDER/hosts2.json --chart docs/time-to-loss.png
 
 A loss by step does not depend on the link, so a curve of many steps (losses.jsonl) and the step
 times of a few give the time. The curve is the training loss, a mean of WINDOW steps on the batches
@@ -21,6 +21,7 @@ from typing import Annotated
 
 import typer
 
+from bench import time_chart
 from bench.commands import refusing
 from bench.loss_cells import FP32, MOMENTUM, Cell, read
 from bench.losses import FREEZE
@@ -77,34 +78,47 @@ def reached(curve: Sequence[float], loss: float) -> int | None:
     return None if found is None else (found + width) * FINAL
 
 
-def rows(
+@dataclass(frozen=True)
+class Reached:
+    """The time that a method needs for the loss."""
+
+    method: str  # as in losses.jsonl
+    step_seconds: float
+    steps: list[int | None]  # by seed; None: not reached
+    minutes: list[float]  # by seed; empty if a seed does not reach it
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """The line of a table."""
+        steps = ", ".join("never" if each is None else str(each) for each in self.steps)
+        return self.method, f"{1e3 * self.step_seconds:.0f}", steps, self._range()
+
+    def _range(self) -> str:
+        if not self.minutes:
+            return "-"
+        least, most = min(self.minutes), max(self.minutes)
+        return f"{statistics.fmean(self.minutes):.1f} ({least:.1f} to {most:.1f})"
+
+
+def reach(
     cells: Sequence[Cell], workload: str, steps: int, times: Times, slack: float = SLACK
-) -> Iterator[tuple[str, ...]]:
-    """A line for each method with step times and curves."""
+) -> Iterator[Reached]:
+    """Each method with step times and curves."""
     seeds: dict[str, dict[int, Cell]] = {}
     for cell in cells:
         if (cell.workload, cell.steps) == (workload, steps):
             seeds.setdefault(cell.method, {})[cell.seed] = cell
     plain = seeds.get(FP32, {})
-    for method in times.seconds:
-        both = sorted(seeds.get(method, {}).keys() & plain.keys())
-        if not both:
-            continue
+    for method, seconds in times.seconds.items():
         needed = []
-        for seed in both:
+        for seed in sorted(seeds.get(method, {}).keys() & plain.keys()):
             goal = statistics.fmean(plain[seed].curve[-WINDOW // FINAL :]) * (1 + slack)
             needed.append(reached(seeds[method][seed].curve, goal))
-        yield (method, f"{1e3 * times.seconds[method]:.0f}", *_told(method, needed, steps, times))
-
-
-def _told(method: str, needed: Sequence[int | None], steps: int, times: Times) -> tuple[str, str]:
-    """Steps by seed, and minutes."""
-    text = ", ".join("never" if each is None else str(each) for each in needed)
-    there = [each for each in needed if each is not None]
-    if len(there) < len(needed):
-        return text, "-"
-    minutes = [times.until(method, each, steps) / 60 for each in there]
-    return text, f"{statistics.fmean(minutes):.1f} ({min(minutes):.1f} to {max(minutes):.1f})"
+        if needed:
+            there = [each for each in needed if each is not None]
+            whole = there if len(there) == len(needed) else []
+            minutes = [times.until(method, each, steps) / 60 for each in whole]
+            yield Reached(method, seconds, needed, minutes)
 
 
 def main(
@@ -112,15 +126,19 @@ def main(
     workload: Annotated[str, typer.Option(help="Workload of bench.losses.")] = "lstm-adamw",
     steps: Annotated[int, typer.Option(help="Steps of the curves.", min=WINDOW)] = 1000,
     slack: Annotated[float, typer.Option(help="Share above float32's loss.", min=0)] = SLACK,
+    chart: Annotated[Path | None, typer.Option(help="Where to draw a chart.")] = None,
 ) -> None:
-    """Prints a table for each file."""
+    """Prints a table for each file, and draws a chart of all."""
     with refusing():
         every = [Times.read(path) for path in measured]
-    cells = read()
+    cells, found = read(), {}
     for times in every:
+        found[times.place] = [*reach(cells, workload, steps, times, slack)]
         head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
-        table = markdown_table(head, [*rows(cells, workload, steps, times, slack)])
+        table = markdown_table(head, [each.row for each in found[times.place]])
         print(f"{times.place}\n\n{table}\n")
+    if chart is not None:
+        time_chart.draw(found, steps, slack, chart)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Times until a loss: curves of losses.jsonl by step times of bench.training."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
+from bench import time_chart
 from bench.loss_cells import Cell
-from bench.time_to_loss import Times, reached, rows
+from bench.time_to_loss import Times, reach, reached
 from tests.bench.test_losses import cell
 
 
@@ -31,10 +33,32 @@ def test_momentum_takes_the_steps_of_its_warm_up_until_the_freeze(tmp_path):
     assert times.until("momentum:onebit_fine", 100, 1000) == 200
     assert times.until("momentum:onebit_fine", 600, 1000) == 150 * 2 + 450 * 1
     cells = [_cell("fp32", 0.0), _cell("momentum:onebit_fine", 0.001), _cell("int4_group", 0.5)]
-    found = {row[0]: row for row in rows(cells, "lstm-adamw", 1000, times)}
+    found = {each.method: each.row for each in reach(cells, "lstm-adamw", 1000, times)}
     assert found["fp32"][1:3] == ("3000", "990")  # as 1% above is enough
     assert found["int4_group"][2:] == ("never", "-")
     assert float(found["momentum:onebit_fine"][3].split()[0]) == pytest.approx(1140 / 60, rel=0.02)
+
+
+@dataclass(frozen=True)
+class Timed:
+    method: str
+    minutes: list[float]
+
+
+def test_a_chart_has_a_bar_for_what_reaches_the_loss_and_words_for_what_does_not(
+    tmp_path, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr(time_chart.plt, "close", drawn.append)
+    methods = [Timed("momentum:onebit_fine", [1.0, 3.0]), Timed("bf16", [])]
+    places = {"links of 100mbit": methods, "links of 1gbit": methods[1:]}
+    time_chart.draw(places, 1000, 0.015, tmp_path / "chart.png")
+    slow, fast = drawn[0].axes
+    assert [bar.get_width() for bar in slow.patches] == [2.0]
+    assert [text.get_text() for text in slow.texts] == ["not in 1000 steps", "2.0"]
+    assert [text.get_text() for text in fast.texts] == ["not in 1000 steps", "not measured"]
+    assert slow.get_title("left") == "100mbit: minutes until 1.5% above float32"
+    assert (tmp_path / "chart.png").stat().st_size > 1000
 
 
 def _cell(method: str, more: float) -> Cell:

@@ -1,0 +1,74 @@
+"""The chart of bench.time_to_loss: minutes until the loss, a panel for each link."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from hipress.demo.chart import INK, style
+
+OURS, THEIRS = "#2166ac", "#b8bfc7"
+LABELS = {
+    "fp32": "DDP, 32 bits",
+    "bf16": "DDP, 16 bits",
+    "torch-powersgd:rank=4": "DDP, PowerSGD in its fp16 wrapper",
+    "int4_group": "HiPress, 4 bits of the gradient",
+    "momentum:onebit_fine": "HiPress, 1 bit of the momentum",
+}
+
+
+class Timed(Protocol):
+    """A method in the chart, such as a time_to_loss.Reached."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def minutes(self) -> list[float]: ...
+
+
+def draw(found: Mapping[str, Sequence[Timed]], steps: int, slack: float, path: Path) -> None:
+    """Draw the methods of each place into a PNG, those of LABELS in its order."""
+    every = dict.fromkeys(each.method for methods in found.values() for each in methods)
+    names = sorted(every, key=lambda name: [*LABELS, name].index(name))
+    size = (11, 0.9 + 0.42 * len(names))
+    figure, panels = plt.subplots(1, len(found), figsize=size, squeeze=False, layout="constrained")
+    for axes, (place, methods) in zip(panels[0], found.items(), strict=True):
+        style(axes, f"{place.rpartition('links of ')[2]}: minutes until {slack:.1%} above float32")
+        _bars(axes, {each.method: each for each in methods}, names, steps)
+    for axes in panels[0][1:]:
+        axes.set_yticklabels([])
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _bars(axes: Axes, methods: Mapping[str, Timed], names: Sequence[str], steps: int) -> None:
+    """Draw the mean of the seeds as a bar, with their range."""
+    for position, name in enumerate(names):
+        minutes = methods[name].minutes if name in methods else []
+        if not minutes:
+            text = f"not in {steps} steps" if name in methods else "not measured"
+            _write(axes, 0.0, position, text)
+            continue
+        mean, color = statistics.fmean(minutes), OURS if _ours(name) else THEIRS
+        around = [[mean - min(minutes)], [max(minutes) - mean]]
+        axes.barh(position, mean, color=color, height=0.68, xerr=around, ecolor=INK)
+        _write(axes, max(minutes), position, f"{mean:.1f}")
+    axes.set_yticks(range(len(names)), [LABELS.get(name, name) for name in names])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(0, axes.get_xlim()[1] * 1.12)
+
+
+def _write(axes: Axes, x: float, y: int, text: str) -> None:
+    axes.annotate(
+        text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK
+    )
+
+
+def _ours(name: str) -> bool:
+    return LABELS.get(name, "HiPress").startswith("HiPress")
