@@ -5,7 +5,7 @@ import torch.distributed as dist
 import hipress
 
 dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())  # each rank has examples of its own
+torch.manual_seed(dist.get_rank())  # each rank has its own examples
 x = torch.randn(4096, 256)
 y = (x[:, :8].sum(1) > 0).long()
 layers = torch.nn.Linear(256, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2)

@@ -1,11 +1,11 @@
-"""Time-outs of tests for what comes at once on a quiet machine.
+"""Time-outs of tests for events that come at once on a quiet machine.
 
-Only what hangs should run into it: machines that run tests can be ten times as slow for a
-minute. How fast things are is for bench/ to say. pytest-timeout's limit is above it.
+Only a hang should reach them: machines that run tests can be ten times as slow for a minute.
+Measuring speed is the task of bench/. pytest-timeout's limit is above these.
 """
 
 HANG = 240.0  # seconds
 
-# How long ranks wait for one that never comes: each test that shows it takes as long, and what
-# comes before (connecting, a step) has to fit in.
+# Time that ranks wait for one that never comes: each test of that takes as long, and the work
+# before it (connecting, a step) must fit in.
 SILENCE = 5.0  # seconds

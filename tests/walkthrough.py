@@ -18,9 +18,9 @@ PROGRAMS = {
 
 
 def follow(text, folder, *, errors=True):
-    """Do what a document says; the programs that ran.
+    """Follow a document: write its files and run its commands; returns the programs that ran.
 
-    errors: whether what commands print includes their stderr.
+    errors: include the commands' stderr in their output.
     """
     ran = []
     for kind, block in BLOCK.findall(text):
@@ -39,7 +39,7 @@ def follow(text, folder, *, errors=True):
 
 
 def write(kind, text, folder):
-    """A spec goes to NAME.yaml, a script to the file that its first line names."""
+    """Write a block into a file: a spec to NAME.yaml, a script to the name in its first line."""
     pattern, ending = (r"name: (\w+)\n", ".yaml") if kind == "yaml" else (r"# (\S+)\n", "")
     (folder / (re.match(pattern, text)[1] + ending)).write_text(text)
 

@@ -1,4 +1,4 @@
-"""Cells of bench.auto: what they compare, and what follows from their times."""
+"""Cells of bench.auto: their comparisons, and the conclusions from their times."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Some trials of each kind of bench.fuzz find nothing, and a fault is found."""
+"""A few trials of each kind of bench.fuzz have no finding, and a planted fault is found."""
 
 import json
 import logging

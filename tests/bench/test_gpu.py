@@ -1,5 +1,5 @@
-"""Jobs and rows of bench.gpu; jobs are the same whatever memory a codec's arrays are in, and a
-device with a clock of its own stands in for a real one."""
+"""Jobs and rows of bench.gpu; jobs do not depend on the memory of a codec's arrays, and a device
+with its own clock stands in for a real one."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_jobs_of_rounds(name, rng):
 
 
 class Stream:
-    """A device that does what the host queues, one after the other; times in milliseconds."""
+    """A device that runs the host's queue, one job after the other; times in milliseconds."""
 
     def __init__(self):
         self.host = self.done = 0.0
@@ -122,7 +122,7 @@ def row(name, megabytes, ms=1.0):
 
 
 class Bench:
-    """main on a device that is not there; what is measured, and the file when each row begins."""
+    """main on an emulated device; records measured rows, and the file when each begins."""
 
     def __init__(self, folder):
         self.folder, self.path = folder, folder / "gpu.json"

@@ -37,7 +37,7 @@ def test_a_walk_reads_and_writes_four_elements_at_once(spec, least):
     ],
 )
 def test_bytes_that_kernels_move(spec, feed, wanted):
-    """For an element: of what they launch, not the least that any program must."""
+    """Bytes per element of the launched kernels, not the least that a program needs."""
     module, _ = type_check(spec, {})
     assert moved(module, feed=feed) == pytest.approx(wanted, abs=0.05)
 

@@ -1,4 +1,4 @@
-"""The first hour on a GPU, rehearsed: what each step leaves, and where the day ends."""
+"""The first hour on a GPU, rehearsed: the output of each step, and failures."""
 
 import json
 import os

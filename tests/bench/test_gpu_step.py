@@ -12,7 +12,7 @@ from tests.hipress.launch import launch
 
 
 class Tiny(nn.Module):
-    """Takes what a language model of transformers takes."""
+    """A model with the arguments of a language model of transformers."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The figures of bench.losses: imitated ranks do what real ones do, and what is bad shows."""
+"""The figures of bench.losses: imitated ranks do the same as real ones, and bad codecs show."""
 
 import math
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_what_is_held_out_is_not_trained_on():
 
 @pytest.mark.slow
 def test_a_bad_codec_shows():
-    """mxnet_2bit sends nothing before half a unit has gathered, which gradients take long for."""
+    """mxnet_2bit sends nothing before half a unit has gathered, and gradients are far smaller."""
     plain, good, bad = (trained(m, 100)[0].final for m in ("fp32", "int8_group", "mxnet_2bit"))
     assert good == pytest.approx(plain, rel=0.05)
     assert bad > 1.5 * plain
@@ -185,8 +185,8 @@ KEPT, LOST, NEITHER = (True, False), (False, True), (False, False)
         ([1.0, 1.0, 1.0], [1.0, 1.0, 1.02], KEPT),
         ([0.9, 1.0, 1.1], [0.9, 1.03, 1.11], KEPT),  # 1.3%, with a standard error of 0.9%
         ([0.9, 1.0, 1.1], [0.92, 1.02, 1.13], LOST),  # 2.3 and 0.3: surely more than 1%
-        ([1.0, 1.0, 1.0], [1.0, 1.0, 1.09], NEITHER),  # 3 and 3: perhaps nothing, perhaps 9%
-        ([1.0, 1.2], [1.009], KEPT),  # one seed, beside the same of fp32
+        ([1.0, 1.0, 1.0], [1.0, 1.0, 1.09], NEITHER),  # 3 and 3: a loss of 0 to 9%
+        ([1.0, 1.2], [1.009], KEPT),  # one seed, against the same one of fp32
         ([1.0, 1.2], [1.011], LOST),
         ([1.0, 1.0], [1.0, math.nan], LOST),
     ],

@@ -1,4 +1,4 @@
-"""Emulated hosts: isolation, throttle, counters, and that nothing is left behind."""
+"""Emulated hosts: isolation, throttle, counters, and a complete removal."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def test_a_bad_rate_is_refused_with_an_example(text):
 
 @emulated
 def test_a_request_to_end_leaves_neither_hosts_nor_what_runs_there():
-    """Not what a program there has started, either: it would hold the pipe open."""
+    """Processes started by a program there end, too: they would hold the pipe open."""
     script = "echo $$; sleep 1000 & wait"
     command = [sys.executable, "-m", "bench.netns", "run", "--hosts", "2", "--", "sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:

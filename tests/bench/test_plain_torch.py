@@ -1,4 +1,4 @@
-"""The plain-torch baselines compute what the specs of the same name do."""
+"""The plain-torch baselines compute the same values as the specs of the same name."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ def seeded():
 
 
 def bounded(name):
-    """True if the spec keeps what reaches a threshold, but no more than a bound."""
+    """True if the spec keeps elements beyond a threshold, up to a bound on their number."""
     module = compll.compile(name, "reference").module
     most = limits(module, N, compll.compile(name, "reference").params)
     return any(s.kind == "filter" and most[s.name] < N for s in module.selections)
@@ -82,7 +82,7 @@ def test_the_baseline_is_the_same_method(name):
         assert z.shape == x.shape
         if name not in DRAWN:
             assert np.mean(np.isclose(y, z, rtol=1e-5, atol=1e-6)) > 0.999
-        # What is drawn at random differs, but loses as much.
+        # Random draws differ, but lose as much.
         assert np.linalg.norm(x - z) == pytest.approx(np.linalg.norm(x - y), rel=0.05)
 
 
@@ -124,7 +124,7 @@ def sylvester(size):
 
 
 def test_thc_rotates_and_rounds_to_sixteen_steps():
-    """Over draws, what lies within the steps is rounded to its mean; codes of equal steps add."""
+    """Over draws, values within the steps are rounded to their mean; codes of equal steps add."""
     n = 16384 + 1024 + 3
     x = torch.randn(n)
     turned = torch_shared._rotated(x, 16384)
@@ -137,7 +137,7 @@ def test_thc_rotates_and_rounds_to_sixteen_steps():
     lost = (total / 60 - x).norm() / x.norm()
     once = (method.decode(method.encode(x, None), n) - x).norm() / x.norm()
     assert 0.1 < once < 0.2
-    assert lost < 0.05  # what exceeds the steps, and of the rounding 60**-0.5
+    assert lost < 0.05  # values beyond the steps, and 60**-0.5 of the rounding
 
 
 def test_atomo_is_unbiased_and_sends_whole_what_has_few_triples():

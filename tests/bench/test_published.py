@@ -1,4 +1,4 @@
-"""Published results: the file's numbers, systems by hand, and how far predictions are off."""
+"""Published results: the file's numbers, systems by hand, and errors of predictions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_ring_by_hand():
 
 
 def test_collectives_take_what_is_ready_up_to_a_limit():
-    """The first goes alone; meanwhile the second and third get ready, and the pass loses half."""
+    """The first is alone; meanwhile the second and third get ready, and the pass loses half."""
     work = Training((1.0, 2.0, 3.0, 4.0), (1.0, 2.0, 3.0, 8.0), 0.0, 8.0)
     sent = []
 
@@ -130,7 +130,7 @@ def test_orders_of_systems():
     assert not ordered([slow, replace(fast, predicted=0.5)])
     assert ordered(
         [replace(slow, published=1.9), replace(fast, predicted=0.5)]
-    )  # too close to tell
+    )  # too close to decide
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""docs/compressors.md says what the specs are, and its formulas are the layouts'."""
+"""docs/compressors.md lists the specs as they are, and its formulas are the layouts'."""
 
 import shutil
 from math import ceil, floor, sqrt
@@ -33,7 +33,7 @@ def formula_gives_the_length(name, n):
         assert bound == codec.payload_bytes(n), n
         assert len(payload) == bound if codec.fixed else len(payload) <= bound
         return
-    # A selection's size is not told apart from its gaps: the bounds of both give the bound.
+    # A selection's size cannot be separated from its gaps: the bounds of both give the bound.
     assert known.limits
     most = limits(codec.module, n, codec.params)
     found = [longest(known, n, bounds) for bounds in exclusive.corners(codec.module, most)]
@@ -119,7 +119,7 @@ def test_speeds_are_summed_up():
     about = dict.fromkeys(("cpu", "date", "torch", "numpy"), "?")
     text = spec_table.speeds({"about": about | {"elements": 10, "repeat": 1}, "rows": rows})
     assert "| `a` | 4.0 | 8.00 | 0.5x | 4.0 | 1.00 | 4.0x | 4.0 | 50% |" in text
-    assert "merge" not in text  # a column that nobody has
+    assert "merge" not in text  # a column that is empty in all rows
     rows[1]["rates"] = rows[1]["rates"] | {"merge": rate}
     text = spec_table.speeds({"about": about | {"elements": 10, "repeat": 1}, "rows": rows})
     assert "| `b` | 4.0 | 1.00 | 4.0x | 4.0 | 1.00 | 4.0x | 4.0 | - | 50% |" in text

@@ -1,4 +1,4 @@
-"""Ranks that others started: by whom, where the first one is, and a run over emulated hosts."""
+"""Ranks started by a scheduler: variables, the first rank's address, and a run over hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hipress bench` on ranks that others started, and what it refuses."""
+"""`hipress bench` on ranks that a scheduler started, and its errors."""
 
 import json
 import os

@@ -154,7 +154,7 @@ def test_the_page_has_every_method_chart_and_problem(measured, tmp_path):
     assert "hipress:onebit_group takes 100 ms a step, 0.50 of one without" in text
     assert "4.00 times as fast as ddp-fp32 (400 ms)" in text
     assert "not reached" in text
-    assert not re.search(r"(src|href)=.http|@import|url\(http", text)  # it loads nothing
+    assert not re.search(r"(src|href)=.http|@import|url\(http", text)  # it loads no other files
 
 
 def test_charts_are_well_formed_and_name_methods(measured):

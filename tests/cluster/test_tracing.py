@@ -1,4 +1,4 @@
-"""Spans of a step: their file, their sums, and a traced training beside its prediction."""
+"""Spans of a step: their file, their sums, and a traced training with its prediction."""
 
 import json
 import os

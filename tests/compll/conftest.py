@@ -49,7 +49,7 @@ def label(case):
 
 
 def costing(case):
-    """A spec with other parameters is compiled anew: the fast tests take each as it is."""
+    """A spec with other parameters is slow, since it must be compiled; others are fast."""
     return pytest.param(case, id=label(case), marks=pytest.mark.slow if case[1] else ())
 
 

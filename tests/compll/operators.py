@@ -11,7 +11,7 @@ import compll
 
 @cache
 def compiled(encode, payload, target, params):
-    """The codec of a spec that stores what it computes."""
+    """The codec of a spec that stores its computed values."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "operator.yaml"
         names = ", ".join(f"{name}: {{type: int, default: {value}}}" for name, value in params)
@@ -24,7 +24,7 @@ def compiled(encode, payload, target, params):
 
 
 def computed(x, encode, payload, step=0, **params):
-    """The payload behind x itself, as float32; checked to be equal on the CPU and the reference."""
+    """The payload behind x itself, as float32; checks that the CPU and the reference agree."""
     given = tuple(sorted(params.items()))
     found = [
         compiled(encode, payload, target, given).encode(x, step=step)[4 * len(x) :]

@@ -1,4 +1,4 @@
-"""Specs at random: valid ones of many shapes, for backends to be compared on."""
+"""Random valid specs of many shapes, on which backends are compared."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def spec(source: random.Random) -> str:
 
 
 def dense(maker, lines):
-    """Codes of every element; the fields, and what decode makes of them."""
+    """Codes of every element; returns the fields, and decode's expression of them."""
     source = maker.source
     fields = {"size": source.choice(FLOATS)}
     parts = []

@@ -71,7 +71,7 @@ def shifted(array):
     return room
 
 
-#: (argument, what is wrong with it, how it is told)
+#: (argument, its mistake, a part of the message)
 WRONG = [
     ("table", np.ndarray.tolist, "table is a contiguous int64 array [m, 5], not list"),
     ("table", lambda t: np.asfortranarray(np.repeat(t, 2, 0)), "not one with strides (8, 16)"),

@@ -1,4 +1,4 @@
-"""Singular vectors, chances, numbers of matrices: atomo against plain NumPy, what is refused."""
+"""Singular vectors, probabilities, numbers of matrices: atomo against plain NumPy; refusals."""
 
 import numpy as np
 import pytest

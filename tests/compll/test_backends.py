@@ -78,7 +78,7 @@ def batches_agree(cpu, reference, writeback):
         inside[start : start + n] = True
     assert (y[~inside] == 7).all()
     if writeback:
-        # The owner of a partition holds what its peers decode.
+        # The owner of a partition holds the values that its peers decode.
         assert np.array_equal(bits(y[inside]), bits(x[inside]))
 
 

@@ -1,4 +1,4 @@
-"""`compll bench`: timing on a clock of its own, and what the command writes."""
+"""`compll bench`: timing on its own clock, and the command's output."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Positions as bits: both backends write the same, and refuse what is no such stream."""
+"""Positions as bits: both backends write the same stream, and refuse a damaged one."""
 
 import numpy as np
 import pytest

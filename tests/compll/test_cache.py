@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: missing, full, damaged, read-only, or somebody else's."""
+"""The folder of compiled kernels: missing, full, damaged, read-only, or another user's."""
 
 import errno
 import hashlib
@@ -99,7 +99,7 @@ def test_a_folder_that_was_removed_is_made_again(root):
 
 @pytest.mark.parametrize("there", [b"", b"another user's"])
 def test_an_object_goes_elsewhere_where_its_folder_takes_no_more(root, there, monkeypatch):
-    """A disk that became full, or a file that this user may neither read nor replace."""
+    """A disk that became full, or a file that this user can neither read nor replace."""
     jit.stored("elsewhere", PROGRAM, lambda: PROGRAM)
     (path,) = cache.folder("cpu").glob("elsewhere_*.o")
     path.write_bytes(there)

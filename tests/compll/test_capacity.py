@@ -28,8 +28,11 @@ def pieces():
 
 
 def room(codec, share):
-    """Capacities, each of some share of what is most, and payloads that touch each other: the first
-    is the last one, so that whatever a piece writes behind its room is in one that is done."""
+    """Capacities, each a share of the largest payload, and adjacent payloads.
+
+    The first piece is the last in memory, so a write behind a piece's room hits one already
+    checked.
+    """
     least = [codec.payload_bytes(0) + 64 for _ in LENGTHS]
     sizes = [
         max(a, int(share * codec.payload_bytes(n))) for a, n in zip(least, LENGTHS, strict=True)
@@ -59,7 +62,7 @@ class Device:
 
 
 def steps_agree(case, make):
-    """Three steps of a backend beside the reference's."""
+    """Three steps of a backend equal the reference's."""
     name, params = case
     reference = compll.compile(name, "reference", **params)
     codecs = reference, make(name, params, reference)

@@ -1,4 +1,4 @@
-"""`compll check` tries what a spec claims on data, and tells figures where that does not hold."""
+"""`compll check` tests a spec's claims on data, and prints figures where they do not hold."""
 
 import re
 
@@ -25,7 +25,7 @@ def told(tmp_path, encode, payload, decode="q", more="about: x"):
 
 
 def test_a_draw_that_changes_nothing_is_not_unbiased(tmp_path):
-    """Rounding to nearest, beside which something is drawn."""
+    """Rounding to nearest, with a random term too small to matter."""
     encode = "top: max(abs(g))\nq: floor(g / top * 7 + 0.5 + random(0, 1e-9)) + 7"
     found = told(
         tmp_path, encode, "top: float32, q: 'uint4[n]'", "(q - 7) * top / 7", "unbiased: true"
@@ -69,7 +69,7 @@ def test_bounds_that_leave_elements_out(tmp_path):
     assert "'kept' keeps 40 elements of 1000 with a normal distribution" in text
     assert told(tmp_path, encode.format(bound=900), payload, decode) == []
     waits = told(tmp_path, encode.format(bound=40), payload, decode, "feedback: error")
-    assert waits == []  # what is left out is in the next gradient
+    assert waits == []  # elements left out are in the next gradient
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,6 @@ def test_the_ends_of_parameters_are_tried(param, words, tmp_path):
 
 
 def test_a_spec_that_takes_no_such_gradient_has_no_warning(tmp_path):
-    """Its matrix has no room: whoever encodes is told, and `compll check` does not end in that."""
+    """Its matrix is too small: encode raises an error, but `compll check` goes on."""
     encode, payload = "q: ones(1, 1) * random_matrix(1, 1) + sum(g)", "q: 'float32[1, 1]'"
     assert told(tmp_path, encode, payload, "flat(q)", "unbiased: true") == []

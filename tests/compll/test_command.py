@@ -1,4 +1,4 @@
-"""The command line, the cache between processes, and what an import costs."""
+"""The command line, the cache between processes, and the cost of imports."""
 
 import hashlib
 import json

@@ -70,7 +70,7 @@ def needs_equal_bytes(typed):
 
 
 def pieces(lengths, gap=3):
-    """A table of pieces, whose states begin elsewhere; all but the first begin at odd places."""
+    """A table of pieces with states at other places; all but the first begin at odd places."""
     starts = np.cumsum([0, *lengths[:-1]]) + gap * np.arange(len(lengths))
     rows = [
         [s, n, i, 64 * i, max(0, s - gap)]
@@ -294,7 +294,7 @@ def test_a_gpu_captures_a_call_in_a_cuda_graph(spec, rng, monkeypatch):
         codec.backend, "tick", cupy.zeros(1, "uint64")
     )  # others get this codec, too
     expected = [codec.encode(x, step=step) for step in (4, 5)]
-    codec.encode_batch(x, table, out, at, step=4)  # allocates what it needs
+    codec.encode_batch(x, table, out, at, step=4)  # allocates scratch memory
     cupy.cuda.Device().synchronize()  # the stream of the capture does not wait for this one
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -311,7 +311,7 @@ def test_a_gpu_captures_a_call_in_a_cuda_graph(spec, rng, monkeypatch):
 
 #: a spec of every kind of kernel; memcheck takes too long for all
 SANITIZED = ("onebit_group", "threelc", "dgc", "stc", "dithering", "powersgd")
-#: A chunk of CuPy's pool holds many arrays: what is beyond one's end would be within the chunk.
+#: A chunk of CuPy's pool holds many arrays: an access beyond one's end would be within the chunk.
 WITHOUT_POOL = """
 import sys, cupy, pytest
 cupy.cuda.set_allocator(None)
@@ -324,7 +324,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 def test_a_gpu_finds_no_bad_access():
     specs = " or ".join(f"{spec}-gpu" for spec in SANITIZED)
     chosen = f"(encoded_as_by or decode_add_encode or broken_payload) and ({specs})"
-    # calls that fail are CuPy's looks at what a driver has
+    # calls that fail are CuPy's checks of a driver's features
     tool = ["compute-sanitizer", "--error-exitcode", "9", "--report-api-errors", "no"]
     child = [sys.executable, "-c", WITHOUT_POOL, "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(

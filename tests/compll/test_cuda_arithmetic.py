@@ -17,7 +17,7 @@ from tests.tiers import first_fast
 
 
 def function(text, *args):
-    """Run a C function over arrays; the first becomes what it leaves there."""
+    """Run a C function over arrays; returns the values that it leaves in the first."""
     path = build(f'#define GRADIENT 0\n{prelude()}\nextern "C" void run({text}')
     run = ctypes.CDLL(str(path)).run
     run.argtypes = [

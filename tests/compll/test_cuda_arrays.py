@@ -223,5 +223,5 @@ feedback: error
 
 
 def test_codes_of_a_matrix_that_are_read_flat(tmp_path, rng):
-    """Codes of the last tile that belong to no element used to be read as if all did."""
+    """Unused codes of the last tile were once read as if all belonged to elements."""
     pieces_equal(ROWS, tmp_path, rng.standard_normal, lengths=(2000, 1, 31, 48, 1024, 300))

@@ -20,7 +20,7 @@ from tests.compll.test_cuda_arithmetic import floats
 
 needs_gpu = pytest.mark.skipif(not on_gpu(), reason="no CUDA device")
 
-#: What differs for a float x of these bits; A:: is the device, B:: any other processor.
+#: differences for a float x of these bits; A:: is the device, B:: any other processor
 CHECKS = {
     "codes": "A::f_code(x, 255u) != B::f_code(x, 255u) || A::f_code(x, 7u) != B::f_code(x, 7u)",
     "whole_numbers": "__float2uint_rz(x) != B::__float2uint_rz(x)",
@@ -162,7 +162,7 @@ def test_a_gpu_allocates_nothing_after_the_first_call(spec):
 @needs_torch
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_gpu_captures_calls_under_torch(spec):
-    """Capture with torch's default mode: nothing in the process may allocate or wait meanwhile."""
+    """Capture with torch's default mode: no thread may allocate or wait meanwhile."""
     call = Call(spec)
     call()
     expected = call.results()

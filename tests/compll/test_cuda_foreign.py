@@ -204,7 +204,7 @@ def test_kernels_run_on_torchs_stream_unless_cupy_has_one(module, monkeypatch, t
 
 @pytest.mark.parametrize("torch, cupy, stream", [(0, 0, 0), (7, 0, 7), (7, 9, 9)])
 def test_memory_is_of_torchs_allocator(module, monkeypatch, torch, cupy, stream):
-    """In the stream that uses it, so that what is freed is given out again in its order."""
+    """In the stream that uses it, so freed memory is reused in that stream's order."""
     theirs = Torch(torch)
     monkeypatch.setitem(sys.modules, "torch", theirs)
     module.cuda.current = cupy

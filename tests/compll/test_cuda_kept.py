@@ -54,7 +54,7 @@ def test_of_arrays_that_nobody_holds_the_later_are_kept(name, monkeypatch, rng):
 
 
 class Counting(HostDevice):
-    """A device that counts what is made in its memory. capture: whether a graph is captured."""
+    """A device that counts allocations in its memory. capture: True while a graph is captured."""
 
     made, capture, queue = 0, False, 0
 
@@ -73,11 +73,11 @@ class Counting(HostDevice):
         return self.queue
 
     def launch(self, *args):
-        """Nothing runs."""
+        """Does nothing."""
 
 
 class Part:
-    """A program's batch of n elements: what it holds, and its calls."""
+    """A program's batch of n elements: its arrays, and its calls."""
 
     def __init__(self, codec, n):
         self.codec, self.n = codec, n
@@ -147,11 +147,11 @@ def test_what_a_graph_uses_outlives_growth():
     small = Part(codec, 100)
     small.run()
     device = codec.backend.device
-    device.capture, device.queue = True, 5  # a capture has a stream of its own
+    device.capture, device.queue = True, 5  # a capture has its own stream
     made = device.made
     small.run()
     device.capture, device.queue = False, 0
-    assert device.made == made  # nothing in a capture
+    assert device.made == made  # no allocation during a capture
     _, fresh = next(made for key, made in small.table.kept.items() if key[1:] == ("fresh",))
     batch = next(b for key, b in fresh.kept.items() if key[1:] == ("feed",))
     first, large = batch.lent, Part(codec, 9000)

@@ -1,4 +1,4 @@
-"""Operators of the CUDA backend beyond what specs/ use, on the CPU, against the reference."""
+"""Operators of the CUDA backend that specs/ does not use, on the CPU, against the reference."""
 
 import re
 
@@ -83,7 +83,7 @@ def test_runs_of_a_status_byte(tmp_path):
 
 
 def test_broken_runs(tmp_path, rng):
-    """Lengths in the header and bytes that change what the runs stand for."""
+    """Lengths in the header and bytes that change the values of the runs."""
     device, reference = compiled(RUNS, tmp_path)
     n = 30_001
     good = reference.encode(sparse(rng, 0.02)(n).astype(np.float32))
@@ -271,7 +271,7 @@ def test_groups_and_codes_of_every_size(group, bits, tmp_path, rng):
 @pytest.mark.parametrize("decode", ["each + bits * 65536 + one", "scatter(index, few)"])
 def test_uint16(group, decode, tmp_path, rng):
     text = UINT16.replace("GROUP", group).replace("DECODE", decode)
-    if "scatter" not in decode:  # nothing else puts selected elements back
+    if "scatter" not in decode:  # only scatter puts selected elements back
         fields = ("some:", "index:", "few:", "payload:")
         lines = [line for line in text.split("\n") if not line.strip().startswith(fields)]
         lines.append('payload: {one: uint16, each: "uint16[n]", bits: "uint16[n]"}')

@@ -40,7 +40,7 @@ class World:
         self.held = {name: self.put(s) for name, s in self.states[0].items()}
 
     def synchronize(self, step, *, fed=True, gradient=lambda x: x):
-        """All rounds; the bytes of every round are compared. Returns what the device decodes to."""
+        """All rounds; compares the bytes of each. Returns the device's decoded values."""
         sums, given = [], []
         options = {"workers": WORKERS, "seed": 4, "step": step}
         mine = self.put(gradient(self.x[0]))
@@ -69,7 +69,7 @@ class World:
         return self.get(mine)
 
     def payloads_equal(self, one, found, wanted, at):
-        """A device has one NaN, whatever NaN it is made from: there, numbers are compared."""
+        """A device has only one NaN: for payloads with NaNs, numbers are compared, not bits."""
         if not self.real:
             np.testing.assert_array_equal(found, wanted, err_msg=one.name)
             return

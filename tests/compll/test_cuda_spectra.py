@@ -32,7 +32,7 @@ OPTIONS = {"seed": 5, "step": 1, "scale": 1.0, "writeback": False}
 
 
 def found(values, folder, width, threads=64):
-    """Left vectors, singular values, right vectors and what is decoded, of one piece."""
+    """Left vectors, singular values, right vectors and decoded values of one piece."""
     device, reference = compiled(PARTS, folder, width=width)
     device.device.descending = threads == 64
     n = len(values)
@@ -104,7 +104,7 @@ def test_atomo_takes_16_bit_gradients(gradient, rng):
 
 @pytest.mark.parametrize("params", [{}, *VARIANTS["atomo"]])
 def test_atomo_sends_what_the_reference_sends(params, rng):
-    """The same triples are drawn; they are the same but for the last bits and common signs."""
+    """The same triples are drawn; they differ only in the last bits and in common signs."""
     module, known = type_check("atomo", params)
     device = cuda.Kernels(module, known, HostDevice, cuda_source.source(module, 64))
     reference = compll.compile("atomo", "reference", **params)

@@ -38,7 +38,7 @@ def test_examples_compile_and_agree(example, tmp_path):
     assert lost < LOST.get(codecs[0].name, 0.5)
 
 
-#: what `check` refuses, and how the page tells of it
+#: specs that `check` refuses, and the page's sentences about them
 LIMITS = [
     (
         "encode:\n  k: top(abs(g), 3)\n  i: indices(k)\n  v: g[k]\n"

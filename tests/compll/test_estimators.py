@@ -1,4 +1,4 @@
-"""Threshold estimators: what they keep, against published code and against what was asked for."""
+"""Threshold estimators: kept elements, against published code and against the requested number."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Backends agree on values no gradient should hold, and touch nothing that is not theirs."""
+"""Backends agree on extreme values, and write nowhere outside their arrays."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def steps(codecs, x, state):
 
 
 def test_backends_agree(cpu, reference):
-    """And states stay finite, and the decoder is told of what is not."""
+    """States stay finite, and the decoder gets a flag for values that are not."""
     for (kind, x), state in itertools.product(EXTREMES.items(), {False, cpu.stateful}):
         for payloads, decoded, states in steps((cpu, reference), x, state):
             assert np.array_equal(*payloads), (kind, state)

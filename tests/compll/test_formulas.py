@@ -1,4 +1,4 @@
-"""Typed expressions in messages: written as a person would, and meaning what they say."""
+"""Typed expressions in messages: readable, and equal in meaning to the spec's."""
 
 import math
 

@@ -54,7 +54,7 @@ def decodes(folder):
         ([5, 128], None),
         ([5], None),
         ([5, 0, 0], None),
-        # very long: more bytes than encode ever makes of so few elements
+        # very long: more bytes than encode can make of this number of elements
         ([*[128, 128, 128, 128, 128, 0] * 1000], None),
     ],
     ids=str,

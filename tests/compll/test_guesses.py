@@ -13,7 +13,7 @@ COUNT = N // 100  # of dgc's sample
 
 
 def gradient(kind, step):
-    """Normal numbers but for what `kind` does to the elements that this step samples."""
+    """Normal numbers, with `kind` applied to the elements that this step samples."""
     rng = np.random.default_rng(step)
     x = rng.standard_normal(N, dtype=np.float32)
     at = sample_positions(0, step, 0, N, COUNT)

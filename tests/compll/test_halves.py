@@ -181,7 +181,7 @@ def test_states_of_16_bits_are_of_elements(tmp_path):
 
 
 def test_error_feedback_loses_nothing_that_bfloat16_can_tell():
-    """200 steps of sums: what was sent follows what was given as with a float32 residual."""
+    """200 steps of sums: sent values follow the gradients as with a float32 residual."""
     n, rng = 4096, np.random.default_rng(3)
     grads = rng.standard_normal((200, n)).astype(np.float32) + np.float32(0.1)
     gone = {}

@@ -64,7 +64,7 @@ def test_the_deepest_allowed_expressions_compile(target, tmp_path):
         "name: deepest\nencode:\n" + "\n".join(lines) + "\npayload:\n  a96: float32[n]\n"
         "decode:\n" + "\n".join(decode) + "\nfeedback: error\n"
     )
-    if target == "cpu":  # its text only: LLVM has no part in what is tested here
+    if target == "cpu":  # its text only: LLVM is not tested here
         backend.source(compll.compile(path, "reference").module)
         return
     codec = compll.compile(path, target)
@@ -111,7 +111,7 @@ def test_numbers_too_large_for_a_float(key, tmp_path):
 @pytest.mark.parametrize("key", ["min", "max"])
 @pytest.mark.parametrize("end", ["inf", "-inf", "nan", "1" + "0" * 400])
 def test_bounds_that_no_default_is_within(key, end, tmp_path):
-    """Each is told, whatever the bound; what else the spec may have wrong follows from another."""
+    """Each bound is reported; other errors of the spec may follow from another."""
     param = f"{{type: int, default: 2.5, {key}: {end}}}"
     found = diagnostics(
         f"name: x\nparams: {{p: {param}}}\npayload: {{g: 'float32[n]'}}\ndecode: g + p\n", tmp_path

@@ -25,10 +25,8 @@ decode: exp2(e) * (a - 5) * (b - 6) * (c - 7) + where(e < 0, e, 0) + d
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["", "group: 32"])
 def test_numbers_below_zero_arrive(group, tmp_path, rng):
-    """A number of the tensor, or of a group, used to be read without its sign.
-
-    And of the bits to shift by, only the lowest five were used.
-    """
+    """A number of the tensor, or of a group, was once read without its sign. And of a shift's bits
+    only the lowest five were used."""
     text = SPEC.replace("GROUP", group)
     path = tmp_path / "integers.yaml"
     path.write_text(text)
@@ -128,7 +126,7 @@ def test_feedback_knows_what_is_held(expression, tmp_path):
     path = tmp_path / "held.yaml"
     x = np.array([-1, 2, -3, 4, 0.5, 0], np.float32)
     values = []
-    for field, storage in STORAGES.items():  # by themselves, where nothing is to be compiled
+    for field, storage in STORAGES.items():  # each one separately if no compiling is needed
         held(expression, field, path)
         values.append(checked(compll.compile(path, "reference"), x))
         low, high = RANGES[storage]
@@ -162,7 +160,7 @@ def test_feedback_knows_how_floats_round_integers(kind, tmp_path):
 
 
 def test_feedback_shifts_what_is_held(tmp_path):
-    """The int32 of a float used to be a float, too, which has no bits."""
+    """The int32 of a float was once a float, too, which has no bits."""
     path = tmp_path / "rounded.yaml"
     text = ROUNDED.replace("exponent(OF) * 1003", "sum(g)").replace("TYPE", "int32")
     path.write_text(text.replace("DECODED", "(a << 1)"))

@@ -37,7 +37,7 @@ def test_rounds_share_one_walk(tmp_path):
         path.write_text(ROUNDS.format(times=times))
         text = source(path)
         sizes.append(len(text))
-        # the first mean, the round's, the selection's, and what is selected; with AMD's stores
+        # first mean, the round's, the selection's, and the selection; with AMD's stores
         assert len(re.findall(r'define internal void @"encode_walk', text)) == 4
     assert sizes[1] - sizes[0] < 4 * 5000
 

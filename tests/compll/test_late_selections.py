@@ -24,7 +24,7 @@ payload:
 decode: scatter(i, {decode})
 feedback: error
 """
-#: what encode, payload and decode hold besides
+#: further parts of encode, payload and decode
 LATE = {
     "a level in the residual": ("m: mean(a, a >= t)", "", "where(neg, -m, m)"),
     "a number that is only sent": ("m: std(a, a < t)", "t: float32", "where(neg, -t, t)"),

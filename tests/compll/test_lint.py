@@ -1,4 +1,4 @@
-"""Warnings: what compiles, but is probably not what was meant."""
+"""Warnings for specs that compile, but are probably mistakes."""
 
 import pytest
 from typer.testing import CliRunner
@@ -211,7 +211,7 @@ def test_what_loses_nothing_is_unbiased(tmp_path):
     ],
 )
 def test_what_decodes_to_nan(sections, told, tmp_path):
-    """The linter saw "no problems" in such a spec: a batch with an unused word made weights NaN."""
+    """The linter once reported "no problems" here: a batch with an unused word made weights NaN."""
     plain = {"params": "{}", "payload": '{q: "float32[n]"}'}
     found = warnings(spec(tmp_path, **plain | sections))
     assert len(found) == bool(told)

@@ -1,4 +1,4 @@
-"""Codecs that lose nothing, and bfloat16 by stochastic rounding."""
+"""Lossless codecs, and bfloat16 by stochastic rounding."""
 
 import numpy as np
 import pytest

@@ -16,7 +16,7 @@ INPUTS = sorted({key.split("/")[1] for key in GOLDEN if key.startswith("input/")
 
 
 def compiled(name, **params):
-    """A codec; with parameters of its own on the reference, which is ready at once (test_backends
+    """A codec; with other parameters one of the reference, which is ready at once (test_backends
     compares all backends)."""
     return compll.compile(name, "reference" if params else "cpu", **params)
 

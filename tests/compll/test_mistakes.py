@@ -1,4 +1,4 @@
-"""Mistakes of a user, told in one clear error before any work is done."""
+"""Mistakes of a user, reported in one clear error before any work is done."""
 
 import os
 
@@ -46,7 +46,7 @@ def test_matrices_without_columns(made, tmp_path):
 
 @pytest.mark.parametrize("kept", ["top(abs(g), ratio)", "filter(g > 0, 0.5)", "drawn(ratio)"])
 def test_a_share_is_no_number_of_elements(kept, tmp_path):
-    """top(x, 0.01) kept nothing, silently."""
+    """top(x, 0.01) once silently kept no elements."""
     path = tmp_path / "share.yaml"
     text = (
         f"name: share\nparams: {{ratio: 0.01}}\nencode:\n  kept: {kept}\n  index: indices(kept)\n"

@@ -71,7 +71,7 @@ def check_diagnostics(found, text):
 
 
 def outcome(text, folder):
-    """Compile and run the text as far as it goes; what it must never do is asserted."""
+    """Compile and run the text as far as it goes; asserts that any error is a right one."""
     path = folder / "spec.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:

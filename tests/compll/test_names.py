@@ -1,4 +1,4 @@
-"""Names that mean nothing where they stand: told once, with what to do about them."""
+"""Undefined names, reported once, with advice."""
 
 import re
 
@@ -31,7 +31,7 @@ SPECS = compll.list_specs()
             "'b' is defined below, in line 12",
             "in order",
         ),
-        # in decode, what encode defines is told as before
+        # in decode, names of encode are reported as before
         ("where(q == 1", "where(q == g", (10, 20), "decode uses 'g'", "payload fields"),
     ],
 )
@@ -161,7 +161,7 @@ def test_the_size_of_a_state(old, new, place, message, hint, tmp_path):
     ],
 )
 def test_a_wrong_section_is_one_error(spec, section, wrong, tmp_path):
-    """Its names, or the last of them, mean nothing then; what uses them is no further mistake."""
+    """Its names, or the last of them, are undefined then; their uses are no further mistakes."""
     lines = locate(spec).read_text("utf-8").splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith(f"{section}:"))
     inner = [i for i in range(at + 1, len(lines)) if lines[i].startswith("  ")]

@@ -96,12 +96,12 @@ def test_a_call_lets_other_threads_run():
         ran.append(True)
 
     thread = threading.Thread(target=other)
-    table = np.zeros((1 << 18, 5), np.int64)  # many pieces of nothing
+    table = np.zeros((1 << 18, 5), np.int64)  # many empty pieces
     given = {"x": np.zeros(1, np.float32), "table": table, "rows": len(table)}
     thread.start()
     ready.wait()
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1000.0)  # nothing makes a thread give up the lock, it must let it go
+    sys.setswitchinterval(1000.0)  # no switch takes the lock from a thread: it must release it
     try:
         go.set()
         calls = 0

@@ -1,4 +1,4 @@
-"""Results written past the cache: all of them, at any alignment, and nothing beside them."""
+"""Results written past the cache: all of them, at any alignment, and no bytes beside them."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def past(tmp_path_factory):
 
 
 def within(n, skew):
-    """An array of n elements, `skew` after the begin of a line, and what it lies in."""
+    """An array of n elements that begins `skew` after a line's begin, and the array around it."""
     whole = np.full(n + 2 * BESIDE + LINE, 7, np.float32)
     begin = BESIDE + (-(whole.ctypes.data // 4 + BESIDE)) % LINE + skew
     return whole[begin : begin + n], whole

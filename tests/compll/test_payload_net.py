@@ -1,8 +1,8 @@
-"""Every spec's payloads, decoded values and states, bit for bit, as they were when recorded.
+"""Every spec's payloads, decoded values and states, bit for bit, as recorded.
 
-A net under changes of the compiler: what ranks of different versions or processors send each other
-must not change unnoticed. Where a change is meant, `pytest --update-golden` on this file records
-those of the reference backend anew.
+This net catches unintended changes by the compiler: payloads between ranks of different versions or
+processors must stay the same. After an intended change, `pytest --update-golden` on this file
+records those of the reference backend again.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Matrices and rounds: PowerSGD against plain NumPy, orders of operations, what is refused."""
+"""Matrices and rounds: PowerSGD against plain NumPy, orders of operations, refusals."""
 
 import functools
 
@@ -20,9 +20,9 @@ World = functools.partial(Workers, "powersgd")
 
 
 class Plain:
-    """PowerSGD as the paper writes it, in float64, on matrices of the same shape.
+    """PowerSGD as in the paper, in float64, on matrices of the same shape.
 
-    What pads a matrix belongs to no gradient: nothing of it is remembered.
+    A matrix's padding belongs to no gradient: its values are not kept.
     """
 
     def __init__(self, workers, n, rank):
@@ -45,7 +45,7 @@ class Plain:
 @pytest.mark.parametrize("bits, off", [(32, 1e-4), (16, 3e-3)])
 @pytest.mark.parametrize("workers, rank", [(1, 1), (2, 2), (3, 4)])
 def test_follows_the_paper(workers, rank, bits, off, rng):
-    """With factors of 16 bits to their precision; what they lose stays in the residual."""
+    """Factors of 16 bits: equal to their precision, and their errors stay in the residual."""
     n = 1000
     together, plain = World(workers, n, rank=rank, bits=bits), Plain(workers, n, rank)
     assert together.codec.payload_bytes(n) == (32 + 32) * rank * bits // 8

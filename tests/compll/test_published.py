@@ -1,4 +1,4 @@
-"""Methods against what independent implementations make of the same vectors."""
+"""Methods against independent implementations, on the same vectors."""
 
 from pathlib import Path
 

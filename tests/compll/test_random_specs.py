@@ -1,6 +1,6 @@
-"""Specs at random: kernels give the payloads, values and states of the reference.
+"""Random specs: kernels give the payloads, values and states of the reference.
 
-COMPLL_SPECS=200 tries so many, of which a minute takes about ten.
+COMPLL_SPECS=200 sets their number; ten take about a minute.
 """
 
 import os
@@ -42,7 +42,7 @@ def gradient(rng, n):
 
 
 def told(payload, decoded):
-    """The payload, unless it is of what is not finite: a NaN may have either sign."""
+    """The payload's bytes; None for values that are not finite: a NaN may have either sign."""
     return payload.tobytes() if np.isfinite(decoded).all() else None
 
 

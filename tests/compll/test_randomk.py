@@ -1,4 +1,4 @@
-"""Selections that all ranks draw alike: positions, randomk against plain NumPy, what is refused."""
+"""Selections that all ranks draw alike: positions, randomk against plain NumPy, refusals."""
 
 import numpy as np
 import pytest
@@ -231,7 +231,7 @@ def test_other_selections_do_not_add(tmp_path):
 
 
 def test_drawn_selections_without_rounds(tmp_path, rng):
-    """Payloads that travel whole; what is not sent stays in a state."""
+    """Payloads that travel whole; elements that are not sent stay in a state."""
     path = tmp_path / "spec.yaml"
     text = GOOD.replace("rounds: {value: mean}\n", "").replace(" + 0 * sum(g)", "")
     path.write_text(text.replace("own if", "error if"))
@@ -241,7 +241,7 @@ def test_drawn_selections_without_rounds(tmp_path, rng):
     payloads = [c.encode(x, state=s, step=4) for c, s in zip(codecs, states, strict=True)]
     assert np.array_equal(*payloads)
     at = shared.positions(4, 0, 0, 777, 77)
-    assert len(payloads[0]) == 4 * 77 + 1  # and a status byte, as values alone tell little
+    assert len(payloads[0]) == 4 * 77 + 1  # and a status byte: values may not show a NaN
     assert np.array_equal(codecs[0].decode(payloads[0], 777, step=4)[at], x[at])
     assert (states[0]["residual"][at] == 0).all()
     assert np.array_equal(states[0]["residual"], states[1]["residual"])

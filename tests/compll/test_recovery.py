@@ -1,4 +1,4 @@
-"""No mistake hides another: all that are independent of each other are told at once."""
+"""No mistake hides another: all independent mistakes are reported at once."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 
 import compll
 
-#: a right spec, and mistakes in it: what is written instead, and a part of the message
+#: a correct spec, and mistakes in it: the wrong text, and a part of the message
 RIGHT = """name: example
 params:
   ratio: {type: float, default: 0.1, min: 0, max: 1}

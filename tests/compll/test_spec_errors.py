@@ -177,7 +177,7 @@ def test_one_mistake(old, new, line, col, message, hint, tmp_path):
 
 
 def test_decode_and_what_it_cannot_know(tmp_path):
-    """States of a sender, and draws of its own: what to do instead."""
+    """A sender's states and its own draws: errors with advice."""
     text = GOOD.replace("feedback: error", "state:\n  m: float32[n]\nupdate: {m: g}")
     (found,) = problems(text.replace("-scale,", "m - scale,"), tmp_path)
     assert "receivers keep no states" in found.hint
@@ -211,7 +211,7 @@ def test_decode_sees_what_follows_from_parameters_and_n(tmp_path):
     text = GOOD.replace("  q: where", "  levels: 2**bits + n\n  q: where")
     path = tmp_path / "spec.yaml"
     path.write_text(text.replace("-scale", "-levels"))
-    # one byte is the status: decode does not use `scale`, so nothing else tells of a NaN
+    # one byte is the status: decode does not use `scale`, so nothing else shows a NaN
     assert compll.compile(path, "reference").payload_bytes(8) == 7
     (found,) = problems(text.replace("+ n", "+ step").replace("-scale", "-levels"), tmp_path)
     assert "decode does not know" in found.hint

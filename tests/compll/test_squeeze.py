@@ -58,7 +58,7 @@ def test_gaps_of_all_sizes_come_back(gaps):
     count, n = len(gaps), int(places[-1]) + 1
     out = np.full(4 * count + 1, 201, np.uint8)
     end = stream("gaps").store(places, n, out)
-    assert out[end] == 201  # nothing is written behind them
+    assert out[end] == 201  # no byte is written behind them
     assert stream("gaps").load(out[:end], count, n) == places.tolist()
     assert stream("gaps").load(out[:end], count, n - 1) is None
     assert stream("gaps").load(out[:end], count + 1, n) is None

@@ -127,7 +127,7 @@ def test_sums_of_ranks_add(tmp_path, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 def test_what_ranks_get_follows_what_they_give(target, tmp_path, rng):
-    """With feedback; a share of each estimate is what keeps the residuals from growing."""
+    """With feedback; only a share of each estimate is applied, so residuals do not grow."""
     n, steps = 600, 300
     text = SKETCH.replace(" + moved, width", ", width").replace("1.0", "0.09")
     path = tmp_path / "own.yaml"

@@ -34,7 +34,7 @@ def fresh(name):
 
 
 def encoded(kernels, codec, x, step):
-    """Payload, state and what is decoded."""
+    """Payload, state and decoded values."""
     n = len(x)
     table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
     out, y = np.zeros(codec.payload_bytes(n), np.uint8), np.zeros(n, np.float32)
@@ -154,7 +154,7 @@ GRADIENTS = {
 )
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_a_selection_equals_the_reference(gradient, name, rng):
-    """A batch of pieces, some larger than the sample by which the threshold is found."""
+    """A batch of pieces, some larger than the sample from which the threshold is found."""
     codec, kernels = fresh(name)
     table = np.array(
         [[sum(SELECTED[:i]), n, i, 0, sum(SELECTED[:i])] for i, n in enumerate(SELECTED)]

@@ -1,4 +1,4 @@
-"""docs/tutorial.md is run as it stands: its files are written, its commands print what it says."""
+"""docs/tutorial.md is run as written: its files are made, its commands print the text it shows."""
 
 import shutil
 from pathlib import Path

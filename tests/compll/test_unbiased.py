@@ -1,4 +1,4 @@
-"""Specs that claim `unbiased: true`: the mean of what decode gives is the gradient."""
+"""Specs that claim `unbiased: true`: the mean of decoded values is the gradient."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def gradients():
         "large": base * 1e20,
         "small": base * 1e-25,
         "few": np.where(rng.random(N) < 0.05, base, 0),
-        # the inverse of such a scale is infinite
+        # the inverse of this scale is infinite
         "tiny": np.where(rng.random(N) < 0.3, 0, base * 2e-39),
     }
 

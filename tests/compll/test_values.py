@@ -42,7 +42,7 @@ def test_constant_gradients(case, cpu, reference):
         assert np.array_equal(*payloads), (value, step)
         y = cpu.decode(payloads[0], n)
         if value > 65504 and (case[0] == "fp16" or case[1].get("bits") == 16):
-            assert not np.isfinite(y[y != 0]).any(), value  # what float16 makes of it
+            assert not np.isfinite(y[y != 0]).any(), value  # its value in float16
             continue
         if value > 1e18 and case[0] in SQUARES:
             continue  # the norm overflows, on both backends
@@ -96,7 +96,7 @@ def test_the_caller_is_told_of_wrong_arrays(cpu):
 
 
 def decode_guarded(codec, data, n):
-    """Decode into the middle of a larger array; what lies outside must stay."""
+    """Decode into the middle of a larger array; elements outside must stay."""
     for add in (False, True):
         out = np.full(n + 64, 5, np.float32)
         table = np.array([[32, n, 0, 0, 0]])
@@ -225,7 +225,7 @@ def test_positions_have_32_bits():
 
 @pytest.mark.slow
 def test_more_than_2_to_the_31_elements():
-    """Zero pages: 8 GiB of gradient that no memory backs, but for its last tile."""
+    """Zero pages: 8 GiB of gradient without memory behind them, except for its last tile."""
     n = 2**31 + 5
     codec = compll.compile("onebit_group")
     x = np.zeros(n, np.float32)

@@ -12,7 +12,7 @@ def table(n):
 
 
 class World:
-    """`workers` of one codec; what they combine is made here, in rank order."""
+    """`workers` of one codec; combines their fields here, in rank order."""
 
     def __init__(self, name, workers, n, target="cpu", **params):
         self.codec = compll.compile(name, target, **params)

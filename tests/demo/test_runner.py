@@ -1,4 +1,4 @@
-"""Two real processes over loopback: baselines run, failures are told and leave nothing behind."""
+"""Two real processes over loopback: baselines, reports of failures, and their clean end."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def small_corpus(tmp_path, monkeypatch):
 
 
 class Watched(Loopback):
-    """Loopback that remembers what it started, and may start something else for a rank."""
+    """Loopback that remembers its processes, and may start another program for a rank."""
 
     def __init__(self, instead=None):
         self.started, self.instead = [], instead or {}
@@ -62,7 +62,7 @@ def test_a_method_trains_and_counts_its_bytes(method, payload):
 
 
 class Told(Watched):
-    """Remembers what ranks are told, and starts none."""
+    """Remembers the messages to ranks, and starts none."""
 
     def __init__(self):
         super().__init__({rank: [sys.executable, "-c", ""] for rank in range(3)})
@@ -86,7 +86,7 @@ class Throttled:
 
 
 def test_ranks_with_a_gpu_each_are_joined_by_nccl(monkeypatch):
-    """Not over throttled links, around which NCCL would find its way; nor where they share one."""
+    """Not over throttled links, which NCCL would bypass; nor if ranks share a GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     told, throttled = Told(), Throttled()
     on_gpus = replace(TINY, device="cuda")
@@ -108,7 +108,7 @@ def test_ranks_with_a_gpu_each_are_joined_by_nccl(monkeypatch):
     [(True, "cpu:gloo,cuda:nccl", {}), (False, "gloo", {"transport": "staged"})],
 )
 def test_how_ranks_on_gpus_are_joined(nccl, backend, asked, monkeypatch, tmp_path):
-    """Uncompressed by torch's own group, compressed by what it has."""
+    """Uncompressed by torch's own group, compressed by the transport of the binding."""
     given, gpu, init = [], SimpleNamespace(is_cuda=True), dist.init_process_group
     join = (tmp_path / "rendezvous").as_uri()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

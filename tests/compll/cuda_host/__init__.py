@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC",
          "-w"]  # fmt: skip
 ORDER = 'extern "C" void set_order(int descending) { shim::descending = descending; }\n'
-#: accesses outside of buffers, and what is another result, or a fault, on a device
+#: accesses outside of buffers, and operations with another result, or a fault, on a device
 SANITIZE = ["-fsanitize=address,alignment,bounds,shift,float-cast-overflow,integer-divide-by-zero",
             "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]  # fmt: skip
 C_TYPES = {
@@ -47,7 +47,7 @@ def build(text: str, *, sanitize: bool = False) -> Path:
 
 
 def precompiled(shim: str, flags: list[str]) -> Path:
-    """shim.h, with a compiled form beside it that g++ finds: the larger part of the time."""
+    """shim.h, with a precompiled header beside it that g++ finds: the larger part of the time."""
     digest = hashlib.sha256("\0".join([shim, *flags]).encode()).hexdigest()[:20]
     header = folder("cuda_host") / digest / "shim.h"
     ready = header.with_name("shim.h.gch")
@@ -104,7 +104,7 @@ class HostDevice:
         return np.zeros(count, dtype)
 
     def capturing(self) -> bool:
-        """Nothing can be taken down here."""
+        """False: graphs cannot be captured here."""
         return False
 
     def stream(self) -> int:

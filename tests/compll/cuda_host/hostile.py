@@ -1,4 +1,4 @@
-"""Runs every spec's kernels on good and on broken payloads; meant to run under AddressSanitizer.
+"""Run every spec's kernels on good and on broken payloads; meant to run under AddressSanitizer.
 
 Arguments: names of specs, or --all.
 """

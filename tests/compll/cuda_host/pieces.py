@@ -1,4 +1,4 @@
-"""Specs given as text: the shim's kernels beside the reference."""
+"""Specs given as text: results of the shim's kernels, and of the reference."""
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def pieces_equal(text, folder, values, step=3, lengths=SIZES, writeback=False, *
     x = values(sum(lengths)).astype(np.float32)
     wanted = reference.init_state(sum(lengths), len(lengths))
     held = {name: s.copy() for name, s in wanted.items()}
-    for turn in range(2):  # the second finds what the first left in scratch memory
+    for turn in range(2):  # the second finds the first one's values in scratch memory
         device.device.descending = turn == 1
         ours, theirs = np.zeros(sum(sizes), np.uint8), np.zeros(sum(sizes), np.uint8)
         mine, its = x.copy(), x.copy()
