@@ -185,8 +185,8 @@ def _refuse_unfinished(session: Session) -> None:
     reason = session.engine.unfinished if session.engine is not None else None
     if reason is not None:
         raise StateError(
-            f"rank {session.rank}: {reason.rstrip('.')}: this is the state of no step. "
-            "After a failure: make the process group anew (destroy_process_group, "
-            "init_process_group), wrap the model again, and load the model and the state that "
-            "were saved last"
+            f"rank {session.rank}: {reason.rstrip('.')}: states are saved and loaded "
+            "between two steps. After a failure: make the process group anew "
+            "(destroy_process_group, init_process_group), wrap the model again, and load the "
+            "model and the state that were saved last"
         )

@@ -141,5 +141,5 @@ def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if not isinstance(group, dist.ProcessGroup):  # torch gives outsiders a number
         if group == dist.GroupMember.NON_GROUP_MEMBER:
             raise ConfigError("this rank is no member of the given process_group")
-        raise ConfigError(f"process_group is what dist.new_group returns, not {group!r}")
+        raise ConfigError(f"process_group must be a group of dist.new_group, not {group!r}")
     return group

@@ -85,7 +85,8 @@ class Placement:
             if target == "cuda":
                 raise ConfigError(
                     f"codec {codec.name!r} was compiled for 'cuda', and {self._who_compresses}: "
-                    'pass its spec\'s name or path, or what compll.compile(..., "cpu") gives'
+                    "pass its spec's name or path, or the codec that "
+                    'compll.compile(..., "cpu") returns'
                 )
             return
         if strategy == "oktopk":  # its own codecs work on NumPy arrays
@@ -97,12 +98,15 @@ class Placement:
             kind = "is a Python object" if target is None else f"was compiled for {target!r}"
             raise ConfigError(
                 f"the model is on {self.device}, and codec {codec.name!r} {kind}: pass its spec's "
-                'name or path, or what compll.compile(..., "cuda") gives, or transport="host"'
+                'name or path, the codec that compll.compile(..., "cuda") returns, or '
+                'transport="host"'
             )
 
     @property
     def _who_compresses(self) -> str:
-        return "transport='host' has the CPU compress" if self.copies else "the model is on the CPU"
+        if self.copies:
+            return "transport='host' compresses on the CPU"
+        return "the model is on the CPU"
 
 
 ON_HOST = Placement(torch.device("cpu"), "gloo")
@@ -161,7 +165,7 @@ def _device_transport(device: torch.device, transport: str, backends: Mapping[st
     if transport == "gloo" or backends.get("cuda") != "nccl":
         raise ConfigError(
             f"the model is on {device}, and gloo moves host memory: pass "
-            'transport="staged", by which payloads go through pinned memory, "host", by which the '
-            'CPU compresses, or init_process_group("nccl")'
+            'transport="staged" (payloads go through pinned memory) or "host" (the CPU '
+            'compresses), or init_process_group("nccl")'
         )
     return "nccl"

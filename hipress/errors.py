@@ -5,7 +5,7 @@
     │   └── ConfigMismatch            the ranks were configured differently; names both sides
     ├── AgreementTimeout (TimeoutError)   ranks that never arrived, or the job's silent store
     ├── RankLost (RuntimeError)       another rank's process ended, or was interrupted
-    ├── StateError (ValueError)       a state that does not fit this model, or of no whole step
+    ├── StateError (ValueError)       a state that does not fit this model, or one during a step
     ├── SyncError (RuntimeError)      synchronizing gradients failed, now or in an earlier step
     └── DivergenceError (RuntimeError)    verify=True found ranks that differ
 

@@ -165,7 +165,7 @@ def refuse_broadcast(model: nn.Module, types: Container[torch.dtype] | None = No
         elif not writable(tensor):
             why = "is expanded: several of its elements share memory"
         elif types is not None and tensor.dtype not in types:
-            why = f"is of {_type(tensor.dtype)}, which DDP cannot send (int32 and int64 it can)"
+            why = f"is {_type(tensor.dtype)}, which DDP cannot send (it can send int32 and int64)"
         else:
             continue
         raise ConfigError(
@@ -239,8 +239,8 @@ def refuse_shared(model: nn.Module, synchronized: Iterable[nn.Module]) -> None:
         for _, parameter in trainable(other):
             if parameter in mine:
                 raise ConfigError(
-                    f"hipress synchronizes {mine[parameter]!r} of the model already; "
-                    "hipress.detach what does first"
+                    f"hipress synchronizes {mine[parameter]!r} of the model already: first call "
+                    "hipress.detach with the module or Gossip that it is attached to"
                 )
 
 

@@ -14,8 +14,8 @@ AVERAGED = (MOMENTUM, *(f"{MOMENTUM}-{name}" for name in ("sgd", "lion", "muon",
 """Optimizers of hipress.optim that average momentum: Adam's after its freeze, and others'."""
 
 KINDS = ("sgd", PLAIN_SGD, "adam", *AVERAGED)
-"""Optimizers with one learning rate for all elements; the same, surely without momentum; with one
-per element, by its gradients; and AVERAGED."""
+"""Optimizers with one learning rate for all elements; those of them that have no momentum; those
+that scale each element's by its gradients; and AVERAGED."""
 
 _BY_NAME = {
     **dict.fromkeys(("sgd", "asgd"), "sgd"),

@@ -211,7 +211,7 @@ class Options:
             raise ConfigError("down goes with a compressor that is named, not with a policy")
         if self.params:
             raise ConfigError(
-                f"codec parameters {sorted(self.params)} belong into the policy's levels"
+                f"codec parameters {sorted(self.params)} belong in the policy's levels"
             )
 
     @property

@@ -112,8 +112,8 @@ class GraVAC:
         for codec in codecs:
             if codec.rounds or not codec.stateful:
                 raise ConfigError(
-                    f"GraVAC goes by what a residual keeps back, and compressor {codec.name!r} has "
-                    "none, or aggregates in rounds"
+                    f"GraVAC decides by the residual, and compressor {codec.name!r} has none, or "
+                    "aggregates in rounds"
                 )
         return Gains(codecs, self.window, self.every, self.least, self.flat)
 

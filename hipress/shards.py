@@ -93,7 +93,7 @@ def refuse_others(model: nn.Module, ranks: Collection[int], rank: int) -> None:
         if theirs:
             raise ConfigError(
                 f"parameter {name!r} is a DTensor on a mesh that has rank {min(theirs)} of the "
-                "process group: what is averaged must be shards that all ranks of the group hold. "
+                "process group, but ranks of the group must all hold the same shards. "
                 'Shard over one dimension of a mesh, fully_shard(model, mesh=mesh["shard"]), and '
                 'pass the ranks of the other, process_group=mesh["replicate"].get_group()'
             )

@@ -91,7 +91,7 @@ class Taken:
                 else f"was not there when hipress took the model ({_REPLACING} makes another one)"
             )
             raise SyncError(
-                f"rank {self._rank}: {name!r} {was}, so nobody averages its gradient and ranks "
+                f"rank {self._rank}: {name!r} {was}, so its gradient is not averaged and ranks "
                 f"would drift apart. {self._again}"
             )
 

@@ -210,7 +210,7 @@ class Builder:
         for i, before in enumerate(waits):
             if before and before[-1] > i:
                 text = self._tasks[order[i]].text()
-                raise PlanError(f"`{text}` is in a phase before that of what it waits for")
+                raise PlanError(f"`{text}` waits for a task of a later phase")
         return tuple(self._tasks[at] for at in order), waits
 
     def _number(self, rank: int, part: Part, codec: str, made: int | None = None) -> int:

@@ -26,7 +26,7 @@ _WORD = 8
 _WORDS = BLOCK // _WORD
 _LEAST = 64  # blocks: smaller messages are not sampled
 _SAMPLED = 64  # blocks of a sample
-_WORTH = 4  # one block in so many must repeat to pay on a link as fast as memory
+_WORTH = 4  # one of this many blocks must repeat to pay on a link as fast as memory
 _ALL = np.uint64(0x0101010101010101)  # eight times True
 
 _Words = npt.NDArray[np.uint64]

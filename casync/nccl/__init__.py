@@ -46,8 +46,8 @@ class Communicator(Protocol):
         ...
 
     def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Operation, stream: int) -> None:
-        """Combine a piece for each rank, of elements as in `all_reduce`, in place there; other
-        ranks may not use it. No piece is empty."""
+        """Combine one piece per rank, in place on that rank; others must not use it. Elements are
+        as in `all_reduce`; no piece is empty."""
         ...
 
     def failure(self) -> str:

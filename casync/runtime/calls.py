@@ -74,7 +74,7 @@ class Call:
         return self._held("at", [slot.contents[0] for slot in self._slots], self._based)
 
     def _held(self, name: str, arrays: list[Ints], joined: Callable[[list[Ints]], Ints]) -> Ints:
-        """`joined(arrays)`, held until they are other arrays: rooms seldom change."""
+        """`joined(arrays)`, held until the arrays change: rooms seldom do."""
         known = self._last.get(name)
         if known is None or any(a is not b for a, b in zip(known[0], arrays, strict=True)):
             known = self._last[name] = arrays, self._hold(joined(arrays))

@@ -1,10 +1,10 @@
 """A program's run, captured once and then launched as a whole: a CUDA graph.
 
 [Note: capture] The first run of a program makes its buffers, the second is captured and launched,
-and each later run is launched. All ranks do so in the same steps, as NCCL demands; so a program is
+and each later run is launched. All ranks do so in the same steps, as NCCL requires; so a program is
 captured only if no length varies and the host computes nothing from the step. Steps are counted in
 device memory. A bucket at another address than the captured one is copied there and back. If states
-have moved, for example after a state was loaded, a run is captured anew. Graphs of a rank run one
+have moved, for example after a state was loaded, a run is captured again. Graphs of a rank run one
 after another on a stream of their own.
 """
 

@@ -281,7 +281,7 @@ class StreamLanes:
             assert isinstance(first, Send | Recv | Reduce)
             raise DeadlockError(
                 f"rank {first.rank} is at slot {first.slot} and cannot send `{first.text()}`, "
-                "which needs what travels in a later slot",
+                "which needs data of a later slot",
                 tuple(task.text() for task in late),
             )
 

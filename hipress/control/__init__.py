@@ -1,1 +1,1 @@
-"""Control of plans: which one each step goes by, from measured times, a policy or a freeze."""
+"""Control of plans: each step's plan, chosen by measured times, a policy or a freeze."""

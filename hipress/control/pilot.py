@@ -120,7 +120,7 @@ class Pilot:
 
     def _attend(self, call: Callable[[], T]) -> T:
         try:
-            return self._meeting.attend(call, "comparing what a policy goes by")
+            return self._meeting.attend(call, "comparing the measurements of a policy")
         except ConfigMismatch as error:  # another rank failed
             raise SyncError(str(error)) from error
 

@@ -32,7 +32,7 @@ class Loopback:
 
 @dataclass(frozen=True)
 class Choice:
-    """A place that is yet to be entered, and a sentence about it for the user."""
+    """A place that can be entered, and a sentence about it for the user."""
 
     emulated: bool
     sentence: str

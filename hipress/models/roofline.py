@@ -112,7 +112,7 @@ def mean(model: nn.Module, inputs: Any) -> torch.Tensor:
     means = [each.float().mean() for each in found if each.requires_grad]
     if not means:
         raise ConfigError(
-            f"what {type(model).__name__} gives for its inputs needs no gradient: give a loss"
+            f"no output of {type(model).__name__} depends on a trainable parameter: pass a loss"
         )
     return torch.stack(means).sum()
 

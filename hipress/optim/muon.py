@@ -30,7 +30,7 @@ class Muon(Averaging, torch.optim.Muon):
         super().__init__(params, *args, **kwargs)
         self._begin(max_norm, scaler)
         if not all(0 < group["momentum"] < 1 for group in self.param_groups):
-            raise ConfigError("momentum is between 0 and 1: there is something to average then")
+            raise ConfigError("ranks average the momentum, so it must be above 0 and below 1")
 
     def weight(self, group: Mapping[str, Any]) -> float:
         """Implements Averaging.weight: a step orthogonalizes the new buffer, momentum b + (1 -

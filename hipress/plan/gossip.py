@@ -68,8 +68,8 @@ def _refuse(codec: Codec) -> None:
         why = f"it keeps a state of gradients ({', '.join(sorted(others))})"
     elif (kept := _kept(codec)) <= 0:
         why = (
-            f"what it leaves out is {1 - kept:.3g} times the square of what it is given, so "
-            "estimates of parameters would not come nearer"
+            f"the square of its error is {1 - kept:.3g} times that of its input, so estimates of "
+            "parameters would not improve"
         )
     if why:
         raise ConfigError(

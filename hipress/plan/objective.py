@@ -122,7 +122,7 @@ class Objective:
         return made
 
     def step(self, choices: Sequence[Way | None]) -> Predicted:
-        """The predicted step in which each kind has its way."""
+        """The predicted step with these ways of the kinds."""
         made = self.simulated(choices)
         waiting = max(0.0, made.seconds - self._workload.backward)
         return Predicted(made.seconds + self._workload.rest, waiting, made.backward)

@@ -82,5 +82,5 @@ def _store_address(store: Store) -> str:
     address = compat.store_address(store)
     where = "" if address is None else f" at {address}"
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    keeper = "torchrun's agent, which keeps it," if agent else "rank 0, or who else keeps it,"
+    keeper = "torchrun's agent, which keeps it," if agent else "its process (often rank 0)"
     return f"{where}, which does not answer: {keeper} has ended, is stopped or is cut off"

@@ -71,7 +71,8 @@ class Failures:
         gone, now = self._meeting.gone(), time.monotonic()
         self._gone_since = None if gone is None else (self._gone_since or now)
         if gone is not None and now - (self._gone_since or now) > LOOK * REDUCE_LOOKS:
-            raise TransportError(f"rank {self._name}: {gone.told()}, and owes what is waited for")
+            told = f"{gone.told()}, and this rank waits for its data"
+            raise TransportError(f"rank {self._name}: {told}")
 
     def refuse_parted(self, failed: torch.optim.Optimizer, step: int) -> None:
         """Raise SyncError if this optimizer failed, but not on all ranks."""

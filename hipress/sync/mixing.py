@@ -89,7 +89,7 @@ def agree(residuals: Residuals, meeting: Meeting) -> None:
             if estimates.get(copy_of(other), theirs.get(OWN)) != theirs.get(OWN):
                 names = meeting.ranks[rank], meeting.ranks[other]
                 raise StateError(
-                    f"the states do not fit together: what rank {names[0]} loaded of rank "
-                    f"{names[1]}'s parameters is not what rank {names[1]} loaded; each rank must "
+                    f"the states do not fit together: rank {names[0]}'s copy of rank {names[1]}'s "
+                    f"parameters differs from the one that rank {names[1]} loaded; each rank must "
                     "load the state that it saved, all of the same step of one training"
                 )

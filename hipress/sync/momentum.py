@@ -164,11 +164,11 @@ def _refuse_shards(optimizer: Averaging, parameters: Iterable[torch.Tensor]) -> 
         return
     if optimizer.max_norm is not None:
         raise ConfigError(
-            "max_norm clips what a rank has of a gradient, and this rank has a shard: leave it out"
+            "max_norm needs whole gradients, and this rank has only shards: leave it out"
         )
     if isinstance(optimizer, Freezing) and optimizer.freeze == AUTO:
         raise ConfigError(
-            'freeze="auto" goes by all of v, and this rank has a shard: pass a number of steps'
+            'freeze="auto" needs all of v, and this rank has only shards: pass a number of steps'
         )
 
 
@@ -180,7 +180,7 @@ def check(
     name = type(optimizer).__name__
     if options.policy is not None:
         raise ConfigError(
-            f"a policy goes by gradients, and ranks average the momentum of hipress.optim.{name}: "
+            f"a policy needs gradients, and ranks average the momentum of hipress.optim.{name}: "
             f"pass one of them, or torch.optim.{name}"
         )
     for param in params:

@@ -121,7 +121,7 @@ def test_the_engine_on_a_device_is_that_of_the_host(dtype):
 
 
 def test_a_bucket_is_used_before_later_ones_are_there():
-    """On a device as on the host: so an optimizer's step overlaps with what is on its way."""
+    """On a device as on the host, an optimizer's step overlaps with buckets that are under way."""
     launch(device_ranks.in_turn, 2)
 
 
@@ -160,7 +160,7 @@ def test_what_works_on_the_cpu_works_with_gradients_that_are_copied_there():
     first, other = launch(device_ranks.wrapped, 2, WAYS)
     assert first == other
     for name, (without, copied) in first.items():
-        assert without == copied or name == "auto", name  # which goes by times
+        assert without == copied or name == "auto", name  # which depends on times
 
 
 def test_a_failure_reaches_who_waits_for_copies():
@@ -189,7 +189,7 @@ CUPY = "needs CuPy (pip install 'hipress[cuda12]' or 'hipress[cuda13]'"
     "where, asked, told",
     first_fast([
         ((CPU, "gloo"), {"compressor": device_ranks.ForCuda()}, "and the model is on the CPU"),
-        ((CPU, "host"), {"compressor": device_ranks.ForCuda()}, "and transport='host' has the CPU"),
+        ((CPU, "host"), {"compressor": device_ranks.ForCuda()}, "transport='host' compresses on"),
         ((CPU, "gloo"), {"rules": {"*": device_ranks.ForCuda()}}, "was compiled for 'cuda'"),
         ((CPU, "gloo"), {"down": device_ranks.ForCuda(digest="2")}, "was compiled for 'cuda'"),
         ((DEVICE, "staged"), {"compressor": Int8()}, "codec 'int8_fake' is a Python object"),

@@ -105,7 +105,7 @@ APART = {"exclude": "bias", "ddp_kwargs": {"bucket_cap_mb": 0.0001, "find_unused
     ],
 )
 def test_a_rank_that_falls_silent(dtype, options, kind, part):
-    """Whatever way gradients travel, `timeout` holds, though the group's own is much longer."""
+    """Each kind of bucket obeys `timeout`, though the group's own is much longer."""
     *waiting, _ = launch(failure_ranks.silent, 2, dtype, options)
     for found, message, seconds in waiting:
         assert found == kind
@@ -117,8 +117,8 @@ def test_a_rank_that_falls_silent(dtype, options, kind, part):
 
 
 def test_a_native_reduce_to_which_a_rank_that_ended_owes_is_given_up(monkeypatch):
-    """20 s after its end was seen, not earlier, since bytes may come through other ranks; and not
-    if it turns out to be there."""
+    """20 s after its end was seen, not earlier, since bytes may come through other ranks; not at
+    all if the rank turns out to be alive."""
     now, gone, seen = 100.0, Stop("RankLost", "rank 1 ended"), []
     meeting = SimpleNamespace(ranks=(0, 1), rank=0, gone=lambda: seen[-1])
     monkeypatch.setattr(failures.time, "monotonic", lambda: now)
@@ -129,7 +129,7 @@ def test_a_native_reduce_to_which_a_rank_that_ended_owes_is_given_up(monkeypatch
         seen.append(told)
         found.look()
     now += 2.0
-    with pytest.raises(TransportError, match="rank 0: rank 1 ended, and owes what is waited for"):
+    with pytest.raises(TransportError, match="rank 0: rank 1 ended, and this rank waits for its"):
         futures.wait_within(Future(), None, found.look)
 
 
@@ -174,7 +174,7 @@ def test_a_rank_that_skips_an_optimizers_step():
 
 
 def test_an_optimizer_that_raises_on_one_rank():
-    """Its program goes on: the next step fails everywhere, with the reason."""
+    """Its program goes on: the next step fails on all ranks, with the reason."""
     results = launch(failure_ranks.optimizer_raises, 3, (1,))
     why = "the step of Raising before step 2 raised an error, or was interrupted, on rank 1"
     for rank, found in enumerate(results):

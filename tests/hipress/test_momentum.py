@@ -31,7 +31,7 @@ def test_both_ways_in_train_alike_and_ranks_stay_equal(name):
 
 @pytest.mark.parametrize("name", ["adam", *slowly("sgd", "lion")])
 def test_uncompressed_they_train_as_one_process_does(name):
-    """A process with both ranks' data, which averages nothing, gets the same losses."""
+    """A process with both ranks' data, without averages, gets the same losses."""
     both = [each[0][0] for each in launch(momentum_ranks.ways, 2, name, "none")]
     model = make()
     optimizer = momentum_ranks.make_optimizer(name, model)
@@ -86,7 +86,7 @@ def test_mistakes_are_told_on_every_rank():
             "no step": ("SyncError", "no optimizer.step() came after it"),
             "dgc": ("ConfigError", "'dgc' keeps u and v of its own"),
             "int4_group": ("ConfigError", "'int4_group' has no feedback"),
-            "policy": ("ConfigError", "a policy goes by gradients"),
+            "policy": ("ConfigError", "a policy needs gradients"),
             "ranks": ("ConfigMismatch", "'freeze': 4"),
         }
         assert {what: kind for what, (kind, _) in found.items()} == {

@@ -36,7 +36,7 @@ def test_gravac_keeps_the_ratio_that_the_gradients_bear(kind, kept):
     assert policy.startswith("GraVAC(compressor='topk'")
     assert "by GraVAC" in " ".join(text.split())
     assert all(other[0] == found and other[2] == digest for other in others)
-    assert [codecs[0] for codecs in found[:4]] == [None] * 4  # nothing is known yet
+    assert [codecs[0] for codecs in found[:4]] == [None] * 4  # before any measurement
     assert {codecs[0] for codecs in found[-4:]} == {kept}
     assert found[-1][0] == found[-1][1]
 
@@ -51,8 +51,8 @@ def test_gravac_without_ddp():
 
 @pytest.mark.parametrize("slower", first_fast([None, 17]))
 def test_accordion_compresses_what_no_longer_changes(slower):
-    """A window of five: the first goes by the lower level; then the parameter whose gradients stay
-    by the higher one, until the rate falls, and the one whose gradients fall by the lower one."""
+    """A window of five. At first the lower level holds; then the higher one for the parameter with
+    constant gradients, until the rate falls, and the lower one for that with falling gradients."""
     policy = hipress.Accordion("topk", low=0.1, high=0.01, window=5)
     first, *others = launch(policy_ranks.still, 2, policy, slower)
     assert all(other == first for other in others)
@@ -83,7 +83,7 @@ def test_momentum_moves_along_and_training_resumes():
         (hipress.Warmup("tpok", RATIOS), {}, "Warmup: unknown compressor 'tpok'"),
         (hipress.Accordion("topk", {"rate": 1}, {"rate": 2}), {}, "parameter 'rate'"),
         (hipress.Warmup("topk", RATIOS), {"compressor": "dgc"}, "leave compressor out"),
-        (hipress.Warmup("topk", RATIOS), {"ratio": 0.1}, "belong into the policy's levels"),
+        (hipress.Warmup("topk", RATIOS), {"ratio": 0.1}, "belong in the policy's levels"),
         (hipress.Warmup("topk", RATIOS), {"down": "int4_group"}, "not with a policy"),
         (hipress.Warmup("topk", RATIOS), {"strategy": "allreduce"}, "do not add"),
         (hipress.GraVAC("randomk", ({"ratio": 0.1, "residual": False}, 0.01)), {}, "randomk"),
@@ -173,7 +173,7 @@ def test_where_even_the_first_level_keeps_too_little_nothing_is_compressed():
     assert windows(gains(), (0.5, 0.1, 1.0)) == [(1, DENSE)]
     assert windows(gains(), (0.9, 0.1, 1.0)) == [(1, 0)]
     judge = gains()
-    judge.look([0.0, 0.0, 0.0], 1.0)  # no gradients: nothing is known
+    judge.look([0.0, 0.0, 0.0], 1.0)  # no gradients: no measurement
     assert judge.level(0, 0) == DENSE
 
 
