@@ -1,10 +1,10 @@
-"""Variants of what follows the freeze of Adam's second moments, with momentum at one bit.
+"""Variants of training after the freeze of Adam's second moments, with momentum at one bit.
 
     python -m bench.freezes gpt 200 1 freeze=0.15 refresh=16 refresh=16,local=0.5 follow=1
 
 Each argument after workload, steps and seed is a variant: fields of `Variant`, separated by commas.
-Ranks are imitated in one process, with codecs and feedback as in bench.losses; the difference is to
-its fp32 of the same seed. None of this is offered: docs/losses.md has the figures.
+Ranks are imitated in one process, with codecs and feedback as in bench.losses; losses are compared
+with its fp32 of the same seed. hipress offers none of the variants: docs/losses.md has the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hipress.demo.methods import parse
 from hipress.demo.report import FINAL
 
 RESULTS = CELLS.parent / "freezes.jsonl"
-SETTLING = 20  # steps after the freeze, whose mean size is that which `follow` compares with
+SETTLING = 20  # steps after the freeze, whose mean size is the reference of `follow`
 KEPT = 0.95  # share of a running size that a step keeps
 LONGEST = 16  # steps between two averages, as in 0/1 Adam
 STALE = 50  # steps of b2 that a refresh forgets, at most
@@ -40,15 +40,15 @@ STALE = 50  # steps of b2 that a refresh forgets, at most
 class Variant:
     """A way to go on after the freeze; by default that of hipress.optim."""
 
-    freeze: float = 0.15  # of the steps; 0: one bit from the first step on, as in 0/1 Adam
+    freeze: float = 0.15  # share of the steps; 0: one bit from the first step on, as in 0/1 Adam
     floor: float = 0.01  # least v, as a share of its tensor's mean; 0: none
     follow: int = 0  # 1: a tensor's divisor follows the size of its momentum
-    refresh: int = 0  # v is refreshed in full at intervals that double after so many; 0: never
-    local: float = 1.0  # of the steps: from then on ranks average at intervals that double
+    refresh: int = 0  # v is refreshed in full at intervals that double after this many; 0: never
+    local: float = 1.0  # share of the steps after which ranks average at intervals that double
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """Read such as `refresh=16,local=0.5`. Raises ValueError."""
+        """Parse text such as `refresh=16,local=0.5`. Raises ValueError."""
         kinds = {each.name: type(each.default) for each in fields(cls)}
         pairs = [pair.partition("=")[::2] for pair in text.split(",")]
         for name, _ in pairs:
@@ -105,7 +105,7 @@ class Adam:
         return self._roots[frozen]
 
     def scale(self, move: Tensor) -> None:
-        """With `follow`, divide by how much larger each tensor's momentum is than at the freeze."""
+        """With `follow`, divide by the growth of each tensor's momentum since the freeze."""
         if not self._variant.follow:
             return
         now = torch.stack([piece.square().mean() for piece in self._pieces(self.m)])
@@ -181,7 +181,7 @@ class Training:
         self._meet()
 
     def _by_momentum(self, gradients: Sequence[Tensor], step: int, average: Compressed) -> None:
-        """A step of each rank, and where it is due the average of all since the last one."""
+        """A step of each rank, and the average of all if it is due."""
         adam, lr = self._adam, self._adam.rate(step)
         if step in self._refreshed:
             whole = torch.stack([*gradients]).mean(0)

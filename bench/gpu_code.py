@@ -2,7 +2,7 @@
 
     python -m bench.gpu_code [NAMES...] [--arch sm_90]
 
-They bound walks over tiles from below, as memory traffic does. Counted are the instructions of
+They bound walks over tiles from below, as memory traffic does. This counts the instructions of
 ready tiles (see prelude.cuh), without writing the gradient back, as nvdisasm shows them, each once:
 remaining loops count too little, skipped branches too much. For searches, the walk that makes keys
 is counted, not histograms, whose bytes are. Cycles are of throughput alone; latency comes on top if

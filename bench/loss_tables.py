@@ -111,7 +111,7 @@ def _findings(found: Iterable[Row]) -> Iterator[Finding]:
 
 
 def _counts(row: Row) -> bool:
-    """True for evidence: workloads with other ranks or widths only confirm that of the usual."""
+    """True for evidence: workloads with other ranks or widths only confirm the others'."""
     return row.workload not in OTHERS or OTHERS[row.workload].kind not in KINDS
 
 

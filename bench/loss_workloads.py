@@ -202,7 +202,7 @@ WORKLOADS = {
     ),
 }
 
-#: measured where asked for only, and in no table
+#: measured on request only, and in no table
 OTHERS = {
     "gpt-4-ranks": replace(WORKLOADS["gpt"], about="the same on 4 ranks", ranks=4),
     "gpt-256": replace(

@@ -1,4 +1,4 @@
-"""Kinds of parameters, which patterns name after an @: what small or rare gradients belong to."""
+"""Kinds of parameters with small or sparse gradients; patterns name them after an @."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def is_kind(pattern: str) -> bool:
 
 
 def refuse_unknown(pattern: str) -> None:
-    """Raise ConfigError for a pattern that begins as a kind and is none."""
+    """Raise ConfigError for a pattern that begins with @ and names no kind."""
     if is_kind(pattern) and pattern not in KINDS:
         raise unknown("kind of parameters", pattern, KINDS)
 
 
 def kinds_of(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
-    """The kinds of a model's parameters, without those of no kind."""
+    """The kinds of a model's parameters; parameters without a kind are left out."""
     found: dict[nn.Parameter, set[str]] = {}
     last: nn.Module | None = None
     for part in model.modules():

@@ -73,7 +73,7 @@ class Encode(_Base):
 
     verb: ClassVar[str] = "encode"
     side: Side  # the side whose state is used
-    average: bool  # multiply by 1/world_size as it is read
+    average: bool  # multiply by 1/world_size when reading
     writeback: bool  # overwrite the bucket piece by decode(payload)
 
 

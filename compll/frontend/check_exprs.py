@@ -276,7 +276,7 @@ class Expressions:
         return tuple(None if selects else a for a, selects in zip(args, inline, strict=True))
 
     def can_call(self, tree: Call, env: Mapping[str, Expr]) -> bool:
-        """True if the operator exists and takes so many arguments; else reports the reason."""
+        """True if the operator exists and takes as many arguments; else reports the reason."""
         row = OPERATORS.get(tree.op)
         if row is None:
             self.problems.add(tree.span, *check_names.unknown_operator(tree.op, env))

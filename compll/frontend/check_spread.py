@@ -1,8 +1,8 @@
 """Checks that decode's `spread(c, values)` and `scatter(indices, values)` place values correctly.
 
-A spread is correct if its condition c, with payload fields replaced by what encode stores in them,
-is the condition of the values' `filter`, and the fields hold those values unchanged. Then only a
-damaged payload can have another number of values, and decode reports it.
+A spread is correct if its condition c, with payload fields replaced by the values that encode
+stores in them, is the condition of the values' `filter`, and the fields hold those values
+unchanged. Then only a damaged payload can have another number of values, and decode reports it.
 """
 
 from __future__ import annotations

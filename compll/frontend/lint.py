@@ -1,7 +1,6 @@
-"""Warnings for specs that compile, but probably do not do what was meant.
+"""Warnings for specs that compile, but are probably mistakes.
 
-The spec as it is written tells which names are used: a branch that these parameters do not take
-uses its names, too.
+Names count as used wherever the spec has them, also in a branch that these parameters do not take.
 """
 
 from __future__ import annotations

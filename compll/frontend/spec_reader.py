@@ -113,7 +113,7 @@ class _Reader:
         return self.one_of(name, value)
 
     def one_of(self, name: str, value: str) -> str:
-        """`value`, checked to be a choice of the section."""
+        """`value`; reports an error if it is no choice of the section."""
         known, entry = SECTIONS[name].choices, self.root.get(name)
         if value not in known and entry is not None:
             close = MEANT.get(name, {}).get(value.lower()) or closest(value, known)

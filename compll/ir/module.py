@@ -100,7 +100,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Module:
-    """A type-checked spec: what every backend compiles."""
+    """A type-checked spec, the input of every backend."""
 
     name: str
     group: int

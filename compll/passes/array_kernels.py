@@ -174,7 +174,7 @@ def closing(module: Module, fed: bool) -> Kernel:
 
 
 class Sums(Arrays):
-    """Values in which every field is what the ranks combined."""
+    """Values in which every field is the ranks' combined one."""
 
     def array_field(self, e: Expr) -> Value:
         return self.read_sum(self.fields[str(e.value)], e)

@@ -59,7 +59,7 @@ class Placed:
 class Arrays(Values):
     """Values of a kernel; adds steps to the kernel as values need them.
 
-    fed: states are available. alone: this rank's fields stand for what ranks combine; else the sums
+    fed: states are available. alone: this rank's fields stand for the combined ones; else the sums
     over ranks are given. own: `field` is the value that this rank stores, not the payload's.
     """
 

@@ -77,7 +77,7 @@ def _spread(pool: Pool, value: Expr) -> Expr:
 
     def change(node: Expr) -> Expr | None:
         if node.type.shape not in ("n", "kept"):
-            return node  # one value, and what it is made of, stay as they are
+            return node  # one value and its operands stay unchanged
         if node.op == "gather":
             return node.args[0]
         if node.op == "indices":

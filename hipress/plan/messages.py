@@ -31,7 +31,7 @@ def least_share(costs: Costs, codec: Codec, owners: int) -> int:
     """
     peers = min(costs.exchange, key=lambda known: abs(known - owners + 1))
     line = costs.exchange[peers].line
-    if line.per_byte <= 0:  # nothing is known
+    if line.per_byte <= 0:  # not measured
         return LEAST_BYTES
     payload = (line.latency / peers + _POST) / line.per_byte
     gradient = payload * FLOAT_BYTES * _SAMPLE / max(1, codec.payload_bytes(_SAMPLE))

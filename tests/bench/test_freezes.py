@@ -1,4 +1,4 @@
-"""Variants of what follows the freeze of Adam's second moments."""
+"""Variants of training after the freeze of Adam's second moments."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def encoded(codec, x, incoming, state, **options):
 
 
 def words(data):
-    """Bytes by fours; any NaN counts as any other, as a product of two has the sign of either."""
+    """Bytes by fours; all NaNs are equal, since a product of two has the sign of either."""
     padded = np.resize(data.view(np.uint8), -(-data.nbytes // 4) * 4)
     return np.where(np.isnan(padded.view(np.float32)), 0x7FC00000, padded.view(np.uint32))
 

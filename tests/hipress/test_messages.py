@@ -41,8 +41,8 @@ def costs(one: Line, all_: Line | None = None, peers: int = 3) -> Costs:
 def test_a_message_of_the_least_size_takes_the_link_as_long_as_its_latency(
     latency, per_byte, peers
 ):
-    """An exchange with all peers at once has that of a message to each; all but the engine's 10
-    microseconds."""
+    """The line is that of an exchange with all peers at once; a message's latency is its share of
+    that, plus the engine's 10 microseconds."""
     line = Line((latency - 1e-5) * peers, per_byte)
     least = least_share(Costs({peers: Transfer(line)}, {}), CODEC, peers + 1)
     payload = CODEC.payload_bytes(least // 4)

@@ -155,7 +155,7 @@ def test_the_plan_of_a_model(path):
 
 @pytest.mark.parametrize("bandwidth, pays", [("64 Gbit/s", True), ("2400 Gbit/s", False)])
 def test_the_plan_of_a_described_node_of_gpus(tmp_path, bandwidth, pays):
-    """Over PCIe compression gains time, over NVLink it does not; no machine is asked."""
+    """Over PCIe compression gains time, over NVLink it does not; no machine is measured."""
     node, found = tmp_path / "node.yaml", tmp_path / "profile.json"
     link = f"inside: {{bandwidth: {bandwidth}}}"
     node.write_text(f"nodes: 1\nranks_per_node: 8\ndevice: a40\n{link}\n")

@@ -51,7 +51,7 @@ def test_shapes_are_matched_whole():
 
 
 class Language(nn.Module):
-    """A tied head, as GPT-2 has; or one of its own, behind the last norm."""
+    """A tied head, as in GPT-2; or a separate one, behind the last norm."""
 
     def __init__(self, *, tied):
         super().__init__()
@@ -62,7 +62,7 @@ class Language(nn.Module):
 
 
 def kept(model, kinds):
-    """Names of what stays uncompressed where these kinds do, by rules and by `exclude`."""
+    """Names of the uncompressed parameters if these kinds are, by rules and by `exclude`."""
     params = describe(model)
     wanted = options.make(Int8(), rules=dict.fromkeys(kinds))
     ours = overrides.decide(overrides.compiled(wanted), params, [Int8()], wanted, 2)

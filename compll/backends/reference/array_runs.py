@@ -3,9 +3,9 @@
 [Note: arrays] A product of matrices needs all of its input before it gives any output, so such a
 spec has little to fuse: its time is that of the products.
 
-[Note: combined] The ranks add up what each stores for a round; `combined` divides the sum by their
-number. A single worker combines with itself. For a maximum, a value that is not finite is stored as
-infinity: libraries differ in whether a maximum with NaN is NaN.
+[Note: combined] The ranks add up their stored values of a round; `combined` divides the sum by
+their number. A single worker combines with itself. For a maximum, a value that is not finite is
+stored as infinity: libraries differ in whether a maximum with NaN is NaN.
 """
 
 from __future__ import annotations
