@@ -75,7 +75,7 @@ class Plan:
         """Text such as `bf16 (allreduce) and int4_group (ps)`."""
         used = {(d.codec.partition("(")[0], d.strategy) for d in self.decisions if d.codec}
         text = " and ".join(f"{codec} ({way})" for codec, way in sorted(used)) or "no compression"
-        return text + ", fused" * self.fused
+        return text + ", fused" * self.fused + ", in turns" * self.turns
 
     def down(self, key: str) -> Codec:
         """Codec of owners for parameters whose workers use codec `key`."""

@@ -126,6 +126,7 @@ def test_nccl_gets_a_group_for_each_turn_where_that_is_faster(params, together, 
     link = costs(Line(1e-5, 1e-8), Line(1e-5, together))
     made, *_ = searched(params, link, Topology.flat(4), slots=True)
     assert made.turns is turns
+    assert made.label == "int8_fake (ps)" + ", in turns" * turns
     assert not searched(params, link, Topology.flat(4))[0].turns
     wanted = Options("auto", min_size=0)
     program = BucketPlans(params, made, wanted, 0, rotates=False).plan_for((0,)).program
