@@ -206,6 +206,11 @@ class DeviceCodec(Codec, Protocol):
         """The same memory as the array type that calls take fastest."""
         ...
 
+    def scratch_bytes(self, n: int) -> int:
+        """Memory that calls for a tensor of n elements need besides payloads and states; all
+        tensors share it."""
+        ...
+
     @property
     def merges(self) -> bool:
         """True if decode_batch adds k payloads of each piece at once; at, used: int64 [k, m]."""
@@ -251,6 +256,10 @@ class CodecDefaults:
     def suits(self, n: int) -> bool:
         """Implements Codec.suits."""
         return True
+
+    def scratch_bytes(self, n: int) -> int:
+        """Implements DeviceCodec.scratch_bytes: none."""
+        return 0
 
     def hold(self, numbers: Ints) -> Ints:
         """Implements DeviceCodec.hold."""

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from hipress import options as options_
 from hipress.errors import ConfigError
 from hipress.optim import Averaging
-from hipress.options import AUTO, Options
+from hipress.options import AUTO, SCRATCH, Options
 from hipress.ranks.link import group_timeout
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def arguments(
     policy: Policy | None = None,
     transport: str = AUTO,
     capture: bool = False,
+    scratch: SupportsIndex = SCRATCH,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
     **params: Any,
@@ -91,7 +92,7 @@ def arguments(
             seed=seed, timeout=default if timeout is None else timeout, verify=verify,
             checksum=checksum, down=down, topology=topology, optimizer=optimizer,
             accept_loss=accept_loss, rules=rules, policy=policy, transport=transport,
-            capture=capture, params=params,
+            capture=capture, scratch=scratch, params=params,
         )  # fmt: skip
 
     return Arguments(model, process_group, ddp_kwargs, optimizer, options)

@@ -28,6 +28,9 @@ AUTO = "auto"
 SMALL = 1024
 """Elements below which a codec without groups leaves a tensor alone (see `Options.min_size`)."""
 
+SCRATCH = 2 << 30
+"""Bytes of a GPU's memory that kernels may take besides payloads and states, by default."""
+
 LONGEST = 1e9
 """Seconds, thirty years: clocks of gloo that count nanoseconds overflow from eight times as many,
 and then time out at once or never."""
@@ -95,6 +98,10 @@ class Options:
             NCCL, and only if no lengths vary and no parameter depends on the step. Graphs run one
             after another, so this is for many small tensors, whose launches cost more than their
             kernels.
+        scratch: most bytes of a GPU's memory that the kernels of a codec may need for a tensor,
+            besides payloads and states; a tensor that would need more travels uncompressed. Codecs
+            that work in groups need none, "topk" 4 bytes an element of the largest tensor, "powersgd"
+            8, "dgc" 12 and "thc" 40.
         params: parameters of the codec, as its spec names them.
     """
 
@@ -115,6 +122,7 @@ class Options:
     policy: Policy | None = None
     transport: str = AUTO
     capture: bool = False
+    scratch: int = SCRATCH
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -136,6 +144,8 @@ class Options:
             raise unknown("kind of optimizer", str(self.optimizer), KINDS)
         if self.accept_loss is not None:
             self._check_loss(self.accept_loss)
+        if self.scratch < 0:
+            raise ConfigError(f"scratch must be at least 0 bytes, got {self.scratch}")
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be in 0 .. 2**64-1, got {self.seed}")
         if self.params and (self.automatic or not isinstance(self.compressor, str)):
@@ -189,6 +199,7 @@ class Options:
             ("verify", bool, "True or False"),
             ("checksum", bool, "True or False"),
             ("capture", bool, "True or False"),
+            ("scratch", int, "a whole number of bytes"),
             ("accept_loss", int | float | None, "a share of the loss, or None"),
         ):
             value = getattr(self, name)
@@ -280,6 +291,7 @@ def make(
     exclude: str | Iterable[str] = (),
     min_size: SupportsIndex | None = None,
     seed: SupportsIndex = 0,
+    scratch: SupportsIndex = SCRATCH,
     timeout: float | timedelta | None = None,
     down: str | os.PathLike[str] | Codec | None = AUTO,
     topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
@@ -300,6 +312,7 @@ def make(
         exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
         min_size=_whole(min_size),
         seed=_whole(seed),
+        scratch=_whole(scratch),
         timeout=_seconds(timeout),
         down=_path(down),
         topology=_nodes(topology),

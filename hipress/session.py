@@ -284,6 +284,7 @@ def _facts(
         "verify": options.verify,
         "checksum": options.checksum,
         "capture": options.capture,
+        "scratch": options.scratch,
         "parameters": [str(p) for p in params],
         "rules": list(map(str, ruled)),
         "digests": {

@@ -136,6 +136,12 @@ class Codec:
         """The most bytes that the payload of n elements takes; known before any data."""
         return self._given.payload_bytes(n)
 
+    def scratch_bytes(self, n: int) -> int:
+        """Device memory that calls for a tensor of n elements need besides payloads and states; 0
+        on the host. All tensors share it."""
+        needed = getattr(self.backend, "scratch_bytes", None)
+        return 0 if needed is None else int(needed(self._given.count(n)))
+
     @on_stream
     def init_state(self, n: int, tensors: int = 1) -> dict[str, NDArray[Any]]:
         """Fresh state (zeros): float32 [n] per element, [tensors] per tensor; {} for a stateless

@@ -142,8 +142,9 @@ def fixed_plan(
     strategy, world_size = strategy_for(codec, options.strategy, down), topology.world_size
     refuse_many(codec, world_size)
     own = {p.shape: own_codec(codec, p, options) for p in params}
+    total = sum(p.numel for p in params)
     decisions = [
-        fixed(p, *own[p.shape], strategy, "asked for", options, world_size) for p in params
+        fixed(p, *own[p.shape], strategy, "asked for", options, world_size, total) for p in params
     ]
     used = {d.codec for d in decisions}
     codecs = {key: each for key, each in own.values() if key in used}
@@ -219,6 +220,17 @@ def too_small(param: Param, codec: Codec, options: Options) -> str | None:
     return None
 
 
+def too_large(param: Param, codec: Codec, options: Options, total: int = 0) -> str | None:
+    """Why a GPU's kernels would take too much memory for this tensor, or None. total: elements of
+    all tensors, which scope "model" compresses as one."""
+    needed = getattr(codec, "scratch_bytes", None)  # not of Python objects, which no GPU takes
+    elements = total if options.scope == "model" else param.numel
+    size = 0 if needed is None else needed(elements)
+    if size <= options.scratch:
+        return None
+    return f"{codec.name} needs {size >> 20} MiB of scratch memory, over {options.scratch >> 20}"
+
+
 def minimum(codec: Codec, options: Options) -> int:
     """Least number of elements of a compressed tensor."""
     if options.min_size is not None:
@@ -249,9 +261,11 @@ def fixed(
     why: str,
     options: Options,
     world_size: int,
+    total: int = 0,
 ) -> Decision:
     """The decision for this codec, if it suits the parameter. key: of the codec in the plan."""
     refusal = excluded(param, options) or too_small(param, codec, options)
+    refusal = refusal or too_large(param, codec, options, total)
     if refusal is not None:
         return raw(param, refusal)
     cut = partitions(param.numel, codec, strategy, world_size)

@@ -113,6 +113,41 @@ def test_what_is_held_is_made_once_however_much_there_is(name):
     assert device.made == before
 
 
+class Weighing(Counting):
+    """A device that adds up the bytes of zeros."""
+
+    size = 0
+
+    def zeros(self, count, dtype):
+        self.size += count * np.dtype(dtype).itemsize
+        return super().zeros(count, dtype)
+
+
+@pytest.mark.parametrize("name", ["int4_group", "topk", "dgc", "powersgd"])
+def test_scratch_memory_is_known_before_any_call(name):
+    """That of all kinds of calls with a tensor."""
+    codec = codec_of(name, Weighing)
+    part, device = Part(codec, 5000), codec.backend.device
+    state = codec.init_state(5000) if codec.stateful else None
+    before = device.size
+    if codec.rounds:
+        sums = []
+        for number, one in enumerate(codec.rounds):
+            out = np.zeros(one.payload_bytes(5000), np.uint8)
+            how = {"workers": 1, "state": state}
+            codec.encode_round(number, part.x, part.table, out, part.at, sums, **how)
+            sums.append((out, part.at))
+        codec.decode_rounds(part.x, part.table, sums, **how)
+    else:
+        codec.encode_batch(part.x, part.table, part.out, part.at, state=state)
+        for add in (False, True):
+            codec.decode_batch(part.out, part.table, part.at, part.used, part.x, add=add)
+    made = device.size - before
+    told = codec.scratch_bytes(5000)
+    assert made == told
+    assert (told == 0) == (name == "int4_group")
+
+
 def test_what_is_held_goes_with_its_holder():
     codec = codec_of("dgc")
     part = Part(codec, 5000)

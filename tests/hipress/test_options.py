@@ -50,6 +50,7 @@ def test_defaults_and_forms():
         ("auto", {"timeout": float("inf")}, "finite positive number of seconds.*, got inf"),
         ("auto", {"timeout": timedelta.max}, r"at most 1e\+09, got"),
         ("auto", {"min_size": -1}, "min_size"),
+        ("auto", {"scratch": -1}, "scratch must be at least 0 bytes, got -1"),
         ("auto", {"seed": -1}, "seed"),
         ("auto", {"seed": "x"}, "seed is a whole number, not 'x'"),
         ("auto", {"seed": True}, "seed is a whole number, not True"),

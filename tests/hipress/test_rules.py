@@ -99,6 +99,27 @@ def test_an_unknown_kind_is_refused(given):
         check(PARAMS, wanted)
 
 
+class Sparing(Int8):
+    """Takes 12 bytes of a GPU's memory for an element."""
+
+    def scratch_bytes(self, n):
+        return 12 * n
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_what_would_take_too_much_memory_stays_uncompressed(scope):
+    """On a GPU, beside payloads and states; the report says so."""
+    largest = max(PARAMS, key=lambda param: param.numel)
+    limit = 12 * largest.numel - 1
+    _, plan = decided({}, Sparing(), scope=scope, scratch=limit, min_size=0)
+    found = {d.name: d.why for d in plan.decisions if d.codec is None}
+    assert set(found) == ({largest.name} if scope == "tensor" else {p.name for p in PARAMS})
+    assert found[largest.name].startswith("int8_fake needs ")
+    assert found[largest.name].endswith(f" MiB of scratch memory, over {limit >> 20}")
+    _, plan = decided({}, Sparing(), scope=scope, scratch=12 * sum(p.numel for p in PARAMS))
+    assert all(d.codec for d in plan.decisions if d.numel > 1)
+
+
 def test_one_codec_with_two_sets_of_parameters():
     rules = {
         "first.weight": {"compressor": "topk", "ratio": 0.5},

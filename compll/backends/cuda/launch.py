@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,15 @@ class Batch:
     captured: dict[int, Lent] = field(default_factory=dict)
 
 
+class Work(NamedTuple):
+    """firsts, begins: int64 [grids, pieces + 1], the first block and item of each piece. scratch:
+    types and lengths of the kernels' memory."""
+
+    firsts: I64
+    begins: I64
+    scratch: Wanted
+
+
 class Launching:
     """A source's kernels on a device. See [Note: what lives how long] in keeping.py."""
 
@@ -94,29 +103,46 @@ class Launching:
         lengths = table[:, 1].tolist()
         for n in lengths:
             check_rooms(plan.rooms, n)
-        shape = len(plan.grids), len(lengths)
-        counts = [[self.items.count(g, n) for n in lengths] for g in plan.grids]
-        items = np.array(counts, np.int64).reshape(shape)
-        blocks = -(-items // np.array([[g.per_block] for g in plan.grids]))
-        firsts, begins = starts(blocks), starts(items)
+        work = self.share_work(plan, lengths)
         most = [payload_bytes(self.module, n, self.params) for n in lengths]
-        sizes = {str(g): int(begins[g, -1]) for g in range(len(plan.grids))}
-        sizes |= {f"{g}b": int(firsts[g, -1]) for g in range(len(plan.grids))}
-        sizes["piece"] = len(lengths)
         upload = self.device.upload
         return Batch(
             table=upload(table.reshape(-1)),
-            first=upload(firsts.reshape(-1)),
-            item_at=upload(begins.reshape(-1)),
+            first=upload(work.firsts.reshape(-1)),
+            item_at=upload(work.begins.reshape(-1)),
             used=upload(np.array(most, np.int64)),
-            scratch=tuple((s.dtype, sizes[s.per] * s.factor) for s in plan.scratch),
+            scratch=work.scratch,
             pieces=len(lengths),
-            blocks=[int(b) for b in firsts[:, -1]],
+            blocks=[int(b) for b in work.firsts[:, -1]],
             lengths=tuple(lengths),
             repeats={
                 e: self.items.rounds(e, lengths) for s in plan.steps if (e := s.repeat) is not None
             },
         )
+
+    def share_work(self, plan: Plan, lengths: Sequence[int]) -> Work:
+        """How a plan's kernels share pieces of these lengths."""
+        shape = len(plan.grids), len(lengths)
+        counts = [[self.items.count(g, n) for n in lengths] for g in plan.grids]
+        items = np.array(counts, np.int64).reshape(shape)
+        blocks = -(-items // np.array([[g.per_block] for g in plan.grids]))
+        firsts, begins = starts(blocks), starts(items)
+        sizes = {str(g): int(begins[g, -1]) for g in range(len(plan.grids))}
+        sizes |= {f"{g}b": int(firsts[g, -1]) for g in range(len(plan.grids))}
+        sizes["piece"] = len(lengths)
+        scratch = tuple((s.dtype, sizes[s.per] * s.factor) for s in plan.scratch)
+        return Work(firsts, begins, scratch)
+
+    def scratch_bytes(self, n: int) -> int:
+        """Device memory that the calls of a training need for a tensor of n elements besides their
+        arguments: that of all kinds of calls, each of which keeps its own, with states if any."""
+        plans = self.source.plans
+        if self.module.rounds:
+            plans = {name: plan for name, plan in plans.items() if name.startswith("round")}
+        fed = {"encode": "feed"} | {name: f"{name}_feed" for name in plans if name != "encode"}
+        used = [plan for name, plan in plans.items() if fed.get(name) not in plans]
+        wanted = [self.share_work(plan, [n]).scratch for plan in used]
+        return sum(np.dtype(dtype).itemsize * count for some in wanted for dtype, count in some)
 
     def lend(self, name: str, b: Batch) -> tuple[Any, ...]:
         """A plan's scratch memory for a table."""
