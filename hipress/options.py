@@ -100,8 +100,8 @@ class Options:
             kernels.
         scratch: most bytes of a GPU's memory that the kernels of a codec may need for a tensor,
             besides payloads and states; a tensor that would need more travels uncompressed. Codecs
-            that work in groups need none, "topk" 4 bytes an element of the largest tensor, "powersgd"
-            8, "dgc" 12 and "thc" 40.
+            that work in groups need none, "topk" 4 bytes an element of the largest tensor,
+            "powersgd" 8, "dgc" 12 and "thc" 40.
         params: parameters of the codec, as its spec names them.
     """
 
