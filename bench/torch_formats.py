@@ -78,6 +78,33 @@ def _decode_mx(payload: Payload, n: int, *, bits: int, mantissa: int, low: int) 
     return torch.where(codes >= 2 ** (bits - 1), -values, values)[:n]
 
 
+#: NF4's levels, as in bitsandbytes
+_NF4 = torch.tensor([
+    -1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1,
+])  # fmt: skip
+
+
+def _encode_nf4(x: Tensor, residual: Tensor | None) -> Payload:
+    n, p = len(x), rows(fed(x, residual), _GROUP)
+    bits = p.abs().amax(1, keepdim=True).view(torch.int32)
+    top = ((bits + 65535) & -65536).view(torch.float32)
+    levels = _NF4.to(x.device)
+    codes = torch.bucketize(p / top, (levels[1:] + levels[:-1]) / 2, out_int32=True, right=True)
+    payload = top.bfloat16(), pack(codes.to(torch.uint8).view(-1), 4)
+    if residual is not None:
+        keep(residual, p.view(-1)[:n], _decode_nf4(payload, n))
+    return payload
+
+
+def _decode_nf4(payload: Payload, n: int) -> Tensor:
+    top, packed = payload
+    codes = unpack(packed, 4, _GROUP * len(top)).view(-1, _GROUP)
+    return (_NF4.to(top.device)[codes.int()] * top.float()).view(-1)[:n]
+
+
 def _encode_onebit_fine(x: Tensor, residual: Tensor | None) -> Payload:
     n, p = len(x), rows(fed(x, residual), 256)
     scale, negative = p.abs().mean(1, keepdim=True).bfloat16(), p < 0
@@ -108,5 +135,6 @@ FORMATS = {
     "lossless_bf16": _lossless(low=False),
     "mxfp4": _mx(4, 1, 2, 0),
     "mxfp8": _mx(8, 3, 8, -6),
+    "nf4": Method(_encode_nf4, _decode_nf4),
     "onebit_fine": Method(_encode_onebit_fine, _decode_onebit_fine),
 }

@@ -103,7 +103,9 @@ class Expressions:
     def constant_of_params(value: Expr) -> bool:
         """True if a binding of encode is static and does not depend on the step, so that decode
         knows it too."""
-        return value.type.shape == "static" and "step" not in depends(value)
+        return value.op == "literal" or (
+            value.type.shape == "static" and "step" not in depends(value)
+        )
 
     def expr(
         self, tree: Syntax, env: Mapping[str, Expr], name: str, *, decoding: bool = False
@@ -228,6 +230,8 @@ class Expressions:
             raise RuleError("a binding holds one selection", "give each selection its own name")
         if op in TAKES_WHOLE:
             args = tuple(map(self.exact, args))
+        if op == "literal":
+            args = tuple(map(self.folded, args))
         if op in ("quantiles", "mean_by", "hadamard"):
             args = (*args[:-1], self.folded(args[-1]))
         if op in ("matrix", "random_matrix", "ones", "drawn", "chosen", "sum_by", *ROWWISE):

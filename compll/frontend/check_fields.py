@@ -295,6 +295,10 @@ class Declarations:
 
     def table_dimension(self, item: Declared, expr: Expr) -> tuple[str, str]:
         """The level of a table, checked against its declared size."""
+        if expr.op == "literal":
+            hint = "decode knows it by its name"
+            self.exprs.problems.add(item.span, f"{item.name!r} does not depend on data", hint)
+            return "", ""
         size = self.exprs.constant(item.dim) if item.dim is not None else 1
         if item.base == "float32" and size == int(expr.type.of):
             return "table", expr.type.of

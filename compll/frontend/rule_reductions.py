@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
 
 from compll.errors import RuleError
 from compll.frontend.operators import REDUCTIONS
@@ -138,22 +142,41 @@ class ReductionRules:
         size = matrices.dimension(args[2])
         return self.pool.make(op, given, matrices.made(self.pool.const(1), size))
 
+    def literal(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        if any(a.op != "const" or a.type.dtype not in ("int", "float") for a in args):
+            hint = "those of all elements are by quantiles(x, q) or mean_by(i, x, q)"
+            raise RuleError("numbers in brackets must follow from the parameters alone", hint)
+        values = tuple(float(np.float32(a.value)) for a in args)
+        if not all(map(math.isfinite, values)):
+            raise RuleError("numbers in brackets are finite, as float32")
+        return self.pool.make(op, (), Type("float", "table", str(len(values))), values)
+
     def bucket(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if args[1].type.shape != "table":
-            raise RuleError(f"bucket takes a table, not {args[1].type}", "quantiles makes one")
-        x = self.rules.lift(self.elements(op, self.rules.number(args[0], "float")), "n")
-        return self.pool.make(op, (x, args[1]), Type("int", "n"))
+        table = args[1]
+        if table.type.shape != "table":
+            hint = "quantiles makes one, or write its edges: bucket(x, [-1, 0, 1])"
+            raise RuleError(f"bucket takes a table, not {table.type}", hint)
+        if table.op == "literal" and any(a >= b for a, b in pairwise(table.value)):
+            raise RuleError("the edges of bucket ascend", "write them from the least on, each once")
+        x = self.read(op, self.rules.number(args[0], "float"), table)
+        return self.pool.make(op, (x, table), replace(x.type, dtype="int"))
+
+    def read(self, op: str, x: Expr, table: Expr) -> Expr:
+        """What reads a table: elements; of one in brackets values of any level."""
+        if table.op == "literal" and x.type.shape in ("scalar", "group", "kept", "matrix"):
+            return x
+        return self.rules.lift(self.elements(op, x), "n")
 
     def lookup(self, op: str, args: tuple[Expr, ...]) -> Expr:
         table = args[0]
         if table.type.shape != "table" and not matrices.row(table):
-            hint = "quantiles and mean_by make a table, sum_by a row"
+            hint = "quantiles, mean_by and [a, b, ...] make a table, sum_by a row"
             raise RuleError(f"lookup takes a table or a row, not {table.type}", hint)
         if args[1].type.dtype != "int":
             raise RuleError(f"lookup takes an integer, not {args[1].type}", "int(x) makes one")
         index = args[1]
-        if index.type.shape != "matrix" or self.rules.grouped:
-            index = self.rules.lift(self.elements(op, index), "n")
+        if index.type.shape != "matrix" or table.type.shape == "table":
+            index = self.read(op, index, table)
         made = replace(index.type, dtype="float")
         return self.pool.make(op, (self.rules.number(table, "float"), index), made)
 

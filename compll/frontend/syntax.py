@@ -32,7 +32,7 @@ SYMBOLS = {"matmul": "@"}
 EQUALITY = ("eq", "ne")
 #: constructions of Python that are not in the language, in words
 FOREIGN: dict[type[ast.AST], str] = {
-    ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.Dict: "a mapping",
+    ast.Tuple: "a tuple", ast.Set: "a set", ast.Dict: "a mapping",
     ast.ListComp: "a comprehension", ast.SetComp: "a comprehension",
     ast.GeneratorExp: "a comprehension", ast.DictComp: "a comprehension", ast.Lambda: "lambda",
     ast.Attribute: "a dot", ast.Slice: "a slice", ast.Invert: "~", ast.Starred: "a star",
@@ -174,6 +174,8 @@ class _Reader:
                 return self.call(node, "choose", (c, a, b), depth)
             case ast.Subscript(value=a, slice=b):
                 return self.call(node, "gather", (a, b), depth)
+            case ast.List(elts=values):
+                return self.call(node, "literal", tuple(values), depth)
             case ast.Call():
                 return self.function(node, depth)
         foreign = node.op if isinstance(node, ast.UnaryOp) else node

@@ -66,5 +66,7 @@ def _called(node: Node) -> str:
         return repr(node.value)
     if node.op in LEAVES:
         return str(node.value)
+    if node.op == "literal":
+        return f"[{', '.join(f'{x:.9g}' for x in node.value)}]"
     of = "" if node.value is None else f"[{node.value}]"
     return f"{node.op}{of}({', '.join(map(formula, node.args))})"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any
+
+import numpy as np
 
 from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, WHOLE, Field, Module
 from compll.ir.program import Sink
 from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
 from compll.numerics import shared_draws as shared
+from compll.numerics.numbers import order_key
 from compll.passes.kept import Kept
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
@@ -261,9 +265,15 @@ class Values:
 
     op_mean_by = op_quantiles
 
+    def op_literal(self, e: Expr, kind: str, level: str) -> Value:
+        return self.make("table", (), kind, level, e.value)  # nobody's: see op_bucket, op_lookup
+
     def op_bucket(self, e: Expr, kind: str, level: str) -> Value:
         x, edges = (self.done[id(a)] for a in e.args)
         key = self.make("order_key", [self.narrow(x, "lane")], "i32", level)
+        if e.args[1].op == "literal":
+            found = self.reached(key, order_key(np.array(e.args[1].value, np.float32)).tolist())
+            return found if kind == "i32" else self.make("convert", [found], kind, level)
         size = int(e.args[1].type.of)
         search = self.make("buckets", [edges], "table", "piece", size)
         found = self.make("bucket", [key, search], "i32", level, size)
@@ -271,8 +281,30 @@ class Values:
 
     def op_lookup(self, e: Expr, kind: str, level: str) -> Value:
         table, index = (self.done[id(a)] for a in e.args)
+        if e.args[0].op == "literal":
+            found = self.one_of(index, e.args[0].value, 0)
+            return found if kind == "f32" else self.make("convert", [found], kind, level)
         found = self.make("lookup", [table, index], "f32", level, int(e.args[0].type.of))
         return found if kind == "f32" else self.make("convert", [found], kind, level)
+
+    def reached(self, key: Value, edges: Sequence[int]) -> Value:
+        """How many edges an order key reaches: a comparison each, as memory is not asked then."""
+        ends = [self.make("const", (), "i32", "piece", edge) for edge in edges]
+        passed = [self.whole(self.make("ge", [key, end], "bool", key.level)) for end in ends]
+        return reduce(lambda a, b: self.make("add", [a, b], "i32", key.level), passed)
+
+    def one_of(self, index: Value, numbers: Sequence[float], first: int) -> Value:
+        """The number at an index, of those from `first` on: halved by comparisons."""
+        if len(numbers) == 1:
+            return self.make("const", (), "f32", "piece", numbers[0])
+        half = len(numbers) // 2
+        middle = self.make("const", (), index.kind, "piece", first + half)
+        low, high = (
+            self.one_of(index, part, at)
+            for part, at in ((numbers[:half], first), (numbers[half:], first + half))
+        )
+        above = self.make("ge", [index, middle], "bool", index.level)
+        return self.make("where", [above, high, low], "f32", index.level)
 
     def op_float32(self, e: Expr, kind: str, level: str) -> Value:
         value = self.done[id(e.args[0])]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 UNARY = ("abs({})", "-{}", "sign({})", "floor({})", "ceil({})", "round({})", "sqrt(abs({}))")
-ROUNDED = ("float16({})", "bfloat16({})", "bfloat16_up({})", "exp2(exponent({}))")
+ROUNDED = ("float16({})", "bfloat16({})", "bfloat16_up({})", "exp2(exponent({}))",
+           "lookup([0.5, -1, 3, 1e-3], bucket({}, [-1, 0, 0.25]))")  # fmt: skip
 BINARY = ("({} + {})", "({} - {})", "({} * {})", "({} / {})", "min({}, {})", "max({}, {})")
 INTEGER = ("({} + {})", "({} * {})", "({} // {})", "({} % {})", "({} & {})", "({} | {})",
            "({} ^ {})", "({} << {})", "({} >> {})", "max({}, {})")  # fmt: skip
@@ -95,6 +96,8 @@ class Maker:
         return f"({first} / {second} if {second} > 0 else {self.scalar_leaf()})"
 
     def fold(self):
+        if self.chance(0.1):
+            return f"lookup([0.5, 2, 8], bucket({self.one(*FOLDS).format(self.of_g(1))}, [0.1, 3]))"
         return self.one(*FOLDS).format(self.of_g(1))
 
 

@@ -219,13 +219,17 @@ class Run:
 
     # tables
 
+    def op_literal(self, expr: Expr) -> Any:
+        return np.array(expr.value, np.float32)
+
     def op_quantiles(self, expr: Expr) -> Any:
         key = np.sort(numbers.order_key(self.value(expr.args[0])))
         return numbers.from_key(key[np.arange(1, expr.value) * len(key) // expr.value])
 
     def op_bucket(self, expr: Expr) -> Any:
         x, edges = (numbers.order_key(self.value(a)) for a in expr.args)
-        return np.searchsorted(edges, x, side="right")
+        found = np.searchsorted(edges, x.reshape(-1), side="right")
+        return found[0] if expr.type.shape == "scalar" else found.reshape(x.shape)
 
     def op_mean_by(self, expr: Expr) -> Any:
         index, x = (self.value(a) for a in expr.args)
