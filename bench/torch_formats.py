@@ -78,6 +78,29 @@ def _decode_mx(payload: Payload, n: int, *, bits: int, mantissa: int, low: int) 
     return torch.where(codes >= 2 ** (bits - 1), -values, values)[:n]
 
 
+def _encode_nvfp4(x: Tensor, residual: Tensor | None) -> Payload:
+    n, p = len(x), rows(fed(x, residual), 16)
+    unit = (p.abs().amax() / (448 * 6)).clamp_(min=2.0**-126)
+    scale = (p.abs().amax(1, keepdim=True) / 6 / unit).to(torch.float8_e4m3fn)
+    size = p.abs() / (scale.float() * unit)
+    low = _exponent(size).clamp_(0, 2)
+    code = (2 * low + (size / torch.exp2(low - 1)).round()).nan_to_num_(7).clamp_(max=7)
+    payload = unit, scale, pack((code + (p < 0) * 8).to(torch.uint8).view(-1), 4)
+    if residual is not None:
+        keep(residual, p.view(-1)[:n], _decode_nvfp4(payload, n))
+    return payload
+
+
+def _decode_nvfp4(payload: Payload, n: int) -> Tensor:
+    unit, scale, packed = payload
+    codes = unpack(packed, 4, 16 * len(scale))
+    both = (scale.float() * unit).view(-1).repeat_interleave(16)
+    size = codes & 7
+    fraction = torch.where(size < 2, size, 2 + (size & 1)).float()
+    values = fraction * torch.exp2((size >> 1).float().clamp_(min=1) - 2) * both
+    return torch.where(codes >= 8, -values, values)[:n]
+
+
 #: NF4's levels, as in bitsandbytes
 _NF4 = torch.tensor([
     -1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -136,5 +159,6 @@ FORMATS = {
     "mxfp4": _mx(4, 1, 2, 0),
     "mxfp8": _mx(8, 3, 8, -6),
     "nf4": Method(_encode_nf4, _decode_nf4),
+    "nvfp4": Method(_encode_nvfp4, _decode_nvfp4),
     "onebit_fine": Method(_encode_onebit_fine, _decode_onebit_fine),
 }

@@ -14,6 +14,7 @@ from compll.ir.module import Field, Selection
 HOW = ("mean", "max")
 #: storages that a native all-reduce adds
 ADDITIVE = ("float32", "float16", "bfloat16")
+FLOATS = (*ADDITIVE, "float8_e4m3")
 
 
 def field(
@@ -30,7 +31,7 @@ def field(
 
     added: the ranks add the field up.
     """
-    allowed = ADDITIVE if added else (*ADDITIVE, "uint")
+    allowed = ADDITIVE if added else (*FLOATS, "uint")
     if expr.type.shape == "matrix" and storage not in allowed:
         what = f"{', '.join(allowed)}{' where ranks add' * added}"
         hint = "codes that ranks add travel by element: flat(m), and [n]" if added else ""

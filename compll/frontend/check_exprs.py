@@ -128,6 +128,8 @@ class Expressions:
             except RuleError as error:
                 self.problems.add(tree.span, str(error), error.hint)
                 return None
+        if tree.op == "whole" and len(tree.args) == 1:
+            return self.whole(tree, env, name, decoding)
         if tree.op == "combined" and len(tree.args) == 1:
             return self.combined(tree, env, decoding)
         given = self.call_args(tree, env, name, decoding)
@@ -198,6 +200,21 @@ class Expressions:
             self.problems.add(tree.args[4].span, f"from 0 to {MOST_ROUNDS} rounds, not {most}")
             return None
         return variable.name, int(most)
+
+    def whole(self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool) -> Expr | None:
+        """whole(e): e, its reductions over the tensor, also where others are over groups."""
+        held, self.rules.whole = self.rules.whole, "scalar"
+        value = self.expr(tree.args[0], env, f"{name}?", decoding=decoding)
+        self.rules.whole = held
+        if value is None or recovery.wrong(value):
+            return value
+        if decoding or value.type.shape not in ("scalar", "static"):
+            hint = "reductions stand within it: whole(max(abs(g)))"
+            message = f"whole gives one number of the tensor, and this is {value.type}"
+            message = "whole belongs in encode" if decoding else message
+            self.problems.add(tree.span, message, "" if decoding else hint)
+            return None
+        return value
 
     def choose(self, args: tuple[Expr, ...]) -> Expr:
         """`args[1] if args[0] else args[2]`, decided now if the parameters alone decide it."""

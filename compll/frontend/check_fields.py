@@ -162,8 +162,9 @@ class Declarations:
                 item.span,
                 f"{item.name!r} is one number{' per group' * (shape == 'group')}, and "
                 f"{self.written(item)} holds elements",
-                "use uint8, uint16, int32 or uint32 for a whole number, float32, float16 or "
-                f"bfloat16 for another, or {self.written(item)}[n] to repeat it for every element",
+                "use uint8, uint16, int32 or uint32 for a whole number, float32, float16, "
+                f"bfloat16 or float8_e4m3 for another, or {self.written(item)}[n] to repeat it for "
+                "every element",
             )
             return None
         if storage in POSITIONS and expr.op != "indices":
@@ -180,7 +181,7 @@ class Declarations:
             expr = self.whole(expr, storage)
         if storage in ("trit", "runs"):
             expr = self.exprs.rules.trit(expr)
-        if storage in check_arrays.ADDITIVE:
+        if storage in check_arrays.FLOATS:
             expr = self.exprs.rules.number(expr, "float")
         return Field(item.name, storage, bits, shape, of, expr)
 
@@ -260,6 +261,8 @@ class Declarations:
         name = item.dim.name if isinstance(item.dim, Name) else None
         if expr.type.shape == "table":
             return self.table_dimension(item, expr)
+        if item.dim is None and expr.type.shape == "scalar":
+            return "scalar", ""
         if (
             item.dim is not None
             and name not in ("n", "groups")

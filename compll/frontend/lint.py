@@ -17,7 +17,8 @@ from compll.ir.static import depends, evaluate
 #: operators whose values differ from step to step
 DRAWS = ("uniform", "shared", "random_matrix", "chosen")
 #: operators of one number that keep or reverse its sign
-SIGNED = ("neg", "sign", "floor", "ceil", "round", "float16", "bfloat16", "bfloat16_up")
+SIGNED = ("neg", "sign", "floor", "ceil", "round", "float16", "bfloat16", "bfloat16_up",
+          "float8_e4m3")  # fmt: skip
 
 
 def warnings(spec: Spec, module: Module) -> list[Diagnostic]:

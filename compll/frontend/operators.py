@@ -61,6 +61,8 @@ _ROWS = (
     Operator("float16", 1, 1, "cast", "rounded to float16, nearest even"),
     Operator("bfloat16", 1, 1, "cast", "rounded to bfloat16, nearest even"),
     Operator("bfloat16_up", 1, 1, "cast", "rounded to bfloat16 away from zero"),
+    Operator("float8_e4m3", 1, 1, "cast",
+             "rounded to 8 bits (OCP's E4M3), nearest even, 448 at most; NaN of what is not finite"),
     Operator("random", 2, 2, "random", "random(a, b): uniform in [a, b), drawn by (seed, step, tensor, element)"),
     Operator("shared", 2, 2, "shared",
              "shared(a, b): uniform in [a, b), drawn by (step, tensor, element), the same on all ranks and in decode"),
@@ -95,6 +97,8 @@ _ROWS = (
     Operator("min", 1, 2, "extreme", "min(x): smallest element; min(a, b): the smaller, elementwise"),
     Operator("max", 1, 2, "extreme", "max(x): largest element; max(a, b): the larger, elementwise"),
     Operator("count", 1, 1, "count", "number of elements for which a condition holds, or of a selection"),
+    Operator("whole", 1, 1, "whole",
+             "whole(max(abs(g))): one number of the tensor, where other reductions are of groups"),
     Operator("iterate", 5, 5, "iterate",
              "iterate(x, first, next, times, most): begins with `first` and takes `next`, in which x is the value before, `times` times (at most `most`, known from the parameters)"),
     # selection
@@ -178,7 +182,7 @@ SYNONYMS = {
     "nonzero": "filter", "mask": "filter", "select": "where", "trunc": "floor", "len": "count",
     "ppf": "probit", "ndtri": "probit", "repeat": "iterate", "loop": "iterate",
     "bitcast": "float_bits", "frexp": "exponent", "ilogb": "exponent", "ldexp": "exp2",
-    "half": "float16", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter", "masked_scatter": "spread", "expand": "spread",
+    "half": "float16", "float8": "float8_e4m3", "fp8": "float8_e4m3", "sgn": "sign", "ln": "log", "power": "pow", "scatter_": "scatter", "masked_scatter": "spread", "expand": "spread",
 }  # fmt: skip
 #: hints for functions of other languages
 MEANT = {
@@ -193,7 +197,6 @@ MEANT = {
     "stochastic_round": "floor(x + random(0, 1))", "argmax": "top(x, 1) selects the largest",
     "normal": "draws are uniform: random(a, b)", "randn": "draws are uniform: random(a, b)",
     "cast": "the payload's types convert; int(x) truncates", "cumsum": "there are no running sums",
-    "float8": "compute a code of 8 bits, which travels as uint8",
 }  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword
 CALLABLE = tuple(n for n, row in OPERATORS.items() if not row.infix and n != "choose")

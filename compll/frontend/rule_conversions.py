@@ -97,7 +97,7 @@ class Conversions:
             )
         if any(a.type.shape == "matrix" for a in args):
             return self.shape_of_matrix(args)
-        top = max(args, key=lambda a: LEVELS[a.type.shape]).type
+        top = max(args, key=lambda a: (LEVELS[a.type.shape], a.type.shape == "group")).type
         for a in args:
             if LEVELS[a.type.shape] == 2 and (a.type.shape, a.type.of) != (top.shape, top.of):
                 raise RuleError(

@@ -82,7 +82,7 @@ class ReductionRules:
             )
         if x.type.shape == "matrix":
             return self.rules.number(self.rules.arithmetic("mul", x.type.dims), "float")
-        if self.rules.grouped:
+        if self.rules.whole == "group":
             return self.pool.make("group_size", (), Type("float", "group"))
         return self.rules.number(self.pool.make("param", (), Type("int", "static"), "n"), "float")
 

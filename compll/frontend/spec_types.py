@@ -18,8 +18,9 @@ TYPE_SYNONYMS = {
     "float64": "float32", "double": "float32", "half": "float16", "byte": "uint8", "int8": "uint8",
     "int16": "int32", "int64": "int32", "int": "int32", "bit": "uint1",
     "fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
+    "float8": "float8_e4m3", "fp8": "float8_e4m3", "float8_e4m3fn": "float8_e4m3",
 }  # fmt: skip
-TYPE = re.compile(r"\s*([a-z]+\d*)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
+TYPE = re.compile(r"\s*([a-z]+\d*(?:_\w+)?)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
 
 
 def declared(entry: Entry, problems: Problems) -> Declared | None:

@@ -125,6 +125,26 @@ def from_key(key: NDArray[np.int32]) -> F32:
     return np.ascontiguousarray(bits, np.int32).view(np.float32)
 
 
+#: magnitudes of E4M3, by their codes: the last, 127, is NaN
+FLOAT8 = np.array([*((max(c >> 3, 1) - 10, c & 7 | (c > 7) << 3) for c in range(127))], np.float32)
+FLOAT8 = np.append(np.ldexp(FLOAT8[:, 1], FLOAT8[:, 0].astype(np.int32)), np.float32(np.nan))
+
+
+def float8_codes(x: F32) -> NDArray[np.uint8]:
+    """E4M3 (OCP): nearest even, 448 where finite x is larger; NaN where x is not finite."""
+    size = np.minimum(np.abs(x), np.float32(448))
+    step = np.exp2(np.maximum(np.floor(np.log2(np.maximum(size, 2**-20))), -6) - 3)
+    code = np.searchsorted(FLOAT8[:127], (np.rint(size / step) * step).astype(np.float32))
+    found = np.where(np.isfinite(x), code, 127) + 128 * np.signbit(x)
+    return np.asarray(found, np.uint8)
+
+
+def from_float8(codes: NDArray[np.uint8]) -> F32:
+    """float32 of E4M3 codes."""
+    size = FLOAT8[codes & 127]
+    return np.asarray(np.where(codes & 128, -size, size), np.float32)
+
+
 def bfloat16_bits(x: F32) -> NDArray[np.uint16]:
     """bfloat16 bits, rounded to nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)

@@ -534,7 +534,7 @@ class Arrays(Values):
         if f.name in self.extremes and self.own and not self.alone:
             return self.read_sum(f, e)
         value = self.leaving(f)
-        if f.storage in ("float16", "bfloat16"):
+        if f.storage in ("float16", "bfloat16", "float8_e4m3"):
             value = self.make(f.storage, [value], value.kind, value.level)
         elif f.storage == "float32" and value.level == "piece":
             value = self.make("float32", [value], value.kind, value.level)

@@ -57,8 +57,7 @@ def _incoming(values: Values) -> Value:
 
 def _walk(values: Values, program: Program, one: Pass) -> Walk:
     found = Walk([store for s in one.sinks if (store := _store(values, one, s)) is not None])
-    if values.module.group == 0:
-        found.folds = [values.fold(e) for e in one.reductions]
+    found.folds = [values.fold(e) for e in one.reductions if e.type.shape == "scalar"]
     if one.status:
         size = values.make("magnitude_bits", [values.of(program.gradient)], "i32", "lane")
         found.folds.append(values.make("fold", [size], "i32", "tile", "max"))

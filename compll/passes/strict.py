@@ -18,6 +18,7 @@ _STRICT_IN_ALL = (
     "float16",
     "bfloat16",
     "bfloat16_up",
+    "float8_e4m3",
     "lift",
     "float32",
     "flat",

@@ -32,7 +32,7 @@ FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 ARITHMETIC = {"add", "sub", "mul", "neg", "abs", "min", "max", "sign", "where"}
 FLOATS = ARITHMETIC | {
     "div", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "pow", "mod", "floordiv",
-    "float16", "bfloat16", "bfloat16_up", "exp2", "from_float_bits",
+    "float16", "bfloat16", "bfloat16_up", "float8_e4m3", "exp2", "from_float_bits",
 }  # fmt: skip
 WHOLES = ARITHMETIC | {
     "floordiv",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 UNARY = ("abs({})", "-{}", "sign({})", "floor({})", "ceil({})", "round({})", "sqrt(abs({}))")
-ROUNDED = ("float16({})", "bfloat16({})", "bfloat16_up({})", "exp2(exponent({}))",
+ROUNDED = ("float16({})", "bfloat16({})", "bfloat16_up({})", "float8_e4m3({})",
+           "exp2(exponent({}))",
            "lookup([0.5, -1, 3, 1e-3], bucket({}, [-1, 0, 0.25]))")  # fmt: skip
 BINARY = ("({} + {})", "({} - {})", "({} * {})", "({} / {})", "min({}, {})", "max({}, {})")
 INTEGER = ("({} + {})", "({} * {})", "({} // {})", "({} % {})", "({} & {})", "({} | {})",
@@ -16,7 +17,7 @@ NUMBERS = ("0.5", "2", "-1", "0.25", "3", "1.5", "1e-3", "7", "100")
 FOLDS = ("mean(abs({}))", "max(abs({}))", "max({})", "min({})", "sum({})", "std({})", "norm2({})")
 COUNTED = ("count({})", "mean({1}, {0})", "sum(abs({1}), {0})", "norm2({1}, {0})")
 CODES = ("uint1", "uint2", "uint4", "uint8")
-FLOATS = ("float32", "float16", "bfloat16")
+FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3")
 INDICES = ("uint32", "gaps", "golomb", "elias")
 
 
@@ -85,6 +86,8 @@ class Maker:
 
     def scalar(self):
         """A number of the tensor, or of a group."""
+        if self.grouped and self.chance(0.25):
+            return f"whole({self.fold()})"
         kind = self.source.randrange(6)
         if kind < 3:
             return self.one(*FOLDS).format(self.of_g(self.source.randrange(3)))

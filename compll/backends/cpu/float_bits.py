@@ -61,6 +61,39 @@ def bfloat16_up(b: Builder, x: Any) -> Any:
     return b.bitcast(b.select(is_finite(b, x), up, raw), lanes(F32, x))
 
 
+def float8_bits(b: Builder, x: Any) -> Any:
+    """E4M3 bits as int32, nearest even; 448 where finite x is larger, NaN where x is not finite."""
+    raw, size = bits(b, x), magnitude_bits(b, x)
+
+    def c(value: int) -> Any:
+        return const(I32, x, value)
+
+    odd = b.and_(b.lshr(size, c(20)), c(1))
+    normal = b.lshr(b.add(b.add(size, c(0x7FFFF - (120 << 23))), odd), c(20))
+    # the unit of a float in [2**14, 2**15) is that of the numbers below 2**-6
+    near_zero = b.fadd(b.bitcast(size, x.type), const(F32, x, 2.0**14))
+    tiny = b.sub(bits(b, near_zero), c(0x46800000))
+    found = b.select(b.icmp_signed("<", size, c(0x3C800000)), tiny, normal)
+    found = b.select(b.icmp_signed(">=", size, c(0x43E00000)), c(0x7E), found)
+    found = b.select(b.icmp_signed(">=", size, c(INFINITE)), c(0x7F), found)
+    return b.or_(found, b.and_(b.lshr(raw, c(24)), c(0x80)))
+
+
+def of_float8(b: Builder, x: Any) -> Any:
+    """float32 of E4M3 bits as int32."""
+
+    def c(value: int) -> Any:
+        return const(I32, x, value)
+
+    size = b.and_(x, c(0x7F))
+    normal = b.add(b.shl(size, c(20)), c(120 << 23))
+    single_lanes = lanes(F32, x)
+    tiny = b.bitcast(b.fmul(b.sitofp(size, single_lanes), const(F32, x, 2.0**-9)), x.type)
+    found = b.select(b.icmp_signed("<", size, c(8)), tiny, normal)
+    found = b.select(b.icmp_signed("==", size, c(0x7F)), c(0x7FC00000), found)
+    return b.bitcast(b.or_(found, b.shl(b.and_(x, c(0x80)), c(24))), single_lanes)
+
+
 def float16_bits(b: Builder, x: Any) -> Any:
     """float16 bits as int32, rounded to nearest even."""
     if not SOFT_HALVES:

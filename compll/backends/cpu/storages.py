@@ -18,6 +18,7 @@ MASKED = bool(FEATURES.get("avx512f"))
 HALVES: dict[str, tuple[Any, Any]] = {
     "float16": (float_bits.of_float16, float_bits.float16_bits),
     "bfloat16": (float_bits.of_bfloat16, float_bits.bfloat16_bits),
+    "float8_e4m3": (float_bits.of_float8, float_bits.float8_bits),
     "uint16": (lambda b, x: x, lambda b, x: x),
     "byte": (lambda b, x: x, lambda b, x: x),
 }
@@ -47,7 +48,7 @@ def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
 def raw(storage: str) -> Any:
     """The type of a value in memory."""
     if storage in HALVES:
-        return I8 if storage == "byte" else I16
+        return I8 if storage in ("byte", "float8_e4m3") else I16
     return F32 if storage == "float32" else I32
 
 

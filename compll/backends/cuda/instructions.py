@@ -16,7 +16,8 @@ MEMORY = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8":
           "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
 UNARY = (
     "neg", "abs", "sign", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "isfinite", "trunc",
-    "exponent", "exp2", "float_bits", "from_float_bits", "float16", "bfloat16", "bfloat16_up", "float32",
+    "exponent", "exp2", "float_bits", "from_float_bits", "float16", "bfloat16", "bfloat16_up",
+    "float8_e4m3", "float32",
 )  # fmt: skip
 BINARY = ("add", "sub", "mul", "floordiv", "mod", "pow", "min", "max", "shl", "shr", "as_count")
 ROWS = {

@@ -10,7 +10,7 @@ from compll.ir.tile import SCRATCH, Store, Value
 
 #: expression that turns a payload's bits into a value, by storage
 OF_BITS = {"float32": "__int_as_float((i32){})", "float16": "float16_value((u16){})",
-           "bfloat16": "bfloat16_value((u16){})"}  # fmt: skip
+           "bfloat16": "bfloat16_value((u16){})", "float8_e4m3": "float8_e4m3_value((u8){})"}  # fmt: skip
 
 
 def own_name(f: Field) -> str:

@@ -8,7 +8,7 @@ from compll.ir.module import WHOLE, Field
 from compll.ir.tile import SCRATCH, SUMS, Store, order_inside
 
 BITS = {"float32": "(u32)__float_as_int({})", "float16": "float16_bits({})",
-        "bfloat16": "bfloat16_bits({})"}  # fmt: skip
+        "bfloat16": "bfloat16_bits({})", "float8_e4m3": "float8_e4m3_bits({})"}  # fmt: skip
 
 
 class Stores:

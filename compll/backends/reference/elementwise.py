@@ -41,6 +41,11 @@ def _bfloat16_up(x: Any) -> Any:
     return numbers.bfloat16_up(np.atleast_1d(value)).reshape(value.shape)
 
 
+def _float8_e4m3(x: Any) -> Any:
+    value = np.asarray(x, np.float32)
+    return numbers.from_float8(numbers.float8_codes(value))
+
+
 MEANING: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -87,6 +92,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "float16": _float16,
     "bfloat16": _bfloat16,
     "bfloat16_up": _bfloat16_up,
+    "float8_e4m3": _float8_e4m3,
     "float32": lambda x: np.float32(x),
     "gamma_above": lambda shape, p: quantiles.gamma_above(float(shape), float(p)),
 }

@@ -56,6 +56,8 @@ def stored(field: Field, value: Any, tile: int, n: int) -> U8:
         data = values.astype(np.float32).astype("<f2")
     elif field.storage == "bfloat16":
         data = numbers.bfloat16_bits(values.astype(np.float32)).astype("<u2")
+    elif field.storage == "float8_e4m3":
+        data = numbers.float8_codes(values.astype(np.float32))
     else:
         data = values.astype(np.float64).astype(np.int64).astype(_WHOLE[field.storage])
     return np.ascontiguousarray(data).view(np.uint8)
@@ -127,6 +129,8 @@ def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
         values = raw.view("<f2").astype(np.float32)
     elif field.storage == "bfloat16":
         values = numbers.from_bfloat16(raw.view("<u2"))
+    elif field.storage == "float8_e4m3":
+        values = numbers.from_float8(raw)
     else:
         values = raw.view(_WHOLE[field.storage]).astype(np.int64)
     if field.shape == "matrix":

@@ -33,6 +33,7 @@ WHOLE_NUMBERS(i64, u64)
   D F op_float16(F a) { return (F)float16((float)a); }         \
   D F op_bfloat16(F a) { return (F)bfloat16((float)a); }       \
   D F op_bfloat16_up(F a) { return (F)bfloat16_up((float)a); } \
+  D F op_float8_e4m3(F a) { return (F)float8_e4m3((float)a); } \
   D F op_float32(F a) { return (F)(float)a; }
 FLOATS(float, f)
 FLOATS(double, )

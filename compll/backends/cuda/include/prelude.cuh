@@ -64,6 +64,25 @@ D float bfloat16_up(float x) {
   return finite(x) ? __int_as_float((i32)((raw + 0xffffu) & 0xffff0000u)) : x;
 }
 
+// OCP's E4M3: nearest even, 448 where finite x is larger, NaN where x is not finite
+D u8 float8_e4m3_bits(float x) {
+  u32 raw = (u32)__float_as_int(x), sign = (raw >> 24) & 0x80u, a = raw & 0x7fffffffu;
+  if (a >= 0x7f800000u) return (u8)(sign | 0x7fu);
+  if (a >= 0x43e00000u) return (u8)(sign | 0x7eu);
+  if (a < 0x3c800000u) {  // a subnormal: adding 2**14 rounds at its last bit
+    float rounded = __int_as_float((i32)a) + 16384.0f;
+    return (u8)(sign | ((u32)__float_as_int(rounded) - 0x46800000u));
+  }
+  u32 odd = (a >> 20) & 1u;
+  return (u8)(sign | ((a + 0x7ffffu - (120u << 23) + odd) >> 20));
+}
+D float float8_e4m3_value(u8 code) {
+  u32 sign = (u32)(code & 0x80) << 24, a = code & 0x7fu;
+  u32 normal = (a << 20) + (120u << 23), small = (u32)__float_as_int((float)a * 0.001953125f);
+  return __int_as_float((i32)(sign | (a == 0x7f ? 0x7fc00000u : a < 8 ? small : normal)));
+}
+D float float8_e4m3(float x) { return float8_e4m3_value(float8_e4m3_bits(x)); }
+
 #ifdef __CUDA_ARCH__
 D u16 float16_bits(float x) {
   u16 h;
@@ -184,12 +203,14 @@ R void store_uint16(u8* p, i64 value) { store_half<READY>(p, (u16)value); }
 R void store_float32(u8* p, float value) { store_word<READY>(p, (u32)__float_as_int(value)); }
 R void store_float16(u8* p, float value) { store_half<READY>(p, float16_bits(value)); }
 R void store_bfloat16(u8* p, float value) { store_half<READY>(p, bfloat16_bits(value)); }
+R void store_float8_e4m3(u8* p, float value) { *p = float8_e4m3_bits(value); }
 R i64 load_uint32(const u8* p) { return (i64)load_word<READY>(p); }
 R i64 load_int32(const u8* p) { return (i64)(i32)load_word<READY>(p); }
 R i64 load_byte(const u8* p) { return (i64)*p; }
 R i64 load_uint16(const u8* p) { return (i64)load_half<READY>(p); }
 R float load_float32(const u8* p) { return __int_as_float((i32)load_word<READY>(p)); }
 R float load_float16(const u8* p) { return float16_value(load_half<READY>(p)); }
+R float load_float8_e4m3(const u8* p) { return float8_e4m3_value(*p); }
 R float load_bfloat16(const u8* p) { return bfloat16_value(load_half<READY>(p)); }
 #undef R
 // true if position i in a payload is in the tensor of n elements, and above the one before
@@ -275,12 +296,16 @@ D void store1(u16* x, i64 i, float v) { x[i] = bits16(v); }
 // four items of 2 or 4 bytes in the payload
 SLOW void put4_slow(u8* p, int count, int bytes, Quad q) {
   for (int j = 0; j < 4; ++j)
-    if (j < count) { if (bytes == 4) store_word(p + 4 * j, q.v[j]); else store_half(p + 2 * j, (u16)q.v[j]); }
+    if (j < count) {
+      if (bytes == 4) store_word(p + 4 * j, q.v[j]);
+      else if (bytes == 2) store_half(p + 2 * j, (u16)q.v[j]);
+      else p[j] = (u8)q.v[j];
+    }
 }
 SLOW Quad get4_slow(const u8* p, int count, int bytes) {
   Quad q;
   for (int j = 0; j < 4; ++j)
-    q.v[j] = j < count ? (bytes == 4 ? load_word(p + 4 * j) : load_half(p + 2 * j)) : 0;
+    q.v[j] = j >= count ? 0 : bytes == 4 ? load_word(p + 4 * j) : bytes == 2 ? load_half(p + 2 * j) : p[j];
   return q;
 }
 template <bool READY> D void put4(u8* p, int count, int bytes, const u32* v) {
@@ -288,6 +313,7 @@ template <bool READY> D void put4(u8* p, int count, int bytes, const u32* v) {
   for (int j = 0; j < 4; ++j) q.v[j] = v[j];
   if (!READY) { put4_slow(p, count, bytes, q); return; }
   if (bytes == 4) { *(Quad*)p = q; return; }
+  if (bytes == 1) { *(u32*)p = v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24; return; }
   Pair half;
   for (int j = 0; j < 2; ++j) half.v[j] = v[2 * j] | v[2 * j + 1] << 16;
   *(Pair*)p = half;
@@ -298,6 +324,8 @@ template <bool READY> D void get4(const u8* p, int count, int bytes, u32* v) {
     q = get4_slow(p, count, bytes);
   } else if (bytes == 4) {
     q = *(const Quad*)p;
+  } else if (bytes == 1) {
+    for (int j = 0; j < 4; ++j) q.v[j] = *(const u32*)p >> (8 * j) & 0xffu;
   } else {
     const Pair half = *(const Pair*)p;
     for (int j = 0; j < 4; ++j) q.v[j] = (half.v[j >> 1] >> (16 * (j & 1))) & 0xffffu;
