@@ -7,6 +7,7 @@ here: the order of computation (passes).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from compll.errors import Problems, Span
@@ -66,7 +67,7 @@ class _Checker(Expressions):
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
         feeds, self.decay = self.feedback != "none", self.residual_decay()
         self.kept_as = derived.kept_as(spec, self.given, feeds=feeds, problems=self.problems)
-        self.rules = Rules(self.pool, self.group > 0, encoding=True)
+        self.rules = Rules(self.pool, self.group > 0, encoding=True, selections=self.selections)
         states = self.declared.states()
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
         env |= {s.name: self.declared.leaf("state", s) for s in states}
@@ -79,7 +80,7 @@ class _Checker(Expressions):
         found = check_arrays.widened(spec, self.declared.payload(env))
         self.planes = planes.parted(self.rules, found, set(env), {b.name for b in spec.rounds})
         fields = tuple(f for parts in self.planes.values() for f, _ in parts)
-        self.rules = Rules(self.pool, self.group > 0, encoding=False)
+        self.rules = Rules(self.pool, self.group > 0, encoding=False, selections=self.selections)
         # Fixed-size fields first: then their places do not depend on selections.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
@@ -103,8 +104,9 @@ class _Checker(Expressions):
     ) -> Module:
         spec = self.spec
         roots = [e for f in fields for e in (f.expr,) if e is not None]
-        drawn = any(s.kind == "drawn" for s in self.selections.values())
-        keys = [s.key for s in self.selections.values()]
+        chosen = self.selections.values()
+        drawn = any(s.kind == "drawn" for s in chosen)
+        keys = [s.key for s in chosen]
         arrays = (
             drawn or bool(spec.rounds) or matrices.uses(decode, *roots, *keys, *updates.values())
         )
@@ -127,7 +129,7 @@ class _Checker(Expressions):
             group=self.group,
             fields=fields,
             states=states,
-            selections=tuple(self.selections.values()),
+            selections=tuple(map(self.bounded, self.selections.values()) if arrays else chosen),
             decode=decode,
             updates=updates,
             feedback=feed,
@@ -185,8 +187,12 @@ class _Checker(Expressions):
         threshold = None
         if value.op == "top":
             threshold = self.pool.make("kth_largest", (key, limit), Type("float", "scalar"))
-        self.selections[name] = Selection(name, value.op, key, limit, threshold)
-        return self.pool.make("selection", (), Type("selection", "n"), name)
+        self.selections[name] = Selection(name, value.op, key, limit, threshold, value.type.of)
+        return self.pool.make("selection", (), value.type, name)
+
+    def bounded(self, s: Selection) -> Selection:
+        """A selection of which the parameters are in the bound."""
+        return replace(s, limit=self.settled(s.limit))
 
     def residual_decay(self) -> float:
         """Factor by which the residual is multiplied in each step."""
@@ -229,7 +235,7 @@ class _Checker(Expressions):
         if recovery.wrong(value):
             return True  # it may; the mistake is reported elsewhere
         if value.op == "selection":
-            return self.selections[str(value.value)].kind == "drawn"
+            return self.rules.is_drawn(str(value.value))
         leaves = [e for e in walk(value) if not e.args]
         drawn = any(e.op in ("shared", "random_matrix") for e in leaves)
         alike = ("shared", "random_matrix", "ones", "const", "param")

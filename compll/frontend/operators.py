@@ -152,13 +152,13 @@ _ROWS = (
              "hadamard(x, block): orthonormal Walsh-Hadamard transform of each run of `block` elements, a power of two "
              "(the rest in runs of ever smaller powers of two); its own inverse"),
     # selections
-    Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come)"),
-    Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`"),
+    Operator("top", 2, 2, "top", "top(x, k): selection of the k largest (NaN counts as largest; ties: first come), also among drawn elements"),
+    Operator("filter", 1, 2, "filter", "filter(c, limit): selection of the elements where c holds, at most `limit`, also among drawn elements"),
     Operator("drawn", 1, 1, "drawn",
              "drawn(k): selection of k elements at random, one of each of k equal stretches, the same on all ranks and in decode"),
     Operator("indices", 1, 1, "indices", "positions of a selection's elements, ascending"),
     Operator("gather", 2, 2, "gather", "x[selection]: the selected elements of x", "[]"),
-    Operator("scatter", 2, 2, "scatter", "scatter(indices, values): values at those positions, zero elsewhere"),
+    Operator("scatter", 2, 2, "scatter", "scatter(indices, values): values at those positions, zero elsewhere; of elements among drawn ones, what those have"),
     Operator("spread", 2, 2, "spread",
              "spread(c, values): the values, in order, at the elements where c holds, zero elsewhere; c is the condition of their `filter`"),
 )  # fmt: skip

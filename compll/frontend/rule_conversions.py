@@ -6,11 +6,13 @@ that backends need not guess them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from compll.errors import RuleError
 from compll.ir import matrices
 from compll.ir.expr import LEVELS, Expr, Pool, Type
+from compll.ir.module import Selection
 from compll.ir.static import covers
 
 LEAST, LARGEST = -(2**31), 2**31 - 1  # range of an integer element
@@ -24,8 +26,13 @@ ROWS = (
 class Conversions:
     """Makes arguments fit each other, in a grouped or ungrouped spec, in encode or decode."""
 
-    def __init__(self, pool: Pool, grouped: bool, *, encoding: bool) -> None:
+    def __init__(
+        self, pool: Pool, grouped: bool, *, encoding: bool,
+        selections: Mapping[str, Selection] | None = None,
+    ) -> None:  # fmt: skip
         self.pool, self.grouped, self.encoding = pool, grouped, encoding
+        #: selections so far
+        self.selections = {} if selections is None else selections
         #: numbers of draws so far: a rank's own, and those that are the same on all ranks
         self.draws = self.alike = 0
         self.whole = "group" if grouped else "scalar"
@@ -47,12 +54,16 @@ class Conversions:
     def condition(self, x: Expr) -> Expr:
         """x as a bool; a selection means `is selected`."""
         if x.type.dtype == "selection":
-            return self.pool.make("in", (), Type("bool", "n"), x.value)
+            return self.pool.make("in", (), replace(x.type, dtype="bool"), x.value)
         if x.type.dtype == "bool":
             return x
         self.number(x, "int")  # raises unless x is a number
         zero = self.number(self.pool.const(0), "float" if x.type.dtype == "float" else "int")
         return self.elementwise("ne", (x, zero), "bool")
+
+    def is_drawn(self, selection: str) -> bool:
+        """Whether a selection is drawn without data, so that decode knows it."""
+        return selection in self.selections and self.selections[selection].kind == "drawn"
 
     # levels
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compll.errors import RuleError
 from compll.frontend.rule_conversions import ROWS
 from compll.frontend.rule_elements import Rules
@@ -56,17 +58,20 @@ class SelectionRules:
                 "what varies is the threshold: filter(x >= kth_largest(x, k), bound)",
             )
         key = self.rules.number(args[0], "float") if op == "top" else self.rules.condition(args[0])
-        if key.type.shape != "n":
+        if key.type.shape == "kept" and self.rules.is_drawn(key.type.of):
+            limit = self.rules.arithmetic("min", (limit, self.rules.selections[key.type.of].limit))
+        elif key.type.shape != "n":
             raise RuleError(*self.no_elements(op, args[0]))
         if any(e.op == "in" for e in walk(key)):
             raise RuleError("a selection cannot depend on another selection")
-        return self.pool.make(op, (key, limit), Type("selection", "n"), name)
+        return self.pool.make(op, (key, limit), replace(key.type, dtype="selection"), name)
 
     @staticmethod
     def no_elements(op: str, x: Expr) -> tuple[str, str]:
         """Message and hint for a value that a selection cannot choose from."""
         if x.type.shape == "kept":
-            message = f"{op} selects among all elements, and this has those of {x.type.of!r} alone"
+            own = f"this has those of {x.type.of!r}"
+            message = f"{op} selects among all elements or drawn ones, and {own} alone"
             hint = f"one filter with both conditions: what selects {x.type.of!r} and ..."
             return message, hint if op == "filter" else f"{hint}, of x >= kth_largest(x, k)"
         if x.type.shape == "matrix":
@@ -99,9 +104,10 @@ class SelectionRules:
         return self.pool.make("indices", (), Type("int", "kept", name), name)
 
     def gather(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        name = self.need_selection("x[...]", args[1])
-        if args[0].type.shape != "n" or args[0].type.dtype == "selection":
-            raise RuleError(f"{args[0].type} has no elements to select")
+        name, x, made = self.need_selection("x[...]", args[1]), args[0].type, args[1].type
+        if (x.shape, x.of) != (made.shape, made.of) or x.dtype == "selection":
+            hint = f"of those of {made.of!r}: x[{made.of}][{name}]" if made.of else ""
+            raise RuleError(f"{x} has no elements to select", hint)
         return self.pool.make("gather", (args[0],), Type(args[0].type.dtype, "kept", name), name)
 
     def scatter(self, op: str, args: tuple[Expr, ...]) -> Expr:
@@ -121,7 +127,10 @@ class SelectionRules:
         if value.type.shape == "kept" and value.type.of != index.type.of:
             raise RuleError("indices and values belong to different selections")
         lifted = self.rules.lift(value, "kept", index.type.of)
-        return self.pool.make("scatter", (index, lifted), Type("float", "n"))
+        known = self.rules.selections.get(index.type.of)
+        within = known.of if known is not None else ""
+        made = Type("float", "kept" if within else "n", within)
+        return self.pool.make("scatter", (index, lifted), made)
 
     def spread(self, op: str, args: tuple[Expr, ...]) -> Expr:
         """A spread. check_spread.py checks that the condition is that of the values' selection."""

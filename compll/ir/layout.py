@@ -29,15 +29,18 @@ def tile_of(module: Module) -> int:
     return module.group or TILE
 
 
-def field_bytes(field: Field, module: Module, n: int, kept: int) -> int:
-    """Bytes of one field, for `kept` selected elements where it runs over a selection."""
+def field_bytes(field: Field, module: Module, n: int, kept: Mapping[str, int]) -> int:
+    """Bytes of one field, for so many `kept` elements of each selection."""
     tile = tile_of(module)
     if field.shape == "table":
         return 4 * int(field.of)
     if field.shape == "matrix":
         rows, cols = extents(field.dims, n)
         return field.layout.most_bytes(rows * cols, n, tile)
-    count = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}[field.shape]
+    if field.shape == "kept":
+        among = module.among(field.of)
+        return field.layout.most_bytes(kept[field.of], kept[among] if among else n, tile)
+    count = {"scalar": 1, "group": -(-n // tile), "n": n}[field.shape]
     return field.layout.most_bytes(count, n, tile)
 
 
@@ -78,7 +81,7 @@ def layout(
     starts = []
     for field in module.fields:
         starts.append(at)
-        at += known.get(field.name, field_bytes(field, module, n, kept.get(field.of, 0)))
+        at += known.get(field.name, field_bytes(field, module, n, kept))
     total = (at + module.status) if n else 0
     return Layout(tuple(starts), total, tuple(kept[s.name] for s in module.selections))
 

@@ -78,6 +78,7 @@ class Selection:
     """A set of elements. kind `top`: the largest keys; kind `filter`: the first true ones.
 
     Kind `drawn`: `limit` elements, drawn at random without data, the same on all ranks.
+    of: the drawn selection among whose elements it chooses; "": among all.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Selection:
     key: Expr
     limit: Expr
     threshold: Expr | None = None
+    of: str = ""
 
     @property
     def dynamic(self) -> bool:
@@ -133,3 +135,7 @@ class Module:
     #: the spec's file, and the places of its names, as "section.name"
     path: str = ""
     spans: Mapping[str, Span] = field(default_factory=dict)
+
+    def among(self, selection: str) -> str:
+        """The selection among whose elements one chooses; "": among all, or no selection."""
+        return next((s.of for s in self.selections if s.name == selection), "")

@@ -49,7 +49,7 @@ class Round:
 
     def payload_bytes(self, n: int) -> int:
         """Bytes of this round for n elements."""
-        return field_bytes(self.field, self.module, n, self.kept(n)) if n else 0
+        return field_bytes(self.field, self.module, n, {self.field.of: self.kept(n)}) if n else 0
 
     def kept(self, n: int) -> int:
         """Elements of the field's drawn selection; 0 for other fields."""

@@ -152,8 +152,8 @@ class KthLargest:
 
     @property
     def drawing(self) -> bool:
-        """True if an element's key depends on its position."""
-        return any(v.op in ("draw", "position") for v in self.walk.values)
+        """True if a key depends on its element's position, or the elements are drawn ones."""
+        return bool(self.walk.of) or any(v.op in ("draw", "position") for v in self.walk.values)
 
     @property
     def sampled(self) -> list[Field]:
@@ -318,12 +318,17 @@ class Kernel:
 
     @property
     def scratch(self) -> list[Field]:
-        """Arrays of its own: selected elements, samples, contents of streams, and results of
-        calls."""
-        found = [f for w in self.walks for one in w.compacts for f, _ in one.parts]
+        """Arrays of its own: contents of streams, selected elements, samples, and results of
+        calls.
+
+        Streams come first, so that a decode finds them where its check has left them.
+        """
+        names = [f.name for f in self.module.fields]
+        streams = [s for s in self.steps if isinstance(s, Stream)]
+        found = [s.array for s in sorted(streams, key=lambda s: names.index(s.field.name))]
+        found += [f for w in self.walks for one in w.compacts for f, _ in one.parts]
         stores = [s for w in self.walks for s in w.stores]
         found += [s.field for s in stores if s.target in (SCRATCH, "kept") and s.field]
-        found += [s.array for s in self.steps if isinstance(s, Stream)]
         found += self.own
         searches = [s for s in flat(self.steps) if isinstance(s, KthLargest)]
         found += [f for s in searches for f in s.sampled]

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.layout import TILE
-from compll.ir.module import HALVES, POSITIONS, Module
+from compll.ir.module import HALVES, Module
 from compll.ir.program import Unsupported
-from compll.ir.tile import Kernel, Store, Value, Walk, When
+from compll.ir.tile import Ascending, Kernel, Store, Value, Walk, When
 from compll.passes import selections
 from compll.passes.arrays import Arrays, Placed, summed
 from compll.passes.merge import merged
@@ -134,15 +134,15 @@ def check(module: Module, decode: Kernel) -> Kernel:
     """The kernel that checks lengths of payloads, and that positions lie in their tensors."""
     kernel = Kernel("check", module, TILE, statics=decode.statics)
     values = opened(module, kernel, fed=False)
-    index = module.decode.args[0] if module.decode.op == "scatter" else None
-    if (
-        index is not None
-        and index.op == "field"
-        and values.fields[index.value].storage in POSITIONS
-    ):
-        values.of(index)  # reads the stream
-    else:
+    if module.decode.op != "scatter":
         selections.check(values, kernel, module.decode)
+    for e in walk(module.decode):
+        if e.op == "field" and values.fields[e.value].layout.varying:
+            values.of(e)  # reads the stream
+        elif e.op == "scatter" and e.args[0].op == "field":
+            f = values.fields[e.args[0].value]
+            if not f.layout.varying:
+                kernel.steps.append(Ascending(f))
     return kernel
 
 

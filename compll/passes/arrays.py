@@ -320,7 +320,7 @@ class Arrays(Values):
         one = compact(self, self.thresholds, s)
         f = Field(f"{s.name}.0", "int32", 32, "kept", s.name)
         one.parts.append((f, self.position()))
-        self.kernel.steps.append(Walk(compacts=[one]))
+        self.kernel.steps.append(Walk(compacts=[one], of=s.of))
         return self.load(f)
 
     def op_count_kept(self, e: Expr, kind: str, level: str) -> Value:
@@ -345,7 +345,8 @@ class Arrays(Values):
     def array_in(self, e: Expr) -> Value:
         place = self.positions(str(e.value))
         one = self.lanes(self.make("const", (), "i32", "piece", 1))
-        f = self.filled(Type("int", "n"), Type("int", "kept", str(e.value)), one, place)
+        type_ = replace(e.type, dtype="int")
+        f = self.filled(type_, Type("int", "kept", str(e.value)), one, place)
         return self.truth(self.load(f))
 
     def array_scatter(self, e: Expr) -> Value:

@@ -29,7 +29,7 @@ def traffic_of(module: Module, *, feed: bool) -> Traffic:
     kernel = array_kernels.encode(module, feed)
     sizes = Sizes(kernel)
     held = sum(s.item_bits / 8 * sizes.of(s.shape, "", s.dims) for s in kernel.states)
-    fields = sum(field_bytes(f, module, SIZE, sizes.kept.get(f.of, 0)) for f in module.fields)
+    fields = sum(field_bytes(f, module, SIZE, sizes.kept) for f in module.fields)
     found = [one for step in flat(kernel.steps) if (one := sizes.walk(step)) is not None]
     return Traffic(tuple(found), 4.0 + 2 * held + fields / SIZE, max(1, sizes.depth(kernel)))
 

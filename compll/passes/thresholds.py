@@ -54,18 +54,18 @@ class Thresholds:
         """The k-th largest of all elements, or of a sample."""
         values, (x, k) = self.values, e.args
         name = f"keys {len(self.kth)}"
-        sample = None
+        sample, of = None, x.type.of if x.type.shape == "kept" else ""
+        whole = values.kernel.limits[of] if of else values.make("size", (), "i64", "piece")
         if x.op == "sample":
             x, count = x.args
-            sample = self.count(count, values.make("size", (), "i64", "piece"))
+            sample = self.count(count, whole)
         key = values.make("order_key", [values.lanes(values.of(x))], "i32", "lane")
         least, found = (values.make(op, (), "i32", "piece", name) for op in ("least", "found"))
         larger = values.make("larger", (), "i64", "piece", name)
         enough = values.make("ge", [key, least], "bool", "lane")
         keys = Field(name, "int32", 0, "kept", name)
-        most = sample or values.make("size", (), "i64", "piece")
-        walk = Walk(compacts=[Compact(name, [(keys, key)], always=enough)])
-        step = KthLargest(walk, self.count(k, most), least, found, larger, sample)
+        walk = Walk(compacts=[Compact(name, [(keys, key)], always=enough)], of=of)
+        step = KthLargest(walk, self.count(k, sample or whole), least, found, larger, sample)
         self.kth[id(e)] = step
         single = values.make("from_key", [found], "f32", "piece")
         values.done[id(e)] = values.make("convert", [single], "f64", "piece")

@@ -17,6 +17,7 @@ from compll.ir.layout import limits
 N = 49 * 1024
 #: drawn at random
 DRAWN = {
+    "cocktail",
     "wangni",
     "natural",
     "bf16_sr",

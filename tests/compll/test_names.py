@@ -62,7 +62,7 @@ decode: g
         ("top(g[part], 3)", "g: 'float32[n]'",
          "top looks at the whole tensor", "top_columns"),
         ("filter(g[part] > 1)", "g: 'float32[n]'",
-         "filter selects among all elements, and this has those of 'part' alone",
+         "filter selects among all elements or drawn ones, and this has those of 'part' alone",
          "both conditions"),
         ("filter(e > 1)", "g: 'float32[n]'",
          "filter selects among elements, and this is one number of a group", ""),

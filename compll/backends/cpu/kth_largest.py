@@ -83,7 +83,7 @@ class KthLargestSearch:
     def emit(self) -> None:
         """Compute the step's two values."""
         b, p, step = self.b, self.printer, self.step
-        k, n = p.value(step.k), p.row["n"]
+        k, n = p.value(step.k), self.elements()
         p.local[id(step.least)] = number(I32, LOWEST)
         for v in p.calls.functions[id(step.walk)][0].needs.pieces:
             p.value(v)  # before branches: values within them would not dominate later uses
@@ -103,9 +103,13 @@ class KthLargestSearch:
         b.store(b.trunc(both, I32), p.made(step.found))
         b.store(b.lshr(both, c(32)), p.made(step.larger))
 
+    def elements(self) -> Any:
+        """How many elements there are keys of."""
+        return self.printer.payload.kept(self.step.walk.of)
+
     def all(self, k: Any) -> None:
         """Collect all keys that can be the k-th largest."""
-        b, n = self.b, self.printer.row["n"]
+        b, n = self.b, self.elements()
         least = Variable(b, number(I32, LOWEST))
         wanted = self.generous(k, 16)
         few = b.icmp_signed("<=", n, c(4 * SAMPLE))
@@ -137,7 +141,7 @@ class KthLargestSearch:
         """A key that is most likely below the k-th largest, from a sample."""
         b, size = self.b, c(SAMPLE)
         self.sample(size, number(I32, 0))
-        rank = b.udiv(b.mul(wanted, size), self.printer.row["n"])
+        rank = b.udiv(b.mul(wanted, size), self.elements())
         rank = self.generous(rank, 4)
         rank = b.select(b.icmp_signed("<", rank, size), rank, size)
         return b.trunc(b.call(self.select, [self.keys, size, rank]), I32)

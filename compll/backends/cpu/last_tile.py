@@ -22,11 +22,10 @@ class LastTile:
         """Walk over a copy of the tile, with zeros behind its end. one: the WalkFunction."""
         b, full, rest = self.b, self.full, self.rest
         pointers, after = {}, []
+        made = {f"kept {f.name}" for c in walk.compacts for f, _ in c.parts}
         for name in one.needs.arrays:
-            anywhere = (
-                ("at",) if walk.of else ("at", "kept", "count", "spread", SUMS)
-            )  # arrays without tiles
-            if name.startswith(anywhere):
+            anywhere = ("at", "count") if walk.of else ("at", "kept", "count", "spread", SUMS)
+            if name.startswith(anywhere) or name in made:  # no tile's
                 pointers[name] = self.printer.pointers[name.removeprefix("at ")]
                 continue
             place, size, f = where(self.printer, name, full)

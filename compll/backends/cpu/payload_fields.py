@@ -89,6 +89,10 @@ class PayloadFields:
         rest = b.urem(n, number(I64, self.tile))
         return b.add(self.printer.bytes(full, f.packed_bytes(self.tile)), code_bytes(b, f, rest))
 
+    def among(self, selection: str) -> Any:
+        """How many elements it is chosen from."""
+        return self.kept(self.spec.among(selection))
+
     def kept(self, selection: str) -> Any:
         """Elements of a selection; "": of the piece."""
         if selection in header(self.spec)[0]:

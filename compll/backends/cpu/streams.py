@@ -20,10 +20,11 @@ def stream(printer: Any, step: Stream) -> None:
     array = printer.pointers[f"{step.array.shape} {step.array.name}"]
     runs = f.storage == "runs"  # counted in bytes, not in positions
     count = printer.payload.size(step.array) if runs else printer.payload.kept(f.of)
+    among = printer.payload.among(f.of)
     b.store(number(I32, -1), at(b, array, number(I64, -4)))
     if printer.encodes:
         out = printer.pointers[f"out {f.name}"]
-        end = b.call(routine.store(printer.helpers), [array, count, printer.row["n"], out])
+        end = b.call(routine.store(printer.helpers), [array, count, among, out])
         printer.payload.lengths[f.name] = b.sub(end, b.ptrtoint(out, I64))
         place = printer.payload.header_place(f.name, length=True)
         b.store(b.trunc(printer.payload.lengths[f.name], I32), place, align=1)
@@ -31,7 +32,7 @@ def stream(printer: Any, step: Stream) -> None:
         return
     data = printer.pointers[f"in {f.name}"]
     end = at(b, data, printer.payload.lengths[f.name])
-    given = [data, end, count, printer.row["n"], array]
+    given = [data, end, count, among, array]
     if printer.kernel.name == "check":
         found = b.call(routine.load(printer.helpers), given)
         printer.good = b.and_(printer.good, b.icmp_signed("!=", found, number(I64, 0)))
@@ -44,7 +45,7 @@ def ascending(printer: Any, step: Ascending) -> None:
     """Have a check report positions that do not ascend within the tensor."""
     routine = printer.helpers.get("ascending", I64, [PTR, I64, I64], _ascending)
     given = [printer.pointers[f"in {step.field.name}"], printer.payload.kept(step.field.of)]
-    found = printer.b.call(routine, [*given, printer.row["n"]])
+    found = printer.b.call(routine, [*given, printer.payload.among(step.field.of)])
     inside = printer.b.icmp_signed("!=", found, c(0))
     printer.good = printer.b.and_(printer.good, inside)
 

@@ -57,7 +57,7 @@ class Domain:
         f = next(f for f in module.fields if f.name == self.of)
         if self.kind == "trits":
             return f.layout.most_bytes(n, n, tile_of(module))
-        bits = 8 * field_bytes(f, module, n, limits(module, n, params)[f.of])
+        bits = 8 * field_bytes(f, module, n, limits(module, n, params))
         return -(-bits // (CHUNK if self.kind == "chunks" else CHUNK * GROUP))
 
 

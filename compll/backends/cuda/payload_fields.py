@@ -75,6 +75,10 @@ class PayloadFields:
             return str(self.body.slot(("length", f.name), "i64"))
         return self.header_number(f"length_{f.name}", self.place(f.name, length=True))
 
+    def among(self, selection: str) -> str:
+        """How many elements it is chosen from."""
+        return self.kept(self.module.among(selection))
+
     def kept(self, selection: str) -> str:
         """Elements of a selection; "": of the piece."""
         if not selection:

@@ -27,10 +27,12 @@ SEARCH, TRIES, LAST = 11, 2, 10
 def kth_largest(p: Any, step: KthLargest) -> None:
     """Compute the step's two numbers. p: the Printer."""
     key = step.walk.compacts[0].parts[0][1]
-    keys = Walk([Store(SCRATCH, KEYS, key)])
+    of = step.walk.of
+    keys = Walk([Store(SCRATCH, KEYS, key)], of=of)
     if step.sample is None:
         p.walk_kernel("keys", keys, {})
-        grid, length = p.plan.grid(ELEMENTS, EACH), None
+        grid = p.plan.grid(Domain("kept", of) if of else ELEMENTS, EACH)
+        length = p.plan.limits[of] if of else None
         name, tiles = "own_keys", 0
     else:
         tiles, name = sample(p, step, keys), "sample_keys"

@@ -59,7 +59,7 @@ def store_positions(p: Any, step: Stream) -> None:
     def before(b: Body) -> str:
         """The codes of a block, and the number of bits before each."""
         count = b.fields["out"].kept(f.of)
-        own = f"{array(b, step.array)}, own * {POSITIONS} + threadIdx.x, {count}, {b.given('n')}"
+        own = f"{array(b, step.array)}, own * {POSITIONS} + threadIdx.x, {count}, {b.fields['out'].among(f.of)}"
         b.add("i64 all;")
         b.add(f"const i64 before = bits_before<{code}_code>({own}, &all);")
         return own
@@ -71,7 +71,7 @@ def store_positions(p: Any, step: Stream) -> None:
     total = b.declare("i64", f"scan_array({bits} + {b.blocks(grid)})")
     leave_length(b, f, f"{code}_code::head + (({total} + 7) >> 3)")
     fields = b.fields["out"]
-    given = f"{fields.pointer(f)}, {fields.kept(f.of)}, {b.given('n')}"
+    given = f"{fields.pointer(f)}, {fields.kept(f.of)}, {fields.among(f.of)}"
     b.add(f"if (threadIdx.x == 0) {code}_code::begin({given});")
     with p.kernel("codes", grid, POSITIONS) as b:
         own = before(b)
@@ -97,11 +97,11 @@ def read_positions(p: Any, step: Stream) -> None:
             f"join_chunks<{GROUP}>({opened(b, f, chunks)}, own, group_reads + (firsts[p] + own) * {3 * PLACES});"
         )
     with p.kernel("stream", -1, 32) as b:
-        given = f"{opened(b, f, chunks)}, group_reads, entries, {ends(b, groups)}, {b.given('n')}"
+        given = f"{opened(b, f, chunks)}, group_reads, entries, {ends(b, groups)}, {b.fields['in'].among(f.of)}"
         b.add("if (threadIdx.x) return;")
         b.add(f"join_groups<{units}>({given}, {array(b, step.array)}, wrong + p, errors);")
     with p.kernel("positions", groups, THREADS) as b:
-        given = f"{opened(b, f, chunks)}, own, entries + (firsts[p] + own) * 3, {b.given('n')}"
+        given = f"{opened(b, f, chunks)}, own, entries + (firsts[p] + own) * 3, {b.fields['in'].among(f.of)}"
         b.add(
             f"write_positions<{units}, {GROUP}>({given}, {array(b, step.array)}, wrong + p, errors);"
         )
@@ -111,7 +111,7 @@ def ascending(p: Any, step: Ascending) -> None:
     """Have a check report positions that do not ascend within the tensor, a thread each."""
     f = step.field
     with p.kernel("ascending", p.plan.grid(Domain("kept", f.of), POSITIONS), POSITIONS) as b:
-        own = f"own * {POSITIONS} + threadIdx.x, {b.fields['in'].kept(f.of)}, {b.given('n')}"
+        own = f"own * {POSITIONS} + threadIdx.x, {b.fields['in'].kept(f.of)}, {b.fields['in'].among(f.of)}"
         b.add(f"if (!ascends({b.fields['in'].pointer(f)}, {own})) {{")
         b.add("  wrong[p] = 2; atomicOr(errors, 2u);")
         b.add("}")

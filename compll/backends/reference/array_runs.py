@@ -138,7 +138,7 @@ class ArrayRun(Run):
     def alone(self, field: Field) -> Any:
         """The value of this worker's own payload field, as a decoder reads it."""
         kept = len(self.pick(field.of)) if field.shape == "kept" else 0
-        return fields.loaded(field, self.stored(field), self.n, self.tile, kept)
+        return fields.loaded(field, self.stored(field), self.among(field), self.tile, kept)
 
     def stored(self, field: Field) -> U8:
         """The bytes of a payload field."""
@@ -147,7 +147,7 @@ class ArrayRun(Run):
         if field.name in self.extremes:
             # The all-reduce of a maximum may lose a NaN: see [Note: combined].
             value = np.where(np.isfinite(value), value, np.inf)
-        return fields.stored(field, value, self.tile, self.n)
+        return fields.stored(field, value, self.tile, self.among(field))
 
     def begin(self, x: F32, states: State | None, scale: float) -> None:
         """Set the input (with the residual added) and the states."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from compll.backends.reference import bitstreams, trits
 from compll.errors import PayloadError
+from compll.ir.expr import walk
 from compll.ir.layout import header, limits
 from compll.ir.matrices import extents
 from compll.ir.module import Field, Module
@@ -93,16 +94,21 @@ def read_lengths(module: Module, payload: U8) -> dict[str, int]:
     return dict(zip(gaps, np.ascontiguousarray(head).view("<u4").tolist(), strict=True))
 
 
-def check_indices(module: Module, fields: Mapping[str, Any], n: int) -> None:
-    """Raise PayloadError for positions of a scatter that do not ascend within the tensor."""
-    if module.decode.op != "scatter" or module.decode.args[0].op != "field":
-        return
-    index = fields[str(module.decode.args[0].value)]
-    if not (np.diff(index, prepend=-1, append=n) > 0).all():
-        raise PayloadError(
-            f"{module.name}: an index lies outside the tensor of {n} elements, or is not above the "
-            "one before it"
-        )
+def check_indices(
+    module: Module, fields: Mapping[str, Any], n: int, kept: Mapping[str, int]
+) -> None:
+    """Raise PayloadError for positions of a scatter that do not ascend within the tensor.
+
+    kept: how many elements each selection has.
+    """
+    for scatter in (e for e in walk(module.decode) if e.op == "scatter"):
+        if scatter.args[0].op == "field":
+            size = kept.get(scatter.type.of, n)
+            if not (np.diff(fields[str(scatter.args[0].value)], prepend=-1, append=size) > 0).all():
+                raise PayloadError(
+                    f"{module.name}: an index lies outside the tensor of {size} elements, or is "
+                    "not above the one before it"
+                )
 
 
 def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:

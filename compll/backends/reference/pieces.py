@@ -138,5 +138,6 @@ def read(module: Module, payload: U8, n: int, run: Run) -> None:
     run.picked = {name: np.arange(count) for name, count in kept.items() if name not in drawn}
     for field, start in zip(module.fields, where.starts, strict=True):
         data = payload[start : start + lengths.get(field.name, len(payload))]
-        run.inputs[field.name] = fields.loaded(field, data, n, run.tile, kept.get(field.of, 0))
-    fields.check_indices(module, run.inputs, n)
+        size = kept.get(module.among(field.of), n)
+        run.inputs[field.name] = fields.loaded(field, data, size, run.tile, kept.get(field.of, 0))
+    fields.check_indices(module, run.inputs, n, kept)

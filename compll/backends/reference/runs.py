@@ -94,7 +94,12 @@ class Run:
     def stored(self, field: Field) -> U8:
         """The bytes of a payload field."""
         assert field.expr is not None
-        return fields.stored(field, self.value(field.expr), self.tile, self.n)
+        return fields.stored(field, self.value(field.expr), self.tile, self.among(field))
+
+    def among(self, field: Field) -> int:
+        """Of how many elements a field holds all, or the selected ones."""
+        outer = self.module.among(field.of)
+        return len(self.pick(outer)) if outer else self.n
 
     # leaves
 
@@ -265,8 +270,12 @@ class Run:
         above[ties] = True
         return np.flatnonzero(above)[:limit]
 
+    def length(self, type: Type) -> int:
+        """How many elements there are: of the tensor, or selected."""
+        return len(self.pick(type.of)) if type.shape == "kept" else self.n
+
     def op_in(self, expr: Expr) -> Any:
-        mask = np.zeros(self.n, np.bool_)
+        mask = np.zeros(self.length(expr.type), np.bool_)
         mask[self.pick(str(expr.value))] = True
         return mask
 
@@ -277,7 +286,7 @@ class Run:
         return self.value(expr.args[0])[self.pick(str(expr.value))]
 
     def op_scatter(self, expr: Expr) -> Any:
-        out = np.zeros(self.n, np.float32)
+        out = np.zeros(self.length(expr.type), np.float32)
         out[self.value(expr.args[0])] = self.value(expr.args[1])
         return out
 
