@@ -36,17 +36,18 @@ def formula_gives_the_length(name, n):
     # A selection's size cannot be separated from its gaps: the bounds of both give the bound.
     assert known.limits
     most = limits(codec.module, n, codec.params)
-    found = [longest(known, n, bounds) for bounds in exclusive.corners(codec.module, most)]
+    among = {name: most.get(codec.module.among(name), n) for name in most}
+    found = [longest(known, n, bounds, among) for bounds in exclusive.corners(codec.module, most)]
     assert max(found) == codec.payload_bytes(n), n
 
 
-def longest(known, n, bounds):
+def longest(known, n, bounds, among):
     names = {s: s for s in bounds}
     values = {
         "count": lambda s: bounds[s],
-        "gaps": lambda s: STORAGES["gaps"].most_bytes(bounds[s], n, 1) - bounds[s],
-        "golomb": lambda s: STORAGES["golomb"].most_bytes(bounds[s], n, 1),
-        "elias": lambda s: STORAGES["elias"].most_bytes(bounds[s], n, 1),
+        "gaps": lambda s: STORAGES["gaps"].most_bytes(bounds[s], among[s], 1) - bounds[s],
+        "golomb": lambda s: STORAGES["golomb"].most_bytes(bounds[s], among[s], 1),
+        "elias": lambda s: STORAGES["elias"].most_bytes(bounds[s], among[s], 1),
     }
     return eval(known.payload, values | names | {"ceil": ceil, "n": n})
 
