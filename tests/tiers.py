@@ -4,8 +4,8 @@ import pytest
 
 
 def first_fast(values):
-    """Parameters whose first the fast tests take: each compiles another spec, or starts more ranks,
-    with much the same result."""
+    """Parameters of which the fast tests take the first: each compiles another spec, or starts more
+    ranks, with much the same result."""
     first, *others = values
     each = (value if isinstance(value, tuple) else (value,) for value in others)
     return [first, *(pytest.param(*value, marks=pytest.mark.slow) for value in each)]

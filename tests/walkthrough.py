@@ -1,4 +1,4 @@
-"""Documents whose files are written and whose commands are run as they stand."""
+"""Documents whose files are written and whose commands are run unchanged."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Commands of bench refuse in a line, before anything takes its time."""
+"""Commands of bench refuse bad arguments in one line, before any work."""
 
 import sys
 

@@ -9,7 +9,7 @@ from compll.runtime.library import type_check
 
 
 def test_registers_are_those_of_what_is_launched():
-    """Not of the stripped source whose instructions are counted, which needs 38."""
+    """Not those of the reduced source whose instructions are counted, which needs 38."""
     encode, _ = rows_of("int4_group", "sm_90")
     assert encode["registers"] == 64
 
@@ -50,7 +50,7 @@ def test_memory_s_cycles_are_of_what_kernels_move():
 
 
 def test_keys_are_stored_four_at_once():
-    """32 of a thread in 8 stores."""
+    """A thread stores 32 keys with 8 stores."""
     module, _ = type_check("topk", {})
     cubin, _ = nvrtc.compiled(ready_only(source.source(module).full()), "sm_90")
     assert disassembled(cubin)["feed_keys0"].count("STG") == 8

@@ -28,7 +28,7 @@ def one_thread():
 
 
 def trained(method, steps=12, seed=1, workload=DIGITS):
-    """The curve, and the parameters at the end."""
+    """The curve, and the final parameters."""
     model = workload.build(seed)
     if method == "fp32":
         found = train(workload, fp32, model, seed, steps, range(2))
@@ -39,7 +39,7 @@ def trained(method, steps=12, seed=1, workload=DIGITS):
 
 
 def test_fp32_is_plain_training_bit_by_bit():
-    """A process whose batch is both ranks' and whose loss is the mean of theirs."""
+    """The reference is a process with both ranks' batch and the mean of their losses."""
     model = DIGITS.build(1)
     optimizer = DIGITS.training.make(model.parameters())
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 12)
@@ -84,7 +84,7 @@ def test_a_bad_codec_shows():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["int4_group", "topk:ratio=0.01", "powersgd:rank=4"])
 def test_imitated_ranks_are_real_ranks_bit_by_bit(method):
-    """Two processes of `hipress demo` over gloo have the same losses, and send as much."""
+    """Two processes of `hipress demo` over gloo have the same losses, and send as many bytes."""
     corpus.prepare()
     job = Job(f"hipress:{method}:seed=1", steps=6, workload=Workload())
     with place.choose(2, "1gbit", loopback=True).enter() as here:
@@ -121,7 +121,7 @@ def test_imitated_averages_of_momentum_are_real_ones_bit_by_bit(name, monkeypatc
 
 @pytest.mark.slow
 def test_ranks_of_hooks_train_as_imitated_ones_do():
-    """Without a hook bit by bit; PowerSGD begins with two steps without, and then sends less."""
+    """Without a hook bit by bit; PowerSGD has two uncompressed steps, and then sends less."""
     plain, _ = trained("fp32")
     ddp, powersgd = (loss_hooks.curve("digits", m, 1, 12, 2) for m in ("ddp-fp32", "powersgd"))
     assert ddp == plain

@@ -101,7 +101,7 @@ def test_what_hipress_switches_on_makes_it_faster():
 
 
 def test_roofline_and_measured_ready_times():
-    """At most 3% of the pass each; elements are off by more for each model."""
+    """Errors are at most 3% of the pass; by elements they are larger for each model."""
     found = [*readiness()]
     assert len(found) == 8
     assert max(each.roofline for each in found) < 0.03
@@ -135,7 +135,7 @@ def test_orders_of_systems():
 
 @pytest.mark.slow
 def test_emulated_hosts_are_predicted_from_a_description(published):
-    """Two numbers are fitted, to DDP in float32 under SGD, all else is predicted."""
+    """Two numbers are fitted, to DDP in float32 under SGD; all others are predicted."""
     hosts = emulated.Emulated.of(published["emulated"])
     cells = [*hosts.cells([*emulated.measured(published["emulated"])])]
     assert {each.column for each in cells if each.kind == "fitted"} == {"fp32"}

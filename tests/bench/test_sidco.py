@@ -1,4 +1,4 @@
-"""The study of threshold estimators, small."""
+"""The study of threshold estimators, at a small size."""
 
 import json
 

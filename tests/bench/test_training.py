@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: rounds are put together, targets are judged."""
+"""The benchmark's arithmetic: rounds are combined, targets are checked."""
 
 import pytest
 import typer

@@ -17,7 +17,7 @@ DEVICE = torch.device("meta")  # whose tensors can be made without a GPU
 
 
 class Call(NamedTuple):
-    """`stream`: that in which it is, or that was current; 0: the caller's."""
+    """A call. stream: the one in which it is, or the current one; 0: the caller's."""
 
     what: str
     stream: int
@@ -48,18 +48,18 @@ class Capture:
         self.origin, self.clocks = origin, {origin: {origin: 0}}
 
     def work(self, stream):
-        """Work is put on a stream."""
+        """Put work on a stream."""
         assert stream in self.clocks, f"stream {stream} works now: it is not part of the capture"
         self.clocks[stream][stream] += 1
 
     def join(self, stream, event):
-        """A stream waits for an event of the capture, and is part of it from then on."""
+        """Make a stream wait for an event of the capture, and so a part of the capture."""
         own = self.clocks.setdefault(stream, {stream: 0})
         for other, count in event.clock.items():
             own[other] = max(count, own.get(other, 0))
 
     def end(self):
-        """Raise where a stream does not lead back to the first."""
+        """End the capture; raises an error if a stream does not lead back to the first."""
         after = self.clocks[self.origin]
         left = [n for n, clock in self.clocks.items() if after.get(n, 0) < clock[n]]
         if left:
@@ -67,8 +67,11 @@ class Capture:
 
 
 class Cuda:
-    """A double of torch for DeviceMemory. calls: in order; seconds: measured by events; contexts:
-    threads that called for a device without making it the current one."""
+    """A double of torch for DeviceMemory.
+
+    calls: in order; seconds: measured by events; contexts: threads that made calls for a device
+    without making it the current one.
+    """
 
     def __init__(self):
         self.calls: list[Call] = []
@@ -176,7 +179,7 @@ class Cuda:
             raise RuntimeError("dependency created on uncaptured work in another stream")
 
     def _ask(self, what, event):
-        """The host asks an event, or waits for it."""
+        """Let the host query an event, or wait for it."""
         self._refuse_capture(what)
         if event.capture is not None:
             raise RuntimeError("operation not permitted on an event last recorded in a capture")
@@ -213,7 +216,7 @@ class Cuda:
 
 @contextmanager
 def doubled(monkeypatch):
-    """A Cuda instead of torch, for DeviceMemory."""
+    """A Cuda in place of torch, for DeviceMemory."""
     made = Cuda()
     with monkeypatch.context() as patch:
         patch.setattr(device, "torch", made)

@@ -183,7 +183,7 @@ class Arrays:
 
 
 class Launched:
-    """A codec that may also be called outside of our streams: kernels go to the caller's, then."""
+    """A codec that may also be called outside of our streams; kernels then go to the caller's."""
 
     def __init__(self, inner, memory):
         self._inner, self._memory = inner, memory
@@ -195,7 +195,7 @@ class Launched:
         return self
 
     def prepare(self):
-        """All is compiled."""
+        """Does nothing: everything is compiled."""
 
     def encode_batch(self, x, table, out, at, **more):
         if getattr(at_work, "device", False):
@@ -242,7 +242,7 @@ class Device(HostDevice):
 
 
 class Emulated(Codec):
-    """A codec for which the address of the steps' count is taken by the host, as CUDA allows."""
+    """A codec whose host reads the address of the count of steps, as CUDA allows."""
 
     @contextmanager
     def ticking(self, tick):
@@ -253,7 +253,7 @@ class Emulated(Codec):
 
 
 def compiled(name, **params):
-    """The codec of a spec whose kernels are those for a device."""
+    """The codec of a spec, with kernels for a device."""
     module, known = type_check(name, params)
     kernels = cuda.Kernels(module, known, Device, cuda_source.source(module, 64))
     kernels.arrays = Arrays()

@@ -27,7 +27,7 @@ SIZES = (0, 1, 7, 31, 33, 1000, 100003)
 
 
 class Fake(CodecDefaults):
-    """A codec out of `pack(x) -> bytes` and `unpack(bytes, n) -> x`; feedback when stateful."""
+    """A codec made of `pack(x) -> bytes` and `unpack(bytes, n) -> x`; feedback if stateful."""
 
     name = "fake"
     fixed = True
@@ -77,7 +77,7 @@ class Fake(CodecDefaults):
 
 
 class Exact(Fake):
-    """float32 as it is."""
+    """float32, unchanged."""
 
     name = "exact"
     additive = "float32"
@@ -93,7 +93,7 @@ class Exact(Fake):
 
 
 class Half(Fake):
-    """float16, which adds."""
+    """float16; payloads add up."""
 
     name = "half"
     additive = "float16"
@@ -152,7 +152,7 @@ class Sparse(Fake):
 
 
 class Once(Sparse):
-    """May encode a tensor only once."""
+    """A codec that may encode a tensor only once."""
 
     name = "once"
     vote = False
@@ -169,7 +169,7 @@ PAIRS = [
 
 
 def tensors_of(lengths: Sequence[int], first: int = 0) -> list[Tensor]:
-    """Tensors one behind the other; `first`: index in the model and place in the arenas."""
+    """Tensors one behind the other. first: index in the model and place in the arenas."""
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     return [
         Tensor(f"t{first + i}", first + i, start, length, 1000003 * first + start)
@@ -178,7 +178,7 @@ def tensors_of(lengths: Sequence[int], first: int = 0) -> list[Tensor]:
 
 
 def planned(tensors, choices, world_size, codecs) -> Graph:
-    """The graph of tensors on ranks that have a node each."""
+    """The graph of tensors on ranks with one node each."""
     flat = Topology.flat(world_size)
     return build(partition(tensors, choices, flat, codecs), flat, codecs)
 
@@ -194,7 +194,7 @@ def graph_of(
     codecs=CODECS,
     **options,
 ) -> Graph:
-    """The graph of tensors that all make the same choice."""
+    """The graph of tensors with the same choice for each."""
     topology = Topology.even(world_size, per_node)
     tensors = tensors_of(lengths)
     choices = {t.name: Choice(codec, strategy, partitions, down) for t in tensors}
@@ -210,7 +210,7 @@ def gradients(length: int, world_size: int, seed: int) -> list[torch.Tensor]:
 
 
 def states_of(length: int):
-    """Arenas of the one stateful codec, both sides."""
+    """Arenas of the stateful codec, on both sides."""
     sides = ("worker", "aggregator")
     return {("sign", side): CODECS["sign"].init_state(length) for side in sides}
 
@@ -233,13 +233,13 @@ def replay(program, end, codecs, bucket, states=None, step: int = 0) -> None:
 
 
 def attend(program, end: Endpoint, *given) -> None:
-    """The same; then the rank leaves the meeting."""
+    """Run it as `replay` does; then leave the meeting."""
     replay(program, end, CODECS, *given)
     end.close()
 
 
 def meet(graph: Graph, buckets: Sequence[torch.Tensor], states=None, step: int = 0) -> Meeting:
-    """Run a graph without tags, a thread per rank; raises the first rank's error, of rank order."""
+    """Run a graph without tags, with a thread per rank; raises the first error in rank order."""
     meeting = Meeting(graph.world_size, HANG)
     with ThreadPoolExecutor(graph.world_size) as pool:
         futures = [

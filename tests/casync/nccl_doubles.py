@@ -1,9 +1,8 @@
-"""NCCL without a device: streams that are threads, a library that keeps NCCL's rules, and its three
-bindings as doubles of the modules, which record how they are called.
+"""NCCL without a device: streams are threads, a library keeps NCCL's rules.
 
-The library matches messages by their order alone, refuses unequal counts, runs a group when it
-ends and blocks a stream until all of a group has met its counterparts: see rendezvous.py, which
-moves the bytes. Ranks are threads.
+Doubles of its three bindings record their calls. The library matches messages by their order alone,
+refuses unequal counts, runs a group when it ends, and blocks a stream until all of a group has met
+its counterparts; rendezvous.py moves the bytes. Ranks are threads.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Stream:
 
 
 class Memory(HostMemory):
-    """Memory of a device, as far as the transport needs it."""
+    """Memory of a device, with only the members that the transport needs."""
 
     def caller(self):
         return current()
@@ -90,7 +89,7 @@ class Memory(HostMemory):
 
 
 def current():
-    """The stream of this thread."""
+    """The current stream of this thread."""
     if not hasattr(_here, "stream"):
         _here.stream = Stream()
     return _here.stream
@@ -109,15 +108,17 @@ class Comm:
 
 
 class Order:
-    """The order in which each rank launches groups of its communicators. Where it differs between
-    two ranks that share them, each may wait for the other without an end: on one stream for sure,
-    on two where the device has too little room for both kernels."""
+    """The order in which each rank launches groups of its communicators.
+
+    If it differs between two ranks that share them, each may wait for the other for ever: always on
+    one stream, and on two if the device has too little room for both kernels.
+    """
 
     def __init__(self):
         self._launched = defaultdict(list)
 
     def launch(self, rank, meeting):
-        """Raise DeadlockError where another rank has launched what they share otherwise."""
+        """Raise DeadlockError if another rank launched common communicators in another order."""
         self._launched[rank].append(meeting)
         for other in list(self._launched):
             pairs = zip(*self._shared(rank, other), strict=False)
@@ -166,7 +167,7 @@ class Nccl:
             self._launch()
 
     def post(self, comm: Comm, stream: int, transfer: Transfer, *more):
-        """A call of send, recv or all-reduce."""
+        """Post a send, recv or all-reduce."""
         self.record(transfer.kind, transfer.data.numel(), transfer.data.dtype, *more, stream)
         group = _here.__dict__.setdefault("group", [])
         group.append((comm, stream, transfer))
@@ -185,13 +186,13 @@ class Nccl:
             STREAMS[stream].run(lambda c=comm, t=transfers: _exchange(c, t))
 
     def abort(self, comm: Comm):
-        """Work that waits on a stream ends undone."""
+        """End the work that waits on a stream, undone."""
         comm.gone.set()
         comm.meeting.leave(comm.rank, "aborted")
 
 
 def _exchange(comm: Comm, transfers):
-    """Acts like a kernel: waits until all is done, or until it is aborted."""
+    """Wait, as a kernel does, until all is done or the communicator is aborted."""
     if comm.gone.is_set():
         return
     try:
@@ -204,20 +205,20 @@ def _exchange(comm: Comm, transfers):
 
 
 def _to_root(comm: Comm, data: torch.Tensor, op: str, root: int) -> Transfer:
-    """A sum that one rank gets."""
+    """Reduce to one rank."""
     ranks = tuple(range(comm.size))
     shares = tuple(data.numel() * (rank == root) for rank in ranks)
     return Transfer("reduce", ranks, data, "sum", op, shares)
 
 
 def _view(address, count, kind) -> torch.Tensor:
-    """The memory of a call of ctypes, as numbers."""
+    """The memory of a ctypes call's argument, as numbers."""
     raw = (ctypes.c_uint8 * (count * SIZES[kind])).from_address(address)
     return torch.frombuffer(raw, dtype=TYPES[kind])
 
 
 def pynccl_modules(nccl: Nccl) -> dict[str, ModuleType]:
-    """Modules like pynccl 0.1.2, with arguments of C."""
+    """Modules like pynccl 0.1.2, whose arguments are C's."""
 
     class UniqueId(ctypes.Structure):
         _fields_ = [("internal", ctypes.c_char * 512)]
@@ -277,7 +278,7 @@ def pynccl_modules(nccl: Nccl) -> dict[str, ModuleType]:
 
 
 def nccl4py_modules(nccl: Nccl) -> dict[str, ModuleType]:
-    """Modules like nccl4py 0.6, with tensors as arguments."""
+    """Modules like nccl4py 0.6, whose arguments are tensors."""
 
     class UniqueId:
         def __init__(self, data):
@@ -347,8 +348,10 @@ def nccl4py_modules(nccl: Nccl) -> dict[str, ModuleType]:
 
 
 def torch_functions(nccl: Nccl) -> dict[str, object]:
-    """Functions like torch.distributed's with NCCL: groups with streams of their own, which wait
-    for the current one; waiting for a work makes the current stream wait. Ranks say who they are.
+    """Functions like torch.distributed's with NCCL.
+
+    Groups have their own streams, which wait for the current one; waiting for a work makes the
+    current stream wait. Ranks give their numbers.
     """
     ids: dict[tuple[int, ...], bytes] = {}
     lock = threading.Lock()
@@ -442,6 +445,6 @@ def connecting(connect, rank):
 
 
 def become(rank: int) -> None:
-    """This thread is a rank from now on."""
+    """Make this thread a rank."""
     _here.__dict__.clear()
     _here.rank = rank

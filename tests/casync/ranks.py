@@ -43,7 +43,7 @@ def same_everywhere(bucket):
 
 
 def exchange(rank, size):
-    """All strategies at once, three steps, then each result against the mean."""
+    """All strategies at once, three steps; compares each result with the mean."""
     transport = DistributedTransport.connect(HANG)
     graphs = [graph_of(SIZES, strategy, codec, size) for strategy, codec in PAIRS]
     programs = [graph.slice(rank) for graph in graphs]
@@ -68,7 +68,7 @@ def exchange(rank, size):
 
 
 def staged(rank, size):
-    """Device memory that is emulated, over gloo: the averages of ranks with host memory."""
+    """Emulated device memory over gloo: the same averages as on ranks with host memory."""
     codec, own = compll.compile("onebit_group"), compiled("onebit_group")
     program = graph_of((33, 3000), "ps", "c", size, codecs={"c": codec}).slice(rank)
     schedule = Schedule(rank)
@@ -94,7 +94,7 @@ def staged(rank, size):
 
 
 def grouped(rank, size):
-    """Strategies with messages and with reduces of some ranks, through torch's process groups."""
+    """Strategies with messages and reduces among some ranks, through torch's process groups."""
     connect = connector(range(size), HANG, torch.device("cpu"), backend="gloo")
     transport = NcclTransport(connect, rank, size, HostMemory(), HANG, stream=lambda: 0)
     for strategy in ("ps", "hierarchical"):
@@ -109,7 +109,7 @@ def grouped(rank, size):
 
 
 def killed(rank, size):
-    """The last rank dies between two steps; the others say so."""
+    """The last rank dies between two steps; the others' errors name it."""
     transport = DistributedTransport.connect(HANG)
     program = graph_of([500000], "ps", "exact", size).slice(rank)
     executor = Executor(transport, CODECS, timeout=HANG)
@@ -120,7 +120,7 @@ def killed(rank, size):
 
 
 def silent(rank, size):
-    """The last rank never submits; the others time out, or learn that one did."""
+    """The last rank never submits; the others time out, or learn that one of them did."""
     transport = DistributedTransport.connect(HANG)
     program = graph_of([500000], "ring", "exact", size).slice(rank)
     executor = Executor(transport, CODECS, timeout=0.5)
@@ -131,7 +131,7 @@ def silent(rank, size):
 
 
 class Corrupt(Sparse):
-    """Encodes an index out of range."""
+    """A codec that encodes an index out of range."""
 
     def pack(self, x):
         return super().pack(x).replace(b"\0\0\0\0", b"\377" * 4, 1)
@@ -141,7 +141,7 @@ class Corrupt(Sparse):
 
 
 def corrupt(rank, size):
-    """The last rank sends garbage: all end at once, with a name for it where it arrived."""
+    """The last rank sends garbage: all ranks end at once, and those that received it name it."""
     transport = DistributedTransport.connect(HANG)
     program = graph_of([5000], "allgather", "sparse", size).slice(rank)
     codecs = {"sparse": Corrupt()} if rank == size - 1 else CODECS

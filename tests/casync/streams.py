@@ -70,7 +70,7 @@ class Schedule:
                 raise
 
     def drop(self, stream: FakeStream, event: FakeEvent) -> bool:
-        """Count a wait; whether it is left out."""
+        """Count a wait; True if it is the one to leave out."""
         self.waits.append((stream, event))
         if len(self.waits) - 1 != self.dropped:
             return False
@@ -78,7 +78,7 @@ class Schedule:
         return True
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """All that the streams hold, or until this is so."""
+        """Run everything on the streams, or until the condition holds."""
         while not until():
             able = [s for s in self.streams if s.able()]
             if not able:
@@ -97,7 +97,7 @@ class Schedule:
 
 
 class FakeEvent:
-    """Reached when its stream gets there."""
+    """An event that is reached when its stream gets there."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -119,7 +119,7 @@ class FakeEvent:
 
 
 class FakeMoment:
-    """Reached when the stream of users gets there."""
+    """A moment that is reached when the users' stream gets there."""
 
     def __init__(self, memory: FakeMemory) -> None:
         self.seconds = 0.0
@@ -166,7 +166,7 @@ class FakeStream:
             self.run(partial(setattr, event, "reached", event.recorded))
 
     def able(self) -> bool:
-        """True if the next item may run, or has become complete."""
+        """True if the next item may run, or is complete."""
         if self.pending is not None:
             return self.pending()
         waits = [w for w in self.blocked if w[2] <= self.taken]
@@ -189,7 +189,7 @@ class FakeStream:
 
 
 class FakeMemory(HostMemory):
-    """Host memory that is worked on by fake streams."""
+    """Host memory whose work runs on fake streams."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -209,8 +209,10 @@ class FakeMemory(HostMemory):
 
 
 class FakeEnd:
-    """A rank's endpoint: the stream that exchanges is held up, not the thread. `exchanged`: called
-    with the rank and the text of each transfer that is complete."""
+    """A rank's endpoint: an exchange holds up its stream, not the thread.
+
+    exchanged: called with the rank and the text of each complete transfer.
+    """
 
     def __init__(self, meeting: Meeting, rank: int, exchanged: Callable[[int, str], None]) -> None:
         self.rank, self.world_size, self._meeting = rank, meeting.world_size, meeting

@@ -1,4 +1,4 @@
-"""Captured programs: the same bits as uncaptured ones, step after step; here a graph is a list."""
+"""Captured programs give the same bits as uncaptured ones, step by step; a graph is a list here."""
 
 import gc
 import weakref
@@ -86,7 +86,7 @@ class Dice(Sign):
 
 
 class World:
-    """Ranks in threads; `capture` as the executor takes it."""
+    """Ranks in threads. capture: as for the executor."""
 
     def __init__(self, strategy, codecs, *, capture, size=3):
         name = next(iter(codecs))
@@ -104,7 +104,7 @@ class World:
         self.pool = ThreadPoolExecutor(size)
 
     def fresh(self):
-        """States as they begin, in arrays of their own."""
+        """Initial states, in arrays of their own."""
         sides = ("worker", "aggregator")
         self.states = [
             {(self.codec.name, side): self.codec.init_state(TOTAL) for side in sides}
@@ -236,7 +236,7 @@ def test_an_error_in_a_captured_program_is_told():
 
 @pytest.mark.parametrize("name", ["qsgd", "terngrad_uniform"])
 def test_a_tick_counts_for_steps(name):
-    """A captured encode that runs `tick` steps later draws the numbers of that step."""
+    """A captured encode that runs `tick` steps later makes the draws of that step."""
     codec = compiled(name)
     x, table = np.linspace(-1, 1, 3000, dtype=np.float32), np.array([[0, 3000, 0, 0, 0]])
     at_work.device = True

@@ -19,7 +19,7 @@ CARRIED = [(strategy, codec) for strategy, codec in PAIRS if strategy != "allred
 
 
 class Damaging:
-    """A transport whose messages to rank 0 arrive with one bit of byte `at` turned over."""
+    """A transport whose messages to rank 0 arrive with one bit of byte `at` flipped."""
 
     def __init__(self, end, at):
         self._end, self._at = end, at

@@ -79,7 +79,7 @@ class Rank:
         self.states = states_of(self.codec, self.memory)
 
     def step(self, number, dtype=torch.float32, program=None):
-        """The future of one, and its bucket."""
+        """The future of a step, and its bucket."""
         values = gradients(TOTAL, 2, seed=number)[self.program.rank].to(dtype)
         bucket = Tensor(values, self.cuda)
         program = program or self.program
@@ -191,7 +191,7 @@ def test_staged_payloads_go_through_pinned_memory(cuda, dtype):
 
 
 def test_steps_of_13_buckets_are_captured(cuda):
-    """Each bucket has its own graph; no call in between is one that CUDA refuses then."""
+    """Each bucket has its own graph; none of the calls in between is refused during a capture."""
     rank = Rank(cuda, Wire(cuda), capture=True)
     programs = [rank.graph.slice(0) for _ in range(13)]
     for number in range(4):
@@ -206,7 +206,7 @@ def test_steps_of_13_buckets_are_captured(cuda):
 
 
 def test_what_a_launched_run_waits_for_was_not_captured(cuda, monkeypatch):
-    """Also where it takes too long, and the host asks which task is not done."""
+    """Also after a time-out, when the host asks which task is not done."""
     rank = Rank(cuda, Wire(cuda), capture=True)
     for number in range(3):
         rank.step(number)
@@ -232,7 +232,7 @@ def test_a_capture_leaves_other_threads_alone(cuda):
 
 @pytest.mark.parametrize("what", ["zeros", "staging", "tensor", "done", "wait"])
 def test_a_capture_takes_no_memory_and_answers_no_question(cuda, what):
-    """Rules of CUDA that the double keeps, so that no test may pass without them."""
+    """The double keeps these rules of CUDA, so no test passes without them."""
     memory = DeviceMemory(DEVICE)
     event = memory.event()
     calls = {

@@ -85,8 +85,8 @@ def states_of(codec, place=lambda array: array):
 
 
 def buckets_of(step, dtype, waiting):
-    """Gradients by rank; if states may be `waiting`, one tensor is zero on all ranks in some steps,
-    on one rank in others."""
+    """Gradients by rank. If states may be `waiting`, one tensor is zero on all ranks in some steps,
+    and on one rank in others."""
     made = gradients(TOTAL, RANKS, seed=step)
     for rank, x in enumerate(made):
         if waiting and (step % 3 == 1 or (step % 3 == 2 and rank == 1)):
@@ -95,7 +95,7 @@ def buckets_of(step, dtype, waiting):
 
 
 def on_cpu(graph, codec, dtype=torch.float32, waiting=None):
-    """Messages of each rank, and averages, by step."""
+    """Messages of each rank and averages, by step."""
     ends = [Recorder(end) for end in Hub(RANKS).endpoints()]
     states, averages = [states_of(codec) for _ in ends], []
     with ExitStack() as stack:
@@ -130,10 +130,10 @@ class GPU(CudaMemory):
 
 
 class Devices:
-    """A device for each of some endpoints, all of one schedule; without one, a GPU for all."""
+    """A device for each of some endpoints, all with one schedule; without one, a GPU for all."""
 
     def __init__(self, ends, name, schedule=None, spoils=None, waiting=None):
-        """`spoils`: a rank whose payloads are no good. `waiting`: states, by codec."""
+        """spoils: a rank with damaged payloads. waiting: states that wait, by codec."""
         self.waiting = waiting
         self.memories = [DeviceMemory(schedule) if schedule else GPU() for _ in ends]
         make = compiled if schedule else partial(compll.compile, target="cuda")
@@ -193,13 +193,13 @@ WAITING = [
 
 @pytest.mark.parametrize("strategy, name, dtype", first_fast(WHOLE) + first_fast(HALVES))
 def test_staged_messages_are_those_of_the_cpu_backend(strategy, name, dtype):
-    """Over a transport of the host's, bit for bit; so are the averages, on all ranks."""
+    """Messages and averages, over a host transport, are the same bit for bit on all ranks."""
     compare_with_the_cpu(strategy, name, dtype, None)
 
 
 @pytest.mark.parametrize("strategy, name, dtype, states", first_fast(WAITING))
 def test_states_wait_on_a_device_as_on_the_cpu(strategy, name, dtype, states):
-    """States of unused tensors wait, without a host that looks at values."""
+    """States of unused tensors wait, though no host looks at values."""
     compare_with_the_cpu(strategy, name, dtype, {"codec": states})
 
 
@@ -270,7 +270,7 @@ def test_rooms_that_follow_need_are_held():
 
 @pytest.mark.parametrize("strategy", ["ring", "ps"])
 def test_a_payload_that_a_kernel_found_bad_is_named(strategy):
-    """On a rank that decoded it, behind the run."""
+    """A rank that decoded it raises the error after the run."""
     graph = graph_by(strategy, compiled("topk", **PARAMS["topk"]))
     programs, schedule = [graph.slice(rank) for rank in range(RANKS)], Schedule(3)
     meeting = Meeting(RANKS)
@@ -295,7 +295,7 @@ def settled(executor):
 
 
 def test_a_chunk_is_sent_while_later_ones_are_not_encoded_yet():
-    """Staging overlaps: the device encodes on while the host sends."""
+    """Staging overlaps: the device encodes while the host sends."""
     codec, encoded, sent = compiled("onebit_group"), [], queue.SimpleQueue()
 
     class Watched(Recorder):

@@ -94,7 +94,7 @@ def test_each_size_alone(strategy, codec, size):
 
 
 def encode(x, residual):
-    """The sign codec on one piece: (decoded, residual), the plain way."""
+    """The sign codec on one piece, in plain torch: (decoded, residual)."""
     total = x + residual
     decoded = CODECS["sign"].unpack(np.frombuffer(CODECS["sign"].pack(total), np.uint8), len(x))
     return decoded, total - decoded
@@ -130,8 +130,7 @@ def expected_allgather(xs, worker, aggregator, owner):
 
 
 def expected_hierarchical(xs, worker, aggregator, owner):
-    """The sums of nodes of two go the way of `ps`, from and to leaders that stand where the owner
-    stands."""
+    """Sums of nodes of two, averaged as by `ps` among leaders at the owner's place."""
     topology = Topology.even(len(xs), 2)
     place = topology.nodes[topology.node_of[owner]].index(owner)
     leaders = [node[place % len(node)] for node in topology.nodes]
@@ -167,8 +166,8 @@ def expected_gtopk(xs, worker, aggregator, owner):
 
 
 def expected_oktopk(xs, worker, aggregator, owner):
-    """Regions of 64 KB or more, of blocks in turn, whose owners add from the farthest behind them,
-    selected twice."""
+    """Regions of at least 64 KB with blocks in turn; owners add payloads from the farthest rank
+    behind them on, and select again."""
     n = len(xs)
     count = max(1, min(n, 4 * len(xs[0]) // (64 << 10)))
     selected = list(xs)
@@ -233,7 +232,7 @@ def both_ways(codec, down):
 
 
 def test_owners_have_a_codec_and_feedback_of_their_own():
-    """Up a codec that encodes once, without loss; down signs, with a residual at the owners."""
+    """Up: a codec that encodes once, without loss; down: signs, with a residual at the owners."""
     graph, states = both_ways("once", "sign")
     residual = np.zeros(TOTAL, np.float32)
     with world(3, delay=jitter(2)) as executors:
@@ -256,7 +255,7 @@ def test_owners_have_a_codec_and_feedback_of_their_own():
 
 
 def test_one_direction_may_go_uncompressed():
-    """Owners send the mean itself, as in MXNet."""
+    """Owners send the mean uncompressed, as in MXNet."""
     graph, states = both_ways("sign", "raw")
     worker = [np.zeros(TOTAL, np.float32) for _ in range(3)]
     buckets = gradients(TOTAL, 3, seed=0)
@@ -416,7 +415,7 @@ def test_mixed_seeds_differ():
 
 
 def test_results_of_a_program_are_forgotten_with_it():
-    """DDP rebuilds its buckets: buffers of the old ones must go."""
+    """DDP rebuilds its buckets: buffers of the old ones must be freed."""
     with world(2) as executors:
         graph = graph_of([100], "ps", "exact", 2)
         program = graph.slice(0)
@@ -498,7 +497,7 @@ def test_a_broken_encode_fails_both_ranks(one_broken):
 
 
 class Flips(Sparse):
-    """Sends an index out of range."""
+    """A codec that sends an index out of range."""
 
     def pack(self, x):
         return np.int32(len(x)).tobytes() + np.float32(1).tobytes()
@@ -552,7 +551,7 @@ def test_a_silent_peer_times_out(strategy, codec):
 
 
 class Echoing:
-    """A handle that fails as gloo's do: one wait times out, all others here are cut off."""
+    """A handle that fails as gloo's do: if one wait times out, all others here are cut off."""
 
     def __init__(self, cut, echo):
         self.cut, self.echo = cut, echo

@@ -1,4 +1,4 @@
-"""Merges that an encode takes in: the same results, with fewer walks over the bucket."""
+"""Merges that an encode includes: the same results, with fewer walks over the bucket."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from tests.casync.fakes import (
 
 
 class Fusing(Sign):
-    """Counts the payloads that encode took in."""
+    """A codec that counts the payloads that its encodes included."""
 
     fuses = True
 

@@ -1,4 +1,4 @@
-"""Graphs of every strategy: they run through, count their bytes, print and parse back."""
+"""Graphs of every strategy: they complete, count their bytes, print and parse back."""
 
 import dataclasses
 import tracemalloc
@@ -61,7 +61,7 @@ def test_every_rank_encodes_a_part_once(strategy):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7, 8])
 def test_a_tree_is_as_deep_as_a_logarithm(world_size):
-    """Every rank but the owner sends a message up and receives one down, over few levels."""
+    """Each rank but the owner sends one message up and receives one down, over few levels."""
     graph = graph_of([120000], "gtopk", "exact", world_size, partitions=1, least_bytes=4000)
     levels = (world_size - 1).bit_length()
     report = dry_run(graph)

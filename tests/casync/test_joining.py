@@ -1,4 +1,4 @@
-"""Tasks that share calls: the same bits, in few calls, and errors that name the one to blame."""
+"""Tasks that share calls: the same bits in few calls, and errors that name the sender."""
 
 import math
 from collections import Counter
@@ -75,7 +75,7 @@ def met(graph, size, bulk):
 
 @pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_bits_are_those_without_shared_messages(strategy, codec):
-    """Without tags, where a slot's payloads lie side by side on both sides."""
+    """Without tags, a slot's payloads lie side by side on both sides."""
     sizes = [300 + 37 * i for i in range(9)]
     tensors, topology = tensors_of(sizes), Topology.even(6, 2)
     choices = {t.name: Choice(codec, strategy, 2) for t in tensors}
@@ -158,7 +158,7 @@ def program_of(n, rank=0, codecs=CODECS, codec="exact"):
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 33, 128])
 def test_calls_grow_with_the_logarithm_of_ranks(n):
-    """Merges and decodes of payloads that come one after the other; one encode for all owners."""
+    """Merges and decodes of payloads that arrive one by one; one encode for all owners."""
     program = joined(program_of(n), CODECS, Bulk(math.inf))
     calls = [task for task in program.tasks if not isinstance(task, Send | Recv)]
     most = (n - 1).bit_length() + 1
@@ -178,7 +178,7 @@ def test_what_comes_in_one_slot_is_one_call():
 
 
 def test_a_call_for_several_owners_is_bounded():
-    """Payloads that are encoded first travel while more are encoded."""
+    """The first encoded payloads travel while more are encoded."""
     program = joined(program_of(8), CODECS, Bulk(4 * 64 * 20 * 3.0))
     encodes = [task for task in program.tasks if isinstance(members(task)[0], Encode)]
     assert sorted(len(members(task)) for task in encodes) == [1, 1, 3, 3]

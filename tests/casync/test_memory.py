@@ -1,4 +1,4 @@
-"""A conformance test for all kinds of memory: a GPU's on a double, and on a real GPU if any."""
+"""A conformance test for all kinds of memory: a GPU's on a double, and a real GPU's."""
 
 from contextlib import nullcontext
 
@@ -32,7 +32,7 @@ def memory(request, monkeypatch):
 
 
 def staged(memory, values):
-    """Values in memory of the kind that `copy` takes from the host."""
+    """Values in memory of the kind from which `copy` reads on the host."""
     made = memory.staging(4 * len(values))
     made.view(torch.float32)[:] = torch.tensor(values)
     return made

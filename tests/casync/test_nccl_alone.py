@@ -20,7 +20,7 @@ from tests.patience import HANG
 
 
 def look(exchange, make, abort, *, to_itself):
-    """Messages to oneself, sums of one rank, and an abort. `exchange`: until it is done."""
+    """Messages to oneself, sums of one rank, and an abort. exchange: returns when they are done."""
     reduces = [make(range(40), kind) for kind in (torch.float32, torch.float16, torch.uint8)]
     transfers = [Transfer("reduce", (0,), data, "sum of one", "sum") for data in reduces]
     transfers += [Transfer("reduce", (0,), reduces[0], "its share", "sum", (40,))]

@@ -1,4 +1,4 @@
-"""NCCL itself, where there are two GPUs: each binding, captured and not."""
+"""NCCL itself, on two GPUs: each binding, captured and not."""
 
 import pytest
 import torch

@@ -77,7 +77,7 @@ COMPILED = [
 
 @pytest.mark.parametrize("strategy, name", COMPILED)
 def test_compiled_codecs(strategy, name):
-    """Some take merges into their encodes; one has rounds."""
+    """Some include merges in their encodes; one has rounds."""
     codecs, lengths = {"codec": compll.compile(name)}, (33, 1200, 1024)
     topology, tensors = Topology.flat(3), tensors_of(lengths)
     choices = {t.name: Choice("codec", strategy) for t in tensors}
@@ -93,7 +93,7 @@ def test_compiled_codecs(strategy, name):
 
 @pytest.mark.parametrize("strategy", ["ps", "ring"])
 def test_there_is_memory_for_sums_alone(strategy):
-    """For 4 ranks together less than for 2 copies of a bucket in float32."""
+    """For 4 ranks they take less than 2 copies of a bucket in float32."""
     size, length = 4, 1 << 20
     programs = programs_of(graph_of([length], strategy, "half", size, partitions=8))
     buckets = [torch.zeros(length, dtype=torch.bfloat16) for _ in range(size)]
@@ -119,7 +119,7 @@ class Counting(HostMemory):
 
 @pytest.mark.parametrize("strategy", ["ps", "allgather"])
 def test_a_device_keeps_the_sums_that_a_rank_makes(strategy):
-    """With "ps" those that it owns, else all; before the first step, and no more in any."""
+    """With "ps" the sums that it owns, otherwise all; allocated before the first step only."""
     graph = graph_of([1 << 20, 40], strategy, "half", 4, partitions=8)
     for program in programs_of(graph):
         memory = Counting()

@@ -96,7 +96,7 @@ def test_a_gathered_tensor_is_cut_into_partitions_only():
 
 
 def test_what_goes_to_one_owner_shares_a_message():
-    """Large and small tensors; chunks for `partitions` go on their own."""
+    """Large and small tensors; with `partitions`, chunks have their own messages."""
     parts = plan(tensors_of([3000, 10, 3000, 10, 3000, 10]), Choice("sign", "ps"), 3)
     assert [part.owner for part in parts] == [0, 1, 2]
     assert sorted(row[2] for row in parts[0].rows) == [0, 2, 3, 4]
@@ -105,7 +105,7 @@ def test_what_goes_to_one_owner_shares_a_message():
 
 
 def test_a_message_has_one_piece_of_a_tensor():
-    """A codec may have a state of the tensor, which pieces on a device would update at once."""
+    """A codec may have a state per tensor, which a device would update for all pieces at once."""
     tensors, shares = tensors_of([300]), {"t0": ((0, 1), (100, 0), (200, 1))}
     parts = partition(
         tensors, {"t0": Choice("exact", "ps")}, Topology.flat(2), CODECS, shares=shares
@@ -149,13 +149,13 @@ def test_a_tensor_without_elements_may_lie_anywhere(sizes, order):
 
 
 def bert_large():
-    """Elements of its parameters, in order."""
+    """The parameters' numbers of elements, in order."""
     block = [1024 * 1024, 1024] * 4 + [1024] * 2 + [1024 * 4096, 4096, 4096 * 1024] + [1024] * 3
     return [30522 * 1024, 512 * 1024, 2048, 1024, 1024, *(block * 24), 1024 * 1024, 1024]
 
 
 def owned(sizes, world_size, strategy="ps", per_node=1):
-    """Elements by owner, of one bucket that holds a whole model."""
+    """Elements by owner, for a bucket with a whole model."""
     tensors, topology = tensors_of(sizes), Topology.even(world_size, per_node)
     shares = dict(zip([t.name for t in tensors], share_out(sizes, world_size), strict=True))
     choices = {t.name: Choice("sign", strategy) for t in tensors}

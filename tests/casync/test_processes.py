@@ -20,7 +20,7 @@ def test_all_strategies_agree(size):
 
 
 def test_torchs_groups_of_messages_agree():
-    """The calls that are NCCL's on devices, here over gloo."""
+    """The calls that use NCCL on devices, here over gloo."""
     launch(ranks.grouped, 3)
 
 

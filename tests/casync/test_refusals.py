@@ -22,7 +22,7 @@ def kinds():
 
 @pytest.mark.parametrize("strategy", list_strategies())
 def test_owners_with_another_codec_need_a_strategy_of_two_directions(strategy):
-    """A codec that cannot encode twice may, once, if the owners have one that can."""
+    """A codec that cannot encode twice is allowed if the owners have one that can."""
     up, down = Fake(), Fake()
     up.reencodes = False
     told = refuses(strategy, up, down)

@@ -1,4 +1,4 @@
-"""Regions of pieces: together they are the whole, and volume does not grow with the world."""
+"""Regions of pieces: together they are the whole, and the volume does not grow with the world."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ REGIONS = with_raw(CODECS)
 
 
 class Largest(Sparse):
-    """A hundredth of the elements, those of largest magnitude."""
+    """The hundredth of the elements with the largest magnitudes."""
 
     name = "largest"
     stateful = True
@@ -82,8 +82,8 @@ def decode(payload):
 
 
 def moved(strategy, world_size, length=1 << 18):
-    """Bytes that each rank sends and receives in a step; gradients are large in a stretch, which
-    differs a little."""
+    """Bytes that each rank sends and receives in a step; gradients are large in one stretch, which
+    differs a bit between ranks."""
     codecs = CODECS | {"largest": Largest()}
     graph = graph_of([length], strategy, "largest", world_size, partitions=1, codecs=codecs)
     buckets = gradients(length, world_size, seed=0)
@@ -102,7 +102,7 @@ def moved(strategy, world_size, length=1 << 18):
 
 
 def sent(strategy, world_size):
-    """Bytes that a rank sends, on average."""
+    """Mean bytes that a rank sends."""
     return sum(moved(strategy, world_size)[0]) / world_size
 
 

@@ -92,7 +92,7 @@ SEVERAL = sorted({strategy for strategy, _ in PAIRS} - {"allreduce", "vote"})
 
 
 def exchanged(strategy):
-    """A graph of whose first two slots rank 0 exchanges the numbers."""
+    """A graph in which rank 0's first two slots have exchanged numbers."""
     graph = graph_of(SMALL, strategy, "exact", 3, least_bytes=4000)
     mine = transfers(graph, 0)
     first, second = sorted({t.slot for _, t in mine})[:2]
@@ -155,7 +155,7 @@ def test_a_rank_that_has_left_is_told():
 
 
 def test_sizes_must_agree():
-    """Sides must name equal sizes, as on transports whose messages have no length of their own."""
+    """Both sides must give equal sizes, as on transports whose messages have no length."""
     graph = graph_of([1000], "ps", "exact", 2, partitions=1)
     longer = dataclasses.replace(graph.parts[0], rows=((0, 1001, 0, 0, 0),))
     other = dataclasses.replace(graph, parts=(longer,))
@@ -186,7 +186,7 @@ def test_a_send_that_is_not_ready_blocks_the_stream():
 
 
 def test_messages_match_by_their_order_alone():
-    """Two messages of one slot to one peer, listed otherwise at the receiver."""
+    """Two messages in one slot to one peer, listed in another order at the receiver."""
     graph = graph_of([100000], "ps", "exact", 2, partitions=4, least_bytes=4000)
     recvs = [(i, t) for i, t in transfers(graph, 0) if isinstance(t, Recv) and t.slot == 0]
     (i, one), (j, other) = recvs[:2]

@@ -92,7 +92,7 @@ class World:
 
 @pytest.fixture
 def start():
-    """Makes worlds."""
+    """A function that makes worlds."""
     made = []
 
     def make(strategy, size):
@@ -181,7 +181,7 @@ class Exactly:
 
 @pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
 def test_lengths_go_first_where_the_host_may_wait(strategy):
-    """From the second step on, when the first has shown that room for all is too much."""
+    """From the second step on, after the first has shown that room for all is too much."""
     world, took = Exactly(Sparse(), strategy), []
     for number in range(3):
         buckets = [gradient(0.02, number, rank) for rank in range(3)]
@@ -198,7 +198,7 @@ def test_lengths_go_first_where_the_host_may_wait(strategy):
 
 def test_lengths_that_cannot_be_are_an_error():
     class Lies(Sparse):
-        """In its second step it says more than there may be."""
+        """A codec whose second step reports more elements than are possible."""
 
         def encode_batch(self, *args, step=0, **options):
             return super().encode_batch(*args, **options) + 10**6 * step

@@ -119,7 +119,7 @@ def test_the_text_form_parses_back(size):
 
 
 class Largest(Twice):
-    """Round 0: the largest magnitude. Round 1: bytes in units of it, which add."""
+    """Round 0: the largest magnitude. Round 1: bytes in units of it, which add up."""
 
     name = "largest"
     rounds = (

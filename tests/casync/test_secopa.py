@@ -1,4 +1,4 @@
-"""SeCoPa against the formulas written out, and the plans that were published for onebit."""
+"""SeCoPa against the written formulas, and the plans that were published for onebit."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ PUBLISHED = {
 
 
 def test_the_published_plans():
-    """The authors' curves were not released. With two numbers for each of ours all choices are
-    theirs, nine of twelve K are, and no other is off by more than a factor of two."""
+    """The authors' curves were not released. With two fitted numbers each, our choices are the
+    published ones, nine of twelve K are equal, and no other is off by more than a factor of two."""
     found = {key: choose(key[1] * MB, key[2], key[0], CURVES) for key in PUBLISHED}
     assert {key: made.compress for key, made in found.items()} == {
         key: compress for key, (compress, _) in PUBLISHED.items()

@@ -74,7 +74,7 @@ class Ranks:
         return [future.result(HANG) for future in futures]
 
     def exchange(self, groups):
-        """A group of each rank, until all are complete."""
+        """Run a group on each rank, until all are complete."""
         return self.all(lambda rank: self.run(rank, groups[rank]))
 
     def run(self, rank, transfers):
@@ -101,7 +101,7 @@ class Ranks:
 
 @pytest.fixture
 def doubles(monkeypatch):
-    """Puts doubles of all bindings of an NCCL in their places."""
+    """A function that installs doubles of all bindings of an NCCL."""
 
     def put(nccl):
         modules = nccl_doubles.nccl4py_modules(nccl) | nccl_doubles.pynccl_modules(nccl)
@@ -152,7 +152,7 @@ def reduce(ranks, data, op="sum"):
 
 
 def test_messages_match_by_their_order(ranks):
-    """In a group and from group to group."""
+    """Within a group, and from group to group."""
     boxes = [recv(0, 2), recv(0, 1), recv(0, 3)]
     made = ranks(2)
     made.exchange([[send(1, 1, 2), send(1, 3)], boxes[:2]])
@@ -194,7 +194,7 @@ def test_sums_are_the_same_everywhere(ranks, dtype):
 
 
 def test_some_ranks_reduce_while_all_send(ranks):
-    """Groups that overlap, in the order of the graph; some ranks have less to do than others."""
+    """Overlapping groups, in the order of the graph; some ranks have fewer than others."""
     subsets = [(0, 1), (2, 3), (0, 1), (1, 2, 3), (0, 3)]
     data = {(i, r): torch.full((3,), 10.0**r) for i, some in enumerate(subsets) for r in some}
     boxes = [recv((rank - 1) % 4, 1) for rank in range(4)]
@@ -213,7 +213,7 @@ def test_some_ranks_reduce_while_all_send(ranks):
 
 
 def test_two_communicators_in_different_orders_are_an_error(nccl):
-    """A deadlock on a device: the double says so, rather than wait for the time-out."""
+    """A deadlock on a device: the double reports it at once, without the time-out."""
     made, pair, everybody = nccl(3), (0, 1), (0, 1, 2)
 
     def run(rank, order):
@@ -247,7 +247,7 @@ def test_unequal_lengths_are_an_error(ranks):
 
 
 def test_a_receive_that_waits_blocks_its_stream(nccl):
-    """Rank 1's send is behind its receive, so rank 0 may wait for it only once it has sent."""
+    """Rank 1's send is behind its receive, so rank 0 must send before it waits for it."""
     made, box, late = nccl(2), recv(0, 1), recv(1, 1)
     made.submit(1, made.transports[1].exchange, [box]).result(HANG)
     made.submit(1, made.transports[1].exchange, [send(0, 5)]).result(HANG)
@@ -338,7 +338,7 @@ def test_a_slot_is_a_group_of_messages_and_then_one_of_each_set_of_ranks(nccl):
 
 @pytest.mark.parametrize("shares", [(1, 3, 2), (2, 2, 2), (4, 0, 2)])
 def test_each_rank_gets_its_share_of_a_sum(shares, ranks):
-    """With an empty share NCCL cannot scatter, so all ranks may get the whole sum."""
+    """NCCL cannot scatter to an empty share, so then all ranks may get the whole sum."""
     data = [torch.arange(6.0) * (1 + rank) for rank in range(3)]
     made, everybody = ranks(3), (0, 1, 2)
     made.exchange([[Transfer("reduce", everybody, own, "sum", "sum", shares)] for own in data])
@@ -361,7 +361,7 @@ def test_a_reduce_scatter_is_a_reduce_to_each_rank_in_one_group(nccl):
 
 
 def balanced(calls):
-    """True if groups begin and end in alternation."""
+    """True if begins and ends of groups alternate."""
     names = [call[0] for call in calls if call[0].startswith("group")]
     return names == ["group_start", "group_end"] * (len(names) // 2)
 

@@ -66,7 +66,7 @@ class Case:
 
 
 def flat(states):
-    """Arrays of all states as tensors."""
+    """Arrays of all states, as tensors."""
     arrays = (each[name] for state in states for each in state.values() for name in each)
     return [torch.from_numpy(array) for array in arrays]
 
@@ -113,7 +113,7 @@ class World:
                 self.freed.append(prepared.payloads.by_payload[payload].tensor)
 
     def step(self, number):
-        """Submit a bucket of every rank, whose values come late."""
+        """Submit a bucket of every rank, whose values arrive late."""
         for rank, values in enumerate(gradients(TOTAL, self.size, seed=number)):
             bucket = torch.full_like(values, float("nan"))
             self.memories[rank].users.run(lambda b=bucket, v=values: b.copy_(v))
@@ -204,7 +204,7 @@ def test_every_codec_does_in_some_orders(strategy, codec):
 
 
 def caught(case, wanted, wait):
-    """True if some order shows that a wait was left out."""
+    """True if some order shows that a wait is missing."""
     for seed in range(8):
         world = World(case, Schedule(seed, dropped=wait))
         try:
@@ -245,7 +245,7 @@ def test_a_peer_that_does_not_come_is_told_at_the_time_out():
 
 
 def test_a_bucket_is_waited_for_while_the_next_is_on_its_way():
-    """On a device all of them are issued at once."""
+    """On a device all buckets are issued at once."""
     schedule, meeting = Schedule(0), Meeting(2)
     ends = [FakeEnd(meeting, rank, lambda *_: None) for rank in range(2)]
     made = [Executor(end, CODECS, memory=FakeMemory(schedule), timeout=HANG) for end in ends]
@@ -290,7 +290,7 @@ class Silent(HostMemory):
 
 
 def test_issuing_takes_the_host_at_most_30_microseconds_a_task():
-    """Time of a core without codecs and CUDA calls: 8 microseconds on a quiet one."""
+    """Seconds of a core without codecs and CUDA calls: 8 microseconds on a quiet machine."""
     program = graph_of([70000] * 8, "ring", "exact", 4).slice(0)
     end = FakeEnd(Meeting(4), 0, lambda *_: None)
     bucket, took = torch.zeros(8 * 70000), []

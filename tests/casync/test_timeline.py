@@ -77,7 +77,7 @@ def test_lanes_of_any_name_work_side_by_side():
 
 
 def test_a_collective_that_slows_the_pass_delays_what_follows():
-    """At a quarter of its speed for 4 seconds the pass loses 3."""
+    """At a quarter of its speed for 4 seconds, the pass loses 3."""
     found = simulate_step([Load(0.0, (wire(4, slows=0.75),))], 8.0, 0.0)
     assert (found.backward, found.seconds) == (pytest.approx(11), pytest.approx(11))
     second = Load(2.0, (wire(1),))
@@ -91,7 +91,7 @@ def test_what_is_urgent_is_served_first():
 
 
 def test_a_codec_on_the_backward_pass_s_core_delays_it():
-    """Half speed each from 2 to 6, when 2 of work and 4 of 8 of the pass are done."""
+    """Each at half speed from 2 to 6, when 2 of work and 4 of 8 of the pass are done."""
     load = Load(2.0, (work(2), wire(1)))
     assert seconds(load, backward=8.0) == pytest.approx(10)
     assert seconds(load, backward=8.0, overlap=1.0) == pytest.approx(8)
@@ -143,7 +143,7 @@ def test_as_the_graph_is_simulated(strategy, topology):
 
 
 def transferred(strategy, topology, payload=100.0, gradient=1000.0):
-    """Seconds of the link for a payload, at a byte a second between nodes and free inside."""
+    """Seconds of the link for a payload, at a byte a second between nodes, and none inside."""
     costs = Costs({1: Transfer(Line(0, 1.0))}, {"float32": Transfer(Line(0, 2.0))})
     item = Item(gradient, payload, 4)
     chain = stages(strategy, item, CodecCost(NOTHING, NOTHING), topology, costs)
@@ -174,7 +174,7 @@ def test_what_crosses_the_link():
 
 @pytest.mark.parametrize("strategy", PREDICTED)
 def test_what_a_rank_computes(strategy):
-    """In gradients: ps encodes and decodes those of others, adds and encodes its own."""
+    """In gradients: ps encodes and decodes the others' parts, adds and encodes its own."""
     wanted = {"ps": 2 * 3 / 4 + 2 / 4 + 10 / 4, "ring": 1 / 4 + 3 / 4 * 10 + 3 / 4,
               "allgather": 1 + 4, "allreduce": 2, "hierarchical": None,
               "gtopk": 2 / 4 + 1 / 4 + 2 / 4 * 10 + 3 / 4,

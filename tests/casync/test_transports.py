@@ -52,7 +52,7 @@ WITHOUT_POSTS = {"nccl", "rendezvous"}  # see test_slot_transports.py
 
 @pytest.fixture(params=sorted(set(list_transports()) - WITHOUT_POSTS))
 def make(request, tmp_path):
-    """Makes the endpoints of n ranks; a new transport needs a maker above."""
+    """A function that makes the endpoints of n ranks; a new transport needs a maker above."""
     return lambda size: MAKERS[request.param](size, tmp_path / "store")
 
 
@@ -140,7 +140,7 @@ def test_the_peer_that_closed_is_named_not_another_rank():
 
 
 def test_both_ends_may_ask_for_a_mailbox_at_once():
-    """A dictionary lets other threads run while it makes a missing value; this one does."""
+    """A dictionary lets other threads run while it makes a missing value; this test forces that."""
     hub, both = Hub(2), threading.Barrier(2)
 
     def mailbox():
@@ -168,7 +168,7 @@ def test_a_hub_keeps_no_sum_that_all_have_posted():
 
 
 def test_some_ranks_reduce_without_the_others(make):
-    """Groups that overlap, each in its own order; gloo connects as the members first meet."""
+    """Overlapping groups, each in its own order; gloo connects when the members first meet."""
     ends = make(4)
     groups = [(0, 1), (2, 3), (0, 1), (1, 2, 3), (0, 3)]
     data = {(i, r): torch.full((3,), 10.0**r) for i, ranks in enumerate(groups) for r in ranks}
@@ -204,7 +204,7 @@ def test_waiting_has_an_end(make, operation):
 
 
 def test_abort_ends_waits_here_and_at_the_peer(make):
-    """A thread waits on either side; one side gives up."""
+    """A thread waits on each side; one side aborts."""
     ends = make(2)
     errors = []
 

@@ -1,4 +1,4 @@
-"""Signs that vote: the winner is that of a plain count, on every rank."""
+"""Signs that vote: on every rank the winner is that of a plain count."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,7 @@
-"""A rank's steps of whole models on a device: how much is called, and that nothing is made anew.
+"""A rank's steps of whole models on a device: numbers of calls and of allocations.
 
-Kernels and messages do nothing, and tensors have no memory, so all that runs is the host's part.
+Nothing is allocated after the first steps. Kernels and messages do nothing, and tensors have no
+memory, so only the host's part runs.
 """
 
 from collections import Counter
@@ -24,7 +25,7 @@ RANKS = 8
 
 
 class Wire:
-    """An endpoint of one of RANKS where nothing travels. `groups`: how many were posted."""
+    """An endpoint of one of RANKS that transfers nothing. groups: number of posted groups."""
 
     rank, world_size = RANKS // 2 + 1, RANKS
 
@@ -41,7 +42,7 @@ class Wire:
 
 
 class Memory(HostMemory):
-    """Memory of a device that does nothing. `made`: tensors made so far."""
+    """Memory of a device that does nothing. made: number of tensors made."""
 
     host, device, made = False, torch.device("meta"), 0
 
@@ -69,7 +70,7 @@ class Memory(HostMemory):
 
 
 class Device(HostDevice):
-    """Counts what is uploaded or allocated; launches do nothing."""
+    """A device that counts uploads and allocations; launches do nothing."""
 
     made = 0
 

@@ -97,7 +97,7 @@ def test_under_torchrun(tmp_path):
 @pytest.mark.slow
 @pytest.mark.network
 def test_under_torchrun_over_emulated_hosts(tmp_path):
-    """A torchrun on each host, as on a cluster: its store lies on the first."""
+    """A torchrun on each host, as on a cluster; its store is on the first."""
     if (why := netns.unavailable()) is not None:
         pytest.skip(why)
     with netns.Network(2, "1gbit") as network:

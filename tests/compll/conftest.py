@@ -1,4 +1,4 @@
-"""Shared by compll's tests: every spec in specs/, with the parameters worth varying."""
+"""For all tests of compll: every spec in specs/, with the parameters worth varying."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def rng():
 
 
 def pytest_collection_modifyitems(items):
-    """Tests of one kernel go to one worker, else workers wait for each other's compilation."""
+    """Send tests of one kernel to one worker: others would only wait for its compilation."""
     known = {label(case): case for case in CASES}
     for item in items:
         params = item.callspec.params.values() if hasattr(item, "callspec") else ()

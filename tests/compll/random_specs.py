@@ -22,7 +22,7 @@ INDICES = ("uint32", "gaps", "golomb", "elias")
 
 
 class Maker:
-    """Expressions of the names made so far, each of a level."""
+    """Random expressions of the names made so far, each with a level."""
 
     def __init__(self, source: random.Random, grouped: bool) -> None:
         self.source, self.grouped = source, grouped
@@ -68,7 +68,7 @@ class Maker:
         return self.one(*INTEGER).format(self.integer(depth - 1), self.integer(depth - 1))
 
     def of_g(self, depth):
-        """A float per element in which the gradient is."""
+        """A float per element, computed from the gradient."""
         found = self.element(depth)
         return found if any(name in found for name in self.elements) else f"({found} + g)"
 
@@ -179,7 +179,7 @@ def dense(maker, lines):
 
 
 def selected(maker, lines):
-    """Elements and where they are."""
+    """Selected elements and their positions."""
     source = maker.source
     if not maker.grouped and source.random() < 0.4:
         lines.append(f"  kept: top(abs({maker.of_g(1)}), max(1, floor(n * 0.1)))")

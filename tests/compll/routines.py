@@ -17,7 +17,7 @@ KINDS = {"store": [ADDRESS, WORD, WORD, ADDRESS], "load": [ADDRESS, ADDRESS, WOR
 
 
 class Library:
-    """Functions that `make`, given Helpers, builds, by names of their own, with these kinds."""
+    """Functions built by `make` from Helpers, with their own names and these kinds."""
 
     def __init__(self, name: str, make: dict, kinds: dict, result=WORD) -> None:
         module = ir.Module(name)
@@ -38,21 +38,21 @@ class Library:
 
 
 class Stream(Library):
-    """Positions as the bytes of a storage; of `runs`, bytes."""
+    """Positions as the bytes of a storage; with `runs`, bytes."""
 
     def __init__(self, storage: str) -> None:
         super().__init__(storage, {k: getattr(STREAMS[storage], k) for k in KINDS}, KINDS)
         self.item = np.uint8 if storage == "runs" else np.int32
 
     def store(self, values: np.ndarray, n: int, out: np.ndarray) -> int:
-        """Write positions below n; how many bytes they take."""
+        """Write positions below n; returns their number of bytes."""
         given = np.zeros(len(values) + 1, self.item)
         given[0], given[1:] = np.array(-1).astype(self.item), values
         first, start = given.ctypes.data + given.itemsize, out.ctypes.data
         return self.functions["store"](first, len(values), n, start) - start
 
     def load(self, data: np.ndarray, count: int, n: int) -> list[int] | None:
-        """`count` positions below n; None where the bytes are something else."""
+        """Read `count` positions below n; None if the bytes are malformed."""
         held = np.array([*data, 0], np.uint8)
         found, start = np.zeros(count + SLACK, self.item), held.ctypes.data
         good = self.functions["load"](start, start + len(data), count, n, found.ctypes.data)
@@ -67,7 +67,7 @@ def _quantiles(parts: int) -> Library:
 
 
 def quantiles(x: np.ndarray, parts: int) -> np.ndarray:
-    """The parts - 1 numbers that part the sorted x."""
+    """The parts - 1 numbers that divide the sorted x into parts."""
     keys, out = order_key(x), np.zeros(parts - 1, np.float32)
     some, other = np.zeros_like(keys), np.zeros_like(keys)
     first, *rest = (a.ctypes.data for a in (keys, some, other, out))

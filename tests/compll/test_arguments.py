@@ -15,7 +15,7 @@ def codec(request):
 
 
 class Batch:
-    """The arguments of a batch of one piece, all of them right."""
+    """The correct arguments of a batch of one piece."""
 
     def __init__(self, codec):
         self.codec, self.size = codec, codec.payload_bytes(N)
@@ -65,7 +65,7 @@ def locked(array):
 
 
 def shifted(array):
-    """The same numbers at addresses that are no multiples of their size."""
+    """The same numbers at addresses that are not multiples of their size."""
     room = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype)
     room[:] = array
     return room
@@ -92,7 +92,7 @@ WRONG = [
 
 
 def refusal(batch, name, spoil, call):
-    """The error of a call for a batch with one spoilt array."""
+    """The error of a call for a batch with one wrong array."""
     setattr(batch, name, spoil(getattr(batch, name)))
     with pytest.raises(compll.UsageError) as caught:
         call(batch)
@@ -149,7 +149,7 @@ def test_what_is_only_read_may_be_read_only(codec):
 
 
 class Tensor:
-    """A tensor with only the members that are used."""
+    """A tensor with only the members that codecs use."""
 
     def detach(self):
         raise AssertionError

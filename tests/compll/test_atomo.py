@@ -60,7 +60,7 @@ def test_each_is_chosen_with_its_chance(rng):
 
 
 def plain(x, width, rank, u):
-    """ATOMO of one gradient in NumPy, given the place of the comb."""
+    """ATOMO of one gradient in NumPy, for a given offset of the comb."""
     rows = -(-len(x) // width)
     m = np.pad(x.astype(np.float64), (0, rows * width - len(x))).reshape(rows, width)
     left, size, right = np.linalg.svd(m, full_matrices=False)
@@ -87,7 +87,7 @@ def test_follows_the_paper(n, rank, columns, target, rng):
 
 
 def test_what_has_the_wanted_rank_is_sent_whole(rng):
-    """Equal singular values, as many as are sent: every chance is one."""
+    """Every probability is one if all singular values that are sent are equal."""
     left, right = (np.linalg.qr(rng.standard_normal((40, 3)))[0] for _ in range(2))
     x = (left @ right.T).reshape(-1).astype(np.float32)
     codec = compll.compile("atomo", rank=3, columns=0)
@@ -96,7 +96,7 @@ def test_what_has_the_wanted_rank_is_sent_whole(rng):
 
 @pytest.mark.parametrize("columns", first_fast([16, 4]))
 def test_the_mean_over_ranks_is_unbiased_and_tighter(columns, rng):
-    """Ranks draw each for themselves, so that four have half the spread of one."""
+    """Ranks draw independently, so four have half the spread of one."""
     n, codec = 256, compll.compile("atomo", rank=2, columns=columns)
     x = rng.laplace(size=n).astype(np.float32)
 

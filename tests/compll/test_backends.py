@@ -83,7 +83,7 @@ def batches_agree(cpu, reference, writeback):
 
 
 def test_what_is_not_finite_is_written_back_as_it_is_decoded(cpu, reference):
-    """Else the owner of a partition would hold finite values where its peers hold NaN."""
+    """Otherwise the owner of a partition would hold finite values, and its peers NaN."""
     for bad in (np.nan, np.inf, -np.inf) if cpu.reencodes else ():
         is_written_back(cpu, reference, bad)
 
@@ -158,7 +158,7 @@ def test_uniform_draws_are_uniform_and_independent():
 
 @pytest.mark.slow
 def test_draws_in_searches_beyond_32_bits(tmp_path):
-    """A search walks over a piece as a whole, and had the keys of its first element for all."""
+    """A search walks over a whole piece; it once used the keys of its first element for all."""
     path = tmp_path / "searched.yaml"
     path.write_text(
         "name: searched\nencode:\n  t: kth_largest(g + random(0, 1), ceil(n / 9))\n"
@@ -175,7 +175,7 @@ def test_draws_in_searches_beyond_32_bits(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_written_back_is_drawn_tile_by_tile(tmp_path):
-    """Values that a later walk writes back had, in every tile, the draws of the last tile."""
+    """Values that a later walk writes back once had, in every tile, the draws of the last tile."""
     path = tmp_path / "back.yaml"
     path.write_text(
         "name: back\nencode: {q: 'g + random(0, 1)', top: max(g)}\n"
@@ -190,7 +190,7 @@ def test_what_is_written_back_is_drawn_tile_by_tile(tmp_path):
 
 @pytest.mark.slow
 def test_without_a_state_there_is_a_fresh_one(tmp_path):
-    """Also a residual: -0.0 + 0.0 is 0.0."""
+    """Also for a residual: -0.0 + 0.0 is 0.0."""
     path = tmp_path / "counted.yaml"
     path.write_text(
         "name: counted\n"

@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
     def job(self, name, *seconds):
-        """Takes these seconds, in turn."""
+        """A job that takes these seconds, in turn."""
         times = list(seconds)
 
         def call():

@@ -18,7 +18,7 @@ from compll.runtime import cache
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    """Folders are looked for once a process."""
+    """A process looks for its folders once."""
     for known in (cache.usual, cache.folder, cache.spare):
         known.cache_clear()
     yield
@@ -79,7 +79,7 @@ def test_what_could_not_be_written_leaves_nothing(root, monkeypatch):
 
 
 def test_others_may_read_what_was_written(root):
-    """They compiled everything again in each process, where an image's folder was root's."""
+    """In an image with root's folder, other users' processes once compiled everything again."""
     before = os.umask(0o022)
     try:
         cache.write(root / "file", "text")
@@ -123,7 +123,7 @@ def test_a_temporary_folder_ends_with_its_process(root):
 
 
 def test_a_folder_that_others_filled_is_read(root, monkeypatch):
-    """Kernels in a read-only folder, as of a container's image, are not compiled again."""
+    """Kernels in a read-only folder, as in a container's image, are not compiled again."""
     made = jit.stored("others", PROGRAM, lambda: PROGRAM)
     shared = cache.usual("cpu")
     cache.folder.cache_clear()

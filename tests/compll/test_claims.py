@@ -17,7 +17,7 @@ decode: {decode}
 
 
 def told(tmp_path, encode, payload, decode="q", more="about: x"):
-    """The warnings of a spec, by their lines and texts."""
+    """The warnings of a spec: lines and texts."""
     path = tmp_path / "spec.yaml"
     lines = "\n".join(f"  {line}" for line in encode.splitlines())
     path.write_text(SPEC.format(encode=lines, payload=payload, decode=decode, more=more))

@@ -1,4 +1,4 @@
-"""Packing of selected elements' codes on the CPU: that of the reference."""
+"""The CPU packs selected elements' codes as the reference does."""
 
 import numpy as np
 import pytest

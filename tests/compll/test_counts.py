@@ -1,4 +1,4 @@
-"""Numbers of elements that are no int64: they mean all elements, on every backend."""
+"""Numbers of elements beyond int64 mean all elements, on every backend."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Element by element steps between arrays: compiled loops, bit for bit as the reference."""
+"""Elementwise steps between arrays: compiled loops, bit for bit as the reference."""
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -77,7 +77,7 @@ update: {held: g}
 
 
 def test_values_that_are_kept_need_no_masked_stores(tmp_path, monkeypatch):
-    """AMD's processors without AVX-512 take 12 cycles and more for one."""
+    """AMD's processors without AVX-512 take 12 cycles and more for a masked store."""
     path = tmp_path / "kept.yaml"
     path.write_text(KEPT)
     codec = compll.compile(path)

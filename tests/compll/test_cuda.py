@@ -62,7 +62,7 @@ def kernels(typed, where="shim", threads=256):
 
 
 def needs_equal_bytes(typed):
-    """Skip where last bits may differ: test_cuda_spectra looks at such specs."""
+    """Skip if last bits may differ: test_cuda_spectra tests these specs."""
     module, _ = typed
     roots = [f.expr for f in module.fields if f.expr is not None]
     if any(e.op in VECTORS for e in walk(*roots, *module.updates.values())):
@@ -253,7 +253,7 @@ def test_a_broken_payload_is_told_as_by_the_reference(typed, reference, rng, whe
 
 
 def broken(payload, turn, rng):
-    """A payload with something wrong, by turns."""
+    """Payloads, each damaged in another way."""
     data = payload.copy()
     if turn % 4 == 0:
         return data[: rng.integers(0, len(data))]

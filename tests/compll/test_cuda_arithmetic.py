@@ -1,4 +1,4 @@
-"""Arithmetic that kernels do in other ways than the reference, on every value or the hard ones."""
+"""Arithmetic that kernels do in another way than the reference, on every value or the hard ones."""
 
 import ctypes
 

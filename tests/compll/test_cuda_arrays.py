@@ -1,4 +1,4 @@
-"""Specs that are computed an array at a time, as CUDA source on the CPU: operators in company."""
+"""Specs that are computed an array at a time, as CUDA source on the CPU: combined operators."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,8 @@
-"""Checks that need a device: its own instructions against the functions of other processors, on
-every float; and calls under torch's capture of a CUDA graph."""
+"""Checks that need a device.
+
+Its own instructions are compared with the functions of other processors, on every float; and calls
+run under torch's capture of a CUDA graph.
+"""
 
 import ctypes
 import re
@@ -66,7 +69,7 @@ def shimmed(name):
 
 @cache
 def source():
-    """All checks, with the functions of kernels twice: as a device has them, and as others do."""
+    """All checks, with each kernel function twice: the device's, and other processors'."""
     text = header("prelude") + header("math")
     shims = "typedef unsigned long long uint64_t;\n" + "".join(map(shimmed, SHIMMED))
     portable = text.replace("__CUDA_ARCH__", "NO_DEVICE")
@@ -97,7 +100,7 @@ def test_what_is_compared_compiles_for_a_device():
 @needs_gpu
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_gpu_computes_what_other_processors_do(name):
-    """Compare all 2**32 floats; `first` is the least that differs, as bits."""
+    """Compare all 2**32 floats. first: bits of the smallest one that differs."""
     cupy = cuda_device.cupy()
     path = cuda_nvrtc.kept(source(), cupy.cuda.Device().compute_capability)
     kernel = cupy.RawModule(path=str(path)).get_function(name)

@@ -1,6 +1,6 @@
 """Arrays of other libraries, such as torch's tensors, given to a codec of the CUDA backend.
 
-A stand-in for CuPy sees host memory as the device's, and the shim runs the kernels.
+A stand-in for CuPy takes host memory for the device's, and the shim runs the kernels.
 """
 
 import sys
@@ -21,7 +21,7 @@ from tests.compll.cuda_host import HostDevice
 
 
 class Tensor:
-    """The interface of torch's tensors."""
+    """A tensor with torch's interface."""
 
     def __init__(self, held, typestr=None, device="cuda:0", wrong=None):
         self.held, self.device, self.wrong = held, device, wrong
@@ -56,7 +56,7 @@ PLACES = {}
 
 
 class Streams:
-    """CuPy's current device and stream, and those streams of torch that it was given."""
+    """CuPy's current device and stream, and the streams of torch that it was given."""
 
     def __init__(self, newer):
         self.current, self.given = 0, []
@@ -161,7 +161,7 @@ def test_a_state_in_the_hosts_memory_is_refused(module):
 
 
 class Torch:
-    """The used interface of torch. made: bytes and stream of allocations."""
+    """The part of torch's interface that is used. made: bytes and stream of allocations."""
 
     uint8 = "uint8"
 

@@ -1,4 +1,4 @@
-"""Values that the CUDA backend keeps between calls: their lifetime, and when not to make them."""
+"""Values that the CUDA backend keeps between calls: their lifetime, and calls without them."""
 
 import gc
 import weakref
@@ -207,7 +207,7 @@ def test_a_graph_is_not_made_of_what_nobody_holds():
 
 
 class Short(HostDevice):
-    """A device whose memory ends once."""
+    """A device that runs out of memory once."""
 
     left = 10**9
 

@@ -1,4 +1,4 @@
-"""Array specs with other operators and names in the place of theirs: as by the reference."""
+"""Array specs with some operators and names exchanged: results as by the reference."""
 
 import random
 import re
@@ -39,7 +39,7 @@ def mutated(source):
 
 
 def typed(text, folder):
-    """The module of a text that mixes elements and is compiled; else None."""
+    """The module of a text that mixes elements and compiles; otherwise None."""
     path = folder / "spec.yaml"
     path.write_text(text)
     try:

@@ -53,7 +53,7 @@ def test_machine_code_that_others_may_write_is_not_loaded(module, source):
 
 
 def disassembler():
-    """The disassembler of the development set-up; None elsewhere, as with CUDA's run time alone."""
+    """The disassembler of the development set-up; None without it, as at run time."""
     try:
         files = importlib.metadata.files("nvidia-cuda-nvdisasm") or ()
     except importlib.metadata.PackageNotFoundError:

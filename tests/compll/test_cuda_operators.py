@@ -157,7 +157,7 @@ decode: lookup(means, q)
 
 @pytest.mark.parametrize("feedback", ["", "feedback: error\n"])
 def test_tables_in_large_expressions_keep_their_names(feedback, tmp_path):
-    """A table that was read more than once became a float, which does not compile."""
+    """A table that was read more than once became a float in the source, which did not compile."""
     device, _ = compiled(REPEATED + feedback, tmp_path)
     assert not re.search(r"const float \w+ = table", device.source.full())
 
@@ -176,7 +176,7 @@ decode: scatter(index, value)
 
 
 def test_quantiles_beside_other_searches(tmp_path, rng):
-    """All of them count elements by their bits."""
+    """All of these searches count elements by their bits."""
     pieces_equal(RANKED, tmp_path, rng.standard_normal)
 
 

@@ -26,7 +26,7 @@ def where(request):
 
 
 class World:
-    """The device's rank 0 of a world whose other ranks are the reference's, and its twin there."""
+    """The device's rank 0 in a world whose other ranks are the reference's, and its twin there."""
 
     def __init__(self, both, where, threads, lengths, rng):
         typed, self.codec = both

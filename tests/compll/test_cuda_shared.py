@@ -19,7 +19,7 @@ def device_codec(name):
 
 
 def batch(codec, lengths):
-    """A table, where payloads begin, and bytes of all."""
+    """A table, the offsets of its payloads, and a buffer for them."""
     starts = np.cumsum([0, *lengths[:-1]])
     table = np.array(
         [[s, n, i, 0, s] for i, (s, n) in enumerate(zip(starts, lengths, strict=True))]
@@ -61,7 +61,7 @@ def test_tables_in_turn_have_the_bits_of_their_own(name, rng):
 @pytest.mark.parametrize("name", ["int4_group", "onebit", "topk"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_several_payloads_are_added_in_their_order(name, dtype, rng):
-    """In one launch where each lane is decoded on its own; the bits are those of one by one."""
+    """In one launch, which decodes each lane by itself; the bits are those of separate ones."""
     codec, count = device_codec(name), 5
     table, at, size = batch(codec, (3000, 1, 700))
     data, lengths = np.zeros(count * size, np.uint8), []
@@ -114,7 +114,7 @@ def test_a_merge_is_checked_before_anything_is_added(rng):
 
 @pytest.mark.parametrize("offset", [0, 2, 1])
 def test_codes_at_an_even_address_are_words(offset, rng):
-    """Behind an odd number of groups, say, of 2 bytes each; elsewhere they are bytes."""
+    """For example, behind an odd number of groups of 2 bytes; at odd addresses they are bytes."""
     codec, reference = device_codec("int4_group"), compll.compile("int4_group", "reference")
     text = codec.backend.source.text
     assert "aligned((out + out_at1), 2)" in text

@@ -65,7 +65,7 @@ def test_good_and_broken_streams_of_many_chunks(kind, other, share, tmp_path, rn
 
 @pytest.mark.parametrize("length", [1, 30, 4000])
 def test_streams_that_encode_never_makes(length, tmp_path):
-    """Another parameter than encode's, so that the stream is longer than any of encode's."""
+    """With another parameter than encode's, so the stream is longer than any of encode's."""
     device, reference = compiled(STREAM.replace("scatter(s,", "scatter(i,"), tmp_path, most=0.01)
     n, at = 50_000, np.zeros(1, np.int64)
     x = np.zeros(n, np.float32)

@@ -21,7 +21,7 @@ feedback: {decay: beta}
 
 
 def decayed(name, folder):
-    """A spec of the library whose residual decays."""
+    """A library spec with a decaying residual."""
     text = (SPECS / f"{name}.yaml").read_text()
     old = "feedback: own if residual else none" if "feedback: own" in text else "feedback: error"
     new = f"feedback: {OWN if 'own' in old else '{decay: 0.9}'}"

@@ -1,4 +1,4 @@
-"""docs/language.md is true: it names every operator and section, and its examples compile."""
+"""docs/language.md names every operator and section, and its examples compile."""
 
 import re
 from pathlib import Path

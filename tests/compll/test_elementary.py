@@ -1,4 +1,4 @@
-"""exp, log, log2 and powers: true to a few units in the last place, and equal in both backends."""
+"""exp, log, log2 and powers: right to a few units in the last place, and equal in both backends."""
 
 import ctypes
 from functools import cache
@@ -52,7 +52,7 @@ def test_powers():
 
 @cache
 def functions():
-    """Functions of the CPU's kernels, of float64."""
+    """Functions of the CPU's kernels, on float64."""
 
     def made(name):
         kinds = [F64] * (1 + (name == "pow"))

@@ -181,7 +181,7 @@ def test_wrong_uses_are_told(line, message, tmp_path):
 
 @given(st.floats(1e-3, 1e4), st.floats(1e-9, 1, exclude_max=True))
 def test_gamma_quantiles(shape, p):
-    """The tail beyond the quantile; an exponential distribution has a formula."""
+    """The tail beyond the quantile; for an exponential distribution there is a formula."""
     log_of_gamma = quantiles.PLAIN.log_gamma(shape)
     assert np.isclose(log_of_gamma, math.lgamma(shape), rtol=1e-13, atol=1e-13)
     assert np.isclose(quantiles.gamma_above(1.0, p), -math.log(p), rtol=1e-9)

@@ -65,7 +65,7 @@ def test_backends_agree(cpu, reference):
 
 @pytest.mark.parametrize("scale", [1.0, 1e-36, 1e-38, 1e-41])
 def test_zeros_are_zeros_beside_whatever_else(scale):
-    """Unbiased codecs with equally many levels below zero as above decode zeros to zeros."""
+    """Unbiased codecs with as many levels below zero as above decode zeros to zeros."""
     x = (values()["all scales"] * 0 + np.arange(N) % 7 - 3).astype(np.float32) * np.float32(scale)
     x[::5] = 0
     for name in ("int8_group", "int4_group", "int3_group", "tern_group", "qsgd", "natural"):
@@ -87,7 +87,7 @@ def test_a_step_after_a_non_finite_one_is_clean(cpu):
 
 
 def test_arguments_that_are_not_written(cpu, reference, rng):
-    """x (without write-back), the payload, and the state of other pieces stay as they are."""
+    """x (without write-back), the payload, and the state of other pieces stay unchanged."""
     n, room = 2049, 2049 + 80
     for codec, offset in itertools.product((cpu, reference), (0, 1, 3)):
         whole = rng.standard_normal(room).astype(np.float32)

@@ -42,7 +42,7 @@ KNOWN |= {"min": min, "max": max, "abs": abs, "round": round}
 
 @pytest.mark.parametrize("name", compll.list_specs())
 def test_what_follows_from_n_is_written_as_what_it_means(name):
-    """Python reads the formula of every such value in the specs as the value."""
+    """Evaluated by Python, the formula of every such value in the specs is the value."""
     module, params = type_check(name, {})
     env = params | {"n": 1000}
     for expr in module.bindings.values():
@@ -89,7 +89,7 @@ def node(pool, tree):
 
 
 def read(pool, tree):
-    """A syntax tree as such an expression."""
+    """A typed expression from a syntax tree."""
     if hasattr(tree, "op"):
         return pool.make(tree.op, tuple(read(pool, a) for a in tree.args), STATIC)
     name = getattr(tree, "name", None)

@@ -1,4 +1,4 @@
-"""Gaps: one spelling for each, refused otherwise by every backend; encode's are accepted."""
+"""Gaps have one encoding each; every backend refuses others, and accepts encode's."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def payload(gaps, count):
 
 
 def decodes(folder):
-    """Decoders by name; each raises PayloadError or gives the elements."""
+    """Decoders by name; each returns the elements, or raises PayloadError."""
     device, reference = compiled(SPEC, folder)
     cpu = compll.compile(folder / "spec.yaml", "cpu")
 

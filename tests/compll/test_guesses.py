@@ -1,4 +1,4 @@
-"""Thresholds of a sample that turn out wrong: payloads and states as the reference has them."""
+"""Thresholds of a sample that turn out wrong: payloads and states equal the reference's."""
 
 import numpy as np
 import pytest

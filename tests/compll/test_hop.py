@@ -1,4 +1,4 @@
-"""Decode, add and encode in one kernel equals the three after one another."""
+"""Decode, add and encode in one kernel give the same results as one after the other."""
 
 import itertools
 

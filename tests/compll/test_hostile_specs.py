@@ -1,4 +1,4 @@
-"""Specs written to exhaust the compiler end soon, with an error; places are exact in any text."""
+"""Specs that would exhaust the compiler fail soon, with an error; places are exact in any text."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ decode: g * s
 
 
 def chain(first, step, count, last):
-    """Bindings each made of the one before: `A` in `step` stands for it."""
+    """Bindings each made from the one before, which is `A` in `step`."""
     lines = [f"  a0: {first}"]
     lines += [f"  a{i}: {step.replace('A', f'a{i - 1}')}" for i in range(1, count + 1)]
     return SPEC.format(lines="\n".join([*lines, f"  s: {last.replace('A', f'a{count}')}"]))
@@ -130,7 +130,7 @@ def test_bounds_that_no_default_is_within(key, end, tmp_path):
     ],
 )  # fmt: skip
 def test_bits_of_numbers_that_are_not_finite(number, value, tmp_path):
-    """The floor of infinity is infinite; as bits it is 0, as that of an element is."""
+    """The floor of infinity is infinite; its bits are 0, as for an element."""
     path = tmp_path / "spec.yaml"
     path.write_text(
         f'name: x\nparams: {{p: 10}}\nencode: {{q: "g * ({number})"}}\n'

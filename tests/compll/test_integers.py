@@ -43,7 +43,7 @@ def test_numbers_below_zero_arrive(group, tmp_path, rng):
 
 @pytest.mark.slow
 def test_integers_of_selected_elements_into_a_state(tmp_path, rng):
-    """The conversion stood around `where(kept, a, b)`, which the CPU backend then refused."""
+    """The conversion stood around `where(kept, a, b)`, which the CPU backend once refused."""
     path = tmp_path / "state.yaml"
     path.write_text("""
 name: chosen
@@ -73,9 +73,9 @@ BITS = ("e >> 1", "e & 255", "-e ^ 3", "(e | 6) << 2", "e << e", "e >> e", "e <<
 
 @pytest.mark.slow
 def test_bits_of_one_number(tmp_path):
-    """Constants reach kernels as floats, which have no bits, but a zero below zero.
+    """Constants reach kernels as floats, which have no bits; negative zero is one, too.
 
-    A whole number that is no element has no bounds: the reference had those of int32.
+    Bounds of a whole number that is no element were once those of int32 in the reference.
     """
     path = tmp_path / "bits.yaml"
     names = [f"y{number}" for number in range(len(BITS))]
@@ -112,7 +112,7 @@ RANGES = {"int32": (-(2**31), 2**31), "uint32": (0, 2**32), "uint16": (0, 2**16 
 
 
 def held(expression, decoded, path):
-    """The spec, written to a path, that holds an expression as every type."""
+    """The path of a spec that stores an expression in every type."""
     text = HELD.replace("EXPRESSION", expression).replace("DECODED", decoded)
     text = text.replace("SHAPE", "[n]" if expression in ELEMENTS else "")
     path.write_text(text)
@@ -122,7 +122,7 @@ def held(expression, decoded, path):
 @pytest.mark.slow
 @pytest.mark.parametrize("expression", [*ELEMENTS, *NUMBERS])
 def test_feedback_knows_what_is_held(expression, tmp_path):
-    """Beyond a type's range numbers wrapped around in the payload, but not in the residual."""
+    """Numbers beyond a type's range once wrapped around in the payload, but not in the residual."""
     path = tmp_path / "held.yaml"
     x = np.array([-1, 2, -3, 4, 0.5, 0], np.float32)
     values = []
@@ -151,7 +151,7 @@ feedback: error
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "bfloat16[n]"])
 def test_feedback_knows_how_floats_round_integers(kind, tmp_path):
-    """The residual was of the integer itself."""
+    """The residual once used the unrounded integer."""
     path = tmp_path / "rounded.yaml"
     of = "g" if "[n]" in kind else "max(g)"
     text = ROUNDED.replace("OF", of).replace("TYPE", kind).replace("DECODED", "a")
@@ -177,7 +177,7 @@ def checked(codec, x):
 
 @pytest.mark.slow
 def test_integers_beside_a_search(tmp_path, rng):
-    """A tile's stored integers and the counts of the search used to have one name."""
+    """A tile's stored integers and the counts of the search once had one name."""
     path = tmp_path / "searched.yaml"
     path.write_text("""
 name: searched

@@ -1,4 +1,4 @@
-"""Selections whose elements need a value of another walk than the one that could select them."""
+"""Selections whose elements need a value of another walk than the one that selects them."""
 
 import numpy as np
 import pytest

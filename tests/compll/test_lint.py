@@ -17,7 +17,7 @@ PLAIN = {
 
 
 def spec(tmp_path, **sections):
-    """A spec's file, of PLAIN with other sections."""
+    """The file of PLAIN with some sections replaced."""
     path = tmp_path / "own.yaml"
     path.write_text("\n".join(f"{k}: {v}" for k, v in ({"name": "own"} | PLAIN | sections).items()))
     return path
@@ -159,7 +159,7 @@ feedback: error
 
 
 def test_slow_specs_are_told_at_their_cause(tmp_path):
-    """A spec of nine walks had "no problems"."""
+    """A spec of nine walks once had "no problems"."""
     path = tmp_path / "own.yaml"
     path.write_text(ROTATED)
     told = [w for w in warnings(path) if "array at a time" in w]
@@ -172,7 +172,7 @@ def test_slow_specs_are_told_at_their_cause(tmp_path):
 
 
 def test_matrices_too_large_for_a_large_tensor_are_slow_not_wrong(tmp_path):
-    """`check` ended with an error that had no place, though the spec is fine for small tensors."""
+    """`check` once ended in an error without a place, though small tensors are fine."""
     encode = "{m: 'matrix(g, 8)', q: m @ transpose(m) @ m}"
     own = spec(tmp_path, params="{}", encode=encode, payload="{q: 'float32[ceil(n / 8), 8]'}",
                decode="flat(q)")  # fmt: skip

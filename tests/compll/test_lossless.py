@@ -67,7 +67,7 @@ def test_what_is_not_finite_and_the_largest_stay(target):
 
 
 def test_bits_at_every_level(tmp_path):
-    """Bits of elements, groups and whole tensors, there and back."""
+    """Bits of elements, groups and whole tensors, to integers and back."""
     path = tmp_path / "bits.yaml"
     for group in ("", "group: 64\n"):
         path.write_text(

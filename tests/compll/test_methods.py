@@ -1,4 +1,4 @@
-"""Each method against published implementations and against its own mathematics."""
+"""Each method against published implementations and against its own formulas."""
 
 import itertools
 from pathlib import Path

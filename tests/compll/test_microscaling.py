@@ -10,7 +10,7 @@ FORMATS = {"mxfp4": (1, 0, 6.0), "mxfp8": (3, -6, 448.0)}
 
 
 def rounded(x, name):
-    """A group as the standard converts it: nearest even, too large ones to the largest value."""
+    """A group converted by the standard: to nearest even, too large values to the largest one."""
     bits, least, largest = FORMATS[name]
     scale = 2.0 ** (np.floor(np.log2(np.abs(x).max())) - np.floor(np.log2(largest)))
     y = x / scale

@@ -32,7 +32,7 @@ def test_helpers_of_backends_are_no_backends():
 
 @pytest.mark.parametrize("made", ["matrix(g, columns)", "random_matrix(columns, 2)"])
 def test_matrices_without_columns(made, tmp_path):
-    """A parameter that the shape decides has its default without a shape, also in `check`."""
+    """A parameter that the shape decides has its default if there is no shape, also in `check`."""
     path = tmp_path / "wide.yaml"
     path.write_text(
         "name: wide\nparams: {columns: {default: 0, from: columns}}\n"
@@ -64,7 +64,7 @@ def test_a_share_is_no_number_of_elements(kept, tmp_path):
 
 
 def test_codes_of_a_matrix(tmp_path):
-    """Codes by element or as a matrix; payloads that ranks add, by element only."""
+    """Codes by element or as a matrix; in payloads that ranks add, by element only."""
     path = tmp_path / "rows.yaml"
     text = "name: rows\nencode:\n  m: matrix(g, 8)\n  q: m < 0\npayload:\n  q: {}\ndecode: {}\n"
     path.write_text(text.format("uint1[n]", "where(q, -1, 1)"))

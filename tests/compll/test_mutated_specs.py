@@ -1,4 +1,4 @@
-"""Mutated specs and arbitrary YAML: diagnostics or a codec, soon; never a traceback, never run."""
+"""Mutated specs and arbitrary YAML give diagnostics or a codec, soon; never a traceback."""
 
 import re
 

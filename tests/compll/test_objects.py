@@ -1,4 +1,4 @@
-"""Compiled kernels as other processes and threads find them."""
+"""Compiled kernels, as other processes and threads find them."""
 
 import json
 import os

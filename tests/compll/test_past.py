@@ -15,7 +15,7 @@ BESIDE = 100  # elements before and after the result that must stay as they are
 
 @pytest.fixture(scope="module")
 def past(tmp_path_factory):
-    """Kernels that store past the cache however little there is, by their spec's name."""
+    """Kernels that store past the cache for any number of elements, by their spec's name."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("past")
         for name in ("usual", "folder", "spare"):

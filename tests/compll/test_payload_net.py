@@ -28,8 +28,8 @@ RECORDED = [case for case in CASES if case[0] not in OWN_BITS]
 
 
 def gradient(n: int, seed: int) -> np.ndarray:
-    """float32 [n] over some orders of magnitude, a tenth zeros; of integers, as NumPy's own random
-    numbers may change with its version."""
+    """float32 [n] over several orders of magnitude, a tenth zeros. Made from integers, since
+    NumPy's random numbers may change with its version."""
     state = (np.arange(n, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -41,7 +41,7 @@ def gradient(n: int, seed: int) -> np.ndarray:
 
 
 def encoded(codec, n, states, step):
-    """Payloads, and the decoded values of all ranks: of one rank, or the rounds of one."""
+    """Payloads and decoded values of all ranks: of one rank, or of the rounds of one."""
     x = gradient(n, step)
     if not codec.rounds:
         payload = codec.encode(x, state=states or None, seed=7, step=step)

@@ -1,4 +1,4 @@
-"""Fields of several selections: every backend writes and reads them as the payload orders them."""
+"""Fields of several selections: every backend writes and reads them in the payload's order."""
 
 import numpy as np
 import pytest

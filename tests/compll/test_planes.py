@@ -1,4 +1,4 @@
-"""Codes whose bits are no power of two, as fields of such bits."""
+"""Codes whose number of bits is not a power of two, as fields."""
 
 import numpy as np
 import pytest

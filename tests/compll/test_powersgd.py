@@ -104,7 +104,7 @@ def test_a_matrix_of_low_rank_is_sent_whole(rng):
 
 
 def test_a_direction_that_was_lost_comes_back(rng):
-    """After a gradient of zeros, and one of rank one, the second column still finds something."""
+    """After a gradient of zeros, and one of rank one, the second column finds a direction again."""
     world = World(2, 1600, rank=2)
     one = np.outer(rng.standard_normal(40), rng.standard_normal(40)).reshape(-1)
     for step, x in enumerate((np.zeros(1600), one)):
@@ -120,7 +120,7 @@ def test_a_direction_that_was_lost_comes_back(rng):
 
 
 def descend(feedback, workers=3, n=900, steps=300, rate=0.05):
-    """Distance left on a quadratic whose gradients differ between workers."""
+    """Remaining distance on a quadratic whose gradients differ between workers."""
     rng = np.random.default_rng(5)
     targets = rng.standard_normal((workers, n)).astype(np.float32)
     world, x = World(workers, n, rank=2), np.zeros(n, np.float32)
@@ -293,7 +293,7 @@ def test_every_field_has_a_round(tmp_path):
 
 
 def test_matrices_without_rounds(tmp_path, rng):
-    """A payload that travels whole: here the error feedback of a low rank approximation."""
+    """A payload that travels whole: the error feedback of a low rank approximation."""
     path = tmp_path / "spec.yaml"
     path.write_text(GOOD.replace("rounds: {p: mean, q: mean}\n", "").replace("combined(p)", "p")
                     .replace("combined(q)", "q"))  # fmt: skip

@@ -13,7 +13,7 @@ INPUTS, MORE = np.load(FOLDER / "published.npz"), np.load(FOLDER / "more.npz")
 
 
 def vectors(method):
-    """Names of the inputs that a method's results are known for."""
+    """Names of the inputs for which a method's results are known."""
     return sorted({k.split("/")[1] for k in MORE if k.startswith(f"{method}/")})
 
 

@@ -19,7 +19,7 @@ SEEDS = range(int(os.environ.get("COMPLL_SPECS", "4")))
 
 
 def valid(seed, folder):
-    """The text of a spec that the reference compiles: most are."""
+    """The text of a spec that the reference compiles, as most do."""
     source = random.Random(seed)
     while True:
         text = random_specs.spec(source)
@@ -33,7 +33,7 @@ def valid(seed, folder):
 
 
 def gradient(rng, n):
-    """With zeros of both signs, denormals and ties."""
+    """Values with zeros of both signs, denormals and ties."""
     x = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3)
     kind = rng.random(n)
     for value, most in ((0.0, 0.15), (-0.0, 0.2), (1e-41, 0.22), (np.round(x), 0.25)):

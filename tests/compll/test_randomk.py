@@ -39,7 +39,7 @@ def test_positions_in_large_tensors(n, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("n, count", [(50, 7), (64, 16), (37, 1), (11, 10)])
 def test_every_position_has_the_same_chance(n, count):
-    """Also where the stretches differ by one; drawn over steps, tensors and parts of a tensor."""
+    """Also if stretches differ by one; draws vary over steps, tensors and parts of a tensor."""
     draws = 20000
     for place in range(3):
         where = [[0, 0, 0] for _ in range(draws)]
@@ -118,7 +118,7 @@ def test_parts_of_a_tensor_draw_their_own_positions():
 @pytest.mark.parametrize("name", ["randomk", "thc"])
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 def test_steps_are_whole_numbers(name, target, rng):
-    """NumPy's integers are accepted; other types could choose other draws and are refused."""
+    """NumPy's integers are accepted; other types could lead to other draws, and are refused."""
     x, codec = rng.standard_normal(500).astype(np.float32), compll.compile(name, target)
     payload = codec.encode(x, step=np.int64(7))
     assert np.array_equal(payload, codec.encode(x, step=7))
@@ -264,7 +264,7 @@ def test_table_rows_of_no_elements():
 @pytest.mark.parametrize("key", ["shared(0, 1) < 0.3", "abs(hadamard(g, 64)) > 1"])
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 def test_what_needs_whole_arrays_may_only_select(key, target, tmp_path):
-    """Selections alone did not count: such specs were compiled in passes, which know no draws."""
+    """A spec with selections alone was once compiled in passes, which have no draws."""
     path = tmp_path / "masked.yaml"
     path.write_text(
         f"name: masked\nencode:\n  kept: filter({key})\n  index: indices(kept)\n  v: g[kept]\n"

@@ -82,7 +82,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path):
 
 @pytest.mark.parametrize("left", [1, 2])
 def test_mending_reveals_no_new_mistake(left, tmp_path):
-    """Each mistake, and each two of them, as if all others had been mended."""
+    """Each mistake, and each pair, in a text without the others."""
     for some in itertools.combinations(MISTAKES, left):
         found = told(with_(some), tmp_path)
         assert len(found) == left, (some, found)
@@ -122,7 +122,7 @@ decode: q * scal
 
 
 def test_brackets_in_braces_hide_nothing(tmp_path):
-    """YAML ends at `[n]` within braces; the rest of the file is read all the same."""
+    """YAML ends at `[n]` within braces; the rest of the file is read anyway."""
     found = told(BRACES, tmp_path)
     assert [m for m in found if "malformed" not in m] == [
         "unknown operator 'flor'", "unknown name 'scal'"

@@ -198,7 +198,7 @@ def test_mistakes_with_rows_are_told(old, new, message, tmp_path):
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 @pytest.mark.parametrize("made", ["m @ transpose(m)", "row_sum(m) * transpose(row_sum(m))"])
 def test_a_matrix_that_no_memory_holds_is_refused(target, made, tmp_path):
-    """Only matrices that no operator made of others were: these asked for 64 GB."""
+    """Only matrices that are no results of operators were once checked: others asked for 64 GB."""
     path = tmp_path / "squares.yaml"
     path.write_text(
         f"name: squares\nencode: {{m: 'matrix(g, 8)', s: 'sum({made})'}}\n"

@@ -409,7 +409,7 @@ def test_a_matrix_whose_type_was_not_written_keeps_its_shape(tmp_path):
 
 
 def test_a_section_that_is_not_indented_hides_no_other_mistake(tmp_path):
-    """'scale' was taken for 'state', with a second error about that."""
+    """'scale' was once taken for 'state', with a second error about that."""
     text = GOOD.replace("  scale: mean", "scale: meen").replace("  q: where", "q: where")
     told = problems(text, tmp_path)
     assert [(d.span.line, d.span.col) for d in told] == [(5, 1), (5, 8), (6, 1)]

@@ -40,7 +40,7 @@ feedback: error
 
 
 def published(x, bound):
-    """Encode and decode by the bits of floats, as the paper's Algorithm 2 has it."""
+    """Encode and decode by the bits of floats, as in the paper's Algorithm 2."""
     bits = x.view(np.uint32).astype(np.int64)
     exponent, fraction = (bits >> 23 & 255) - 127, (bits & (1 << 23) - 1) >> 1 | 1 << 22
     low = round(np.ceil(np.log10(bound / 2) - 1e-9))

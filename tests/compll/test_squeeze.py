@@ -1,4 +1,4 @@
-"""Putting selected elements together, in order, with the processor's instruction and without."""
+"""Packing of selected elements, in order, with the processor's instruction and without."""
 
 import numpy as np
 import pytest

@@ -105,7 +105,7 @@ def test_sums_are_near_and_in_any_order(data):
 
 @pytest.mark.slow
 def test_a_sketch_is_right_on_average(tmp_path, rng):
-    """Without feedback, by an error that falls with the root of the steps."""
+    """Without feedback, the error falls with the square root of the number of steps."""
     n, steps = 500, 1000
     text = SKETCH.replace("feedback: own\n", "").replace(" + moved, width", ", width")
     _, codec = codecs(text, tmp_path)
@@ -162,7 +162,7 @@ ODD = {"nan": 0, "inf": 0, "-inf": 0, "3e9": 2**31 - 1, "-3e9": -(2**31), "-0.9"
 
 @pytest.mark.slow
 def test_integers_of_what_no_integer_holds(tmp_path):
-    """The largest integer of an element is that of float32 below 2**31."""
+    """The largest integer of an element is the largest float32 below 2**31."""
     kinds = {"a": ("int({} + 0 * g)", "int32[n]"), "b": ("int({} + 0 * sum(g))", "float32"),
              "c": ("int({})", "float32")}  # fmt: skip
     names = {f"{kind}{i}": (kind, x) for kind in kinds for i, x in enumerate(ODD)}

@@ -31,7 +31,7 @@ def test_sketch_is_the_mean_of_quantile_bins(q, n):
 
 
 def test_sketch_is_near_the_published_one():
-    """Their quantiles fall between elements, so that some elements are in a neighbouring bin."""
+    """Their quantiles lie between elements, so some elements are in a neighbouring bin."""
     x, theirs = MORE["grace_sketch/x"], MORE["grace_sketch/y"]
     codec = compll.compile("sketch", "cpu")
     y = codec.decode(codec.encode(x), len(x))

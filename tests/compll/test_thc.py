@@ -18,7 +18,7 @@ BLOCKS = st.sampled_from([2, 4, 8, 64, 1024])
 
 
 def plain(x, block):
-    """The transform by matrices, float64."""
+    """The transform as products of matrices, in float64."""
     out, at, size = np.array(x, np.float64), 0, block
     while at < len(x):
         while len(x) - at < size:
@@ -73,7 +73,7 @@ def test_shared_draws_are_uniform_and_not_those_of_random():
 
 
 class Plain:
-    """THC as the paper writes it, in float64, with the rounding that the language draws."""
+    """THC as in the paper, in float64, with the language's random rounding."""
 
     def __init__(self, workers, n, bits, clipped, block):
         self.n, self.s, self.block, self.clipped = n, 2**bits - 1, block, clipped
@@ -156,7 +156,7 @@ def test_one_worker_is_encode_and_decode(rng):
 
 
 def descend(residual, workers=3, n=900, steps=120, rate=0.1):
-    """Distance left on a quadratic whose gradients differ between workers; codes are coarse."""
+    """Remaining distance on a quadratic with different gradients on workers; codes are coarse."""
     rng = np.random.default_rng(5)
     targets = rng.standard_normal((workers, n)).astype(np.float32)
     world, x = World("thc", workers, n, bits=2, residual=residual), np.zeros(n, np.float32)
@@ -206,7 +206,7 @@ def test_codes_of_too_many_ranks_do_not_fit_a_byte(bits, most):
 
 
 def test_the_largest_sum_fits(rng):
-    """Seventeen ranks whose codes are all 15 come out as they should."""
+    """Seventeen ranks whose codes are all 15 decode correctly."""
     world = World("thc", 17, 64, clipped=0.0, residual=False, block=64)
     sign = np.where(shared.uniform(0, 0, 0, 0, 64, 1024) < 0.5, -1, 1)
     x = (sign * matrix_numbers.hadamard(np.full(64, 3, np.float32), 64)).astype(np.float32)

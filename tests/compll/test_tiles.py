@@ -22,13 +22,13 @@ def empty(monkeypatch, tmp_path):
 
 
 def machine(name):
-    """Another processor, as LLVM compiles for it."""
+    """Another processor, for which LLVM compiles."""
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(name, "", opt=3, reloc="pic")
 
 
 def fresh(name):
-    """A spec's kernels, not those that other tests have."""
+    """A spec's kernels, newly made, not those of other tests."""
     codec = compll.compile(name, "reference")
     return codec, TileKernels(codec.module, codec.params)
 

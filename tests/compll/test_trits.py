@@ -28,7 +28,7 @@ decode: q + 10 * p + 100 * low
 
 @pytest.mark.parametrize("case", CASES)
 def test_published_bytes(case):
-    """Published planes are fifths of the whole tensor: one tile."""
+    """Published planes hold fifths of the whole tensor: one tile."""
     held = {k.rsplit("/", 1)[1]: MORE[k] for k in MORE if k.startswith(f"{case}/")}
     codes = (held["quantized"] + 1).astype(np.uint8)
     x = INPUTS[f"input/{case.split('/')[1]}"]

@@ -1,4 +1,4 @@
-"""Zeros, denormals, huge values, NaN and infinity; payloads that are none."""
+"""Zeros, denormals, huge values, NaN and infinity; malformed payloads."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Tiles of zeros of either sign, among others, on the CPU as by the reference."""
+"""Tiles of zeros of either sign, among others: the CPU's results are the reference's."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ KINDS = [
 
 
 def gradients(tile):
-    """Tiles of a kind each, the last one shorter."""
+    """Tiles of one kind each, the last one shorter."""
     kinds = st.lists(st.sampled_from(KINDS), min_size=1, max_size=5)
     lengths = st.integers(1, tile)
     return st.builds(
@@ -45,7 +45,7 @@ def tiles(kinds, tile):
 
 
 def encoded(codec, x, incoming, state, **options):
-    """Results of kernels that encode, and that merge: payloads, and the decoded x."""
+    """Results of kernels that encode, and of those that merge: payloads, and the decoded x."""
     at, found = np.zeros(1, np.int64), []
     taken = codec.encode(np.resize(incoming, len(x)), seed=1)
     for hop in (None, Incoming(taken, at, np.array([len(taken)]))):
@@ -65,7 +65,7 @@ def words(data):
 
 
 def agree(codecs, x, incoming, **options):
-    """The CPU's backend and the reference, with states from step to step."""
+    """Assert that the CPU's backend and the reference agree, with states from step to step."""
     states = [codec.init_state(len(x)) or None for codec in codecs]
     for step in range(2):
         made = [

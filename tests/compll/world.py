@@ -20,7 +20,7 @@ class World:
         self.states = [self.codec.init_state(n) for _ in range(workers)]
 
     def step(self, gradients, step=0):
-        """The result of all workers, bit for bit."""
+        """The result that all workers have, bit for bit."""
         at, sums = np.zeros(1, np.int64), []
         for number, one in enumerate(self.codec.rounds):
             total = None

@@ -120,7 +120,7 @@ def test_the_help_shows_all_default_methods(columns, monkeypatch):
 
 @pytest.fixture
 def handled():
-    """Handle a signal somehow, until the test ends; the tests themselves may run under nohup."""
+    """Handle a signal until the test ends; the tests themselves may run under nohup."""
     before = {}
 
     def handle(number, how):

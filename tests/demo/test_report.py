@@ -1,4 +1,4 @@
-"""Tables and the chart, from canned figures."""
+"""Tables and the chart, from given figures."""
 
 import dataclasses
 import io

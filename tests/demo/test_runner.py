@@ -74,7 +74,7 @@ class Told(Watched):
 
 
 class Throttled:
-    """Links that are not this machine's own."""
+    """Throttled links, which are not this machine's own."""
 
     interface = "lo"
 
@@ -187,7 +187,7 @@ def test_a_rank_ends_when_its_parent_is_gone():
 
 @pytest.mark.slow
 def test_ranks_keep_their_memory():
-    """glibc would return it in every step and fault it in again in the next."""
+    """Otherwise glibc would return it in every step, and fault it in again in the next."""
     said = "raise SystemExit(os.environ['MALLOC_TRIM_THRESHOLD_'] + os.environ['MALLOC_MMAP_MAX_'])"
     place = Watched({1: [sys.executable, "-c", f"import os; {said}"]})
     result = runner.run(place, Job("ddp-fp32", steps=2, workload=TINY))

@@ -122,7 +122,7 @@ def changed(rank, world_size, way, changes, only=None):
 
 
 def partly(rank, world_size):
-    """Text and note of DDP's error after some parameters were converted and back."""
+    """Text and note of DDP's error after some parameters were converted, and back again."""
     model = mlp()
     ddp = hipress.wrap(model, "int8_group", min_size=0, timeout=60)
     for step in range(4):

@@ -31,7 +31,7 @@ from tests.patience import HANG, SILENCE
 
 
 def resume(rank, world_size, name, scope, path, ddp_kwargs):
-    """Six steps at once, and three, a checkpoint, three."""
+    """Six steps in a row; three, a checkpoint, and three more."""
     whole = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
     train(whole, rank, range(6), momentum=0)
     half = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
@@ -65,8 +65,8 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
 
 
 def through_dcp(rank, world_size, path, cases):
-    """Sums of squares by case of a saved state, and of the values that
-    torch.distributed.checkpoint loads of it into new objects."""
+    """Sums of squares of a saved state's values, and of those that torch.distributed.checkpoint
+    loads into new objects; by case."""
     found = {}
     for title, (way, scope) in cases.items():
 
@@ -171,7 +171,7 @@ def keys_of(state):
 
 
 def state_errors(ddp, state):
-    """Messages for states that do not fit, and that strict=False takes them."""
+    """Messages for states that do not fit; checks that strict=False takes them."""
     found = {}
     other = {"codecs": dict.fromkeys(state["codecs"], "other")}
     topk = {"compressors": dict.fromkeys(state["codecs"], "topk(ratio=0.01)")}

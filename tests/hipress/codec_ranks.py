@@ -29,7 +29,7 @@ from tests.hipress.fakes import Int8
 
 
 class Automatic(NamedTuple):
-    """A model that was wrapped by "auto"."""
+    """A model after `wrap` with "auto"."""
 
     report: dict
     text: str  # of the report
@@ -56,7 +56,7 @@ def automatic(rank, world_size, least):
 
 
 def real(rank, world_size, names):
-    """Ten steps with real codecs; the trained models by name."""
+    """Ten steps with real codecs; returns the trained models by name."""
     plain = DistributedDataParallel(make())
     train(plain, rank, range(10))
     found = {}
@@ -139,7 +139,7 @@ def told(rank, world_size):
 
 
 class Rows(nn.Module):
-    """A sparse embedding, a layer, and one that stays as it is."""
+    """A sparse embedding, a layer, and a parameter that never changes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ class Trained(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """An error of a rank; its kind is "none" where there was none."""
+    """An error of a rank; kind "none" if there was no error."""
 
     kind: str
     message: str
@@ -137,7 +137,7 @@ def infinity(rank, world_size, name):
 
 
 def scaled(ddp, rank):
-    """Skipped steps with GradScaler: the first, as one rank's loss overflows, and not the next."""
+    """Steps that GradScaler skipped: the first, as one rank's loss overflows; not the next."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
     skipped = []

@@ -111,7 +111,7 @@ def by_policy(rank, size, name, gpu=False):
 
 
 def quick(stack):
-    """Short trials of few codecs, which are timed on few elements."""
+    """Short trials of few codecs, which are timed with few elements."""
     for where, name, value in (
         (trial, "COUNTED", 3), (trial, "SLOW", 1e9), (auto, "MIN_GAIN_SECONDS", -1e9),
         (auto, "FAR", 1e9), (auto, "SHARE", 0.0), (timing, "ELEMENTS", (1 << 7, 1 << 9)),
@@ -167,7 +167,7 @@ def by_trial(rank, size, gpu=False):
 
 
 def resumed_on_host(engine, memory, params, rank):
-    """Averages of steps by a plan of the host that a checkpoint had."""
+    """Averages of steps after loading a checkpoint whose plan compresses on the host."""
     plan = next(plan for plan in engine.tuner.plans if plan.hosted)
     again = engine.tuner.restored(plan.by_name)
     assert again.hosted

@@ -95,7 +95,7 @@ def hosted(rank, size, dtype, codec, strategy, min_size):
 
 
 def uncompressed(rank, size, dtype):
-    """The same of gradients that are compressed on the device, but those of the first bucket."""
+    """The same with gradients compressed on the device, except those of the first bucket."""
     codecs = compiled("onebit_group"), compll.compile("onebit_group")
     two_buckets(rank, size, dtype, "staged", *codecs, {"min_size": 1000})
 
@@ -107,7 +107,7 @@ def over_slots(rank, size, dtype, codec):
 
 
 class Slots:
-    """A transport without tags, for an emulated device's memory, over one of the host's."""
+    """A transport without tags for an emulated device, over one for the host's memory."""
 
     def __init__(self, inner, schedule):
         self._inner, self._schedule = inner, schedule
@@ -185,7 +185,7 @@ def two_buckets(rank, size, dtype, transport, codec, hosts_codec, how):
 
 
 def in_turn(rank, size):
-    """Each bucket's own job is waited for before its averages are used, and no other."""
+    """The averages of a bucket wait for its own job only."""
     params, schedule, calls = describe(model()), Schedule(rank), []
     memory = DeviceMemory(schedule)
     settle, submit = Executor.settle, Executor.submit
@@ -275,7 +275,7 @@ def lost(rank, size):
 
 
 def same_states(device, host, rank, size):
-    """Saved states are equal, and can be loaded on either."""
+    """True if the saved states are equal, and each engine can load the other's."""
     wanted = exported(host, rank, size)
     assert any(values.any() for values in wanted)
     assert all(map(torch.equal, exported(device, rank, size), wanted))
@@ -305,7 +305,7 @@ class ForCuda(Int8):
 
 
 def refused(rank, size, where, asked, alone):
-    """Error for an impossible placement; the other ranks ask for the same, or a possible one."""
+    """The error for an impossible placement; the other ranks ask for that or a possible one."""
     if alone and rank > 0:
         asked, where = {}, None
     placed = mock.patch.object(session, "place", return_value=where and Placement(*where))
@@ -323,8 +323,8 @@ def refused(rank, size, where, asked, alone):
 
 
 def broken(rank, size, strategy):
-    """A kernel's error for the payload of the last rank ends the step of the rank that finds it,
-    and the next step of all."""
+    """A kernel's error for the last rank's payload ends the step of the rank that finds it, and the
+    next step on all ranks."""
     params, schedule = describe(model()), Schedule(rank)
     memory = DeviceMemory(schedule)
     with schedule.driving():

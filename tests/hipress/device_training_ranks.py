@@ -1,5 +1,5 @@
-"""Ranks of test_device_training.py: DDP's own hooks, and an engine on an emulated device; buckets
-are copied there, and averages back."""
+"""Ranks of test_device_training.py: DDP's own hooks, and an engine on an emulated device. Buckets
+are copied to it, and averages back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
 
 
 class Moved(Engine):
-    """Its buckets are copied to its device, by the caller's stream, and back."""
+    """Buckets are copied to the device by the caller's stream, and averages back."""
 
     def reduce(self, indices, buffer, *, last):
         memory = Placement.memory(None)
@@ -68,7 +68,7 @@ def trained(rank, codec, way):
 
 
 def of(module, dtype):
-    """Have it compute in 16 bits."""
+    """Convert the model to 16 bits."""
     forward = module.to(dtype).forward
     module.forward = lambda x: forward(x.to(dtype)).float()
 
@@ -88,7 +88,7 @@ def train_scaled(ddp, rank):
 
 
 def train_without_ddp(module, sync, rank):
-    """Two backward passes a step."""
+    """Train without DDP: two backward passes a step."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02)
     for step in range(4):
         optimizer.zero_grad()
@@ -101,7 +101,7 @@ def train_without_ddp(module, sync, rank):
 
 
 def by_way(rank, size, ways):
-    """Digests of models by way, on a device and on the CPU."""
+    """Digests of models on a device and on the CPU, by way."""
     found = {}
     for title, way in ways.items():
         with on_device(rank) as compiled:

@@ -85,7 +85,7 @@ def mismatches(rank, world_size):
 
 
 def _other_text(folder, odd):
-    """A spec whose file has the same name everywhere and another text on one rank."""
+    """A spec whose file has the same name on all ranks, and another text on one."""
     text = (specs_dir() / "topk.yaml").read_text()
     with contextlib.chdir(folder):
         with open("d.yaml", "w") as file:
@@ -94,7 +94,7 @@ def _other_text(folder, odd):
 
 
 def killed(rank, world_size, name, ddp_kwargs):
-    """The last rank ends without a word in the middle of training."""
+    """The last rank ends without an error in the middle of training."""
     ddp = hipress.wrap(make(), codec(name), timeout=HANG, ddp_kwargs=ddp_kwargs)
     train(ddp, rank, range(2))
     if rank == world_size - 1:
@@ -106,7 +106,7 @@ def killed(rank, world_size, name, ddp_kwargs):
 
 
 def silent(rank, world_size, dtype, options):
-    """The last rank takes no part in a step; errors of the others, and when they came."""
+    """The last rank takes no part in a step; errors of the others, and their times."""
     store = dist.distributed_c10d._get_default_store()
     ddp = hipress.wrap(nn.Linear(40, 40, dtype=dtype), codec("int8"), timeout=SILENCE, **options)
     if rank == world_size - 1:
@@ -220,7 +220,7 @@ def optimizer_raises(rank, world_size, ranks):
 
 
 def closures(rank, world_size):
-    """Backward passes within an optimizer's step, as L-BFGS and Lightning have them."""
+    """Backward passes within an optimizer's step, as in L-BFGS and Lightning."""
     ddp = hipress.wrap(make(), codec("int8"), timeout=HANG)
     optimizer = torch.optim.LBFGS(ddp.parameters(), max_iter=3)
 

@@ -17,7 +17,7 @@ from tests.patience import SILENCE
 
 
 def apart(model, rank):
-    """Parameters of one's own."""
+    """Parameters that differ between ranks."""
     generator = torch.Generator().manual_seed(rank)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -110,7 +110,7 @@ def trained(rank, world_size, name, params):
 
 
 class gossip_of_none:
-    """No gossip at all."""
+    """A stand-in for gossip that does nothing."""
 
     @staticmethod
     def step():
@@ -118,7 +118,7 @@ class gossip_of_none:
 
 
 def refusals(rank, world_size):
-    """Errors of impossible Gossips, by title, and their seconds."""
+    """Errors of impossible Gossips, with their seconds, by title."""
     asked = {
         "verify": ("topk", {"verify": True}),
         "strategy": ("topk", {"strategy": "ps"}),
@@ -169,7 +169,7 @@ def killed(rank, world_size):
 
 
 def silent(rank, world_size):
-    """The error where the last rank does not take a second step."""
+    """The error if the last rank does not take a second step."""
     store = dist.distributed_c10d._get_default_store()
     model = make()
     gossip = hipress.Gossip(model, "int4_group", timeout=SILENCE)

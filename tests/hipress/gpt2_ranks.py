@@ -15,7 +15,7 @@ STEPS = 20
 
 
 def made(device, small):
-    """Random weights, the same everywhere."""
+    """A model with random weights, the same on all ranks."""
     torch.manual_seed(0)
     return (GPT2(2, 64, 2, 211, 32) if small else GPT2()).to(device)
 
@@ -66,7 +66,7 @@ EXEMPT = ("@1d", "@embedding", "@head")
 
 
 def node(rank, size, name):
-    """Digests, decisions and bytes a step without NVLink, on emulated GPUs and on the CPU."""
+    """Digests, decisions and bytes per step without NVLink, on emulated GPUs and on the CPU."""
     with on_device(rank) as codec:
         there = _trained(rank, codec(name))
     return there, _trained(rank, name)

@@ -74,8 +74,7 @@ class Headed(nn.Module):
 
 
 def trunk(rank, world_size, name):
-    """Two wrapped models of one trunk, and one backward pass: the trunk's gradients, and those
-    that there should be."""
+    """Gradients of two wrapped models' common trunk after one backward pass, and expected ones."""
     torch.manual_seed(0)
     shared = nn.Linear(20, 30)
     models = [Headed(shared, nn.Linear(30, outputs)) for outputs in (5, 1)]
@@ -120,7 +119,7 @@ GRADIENTS |= {"inference": in_inference}
 
 def given(rank, world_size, name):
     """Distance of averages from the mean, by kind of gradient that exists before a Synchronizer's
-    backward pass, or is all that it has on this rank."""
+    backward pass, or is this rank's only one."""
     found = {}
     for title, give in GRADIENTS.items():
         model = mlp()
@@ -147,7 +146,7 @@ def given(rank, world_size, name):
 
 
 class Mirrored(nn.Module):
-    """Its gradients are views of conjugates, and of their imaginary part: a negated one."""
+    """A layer with gradients that are views of conjugates and of their imaginary part."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -180,7 +179,7 @@ def clamp(parameter: torch.Tensor) -> None:
 
 
 def clamped_late(rank, world_size, large):
-    """Error of a step after a hook that changes gradients was registered, before the third."""
+    """The error of the third step, before which a hook that changes gradients was registered."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(20, 15000 if large else 33), nn.Linear(15000 if large else 33, 3)
@@ -197,7 +196,7 @@ def clamped_late(rank, world_size, large):
 
 
 def refused(rank, world_size):
-    """Error for a gradient that rank 1 moves to other memory, if the user asked for views."""
+    """The error for a gradient that rank 1 moves to other memory, if the user asked for views."""
     model = mlp()
     ddp = hipress.wrap(model, "none", ddp_kwargs={"gradient_as_bucket_view": True}, timeout=60)
 
@@ -239,7 +238,7 @@ BUFFERS = {
 
 
 def buffers(rank, world_size):
-    """Errors of wrap and Synchronizer for a model with odd buffers; and the last buffer."""
+    """Errors of wrap and Synchronizer for a model with odd buffers; the last buffer's values."""
     found = {}
     for title, make in BUFFERS.items():
         for way in (hipress.wrap, hipress.Synchronizer):

@@ -36,8 +36,8 @@ def frozen(rank, world_size):
 
 
 def freed(rank, world_size):
-    """Error of a step if a parameter is freed that was frozen when the model was wrapped; one that
-    was not may be frozen and freed."""
+    """The error of a step after a parameter was freed that was frozen in `wrap`. A parameter that
+    was not frozen then may be frozen and freed."""
     layers = [nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)]
     layers[1].requires_grad_(False)
     options = {"find_unused_parameters": True}
@@ -126,7 +126,7 @@ def taken():
 
 
 def twice():
-    """Errors for wrapped models: as a whole, again by attach, a part; and for DDP in DDP."""
+    """Errors of wrapping again, as a whole, by attach, or a part; and of DDP in DDP."""
     model = nn.Sequential(make(), nn.Linear(3, 3))
     ddp = hipress.wrap(model, codec("int8"))
     whole = error_of(hipress.wrap, ddp, codec("int8"))[:2]

@@ -55,8 +55,7 @@ def killed(rank, world_size, place):
 
 
 def keeper_killed(rank, world_size, place):
-    """Rank 0, which keeps the job's store, is killed as it shares values in "wrap", or in a
-    "step"."""
+    """Rank 0, which keeps the job's store, is killed in a collective of "wrap", or of a "step"."""
     own = dist.distributed_c10d._get_default_store()
     if rank == 0:
         kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -80,7 +79,7 @@ def keeper_killed(rank, world_size, place):
 
 
 def interrupted(rank, world_size):
-    """Ctrl-C on the last rank, at one place after the other; then all wrap together."""
+    """Ctrl-C on the last rank, in one place after the other; then all ranks wrap together."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start jobs without
     found = {}
     for place in PLACES:
@@ -97,7 +96,7 @@ def interrupted(rank, world_size):
 
 
 def interrupted_while_it_waits(rank, _):
-    """Ctrl-C on rank 0, which waits for the others; these come later."""
+    """Ctrl-C on rank 0 while it waits for the others, which come later."""
     store = dist.distributed_c10d._get_default_store()
     if rank > 0:
         store.wait(["interrupted"])

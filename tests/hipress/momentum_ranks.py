@@ -80,7 +80,7 @@ def stored(model, optimizer, ddp):
 
 
 def checkpoints(rank, world_size, at):
-    """Digests of ten steps in a row, and of ten with a stop."""
+    """Digests of ten steps in a row, and of ten with a restart."""
     model = make()
     optimizer = adam(model)
     ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
@@ -137,7 +137,7 @@ def _held(model, optimizer, ddp):
 
 
 def accumulated(rank, world_size):
-    """Two micro-batches a step under no_sync, and the same in one batch: how far they are apart."""
+    """Distance between two micro-batches a step under no_sync and one batch of both."""
     models = []
     for micro in (True, False):
         model = make()
@@ -175,8 +175,8 @@ class Gated(nn.Module):
 
 
 def unused(rank, world_size, way):
-    """Momentum, feedback and values of a layer in a step in which no rank used it, before and
-    after; and a digest of all after a step in which rank 0 alone used it."""
+    """Momentum, feedback and values of a layer before and after a step in which no rank used it;
+    and a digest of all after a step in which only rank 0 used it."""
     model = Gated()
     optimizer = adam(model, 2)
     if way == "wrap":
@@ -229,7 +229,7 @@ def mistakes(rank, world_size):
 
 
 def apart(rank, world_size):
-    """Rank 1 leaves a step of its optimizer out, before the freeze."""
+    """Rank 1 skips a step of its optimizer before the freeze."""
     model = make()
     optimizer = adam(model)
     ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
@@ -286,7 +286,7 @@ def grown(rank, world_size, saved):
 
 
 def saved(rank, world_size):
-    """Eight steps: the states after these."""
+    """The states after eight steps."""
     model = make()
     optimizer = adam(model)
     ddp = hipress.wrap(model, CODEC, optimizer=optimizer)

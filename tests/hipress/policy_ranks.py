@@ -36,8 +36,8 @@ class Two(torch.nn.Module):
 
 
 def spiked(rank, step, share):
-    """Nearly all of the square lies in somewhat less than a `share` of the elements, other ones in
-    each step, the same on all ranks: owners compress the average once more."""
+    """Gradients with nearly all of their square in a bit less than a `share` of the elements. These
+    differ by step and are the same on all ranks, since owners compress the average once more."""
     generator = torch.Generator().manual_seed(step)
     values = 1e-3 * torch.randn(4096, generator=generator)
     most = torch.randperm(4096, generator=generator)[: round(0.9 * share * 4096)]
@@ -46,7 +46,7 @@ def spiked(rank, step, share):
 
 
 def even(rank, step):
-    """Noise: a hundredth of the elements keeps a small part of the square."""
+    """Noise: the largest hundredth of the elements has a small part of the square."""
     return torch.randn(64, 64, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
@@ -118,7 +118,7 @@ def handed_on(rank, world_size, compressor, strategy):
 
 
 def resumed(rank, world_size):
-    """Eight steps at once; and five, a checkpoint, and three: digests of both."""
+    """Digests of eight steps in a row, and of five, a checkpoint, and three."""
     policy = hipress.Warmup("dgc", ratios=(0.3, 0.1, 0.01), steps=3)
 
     def train(made, steps):

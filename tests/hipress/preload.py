@@ -1,4 +1,4 @@
-"""Imports of the server that forks ranks: all that take long and run no thread.
+"""Imports of the server that forks ranks: all that take long and start no thread.
 
 The printer is for kernels that are not cached yet. LLVM initializes when the first kernel is
 loaded, so one is; DDP's constructor imports dynamo.

@@ -9,7 +9,7 @@ from tests.hipress.tuner_ranks import quick
 
 
 def codecs(ddp):
-    """The codec of each parameter, without its ending."""
+    """The codec of some parameters; "int8" stands for the fake."""
     shown = ("second.weight", "second.bias", "last.weight")
     found = {d.name: d.codec for d in hipress.report(ddp).decisions}
     return {name: found[name] and found[name].replace("int8_fake", "int8") for name in shown}

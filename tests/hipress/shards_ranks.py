@@ -36,7 +36,7 @@ def grid():
 
 
 def sharded(mesh, model=None, **options) -> Net:
-    """Large layers by themselves, as is usual, the rest as one."""
+    """A model whose large layers are sharded one by one, as is usual, and the rest as one."""
     model = make() if model is None else model
     for layer in (model.second, model.last):
         fully_shard(layer, mesh=mesh, **options)
@@ -54,7 +54,7 @@ def sgd(model):
 
 
 def fit(model, rank, steps, sync=None, optimizer=None, accumulate=1):
-    """Losses. The optimizer steps itself where the Synchronizer does not."""
+    """Losses. The optimizer steps by itself unless the Synchronizer steps it."""
     losses = []
     for step in range(steps):
         for micro in range(accumulate):
@@ -151,8 +151,8 @@ def stepped(rank, world_size):
 
 
 def gathered(rank, world_size):
-    """Shards that replicas began with otherwise, as the Synchronizer was made and after a step. A
-    forward pass before each had left parameters gathered that only a backward pass lets go."""
+    """Shards that replicas began with different values, after the Synchronizer was made and after a
+    step. Before each, a forward pass left parameters gathered that only a backward pass frees."""
     mesh = grid()
     torch.manual_seed(rank // GRID[1])
     model = sharded(mesh["shard"], Net())
@@ -201,8 +201,7 @@ def unused(rank, world_size):
 
 def in_parts(rank, world_size):
     """Difference of tensor-parallel gradients, averaged over replicas, from those of one process
-    with both batches, within no_sync and outside. Each rank of a replica norms a part of its batch.
-    """
+    with both batches, inside no_sync and outside. Each rank of a replica norms part of a batch."""
     mesh = grid()
     torch.manual_seed(0)
     layers = nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)

@@ -39,7 +39,7 @@ class Checkpointed(nn.Module):
 
 
 class Heads(nn.Module):
-    """Two results that no parameter but the first layer's has part in both of."""
+    """A model with two results; only the first layer has a part in both."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ def digest(module):
 
 
 def passes(rank, _, what, codec):
-    """Steps that are counted, and hashes of their gradients."""
+    """The number of counted steps, and hashes of their gradients."""
     torch.manual_seed(0)
     model = Checkpointed() if what == "reentrant" else Heads()
     ddp = hipress.wrap(model, codec, min_size=0, ddp_kwargs=SMALL_BUCKETS)
@@ -94,7 +94,7 @@ def restore(rank, _):
 
 
 def told(call):
-    """The error that a call raises, its text, and the seconds until then."""
+    """Kind and text of the error that a call raises, and the seconds until then."""
     begin = time.monotonic()
     try:
         call()
@@ -112,7 +112,7 @@ def died_in_the_first_step(rank, _, static):
 
 
 def interrupted(rank, _):
-    """Ctrl-C on rank 0, which waits for rank 1 in the step; and when all has come, its state."""
+    """Ctrl-C on rank 0 while it waits for rank 1; its state after all payloads arrived."""
     store = dist.distributed_c10d._get_default_store()
     ddp = hipress.wrap(make(), Int8())
     engine = SESSIONS[ddp].engine
@@ -176,7 +176,7 @@ def no_room(rank, _):
 
 
 def wrapped_anew(rank, _):
-    """After a step in which rank 1 cannot encode, with buckets of DDP's own between."""
+    """Wraps again after a step in which rank 1 cannot encode, with DDP's own buckets in between."""
     model = make()
     options = {"exclude": ["first.*", "last.*"], "ddp_kwargs": SMALL_BUCKETS}
     ddp = hipress.wrap(model, Int8(), **options)
@@ -210,7 +210,7 @@ def of_a_group(rank, _):
 
 
 def unused(rank, world_size):
-    """Errors of a model with an unused parameter: by wrap with a compressor, without, by attach."""
+    """Errors of a model with an unused parameter: by wrap, also without codec, and by attach."""
     found = []
     for options in {"compressor": Int8()}, {"compressor": "auto"}, None:
         if options is None:

@@ -43,7 +43,7 @@ def real(rank, world_size, cases):
 
 
 class Resumed(NamedTuple):
-    """A training that went on from a state."""
+    """A training that continued from a state."""
 
     same: bool  # as without a stop
     digest: str

@@ -73,7 +73,7 @@ def beside_plain(rank, world_size, scope):
 
 
 def scopes(rank, world_size, name):
-    """Hash, losses, and messages of a step, by scope."""
+    """Hash, losses, and messages per step, by scope."""
     found = {}
     for scope in ("tensor", "bucket", "model"):
         model = make()
@@ -86,8 +86,8 @@ def scopes(rank, world_size, name):
 
 
 def now_and_then(rank, world_size, name, options):
-    """Distance of averages plus residuals from the sum of a layer's mean gradients, for a layer
-    that all ranks use, none, and one; and whether it had a gradient in each case."""
+    """Distance of averages plus residuals from the sum of a layer's mean gradients, and if it had a
+    gradient; for a layer that all ranks use, none, and one."""
     torch.manual_seed(0)
     model = Skipping(0)
     weight = model.layers[1].weight
@@ -111,14 +111,14 @@ def now_and_then(rank, world_size, name, options):
 
 
 def doubles(gradient):
-    """A gradient of any kind as plain numbers."""
+    """A gradient of any kind as a float64 tensor."""
     dense = gradient.to_dense()
     return (torch.view_as_real(dense) if dense.is_complex() else dense).double()
 
 
 class Odd(nn.Module):
-    """A tied and a frozen parameter, a sparse gradient, a half, a turned one, one of no elements,
-    a complex and a double one, and buffers."""
+    """A tied and a frozen parameter, a sparse gradient, a float16, a transposed, an empty, a
+    complex and a float64 parameter, and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,8 +140,8 @@ class Odd(nn.Module):
 
 
 def odd(rank, world_size, name, large):
-    """Hash of the broadcast values, and after steps; whether gradients are the mean of all ranks'
-    and of the right kind; losses."""
+    """A hash of the broadcast values and one after steps; checks that gradients are the mean of all
+    ranks' and of the right kind; losses."""
     order.LARGE_BYTES = large
     torch.manual_seed(rank)
     model = Odd()
@@ -202,7 +202,7 @@ def own_order(rank, world_size):
 
 
 class Met(torch.autograd.Function):
-    """In whose backward pass all ranks meet, as a loss that gathers embeddings does."""
+    """A function in whose backward pass all ranks meet, as for a loss that gathers embeddings."""
 
     @staticmethod
     def forward(context, x):
@@ -234,7 +234,7 @@ def meeting_within(rank, world_size):
 
 
 def gradients(model):
-    """A sum of each."""
+    """The sum of each gradient."""
     return [p.grad.sum().item() for p in model.parameters()]
 
 
@@ -323,14 +323,14 @@ def refusals(rank, world_size):
 
 
 def mixed_ways(rank, world_size):
-    """A rank wraps while the other makes a Synchronizer."""
+    """A rank wraps while the other one makes a Synchronizer."""
     way = hipress.wrap if rank else hipress.Synchronizer
     return error_of(way, make(), "none")[:2]
 
 
 def strangers(rank, world_size):
-    """Error for a parameter that is freed after the Synchronizer was made; and training by another
-    one, in which a parameter is frozen."""
+    """The error for a parameter that is freed after the Synchronizer was made; and training with a
+    new one, during which a parameter is frozen."""
     model = make()
     model.first.requires_grad_(False)
     sync = hipress.Synchronizer(model, "none")
@@ -345,7 +345,7 @@ def strangers(rank, world_size):
 
 
 def states(rank, world_size, name):
-    """True if states of wrap and Synchronizer are the same and go on in either."""
+    """True if states of wrap and Synchronizer are equal, and each can load the other's."""
     ddp, model = hipress.wrap(make(), codec(name)), make()
     sync = hipress.Synchronizer(model, codec(name))
     train(ddp, rank, range(3), momentum=0)
@@ -406,7 +406,7 @@ def stepped(rank, world_size, name):
 
 
 class Breaking(Int8):
-    """Cannot encode from a moment on."""
+    """A codec that cannot encode after a certain step."""
 
     broken = False
 
@@ -450,8 +450,8 @@ def silent(rank, world_size):
 
 
 def rests(rank, world_size):
-    """A Synchronizer that is let go leaves no hook and no thread, and the model may have another;
-    copies of the model are plain."""
+    """A dropped Synchronizer leaves no hook and no thread, and the model may have another one;
+    copies of the model have none."""
     gc.disable()
     model = make()
     sync = hipress.Synchronizer(model, Int8())
@@ -512,7 +512,7 @@ def wrapped_as_one(rank, world_size, name):
 
 
 def all_reduced(rank, world_size, names):
-    """Results of two calls by codec, their distance from the mean, and errors."""
+    """Results of two calls, their distance from the mean, and errors; by codec."""
     found = {}
     torch.manual_seed(rank)
     given = torch.randn(40, 50)
@@ -537,8 +537,8 @@ def all_reduced(rank, world_size, names):
 
 
 def refused_alone(rank, world_size):
-    """Error of an all_reduce whose tensor only rank 1 has refused, the result of the next, and
-    whether the frame that caught the error was freed."""
+    """The error of an all_reduce whose tensor only rank 1 refuses, the next result, and a check
+    that the frame that caught the error was freed."""
 
     class Local:
         pass
@@ -556,8 +556,8 @@ def refused_alone(rank, world_size):
 
 
 def both_ways(rank, world_size):
-    """Error of the average of four ranks: by 4 bits, back uncompressed, and by nodes of two; with
-    averages, and the payloads that this rank sent."""
+    """Errors of the average of four ranks, with 4 bits to the owner and floats back, and by nodes
+    of two; with the averages, and the payloads that this rank sent."""
     found = []
     for options in ({}, {"down": None}, {"strategy": "hierarchical", "topology": [[0, 2], [1, 3]]}):
         generator = torch.Generator().manual_seed(rank)
@@ -571,7 +571,7 @@ def both_ways(rank, world_size):
 
 
 def alone(rank, world_size):
-    """A single rank: hashes of training with a Synchronizer that steps, and without any."""
+    """Hashes of a single rank's training, with a Synchronizer that steps and without any."""
     plain, model = make(), make()
     optimizer = sgd(plain)
     for step in range(3):

@@ -43,7 +43,7 @@ def test_programs_of_former_buckets_are_dropped(plans):
 
 
 def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
-    """With oktopk for each region of another rank, too; an owner's is a share of the mean."""
+    """With oktopk once per region; an owner's is a share of the mean."""
     params = describe(torch.nn.Linear(200, 300, bias=False))
     wanted = Options("auto", strategy="oktopk", min_size=0)
     plan = fixed_plan(params, Int8(), wanted, Topology.flat(2))

@@ -51,8 +51,8 @@ def test_torch_distributed_checkpoint_loads_all_of_a_state(tmp_path):
 
 
 def test_a_load_that_leaves_a_state_of_another_plan_unused_is_refused(tmp_path):
-    """A new process knows the keys of a policy's levels, and not those of the plan that "auto" came
-    to: torch.distributed.checkpoint leaves these out."""
+    """A new process knows the keys of a policy's levels, but not those of the plan that "auto"
+    chose: torch.distributed.checkpoint would leave these out."""
     for found in launch(checkpoint_ranks.changing_through_dcp, 2, str(tmp_path)):
         (kind, message), saved, loaded = found["auto"]
         assert kind == "StateError"
@@ -111,7 +111,7 @@ def test_ranks_load_states_of_one_step():
 
 
 def test_a_rank_that_loads_too_late():
-    """It loaded its state, though the others had given up and kept theirs."""
+    """It once loaded its state, though the others had given up and kept theirs."""
     for rank, (load, kept, step, state) in enumerate(launch(checkpoint_ranks.load_late, 2)):
         assert load.kind == "AgreementTimeout"
         assert (
@@ -133,7 +133,7 @@ def test_what_does_not_fit_starts_from_zero(scope):
 
 
 def test_a_load_that_is_interrupted_has_failed(monkeypatch):
-    """Another rank may have loaded its state: no step may follow here with the one from before."""
+    """Another rank may have loaded its state, so this one may take no step with its old state."""
     ended = []
 
     def settle(_):
@@ -168,7 +168,7 @@ def test_no_state_within_a_step_or_after_a_torn_one():
 
 
 def test_values_are_those_of_the_same_elements_in_any_layout():
-    """They were in the order in which a parameter's values lie in memory."""
+    """They were once in the order in which a parameter's values lie in memory."""
     value = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
     kept = []
     for layout in (torch.channels_last, torch.contiguous_format):
@@ -204,7 +204,7 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
     ],
 )
 def test_values_that_are_none_of_a_state(change, told):
-    """NaN was loaded and spoilt the next step; without values loading failed on this rank only."""
+    """NaN was once loaded and spoilt the next step; missing values failed on this rank only."""
     params = describe(torch.nn.Linear(3, 2, bias=False))
     residuals = Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), Topology.flat(2)))
     residuals.place_all()

@@ -100,7 +100,7 @@ def test_compiling_is_told_by_rank_0_once(tmp_path):
 
 
 def test_what_is_compressed_is_told_once_by_rank_0():
-    """At INFO, which applications show that ask for it; surprisingly little is a warning."""
+    """At INFO, which only some applications show; surprisingly little compression is a warning."""
     first, second = launch(codec_ranks.told, 2)
     assert second == [[]] * 5
     assert [level for ((level, _),) in first] == ["INFO", "INFO", "INFO", "WARNING", "INFO"]
@@ -117,7 +117,7 @@ def test_what_is_compressed_is_told_once_by_rank_0():
 
 
 def test_reports_count_the_same_gradients_with_and_without_compression():
-    """It was dense sizes of all parameters against bytes of the compressed ones: 47,089 times."""
+    """It once set dense sizes of all parameters against compressed bytes: 47,089 times."""
     for report, text in launch(codec_ranks.counted, 3):
         measured = report["measured"]
         kinds = {name: tuple(kind.values()) for name, kind in measured["kinds"].items()}

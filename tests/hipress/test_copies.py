@@ -1,4 +1,4 @@
-"""A device's gradients on the host, with copies that are done at once."""
+"""A device's gradients on the host, with copies that complete at once."""
 
 import queue
 
@@ -20,7 +20,7 @@ def copies():
 
 
 class Averages:
-    """Buckets that came to the host, in order; they are averages when a test says so."""
+    """Buckets that reached the host, in order; they become averages when a test says so."""
 
     def __init__(self):
         self._came = queue.SimpleQueue()

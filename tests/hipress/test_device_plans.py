@@ -65,7 +65,7 @@ def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
 
 @pytest.mark.parametrize("name", first_fast(["Accordion", "GraVAC", "Warmup"]))
 def test_a_policy_on_a_device_does_as_on_the_host(name):
-    """Bit for bit. Moments are waited for once in a window, never in a step between."""
+    """Bit for bit. It waits for the device once in a window, never in a step between."""
     (labels, waits), (others, _) = launch(device_plan_ranks.by_policy, 2, name)
     assert labels == others
     assert len({tuple(each) for each in labels}) > 1, labels
@@ -92,7 +92,7 @@ def test_a_trial_on_a_device():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_gpu_plans():
-    """Two ranks that share it."""
+    """Two ranks that share a GPU."""
     for name in ("GraVAC", "Accordion"):
         (labels, _), (others, _) = launch(device_plan_ranks.by_policy, 2, name, True)
         assert labels == others

@@ -65,7 +65,7 @@ def test_what_cannot_work_is_refused(devices, transport, backends, told):
 
 
 def test_a_model_on_another_gpu_than_the_current_one_is_refused(monkeypatch):
-    """Several GPUs a process, one after the other."""
+    """Models on several GPUs of one process, one after the other."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     with pytest.raises(ConfigError, match=r"on cuda:0, and cuda:1 .*torch.cuda.set_device\(0\)"):
         Placement(GPU, "nccl").refuse_other_current()
@@ -133,7 +133,7 @@ def test_uncompressed_buckets_of_a_device_go_through_pinned_memory(dtype):
 
 @pytest.mark.parametrize("dtype", first_fast([torch.bfloat16, torch.float32]))
 def test_over_nccl_uncompressed_buckets_do_not_go_to_the_host(dtype):
-    """Also where the group is gloo's, as a Synchronizer's is: by our own communicators."""
+    """Also if the group is gloo's, as a Synchronizer's is: our own communicators reduce."""
     launch(device_ranks.over_slots, 2, dtype, "onebit_group")
 
 
@@ -171,7 +171,7 @@ def test_a_failure_reaches_who_waits_for_copies():
 
 @pytest.mark.parametrize("strategy", first_fast(["ps", "allgather"]))
 def test_a_payload_that_a_kernel_refuses_ends_the_step(strategy):
-    """Before any optimizer takes one where it is decoded, and the next step on all ranks."""
+    """No optimizer steps on the decoding rank, and the next step fails on all ranks."""
     told = launch(device_ranks.broken, 3, strategy)
     found = [text for text in told if text.startswith("step 0: PayloadError: step 0 failed: rank ")]
     assert found

@@ -1,4 +1,4 @@
-"""Codecs that are trusted, by measurements."""
+"""Codecs that measurements show to keep the loss."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_auto_tries_what_keeps_the_loss_under_the_optimizer(measured):
      ({"seeds": 2}, False), ({"steps": 1000, "seeds": 1}, True), ({"workload": "b"}, False)],
 )  # fmt: skip
 def test_what_loses_is_taken_as_far_as_the_user_accepts(more, taken, measured):
-    """Only if it was measured long enough on each workload of the kind."""
+    """Only if it was measured for enough steps on each workload of the kind."""
     rank = {"params": {"rank": 4}, "given": {"rank": 4}}
     lost = finding("powersgd", **rank, **{"difference": 0.02, "workload": "a"} | more)
     others = [finding("powersgd", workload=each, **rank) for each in "ab"]

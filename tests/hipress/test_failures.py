@@ -1,4 +1,4 @@
-"""Ranks that disagree, that die, that diverge: every rank says so, in time."""
+"""Ranks that disagree, die or diverge: every rank raises an error, in time."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_a_rank_that_compares_no_hashes():
 
 
 def test_a_failed_step_keeps_no_module():
-    """Its error was kept with the frames of the training loop: module, threads and connections
-    stayed, once for each time that a process wrapped its model again."""
+    """Its error once kept the frames of the training loop: module, threads and connections stayed,
+    once for each time that a process wrapped its model again."""
     (failed, gone, threads), _ = launch(failure_ranks.restore, 2)
     assert failed[0] == "PeerTimeout"
     assert failed[1] != "none"

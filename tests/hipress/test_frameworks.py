@@ -1,4 +1,4 @@
-"""docs/frameworks.md is true: its scripts train, save, and go on, under each framework."""
+"""The scripts of docs/frameworks.md train, save and resume under each framework."""
 
 import importlib.util
 import re

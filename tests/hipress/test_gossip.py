@@ -1,4 +1,4 @@
-"""Gossip on real processes: parameters come nearer, by neighbours alone."""
+"""Gossip on real processes: parameters approach each other, through neighbours alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twenty steps of a GPT-2 on two ranks: with the kernels of a device the bits are the CPU's."""
+"""Twenty steps of a GPT-2 on two ranks: a device's kernels give the same bits as the CPU's."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ def test_gpt2_on_a_gpu_that_two_ranks_share_has_the_bits_of_the_cpu(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, bits", [("int8_group", 8.25), ("int4_group", 4.25)])
 def test_a_node_without_nvlink_on_two_emulated_gpus(name, bits):
-    """Embeddings, and the head that is one of them, biases and norms travel as they are; the rest
-    takes a payload's bytes. All bits are the CPU's."""
+    """Embeddings (one is the head), biases and norms travel uncompressed; the rest takes a
+    payload's bytes. All bits are the CPU's."""
     found = launch(gpt2_ranks.node, 2, name)
     (digest,) = {told for pair in found for told, *_ in pair}
     assert digest

@@ -94,7 +94,7 @@ def test_threads_end():
 
 
 def test_forked_children_touch_nothing():
-    """DataLoader workers that collected a dead module aborted; a child that trained hung."""
+    """DataLoader workers that collected a dead module once aborted; a child that trained hung."""
     results = launch(lifecycle_ranks.forked, 2)
     for rank, (status, (kind, message), _) in enumerate(results):
         assert status == 0
@@ -113,7 +113,7 @@ def test_parameters_frozen_or_freed_after_ddp_was_made():
 
 
 def test_a_parameter_that_is_freed_later_is_told():
-    """Each rank trained it by itself: so does DDP, without a word."""
+    """Ranks once trained it each by itself, without a word, as with DDP."""
     for kind, message in launch(lifecycle_ranks.freed, 2):
         assert kind == "SyncError"
         assert "'1.weight' was frozen when hipress took the model" in message

@@ -1,4 +1,4 @@
-"""Connections of our own."""
+"""hipress's own connections."""
 
 import threading
 from dataclasses import replace
@@ -60,8 +60,8 @@ def test_gloo_on_an_address_of_this_machine_alone_is_told(address, interface, hi
 
 
 def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
-    """Gloo tries five times for as long, and longer where the job's store is silent. One rank is
-    connected, as gloo waits for each pair apart, and waits for the others."""
+    """Gloo tries five times as long, and longer if the job's store is silent. One rank is connected
+    early, as gloo connects pairs one by one, and waits for the others."""
     released = threading.Event()
     monkeypatch.setattr(
         dist, "ProcessGroupGloo", lambda _, rank, *__: released if rank == 3 else released.wait()
@@ -108,7 +108,7 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
 
 
 def test_no_rank_is_connected_before_all_are():
-    """It may end its connections at once, and with them another's connecting."""
+    """It could end its connections at once, and with them another rank's attempt to connect."""
     assert launch(connected_last, 2) == [True, True]
 
 

@@ -1,4 +1,4 @@
-"""The job's store: one that answers, one whose host is stopped, one that fails."""
+"""The job's store: one that answers, one whose host is stopped, and one that fails."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def state(task):
 
 @contextmanager
 def stopped(pid):
-    """All of its threads: the one that answers, too."""
+    """All threads of the process, also the one that answers."""
     os.kill(pid, signal.SIGSTOP)
     while any(state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
         os.sched_yield()
@@ -131,7 +131,7 @@ def test_a_failure_is_told_as_it_is_where_the_store_is_silent(host, client, capl
 
 
 def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
-    """Not again on other connections to it, until it has answered."""
+    """Calls on other connections to it fail at once, until it has answered."""
     other = compat.another_client(client)
     meeting = Meeting(Board(client, 1, (0, 1, 2), "once"), HANG)
     with stopped(host[0]):
@@ -172,13 +172,13 @@ def test_errors_of_the_store(monkeypatch):
 
 
 def test_the_last_look_may_take_a_moment():
-    """The error names missing ranks, though no time is left for the call that finds them."""
+    """The error names missing ranks, though no time is left for the call that looks for them."""
     with pytest.raises(AgreementTimeout, match=r"for rank 0, 2 of 3\. Every rank must call"):
         Meeting(Board(dist.HashStore(), 1, (0, 1, 2), "late"), 1e-9).settle({})
 
 
 def test_who_comes_later_learns_that_a_rank_waits_no_longer():
-    """Else it went on without that rank, and waited in DDP's constructor, or loaded a state."""
+    """It once went on without that rank, and waited in DDP's constructor, or loaded a state."""
     store = dist.HashStore()
     early, late, last = [
         Meeting(Board(store, r, (0, 1, 2), "gone"), t) for r, t in ((0, 0.1), (1, HANG), (2, HANG))

@@ -83,7 +83,7 @@ def sizes(params, plan):
 
 
 def test_auto_goes_by_the_link(params):
-    """20 MB for 256 owners: all get a little, or where a message costs much some get more."""
+    """20 MB for 256 owners: all get a little; if a message costs much, some get more."""
     topology, found = Topology.flat(256), []
     for latency in (1e-5, 2.0):
         link = costs(Line(latency, 1e-8), peers=255)
@@ -122,7 +122,7 @@ def test_owners_stay_as_a_plan_is_made_again(params):
 
 @pytest.mark.parametrize("together, turns", [(1e-8, False), (5e-9, False), (2e-8, True)])
 def test_nccl_gets_a_group_for_each_turn_where_that_is_faster(params, together, turns):
-    """The measured seconds a byte with one peer at a time are 1e-8."""
+    """The measured seconds per byte with one peer at a time are 1e-8."""
     link = costs(Line(1e-5, 1e-8), Line(1e-5, together))
     made, *_ = searched(params, link, Topology.flat(4), slots=True)
     assert made.turns is turns

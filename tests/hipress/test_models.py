@@ -1,4 +1,4 @@
-"""Models as data: the work of a step on the meta device, files, and models of one's own."""
+"""Models as data: the work of a step on the meta device, files, and users' own models."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def named():
 
 
 def test_seconds_are_those_of_the_roofline():
-    """Products take their operations or their bytes, all else its bytes, each kernel a launch."""
+    """Products take the time of their operations or their bytes, other kernels that of their bytes;
+    each kernel has a launch."""
     assert NUMBERS.seconds(Work(2e9, 1e6, 5e7, 3)) == pytest.approx(2 + 0.5 + 0.003)
     assert NUMBERS.seconds(Work(1e6, 1e8, 0, 0)) == pytest.approx(1)
     halves = Speed(1e9, 1e8, 0.0, width=0.5)
@@ -64,7 +65,7 @@ def test_seconds_are_those_of_the_roofline():
 
 
 def test_gradients_come_in_the_order_of_autograd():
-    """The weight that is shared when its first use has its share, too."""
+    """A shared weight's gradient comes when its first use has added its share."""
     found = roofline.measure("tied", tied_inputs)
     assert [each.name for each in found.gradients] == [
         "second.bias",

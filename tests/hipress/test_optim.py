@@ -68,7 +68,7 @@ def test_max_norm_clips_as_torch_does():
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_states_load_from_torch_and_into_it(first):
-    """Four steps by one of them, and four by the other."""
+    """Four steps by one optimizer, then four by the other."""
     kinds = (optim.AdamW, torch.optim.AdamW)
     straight, model = make(), make()
     fit(straight, torch.optim.AdamW(straight.parameters()), range(8))
@@ -100,7 +100,7 @@ def test_a_frozen_state_goes_on_and_back_to_torch():
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("maximize", [True, False])
 def test_after_the_freeze_v_and_its_correction_stay(decoupled, maximize):
-    """The formula, element by element; the rate rises after the freeze."""
+    """The formula, element by element; the learning rate rises after the freeze."""
     b1, b2, eps, decay = 0.8, 0.9, 1e-6, 0.1
     parameter = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
     kind = optim.AdamW if decoupled else optim.Adam

@@ -20,7 +20,7 @@ from tests.hipress.fakes import Halves, Int8, Sparse
 
 
 class BytesPath:
-    """A path that is no text."""
+    """A path that is not text."""
 
     def __fspath__(self):
         return b"topk.yaml"

@@ -182,7 +182,7 @@ def test_a_profile_of_another_version_is_flagged(path):
 
 
 def on_device(path, kernels, copies):
-    """A profile of a device; `kernels`: bytes of gradient a second; `copies`: bytes a second."""
+    """A profile of a device. kernels: bytes of gradient a second; copies: bytes a second."""
     codecs = candidates(options.make("auto"), "reference")
     each = Line(1e-6, 1 / kernels)
     way = Line(1e-5, 1 / copies)
@@ -202,7 +202,7 @@ def on_device(path, kernels, copies):
     "kernels, copies, first", [(1e11, 1e10, False), (1e7, 1e11, True)], ids=["kernels", "copies"]
 )
 def test_where_compression_runs_follows_from_what_is_fast(tmp_path, kernels, copies, first):
-    """Slow kernels on a device that the backward pass needs, and fast copies: the host's turn."""
+    """Slow kernels on a device that the backward pass needs, fast copies: compress on the host."""
     places = on_device(tmp_path / "p.json", kernels, copies)
     assert profile.read(tmp_path / "p.json").places == places
     result = plan("4000x1000,500", "--profile", tmp_path / "p.json", "--device", "cuda",

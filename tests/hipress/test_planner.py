@@ -66,7 +66,7 @@ def search(params, codecs=CODECS, topology=FOUR, **wanted):
 
 
 def plans(params, costs, codecs=CODECS, topology=FOUR, workload=None, **wanted):
-    """Tried plans, by prediction."""
+    """Tried plans, by predicted seconds."""
     return search(params, codecs, topology, **wanted).plans(costs, workload)
 
 
@@ -99,7 +99,7 @@ def test_the_fastest_predictions_are_tried_and_the_native_all_reduce(params, mon
 
 
 def test_at_most_two_of_what_is_tried_have_one_codec(params):
-    """Three ways of one codec, all predicted before any other codec's: they may be wrong alike."""
+    """Three ways of one codec are predicted before other codecs; all may be wrong alike."""
     rates = costs(link=1e7, codec=1e10)
     shares = {"int8_fake": 0.2, "half_fake": 0.11}  # which an all-reduce sends twice
     payloads = {(key, p.index): share for key, share in shares.items() for p in params}
@@ -135,7 +135,7 @@ def test_what_is_far_slower_is_not_tried(params, monkeypatch):
 
 
 def test_what_the_backward_pass_hides_is_not_compressed():
-    """The first bucket has a second until the pass is over; the last one has none."""
+    """The first bucket has a second until the pass ends; the last one has none."""
     params = describe(torch.nn.ParameterList([torch.ones(1000, 500), torch.ones(1000, 501)]))
     buckets = (Bucket((1,), 0.0), Bucket((0,), 1.0))
     rates = costs(link=1e7, codec=2e7)  # 0.4 s for each uncompressed
@@ -157,7 +157,7 @@ def test_gradients_that_are_ready_last_decide(params):
 
 
 def test_payloads_are_as_long_as_they_were_measured(params):
-    """A codec whose bound is no gain, and whose payloads are short."""
+    """A codec whose bound promises no gain, and whose measured payloads are short."""
     rates, whole = costs(link=1e7, codec=1e10), estimate(params)
     short = dataclasses.replace(whole, payloads={("half_fake", p.index): 0.01 for p in params})
     made = plan(params, rates, workload=short)
@@ -188,7 +188,7 @@ def test_what_rounds_to_bfloat16_is_for_gradients_of_that_type():
 
 
 def test_each_parameter_has_the_factors_of_its_own_shape():
-    """A flat one among others with as many elements, and one choice, stays as it is."""
+    """A one-dimensional parameter stays uncompressed among others of the same size and choice."""
     shapes = [(200, 500)] * 12 + [(2, 50_000)]
     model = torch.nn.ParameterList([torch.ones(shape) for shape in shapes])
     wanted = {"optimizer": "plain-sgd", "accept_loss": 0.01}
@@ -252,7 +252,7 @@ def test_no_prediction_is_below_a_step_without_communication(seed):
 
 @pytest.mark.parametrize("factor", [0.7, 1.0, 2.5])
 def test_all_reduces_take_what_they_were_seen_to_take(params, factor):
-    """Slower ones than the probe's: the native step as measured, and 16 bits as much slower."""
+    """The native step is as measured, slower than the probe's; 16 bits are slower in proportion."""
     rates, work = costs(link=1e7, codec=1e10), Workload((Bucket((0, 1, 2, 3), 0.2),), 1.0, 0.1)
     halves = {"half_fake": Halves()}
     base = plans(params, rates, halves, workload=work)
@@ -284,7 +284,7 @@ def test_many_buckets_are_as_one_after_the_other():
 
 
 def test_many_tensors_share_messages_and_need_not_be_fused():
-    """200 tensors, where a message costs more than all bytes of a tensor."""
+    """200 tensors on a link where a message costs more than all bytes of a tensor."""
     params = describe(torch.nn.ParameterList([torch.ones(40_000) for _ in range(200)]))
     rates = costs(link=1e9, codec=1e10, latency=2e-3)
     made = plans(params, rates, codecs={"int8_fake": Int8(stateful=False)})
@@ -345,8 +345,8 @@ def test_tensors_that_a_codec_would_slow_down_stay_as_they_are(params):
 
 
 def test_one_quantization_where_it_costs_as_little_as_two(params):
-    """All payloads exchanged are N-1 times a payload, by way of owners less than twice; but owners
-    encode once more."""
+    """An exchange of all payloads moves N-1 times a payload, the way through owners less than
+    twice; but owners encode once more."""
     rates = costs(link=1e7, codec=1e10)
     for ranks, strategy in ((2, "allgather"), (16, "ps")):
         codecs, topology = {"int8_fake": Int8()}, Topology.flat(ranks)
@@ -535,7 +535,7 @@ class Shared(torch.nn.Module):
     ],
 )
 def test_what_is_ignored_is_what_ddp_ignores(ignored, names):
-    """It looks names up with a dot before those of the outermost module, and every alias."""
+    """DDP looks names up with a dot before those of the outermost module, and under every alias."""
     model = Shared()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     assert [param.name for param in describe(model)] == names

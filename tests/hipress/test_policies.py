@@ -28,8 +28,8 @@ def gravac(**more):
     [("one in a hundred", LEVELS[1]), ("one in a thousand", LEVELS[2]), ("even", None)],
 )
 def test_gravac_keeps_the_ratio_that_the_gradients_bear(kind, kept):
-    """Times of steps are noise here, but `flat` makes all scores equal: the more compressed one of
-    those that keep enough stays."""
+    """Times of steps are noise here, but `flat` makes all scores equal: of the ratios that keep
+    enough, the most compressed one stays."""
     (found, policy, digest, text), *others = launch(
         policy_ranks.chosen, 2, kind, 25, gravac(flat=0.99)
     )
@@ -70,7 +70,7 @@ def test_nothing_is_lost_as_levels_change(strategy):
 
 
 def test_momentum_moves_along_and_training_resumes():
-    """dgc's momentum, and the level, which follows from the number of the step."""
+    """dgc's momentum, and the level, which depends on the number of the step."""
     for whole, again, codec in launch(policy_ranks.resumed, 2):
         assert whole == again
         assert codec == "dgc level 2"
@@ -138,7 +138,8 @@ def gains(flat=0.05, levels=4):
 
 
 def windows(judge, *measured):
-    """Candidates and levels after windows: gains of the first and of the candidate, seconds."""
+    """Candidates and levels after windows. Each window has gains of the first level and of the
+    candidate, and seconds."""
     found = []
     for first, candidate, seconds in measured:
         judge.look([1.0, first, candidate], seconds)
@@ -178,7 +179,7 @@ def test_where_even_the_first_level_keeps_too_little_nothing_is_compressed():
 
 
 def test_gains_are_energies():
-    """The first level keeps 25 of 26 of 3, 4 and many small values; the candidate gets that."""
+    """The first level keeps 25 of 26, in 3 and 4 and many small values; the candidate gets that."""
     codec = Sparse()
     judge = Gains([codec, codec], window=5, every=2, least=0.5, flat=0.1)
     values = torch.full((100,), 0.1)
@@ -196,7 +197,7 @@ def test_gains_are_energies():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_counts_for_nothing(bad):
-    """A GradScaler's first, for example, kept GraVAC and Accordion from compressing for good."""
+    """GradScaler's first, for example, once kept GraVAC and Accordion from compressing for good."""
     judges = [Gains([Sparse()] * 2, 5, 1, 0.5, 0.1), Norms(1, 5, 0.5, lambda: 0.1)]
     values = torch.full((100,), 2.0)
     taken = []

@@ -1,4 +1,4 @@
-"""The door of a process, through which others hear why it ends, and that it has."""
+"""A process's door, through which others learn that and why it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _visited(pipe):
 
 @pytest.fixture
 def visited():
-    """Its presence, and the pipe."""
+    """A process's presence, and the pipe to it."""
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_visited, args=(there,), daemon=True)
     process.start()
@@ -43,7 +43,7 @@ def visited():
 
 @pytest.fixture
 def watcher():
-    """This process, as one that watches."""
+    """A presence of this process that watches."""
     process = presences._Process()
     yield lambda presence: process.look(presence, None)
     process.forget()
@@ -72,7 +72,7 @@ def test_what_a_process_tells_is_heard_when_it_has_ended(visited, watcher):
 
 
 def test_a_crowd_of_strangers_keeps_no_end_from_being_noticed(visited, watcher):
-    """They take no memory, and are sent away; so is who says another word."""
+    """Strangers take no memory and are sent away; so is a guest that sends more than its token."""
     presence, pipe = visited
     crowd = [socket.create_connection(("127.0.0.1", presence.port)) for _ in range(3 * STRANGERS)]
     for each in crowd[:STRANGERS]:
@@ -104,7 +104,7 @@ def test_a_port_that_another_process_has_now(visited, watcher):
     [("127.0.0.1", "4", "127.0.0.1"), ("127.0.0.1", "2", ""), ("10.1.2.3", "2", "10.1.2.3")],
 )
 def test_where_a_door_is_open(monkeypatch, own, local, address):
-    """Other machines come from elsewhere, even if rank 0 reaches its store by the loopback."""
+    """Other machines come from elsewhere, even if rank 0 reaches its store over loopback."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     assert presences._open_to(own) == address

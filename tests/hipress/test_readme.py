@@ -1,4 +1,4 @@
-"""README.md is true and short: its script trains, its spec compiles, and links lead somewhere."""
+"""README.md is correct and short: its script trains, its spec compiles, and its links exist."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Methods computed an array at a time, on real processes over gloo; most have payloads that add."""
+"""Methods computed an array at a time, on real processes over gloo; most payloads add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules by name and shape: which codec takes which parameter."""
+"""Rules by name and shape: codecs of parameters."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_cluster_file(path):
 
 
 def test_a_profile_stands_for_assumptions(path, tmp_path):
-    """Codecs, overlap, slow-down, reach and the cost of a collective, as far as it has them."""
+    """A profile's codecs, overlap, slow-down, reach and cost of a collective count instead."""
     compiled = compile_codec("int4_group", {}, "reference")
     known = CodecCost(Line(0.0, 1e-9), Line(0.0, 2e-9), Line(0.0, 3e-9))
     wire = Transfer(Line(1e-4, 1e-8), 0.0, 0.2)
@@ -141,7 +141,7 @@ def test_what_links_cost():
 
 
 def test_what_codecs_touch():
-    """int4_group reads a gradient and writes 4.25 bits; all in one kernel it reads both."""
+    """int4_group reads a gradient and writes 4.25 bits per element; a joint kernel reads both."""
     found = codecs.touched(compile_codec("int4_group", {}, "reference"))
     payload = 4.25 / 8
     assert found.encode == pytest.approx((4 + payload) / 4)

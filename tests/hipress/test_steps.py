@@ -1,4 +1,4 @@
-"""Beginning and end of steps, and traces of those that fail."""
+"""Beginning and end of steps, and the traces that failed ones leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_step_may_have_several_backward_passes(what):
 
 
 def test_detach_leaves_no_connections():
-    """In a cycle they lived on, and forked children hung or crashed where they were collected."""
+    """A cycle once kept them, and forked children hung or crashed when they collected it."""
     assert launch(step_ranks.restore, 2) == 2 * [[True, True, True]]
 
 
@@ -37,7 +37,7 @@ def test_the_first_step_tells_what_went_wrong(static):
 
 
 def test_an_interrupted_step_leaves_no_state():
-    """It was given with residuals of the step, whose average DDP has lost."""
+    """It once had residuals of the step whose average DDP had lost."""
     (unfinished, state), other = launch(step_ranks.interrupted, 2)
     assert unfinished == "step 0 failed: rank 0: interrupted by a KeyboardInterrupt"
     assert state[0] == "StateError"

@@ -113,7 +113,7 @@ def test_nodes_that_do_not_fit_are_refused(asked):
 
 
 def test_a_state_tells_of_its_nodes():
-    """Residuals are at leaders, which other nodes have elsewhere."""
+    """Residuals are at leaders, so other nodes have them elsewhere."""
     params = describe(torch.nn.Linear(20, 30))
     wanted = Options("int8", strategy="hierarchical", min_size=0)
     schemes = {

@@ -97,7 +97,7 @@ def test_a_second_gradient_in_a_step_is_refused():
 
 
 def test_gradients_that_are_changed_before_they_are_averaged_are_told():
-    """Some had gone by then, others not: ranks trained alike, but not by the mean gradient."""
+    """Some gradients had gone by then, others not: ranks agreed, but not on the mean gradient."""
     for rank, found in enumerate(launch(ranks.changed, 2)):
         assert found.pop("clipped within no_sync") == ("none", "")
         for title, (kind, message) in found.items():
@@ -245,7 +245,7 @@ def test_an_all_reduce_that_one_rank_refuses_fails_on_all():
 
 
 def test_all_reduce_with_another_codec_back_and_by_nodes():
-    """Averages that come back uncompressed are nearer; those of nodes are rounded for two only."""
+    """Averages that come back uncompressed are more exact; by nodes only two ranks round."""
     found = together(launch(ranks.both_ways, 4))
     (_, two), (_, one), (_, nodes) = found
     assert one < 0.8 * two

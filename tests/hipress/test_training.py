@@ -129,7 +129,7 @@ def test_parameters_without_elements_change_nothing(name):
     [{"compressor": "none", "verify": True}, {"policy": hipress.Accordion("topk", 0.5, 0.1)}],
 )
 def test_complex_parameters_are_averaged_and_verified(options):
-    """A policy took them for half as long as they are."""
+    """A policy once took them for half as long as they are."""
     results = launch(training_ranks.complex_numbers, 2, options)
     if results == [None, None]:
         pytest.skip("gloo has no complex numbers here")
@@ -175,7 +175,7 @@ def test_infinity_reaches_every_rank_and_no_residual():
 
 
 def test_a_device_mesh_tells_who_averages():
-    """All ranks of the job did, those that train other models among them."""
+    """All ranks of the job once did, also those that train other models."""
     for rank, (gradient, (dimensions, both)) in enumerate(launch(training_ranks.meshed, 2)):
         assert gradient == 1 + rank
         assert "device_mesh has 2 dimensions" in dimensions

@@ -13,7 +13,7 @@ TURN = SETTLING + COUNTED
 
 
 def run(trial: Trial, seconds) -> list[int]:
-    """The plan of each step, where a step by plan p takes seconds(p)."""
+    """The plan of each step, if a step by plan p takes seconds(p)."""
     taken = []
     while not trial.over:
         taken.append(trial.current)
@@ -79,7 +79,7 @@ def test_a_gain_below_the_spread_is_no_reason_to_switch():
 
 
 def test_one_slow_step_does_not_decide():
-    """A validation between two steps, say."""
+    """A validation between two steps, for example."""
     trial, steps = Trial(2, kept=1), iter(range(1000))
     run(trial, lambda plan: 9.0 if next(steps) % 7 == 4 else [0.1, 0.12][plan])
     assert trial.current == 0

@@ -1,4 +1,4 @@
-"""Switching between plans while training: state is handed on, and ranks stay together."""
+"""Plans that switch during training: states are handed on, and ranks stay equal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_ranks_agree_on_one_plan_and_stay_together(way):
 
 
 def test_a_report_says_alike_of_model_and_parameters_why_nothing_is_compressed():
-    """For parameters it used to say, throughout training, that the first steps are watched."""
+    """It once said of parameters, throughout training, that the first steps are watched."""
     for whole, parts in launch(tuner_ranks.left_alone, 2):
         assert parts == {"no compressor was measured to keep the loss under this optimizer"}
         assert whole.endswith(parts.pop())
@@ -129,7 +129,7 @@ def test_a_state_is_loaded_into_the_plan_it_was_saved_by():
 
 @dataclass(frozen=True)
 class Search:
-    """Three plans; by other costs, two others."""
+    """Three plans; under other costs, two others."""
 
     topology: Topology = field(default_factory=lambda: Topology.flat(2))
     codecs: Registry = field(default_factory=lambda: Registry({}, Options()))
@@ -170,7 +170,7 @@ class Clock(HostMemory):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """A tuner, and a function that takes steps and returns the plans they went by."""
+    """A tuner, and a function that takes steps and returns their plans."""
     link = SimpleNamespace(costs=SLOW, message=0.01)
     monkeypatch.setattr(tuners, "connect", lambda meeting, purpose: object())
     monkeypatch.setattr(tuners, "all_reduce_max", lambda values, group: values)
@@ -257,7 +257,7 @@ def test_a_measurement_that_fails_is_not_waited_for(scripted):
 
 
 def test_complex_gradients_are_watched():
-    """They were taken for half as long as they are in a bucket."""
+    """They were once taken for half as long as they are in a bucket."""
     memory = HostMemory()
     observer = Observer([Param("turn", 0, 50, (50,), torch.complex64, False)], memory)
     observer.begin(memory.moment())

@@ -1,4 +1,4 @@
-"""Comparing ranks, without ranks."""
+"""Comparison of ranks, without processes."""
 
 import weakref
 

@@ -26,7 +26,7 @@ from tests.patience import HANG
 
 
 def parity(rank, world_size, name, cases):
-    """Largest difference of parameters from plain DDP after ten steps, for each case."""
+    """Largest difference of parameters from plain DDP after ten steps, by case."""
     found = {}
     for title, (options, ddp_kwargs, extra) in cases.items():
         unused = ddp_kwargs.get("find_unused_parameters", False)
@@ -113,7 +113,7 @@ def doubles(rank, world_size):
 
 
 def empties(rank, world_size, compressor, cases):
-    """Training a model with parameters without elements, and the same model without these."""
+    """Training a model that has parameters without elements, and the same model without them."""
     found = {}
     for title, (options, ddp_kwargs) in cases.items():
         for empty in (False, True):
@@ -207,10 +207,8 @@ class Skipping(nn.Module):
 
 
 def now_and_then(rank, world_size, name, options):
-    """Distance of DDP's gradients plus residuals from the sum of a layer's mean gradients.
-
-    The layer is used by all ranks, by none, and by one.
-    """
+    """Distance of DDP's gradients plus residuals from the sum of a layer's mean gradients; all
+    ranks, none, or one uses the layer."""
     torch.manual_seed(0)
     model = Skipping(0)
     weight = model.layers[1].weight
@@ -264,7 +262,7 @@ def complex_numbers(rank, world_size, options):
 
 
 def skipped_buckets(rank, world_size):
-    """Steps that the state and the report count where DDP leaves out the last, or first, bucket."""
+    """Steps that the state and the report count if DDP leaves out the last, or first, bucket."""
     counted = []
     for unused in (0, 2):
         torch.manual_seed(0)

@@ -29,7 +29,7 @@ from tests.hipress.fakes import Halves, Int8, Sparse
 
 
 class Script:
-    """A Tuner whose choices are given: a plan for each step."""
+    """A Tuner with a given plan for each step."""
 
     def __init__(self, plans):
         self.plans = plans
@@ -98,19 +98,19 @@ def handed_on(rank, world_size, names, scope):
 
 
 def slow_link(*_):
-    """A link probe's result with which every codec is worth a try."""
+    """The result of a link probe with which every codec is worth a try."""
     slow = dict.fromkeys(probe.DTYPES, Transfer(Line(1e-3, 1e-6)))
     return Costs({1: Transfer(Line(1e-5, 1e-9))}, slow)
 
 
 def fast_codecs(group, codecs, link, *_):
-    """A codec probe's result with nearly free codecs."""
+    """The result of a codec probe with nearly free codecs."""
     work = CodecCost(*[Line(1e-6, 1e-10)] * 3)
     return dataclasses.replace(link, codecs=dict.fromkeys(codecs, work))
 
 
 def quick(plans=None):
-    """Trials of short turns, of everything there is; `plans`: fake codecs."""
+    """Trials of short turns with all plans. plans: fake codecs."""
     trial.COUNTED = 3
     hipress.plan.auto.MIN_GAIN_SECONDS = 0.0
     hipress.plan.auto.FAR = 1e9
@@ -133,7 +133,7 @@ def steps(sync, model, rank, count):
 
 
 def through_trial(ddp, take):
-    """Takes steps until codecs are compiled and a plan is kept: on all ranks at once."""
+    """Take steps until codecs are compiled and a plan is kept, on all ranks at once."""
     while hipress.report(ddp).trial_seconds is None:
         take()
 
@@ -157,7 +157,7 @@ def agreed(rank, world_size, way):
 
 
 def left_alone(rank, world_size):
-    """Reasons for uncompressed parameters if no compressor is worth a try."""
+    """Reasons for uncompressed parameters if no compressor is worth trying."""
     quick(plans=[])
     report = hipress.report(hipress.wrap(make()))
     return report.why, {decision.why for decision in report.decisions}
@@ -205,7 +205,7 @@ def stops(rank, world_size):
 
 
 def resumed(rank, world_size):
-    """A state that was saved by the plan that a trial kept, loaded where a trial begins."""
+    """Loads a state, saved by a trial's kept plan, where a trial begins."""
     quick([Int8(), Halves()])
     ddp = hipress.wrap(make())
     engine = SESSIONS[ddp].engine
@@ -226,8 +226,7 @@ def resumed(rank, world_size):
 
 
 def by_word(rank, world_size, momentum, accepted):
-    """Plans that a trial tried, of codecs with rounds; reasons of the report, by codec; its
-    accept_loss; and a digest."""
+    """Plans with rounds that a trial tried; reasons by codec; the accept_loss; a digest."""
     quick()
     usual = hipress.plan.candidates.candidates
     hipress.plan.candidates.candidates = lambda *args, **more: {

@@ -67,7 +67,7 @@ def compiled(command: list[str]) -> None:
 
 
 def entry(kernel: str, params: tuple[str, ...]) -> str:
-    """A C function that runs a kernel on a grid; a lambda for each would take half g++'s time."""
+    """A C function that runs a kernel on a grid; one lambda per kernel would double g++'s time."""
     names = [p.split()[-1].lstrip("*") for p in params]
     members = " ".join(f"{p};" for p in params)
     held = ", ".join(f"a->{name}" for name in names)
@@ -108,14 +108,14 @@ class HostDevice:
         return False
 
     def stream(self) -> int:
-        """The only one."""
+        """The only stream."""
         return 0
 
     def settle(self) -> None:
-        """Launches are over when they return."""
+        """Does nothing: launches are synchronous."""
 
     def finish(self) -> None:
-        """The same as settle."""
+        """Does nothing, as settle."""
 
     def download(self, array: np.ndarray) -> np.ndarray:
         return array.copy()
@@ -143,7 +143,7 @@ def plain(arg: object) -> object:
 
 
 class Arrays(HostArrays):
-    """NumPy's, of a device as codecs see it."""
+    """NumPy arrays, presented as a device's."""
 
     host = False
 

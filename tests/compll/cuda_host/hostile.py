@@ -58,7 +58,7 @@ def run(spec: str, rng: np.random.Generator) -> bool:
 def rounds(
     device: Device, codec: compll.Codec, x: np.ndarray, state: Mapping[str, np.ndarray]
 ) -> None:
-    """All rounds of two ranks, both of them this one."""
+    """All rounds of two ranks, both played by this one."""
     n, at, sums = len(x), np.zeros(1, np.int64), []
     table, how = np.array([[0, n, 0, 0, 0]], np.int64), Encoding(step=1, workers=2)
     for number, one in enumerate(codec.rounds):
