@@ -135,6 +135,8 @@ def _cell(row: Row | None) -> str:
     """fp32's loss, or how far away a method's mean is, and by seed, of fp32 from its mean."""
     if row is None:
         return ""
+    if math.isnan(row.difference):
+        return "**diverged**"
     text = f"{row.loss:.3f}" if row.method == FP32 else f"{row.difference:+.2%}"
     if row.seeds > 1:
         text += f" ({row.spread[0]:+.1%} to {row.spread[1]:+.1%})"

@@ -45,10 +45,28 @@ class Freezing(Averaging):
     BUFFER = "exp_avg"
     freeze: int | str | None = None
 
-    def _begin_adam(
-        self, freeze: int | str | None, max_norm: float | None, scaler: GradScaler | None
+    def __init__(
+        self,
+        params: ParamsT,
+        *args: Any,
+        freeze: int | str | None = AUTO,
+        max_norm: float | None = None,
+        scaler: GradScaler | None = None,
+        **kwargs: Any,
     ) -> None:
-        self._begin(max_norm, scaler)
+        """Arguments of torch's optimizer, and three more.
+
+        Args:
+            freeze: number of steps after which v is constant; "auto": when over 1 / (1 - b2) steps
+                the sum of v changed by less than 4% and the learning rate did not rise; None:
+                never.
+            max_norm: largest norm of gradients: of the average before the freeze, as by
+                clip_grad_norm_; afterwards of each rank's, before it enters the average.
+            scaler: the GradScaler that calls `step`, since momentum is averaged in its scale.
+
+        Raises ConfigError for options of torch's that cannot go on after a freeze.
+        """
+        super().__init__(params, *args, max_norm=max_norm, scaler=scaler, **kwargs)
         if freeze != AUTO and freeze is not None and (type(freeze) is not int or freeze < 1):
             raise ConfigError(f'freeze is a number of steps, "auto" or None, not {freeze!r}')
         self.freeze = freeze
@@ -211,48 +229,11 @@ class Freezing(Averaging):
 class Adam(Freezing, torch.optim.Adam):
     """torch.optim.Adam, with its arguments and states, that averages momentum like AdamW."""
 
-    def __init__(
-        self,
-        params: ParamsT,
-        *args: Any,
-        freeze: int | str | None = AUTO,
-        max_norm: float | None = None,
-        scaler: GradScaler | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Arguments as for AdamW."""
-        super().__init__(params, *args, **kwargs)
-        self._begin_adam(freeze, max_norm, scaler)
-
 
 class AdamW(Freezing, torch.optim.AdamW):
     """torch.optim.AdamW with the same arguments and states, bit for bit until v is frozen; from
     then on ranks average the momentum, for example at one bit. Its states also load into torch's.
     """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        *args: Any,
-        freeze: int | str | None = AUTO,
-        max_norm: float | None = None,
-        scaler: GradScaler | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Arguments of torch's AdamW, and three more.
-
-        Args:
-            freeze: number of steps after which v is constant; "auto": when over 1 / (1 - b2) steps
-                the sum of v changed by less than 4% and the learning rate did not rise; None:
-                never.
-            max_norm: largest norm of gradients: of the average before the freeze, as by
-                clip_grad_norm_; afterwards of each rank's, before it enters the average.
-            scaler: the GradScaler that calls `step`, since momentum is averaged in its scale.
-
-        Raises ConfigError for options of torch's that cannot go on after a freeze.
-        """
-        super().__init__(params, *args, **kwargs)
-        self._begin_adam(freeze, max_norm, scaler)
 
 
 def scale_into(targets: list[Tensor], sources: list[Tensor], factor: float) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from hipress import compat
 from hipress.errors import ConfigError, SyncError
@@ -36,14 +37,26 @@ class Averaging(Optimizer):
     _marks: dict[Tensor, Tensor]
     _scaled = 1.0  # factor of the scaler in that step
 
-    def _begin(self, max_norm: float | None, scaler: GradScaler | None) -> None:
-        """Initialize; call after torch's own constructor."""
+    def __init__(
+        self,
+        params: ParamsT,
+        *args: Any,
+        max_norm: float | None = None,
+        scaler: GradScaler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Arguments of torch's optimizer, and two more: see AdamW. Raises ConfigError."""
+        super().__init__(params, *args, **kwargs)
         if max_norm is not None and not 0 < max_norm < float("inf"):
             raise ConfigError(f"max_norm is a finite positive number, or None, not {max_norm!r}")
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise ConfigError(f"scaler is a torch.amp.GradScaler, not a {type(scaler).__name__}")
         self.max_norm, self.scaler = max_norm, scaler
         self._entered, self._marks = {}, {}
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Raise ConfigError for groups without a momentum that ranks could average."""
 
     @property
     def averages(self) -> bool:
@@ -88,8 +101,9 @@ class Averaging(Optimizer):
         if parameter in self._entered:
             raise SyncError(
                 "the momentum has been averaged, and no optimizer.step() came after it: run all "
-                "backward passes of a step but the last within no_sync(), and leave a step out by "
-                "optimizer.zero_grad()"
+                "backward passes of a step but the last within no_sync(), leave a step out by "
+                "optimizer.zero_grad(), and use no join of DDP's, in which a rank without data "
+                "takes no step"
             )
         weight, held = self.weight(group), self.buffer(parameter)
         self._entered[parameter], self._scaled = weight, self.scale

@@ -19,17 +19,7 @@ class SGD(Averaging, torch.optim.SGD):
 
     BUFFER = "momentum_buffer"
 
-    def __init__(
-        self,
-        params: ParamsT,
-        *args: Any,
-        max_norm: float | None = None,
-        scaler: GradScaler | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """args and kwargs: torch's; the others: see AdamW. Raises ConfigError without momentum."""
-        super().__init__(params, *args, **kwargs)
-        self._begin(max_norm, scaler)
+    def _check_groups(self) -> None:
         for group in self.param_groups:
             if not group["momentum"] or group["dampening"] == 1:
                 raise ConfigError(
@@ -106,8 +96,7 @@ class Lion(Averaging, _Lion):
         scaler: GradScaler | None = None,
     ) -> None:
         """Arguments as published; max_norm and scaler: see AdamW."""
-        super().__init__(params, lr, betas, weight_decay)
-        self._begin(max_norm, scaler)
+        super().__init__(params, lr, betas, weight_decay, max_norm=max_norm, scaler=scaler)
 
     def weight(self, group: Mapping[str, Any]) -> float:
         """Implements Averaging.weight: a step is the sign of b1 m + (1 - b1) g."""

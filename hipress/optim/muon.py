@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler
-from torch.optim.optimizer import ParamsT
 
 from hipress.errors import ConfigError
 from hipress.optim.averaging import Averaging
@@ -18,17 +16,7 @@ class Muon(Averaging, torch.optim.Muon):
 
     BUFFER = "momentum_buffer"
 
-    def __init__(
-        self,
-        params: ParamsT,
-        *args: Any,
-        max_norm: float | None = None,
-        scaler: GradScaler | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """args and kwargs: torch's; the others: see AdamW. Raises ConfigError without momentum."""
-        super().__init__(params, *args, **kwargs)
-        self._begin(max_norm, scaler)
+    def _check_groups(self) -> None:
         if not all(0 < group["momentum"] < 1 for group in self.param_groups):
             raise ConfigError("ranks average the momentum, so it must be above 0 and below 1")
 

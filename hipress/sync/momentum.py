@@ -107,10 +107,11 @@ class Momentum:
             return
         marks: dict[torch.Tensor, torch.Tensor] = {}
         for indices, buffer in self._handed:
-            ends = list(accumulate(self._params[index].reals for index in indices))
-            values = buffer[torch.tensor(ends, device=buffer.device) - 1]
-            pairs = zip(indices, values, strict=True)
-            marks |= {self._parameters[i]: value for i, value in pairs if self._enters(i)}
+            ends = accumulate(self._params[index].reals for index in indices)
+            last = {i: end - 1 for i, end in zip(indices, ends, strict=True) if self._enters(i)}
+            if last:  # else the bucket may be empty
+                values = buffer[torch.tensor([*last.values()], device=buffer.device)]
+                marks |= {self._parameters[i]: each for i, each in zip(last, values, strict=True)}
         self._handed.clear()
         self._optimizer.arrived(marks)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 from hipress import optim
 from hipress.session import SESSIONS
-from tests.hipress.common import SMALL_BUCKETS, data, digest, error_of, make
+from tests.hipress.common import SMALL_BUCKETS, Scaled, data, digest, error_of, make
 
 CODEC = "onebit_fine"
 
@@ -292,3 +294,95 @@ def saved(rank, world_size):
     ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
     fit(ddp, optimizer, rank, range(8))
     return stored(model, optimizer, ddp)
+
+
+def float64_layer():
+    model = make()
+    model.second.double()
+    forward = model.second.forward
+    model.second.forward = lambda x: forward(x.double()).float()
+    return model
+
+
+def with_empty_parameters():
+    torch.manual_seed(0)
+    return nn.Sequential(Scaled(True), nn.Linear(7, 64), nn.Linear(64, 64), nn.Linear(64, 3))
+
+
+def tied():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
+def subgroup(model, optimizer):
+    group = dist.new_group([0, 1])
+    return hipress.wrap(model, CODEC, optimizer=optimizer, process_group=group, verify=True)
+
+
+def mesh(model, optimizer):
+    devices = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+    kwargs = {"device_mesh": devices["dp"]}
+    return hipress.wrap(model, CODEC, optimizer=optimizer, ddp_kwargs=kwargs, verify=True)
+
+
+def wrapped(**options):
+    """A way to wrap a model whose averages are compared between ranks."""
+    return lambda model, optimizer: hipress.wrap(
+        model, CODEC, optimizer=optimizer, verify=True, **options
+    )
+
+
+def attached(model, optimizer):
+    return hipress.attach(DistributedDataParallel(model), CODEC, optimizer=optimizer, verify=True)
+
+
+def compiled(model, optimizer):
+    return torch.compile(wrapped()(model, optimizer), backend="eager")
+
+
+#: what DDP's tests try, by name: a model, and the way to wrap it
+MODES = {
+    "static graph": (make, wrapped(ddp_kwargs={"static_graph": True})),
+    "bucket views": (make, wrapped(ddp_kwargs={"gradient_as_bucket_view": True})),
+    "rebuilt buckets": (make, wrapped(ddp_kwargs=SMALL_BUCKETS)),
+    "bucket scope": (make, wrapped(scope="bucket", ddp_kwargs=SMALL_BUCKETS)),
+    "model scope": (make, wrapped(scope="model")),
+    "unused": (lambda: make(unused=True), wrapped(ddp_kwargs={"find_unused_parameters": True})),
+    "float64": (float64_layer, wrapped()),
+    "empty": (with_empty_parameters, wrapped()),
+    "tied": (tied, wrapped()),
+    "attach": (make, attached),
+    "compile": (make, compiled),
+    "mesh": (make, mesh),
+    "subgroup": (make, subgroup),
+    "ring": (make, wrapped(strategy="ring")),
+    "allgather": (make, wrapped(strategy="allgather")),
+    "checksum": (make, wrapped(checksum=True)),
+    "excluded": (make, wrapped(exclude="*.bias")),
+    "rules": (make, wrapped(rules={"last.*": "topk"})),
+}
+
+
+def modes(rank, world_size, name):
+    """First and last loss, and a digest of all parameters, after a freeze amid the training."""
+    build, wrap = MODES[name]
+    model = build()
+    optimizer = adam(model, 4)
+    losses = fit(wrap(model, optimizer), optimizer, rank, range(12))
+    assert optimizer.averaging
+    return losses[0], losses[-1], digest(model)
+
+
+def joins(rank, world_size):
+    """DDP's join with averages of momentum: a rank without data takes no step of its optimizer."""
+    model = make()
+    optimizer = adam(model, 2)
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer, timeout=20)
+
+    def run():
+        with ddp.join():
+            fit(ddp, optimizer, rank, range(4 + 4 * rank))
+
+    return error_of(run)[:2]

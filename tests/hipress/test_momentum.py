@@ -123,3 +123,17 @@ def test_a_state_of_fewer_ranks_keeps_momentum_and_v():
     ranks = launch(momentum_ranks.grown, 3, saved[0])
     assert len({rank[1] for rank in ranks}) == 1
     assert {rank[2] for rank in ranks} == {"onebit_fine (ps)"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", momentum_ranks.MODES)
+def test_modes_of_ddp(name):
+    (first, last, digest), (_, _, other) = launch(momentum_ranks.modes, 2, name)
+    assert digest == other
+    assert last < first
+
+
+@pytest.mark.slow
+def test_joins_are_refused_on_every_rank():
+    for _, message in launch(momentum_ranks.joins, 2):
+        assert "use no join of DDP's, in which a rank without data takes no step" in message
