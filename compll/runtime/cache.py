@@ -30,8 +30,9 @@ with suppress(ImportError):  # not a Unix
     fcntl = importlib.import_module("fcntl")
 
 log = logging.getLogger("compll")
-#: seconds to wait for another process, and between looks
-LONGEST, LOOK = 120.0, 0.02
+#: seconds to wait for another process, which may be stopped, and between looks; few specs take a
+#: second to compile
+LONGEST, LOOK = 10.0, 0.02
 #: bytes of free space that a folder needs: the kernels of a large spec
 ROOM = 1 << 20
 
