@@ -20,11 +20,10 @@ import numpy as np
 import torch
 
 from bench.commands import RESULTS
+from bench.emulated_models import TRAINED, on_meta
 from bench.published.data import Cell, Data
 from bench.published.hipress_paper import plain
 from casync.cost import CodecCost, Line
-from hipress.demo.job import Workload as Trained
-from hipress.demo.model import LanguageModel
 from hipress.demo.netns import parse_rate
 from hipress.model import Param, describe
 from hipress.models import roofline
@@ -57,10 +56,13 @@ class Measured:
     optimizer: str
     alone: float  # with DDP, without communication
     steps: Mapping[str, float]
+    kind: str = "lstm"  # of bench.emulated_models.KINDS
+    late: float = 0.0  # by which a rank has the gradients late that follow the last layer's
 
 
 def measured(data: Data) -> Iterator[Measured]:
-    """From bench/results: the cells of auto.jsonl, and groups with a floor of their own."""
+    """From bench/results: the cells of auto.jsonl, groups with a floor of their own, and those of
+    bench.predicted."""
     alone = plain(data["alone"])
     for line in (RESULTS / "auto.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
@@ -70,6 +72,9 @@ def measured(data: Data) -> Iterator[Measured]:
         yield Measured(where, hosts, row["rate"], kind, alone[f"{kind} {hosts}"], steps)
     for group in GROUPS:
         yield _group(group)
+    path = RESULTS / "predicted.json"
+    for row in json.loads(path.read_text("utf-8"))["rows"] if path.is_file() else ():
+        yield Measured(**row)
 
 
 def _group(name: str) -> Measured:
@@ -81,19 +86,15 @@ def _group(name: str) -> Measured:
     return Measured(name, row["hosts"], row["rate"], "sgd", medians["ddp-noop"], medians)
 
 
-TRAINED = Trained()
+@cache
+def _model(kind: str) -> Model:
+    return roofline.measure(kind, lambda: on_meta(kind))
 
 
 @cache
-def _model() -> Model:
-    words = torch.zeros((TRAINED.batch, TRAINED.length + 1), dtype=torch.long)
-    return roofline.measure("lstm", lambda: (LanguageModel(TRAINED), (words,)))
-
-
-@cache
-def _params() -> tuple[Param, ...]:
+def _params(kind: str) -> tuple[Param, ...]:
     with torch.device("meta"):
-        return describe(LanguageModel(TRAINED))
+        return describe(on_meta(kind)[0])
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,7 @@ class Emulated:
                 if text.startswith(("auto", "none", "ddp", "powersgd", "sync")):
                     continue
                 got = self.step(place, text)
-                fitted = text == "fp32" and place.optimizer == "sgd"
-                kind = "fitted" if fitted else "predicted"
+                kind = "fitted" if text == "fp32" and _fits(place) else "predicted"
                 yield Cell("emulated hosts", place.where, text, 1e3 * seconds, 1e3 * got, kind)
 
     def step(self, place: Measured, text: str) -> float:
@@ -126,8 +126,9 @@ class Emulated:
         method = methods.parse(text)
         cluster = self.cluster(place)
         codecs = {} if method.codec is None else {text: method.codec}
-        suited = {p.index for p in _params() if method.suits(p)}
-        kinds = [tuple(p for p in _params() if (p.index in suited) == x) for x in (True, False)]
+        params = _params(place.kind)
+        suited = {p.index for p in params if method.suits(p)}
+        kinds = [tuple(p for p in params if (p.index in suited) == x) for x in (True, False)]
         made = costs(cluster, {text: self.cost(method, place)} if codecs else {})
         work = self.workload(place, method)
         objective = Objective(kinds, codecs, cluster.topology, made, work)
@@ -156,21 +157,28 @@ class Emulated:
 
     def workload(self, place: Measured, method: Method) -> Workload:
         """The workload; the embedding sends its words' rows, since repeats do not travel."""
-        alone = _model().timed(DEVICES["cpu"].speed).scaled(place.alone)
-        named = {p.name: p for p in _params()}
-        order = [named[each.name] for each in _model().gradients]
-        rates = method.rates(_params())
-        words, index = TRAINED.vocabulary, named["embedding.weight"].index
-        if method.codec is not None and method.codec.fixed and method.codec.additive is None:
-            rows = min(1.0, TRAINED.batch * TRAINED.length / words)
-            rates[method.text, index] *= rows
-        return replace(timed(order, alone.ready, alone.forward), payloads=rates)
+        model, params = _model(place.kind), _params(place.kind)
+        alone = model.timed(DEVICES["cpu"].speed).scaled(place.alone)
+        named = {p.name: p for p in params}
+        names = [each.name for each in model.gradients]
+        ready = [
+            at + place.late * (not name.startswith("output"))
+            for name, at in zip(names, alone.ready, strict=True)
+        ]
+        rates = method.rates(params)
+        words = named.get("embedding.weight")
+        codec = method.codec
+        if words is not None and codec is not None and codec.fixed and codec.additive is None:
+            rows = min(1.0, TRAINED.batch * TRAINED.length / TRAINED.vocabulary)
+            rates[method.text, words.index] *= rows
+        made = timed([named[name] for name in names], ready, alone.forward)
+        return replace(made, payloads=rates)
 
     def fitted(self, places: Sequence[Measured]) -> tuple[float, float]:
         """The two numbers that make DDP's float32 under SGD come out best."""
         from scipy.optimize import least_squares
 
-        known = [each for each in places if each.optimizer == "sgd" and "ddp-fp32" in each.steps]
+        known = [each for each in places if _fits(each) and "ddp-fp32" in each.steps]
 
         def off(x: Any) -> list[float]:
             made = replace(self, reach=1 / (1 + math.exp(-x[0])), core=math.exp(x[1]))
@@ -180,6 +188,11 @@ class Emulated:
         start = np.array([2.0, math.log(5e-10)])
         found: Any = least_squares(residuals, start, diff_step=np.array(1e-3))
         return 1 / (1 + math.exp(-found.x[0])), math.exp(found.x[1])
+
+
+def _fits(place: Measured) -> bool:
+    """Whether the two numbers are fitted to DDP's steps there."""
+    return place.optimizer == "sgd" and place.kind == "lstm"
 
 
 def quality(cells: Sequence[Cell]) -> tuple[int, float, float]:
