@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import platformdirs
 import pytest
 
 from compll.backends.cpu import jit
+from compll.backends.cuda import nvrtc
 from compll.errors import UsageError
 from compll.runtime import cache
 
@@ -169,6 +171,24 @@ def test_what_others_can_have_put_there_is_not_run(what, spoil, root, caplog):
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert str(root / "cache" / what) in told
     assert "COMPLL_CACHE" in told
+
+
+@pytest.mark.parametrize("spoil", [writable, lambda path: writable(path.parent)])
+def test_a_cubin_that_others_can_have_put_there_is_made_again(spoil, root, monkeypatch):
+    double = ModuleType("cupy.cuda.nvrtc")
+    double.getVersion = lambda: (12, 8)
+    for name in ("cupy", "cupy.cuda", "cupy.cuda.nvrtc"):
+        monkeypatch.setitem(sys.modules, name, double)
+    monkeypatch.setattr(double, "cuda", double, raising=False)
+    monkeypatch.setattr(double, "nvrtc", double, raising=False)
+    monkeypatch.setattr(nvrtc, "architecture", lambda capability: "sm_90")
+    monkeypatch.setattr(nvrtc, "cubin", lambda text, arch: b"made")
+    path = nvrtc.kept("source", "90")
+    path.write_bytes(b"planted")
+    assert nvrtc.kept("source", "90").read_bytes() == b"planted"  # by this user
+    spoil(path)
+    cache.folder.cache_clear()
+    assert nvrtc.kept("source", "90").read_bytes() == b"made"
 
 
 def test_what_is_made_others_may_not_write_whatever_the_umask(root):

@@ -82,6 +82,10 @@ def shut_down(rank, world_size):
     return (report.rank, report.world_size, report.measured.steps), state["rank"]
 
 
+DEFAULTS = ("gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers",
+            "static_graph", "bucket_bytes_cap", "device_ids", "dim", "mixed_precision")  # fmt: skip
+
+
 def alone(rank, world_size):
     """With a single rank nothing is installed, and all functions can be called."""
     ddp = hipress.wrap(make(), codec("int8"))
@@ -93,6 +97,8 @@ def alone(rank, world_size):
     hipress.load_state_dict(ddp, state)
     ddp._comm_hooks.clear()
     plain = DistributedDataParallel(make())
+    for each in DEFAULTS:  # where plain DDP works, so does what it is wrapped by
+        assert getattr(ddp, each) == getattr(plain, each), each
     train(plain, rank, range(6))
     assert digest(ddp) == digest(plain)
     hipress.detach(ddp)
