@@ -42,12 +42,18 @@ def unknown(
     return f"unknown name {name!r}", nearest(name, env)
 
 
+#: where methods are described that need more
+STATES = "EF21 and DIANA: docs/design.md"
+
+
 def beyond_decode(name: str, spec: Spec, selections: Container[str], static: Container[str]) -> str:
     """Hint for a name of encode that decode uses; "" if encode has no such name."""
     if name == "step":
         return "put what depends on the step into the payload"
     if name == "g" or name in {s.name for s in spec.state}:
-        return "decode sees payload fields and parameters only: receivers keep no states"
+        hint = "decode sees payload fields and parameters only: receivers keep no states"
+        held = name != "g"
+        return f"{hint} ({STATES})" if held else hint
     if name in selections:
         return f"store indices({name}) in the payload, and use that field"
     if name not in {b.name for b in spec.encode}:

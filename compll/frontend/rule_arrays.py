@@ -7,6 +7,11 @@ from compll.frontend.rule_elements import Rules
 from compll.ir import matrices
 from compll.ir.expr import Expr, Type
 
+#: what a grouped spec that mixes its groups can be
+RUNS = (
+    "without `group:`, hadamard(x, 64) mixes runs of 64 elements, and each run has its own scale "
+    "as a row of matrix(x, 64): row_max(abs(m))"
+)
 #: elements of a run that hadamard mixes
 MOST_BLOCK = 1 << 20
 
@@ -42,7 +47,7 @@ class ArrayRules:
 
     def hadamard(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if self.rules.grouped:
-            raise RuleError("a grouped spec has no transforms", "remove `group:`")
+            raise RuleError("a grouped spec has no transforms", RUNS)
         x, block = self.rules.number(args[0], "float"), args[1].value
         if x.type.shape != "n":
             raise RuleError(f"hadamard takes elements, not {x.type}")

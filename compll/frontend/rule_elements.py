@@ -169,8 +169,6 @@ class Rules(Conversions):
         return self.stretched(u, low, high)
 
     def shared(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if self.grouped:
-            raise RuleError("a grouped spec has no draws that ranks share", "remove `group:`")
         if not self.encoding:
             raise RuleError("shared draws are made in encode", "decode knows them by their names")
         low, high = (self.number(a, "float") for a in args)

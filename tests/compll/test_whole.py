@@ -47,7 +47,18 @@ encode:
 payload: {scale: float32, x: "float8_e4m3[n]"}
 decode: x * scale
 """
-TEXTS = {"dense": DENSE, "selected": SELECTED, "guarded": GUARDED}
+SHAKEN = """
+name: made
+group: 64
+encode:
+  u: shared(-0.5, 0.5)
+  top: max(abs(g))
+  q: floor((g / top + 1) * 7.5 + 0.5 + u)
+payload: {top: float32, q: "uint4[n]"}
+decode: ((q - u) / 7.5 - 1) * top
+feedback: error
+"""
+TEXTS = {"dense": DENSE, "selected": SELECTED, "guarded": GUARDED, "shaken": SHAKEN}
 
 
 def values():
@@ -123,6 +134,20 @@ def test_backends_agree(name, tmp_path, rng):
 @pytest.mark.parametrize("name", TEXTS)
 def test_cuda_agrees(name, tmp_path, rng):
     pieces_equal(TEXTS[name], tmp_path, rng.standard_normal)
+
+
+def test_draws_that_ranks_share_are_the_same_in_decode(tmp_path, rng):
+    """In a grouped spec, too: subtracted where they were added, they leave what rounding alone
+    loses."""
+    path = tmp_path / "made.yaml"
+    path.write_text(SHAKEN)
+    codec, x = compll.compile(path), rng.uniform(-1, 1, 6400).astype(np.float32)
+    assert codec.needs_step
+    payload = codec.encode(x, step=7)
+    right, wrong = (codec.decode(payload, 6400, step=step) for step in (7, 8))
+    inside = np.abs(x) < 0.8
+    assert np.abs(right - x)[inside].max() < 0.51 / 7.5
+    assert np.abs(wrong - x)[inside].max() > 0.8 / 7.5
 
 
 def test_one_number_travels_once(tmp_path):
