@@ -1,14 +1,17 @@
 """The benchmark of a step, on the CPU with a small model."""
 
+import sys
+from contextlib import nullcontext
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-import compll
-from bench import gpu_step
+from bench import absent, gpu_step
 from bench.gpt2 import GPT2
-from casync.memory.host import HostMemory
-from tests.hipress.launch import launch
+from casync.transports import nccl
+from tests.hipress.device_training_ranks import on_device
 
 
 class Tiny(nn.Module):
@@ -24,22 +27,20 @@ class Tiny(nn.Module):
         return type("Output", (), {"loss": loss})
 
 
-def steps(rank, size):
+def test_a_step_of_one_of_eight_ranks_is_timed_by_wrap(monkeypatch):
+    """On an emulated device; the seven others are not there, and nothing is waited for."""
+    monkeypatch.setattr(nccl, "_current_stream", lambda: 0)
+    tokens, groups = torch.randint(50, (2, 8)), []
+    monkeypatch.setattr(absent, "nullcontext", lambda: groups.append(1) or nullcontext())
     torch.manual_seed(0)
-    codecs = {"int8_group": compll.compile("int8_group", "cpu")}
-    tokens = torch.randint(50, (2, 8))
-    torch.distributed.destroy_process_group()
-    with gpu_step.alone("gloo"):
-        return list(gpu_step.rows(Tiny, tokens, codecs, HostMemory(), 2, captures=(False,)))
-
-
-def test_a_step_is_timed_without_and_with_each_codec():
-    (found,) = launch(steps, 1)
-    assert [(row["codec"], row["captured"]) for row in found] == [
-        ("ddp", False),
-        ("int8_group", False),
-    ]
+    with on_device(0, transport="nccl4py") as codec:
+        codecs = {"int8_group": codec("int8_group")}
+        found = list(gpu_step.rows(Tiny, tokens, codecs, 2, ranks=8, captures=[False]))
+    assert [(row["codec"], row["ranks"]) for row in found] == [("ddp", 8), ("int8_group", 8)]
     assert all(0 < row["host_ms"] <= row["ms"] for row in found)
+    assert groups, "NCCL's stand-in was called"
+    assert "nccl.core" not in sys.modules
+    assert not dist.is_initialized()
 
 
 def test_without_a_gpu_that_is_said(capsys):
