@@ -169,8 +169,8 @@ class Options:
 
     def _refuse_params(self) -> NoReturn:
         for name in self.params:
-            if of_ddp(name):
-                raise ConfigError(of_ddp(name))
+            if elsewhere(name):
+                raise ConfigError(elsewhere(name))
         misspelt = next((name for name in self.params if closest(name, names())), None)
         if misspelt is not None:
             raise unknown("option", misspelt, names())
@@ -274,8 +274,15 @@ def names() -> list[str]:
     return [*own, "process_group", "ddp_kwargs"]
 
 
-def of_ddp(name: str) -> str:
-    """Advice for an argument of DistributedDataParallel given as an option; else ""."""
+def elsewhere(name: str) -> str:
+    """Advice for an argument of DistributedDataParallel, or of an optimizer that averages momentum,
+    given as an option; else ""."""
+    if name in ("freeze", "max_norm", "scaler"):
+        return (
+            f"{name!r} is an argument of the optimizers of hipress.optim: make one in place of "
+            f"torch's, such as hipress.optim.AdamW(model.parameters(), {name}=...), and pass it as "
+            "optimizer="
+        )
     known = inspect.signature(DistributedDataParallel).parameters
     if name not in known or name in ("module", "process_group"):
         return ""

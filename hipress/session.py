@@ -275,6 +275,7 @@ def _facts(
         "strategy": options.strategy,
         "topology": str(options.topology),
         "kind of optimizer": str(options.optimizer),
+        "accept_loss": str(options.accept_loss),
         "scope": options.scope,
         "transport": placement.transport,
         "kind of device": placement.device.type,

@@ -116,7 +116,7 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
     untold = Problems(name)  # dropped: compiling reports them, with all others
     known = [each.name for each in derived.accepted(library.load(name, untold))]
     for given in params:
-        if given not in known and (message := options_.of_ddp(given)):
+        if given not in known and (message := options_.elsewhere(given)):
             raise ConfigError(message)
         if given not in known and (close := closest(given, [*known, *options_.names()])):
             raise ConfigError(

@@ -226,6 +226,10 @@ def mistakes(rank, world_size):
         found[codec] = error_of(hipress.wrap, make(), codec, optimizer=adam(make()))
     policy = hipress.Warmup("topk", ratios=(0.1, 0.01), steps=5)
     found["policy"] = error_of(hipress.wrap, make(), policy=policy, optimizer=adam(make()))
+    torchs = torch.optim.AdamW(make().parameters())
+    found["torch's"] = error_of(hipress.wrap, make(), CODEC, optimizer=torchs, freeze=4)
+    accepted = {"optimizer": torchs, "accept_loss": 0.01 * (1 + rank)}
+    found["accepted"] = error_of(hipress.wrap, make(), **accepted)
     found["ranks"] = error_of(hipress.wrap, make(), CODEC, optimizer=adam(make(), 4 + rank))
     return {what: each[:2] for what, each in found.items()}
 

@@ -87,6 +87,11 @@ def test_mistakes_are_told_on_every_rank():
             "dgc": ("ConfigError", "'dgc' keeps u and v of its own"),
             "int4_group": ("ConfigError", "'int4_group' has no feedback"),
             "policy": ("ConfigError", "a policy needs gradients"),
+            "torch's": (
+                "ConfigError",
+                "'freeze' is an argument of the optimizers",
+            ),
+            "accepted": ("ConfigMismatch", "accept_loss"),
             "ranks": ("ConfigMismatch", "'freeze': 4"),
         }
         assert {what: kind for what, (kind, _) in found.items()} == {

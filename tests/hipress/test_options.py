@@ -62,6 +62,7 @@ def test_defaults_and_forms():
         ("auto", {"verify": 1}, "verify is True or False, not 1"),
         ("auto", {"exclude": [3]}, "exclude"),
         ("auto", {"params": {"ratio": 0.1}}, "'ratio'"),
+        ("auto", {"params": {"freeze": 4}}, "'freeze' is an argument of the optimizers"),
         (
             "auto",
             {"accept_loss": 1},
