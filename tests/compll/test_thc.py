@@ -241,7 +241,7 @@ feedback: own
         ("q: mean", "q: sum", 12, "ranks combine by mean, max"),
         ("max(abs(y))", "max(y)", 12, "would not see that a gradient is not finite"),
         ("uint4[n]", "trit[n]", 12, "a round takes float32, float16, bfloat16"),
-        ("feedback: own", "group: 64", 7, "without `group:`, hadamard(x, 64) mixes runs"),
+        ("feedback: own", "group: 64", 6, "without `group:`, hadamard(x, 64) mixes runs"),
         ("sign * hadamard", "y * hadamard", 13, "decode uses 'y', which the payload lacks"),
     ],
 )
