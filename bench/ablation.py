@@ -49,7 +49,7 @@ SMALL = 64 << 10  # bytes of a chunk: where messages were cut without bulk
 
 
 def sizes() -> list[int]:
-    """Elements of its parameters, in order."""
+    """The parameters' numbers of elements, in order."""
     square, few = WIDTH * WIDTH, WIDTH
     block = [square, few] * 4 + [few] * 4 + [4 * square, 4 * few, 4 * square, few]
     return block * LAYERS
@@ -174,7 +174,7 @@ def _tell(
 
 
 def draw(quartiles: Mapping[str, Sequence[float]], path: Path) -> None:
-    """A bar for each way: the median, and the quartiles as whiskers. Milliseconds."""
+    """Draw a bar for each way: the median in milliseconds, and the quartiles as whiskers."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Networks that no package has, as their papers describe them: shapes and the order of work."""
+"""Networks that no package has, after their papers: shapes and order of the work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Words(nn.Module):
 
 
 class Translation(nn.Module):
-    """Transformer (base), of one embedding for source, target and output (Vaswani et al. 2017)."""
+    """Transformer (base) with one embedding for source, target and output (Vaswani et al. 2017)."""
 
     def __init__(self, vocabulary: int = 33708, width: int = 512, layers: int = 6) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def _convolution(into: int, out: int, kernel: int, stride: int = 1) -> nn.Conv2d
 
 
 class _Mixed(nn.Module):
-    """A mean of instance and layer normalization, which the network learns."""
+    """A learned mean of instance and layer normalization."""
 
     def __init__(self, width: int, affine: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Mixed(nn.Module):
     def forward(
         self, x: torch.Tensor, gamma: torch.Tensor | None = None, beta: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Normalized x [batch, width, height, width]; scale and shift are its own or given."""
+        """Normalized x [batch, width, height, width]; scale and shift are given, or its own."""
         one, other = ((x - x.mean(d, True)) * x.var(d, keepdim=True).add(1e-5).rsqrt()
                       for d in ((2, 3), (1, 2, 3)))  # fmt: skip
         mixed = self.rho * one + (1 - self.rho) * other
@@ -84,7 +84,7 @@ class _Attention(nn.Module):
 
 
 class _Block(nn.Module):
-    """A residual block whose scale and shift are given."""
+    """A residual block with given scale and shift."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Block(nn.Module):
         self.first, self.second = (_Mixed(width, False) for _ in range(2))
 
     def forward(self, x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-        """Images as they come in, of as many channels."""
+        """Images with as many channels as the input."""
         found: torch.Tensor = self.first(self.one(x), gamma, beta).relu()
         added: torch.Tensor = x + self.second(self.other(found), gamma, beta)
         return added

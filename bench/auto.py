@@ -54,7 +54,7 @@ class Steps:
 
     @classmethod
     def of(cls, result: Result, first: float) -> Self:
-        """From the rounds of a method, put together."""
+        """Combine the rounds of a method."""
         times = result.timed
         ends = percentile(times, 0.1), percentile(times, 0.9)
         same, sent = result.identical, result.payload_bytes
@@ -89,7 +89,7 @@ class Cell:
 
     @property
     def auto(self) -> Steps:
-        """The method in question."""
+        """The times of "auto"."""
         return self.methods[_auto(self.optimizer)]
 
     def best(self, *, ddp: bool) -> str:
@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Ratios of `auto`'s times to those that it is compared with, by the keys of LIMITS."""
+        """Ratios of auto's times to those of others, by the keys of LIMITS."""
         fp16, step = self.methods["ddp-fp16"], self.auto.median
         fixed, ddp = (self.methods[self.best(ddp=each)].median for each in (False, True))
         return {"fixed": step / fixed, "ddp": step / ddp, "first": self.auto.first / fp16.first}
@@ -116,7 +116,7 @@ def _auto(optimizer: str) -> str:
 
 
 def methods(optimizer: str) -> tuple[str, ...]:
-    """The methods of a cell; fixed choices are auto's candidates that send little."""
+    """The methods of a cell; single ones are auto's candidates of few bits."""
     size = 1 << 20
     fixed = [
         f"hipress:{name.replace(' ', ':')}"
@@ -129,7 +129,7 @@ def methods(optimizer: str) -> tuple[str, ...]:
 
 
 def measured(hosts: int, rate: str, optimizer: str, rounds: int) -> Cell:
-    """Runs a cell. RuntimeError where links cannot be emulated, and for a method that failed."""
+    """Run a cell. Raises RuntimeError if links cannot be emulated, or a method failed."""
     loopback = rate == LOOPBACK
     group = Suite(
         methods(optimizer), hosts, "1gbit" if loopback else rate, optimizer=optimizer,
@@ -169,7 +169,7 @@ def _first(result: Result) -> float:
 
 
 def tables(cells: Sequence[Cell]) -> Iterator[str]:
-    """All that is recorded, as Markdown."""
+    """All recorded cells, as Markdown tables."""
     yield markdown_table(
         ("hosts, link, optimizer", "auto", "ms", "best of its candidates", "ms", "ratio",
          "best of DDP", "ms", "ratio", "first 100 steps, s", "fp16", "ratio"),

@@ -39,13 +39,13 @@ WORLDS = ((8, 1, "ps"), (16, 1, "ps"), (128, 8, "hierarchical"), (1024, 8, "hier
 
 
 def bert_large() -> list[int]:
-    """Elements of its parameters, in order."""
+    """The parameters' numbers of elements, in order."""
     block = [1024 * 1024, 1024] * 4 + [1024] * 2 + [1024 * 4096, 4096, 4096 * 1024] + [1024] * 3
     return [30522 * 1024, 512 * 1024, 2048, 1024, 1024, *(block * 24), 1024 * 1024, 1024]
 
 
 def gpt2(layers: int = 12, width: int = 768) -> list[int]:
-    """Small by default; xl has 48 layers of 1600."""
+    """Numbers of elements of GPT-2 small; of xl with 48 layers of 1600."""
     square, few = width * width, width
     block = [few, few, 3 * square, 3 * few, square, few, few, few]
     block += [4 * square, 4 * few, 4 * square, few]
@@ -53,7 +53,7 @@ def gpt2(layers: int = 12, width: int = 768) -> list[int]:
 
 
 def buckets(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of parameters, as DDP's buckets hold them after the first step."""
+    """Indices of parameters by bucket, as in DDP's buckets after the first step."""
     bucket, size, limit = list[int](), 0, FIRST_BUCKET
     for index in reversed(range(len(sizes))):
         bucket.append(index)
@@ -75,7 +75,7 @@ class Step:
 
     @property
     def busiest(self) -> float:
-        """Elements that the busiest rank owns over the mean."""
+        """Ratio of the busiest rank's owned elements to the mean."""
         owned = Counter[int]()
         for part in self.parts:
             owned[part.owner] += part.elements
@@ -83,7 +83,7 @@ class Step:
 
 
 def step_of(sizes: Sequence[int], topology: Topology, strategy: str) -> Step:
-    """A step of a model."""
+    """The programs of a step of a model."""
     n, rank = topology.world_size, topology.world_size // 2 + 1
     shares = {str(i): each for i, each in enumerate(share_out(sizes, n))}
     programs, every = list[Program](), list[Part]()
@@ -132,7 +132,7 @@ def predicted(sizes: Sequence[int], topology: Topology, strategy: str, *, free: 
 
 
 def main() -> None:
-    """Three lines per model and world."""
+    """Print three lines per model and world."""
     device = Bulk(math.inf, at_once=True)
     for name, sizes in (("BERT-large", bert_large()), ("GPT-2 small", gpt2())):
         for n, per_node, strategy in WORLDS:

@@ -71,7 +71,7 @@ class Run:
         ways: Sequence[str],
         codecs: Sequence[str] = (),
     ) -> Run:
-        """A random run."""
+        """Draw a random run."""
         chance = random.Random(f"{seed}/{number}")
         fault, way = chance.choice(faults), chance.choice(ways)
         codec, strategy, options = chance.choice(
@@ -153,7 +153,7 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """True if all others have ended, or should have."""
+        """True if all other ranks have ended, or should have."""
         if all(each.ended for each in self.others):
             return True
         limit = self.run.timeout + LATE + GONE
@@ -176,12 +176,12 @@ class Server:
         self._orders = here
 
     def fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Its process number."""
+        """Fork a rank; returns its process number."""
         socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
         return int(self._orders.recv(64))
 
     def reap(self, pid: int) -> None:
-        """A process that has ended."""
+        """Reap a process that has ended."""
         self._orders.send(str(pid).encode())
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Server:
 
 
 def start(server: Server, run: Run) -> Job:
-    """Fork its ranks, and who keeps the store."""
+    """Start a run: fork its ranks, and the process that keeps the store."""
     with socket.socket() as listener, tempfile.TemporaryFile() as log:
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)
@@ -225,7 +225,7 @@ def end(server: Server, job: Job) -> None:
 
 
 def performed(server: Server, runs: Iterator[Run], together: int) -> Iterator[Job]:
-    """Some runs at a time."""
+    """Perform runs, `together` at a time; yields them as they end."""
     jobs: list[Job] = []
     with selectors.DefaultSelector() as selector:
         more = True

@@ -39,7 +39,7 @@ RAW = "2.*"
 
 
 def serve(orders: socket.socket) -> dict[str, Any]:
-    """Forks a process for each order that comes, and returns in that one only."""
+    """Fork a process for each order; returns only in the forked ones."""
     while True:
         text, descriptors, _, _ = socket.recv_fds(orders, 1 << 16, 3)
         if not text:
@@ -59,7 +59,7 @@ def serve(orders: socket.socket) -> dict[str, Any]:
 
 
 def busy_seconds() -> float:
-    """For which this thread has had a core, or waited for one."""
+    """Seconds for which this thread has had a core, or waited for one."""
     with open("/proc/thread-self/schedstat") as file:
         had, waited, _ = file.read().split()
     return (int(had) + int(waited)) * 1e-9

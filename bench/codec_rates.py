@@ -29,7 +29,7 @@ def rates(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Writes the file."""
+    """Write the file."""
     recorded = json.loads((RESULTS / "codecs.json").read_text("utf-8"))
     about = {key: recorded["about"][key] for key in ("date", "cpu", "elements")}
     about["unit"] = "seconds a byte of gradient on a core: encode, decode and add, both in one"

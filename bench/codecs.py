@@ -79,13 +79,13 @@ def measure_codec(name: str, n: int, repeat: int) -> dict[str, Any]:
 
 
 def torch_rates(took: dict[str, Timing], n: int) -> dict[str, float]:
-    """GB/s of plain torch's encode and decode, where they were timed."""
+    """GB/s of plain torch's encode and decode, if they were timed."""
     names = {"encode": "torch_encode", "decode": "torch_decode"}
     return {job: 4 * n / took[key].median / 1e9 for job, key in names.items() if key in took}
 
 
 def encoding(row: dict[str, Any]) -> dict[str, float]:
-    """The rate of the encode that training uses: with feedback where there is any."""
+    """The rate of the encode that training uses: with feedback if the codec has any."""
     found: dict[str, float] = row["rates"].get("encode_feedback") or row["rates"]["encode"]
     return found
 
@@ -140,7 +140,7 @@ def main(
 
 
 def save(rows: Sequence[dict[str, Any]], path: Path, facts: dict[str, Any]) -> None:
-    """Write the rows of specs that there are."""
+    """Write the rows whose specs exist."""
     ordered = sorted(rows, key=lambda row: str(row["codec"]))
     known = [row for row in ordered if row["codec"].split(":")[0] in compll.list_specs()]
     path.write_text(json.dumps({"about": facts, "rows": known}, indent=1) + "\n")

@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """A ValueError or an OSError ends the program with its message and status 2."""
+    """A context in which ValueError and OSError end the program, with a message and status 2."""
     try:
         yield
     except (ValueError, OSError) as error:

@@ -35,7 +35,7 @@ WIRE = (0.5, 0.9, 1.5)  # time of all of a step's messages on a link, over the b
 
 @dataclass(frozen=True)
 class Links:
-    """Times of a rank's link. Seconds."""
+    """Times of a rank's link, in seconds."""
 
     message: float  # in which a message occupies either end
     latency: float  # until the message has arrived
@@ -58,7 +58,7 @@ class _Run:
                 self._later(at, partial(self._ready, bucket, rank))
 
     def run(self) -> float:
-        """Seconds until all averages are everywhere."""
+        """Seconds until all ranks have all averages."""
         while self._agenda:
             now, _, call = heapq.heappop(self._agenda)
             call(now)
@@ -92,7 +92,7 @@ class _Run:
         self._later(self._out[source], partial(self._sent, order))
 
     def _sent(self, order: Order, now: float) -> None:
-        """The other end takes it meanwhile, unless others' messages keep that busy."""
+        """The other end takes the message meanwhile, unless it is busy with others' messages."""
         target = order[3]
         self._in[target] = max(now, self._in[target] + self._links.message)
         self._later(self._in[target] + self._links.latency, partial(self._there, order))
@@ -121,7 +121,7 @@ class _Run:
 
 
 def seconds(ready: Ready, links: Links, coordinated: bool) -> float:
-    """Until all averages are everywhere."""
+    """Seconds until all ranks have all averages."""
     return _Run(ready, links, coordinated).run()
 
 

@@ -23,7 +23,7 @@ HOSTS = 2
 
 
 def rank(kind: str, cache: str) -> None:
-    """Makes a module of one kind on this host."""
+    """Make a module of one kind on this host."""
     os.environ["COMPLL_CACHE"] = cache
     import torch
     import torch.distributed as dist
@@ -48,7 +48,7 @@ def main(
     rate: Annotated[str, typer.Option(help="Speed of emulated links.")] = "1gbit",
     runs: Annotated[int, typer.Option(help="Runs of each kind.", min=1)] = 5,
 ) -> None:
-    """A line for each kind."""
+    """Print a line for each kind."""
     with refusing():
         require(HOSTS, rate)
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -67,7 +67,7 @@ def doubling(start: int, every: int, stop: int, longest: int = 1 << 30) -> Itera
 
 
 class Adam:
-    """AdamW of one flat vector, whose momentum ranks average."""
+    """AdamW of one flat vector, with ranks' averages of the momentum."""
 
     def __init__(self, workload: Workload, model: nn.Module, steps: int, variant: Variant) -> None:
         made = workload.training.make(model.parameters()).defaults
@@ -119,7 +119,7 @@ class Adam:
             piece.div_(factor)
 
     def _pieces(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """Views by tensor."""
+        """Views of the tensors."""
         return torch.split(flat, self.lengths)
 
 
@@ -211,7 +211,7 @@ class Training:
         self._meet()
 
     def _meet(self) -> None:
-        """All ranks go on with the same parameters and momentum."""
+        """Give all ranks the same parameters and momentum."""
         self._ranks = [self._start.clone() for _ in range(2)]
         self._moments = [self._adam.m.clone() for _ in range(2)]
         self._walked = [torch.zeros_like(self._start) for _ in range(2)]
@@ -229,7 +229,7 @@ def main(
     variant: list[str],
     output: Annotated[Path, typer.Option(help="JSON lines of results.")] = RESULTS,
 ) -> None:
-    """Trains with each variant, and prints the loss."""
+    """Train with each variant, and print the loss."""
     with refusing():
         variants = [Variant.parse(each) for each in variant]
         if workload not in WORKLOADS or WORKLOADS[workload].kind != "adam":

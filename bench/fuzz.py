@@ -94,7 +94,7 @@ def _too_long(*_: object) -> None:
 
 
 def apart(kind: str, trials: int, seed: int, first: int, seconds: float) -> Tally:
-    """The same as `run`, in processes of some trials: a crash or kept memory ends with one."""
+    """The same as `run`, in processes of some trials each: a crash or a leak ends with one."""
     tally, at = Tally(kind), first
     forked = multiprocessing.get_context("forkserver")
     forked.set_forkserver_preload(["bench.fuzz_inputs"])
@@ -129,8 +129,10 @@ def main(
     first: Annotated[int, typer.Option(min=0, help="Number of the first trial.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder of fuzz.json.")] = RESULTS,
 ) -> None:
-    """Runs the trials, prints findings, and writes fuzz.json after each kind; status 1 where there
-    are any. Rows of other kinds stay."""
+    """Run the trials, print findings, and write fuzz.json after each kind.
+
+    Exit status 1 if there are findings. Rows of other kinds stay.
+    """
     with refusing():
         if unknown := set(kind or ()) - set(KINDS):
             raise ValueError(f"no kind {unknown.pop()!r}: choose from {', '.join(KINDS)}")

@@ -152,7 +152,7 @@ def _check_diagnostics(found: Any, text: str) -> None:
 
 
 def states() -> Trial:
-    """Saved states, as torch.load gives them."""
+    """Saved states, as torch.load returns them."""
     params = describe(MODEL)
     made = []
     for name in ("onebit_group", "topk", "dgc", "powersgd"):
@@ -216,7 +216,7 @@ def rules() -> Trial:
 
 
 def profiles() -> Trial:
-    """Files of profiles: refused, or plans follow that are not below their floor."""
+    """Profiles: refused, or read and planned by, with no plan faster than its floor."""
     params, wanted = describe(MODEL), options.make("auto")
     workload = timed([*reversed(params)], [0.01 * (i + 1) for i in range(len(params))], 0.06)
     codecs = candidates(wanted, "reference")
@@ -252,7 +252,7 @@ def profiles() -> Trial:
 
 
 def plans() -> Trial:
-    """Texts of plans: refused with the line, or a graph that is written as it was read."""
+    """Texts of plans: refused with the line, or a graph whose text is the same."""
     codecs = {"topk": compile_codec("topk", {}, "reference")}
     lengths = (500, 40_000, 900)
     starts = [sum(lengths[:i]) for i in range(3)]
@@ -294,7 +294,7 @@ KINDS: Mapping[str, tuple[str, Callable[[], Trial]]] = {
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings: each damaged input would make some."""
+    """A context without warnings: each damaged input would cause some."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

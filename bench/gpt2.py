@@ -17,7 +17,7 @@ class Output:
 
 
 class Linear(nn.Module):
-    """y = x W + b, W: [inputs, outputs], as GPT-2 keeps it."""
+    """y = x W + b, W: [inputs, outputs], as in GPT-2."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Linear(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal, of several heads."""
+    """Causal attention with several heads."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The defaults: small, 124.4 million parameters; the head is the embedding of words."""
+    """GPT-2; by default small, with 124.4 million parameters. The head is the words' embedding."""
 
     def __init__(
         self, layers: int = 12, width: int = 768, heads: int = 12, words: int = 50257,
@@ -79,7 +79,7 @@ class GPT2(nn.Module):
             nn.init.normal_(self.transformer[name].weight, std=0.02)  # type: ignore[arg-type]
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Output:
-        """Both int64 [sequences, tokens]; a label is the token at its place."""
+        """The loss. Both are int64 [sequences, tokens]; a label is the token at its place."""
         parts = self.transformer
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = parts["wte"](input_ids) + parts["wpe"](places)

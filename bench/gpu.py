@@ -136,7 +136,7 @@ def row_of(
 
 @dataclass
 class Report:
-    """Rows, and why others are left out; both by codec and size."""
+    """Rows, and reasons for missing ones, by codec and size."""
 
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -172,7 +172,7 @@ def read(path: Path) -> Report:
 
 
 def in_ms(row: Mapping[str, Any]) -> dict[str, str]:
-    """The device's time of every job of a row, marked where it holds the host's."""
+    """The device's time of each job of a row, marked if it includes the host's."""
     jobs = {key: each for key, each in row.items() if isinstance(each, dict)}
     return {key: f"{each['ms']:.3f}{'' if each['queued'] else '*'}" for key, each in jobs.items()}
 

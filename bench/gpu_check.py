@@ -53,7 +53,7 @@ class Case:
     many: bool
 
     def table(self) -> I64:
-        """Tensors of unequal lengths behind one another, the first where the gradient begins."""
+        """Tensors of unequal lengths, one behind the other; the first begins with the gradient."""
         cuts = np.random.default_rng(self.n).integers(0, self.n + 1, ROWS - 1)
         ends = np.array([*sorted(cuts), self.n]) if self.many else np.array([self.n])
         lengths = np.diff(ends, prepend=0)
@@ -62,7 +62,7 @@ class Case:
         return np.column_stack([starts + self.offset, lengths, number, 0 * starts, starts])
 
     def at(self, codec: compll.Codec) -> tuple[I64, int]:
-        """First bytes of payloads, one behind another, and the bytes of all."""
+        """First bytes of the payloads, one behind the other, and their total size."""
         sizes = [codec.payload_bytes(int(n)) for n in self.table()[:, 1]]
         ends = np.cumsum([self.offset, *sizes])
         return ends[:-1].astype(np.int64), int(ends[-1])
@@ -84,7 +84,7 @@ class Run:
         self.ours = self.states and {k: place.put(v.copy()) for k, v in self.states.items()}
 
     def steps(self, count: int) -> None:
-        """Several, with states that go on. Raises Differs."""
+        """Several steps, whose states go on. Raises Differs."""
         for step in range(count):
             rng = np.random.default_rng(1000 * self.case.n + step)
             values = 0.01 * rng.standard_normal(self.case.n + self.case.offset, np.float32)
@@ -115,7 +115,7 @@ class Run:
         return want, wants
 
     def decode(self, x: NDArray[Any], payload: NDArray[np.uint8], used: I64, step: int) -> None:
-        """Set, added, and several added at once."""
+        """Decode, add, and add several payloads at once."""
         data, lengths = self.place.put(payload), self.codec.hold(used)
         for add in (False, True):
             y, want = self.place.gradient(x, self.case.dtype), x.copy()
@@ -136,7 +136,7 @@ class Run:
         self.codec.raise_found()
 
     def hop(self, x: NDArray[Any], payload: NDArray[np.uint8], used: I64, step: int) -> None:
-        """A payload that comes in is added, and the sum encoded."""
+        """Add an incoming payload, and encode the sum."""
         how: dict[str, Any] = {"seed": 9, "step": step, "writeback": True}
         mine, out = self.place.gradient(x, self.case.dtype), self.place.zeros(self.size)
         came = Incoming(self.place.put(payload), self.at, self.codec.hold(used))
@@ -158,7 +158,7 @@ class Run:
         return rounded(values, self.case.dtype)
 
     def near(self, what: str, y: Any, want: NDArray[Any]) -> None:
-        """Bits are equal, or nearly where they are a machine's own."""
+        """Raise Differs unless bits are equal, or nearly equal if they depend on the machine."""
         found = self.place.values(y, self.case.dtype)
         if self.case.spec not in NEAR:
             self.same(what, found, want)
@@ -166,7 +166,7 @@ class Run:
             raise Differs(f"{what}: by up to {np.abs(found - want).max():g}")
 
     def same(self, what: str, found: Any, want: Any) -> None:
-        """Raise Differs unless bits are equal; of a NaN any are."""
+        """Raise Differs unless bits are equal; all NaNs are alike."""
         found, want = np.asarray(found), np.asarray(want)
         unequal = found != want
         if found.dtype.kind == "f":
@@ -179,7 +179,7 @@ class Run:
 
 
 def cases(spec: str, sizes: list[int], dtypes: list[str]) -> Iterator[Case]:
-    """All of a spec; of the largest gradients those that are aligned, with one row."""
+    """All cases of a spec; for the largest gradients only aligned ones with one row."""
     for n, dtype, offset, many in itertools.product(sizes, dtypes, OFFSETS, (False, True)):
         if n <= SIZES[2] or (offset == 0 and not many):
             yield Case(spec, dtype, n, offset, many and n > 1)
@@ -203,7 +203,7 @@ def check(
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line."""
+    """A line of text."""
     bad = [row["spec"] for row in rows if row["wrong"]]
     count = sum(row["cases"] for row in rows)
     return f"{len(rows)} compressors, {count} cases, {STEPS} steps each: " + (

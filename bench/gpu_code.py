@@ -59,7 +59,7 @@ def ready_only(text: str) -> str:
 
 
 def disassembled(cubin: bytes) -> dict[str, list[str]]:
-    """The names of instructions of every kernel; those within slow functions are left out."""
+    """Names of the instructions of every kernel, without those in slow functions."""
     tool = next(
         file.locate()
         for file in importlib.metadata.files("nvidia-cuda-nvdisasm") or ()
@@ -85,7 +85,7 @@ def disassembled(cubin: bytes) -> dict[str, list[str]]:
 
 
 def rows_of(name: str, arch: str) -> list[Row]:
-    """The walks over tiles of a spec: encode, with feedback where there is, and decode-add."""
+    """The walks over tiles of a spec: encode, with feedback if it has any, and decode-add."""
     module, params = library.type_check(name, {})
     source = cuda_source.source(module)
     cubin, _ = cuda_nvrtc.compiled(ready_only(source.full()), arch)

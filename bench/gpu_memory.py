@@ -20,7 +20,7 @@ _COMPILING = threading.Lock()
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """To nearest even in a dtype, and back to float32."""
+    """Values rounded to nearest even in a dtype, in float32."""
     if dtype == "float32":
         return values
     found: NDArray[Any] = torch.from_numpy(values).to(_KINDS[dtype]).float().numpy()
@@ -34,7 +34,7 @@ class Place:
     gpu: bool
 
     def put(self, values: NDArray[Any]) -> Any:
-        """A copy there."""
+        """A copy in this memory."""
         if not self.gpu:
             return values.copy()
         import cupy
@@ -42,7 +42,7 @@ class Place:
         return cupy.asarray(values)
 
     def zeros(self, count: int) -> Any:
-        """Bytes."""
+        """An array of zero bytes."""
         return self.put(np.zeros(count, np.uint8))
 
     def host(self, array: Any) -> NDArray[Any]:
@@ -66,13 +66,13 @@ class Place:
 
 
 def on_cuda(spec: str) -> tuple[compll.Codec, Place]:
-    """A codec of the current device."""
+    """A codec of the current device, and its memory."""
     with _COMPILING:
         return compll.compile(spec, "cuda"), Place(gpu=True)
 
 
 def on_shim(spec: str) -> tuple[compll.Codec, Place]:
-    """The same kernels, run by the tests' shim."""
+    """The same kernels, run by the tests' shim, and the host's memory."""
     shim = import_module("tests.compll.cuda_host")
     module, params = library.type_check(spec, {})
     kernels: Any = backend.Kernels(module, params, shim.HostDevice, source.source(module, 64))

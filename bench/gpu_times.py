@@ -19,8 +19,11 @@ Job = Callable[[], object]
 
 @dataclass(frozen=True)
 class Times:
-    """Times of a job. ms: milliseconds from the device's first to its last work.
-    host_ms: until the call returns. queued: whether that was before the device began."""
+    """Times of a job.
+
+    ms: milliseconds from the device's first to its last work. host_ms: until the call returns.
+    queued: True if it returned before the device began.
+    """
 
     ms: float
     host_ms: float
@@ -28,7 +31,7 @@ class Times:
 
 
 def require_gpu() -> None:
-    """ValueError where there is none."""
+    """Raise ValueError if there is no GPU."""
     if not torch.cuda.is_available():
         raise ValueError("torch finds no CUDA device")
 
@@ -66,7 +69,7 @@ def spin_for(host: float) -> int:
 
 
 def device_ms(job: Job, cycles: int) -> tuple[float, bool]:
-    """Milliseconds of a job on the device, and whether it was queued before the device began."""
+    """Milliseconds of a job on the device; True if it was queued before the device began."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
     start.record()  # after the spin, which does not count

@@ -55,7 +55,7 @@ class Cell:
 
 
 def read(path: Path = CELLS) -> list[Cell]:
-    """All recorded cells; none where there is no file."""
+    """All recorded cells; none if there is no file."""
     return [Cell.parse(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

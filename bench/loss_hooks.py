@@ -55,7 +55,7 @@ def _rank(
 
 
 def _by_ddp(gradients: Sequence[Tensor], step: int) -> float:
-    """The hook has averaged in the backward pass, and counts bytes itself."""
+    """The bytes that the hook counted; it has averaged in the backward pass."""
     return 0.0
 
 

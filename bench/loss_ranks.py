@@ -38,7 +38,7 @@ from hipress.sync.momentum import Momentum
 
 
 class Average(Protocol):
-    """Makes each rank's flat gradient the mean of all, in place; gives bytes that a rank sends."""
+    """Makes each rank's flat gradient their mean, in place; returns bytes sent by a rank."""
 
     def __call__(self, gradients: Sequence[Tensor], step: int) -> float: ...
 
@@ -95,12 +95,14 @@ class Compressed(AbstractContextManager["Compressed"]):
 
 
 class Tried(Compressed):
-    """Averages of a trial of "auto" that ends with the codec: turns with DDP's own all-reduce, and
-    states that begin at zero in each turn of the codec, and after the last one."""
+    """Averages of a trial of "auto" that ends with the codec.
+
+    Turns of the codec alternate with DDP's own all-reduce; states begin at zero in each turn of the
+    codec, and after the last one.
+    """
 
     def __call__(self, gradients: Sequence[Tensor], step: int) -> float:
-        """Average the gradients in place, by the codec or by DDP's all-reduce; bytes that a rank
-        sends."""
+        """Average the gradients in place, by codec or all-reduce; returns bytes sent by a rank."""
         turn, within = divmod(step - WATCHED, SETTLING + COUNTED)
         native = turn < 0 or (turn < 2 * TURNS and turn % 2)
         if turn <= 2 * TURNS and within == 0:
@@ -116,8 +118,8 @@ def _zero(plan: BucketPlan | None) -> None:
 
 
 class Averaged(AbstractContextManager["Averaged"]):
-    """Averages gradients by int4_group until an optimizer freezes, as "auto" does on slow links,
-    and its momentum by a codec then, as `hipress.wrap(model, codec, optimizer=optimizer)` does."""
+    """Averages gradients by int4_group until the optimizer freezes, as "auto" does on slow links,
+    and then its momentum by a codec, as `hipress.wrap(model, codec, optimizer=optimizer)` does."""
 
     def __init__(
         self,
@@ -230,6 +232,6 @@ def _hand_out(gradient: Tensor, parameters: Sequence[Tensor]) -> None:
 
 
 def evaluate(model: nn.Module, batches: Sequence[Batch]) -> float:
-    """The mean loss on batches that were held out."""
+    """The mean loss on held-out batches."""
     with torch.inference_mode():
         return statistics.fmean(float(model(*batch).item()) for batch in batches)

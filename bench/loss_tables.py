@@ -27,7 +27,7 @@ Place = tuple[str, int, str]  # workload, steps, data
 
 @dataclass(frozen=True)
 class Row:
-    """A method's effect on a workload's loss, over the seeds that fp32 was measured with, too."""
+    """A method's effect on a workload's loss, over the seeds with which fp32 was measured, too."""
 
     method: str
     workload: str
@@ -57,7 +57,7 @@ class Row:
 
 
 def rows(cells: Sequence[Cell]) -> list[Row]:
-    """A row for each method, workload and number of steps; of several data the most seeds."""
+    """A row for each method, workload and number of steps: the data with the most seeds."""
     losses: dict[Place, dict[str, dict[int, Cell]]] = {}
     for cell in cells:
         methods_ = losses.setdefault((cell.workload, cell.steps, cell.data), {})
@@ -88,7 +88,7 @@ def _row(seeds: dict[int, Cell], plain: dict[int, Cell]) -> Row | None:
 
 
 def _error(differences: Sequence[float]) -> float:
-    """The standard error of their mean; 0 of one."""
+    """The standard error of the mean; 0 for one value."""
     count = len(differences)
     return float(np.std(differences, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
 
@@ -121,7 +121,7 @@ def head(steps: int) -> tuple[str, ...]:
 
 
 def table(found: Sequence[Row], steps: int, only: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
-    """A line for each method, in the order in which they were measured."""
+    """A line for each method, in the order of their measurement."""
     here = {(row.method, row.workload): row for row in found if row.steps == steps}
     for method in only or dict.fromkeys(method for method, _ in here):
         measured = [here[method, w] for w in WORKLOADS if (method, w) in here]
@@ -132,7 +132,7 @@ def table(found: Sequence[Row], steps: int, only: Sequence[str] = ()) -> Iterato
 
 
 def _cell(row: Row | None) -> str:
-    """fp32's loss, or how far away a method's mean is, and by seed, of fp32 from its mean."""
+    """fp32's loss; for others the distance of the mean from it, and distances by seed."""
     if row is None:
         return ""
     if math.isnan(row.difference):

@@ -62,7 +62,7 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
 
 
 def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps: int) -> Curve:
-    """Curve of a training whose momentum ranks average."""
+    """The curve of a training whose momentum ranks average."""
     codec = methods_.parse(f"hipress:{spec_of(method)}")
     optimizer = chosen.training.averaged(model.parameters(), round(FREEZE * steps))
     with Averaged(model, optimizer, codec, chosen.ranks, seed) as average:
@@ -70,7 +70,7 @@ def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps:
 
 
 def measure(workload: str, method: str, seed: int, steps: int, data: str) -> Cell:
-    """Trains and evaluates."""
+    """Train and evaluate."""
     start = time.perf_counter()
     found, numel = curve(workload, method, seed, steps)
     return Cell(
@@ -117,7 +117,7 @@ def main(
     steps: Annotated[list[int] | None, typer.Option(help="By default 200, then 1000.")] = None,
     output: Annotated[Path, typer.Option(help="JSON lines of results.")] = CELLS,
 ) -> None:
-    """Measures the cells that are not recorded."""
+    """Measure the cells that are not recorded."""
     methods = method or METHODS
     with refusing():
         check_codecs(spec_of(each) for each in methods if each not in BASELINES.values())

@@ -39,7 +39,7 @@ class Recipe:
     loss: roofline.Loss = roofline.mean
 
     def measured(self, name: str) -> Model:
-        """Its work."""
+        """The work of the network."""
         about = {"source": self.source, "batch": self.batch, "unit": self.unit}
         return roofline.measure(name, lambda: (self.make(), self.inputs()), self.loss, **about)
 
@@ -144,7 +144,7 @@ RECIPES: Mapping[str, Recipe] = {
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Models; by default all.")] = None,
 ) -> None:
-    """Writes the files of models."""
+    """Write the files of models."""
     with refusing():
         for name in names or RECIPES:
             if name not in RECIPES:

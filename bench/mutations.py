@@ -44,7 +44,7 @@ def _other_byte(data: bytearray, random: Random) -> None:
 
 
 def _head_byte(data: bytearray, random: Random) -> None:
-    """Counts and lengths stand first."""
+    """Index of a byte, more often one of the head, with its counts and lengths."""
     if data:
         data[random.randrange(min(12, len(data)))] = random.randrange(256)
 
@@ -119,7 +119,7 @@ def by_values(text: str, random: Random) -> str:
 
 
 def of_value(value: Any, random: Random) -> Any:
-    """A copy of nested mappings and lists in which one to three values, or keys, are others."""
+    """A copy of nested mappings and lists with one to three other values or keys."""
     found = copy.deepcopy(value)
     for _ in range(random.randint(1, 3)):
         found = _changed(found, random)

@@ -78,7 +78,7 @@ dist.destroy_process_group()
 
 @app.command()
 def run(program: list[str], hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
-    """Runs a program on every host; exit status of the first host that fails."""
+    """Run a program on every host; returns the exit status of the first host that fails."""
     with refusing():
         require(hosts, rate)
     with Network(hosts, rate) as network:
@@ -96,7 +96,7 @@ def check(hosts: Hosts = 2, rate: Rate = "1gbit") -> None:
 
 
 def run_everywhere(network: Network, program: list[str]) -> int:
-    """Runs a program on every host at once; the first bad status."""
+    """Run a program on every host at once; returns the first nonzero status."""
     children = [
         network.start(rank, program, env=environment(network, rank))
         for rank in range(network.hosts)
@@ -109,7 +109,7 @@ def run_everywhere(network: Network, program: list[str]) -> int:
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask programs that still run to end, with all that they have started; then make them."""
+    """Ask running programs, and all that they started, to end; after a while kill them."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         left = [child for child in children if child.poll() is None]
         for child in left:

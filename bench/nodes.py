@@ -67,7 +67,7 @@ def _rank() -> None:
 
 
 def _train(strategy: str) -> tuple[float, float]:
-    """Median seconds of a step, and bytes that this host's interface sent in one."""
+    """Median seconds of a step, and bytes that this host's interface sent in it."""
     import hipress
 
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(8)]

@@ -23,7 +23,7 @@ PATH = Path(__file__).parents[1] / "docs" / "demo.png"
 
 
 def recorded(results: Path = RESULTS) -> Report:
-    """The demo's methods: losses of a long run, at the step times of runs over links."""
+    """The demo's methods: losses of a long run, with the step times of runs over links."""
     timed = Report.read(results / "hosts2.json")
     losses = {
         cell.method: [loss for loss in cell.curve for _ in range(FINAL)]

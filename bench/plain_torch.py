@@ -1,6 +1,6 @@
-"""Compressors as one would write them in plain torch, the baseline of `python -m bench.codecs`.
+"""Compressors in simple plain torch, the baseline of `python -m bench.codecs`.
 
-They are written for clarity and ordinary speed (in place where that is natural), with the default
+They are written for clarity and ordinary speed (in place if that is natural), with the default
 parameters of the spec of the same name.
 """
 

@@ -202,7 +202,7 @@ def main(
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 3,
     output: Annotated[Path, typer.Option(help="Folder for JSON and table.")] = RESULTS,
 ) -> None:
-    """Trains with every method."""
+    """Train with every method."""
     with refusing():
         require(HOSTS, rate)
         check_output(output)

@@ -59,8 +59,8 @@ def tell(**data: Any) -> None:
 
 
 def record(output: Path, module: str, title: str, text: str, **data: Any) -> None:
-    """Writes data as JSON and the text as Markdown into a folder that there is, named after the
-    module, and prints the text."""
+    """Write data as JSON and the text as Markdown into an existing folder, in files named after the
+    module, and print the text."""
     command, date = commands.given(module), commands.now()
     about = {"command": command, "date": date, "versions": versions_here()}
     file = output / module.rpartition(".")[2]

@@ -34,7 +34,7 @@ CODECS = ("int4_group", "onebit_group", "auto")
 
 @dataclass
 class Method:
-    """A model that is trained in its own way."""
+    """A model with its own way of training."""
 
     title: str
     model: nn.Module
@@ -61,7 +61,7 @@ class Method:
         return found
 
     def measure(self) -> None:
-        """A turn."""
+        """Measure one turn."""
         before = sent_here()
         self.seconds += self.train(STEPS)
         dist.barrier()
@@ -98,8 +98,8 @@ def rank() -> None:
 
 
 def sharded(mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> nn.Module:
-    """The model, its layers in shards over the mesh, or over one dimension and averaged by PyTorch
-    over the other."""
+    """The model with its layers sharded over the mesh, or sharded over one dimension and averaged
+    by PyTorch over the other."""
     torch.manual_seed(0)
     model = GPT2(GPT)
     for part in (*model.layers, model):
@@ -108,7 +108,7 @@ def sharded(mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> nn.
 
 
 def synchronized(mesh: DeviceMesh, codec: str) -> Method:
-    """The model in shards within a host, and averaged between hosts by a Synchronizer."""
+    """The model sharded within a host, and averaged between hosts by a Synchronizer."""
     model, group = sharded(mesh["shard"]), mesh["replicate"].get_group()
     told = "adamw" if codec == "auto" else None
     sync = hipress.Synchronizer(model, codec, optimizer=told, process_group=group)

@@ -3,8 +3,9 @@
     python -m bench.sidco [--steps 150] [--output bench/results]
 
 The gradients are those of a word LSTM (hipress.demo, smaller: 0.3 million parameters) that learns
-the running Python's standard library, taken over the whole model. Every estimator sees the same
-ones and feeds its own residual back; DGC runs without momentum. A table, sidco.json and sidco.png.
+the running Python's standard library, taken over the whole model. All estimators see the same
+gradients, and each has its own residual; DGC runs without momentum. Writes a table, sidco.json and
+sidco.png.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def show(rows: dict[float, dict[str, dict[str, float]]]) -> Table:
 
 
 def draw(rows: dict[float, dict[str, dict[str, float]]], path: Path) -> None:
-    """Means with their intervals on a logarithmic scale, a panel a ratio."""
+    """Draw means with their intervals on a logarithmic scale, with a panel per ratio."""
     figure = Figure(figsize=(11, 3.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (ratio, row) in zip(figure.subplots(1, len(rows)), rows.items(), strict=True):

@@ -32,7 +32,7 @@ def own_slice(strategy: str) -> Program:
 
 
 def main() -> None:
-    """A line per strategy."""
+    """Print a line per strategy."""
     print(f"{RANKS} ranks, {TENSORS} tensors of {ELEMENTS} elements")
     for strategy in STRATEGIES:
         begin = time.process_time()

@@ -46,7 +46,7 @@ class Facts:
 
 
 def facts(name: str) -> Facts:
-    """Everything derived of one spec."""
+    """All facts that follow from one spec."""
     codec = library.compile(name, "reference")
     module, spec = codec.module, library.load(name)
     found = explain.found_traffic(module)
@@ -66,9 +66,9 @@ def facts(name: str) -> Facts:
 
 
 def logic_lines(text: str) -> int:
-    """Lines of encode, payload, decode and update that say something, as HiPress counts logic.
+    """Lines of encode, payload, decode and update with content, as HiPress counts logic.
 
-    Blank lines, comments and a section's bare name are none.
+    Blank lines, comments and a section's bare name do not count.
     """
     count, section = 0, ""
     for line in text.splitlines():
@@ -140,7 +140,7 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
 
 
 def limits(module: Module) -> tuple[str, ...]:
-    """The most elements of each selection."""
+    """The largest number of elements of each selection."""
     text = Printer(module.bindings)
     together = [name for family in exclusive.families(module) for name in family]
     shared = [" + ".join(f"count({x})" for x in f) + " <= n" for f in exclusive.families(module)]

@@ -19,7 +19,7 @@ _LEFT_OUT = ("ddp-noop", "sync:")
 
 
 def cells(results: Path) -> list[tuple[str, ...]]:
-    """A line for each method: median milliseconds a step by group, empty where not measured."""
+    """A line for each method: median milliseconds a step by group, empty if not measured."""
     found = {name: rows(Report.read(results / f"{name}.json").results) for name in COLUMNS}
     every = [row.result for group in found.values() for row in group]
     labels = dict.fromkeys(each.label for each in every if not each.method.startswith(_LEFT_OUT))

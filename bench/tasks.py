@@ -42,7 +42,7 @@ class Empty(CodecDefaults):
         return np.full(len(table), BYTES)
 
     def decode_batch(self, *_: object, **options: object) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
 
 CODECS = {"empty": Empty()}
@@ -61,7 +61,7 @@ def program_of(strategy: str, rank: int, ranks: int, bucket: int) -> Program:
 
 
 def measure(strategy: str, ranks: int, steps: int) -> str:
-    """Runs on every rank; a line for the reader."""
+    """Runs on every rank; prints a line of results."""
     rank = torch.distributed.get_rank()
     programs = [program_of(strategy, rank, ranks, bucket) for bucket in range(BUCKETS)]
     buckets = [torch.zeros(TENSORS * ELEMENTS) for _ in programs]
@@ -82,13 +82,13 @@ def measure(strategy: str, ranks: int, steps: int) -> str:
 
 
 def _used() -> tuple[float, float, int]:
-    """CPU time, time, and number of times that a thread gave up its core to wait; so far."""
+    """CPU time, time, and number of times that a thread gave up its core to wait, all so far."""
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     return time.process_time(), time.perf_counter(), switches
 
 
 def work(rank: int, store: str, ranks: int, steps: int) -> None:
-    """A rank."""
+    """Run a rank."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks
@@ -104,7 +104,7 @@ def main(
     ranks: Annotated[int, typer.Option(min=2)] = 2,
     steps: Annotated[int, typer.Option(min=1)] = 1000,
 ) -> None:
-    """A line per strategy."""
+    """Print a line per strategy."""
     print(f"{ranks} ranks, {BUCKETS} buckets of {TENSORS} parts, {steps} steps")
     with tempfile.TemporaryDirectory() as folder:
         start_processes(work, (f"{folder}/store", ranks, steps), ranks)  # type: ignore[no-untyped-call]

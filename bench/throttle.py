@@ -78,7 +78,7 @@ def apart(one: Sequence[Step], other: Sequence[Step]) -> float:
 
 
 def trained(optimizer: str, rate: str, steps: int, at: Mapping[int, str]) -> list[Step]:
-    """A training, and the rates that links have from some steps on. NetworkError where it fails."""
+    """A training, and the links' rates from some steps on. NetworkError if it fails."""
     found: list[Step] = []
     with Network(HOSTS, rate) as network:
         for step in ranks.told(network, "bench.throttle", [optimizer, str(steps)]):
@@ -145,7 +145,7 @@ def main(
     ] = 150,
     output: Annotated[Path, typer.Option(help="Folder for JSON and table.")] = RESULTS,
 ) -> None:
-    """Throttles links while auto trains."""
+    """Throttle links while auto trains."""
     with refusing():
         check_optimizer(optimizer)
         for rate in (fast, slow):

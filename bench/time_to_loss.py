@@ -61,7 +61,7 @@ class Times:
 
 
 def _curve(method: str) -> str:
-    """Name in losses.jsonl of a method of the demo."""
+    """The name in losses.jsonl of a method of the demo."""
     if method in CURVES:
         return CURVES[method]
     way, _, codec = method.partition(":")
@@ -70,8 +70,8 @@ def _curve(method: str) -> str:
 
 
 def reached(curve: Sequence[float], loss: float) -> int | None:
-    """The steps after which the mean of WINDOW steps is at most `loss`, and stays for the next
-    window's; None where it never is."""
+    """The number of steps after which the mean of WINDOW steps is at most `loss`, also in the next
+    window; None if that never happens."""
     width = WINDOW // FINAL
     means = [statistics.fmean(curve[at - width : at]) for at in range(width, len(curve) + 1)]
     found = next((at for at, mean in enumerate(means) if mean <= loss), None)
@@ -103,7 +103,7 @@ class Reached:
 def reach(
     cells: Sequence[Cell], workload: str, steps: int, times: Times, slack: float = SLACK
 ) -> Iterator[Reached]:
-    """Each method with step times and curves."""
+    """The times of each method that has step times and curves."""
     seeds: dict[str, dict[int, Cell]] = {}
     for cell in cells:
         if (cell.workload, cell.steps) == (workload, steps):
@@ -128,7 +128,7 @@ def main(
     slack: Annotated[float, typer.Option(help="Share above float32's loss.", min=0)] = SLACK,
     chart: Annotated[Path | None, typer.Option(help="Where to draw a chart.")] = None,
 ) -> None:
-    """Prints a table for each file, and draws a chart of all."""
+    """Print a table for each file, and draw a chart of all."""
     with refusing():
         every = [Times.read(path) for path in measured]
     cells, found = read(), {}

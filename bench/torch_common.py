@@ -18,7 +18,7 @@ Decode = Callable[[Payload, int], Tensor]
 
 @dataclass(frozen=True)
 class Method:
-    """A compressor as one would write it in plain torch, for the parameters a spec defaults to."""
+    """A compressor in plain torch, with a spec's default parameters."""
 
     encode: Encode
     decode: Decode
@@ -38,7 +38,7 @@ def keep(residual: Tensor | None, x: Tensor, decoded: Tensor) -> None:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """uint8 codes, several a byte."""
+    """Small codes packed into bytes; uint8."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
     packed: Tensor = (rows(codes, len(shifts)) << shifts).sum(1, dtype=torch.uint8)
     return packed
@@ -52,7 +52,7 @@ def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
 
 
 def pack_trits(codes: Tensor) -> Tensor:
-    """Codes of 0, 1 and 2, five a byte; uint8."""
+    """Codes of 0, 1 and 2, five in a byte; uint8."""
     powers = torch.tensor(_POWERS, dtype=torch.uint8, device=codes.device)
     packed: Tensor = (rows(codes, 5) * powers).sum(1, dtype=torch.uint8)
     return packed

@@ -21,9 +21,9 @@ def _width(n: int) -> int:
 
 
 def _encode_powersgd(x: Tensor, states: Tensor | None) -> Payload:
-    """A power iteration from the last right factor; states are residual, then that factor.
+    """A power iteration from the last right factor; states are the residual and that factor.
 
-    As one rank runs it, whose factors are their own means (Vogels et al. 2019).
+    This is one rank alone, so its factors are their own means (Vogels et al. 2019).
     """
     n = x.numel()
     width = _width(n)
@@ -55,7 +55,7 @@ def _decode_powersgd(payload: Payload, n: int) -> Tensor:
 
 
 def _encode_atomo(x: Tensor, states: Tensor | None) -> Payload:
-    """Triples of singular vectors, drawn with chances by their singular values, three at most."""
+    """At most three triples of singular vectors; probabilities follow from singular values."""
     n = x.numel()
     m = rows(x, min(COLUMNS, _width(n)))
     u, size, vt = torch.linalg.svd(m, full_matrices=False)
@@ -65,7 +65,7 @@ def _encode_atomo(x: Tensor, states: Tensor | None) -> Payload:
 
 
 def _chosen(p: Tensor) -> Tensor:
-    """Positions by their chances, systematically: those at u, u + 1, ... on the chances' line."""
+    """Positions drawn systematically: u, u + 1, ... on the line of added probabilities."""
     u = torch.rand((), device=p.device)
     combs = (torch.nn.functional.pad(p.cumsum(0), (1, 0)) - u).ceil()
     return combs.diff().nonzero().view(-1)[:TRIPLES]

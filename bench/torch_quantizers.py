@@ -1,4 +1,4 @@
-"""Quantizers in plain torch, as published torch code (GRACE) writes them, packed like ours."""
+"""Quantizers in plain torch, as in published torch code (GRACE), packed like ours."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _decode_natural(payload: Payload, n: int) -> Tensor:
 
 
 def _encode_threelc(x: Tensor, residual: Tensor | None) -> Payload:
-    """Five elements a byte; runs of zeros stay as they are."""
+    """Five elements in a byte; runs of zeros are not packed."""
     p = fed(x, residual)
     scale = p.abs().max()
     q = (p / scale).round_()

@@ -36,7 +36,7 @@ class _RandomK:
 
 
 class _Cocktail:
-    """Of 10% of the elements, the same on all ranks, the largest 10% in four bits."""
+    """The largest 10% of 10% of the elements that are the same on all ranks, in four bits."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -67,7 +67,7 @@ def _decode_cocktail(payload: Payload, n: int) -> Tensor:
 def _positions(n: int, step: int, device: torch.device, share: int = 100) -> Tensor:
     """Draw a position from each of k equal stretches of a circle of n with a random start.
 
-    Each position has the chance k / n, as with torch.randperm(n)[:k], for k draws instead of n.
+    Each position has probability k / n, as with torch.randperm(n)[:k], for k draws instead of n.
     """
     k, generator = max(1, n // share), _generator(step, device)
     ends = torch.arange(k + 1, device=device) * n // k

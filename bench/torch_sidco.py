@@ -1,7 +1,7 @@
 """SIDCo in plain torch, after the authors' code: thresholds of curves fitted in stages.
 
-As the specs have it by default, each threshold makes up for a part of the last call's error, and at
-most four times the wanted share is sent.
+As in the specs' defaults, each threshold corrects a part of the last call's error, and at most four
+times the wanted share is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _exponential(size: Tensor, share: float) -> Tensor:
 
 
 def _pareto(size: Tensor, share: float) -> Tensor:
-    """The parameters of a generalized Pareto distribution of this mean and variance."""
+    """The parameters of a generalized Pareto distribution with this mean and variance."""
     mean = size.mean()
     ratio = mean * mean / size.var(unbiased=False)
     k, scale = (ratio - 1) / 2, mean * (ratio + 1) / 2
@@ -35,7 +35,7 @@ def _pareto(size: Tensor, share: float) -> Tensor:
 
 
 def _gamma(size: Tensor, share: float) -> Tensor:
-    """The shape of a gamma distribution by its mean and the mean of logarithms."""
+    """The shape of a gamma distribution with this mean and mean of logarithms."""
     mean = size.mean()
     s = mean.log() - (size + 1e-16).log().mean()
     shape = (3 - s + ((s - 3) ** 2 + 24 * s).sqrt()) / (12 * s)

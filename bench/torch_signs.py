@@ -1,4 +1,4 @@
-"""Compressors to signs and thresholds in plain torch, as published torch code writes them."""
+"""Compressors to signs and thresholds in plain torch, as in published torch code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _decode_signsgd(payload: Payload, n: int) -> Tensor:
 
 
 class _Signum:
-    """A momentum, which is the gradient itself in the first step."""
+    """A momentum that begins with the first step's gradient."""
 
     def __init__(self) -> None:
         self.step = 0

@@ -30,14 +30,14 @@ def _decode_stc(payload: Payload, n: int) -> Tensor:
 
 
 def _lose(p: Tensor, index: Tensor, values: Tensor, residual: Tensor | None) -> None:
-    """The residual becomes p less the values at their positions."""
+    """Replace the residual by p without the values at their positions."""
     if residual is not None:
         residual.copy_(p)
         residual[index] -= values
 
 
 def _encode_adaq(x: Tensor, residual: Tensor | None) -> Payload:
-    """Elements of either sign above a threshold of a 1% sample, each as the mean of its sign."""
+    """Elements of each sign beyond a threshold from a 1% sample, each as the mean of its sign."""
     p = fed(x, residual)
     above, below = _largest(p), _largest(-p)
     high, low = _mean(p, above), _mean(p, below)
@@ -68,7 +68,7 @@ def _decode_adaq(payload: Payload, n: int) -> Tensor:
 
 
 def _encode_adacomp(x: Tensor, residual: Tensor | None) -> Payload:
-    """Elements that one more gradient would bring to the largest of their 512, at most half."""
+    """Elements that one more gradient would raise to the largest of their 512; at most half."""
     p = fed(x, residual)
     binned = rows(p, 512)
     top = binned.abs().amax(1, keepdim=True)
@@ -92,7 +92,7 @@ def _decode_dithering(payload: Payload, n: int) -> Tensor:
 
 
 def _encode_sketch(x: Tensor, residual: Tensor | None) -> Payload:
-    """The one of 64 bins of equally many elements, and the bins' means."""
+    """For each element, one of 64 bins of equally many elements; and the bins' means."""
     n = x.numel()
     at = torch.arange(1, 64, device=x.device) * n // 64
     code = torch.bucketize(x, x.sort().values[at], right=True)
@@ -107,7 +107,7 @@ def _decode_sketch(payload: Payload, n: int) -> Tensor:
 
 
 def _encode_inceptionn(x: Tensor, residual: Tensor | None) -> Payload:
-    """32 bits from one on, 16 from 2**-5, 8 from 2**-10, none below."""
+    """32 bits for magnitudes from one on, 16 from 2**-5, 8 from 2**-10, none below."""
     p = fed(x, residual)
     size = p.abs()
     tag = (size >= 2**-10).to(torch.uint8) + (size >= 2**-5) + (size >= 1)

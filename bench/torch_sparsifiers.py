@@ -1,4 +1,4 @@
-"""Sparsifiers in plain torch, as published torch code (GRACE) writes them."""
+"""Sparsifiers in plain torch, as in published torch code (GRACE)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _encode_topk(x: Tensor, residual: Tensor | None) -> Payload:
 
 
 def _encode_graddrop(x: Tensor, residual: Tensor | None) -> Payload:
-    """Threshold from a 1% sample; twice as many as wanted at most."""
+    """Elements beyond a threshold from a 1% sample; at most twice as many as wanted."""
     p = fed(x, residual)
     size = p.abs()
     threshold = _sampled(size, max(200, p.numel() // 100), 0.01)
@@ -37,12 +37,12 @@ def _above(
     residual: Tensor | None,
     most: int | None = None,
 ) -> Payload:
-    """The first elements, `most` at most, whose magnitude reaches the threshold."""
+    """The first elements, at most `most`, whose magnitude reaches the threshold."""
     return sent(p, (size >= threshold).nonzero().view(-1)[:most], residual)
 
 
 def _encode_dgc(x: Tensor, states: Tensor | None) -> Payload:
-    """0.1% largest of the momentum-corrected sum; 1.3 times as many at most."""
+    """The 0.1% largest of the momentum-corrected sum; at most 1.3 times as many."""
     n = x.numel()
     u, v = (torch.zeros_like(x), torch.zeros_like(x)) if states is None else states.view(2, -1)
     u.mul_(0.9).add_(x)
@@ -56,7 +56,7 @@ def _encode_dgc(x: Tensor, states: Tensor | None) -> Payload:
 
 
 def _corrected(size: Tensor) -> Tensor:
-    """A sampled threshold, lowered while it keeps too few, exact where it keeps too many."""
+    """A sampled threshold, lowered if it keeps too few, exact if it keeps too many."""
     n = size.numel()
     k = max(1, n // 1000)
     threshold = _sampled(size, max(2000, n // 100), 0.001)
@@ -99,7 +99,7 @@ def _decode_qsparse(payload: Payload, n: int) -> Tensor:
 
 
 def _encode_redsync(x: Tensor, residual: Tensor | None) -> Payload:
-    """A threshold bisected between mean and largest magnitude, as GRACE does; 4% at most."""
+    """A threshold bisected between mean and largest magnitude, as in GRACE; at most 4%."""
     p = fed(x, residual)
     size = p.abs()
     k, mean, top = max(1, p.numel() // 100), size.mean(), size.max()
@@ -118,7 +118,7 @@ def _encode_redsync(x: Tensor, residual: Tensor | None) -> Payload:
 
 
 def _encode_gaussiank(x: Tensor, residual: Tensor | None) -> Payload:
-    """A threshold from a normal distribution, corrected at most ten times; 4% at most."""
+    """A threshold from a normal distribution, corrected at most ten times; at most 4%."""
     p = fed(x, residual)
     size = p.abs()
     k = max(1, p.numel() // 100)
@@ -135,7 +135,7 @@ def _encode_gaussiank(x: Tensor, residual: Tensor | None) -> Payload:
 
 
 def _encode_wangni(x: Tensor, residual: Tensor | None) -> Payload:
-    """Kept with probability p by magnitude, and divided by it."""
+    """Elements kept with probability p by magnitude, and divided by p."""
     size = x.abs()
     k = x.numel() / 100
     scale = k / size.sum()

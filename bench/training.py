@@ -86,7 +86,7 @@ def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
 
 
 def write(name: str, report: Report, folder: Path) -> None:
-    """Writes the JSON and the table with its verdicts."""
+    """Write the JSON and the table with its verdicts."""
     report.write(folder / f"{name}.json")
     lines = [f"# {name}: {report.place}", "", f"`{report.command}`, {report.date}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in report.versions.items()), ""]
@@ -105,7 +105,7 @@ def main(
     optimizer: Annotated[str, typer.Option(help="sgd (rate 1, clipping .25) or adamw.")] = "sgd",
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
 ) -> None:
-    """Measures groups of methods and says which targets are met."""
+    """Measure groups of methods and report the targets that are met."""
     chosen_methods = tuple(part.strip() for part in methods.split(",") if part.strip())
     with refusing():  # before the others take their time
         _check(group or (), chosen_methods, rate, device, optimizer)

@@ -48,7 +48,7 @@ def sent(strategy: str, world_size: int, codecs: dict[str, Codec]) -> list[int]:
 
 
 def main() -> None:
-    """A line per strategy: megabytes of the mean rank, and of the one that sends most."""
+    """Print a line per strategy: megabytes of the mean rank, and of the rank that sends most."""
     codecs: dict[str, Codec] = {"topk": compile_codec("topk", {"ratio": RATIO})}
     for strategy in STRATEGIES:
         cells = []

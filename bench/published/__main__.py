@@ -31,7 +31,7 @@ def main(
     charts: Annotated[Path | None, typer.Option(help="Draw charts into this folder.")] = None,
     fit: Annotated[bool, typer.Option(help="Fit the numbers marked so, and print them.")] = False,
 ) -> None:
-    """Predicts published results and prints how far off that is."""
+    """Predict published results and print the relative errors."""
     with refusing():
         data = data_.load()
     paper, console = Paper(data["hipress"]), Console()
@@ -112,7 +112,7 @@ def _print_orders(console: Console, cells: Sequence[Cell]) -> None:
 
 
 def ordered(cells: Sequence[Cell]) -> bool:
-    """True if systems that differ by more than CLOSE are predicted in their order."""
+    """True if systems that differ by more than CLOSE are predicted in their published order."""
     return all(
         (a.predicted < b.predicted)
         for a in cells

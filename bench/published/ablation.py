@@ -51,7 +51,7 @@ def in_order(cells: list[Cell]) -> bool:
 
 
 def _training(model: str, backward: float) -> Training:
-    """The backward pass alone: the paper's milliseconds begin with it."""
+    """The backward pass alone, since the paper's milliseconds begin with it."""
     made = Training.of(model_of(model), 1.0)
     scale = backward / made.backward
     return Training(made.sizes, tuple(scale * each for each in made.ready), 0.0, backward)
@@ -62,7 +62,7 @@ class _Row:
         self.c, self.work, self.strategy = constants, work, strategy
 
     def cluster(self, share: float, besides: float) -> Cluster:
-        """`besides`: seconds of a message, or of a hop."""
+        """The cluster. besides: fixed seconds of a message, or of a hop."""
         c = self.c
         inside = Link(c["inside"], c["inside_latency"])
         device = replace(DEVICES["v100"], slows=0.0)
@@ -83,7 +83,7 @@ class _Row:
         return hipress(self.work, served, Stack(), gpu, self.strategy, _SWITCHED[name])
 
     def fitted(self, wanted: float) -> tuple[float, float]:
-        """A server's bytes a second, or a ring's share, with which `default` takes so long."""
+        """A server's bytes a second, or a ring's share, that give `default` its published time."""
         if self.strategy == "ring":
             return 1.0, _solved(lambda x: self.seconds("default", 1.0, x), wanted, 0.05, 1.0)
         return _solved(lambda x: self.seconds("default", x, 1.0), wanted, 1e8, 1e11), 1.0

@@ -32,7 +32,7 @@ def draw(
     curve: Sequence[Sidco],
     data: Data,
 ) -> None:
-    """published-curves.png, published-exposed.png and published-ready.png."""
+    """Draw published-curves.png, published-exposed.png and published-ready.png."""
     _curves([each for each in cells if each.experiment == "hipress curves"], data, folder)
     _exposed([each for each in cells if each.experiment == "hipress table"], curve, data, folder)
     _ready(ready, folder)

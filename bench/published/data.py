@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def exposed_error(self) -> float | None:
-        """The same of the milliseconds."""
+        """The same for the milliseconds."""
         return None if self.exposed is None else self.exposed[1] / self.exposed[0] - 1
 
 
@@ -75,7 +75,7 @@ def curves(data: Data) -> Data:
 
 
 def kinds(data: Any) -> Counter[str]:
-    """Number of numbers of each kind."""
+    """Numbers of values of each kind."""
     if isinstance(data, Number):
         return Counter([data.kind])
     each = data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ()
@@ -96,7 +96,7 @@ def _value(value: Value, problems: Problems) -> Any:
 
 
 def _number(text: Text, problems: Problems) -> Number | str:
-    """A number with its kind; or a text, which does not begin with a digit."""
+    """A number with its kind, or a text that does not begin with a digit."""
     if not text.value[:1].isdigit():
         return text.value
     given, _, kind = text.value.rpartition(" ")

@@ -61,8 +61,8 @@ class Measured:
 
 
 def measured(data: Data) -> Iterator[Measured]:
-    """From bench/results: the cells of auto.jsonl, groups with a floor of their own, and those of
-    bench.predicted."""
+    """Places from bench/results: the cells of auto.jsonl, groups with a measured floor, and those
+    of bench.predicted."""
     alone = plain(data["alone"])
     for line in (RESULTS / "auto.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
@@ -107,11 +107,11 @@ class Emulated:
 
     @classmethod
     def of(cls, data: Data) -> Emulated:
-        """With the numbers of published.yaml."""
+        """From the numbers of published.yaml."""
         return cls(data, data["reach"].value, data["core"].value)
 
     def cells(self, places: Sequence[Measured]) -> Iterator[Cell]:
-        """All methods that are predicted; DDP in float32 under SGD was fitted."""
+        """All predicted methods, without the fitted one, DDP in float32 under SGD."""
         for place in places:
             for name, seconds in place.steps.items():
                 text = NAMES.get(name, name.removeprefix("hipress:"))
@@ -145,11 +145,11 @@ class Emulated:
         return Cluster(place.hosts, 1, device, link, link)
 
     def shared(self, place: Measured) -> float:
-        """Ranks of a core."""
+        """Number of ranks that share a core."""
         return max(1.0, place.hosts / CORES)
 
     def cost(self, method: Method, place: Measured) -> CodecCost:
-        """On a core that others share."""
+        """The codec's cost on a shared core."""
         assert method.codec is not None
         found, slower = speeds.cost(method.codec, DEVICES["cpu"]), self.shared(place)
         lines = (found.encode, found.decode, found.hop)
@@ -175,7 +175,7 @@ class Emulated:
         return replace(made, payloads=rates)
 
     def fitted(self, places: Sequence[Measured]) -> tuple[float, float]:
-        """The two numbers that make DDP's float32 under SGD come out best."""
+        """The two numbers with the best prediction of DDP's float32 under SGD."""
         from scipy.optimize import least_squares
 
         known = [each for each in places if _fits(each) and "ddp-fp32" in each.steps]

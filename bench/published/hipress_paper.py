@@ -55,7 +55,7 @@ def _training(model: str, step: float) -> Training:
 
 @dataclass(frozen=True)
 class Paper:
-    """Predicts cells of one experiment from published.yaml."""
+    """Predictions of one experiment from published.yaml."""
 
     data: Data
 
@@ -67,20 +67,20 @@ class Paper:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the table."""
+        """Number of ranks of the table."""
         c = plain(self.data["cluster"])
         return int(c["nodes"] * c["gpus_a_node"])
 
     def training(self, model: str) -> Training:
-        """A step on one GPU, of the throughput that the paper calls linear."""
+        """The training with the step time on one GPU that the paper's linear throughput gives."""
         return _training(model, self.single(model))
 
     def single(self, model: str) -> float:
-        """Seconds of that step."""
+        """Seconds of a step on one GPU."""
         return float(model_of(model).batch * self.ranks / self.models[model]["linear"].value)
 
     def cluster(self, nodes: int, share: float, besides: float, slows: float) -> Cluster:
-        """`besides`: seconds of a hop, or of a message."""
+        """The cluster. besides: fixed seconds of a hop, or of a message."""
         c = plain(self.data["cluster"])
         between = Link(c["nic"], c["latency"], share, besides)
         device = replace(DEVICES["v100"], slows=slows)
@@ -120,21 +120,20 @@ class Paper:
         return Kernels(1 / 32, 1 / speed, 1 / speed)
 
     def kernels(self, model: str) -> Kernels:
-        """HiPress's for a model: as many passes over memory as ours, but where its own text has
-        more."""
+        """HiPress's kernels for a model: our number of passes over memory, or its text's."""
         codec, memory = self.models[model]["codec"], self.data["cluster"]["memory"].value
         own, touches = kernels(codec, memory), self.data["codecs"].get(f"{codec}_touched")
         return own if touches is None else replace(own, encode=touches.value / memory)
 
     def table(self, only: str = "") -> Iterator[Cell]:
-        """128 GPUs. `only`: of this system."""
+        """Cells for 128 GPUs. only: of this system."""
         for model, row in self.models.items():
             for system, number in row.items():
                 if isinstance(number, Number) and system != "linear" and only in ("", system):
                     yield self._cell("table", model, system, self.ranks, number)
 
     def curves(self) -> Iterator[Cell]:
-        """8 to 128 GPUs; at 128 they are the table's."""
+        """Curves of 8 to 128 GPUs; at 128 they agree with the table."""
         points = data_.curves({"hipress": self.data})[PLACE]
         for model, name in self.data["curves"]["names"].items():
             for system, values in points[name].items():
@@ -154,8 +153,8 @@ class Paper:
         return Cell(f"hipress {part}", model, system, number.value, got, number.kind, exposed)
 
     def fitted(self) -> dict[str, float]:
-        """The seven numbers that make the fitted cells come out best, least squares of logarithms,
-        each system for itself."""
+        """The seven numbers with the best prediction of the fitted cells: least squares of
+        logarithms, for each system by itself."""
         found = self._fit("Ring", ("ring_share", "ring_hop", "ring_slows"))
         names = ("byteps_share", "byteps_message", "byteps_slows", "byteps_server")
         return found | self._fit("BytePS", names)
@@ -192,7 +191,7 @@ def _share(name: str) -> bool:
 
 
 def _inner(name: str, value: float) -> float:
-    """The unbounded variable that is searched for a value."""
+    """The unbounded variable that the search uses for a value."""
     return math.log(value / (1 - value)) if _share(name) else math.log(value)
 
 

@@ -44,14 +44,14 @@ def _espresso_step(data: Data, paper: Paper, row: Data, work: Training, system: 
 
 
 def _link(fitted: Link, bandwidth: float, data: Data) -> Link:
-    """A stack reaches no more than on the link that it was fitted to, and not all of a slower."""
+    """The link of a stack: no faster than the fitted one; of a slower link, a share."""
     reach = min(data["reach"].value, fitted.speed / bandwidth)
     return replace(fitted, bandwidth=bandwidth, reach=reach)
 
 
 @dataclass(frozen=True)
 class Sidco:
-    """At an efficiency of TCP: how many times as fast as the others SIDCo is."""
+    """SIDCo's speed-ups over the others at an efficiency of TCP."""
 
     share: float
     over_none: float
@@ -59,7 +59,7 @@ class Sidco:
 
 
 def sidco(data: Data) -> tuple[Sidco, ...]:
-    """Over a range of efficiencies."""
+    """Speed-ups over a range of efficiencies."""
     return tuple(_sidco(plain(data), share) for share in TCP)
 
 
@@ -80,7 +80,7 @@ def _sidco(c: Data, share: float) -> Sidco:
 
 
 def sidco_cells(data: Data) -> Iterator[Cell]:
-    """The published factors, "up to", at the least efficient TCP that the curve spans."""
+    """The published factors ("up to"), at the lowest efficiency of TCP in the curve."""
     found = min(sidco(data), key=lambda each: abs(each.share - 0.08))
     for column, got in (("over_none", found.over_none), ("over_dgc", found.over_dgc)):
         number = data[column]
@@ -99,8 +99,11 @@ def onebit_adam(data: Data) -> Iterator[Cell]:
 
 
 def sdp4bit(data: Data) -> Iterator[Cell]:
-    """Bytes alone: without communication all sizes of a cluster would compute as fast, which is
-    fitted to the smallest; the share that they wait follows from the baseline."""
+    """Predictions from bytes alone.
+
+    Without communication all sizes of a cluster would compute equally fast, at a speed fitted to
+    the smallest; the share of waiting follows from the baseline.
+    """
     ratio = data["compressed_bits"].value / data["bits"].value
     for cluster, rows in data["clusters"].items():
         first = next(iter(rows.values()))

@@ -32,7 +32,7 @@ class Readiness:
 
 
 def measured(name: str) -> tuple[Floats, Floats]:
-    """Elements, and seconds since the first gradient was ready, of a profile."""
+    """Numbers of elements, and seconds since the first gradient was ready, from a profile."""
     found = json.loads((FOLDER / "espresso_profiles.json").read_text("utf-8"))
     rows = np.array(found["profiles"][name], np.float64)
     return rows[:, 0], 1e-6 * np.cumsum(rows[:, 1])

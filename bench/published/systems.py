@@ -28,7 +28,7 @@ LEAST = 1 << 20  # bytes: smaller gradients stay raw, by the threshold of HiPres
 
 @dataclass(frozen=True)
 class Training:
-    """A model's step on one GPU. Seconds."""
+    """A model's step on one GPU, in seconds."""
 
     sizes: tuple[float, ...]  # bytes, in the order of the backward pass
     ready: tuple[float, ...]  # seconds of the backward pass
@@ -44,13 +44,13 @@ class Training:
 
     @property
     def step(self) -> float:
-        """Both passes."""
+        """Seconds of both passes."""
         return self.forward + self.backward
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """A codec of one of these systems. Seconds for a byte of gradient."""
+    """A codec of one of these systems, in seconds per byte of gradient."""
 
     rate: float  # payload bytes
     encode: float
@@ -136,7 +136,7 @@ class _Clock:
 
 def byteps(work: Training, cluster: Cluster, stack: Stack, kernels: Kernels | None = None) -> float:
     """Seconds of a step by servers on the nodes' CPUs, which compress if anything does; layers that
-    the next forward pass needs first go first."""
+    the next forward pass needs first are sent first."""
     loads = [
         Load(
             ready,
@@ -153,7 +153,7 @@ def byteps(work: Training, cluster: Cluster, stack: Stack, kernels: Kernels | No
 def _served(
     size: float, cluster: Cluster, stack: Stack, kernels: Kernels | None
 ) -> Iterator[Stage]:
-    """Reduce-scatter inside, to the host, to servers, and back; of one node, inside alone."""
+    """Reduce-scatter inside, to the host, to servers, and back; with one node, inside alone."""
     m, local = cluster.nodes, _inside(size, cluster)
     if m == 1:
         yield from (local, local)
@@ -234,17 +234,17 @@ class _Compressed:
 
     @property
     def cuts(self) -> int:
-        """Partitions."""
+        """Number of partitions."""
         return min(self.cluster.nodes, _cut(self.size, SLOT)) if self.features.planned else 1
 
     def raw(self) -> tuple[Stage, ...]:
-        """Several in a message, uncompressed."""
+        """Stages of uncompressed gradients, several in a message."""
         m, local = self.cluster.nodes, _inside(self.size, self.cluster)
         sent = _wire(self.cluster, self.size * (m - 1) / m)
         return (local, sent, sent, local)
 
     def chain(self, strategy: str) -> tuple[Stage, ...]:
-        """Inside, encode, between nodes, decode, inside."""
+        """Stages: inside, encode, between nodes, decode, inside."""
         local = _inside(self.size, self.cluster)
         encode = self.work(self.kernels.encode * self.size, self.cuts)
         decode = self.work(self.kernels.decode * self.size, self.cuts)
@@ -252,18 +252,18 @@ class _Compressed:
         return (local, encode, *middle, decode, local)
 
     def work(self, seconds: float, calls: float) -> Stage:
-        """Kernels, started together where that is on."""
+        """Kernels, launched together if that feature is on."""
         calls = max(1.0, calls / BATCH) if self.features.bulk else calls
         return Stage(WORK if self.features.gpu else "cpu", seconds + self.kernels.launch * calls)
 
     @property
     def messages(self) -> float:
-        """Messages to a peer: a slot's share of one if they are joined."""
+        """Messages to a peer: a share of a slot's message if they are joined."""
         payload = self.kernels.rate * self.size
         return payload / SLOT if self.features.bulk else float(self.cuts)
 
     def served(self) -> Iterator[Stage]:
-        """To owners and back; an uncut gradient has one, whose link and kernels all need."""
+        """Stages to owners and back; an uncut gradient has one owner, for whom all wait."""
         m, k, kernels = self.cluster.nodes, self.cuts, self.kernels
         share = (m - 1) / m
         spread = max(1.0, m / k) ** (0.5 if self.features.bulk else 1.0)
@@ -273,7 +273,7 @@ class _Compressed:
         yield from (sent, self.work(merged, k * share + k / m), sent)
 
     def hops(self) -> Iterator[Stage]:
-        """Around: M-1 hops that decode, add and encode, and M-1 that only pass on."""
+        """Stages around: M-1 hops that decode, add and encode, and M-1 that only pass on."""
         m, k, kernels = self.cluster.nodes, self.cuts, self.kernels
         share, idle = (m - 1) / m, max(1.0, m / k)
         if self.features.pipeline:
@@ -288,8 +288,11 @@ class _Compressed:
 def inline(
     work: Training, cluster: Cluster, stack: Stack, kernels: Kernels, calls: float, launch: float
 ) -> float:
-    """Seconds of a step where the framework's own stream compresses, so that the backward pass
-    waits for it, and all ranks gather and decode all payloads. `calls`: kernels a gradient."""
+    """Seconds of a step if the framework's own stream compresses.
+
+    The backward pass then waits for it, and all ranks gather and decode all payloads. calls:
+    kernels per gradient.
+    """
     stop, ready = 0.0, []
     for size, at in zip(work.sizes, work.ready, strict=True):
         stop += kernels.encode * size + calls * launch
@@ -310,7 +313,7 @@ def inline(
 def _finished(
     work: Training, done: Sequence[float], over: float, cluster: Cluster, crosses: bool
 ) -> float:
-    """Seconds of a step. `crosses`: layers of the next forward pass wait for their own only."""
+    """Seconds of a step. crosses: a layer of the next forward pass waits for its own only."""
     extra = cluster.straggling * work.step
     if not crosses:
         return extra + work.forward + max(over, *done)

@@ -62,7 +62,7 @@ class Conversions:
         return self.elementwise("ne", (x, zero), "bool")
 
     def is_drawn(self, selection: str) -> bool:
-        """Whether a selection is drawn without data, so that decode knows it."""
+        """True if a selection is drawn without data, so that decode knows it."""
         return selection in self.selections and self.selections[selection].kind == "drawn"
 
     # levels

@@ -162,7 +162,7 @@ class ReductionRules:
         return self.pool.make(op, (x, table), replace(x.type, dtype="int"))
 
     def read(self, op: str, x: Expr, table: Expr) -> Expr:
-        """What reads a table: elements; of one in brackets values of any level."""
+        """The read of a table by elements, or by values of any level if the table is a literal."""
         if table.op == "literal" and x.type.shape in ("scalar", "group", "kept", "matrix"):
             return x
         return self.rules.lift(self.elements(op, x), "n")

@@ -288,7 +288,7 @@ class Values:
         return found if kind == "f32" else self.make("convert", [found], kind, level)
 
     def reached(self, key: Value, edges: Sequence[int]) -> Value:
-        """How many edges an order key reaches: a comparison each, as memory is not asked then."""
+        """Number of edges that an order key reaches: one comparison each, without a table."""
         ends = [self.make("const", (), "i32", "piece", edge) for edge in edges]
         passed = [self.whole(self.make("ge", [key, end], "bool", key.level)) for end in ends]
         return reduce(lambda a, b: self.make("add", [a, b], "i32", key.level), passed)

@@ -125,7 +125,7 @@ class Weighing(Counting):
 
 @pytest.mark.parametrize("name", ["int4_group", "topk", "dgc", "powersgd"])
 def test_scratch_memory_is_known_before_any_call(name):
-    """That of all kinds of calls with a tensor."""
+    """It is the largest need of all kinds of calls with a tensor."""
     codec = codec_of(name, Weighing)
     part, device = Part(codec, 5000), codec.backend.device
     state = codec.init_state(5000) if codec.stateful else None

@@ -70,7 +70,7 @@ def values():
 
 
 def every_float():
-    """Of every exponent and sign: all that lie at, between and beside the values."""
+    """Floats of every exponent and sign, with all that lie at, between and beside the values."""
     ends = np.array(values(), np.float32)
     middles = (ends[1:] + ends[:-1]) / 2
     at = np.concatenate([ends, middles, np.logspace(-45, 38, 400, dtype=np.float32)])

@@ -104,7 +104,7 @@ class KthLargestSearch:
         b.store(b.lshr(both, c(32)), p.made(step.larger))
 
     def elements(self) -> Any:
-        """How many elements there are keys of."""
+        """Number of elements that have keys."""
         return self.printer.payload.kept(self.step.walk.of)
 
     def all(self, k: Any) -> None:

@@ -90,7 +90,7 @@ class PayloadFields:
         return b.add(self.printer.bytes(full, f.packed_bytes(self.tile)), code_bytes(b, f, rest))
 
     def among(self, selection: str) -> Any:
-        """How many elements it is chosen from."""
+        """Number of elements among which the selection chooses."""
         return self.kept(self.spec.among(selection))
 
     def kept(self, selection: str) -> Any:

@@ -121,7 +121,7 @@ class Launching:
         )
 
     def share_work(self, plan: Plan, lengths: Sequence[int]) -> Work:
-        """How a plan's kernels share pieces of these lengths."""
+        """Division of pieces of these lengths among a plan's kernels."""
         shape = len(plan.grids), len(lengths)
         counts = [[self.items.count(g, n) for n in lengths] for g in plan.grids]
         items = np.array(counts, np.int64).reshape(shape)

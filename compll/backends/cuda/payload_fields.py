@@ -76,7 +76,7 @@ class PayloadFields:
         return self.header_number(f"length_{f.name}", self.place(f.name, length=True))
 
     def among(self, selection: str) -> str:
-        """How many elements it is chosen from."""
+        """Number of elements among which the selection chooses."""
         return self.kept(self.module.among(selection))
 
     def kept(self, selection: str) -> str:

@@ -97,7 +97,7 @@ class Run:
         return fields.stored(field, self.value(field.expr), self.tile, self.among(field))
 
     def among(self, field: Field) -> int:
-        """Of how many elements a field holds all, or the selected ones."""
+        """Number of elements from which a field holds all, or the selected ones."""
         outer = self.module.among(field.of)
         return len(self.pick(outer)) if outer else self.n
 
@@ -271,7 +271,7 @@ class Run:
         return np.flatnonzero(above)[:limit]
 
     def length(self, type: Type) -> int:
-        """How many elements there are: of the tensor, or selected."""
+        """Number of elements: the tensor's, or the selected ones."""
         return len(self.pick(type.of)) if type.shape == "kept" else self.n
 
     def op_in(self, expr: Expr) -> Any:
