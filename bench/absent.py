@@ -1,8 +1,8 @@
-"""A group of ranks of which one is there, for measuring that one without the wire.
+"""A rank of a group whose other ranks are absent, to measure that one without the wire.
 
-The others agree with it, since the store answers for them with its own notes, and send nothing:
-what would come lies in memory as it is. PyTorch's collectives and NCCL, by a stand-in for nccl4py,
-do nothing.
+The others seem to agree with it, since the store answers for them with its own notes. They send
+nothing: received messages are whatever lies in memory. PyTorch's collectives and NCCL, by a
+stand-in for nccl4py, do nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BACKEND = "absent"
 
 
 class Answering(Store):
-    """A store that has a note of any rank where rank 0 has left one."""
+    """A store that answers for any rank with rank 0's note."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Answering(Store):
         self._inner.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """Implements Store; waits, as others do."""
+        """Implements Store; waits, as other stores do."""
         return bytes(self._inner.get(self._known(key)))
 
     def add(self, key: str, amount: int) -> int:
@@ -57,12 +57,12 @@ class Answering(Store):
         self._inner.wait([self._known(key) for key in keys], timeout or timedelta(minutes=5))
 
     def clone(self) -> Answering:
-        """Implements Store: it is of this process, which never waits in it for long."""
+        """Implements Store. The clone is this one: no call in it waits for long."""
         return self
 
 
 class Done(dist.Work):
-    """A collective that is over. Its result is what it was given."""
+    """A completed collective, whose result is its input."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -80,8 +80,10 @@ class Done(dist.Work):
 
 
 class Group(dist.ProcessGroup):
-    """A process group in which nothing travels. PyTorch declares overloads of these methods, and
-    calls those with lists."""
+    """A process group in which nothing travels.
+
+    PyTorch declares overloads of these methods, and calls those with lists.
+    """
 
     def getBackendName(self) -> str:
         """Implements ProcessGroup."""
@@ -96,7 +98,7 @@ class Group(dist.ProcessGroup):
         return Done(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
-        """Implements ProcessGroup: all have what this rank has."""
+        """Implements ProcessGroup: all ranks have this rank's value."""
         for output in outputs[0]:
             output.copy_(inputs[0])
         return Done(inputs)
@@ -107,13 +109,13 @@ class Group(dist.ProcessGroup):
 
 
 class Communicator:
-    """nccl4py's, of which every call does nothing."""
+    """nccl4py's Communicator, with calls that do nothing."""
 
     is_valid = True
 
     @classmethod
     def init(cls, *_: Any, **__: Any) -> Communicator:
-        """As nccl4py's."""
+        """Implements nccl4py's Communicator.init."""
         return cls()
 
     def _nothing(self, *_: Any, **__: Any) -> int:
@@ -135,7 +137,7 @@ def _nccl4py() -> dict[str, ModuleType]:
 
 @contextmanager
 def alone(ranks: int) -> Iterator[None]:
-    """Within it, this process is rank 0 of so many, and transport="nccl4py" moves nothing."""
+    """A context in which this process is rank 0 of `ranks`; transport="nccl4py" moves nothing."""
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _group, devices=["cpu", "cuda"])
     before = {name: sys.modules.get(name) for name in ("nccl", "nccl.core")}

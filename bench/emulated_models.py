@@ -1,5 +1,8 @@
-"""What trains on emulated hosts to see how well a step is predicted: the demo's language model, the
-same with a rank that is late in each backward pass, and a model of one large tensor."""
+"""Models that train on emulated hosts, to test predicted steps.
+
+These are the demo's language model, the same with a rank that is late in each backward pass, and a
+model of one large tensor.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ KINDS = {"lstm": "lstm", "late": "bench.emulated_models:late", "huge": "bench.em
 
 
 class _Late(torch.autograd.Function):
-    """The identity, whose backward keeps a core busy for some seconds."""
+    """The identity; its backward pass keeps a core busy for some seconds."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        """Nothing is changed."""
+        """Returns its input."""
         ctx.seconds = seconds
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Computes nothing, for `seconds`."""
+        """Compute nothing, for `seconds`."""
         end = time.perf_counter() + ctx.seconds
         while time.perf_counter() < end:
             pass
@@ -43,7 +46,7 @@ class _Late(torch.autograd.Function):
 
 
 class LateModel(LanguageModel):
-    """A language model whose LSTM and embedding have their gradients so many seconds later."""
+    """A language model whose LSTM and embedding have their gradients `seconds` later."""
 
     def forward(self, words: Tensor, seconds: float = 0.0) -> Tensor:
         """words: int64 [batch, length + 1], as LanguageModel takes them."""
@@ -54,7 +57,7 @@ class LateModel(LanguageModel):
 
 
 class Huge(nn.Module):
-    """One tensor has nearly all elements; whoever owns most of it is waited for."""
+    """A model with nearly all elements in one tensor; all ranks wait for that one's owner."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +73,7 @@ Made = tuple[nn.Module, Callable[[int, int], tuple[Any, ...]]]
 
 
 def late() -> Made:
-    """Rank 1 is late."""
+    """A late model; its inputs make only rank 1 late."""
     numbers = np.load(str(corpus.prepare()), mmap_mode="r")
 
     def inputs(rank: int, step: int) -> tuple[Tensor, float]:
@@ -80,7 +83,7 @@ def late() -> Made:
 
 
 def huge() -> Made:
-    """Inputs are noise."""
+    """A model of one large tensor; its inputs are noise."""
 
     def inputs(rank: int, step: int) -> tuple[Tensor]:
         generator = torch.Generator().manual_seed(1000 * step + rank)

@@ -1,12 +1,12 @@
-"""A training step of GPT-2 small on one rank of several, with all but the wire, against DDP's own.
+"""A training step of GPT-2 small on one rank of several, with all but the wire, and DDP's own.
 
     python -m bench.gpu_step [int4_group topk] [--ranks 2,8] [--batch 8] [--length 512]
 
-Needs a GPU and CuPy. A step is forward and backward pass under bfloat16 autocast,
-and AdamW's, of a model that `hipress.wrap` returned. What the other ranks would send is not there
-(see bench/absent.py): messages are received as they lie in memory, so compressors have payloads of
-fixed lengths; the host's work is that of as many ranks. `ddp` is DDP without hipress, whose
-all-reduce does nothing. Results: gpu_step.json.
+Needs a GPU and CuPy. A step is forward and backward pass under bfloat16 autocast, and AdamW's, of a
+model that `hipress.wrap` returned. The other ranks do not exist (see bench/absent.py): received
+messages are whatever lies in memory, so compressors have payloads of fixed lengths; the host's work
+is that of the given number of ranks. `ddp` is DDP without hipress, whose all-reduce does nothing.
+Results: gpu_step.json.
 """
 
 import json
@@ -32,7 +32,7 @@ from casync.codec import Codec
 from hipress.demo.command import check_output
 from hipress.plan.codecs import compile_codec
 
-WARM = 4  # steps: DDP makes its buckets anew after the first, programs are captured in the third
+WARM = 4  # steps: DDP makes new buckets after the first, programs are captured in the third
 DDP = "ddp"
 
 
@@ -64,7 +64,7 @@ def rows(
     ranks: int,
     captures: Sequence[bool] = (False, True),
 ) -> Iterator[dict[str, Any]]:
-    """Rows of DDP and of each codec, not captured and captured, for one of so many ranks."""
+    """Rows of DDP and of each codec, with and without capture, for one of `ranks` ranks."""
     for name, capture in [(DDP, False), *((name, how) for name in codecs for how in captures)]:
         with alone(ranks):
             if name == DDP:
@@ -80,7 +80,7 @@ def rows(
 
 
 def _gpt2(device: torch.device) -> nn.Module:
-    """Small, with random weights."""
+    """GPT-2 small with random weights."""
     return GPT2().to(device)
 
 
@@ -92,7 +92,7 @@ def main(
     repeat: Annotated[int, typer.Option(help="timed steps; the median counts", min=1)] = 21,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:
-    """A step of GPT-2 small."""
+    """Measure a step of GPT-2 small."""
     with refusing():
         require_gpu()
         check_output(output)

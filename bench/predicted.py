@@ -1,12 +1,13 @@
-"""Steps on emulated hosts as predicted from a description, and as measured, one by one.
+"""Steps on emulated hosts, predicted from a description and measured, one by one.
 
     python -m bench.predicted                    # all cells, about 10 minutes on two quiet cores
     python -m bench.predicted --hosts 2 --rate 1gbit --steps 3 --output somewhere
 
-2 and 4 hosts, links of 100 Mbit/s, 1 and 10 Gbit/s. Of the demo's language model three codecs by
-three strategies each; the same where rank 1 is late in each backward pass; and a model of one large
-tensor, also by a tree, whose root has all of it. Nothing is fitted to these cells: what
-bench/published/published.yaml says was fitted to others. Writes predicted.json and predicted.md.
+There are 2 and 4 hosts, and links of 100 Mbit/s, 1 and 10 Gbit/s. The demo's language model trains
+with three codecs and three strategies each; the same model trains with rank 1 late in each backward
+pass; and a model of one large tensor trains also by a tree, whose root has all of it. No number is
+fitted to these cells: those of bench/published/published.yaml were fitted to others. Writes
+predicted.json and predicted.md.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MEDIAN, WORST = 0.07, 0.25  # aims
 
 
 def methods(rate: str) -> Iterator[tuple[str, str]]:
-    """Kinds of models, and how their gradients travel, in the order in which they are measured."""
+    """Kinds of models, each with its methods, in the order of their measurement."""
     yield "lstm", ALONE
     for codec in CODECS:
         for strategy in STRATEGIES:
@@ -55,7 +56,7 @@ def methods(rate: str) -> Iterator[tuple[str, str]]:
 
 
 def measured(hosts: int, rate: str, steps: int) -> list[Measured]:
-    """Of each kind of model. NetworkError where a rank fails."""
+    """Measured steps of each kind of model. Raises NetworkError if a rank fails."""
     found: dict[str, dict[str, float]] = {}
     with Network(hosts, rate) as network:
         for told in ranks.told(network, "bench.predicted", [rate, str(steps)]):
@@ -73,7 +74,7 @@ def measured(hosts: int, rate: str, steps: int) -> list[Measured]:
 
 
 def rank(rate: str, steps: int) -> None:
-    """Trains on this host by each method in turn, and tells the median step."""
+    """Train on this host by each method in turn, and report the median step."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as Wrapped
@@ -100,7 +101,7 @@ def rank(rate: str, steps: int) -> None:
 
 
 def text(cells: Sequence[Cell]) -> str:
-    """All cells, and how far they are off."""
+    """All cells, and errors of the predictions."""
     head = ("where", "method", "measured ms", "predicted ms", "off")
     rows = [
         (c.row, c.column, f"{c.published:.0f}", f"{c.predicted:.0f}", f"{c.error:+.0%}")
@@ -123,7 +124,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Timed of each method.", min=1)] = 5,
     output: Annotated[Path, typer.Option(help="Folder of predicted.json and .md.")] = RESULTS,
 ) -> None:
-    """Measures cells and says how far predictions are off."""
+    """Measure cells and print the errors of the predictions."""
     with refusing():
         for each in rate or RATES:
             require(max(hosts or HOSTS), each, least=2)

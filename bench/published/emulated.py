@@ -191,7 +191,7 @@ class Emulated:
 
 
 def _fits(place: Measured) -> bool:
-    """Whether the two numbers are fitted to DDP's steps there."""
+    """True if the two numbers are fitted to DDP's steps in this place."""
     return place.optimizer == "sgd" and place.kind == "lstm"
 
 

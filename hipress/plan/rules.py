@@ -223,9 +223,7 @@ def too_small(param: Param, codec: Codec, options: Options) -> str | None:
 def too_large(param: Param, codec: Codec, options: Options, total: int = 0) -> str | None:
     """The reason why a GPU's kernels would need too much memory for this tensor, or None. total:
     elements of all tensors, which scope "model" compresses as one."""
-    needed = getattr(
-        codec, "scratch_bytes", None
-    )  # no GPU takes Python objects
+    needed = getattr(codec, "scratch_bytes", None)  # no GPU takes Python objects
     elements = total if options.scope == "model" else param.numel
     size = 0 if needed is None else needed(elements)
     if size <= options.scratch:

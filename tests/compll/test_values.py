@@ -227,7 +227,7 @@ UNBOUNDED = {
 
 
 def refusal(name, n):
-    """Of a tensor of n elements; None where a spec takes it."""
+    """The error for a tensor of n elements; None if the spec takes it."""
     codec = compll.compile(name, "reference")
     assert codec.payload_bytes(2**31 - 1) > 0
     try:
