@@ -132,6 +132,22 @@ def test_ranks_of_hooks_train_as_imitated_ones_do():
     assert powersgd.sent < plain.sent / 3
 
 
+def test_a_trial_zeroes_states_in_each_turn_and_averages_natively_between():
+    model = torch.nn.Linear(20, 30)
+    gradient = torch.randn(sum(p.numel() for p in model.parameters()))
+    found = []
+    with loss_ranks.Tried(model, methods.parse("hipress:onebit_fine"), 2, 1) as average:
+        for step in range(33):
+            gradients = [gradient.clone(), gradient.clone()]
+            average(gradients, step)
+            found.append(gradients[0])
+    native = [step for step, each in enumerate(found) if torch.equal(each, gradient)]
+    assert native == [*range(3), *range(10, 17), *range(24, 31)]
+    assert torch.equal(found[3], found[17])
+    assert torch.equal(found[3], found[31])
+    assert not torch.equal(found[3], found[4])
+
+
 def test_a_cell_that_is_there_is_not_run_again(tmp_path, monkeypatch):
     path, ran = tmp_path / "losses.jsonl", []
 
