@@ -390,3 +390,12 @@ def joins(rank, world_size):
             fit(ddp, optimizer, rank, range(4 + 4 * rank))
 
     return error_of(run)[:2]
+
+
+def unmeasured(rank, world_size, name):
+    """Reason in the report, losses and digest with "auto" and an optimizer without evidence."""
+    model = make()
+    optimizer = make_optimizer(name, model)
+    ddp = hipress.wrap(model, optimizer=optimizer)
+    losses = fit(ddp, optimizer, rank, range(8))
+    return hipress.report(ddp).why, losses, digest(model)

@@ -142,3 +142,11 @@ def test_modes_of_ddp(name):
 def test_joins_are_refused_on_every_rank():
     for _, message in launch(momentum_ranks.joins, 2):
         assert "use no join of DDP's, in which a rank without data takes no step" in message
+
+
+@pytest.mark.parametrize("name", ["lion", *slowly("sgd")])
+def test_auto_takes_nothing_for_an_optimizer_that_one_bit_was_measured_to_harm(name):
+    (why, losses, digest), (_, _, other) = launch(momentum_ranks.unmeasured, 2, name)
+    assert "no compressor was measured to keep the loss under this optimizer" in why
+    assert losses[-1] < losses[0]
+    assert digest == other
