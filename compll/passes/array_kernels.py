@@ -11,8 +11,10 @@ from compll.ir.layout import TILE
 from compll.ir.module import HALVES, Module
 from compll.ir.program import Unsupported
 from compll.ir.tile import Ascending, Kernel, Store, Value, Walk, When
-from compll.passes import selections
-from compll.passes.arrays import Arrays, Placed, summed
+from compll.passes import array_fields, array_selections, selections
+from compll.passes.array_operations import OPERATIONS
+from compll.passes.array_selections import Placed
+from compll.passes.arrays import Arrays
 from compll.passes.merge import merged
 
 #: the smallest bits, without the sign, of a float that is not finite
@@ -45,11 +47,11 @@ def kernels(module: Module) -> dict[str, list[Kernel]]:
     return {name: part for name, part in found.items() if part}
 
 
-def opened(module: Module, kernel: Kernel, kind: type[Arrays] = Arrays, **how: bool) -> Arrays:
+def opened(module: Module, kernel: Kernel, **how: bool) -> Arrays:
     """A maker of a kernel's values. Sets the kernel's limits and sizes."""
-    values = kind(module, kernel, **how)
+    values = Arrays(module, kernel, OPERATIONS, **how)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
-    known = (*kernel.module.fields, *(summed(f) for f in module.fields))
+    known = (*kernel.module.fields, *(array_fields.summed(f) for f in module.fields))
     kernel.sizes = {f.name: values.extents(f.dims) for f in known if f.shape == "matrix"}
     return values
 
@@ -63,10 +65,12 @@ def encode(module: Module, fed: bool) -> Kernel:
     values = opened(module, kernel, fed=fed, alone=True, own=True)
     for s in module.selections:
         if s.kind != "drawn":
-            values.positions(s.name)  # positions of fields depend on the number of elements
+            array_selections.positions(
+                values, s.name
+            )  # positions of fields depend on the number of elements
     for f in module.fields:
         with blamed(f.name):
-            values.store(f)
+            array_fields.store(values, f)
     told = status(values) if module.status else None
     if fed:
         decoded = result(values, told)
@@ -97,7 +101,7 @@ def result(values: Arrays, told: Value | None = None) -> Value | Placed:
     decode = values.module.decode
     with blamed("decode"):
         if decode.op == "scatter":
-            found = values.placed(decode)
+            found = array_selections.placed(values, decode)
             return replace(found, value=or_nan(values, found.value, told))
         return or_nan(values, values.lanes(values.of(decode)), told)
 
@@ -154,7 +158,7 @@ def added(module: Module, number: int, fed: bool) -> Kernel:
     kernel.states = list(module.states) if fed else []
     values = opened(module, kernel, fed=fed)
     with blamed(field.name):
-        values.store(field)
+        array_fields.store(values, field)
     return kernel
 
 
@@ -164,20 +168,13 @@ def closing(module: Module, fed: bool) -> Kernel:
     kernel = Kernel(f"rounds{'_feed' * fed}", replace(module, fields=(), status=False), TILE)
     kernel.states = list(module.states) if fed else []
     own = opened(module, kernel, fed=fed, own=True)
-    values = opened(module, kernel, Sums, fed=fed)
+    values = opened(module, kernel, fed=fed, summed=True)
     decoded = result(values)
     left = None
     if fed and module.feedback:
         left = result(own) if module.own else decoded
     settle(values, decoded, left, back=False)
     return kernel
-
-
-class Sums(Arrays):
-    """Values in which every field is the ranks' combined one."""
-
-    def array_field(self, e: Expr) -> Value:
-        return self.read_sum(self.fields[str(e.value)], e)
 
 
 def settle(

@@ -7,53 +7,23 @@ Both are made on first use, so steps stand in the order in which values need eac
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 
 from compll.ir.expr import Expr, Type, walk
-from compll.ir.matrices import NARROW, short
-from compll.ir.module import POSITIONS, WHOLE, Field, Module, Selection
+from compll.ir.module import Field, Module
 from compll.ir.program import LIBRARY, TABLES, Unsupported
-from compll.ir.tile import (
-    ALL,
-    SCRATCH,
-    Call,
-    Extents,
-    Kernel,
-    Store,
-    Stream,
-    Value,
-    View,
-    Walk,
-    order,
-)
-from compll.numerics.matrices import DRAW
+from compll.ir.tile import SCRATCH, Extents, Kernel, Store, Value, Walk, order
 from compll.passes import tables
-from compll.passes.selections import compact
 from compll.passes.thresholds import Thresholds
 from compll.passes.values import FOLDS, KINDS, Values
 
 #: shapes that have elements
 ARRAYS = ("n", "kept", "matrix")
-#: operators whose elements depend on other elements of their arguments
-MIXING = (
-    "field", "combined", "random_matrix", "gather", "indices", "matrix", "flat", "transpose",
-    "take_columns", "matmul", "hadamard", "scatter", "in", "orthonormal", "left_vectors",
-    "right_vectors", "singular_values", "chosen", "sum_by", "row_max", "row_min", "top_columns",
-    "place_columns", "ones",
-)  # fmt: skip
 #: instructions whose results only the lane itself has: other places cannot be read
 OWN = ("draw", "position", "unpack", "selected", "spread", "at", "fold", "count")
-VECTORS = ("left_vectors", "singular_values", "right_vectors")
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A result that is zero outside a selection: its places and values."""
-
-    selection: str
-    place: Value
-    value: Value
+#: the values of an operator that mixes elements
+Operation = Callable[["Arrays", Expr], Value]
 
 
 class Arrays(Values):
@@ -61,13 +31,17 @@ class Arrays(Values):
 
     fed: states are available. alone: this rank's fields stand for the combined ones; else the sums
     over ranks are given. own: `field` is the value that this rank stores, not the payload's.
+    summed: it is the one that all ranks combined. operations: by name, those whose elements depend
+    on other elements of their arguments.
     """
 
     def __init__(
-        self, module: Module, kernel: Kernel, *, fed: bool, alone: bool = False, own: bool = False
-    ) -> None:
+        self, module: Module, kernel: Kernel, operations: Mapping[str, Operation], *, fed: bool,
+        alone: bool = False, own: bool = False, summed: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(module, kernel)
-        self.fed_states, self.alone, self.own = fed, alone, own
+        self.operations = operations
+        self.fed_states, self.alone, self.own, self.summed = fed, alone, own, summed
         self.known: dict[int, Value] = {}
         self.arrays: dict[Hashable, Value] = {}
         self.spectra: dict[tuple[int, str], Value] = {}
@@ -132,7 +106,7 @@ class Arrays(Values):
 
     def of(self, expr: Expr) -> Value:
         if id(expr) not in self.known:
-            for e in walk(expr, into=lambda e: id(e) not in self.known and elementwise(e)):
+            for e in walk(expr, into=lambda e: id(e) not in self.known and self.elementwise(e)):
                 if id(e) not in self.known:
                     self.known[id(e)] = self.found(e)
         return self.known[id(expr)]
@@ -142,15 +116,18 @@ class Arrays(Values):
             return self.static(e)
         if e.op in FOLDS and e.type.shape == "scalar":
             return self.total(e)
-        if e.type.shape in ARRAYS and e.op in MIXING:
-            found: Value = getattr(self, f"array_{e.op}")(e)
-            return found
+        if e.type.shape in ARRAYS and e.op in self.operations:
+            return self.operations[e.op](self, e)
         if e.op in LIBRARY:
             return self.searched(e)
         for a in e.args:
             self.done[id(a)] = self.argument(a, e)
         wide = any(a.type.shape == "scalar" and a.type.dtype == "float" for a in e.args)
         return self.beside_numbers(e) if e.type.shape == "matrix" and wide else self.one(e)
+
+    def elementwise(self, e: Expr) -> bool:
+        """True if each element depends on the same element of the arguments alone."""
+        return e.type.shape in ARRAYS and e.op not in self.operations and bool(e.args)
 
     def argument(self, a: Expr, e: Expr) -> Value:
         """An argument's value. A single row or column repeats."""
@@ -249,38 +226,6 @@ class Arrays(Values):
         value = self.moved(self.lanes(self.of(e.args[0])), near, e.args[0].type)
         return self.do("where", inside, value, self.constant(0.0), kind="f32")
 
-    def array_matrix(self, e: Expr) -> Value:
-        self.kernel.rooms["matrix", e.type.dims] = None
-        return self.element(e, self.position())
-
-    def array_flat(self, e: Expr) -> Value:
-        (x,) = e.args
-        self.kernel.rooms["flat", x.type.dims] = None
-        value = self.of(x)
-        return value if value.op == "load" and own(value) else self.stored_array(value, x.type)
-
-    def array_transpose(self, e: Expr) -> Value:
-        (x,) = e.args
-        if any(d.op == "const" and d.value == 1 for d in x.type.dims):
-            return self.of(x)  # the same memory
-        row, column = self.place(e.type.dims)
-        return self.element(x, self.do("add", self.do("mul", column, self.cols(x)), row))
-
-    def array_take_columns(self, e: Expr) -> Value:
-        x, at = e.args
-        row, column = self.place(e.type.dims)
-        position = self.of(at)
-        if at.type.dims[0] is not e.type.dims[0]:
-            position = self.element(at, column)
-        cols, zero = self.cols(x), self.constant(0)
-        inside = self.do(
-            "and", self.do("ge", position, zero, kind="bool"),
-            self.do("lt", position, cols, kind="bool"), kind="bool",
-        )  # fmt: skip
-        near = self.do("where", inside, position, zero)
-        found = self.element(x, self.do("add", self.do("mul", row, cols), near))
-        return self.do("where", inside, found, self.constant(0.0), kind="f32")
-
     def op_lookup(self, e: Expr, kind: str, level: str) -> Value:
         if e.args[0].type.shape != "matrix":
             return super().op_lookup(e, kind, level)
@@ -290,41 +235,10 @@ class Arrays(Values):
         found = self.element(e.args[0], self.do("min", low, last))
         return found if kind == "f32" else self.make("convert", [found], kind, level)
 
-    def array_random_matrix(self, e: Expr) -> Value:
-        u = self.make("draw", (), "f32", "lane", DRAW)
-        twice = self.do("mul", self.constant(2.0), u, kind="f32")
-        return self.do("sub", twice, self.constant(1.0), kind="f32")
-
-    def array_ones(self, e: Expr) -> Value:
-        return self.lanes(self.constant(1.0))
-
     # selections
 
-    def positions(self, name: str) -> Value:
-        """Positions of the elements of a selection."""
-        s = next(s for s in self.module.selections if s.name == name)
-        if id(s) not in self.arrays:
-            self.arrays[id(s)] = self.drawn(s) if s.kind == "drawn" else self.selected(s)
-        return self.arrays[id(s)]
-
-    def drawn(self, s: Selection) -> Value:
-        """Positions that all ranks draw."""
-        f = self.array(Type("int", "kept", s.name))
-        self.kernel.steps.append(Call("drawn", (), (f,), numbers=(self.kernel.limits[s.name],)))
-        return self.load(f)
-
-    def selected(self, s: Selection) -> Value:
-        """Positions that a walk collects."""
-        if s.threshold is not None:
-            self.of(s.threshold)
-        one = compact(self, self.thresholds, s)
-        f = Field(f"{s.name}.0", "int32", 32, "kept", s.name)
-        one.parts.append((f, self.position()))
-        self.kernel.steps.append(Walk(compacts=[one], of=s.of))
-        return self.load(f)
-
     def op_count_kept(self, e: Expr, kind: str, level: str) -> Value:
-        self.positions(str(e.value or e.type.of))
+        self.operations[e.op](self, e)  # have them selected
         return super().op_count_kept(e, kind, level)
 
     def op_spread(self, e: Expr, kind: str, level: str) -> Value:
@@ -332,122 +246,6 @@ class Arrays(Values):
         self.kernel.steps += self.spread
         self.spread.clear()
         return found
-
-    def array_indices(self, e: Expr) -> Value:
-        return self.positions(str(e.value))
-
-    def array_gather(self, e: Expr) -> Value:
-        """The selected elements as an array: several walks read it, and states change before the
-        last."""
-        (x,), place = e.args, self.positions(str(e.value))
-        return self.stored_array(self.moved(self.lanes(self.of(x)), place, x.type), e.type)
-
-    def array_in(self, e: Expr) -> Value:
-        place = self.positions(str(e.value))
-        one = self.lanes(self.make("const", (), "i32", "piece", 1))
-        type_ = replace(e.type, dtype="int")
-        f = self.filled(type_, Type("int", "kept", str(e.value)), one, place)
-        return self.truth(self.load(f))
-
-    def array_scatter(self, e: Expr) -> Value:
-        found = self.placed(e)
-        return self.load(self.filled(e.type, e.args[1].type, found.value, found.place))
-
-    def placed(self, e: Expr) -> Placed:
-        """The values that a scatter writes, and their places."""
-        place, value = (self.lanes(self.of(a)) for a in e.args)
-        return Placed(e.args[0].type.of, place, value)
-
-    def filled(self, type_: Type, of: Type, value: Value, place: Value) -> Field:
-        """A new array of zeros, with some lanes stored at their places."""
-        f = self.array(type_)
-        zero = self.lanes(self.make("const", (), value.kind, "piece", 0))
-        self.kernel.steps.append(self.walk(type_, Store(SCRATCH, f, zero)))
-        self.kernel.steps.append(self.walk(of, Store(SCRATCH, f, value, place=place)))
-        return f
-
-    # calls
-
-    def view(self, e: Expr) -> View:
-        """The array that a routine reads for an expression."""
-        if e.op == "transpose":
-            before = self.view(e.args[0])
-            return replace(before, matrix=self.extents(e.type.dims), turned=not before.turned)
-        if e.type.shape != "matrix":
-            return View(self.plain(self.lanes(self.of(e)), e.type))
-        made = self.extents(e.type.dims)
-        if e.op == "matrix":
-            self.kernel.rooms["matrix", e.type.dims] = None
-            return View(self.plain(self.lanes(self.of(e.args[0])), e.args[0].type), made, ends=True)
-        if e.op in ("abs", "neg"):
-            inner = self.view(e.args[0])
-            return replace(inner, value=self.make(e.op, [inner.value], "f32", "lane"))
-        return View(self.plain(self.of(e), e.type), made)
-
-    def plain(self, value: Value, type_: Type) -> Value:
-        """The value in a form that routines can read at any place: made of loads, else stored in an
-        array."""
-        mixed = any(v.op in OWN and v.level == "lane" for v in order([value]))
-        return self.stored_array(value, type_) if mixed or value.kind == "bool" else value
-
-    def call(
-        self, e: Expr, *args: Expr, routine: str = "", attr: int = 0,
-        numbers: tuple[Value, ...] = (),
-    ) -> Value:  # fmt: skip
-        """An array that a routine makes. Equal calls share it."""
-        views = tuple(map(self.view, args))
-        matrix = self.extents(e.type.dims) if e.type.shape == "matrix" else None
-        key = (routine or e.op, views, matrix, attr, numbers)
-        if key not in self.arrays:
-            f = self.array(e.type)
-            self.kernel.steps.append(Call(routine or e.op, views, (f,), matrix, numbers, attr))
-            self.arrays[key] = self.load(f)
-        return self.arrays[key]
-
-    def array_matmul(self, e: Expr) -> Value:
-        a, b = e.args
-        width = b.type.dims[1]
-        if not short(e) and not (width.op == "const" and int(width.value) <= NARROW):
-            self.solid(a)  # read again for every few columns
-        self.solid(b)
-        return self.call(e, a, b, routine="product", attr=int(short(e)))
-
-    def solid(self, e: Expr) -> None:
-        """Have the elements of a matrix stored in memory."""
-        while e.op in ("transpose", "matrix"):
-            (e,) = e.args
-        if elementwise(e):
-            self.known[id(e)] = self.stored_array(self.lanes(self.of(e)), e.type)
-
-    def array_hadamard(self, e: Expr) -> Value:
-        return self.call(e, *e.args, attr=int(e.value or 0))
-
-    array_orthonormal = array_row_max = array_row_min = array_hadamard
-    array_top_columns = array_place_columns = array_chosen = array_hadamard
-
-    def array_sum_by(self, e: Expr) -> Value:
-        index, x = e.args
-        pool = self.module.pool
-        size = pool.make("abs", (x,), x.type)
-        largest = self.of(pool.make("reduce_max", (size,), Type("float", "scalar")))
-        return self.call(e, index, x, numbers=(largest,))
-
-    def array_left_vectors(self, e: Expr) -> Value:
-        """Singular values or vectors, from a spectrum that is computed once."""
-        (m,) = e.args
-        if id(m) not in self.arrays:
-            rows, cols = m.type.dims
-            rank = self.module.pool.make("min", m.type.dims, Type("int", "static"))
-            shapes = ((rows, rank), (self.module.pool.const(1), rank), (cols, rank))
-            made = tuple(self.array(Type("float", "matrix", dims=dims)) for dims in shapes)
-            view = self.view(m)
-            self.kernel.steps.append(Call("spectrum", (view,), made, self.extents((rank, rank))))
-            for op, f in zip(VECTORS, made, strict=True):
-                self.spectra[id(m), op] = self.load(f)
-            self.arrays[id(m)] = view.value
-        return self.spectra[id(m), e.op]
-
-    array_right_vectors = array_singular_values = array_left_vectors
 
     # states, fields, and sums over ranks
 
@@ -474,116 +272,10 @@ class Arrays(Values):
         size = pool.make("mul", (rows, cols), whole)
         return self.static(pool.make("le", (size, n), Type("bool", "static")))
 
-    def array_field(self, e: Expr) -> Value:
-        f = self.fields[str(e.value)]
-        return self.stored_value(f, e) if self.own else self.read(f, e)
-
     def op_field(self, e: Expr, kind: str, level: str) -> Value:
-        return self.array_field(e)
+        return self.operations[e.op](self, e)
 
-    def op_combined(self, e: Expr, kind: str, level: str) -> Value:
-        return self.array_combined(e)
-
-    def array_combined(self, e: Expr) -> Value:
-        f = self.fields[str(e.value)]
-        return self.stored_value(f, e) if self.alone else self.read_sum(f, e)
-
-    def read_sum(self, f: Field, e: Expr) -> Value:
-        """The mean over the ranks, or their maximum; see [Note: combined]."""
-        given = summed(f)
-        if all(f.name != given.name for f in self.kernel.added):
-            self.kernel.added.append(given)
-        given = next(f for f in self.kernel.added if f.name == given.name)
-        found = self.read(given, e)
-        if f.name in self.extremes:
-            return found
-        single = self.make("convert", [found], "f32", found.level)
-        workers = self.make("workers", (), "f32", "piece")
-        mean = self.make("div", [single, workers], "f32", found.level)
-        return mean if found.level == "lane" else self.make("convert", [mean], "f64", found.level)
-
-    def read(self, f: Field, e: Expr) -> Value:
-        """A payload field's value."""
-        if f.shape == "table":
-            return self.make("load", (), "table", "piece", f)
-        if f.layout.varying:
-            positions = f.storage in POSITIONS
-            array = Field(f.name, "int32", 0, "kept", f.of) if positions else self.bytes_of_trits(f)
-            self.kernel.steps.append(Stream(f, array))
-            if positions:
-                return self.load(array)
-            f = array
-        scalar = e.type.shape not in ARRAYS
-        level, whole = ("piece" if scalar else "lane"), f.packed or f.storage in WHOLE
-        kind = ("i64" if whole else "f64") if scalar else "i32" if whole else "f32"
-        found = self.make("unpack" if f.packed else "load", (), kind, level, f)
-        return self.typed(found, e)
-
-    def typed(self, found: Value, e: Expr) -> Value:
-        """The value as a number of the expression's type."""
-        wide = found.level == "piece"
-        kind = {"float": "f64" if wide else "f32", "int": "i64" if wide else "i32"}.get(
-            e.type.dtype, "bool"
-        )
-        if kind == "bool":
-            return self.truth(found)
-        return found if found.kind == kind else self.make("convert", [found], kind, found.level)
-
-    def stored_value(self, f: Field, e: Expr) -> Value:
-        """The value that a decoder reads of this rank's field. For a maximum it is the ranks' one,
-        if given."""
-        if f.name in self.extremes and self.own and not self.alone:
-            return self.read_sum(f, e)
-        value = self.leaving(f)
-        if f.storage in ("float16", "bfloat16", "float8_e4m3"):
-            value = self.make(f.storage, [value], value.kind, value.level)
-        elif f.storage == "float32" and value.level == "piece":
-            value = self.make("float32", [value], value.kind, value.level)
-        return self.typed(value, e)
-
-    def leaving(self, f: Field) -> Value:
-        """The value that is stored in a payload field."""
-        assert f.expr is not None
-        value = self.of(f.expr)
-        if f.shape == "table" or f.storage in POSITIONS:
-            return value
-        if f.expr.type.shape in ARRAYS:
-            value = self.lanes(value)
-        if f.packed and not f.trits:
-            most = f.most or (1 << f.bits) - 1
-            value = self.make(
-                "code", [self.narrow(value, "lane")], "i32", value.level, most.bit_length()
-            )
-        elif f.storage in WHOLE or f.trits:
-            value = self.whole(value) if value.kind == "bool" else value
-        elif value.kind not in ("f32", "f64"):
-            value = self.make("convert", [value], "f32", value.level)
-        if f.name in self.extremes:
-            # The all-reduce of a maximum may lose a NaN: see [Note: combined].
-            infinite = self.make("const", (), value.kind, "piece", float("inf"))
-            finite = self.make("isfinite", [value], "bool", value.level)
-            value = self.make("where", [finite, value, infinite], value.kind, value.level)
-        return value
-
-    def store(self, f: Field) -> None:
-        """Add the steps that store a payload field."""
-        value = self.leaving(f)
-        assert f.expr is not None
-        if f.storage in POSITIONS:
-            self.kernel.steps.append(Stream(f, value.attr))
-            return
-        if f.storage == "runs":
-            array = self.bytes_of_trits(f)
-            self.kernel.steps += [Walk([Store(SCRATCH, array, value)]), Stream(f, array)]
-            return
-        store = Store("payload", f, value)
-        elements = f.shape not in ("scalar", "table")
-        self.kernel.steps.append(self.walk(f.expr.type, store) if elements else store)
-
-
-def elementwise(e: Expr) -> bool:
-    """True if each element depends only on the same element of the arguments."""
-    return e.type.shape in ARRAYS and e.op not in MIXING and bool(e.args)
+    op_combined = op_field
 
 
 def own(value: Value) -> bool:
@@ -594,8 +286,3 @@ def own(value: Value) -> bool:
 def received(value: Value) -> bool:
     """True for a value that is read from a payload, where it may start at any byte."""
     return isinstance(value.attr, Field) and value.attr.expr is not None
-
-
-def summed(f: Field) -> Field:
-    """The field that holds the sum over the ranks of a payload field."""
-    return replace(f, name=f.name + ALL)

@@ -1,0 +1,133 @@
+"""Payload fields in kernels that mix elements, and sums of them over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compll.ir.expr import Expr
+from compll.ir.module import POSITIONS, WHOLE, Field
+from compll.ir.tile import (
+    ALL,
+    SCRATCH,
+    Store,
+    Stream,
+    Value,
+    Walk,
+)
+from compll.passes.arrays import ARRAYS, Arrays
+
+
+def field(values: Arrays, e: Expr) -> Value:
+    """A payload field's value: combined over ranks, this rank's own, or as the payload holds it."""
+    f = values.fields[str(e.value)]
+    if values.summed:
+        return read_sum(values, f, e)
+    return stored_value(values, f, e) if values.own else read(values, f, e)
+
+
+def combined(values: Arrays, e: Expr) -> Value:
+    f = values.fields[str(e.value)]
+    return stored_value(values, f, e) if values.alone else read_sum(values, f, e)
+
+
+def read_sum(values: Arrays, f: Field, e: Expr) -> Value:
+    """The mean over the ranks, or their maximum; see [Note: combined]."""
+    given = summed(f)
+    if all(f.name != given.name for f in values.kernel.added):
+        values.kernel.added.append(given)
+    given = next(f for f in values.kernel.added if f.name == given.name)
+    found = read(values, given, e)
+    if f.name in values.extremes:
+        return found
+    single = values.make("convert", [found], "f32", found.level)
+    workers = values.make("workers", (), "f32", "piece")
+    mean = values.make("div", [single, workers], "f32", found.level)
+    return mean if found.level == "lane" else values.make("convert", [mean], "f64", found.level)
+
+
+def read(values: Arrays, f: Field, e: Expr) -> Value:
+    """A payload field's value."""
+    if f.shape == "table":
+        return values.make("load", (), "table", "piece", f)
+    if f.layout.varying:
+        positions = f.storage in POSITIONS
+        array = Field(f.name, "int32", 0, "kept", f.of) if positions else values.bytes_of_trits(f)
+        values.kernel.steps.append(Stream(f, array))
+        if positions:
+            return values.load(array)
+        f = array
+    scalar = e.type.shape not in ARRAYS
+    level, whole = ("piece" if scalar else "lane"), f.packed or f.storage in WHOLE
+    kind = ("i64" if whole else "f64") if scalar else "i32" if whole else "f32"
+    found = values.make("unpack" if f.packed else "load", (), kind, level, f)
+    return typed(values, found, e)
+
+
+def typed(values: Arrays, found: Value, e: Expr) -> Value:
+    """The value as a number of the expression's type."""
+    wide = found.level == "piece"
+    kind = {"float": "f64" if wide else "f32", "int": "i64" if wide else "i32"}.get(
+        e.type.dtype, "bool"
+    )
+    if kind == "bool":
+        return values.truth(found)
+    return found if found.kind == kind else values.make("convert", [found], kind, found.level)
+
+
+def stored_value(values: Arrays, f: Field, e: Expr) -> Value:
+    """The value that a decoder reads of this rank's field. For a maximum it is the ranks' one,
+    if given."""
+    if f.name in values.extremes and values.own and not values.alone:
+        return read_sum(values, f, e)
+    value = leaving(values, f)
+    if f.storage in ("float16", "bfloat16", "float8_e4m3"):
+        value = values.make(f.storage, [value], value.kind, value.level)
+    elif f.storage == "float32" and value.level == "piece":
+        value = values.make("float32", [value], value.kind, value.level)
+    return typed(values, value, e)
+
+
+def leaving(values: Arrays, f: Field) -> Value:
+    """The value that is stored in a payload field."""
+    assert f.expr is not None
+    value = values.of(f.expr)
+    if f.shape == "table" or f.storage in POSITIONS:
+        return value
+    if f.expr.type.shape in ARRAYS:
+        value = values.lanes(value)
+    if f.packed and not f.trits:
+        most = f.most or (1 << f.bits) - 1
+        value = values.make(
+            "code", [values.narrow(value, "lane")], "i32", value.level, most.bit_length()
+        )
+    elif f.storage in WHOLE or f.trits:
+        value = values.whole(value) if value.kind == "bool" else value
+    elif value.kind not in ("f32", "f64"):
+        value = values.make("convert", [value], "f32", value.level)
+    if f.name in values.extremes:
+        # The all-reduce of a maximum may lose a NaN: see [Note: combined].
+        infinite = values.make("const", (), value.kind, "piece", float("inf"))
+        finite = values.make("isfinite", [value], "bool", value.level)
+        value = values.make("where", [finite, value, infinite], value.kind, value.level)
+    return value
+
+
+def store(values: Arrays, f: Field) -> None:
+    """Add the steps that store a payload field."""
+    value = leaving(values, f)
+    assert f.expr is not None
+    if f.storage in POSITIONS:
+        values.kernel.steps.append(Stream(f, value.attr))
+        return
+    if f.storage == "runs":
+        array = values.bytes_of_trits(f)
+        values.kernel.steps += [Walk([Store(SCRATCH, array, value)]), Stream(f, array)]
+        return
+    store = Store("payload", f, value)
+    elements = f.shape not in ("scalar", "table")
+    values.kernel.steps.append(values.walk(f.expr.type, store) if elements else store)
+
+
+def summed(f: Field) -> Field:
+    """The field that holds the sum over the ranks of a payload field."""
+    return replace(f, name=f.name + ALL)

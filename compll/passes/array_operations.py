@@ -1,0 +1,30 @@
+"""Operators that mix elements, by name: the functions that make their values and steps."""
+
+from __future__ import annotations
+
+from compll.passes import array_calls, array_fields, array_matrices, array_selections
+from compll.passes.arrays import Operation
+
+#: calls of a routine of the operator's own name
+ROUTINES = (
+    "hadamard", "orthonormal", "row_max", "row_min", "top_columns", "place_columns", "chosen",
+)  # fmt: skip
+OPERATIONS: dict[str, Operation] = {
+    "field": array_fields.field,
+    "combined": array_fields.combined,
+    "matrix": array_matrices.matrix,
+    "flat": array_matrices.flat,
+    "transpose": array_matrices.transpose,
+    "take_columns": array_matrices.take_columns,
+    "random_matrix": array_matrices.random_matrix,
+    "ones": array_matrices.ones,
+    "indices": array_selections.indices,
+    "count_kept": array_selections.counted,
+    "gather": array_selections.gather,
+    "in": array_selections.inside,
+    "scatter": array_selections.scatter,
+    "matmul": array_calls.matmul,
+    "sum_by": array_calls.sum_by,
+    **dict.fromkeys(ROUTINES, array_calls.routine),
+    **dict.fromkeys(array_calls.VECTORS, array_calls.vectors),
+}
