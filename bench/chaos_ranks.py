@@ -203,7 +203,7 @@ WAYS: Mapping[str, Callable[[nn.Module, Mapping[str, Any]], Step]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    # LLVM readies itself with the first; a time-out does not count compiling
+    # LLVM initializes with the first; a time-out does not include compiling
     for name in sys.argv[2:]:
         compll.compile(name).for_shape((WIDTH, WIDTH)).prepare()
     for ratio in RATIOS:

@@ -46,7 +46,7 @@ def methods(rate: str) -> Iterator[tuple[str, str]]:
     for codec in CODECS:
         for strategy in STRATEGIES:
             yield "lstm", f"hipress:{codec}:strategy={strategy}"
-    raw = [] if rate == "100mbit" else [FP32]  # which takes seconds there
+    raw = [] if rate == "100mbit" else [FP32]  # it takes seconds there
     for text in (*raw, *(f"hipress:{codec}:strategy=ps" for codec in CODECS[:2])):
         yield "late", text
     yield "huge", ALONE

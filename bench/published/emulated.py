@@ -56,8 +56,8 @@ class Measured:
     optimizer: str
     alone: float  # with DDP, without communication
     steps: Mapping[str, float]
-    kind: str = "lstm"  # of bench.emulated_models.KINDS
-    late: float = 0.0  # by which a rank has the gradients late that follow the last layer's
+    kind: str = "lstm"  # one of bench.emulated_models.KINDS
+    late: float = 0.0  # seconds by which a rank's gradients are late, except the last layer's
 
 
 def measured(data: Data) -> Iterator[Measured]:

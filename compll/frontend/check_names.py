@@ -42,7 +42,7 @@ def unknown(
     return f"unknown name {name!r}", nearest(name, env)
 
 
-#: where methods are described that need more
+#: methods that need states at receivers, and the document on them
 STATES = "EF21 and DIANA: docs/design.md"
 
 

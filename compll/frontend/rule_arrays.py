@@ -7,7 +7,7 @@ from compll.frontend.rule_elements import Rules
 from compll.ir import matrices
 from compll.ir.expr import Expr, Type
 
-#: what a grouped spec that mixes its groups can be
+#: advice for grouped specs that would mix their groups
 RUNS = (
     "without `group:`, hadamard(x, 64) mixes runs of 64 elements, and each run has its own scale "
     "as a row of matrix(x, 64): row_max(abs(m))"

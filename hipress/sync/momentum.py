@@ -109,7 +109,7 @@ class Momentum:
         for indices, buffer in self._handed:
             ends = accumulate(self._params[index].reals for index in indices)
             last = {i: end - 1 for i, end in zip(indices, ends, strict=True) if self._enters(i)}
-            if last:  # else the bucket may be empty
+            if last:  # otherwise the bucket may be empty
                 values = buffer[torch.tensor([*last.values()], device=buffer.device)]
                 marks |= {self._parameters[i]: each for i, each in zip(last, values, strict=True)}
         self._handed.clear()

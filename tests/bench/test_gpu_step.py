@@ -28,7 +28,7 @@ class Tiny(nn.Module):
 
 
 def test_a_step_of_one_of_eight_ranks_is_timed_by_wrap(monkeypatch):
-    """On an emulated device; the seven others are not there, and nothing is waited for."""
+    """On an emulated device; the seven other ranks are absent, and nothing waits for them."""
     monkeypatch.setattr(nccl, "_current_stream", lambda: 0)
     tokens, groups = torch.randint(50, (2, 8)), []
     monkeypatch.setattr(absent, "nullcontext", lambda: groups.append(1) or nullcontext())

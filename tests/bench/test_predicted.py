@@ -1,4 +1,4 @@
-"""Steps on emulated hosts: what is measured, and what a late rank and a large tensor predict."""
+"""Steps on emulated hosts: measured ones, and predictions for a late rank and a large tensor."""
 
 import json
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_a_late_rank_delays_the_others_by_what_nothing_hides(hosts):
 
 
 def test_a_large_tensor_goes_through_the_root_of_a_tree(hosts):
-    """Up and down again, where owners of shares send and receive at once."""
+    """Up and then down again, whereas owners of shares send and receive at once."""
     huge = replace(PLACE, hosts=4, rate="100mbit", alone=0.03, kind="huge")
     by_tree, by_owners = (hosts.step(huge, f"topk:strategy={each}") for each in ("gtopk", "ps"))
     assert by_tree > by_owners > huge.alone

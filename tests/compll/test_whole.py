@@ -137,8 +137,7 @@ def test_cuda_agrees(name, tmp_path, rng):
 
 
 def test_draws_that_ranks_share_are_the_same_in_decode(tmp_path, rng):
-    """In a grouped spec, too: subtracted where they were added, they leave what rounding alone
-    loses."""
+    """Also in a grouped spec: draws added and subtracted again leave only rounding errors."""
     path = tmp_path / "made.yaml"
     path.write_text(SHAKEN)
     codec, x = compll.compile(path), rng.uniform(-1, 1, 6400).astype(np.float32)

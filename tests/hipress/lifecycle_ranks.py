@@ -97,7 +97,7 @@ def alone(rank, world_size):
     hipress.load_state_dict(ddp, state)
     ddp._comm_hooks.clear()
     plain = DistributedDataParallel(make())
-    for each in DEFAULTS:  # where plain DDP works, so does what it is wrapped by
+    for each in DEFAULTS:  # a wrapper works wherever plain DDP does
         assert getattr(ddp, each) == getattr(plain, each), each
     train(plain, rank, range(6))
     assert digest(ddp) == digest(plain)
