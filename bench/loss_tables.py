@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import compll
-from bench.loss_cells import BASELINES, FP32, MOMENTUM, Cell, spec_of
+from bench.loss_cells import BASELINES, FP32, MOMENTUM, TRIAL, Cell, spec_of
 from bench.loss_workloads import ALL, OTHERS, WORKLOADS
 from hipress.demo import methods
 from hipress.optimizers import KINDS
@@ -53,6 +53,7 @@ class Row:
             codec, params, given, kind, self.workload, self.steps, self.seeds,
             None if math.isnan(self.difference) else round(self.difference, 5),
             0.0 if math.isnan(self.error) else round(self.error, 5),
+            self.method.startswith(TRIAL),
         )  # fmt: skip
 
 

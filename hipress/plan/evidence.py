@@ -39,6 +39,7 @@ class Finding:
     seeds: int
     difference: float | None  # relative difference of the mean loss from fp32's; None: diverged
     error: float  # relative standard error of that mean over the seeds; 0 for one seed
+    trial: bool = False  # True after turns of a trial, which zeroed states of the codec
 
     @property
     def key(self) -> str:
@@ -134,6 +135,8 @@ def _workloads(optimizer: str | None) -> set[str]:
 def _counts(found: Finding, optimizer: str | None) -> bool:
     """True if the finding counts for a kind of optimizer (None: any that averages gradients). SGD
     with momentum and without count for each other."""
+    if found.trial:  # of what `accepted` allows only
+        return False
     if optimizer is None:
         return found.optimizer not in AVERAGED
     sgd = ("sgd", PLAIN_SGD)

@@ -136,6 +136,14 @@ def test_what_loses_is_taken_as_far_as_the_user_accepts(more, taken, measured):
     assert "powersgd rank=4" not in candidates.candidates(options.make("auto", optimizer="sgd"))
 
 
+def test_losses_of_a_trial_count_where_a_trial_may_zero_states_only(measured):
+    kept, lost = finding("powersgd", {}), finding("powersgd", {}, difference=0.2, trial=True)
+    measured(kept, lost)
+    assert "powersgd" in keys("sgd")
+    assert not evidence.accepted("sgd", 0.1)
+    assert evidence.accepted("sgd", 0.3) == {"powersgd": lost}
+
+
 def test_momentum_needs_feedback_whatever_is_accepted(measured):
     kept = {"kind": "momentum", "difference": 0.001}
     measured(finding(**kept), finding("tern_group", {}, **kept), finding("dgc", {}, **kept))
