@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import hipress
-from tests.hipress.common import error_of
+from tests.hipress.common import error_of, raised_by
 from tests.hipress.idiom_ranks import inputs, mlp
 from tests.patience import SILENCE
 
@@ -116,7 +116,7 @@ def changed(rank, world_size, way, changes, only=None):
         step()  # before it DDP makes new buckets, with its own collective
         if only in (None, rank):
             change(model)
-        found[change.__name__] = error_of(step)[:2]
+        found[change.__name__] = raised_by(step)
         hipress.detach(made)
     return found
 

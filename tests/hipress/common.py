@@ -97,19 +97,27 @@ class Raised(NamedTuple):
     message: str
 
 
+class RaisedAfter(NamedTuple):
+    """The exception of a call, and the seconds that the call took."""
+
+    kind: str
+    message: str
+    seconds: float
+
+
 def raised_by(function, *args, **kwargs):
-    """The error of a call."""
+    """The exception that a call raises."""
     return Raised(*error_of(function, *args, **kwargs)[:2])
 
 
 def error_of(function, *args, **kwargs):
-    """Type, message and seconds of the exception that a call raises."""
+    """The exception that a call raises, and its seconds."""
     start = time.monotonic()
     try:
         function(*args, **kwargs)
     except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - start
-    return "none", "", time.monotonic() - start
+        return RaisedAfter(type(error).__name__, str(error), time.monotonic() - start)
+    return RaisedAfter("none", "", time.monotonic() - start)
 
 
 def infinity(rank, world_size, name):

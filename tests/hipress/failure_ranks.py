@@ -19,7 +19,7 @@ import hipress
 from compll.runtime.library import specs_dir
 from hipress.session import SESSIONS
 from hipress.sync import verify
-from tests.hipress.common import codec, digest, error_of, make, train
+from tests.hipress.common import codec, digest, error_of, make, raised_by, train
 from tests.hipress.fakes import Int8
 from tests.patience import HANG, SILENCE
 
@@ -163,7 +163,7 @@ def diverging(rank, world_size):
     """A rank decodes differently; verify=True detects it."""
     ddp = hipress.wrap(make(), Int8(skew=1.0 * (rank == 1)), verify=True)
     logging.disable(logging.CRITICAL)
-    return error_of(train, ddp, rank, range(2))[:2]
+    return raised_by(train, ddp, rank, range(2))
 
 
 def damaged(rank, world_size):
@@ -187,7 +187,7 @@ def skipped(rank, world_size):
     ddp = hipress.wrap(make(), codec("int8"), verify=True, timeout=HANG)
     if rank == 1:
         torch.optim.SGD.step = lambda self: None
-    return error_of(train, ddp, rank, range(3))[:2]
+    return raised_by(train, ddp, rank, range(3))
 
 
 class Raising(torch.optim.SGD):
@@ -213,7 +213,7 @@ def optimizer_raises(rank, world_size, ranks):
         ddp(torch.randn(4, 7)).square().mean().backward()
 
     for _ in range(4):
-        found.append(error_of(step)[:2])
+        found.append(raised_by(step))
         with contextlib.suppress(ValueError):
             optimizer.step()
     return found

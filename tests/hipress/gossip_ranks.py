@@ -12,7 +12,7 @@ import hipress
 from casync.estimates import OWN, copy_of
 from casync.strategies.gossip import grid
 from hipress.sync import order
-from tests.hipress.common import data, digest, error_of, make
+from tests.hipress.common import data, digest, error_of, make, raised_by
 from tests.patience import SILENCE
 
 
@@ -101,10 +101,10 @@ def trained(rank, world_size, name, params):
     fit(again, resumed, rank, range(6, 10))
     same = digest(again) == digest(model)
     early = hipress.state_dict(resumed) | {"step": 6}
-    mixed = error_of(hipress.load_state_dict, resumed, early if rank == 1 else saved[1])[:2]
-    broken = error_of(resumed.step)[:2]
+    mixed = raised_by(hipress.load_state_dict, resumed, early if rank == 1 else saved[1])
+    broken = raised_by(resumed.step)
     other = hipress.Gossip(make(), name, **params, topology="complete")
-    elsewhere = error_of(hipress.load_state_dict, other, saved[1])[:2]
+    elsewhere = raised_by(hipress.load_state_dict, other, saved[1])
     texts = str(report), report.why, report.bytes_per_step
     return losses, distances, texts, same, mixed, broken, elsewhere
 

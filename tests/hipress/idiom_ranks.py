@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hipress
-from tests.hipress.common import error_of
+from tests.hipress.common import error_of, raised_by
 
 
 def mlp() -> nn.Sequential:
@@ -192,7 +192,7 @@ def clamped_late(rank, world_size, large):
         model(inputs(rank, step)).square().mean().backward()
         if step < 2:
             sync.step()
-    return error_of(sync.step)[:2]
+    return raised_by(sync.step)
 
 
 def refused(rank, world_size):
@@ -244,5 +244,5 @@ def buffers(rank, world_size):
         for way in (hipress.wrap, hipress.Synchronizer):
             model = mlp()
             model.register_buffer("mask", make() if title != "conjugate" else make() * (rank + 1))
-            found[title, way.__name__] = error_of(way, model, "none")[:2]
+            found[title, way.__name__] = raised_by(way, model, "none")
     return found, model.mask.resolve_conj()

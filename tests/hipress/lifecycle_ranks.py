@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
-from tests.hipress.common import codec, digest, error_of, make, train
+from tests.hipress.common import codec, digest, error_of, make, raised_by, train
 
 
 def frozen(rank, world_size):
@@ -50,7 +50,7 @@ def freed(rank, world_size):
         layers[0].requires_grad_(flag)
         step()
     layers[1].requires_grad_(True)
-    return error_of(step)[:2]
+    return raised_by(step)
 
 
 def copied(rank, world_size):
@@ -111,7 +111,7 @@ def python_reducer():
 
     torch._dynamo.config.optimize_ddp = "python_reducer"
     try:
-        return error_of(hipress.wrap, make(), codec("int8"))[:2]
+        return raised_by(hipress.wrap, make(), codec("int8"))
     finally:
         torch._dynamo.config.optimize_ddp = True
 
@@ -123,10 +123,10 @@ def taken():
     ddp, plain = DistributedDataParallel(make()), DistributedDataParallel(make())
     ddp.register_comm_hook(None, allreduce_hook)
     return [
-        error_of(hipress.attach, ddp, codec("int8"))[:2],
-        error_of(hipress.attach, make(), codec("int8"))[:2],
-        error_of(hipress.wrap, plain, codec("int8"))[:2],
-        error_of(hipress.wrap, torch.compile(plain, backend="eager"), codec("int8"))[:2],
+        raised_by(hipress.attach, ddp, codec("int8")),
+        raised_by(hipress.attach, make(), codec("int8")),
+        raised_by(hipress.wrap, plain, codec("int8")),
+        raised_by(hipress.wrap, torch.compile(plain, backend="eager"), codec("int8")),
         *nested(),
     ], twice()
 
@@ -135,13 +135,13 @@ def twice():
     """Errors of wrapping again, as a whole, by attach, or a part; and of DDP in DDP."""
     model = nn.Sequential(make(), nn.Linear(3, 3))
     ddp = hipress.wrap(model, codec("int8"))
-    whole = error_of(hipress.wrap, ddp, codec("int8"))[:2]
-    assert error_of(hipress.attach, ddp, codec("int8"))[:2] == whole
-    part = error_of(hipress.wrap, torch.compile(model[0].second), codec("int8"))[:2]
+    whole = raised_by(hipress.wrap, ddp, codec("int8"))
+    assert raised_by(hipress.attach, ddp, codec("int8")) == whole
+    part = raised_by(hipress.wrap, torch.compile(model[0].second), codec("int8"))
     hipress.detach(ddp)
     assert error_of(hipress.wrap, model[0].second, codec("int8"))[0] == "none"
     both = DistributedDataParallel(DistributedDataParallel(make()))
-    return whole, part, error_of(hipress.attach, both, codec("int8"))[:2]
+    return whole, part, raised_by(hipress.attach, both, codec("int8"))
 
 
 def nested():
@@ -154,7 +154,7 @@ def nested():
         if ignored:
             names = [name for name, _ in model.named_parameters() if name.startswith("0.")]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-        found.append(error_of(hipress.wrap, model, codec("int8"))[:2])
+        found.append(raised_by(hipress.wrap, model, codec("int8")))
     return found
 
 
@@ -197,7 +197,7 @@ def forked(rank, world_size):
         logging.disable(logging.CRITICAL)
         signal.alarm(60)  # a child that hangs ends
         gc.collect()
-        found = error_of(train, ddp, rank, range(1))[:2]
+        found = raised_by(train, ddp, rank, range(1))
         del ddp
         gc.collect()
         os.write(there, json.dumps(found).encode())

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hipress
 from hipress import optim
 from hipress.session import SESSIONS
-from tests.hipress.common import SMALL_BUCKETS, Scaled, data, digest, error_of, make
+from tests.hipress.common import SMALL_BUCKETS, Scaled, data, digest, make, raised_by
 
 CODEC = "onebit_fine"
 
@@ -94,7 +94,7 @@ def checkpoints(rank, world_size, at):
     again = make()
     resumed = adam(again)
     wrapped = hipress.wrap(again, CODEC, optimizer=resumed)
-    refused = error_of(hipress.load_state_dict, wrapped, state["hipress"])[:2]
+    refused = raised_by(hipress.load_state_dict, wrapped, state["hipress"])
     again.load_state_dict(state["model"])
     resumed.load_state_dict(state["optimizer"])
     hipress.load_state_dict(wrapped, state["hipress"])
@@ -216,22 +216,22 @@ def mistakes(rank, world_size):
     model = make()
     optimizer = adam(model, 2)
     ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
-    found["twice"] = error_of(hipress.wrap, make(), CODEC, optimizer=optimizer)
+    found["twice"] = raised_by(hipress.wrap, make(), CODEC, optimizer=optimizer)
     fit(ddp, optimizer, rank, range(4))
     backward(ddp, rank, 4)
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    found["clipped"] = error_of(optimizer.step)
-    found["no step"] = error_of(backward, ddp, rank, 5)
+    found["clipped"] = raised_by(optimizer.step)
+    found["no step"] = raised_by(backward, ddp, rank, 5)
     for codec in ("dgc", "int4_group"):
-        found[codec] = error_of(hipress.wrap, make(), codec, optimizer=adam(make()))
+        found[codec] = raised_by(hipress.wrap, make(), codec, optimizer=adam(make()))
     policy = hipress.Warmup("topk", ratios=(0.1, 0.01), steps=5)
-    found["policy"] = error_of(hipress.wrap, make(), policy=policy, optimizer=adam(make()))
+    found["policy"] = raised_by(hipress.wrap, make(), policy=policy, optimizer=adam(make()))
     torchs = torch.optim.AdamW(make().parameters())
-    found["torch's"] = error_of(hipress.wrap, make(), CODEC, optimizer=torchs, freeze=4)
+    found["torch's"] = raised_by(hipress.wrap, make(), CODEC, optimizer=torchs, freeze=4)
     accepted = {"optimizer": torchs, "accept_loss": 0.01 * (1 + rank)}
-    found["accepted"] = error_of(hipress.wrap, make(), **accepted)
-    found["ranks"] = error_of(hipress.wrap, make(), CODEC, optimizer=adam(make(), 4 + rank))
-    return {what: each[:2] for what, each in found.items()}
+    found["accepted"] = raised_by(hipress.wrap, make(), **accepted)
+    found["ranks"] = raised_by(hipress.wrap, make(), CODEC, optimizer=adam(make(), 4 + rank))
+    return found
 
 
 def apart(rank, world_size):
@@ -244,7 +244,7 @@ def apart(rank, world_size):
     backward(ddp, rank, 2)
     if rank == 0:
         optimizer.step()
-    return error_of(fit, ddp, optimizer, rank, range(3, 8))[:2]
+    return raised_by(fit, ddp, optimizer, rank, range(3, 8))
 
 
 def warming(rank, world_size):
@@ -259,7 +259,7 @@ def warming(rank, world_size):
             fit(ddp, optimizer, rank, range(step, step + 1))
             schedule.step()
 
-    return error_of(run)[:2]
+    return raised_by(run)
 
 
 def halves(rank, world_size):
@@ -389,7 +389,7 @@ def joins(rank, world_size):
         with ddp.join():
             fit(ddp, optimizer, rank, range(4 + 4 * rank))
 
-    return error_of(run)[:2]
+    return raised_by(run)
 
 
 def unmeasured(rank, world_size, name):

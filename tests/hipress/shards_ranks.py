@@ -26,7 +26,7 @@ import hipress
 from hipress.ranks import job
 from hipress.shards import local
 from hipress.sync import order
-from tests.hipress.common import Net, data, error_of, make
+from tests.hipress.common import Net, data, error_of, make, raised_by
 
 GRID = (2, 2)
 
@@ -260,14 +260,14 @@ def refused(rank, world_size):
     model, even = sharded(mesh["shard"]), fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
     assert hipress.consensus_distance(model, group) == 0
     return [
-        error_of(hipress.Synchronizer, model, "none")[:2],
-        error_of(hipress.Synchronizer, sharded(mesh), "none", process_group=group)[:2],
-        error_of(hipress.Synchronizer, even, "none", process_group=crossed)[:2],
-        error_of(hipress.wrap, model, "none", process_group=group)[:2],
-        error_of(hipress.Synchronizer, flat, "none", process_group=group)[:2],
-        error_of(hipress.Gossip, model, "int4_group", process_group=group)[:2],
-        error_of(clipped, mesh)[:2],
-        error_of(hipress.all_reduce, model.scale, "none")[:2],
+        raised_by(hipress.Synchronizer, model, "none"),
+        raised_by(hipress.Synchronizer, sharded(mesh), "none", process_group=group),
+        raised_by(hipress.Synchronizer, even, "none", process_group=crossed),
+        raised_by(hipress.wrap, model, "none", process_group=group),
+        raised_by(hipress.Synchronizer, flat, "none", process_group=group),
+        raised_by(hipress.Gossip, model, "int4_group", process_group=group),
+        raised_by(clipped, mesh),
+        raised_by(hipress.all_reduce, model.scale, "none"),
         told(mesh),
     ]
 

@@ -16,7 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 import hipress
 from hipress.session import SESSIONS
 from hipress.sync import order
-from tests.hipress.common import codec, data, difference, digest, error_of, make, train
+from tests.hipress.common import (
+    codec,
+    data,
+    difference,
+    digest,
+    error_of,
+    make,
+    raised_by,
+    train,
+)
 from tests.hipress.fakes import Int8
 from tests.hipress.training_ranks import Skipping
 from tests.patience import SILENCE
@@ -244,7 +253,7 @@ def second_gradient(rank, world_size):
     x, y = data(rank, 0)
     nn.functional.mse_loss(sync.module(x), y).backward()
     second = nn.functional.mse_loss(sync.module(x), y)
-    return error_of(second.backward)[:2], error_of(sync.step)[:2]
+    return raised_by(second.backward), raised_by(sync.step)
 
 
 def changed(rank, world_size):
@@ -278,7 +287,7 @@ def changed(rank, world_size):
                 nn.functional.mse_loss(model(x), y).backward()
             if before is not None:
                 before(model)
-            found[title] = error_of(sync.step)[:2]
+            found[title] = raised_by(sync.step)
             hipress.detach(sync)
     return found
 
@@ -314,7 +323,7 @@ def refusals(rank, world_size):
         "one rank": (hipress.Synchronizer, make(), {"ddp_kwargs": {} if rank else None}),
     }
     found = {
-        title: error_of(way, module, **({"compressor": "none"} | options))[:2]
+        title: raised_by(way, module, **({"compressor": "none"} | options))
         for title, (way, module, options) in tries.items()
     }
     before = digest(model)
@@ -325,7 +334,7 @@ def refusals(rank, world_size):
 def mixed_ways(rank, world_size):
     """A rank wraps while the other one makes a Synchronizer."""
     way = hipress.wrap if rank else hipress.Synchronizer
-    return error_of(way, make(), "none")[:2]
+    return raised_by(way, make(), "none")
 
 
 def strangers(rank, world_size):
@@ -336,7 +345,7 @@ def strangers(rank, world_size):
     sync = hipress.Synchronizer(model, "none")
     fit(sync, sgd(model), rank, range(1))
     model.first.requires_grad_(True)
-    freed = error_of(sync.step)[:2]
+    freed = raised_by(sync.step)
     hipress.detach(sync)
     sync = hipress.Synchronizer(model, "none")
     model.scale.requires_grad_(False)
@@ -363,7 +372,7 @@ def states(rank, world_size, name):
     train(ddp, rank, range(3, 5), momentum=0)
     found = equal, mine["step"], digest(model), digest(ddp)
     hipress.detach(sync)
-    return *found, error_of(sync.step)[:2], error_of(hipress.report, sync)[:2]
+    return *found, raised_by(sync.step), raised_by(hipress.report, sync)
 
 
 OPTIMIZERS = {
@@ -397,7 +406,7 @@ def stepped(rank, world_size, name):
                 schedule.step()
             digests.append(digest(model))
             if given:
-                error = error_of(optimizer.step)[:2]
+                error = raised_by(optimizer.step)
             assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
             hipress.detach(sync)
             assert error_of(optimizer.step)[0] == "none"
@@ -429,7 +438,7 @@ def failing(rank, world_size, what):
     loss.backward()
     first = error_of(sync.step)
     nn.functional.mse_loss(model(x), y).backward()
-    found = first, error_of(sync.step)[:2], error_of(hipress.state_dict, sync)[:2]
+    found = first, raised_by(sync.step), raised_by(hipress.state_dict, sync)
     if what == "breaks":
         dist.barrier()  # no rank leaves before all have the error
     return found
@@ -526,12 +535,12 @@ def all_reduced(rank, world_size, names):
             each.append((value.double().sum().item(), (value - mean).norm() / mean.norm()))
         found[name] = [total for total, _ in each], [float(far) for _, far in each]
     errors = [
-        error_of(hipress.all_reduce, torch.ones(3), "auto")[:2],
-        error_of(hipress.all_reduce, torch.ones(3, dtype=torch.int32), "none")[:2],
-        error_of(hipress.all_reduce, torch.ones(3 + rank), "none")[:2],
-        error_of(hipress.all_reduce, torch.ones(3), "none", topology=3)[:2],
-        error_of(hipress.all_reduce, torch.ones(3), "int4_group", topology=1 + rank)[:2],
-        error_of(hipress.all_reduce, torch.ones(3), "topk", strategy="ring", down="none")[:2],
+        raised_by(hipress.all_reduce, torch.ones(3), "auto"),
+        raised_by(hipress.all_reduce, torch.ones(3, dtype=torch.int32), "none"),
+        raised_by(hipress.all_reduce, torch.ones(3 + rank), "none"),
+        raised_by(hipress.all_reduce, torch.ones(3), "none", topology=3),
+        raised_by(hipress.all_reduce, torch.ones(3), "int4_group", topology=1 + rank),
+        raised_by(hipress.all_reduce, torch.ones(3), "topk", strategy="ring", down="none"),
     ]
     return found, errors
 
@@ -607,4 +616,4 @@ def unforeseen(rank, world_size):
     model = nn.Linear(4, 4, bias=False)
     sync = hipress.Synchronizer(model, "none")
     Gathered.apply(model.weight).sum().backward()
-    return error_of(sync.step)[:2]
+    return raised_by(sync.step)

@@ -90,10 +90,10 @@ def test_collectives_of_the_user_in_a_backward_pass_are_apart():
 
 def test_a_second_gradient_in_a_step_is_refused():
     for rank, (second, step) in enumerate(launch(ranks.second_gradient, 2)):
-        assert second[0] == step[0] == "SyncError"
-        assert second[1].startswith(f"rank {rank}: a second gradient of 'last.")
-        assert "sync.no_sync()" in second[1]
-        assert second[1] in step[1]
+        assert second.kind == step.kind == "SyncError"
+        assert second.message.startswith(f"rank {rank}: a second gradient of 'last.")
+        assert "sync.no_sync()" in second.message
+        assert second.message in step.message
 
 
 def test_gradients_that_are_changed_before_they_are_averaged_are_told():
@@ -133,8 +133,8 @@ def test_what_cannot_be_is_one_error_on_every_rank():
         assert trains
         assert found.keys() == REFUSALS.keys()
         for title, part in REFUSALS.items():
-            assert part in found[title][1], title
-            assert found[title][0] in ("ConfigError", "ConfigMismatch")
+            assert part in found[title].message, title
+            assert found[title].kind in ("ConfigError", "ConfigMismatch")
 
 
 def test_one_rank_that_wraps_is_told():
@@ -161,16 +161,16 @@ def test_states_are_those_of_wrap(name):
         assert equal
         assert step == 3
         assert own == theirs
-        assert "detached" in detached[1]
-        assert "not attached" in reported[1]
+        assert "detached" in detached.message
+        assert "not attached" in reported.message
 
 
 def test_an_optimizer_steps_as_averages_arrive():
     results = launch(ranks.stepped, 2, "int8")
     for title, (given, at_the_end, error) in together(results).items():
         assert given == at_the_end, title
-        assert error[0] == "SyncError"
-        assert "call no optimizer.step()" in error[1]
+        assert error.kind == "SyncError"
+        assert "call no optimizer.step()" in error.message
 
 
 @pytest.mark.parametrize("what", ["dies", "breaks"])
@@ -178,15 +178,15 @@ def test_failures_are_raised_by_step(what):
     one, other = launch(ranks.failing, 2, what, may_die=[1])
     assert (other == DIED) == (what == "dies")
     for first, again, state in [one] if what == "dies" else [one, other]:
-        assert first[0] in ("TransportError", "TransportAborted", "PayloadError")
-        assert "rank " in first[1]
-        assert "task `" in first[1]
-        assert first[2] < HANG / 2
-        assert again[0] == "SyncError"
-        assert "step 2 failed" in again[1]
-        assert state[0] == "StateError"
+        assert first.kind in ("TransportError", "TransportAborted", "PayloadError")
+        assert "rank " in first.message
+        assert "task `" in first.message
+        assert first.seconds < HANG / 2
+        assert again.kind == "SyncError"
+        assert "step 2 failed" in again.message
+        assert state.kind == "StateError"
     if what == "breaks":
-        assert "ValueError: broken" in other[0][1]
+        assert "ValueError: broken" in other[0].message
 
 
 def test_a_rank_that_does_not_come_to_the_end_of_a_step_is_named():
@@ -230,11 +230,11 @@ def test_all_reduce_of_one_tensor():
         assert max(found["none"][1]) < 0.01
         assert max(found["int4_group"][1]) < 0.3
         kinds = [2 * ["ConfigError"], 2 * ["ConfigMismatch", "ConfigError"]]
-        assert [kind for kind, _ in errors] == [*kinds[0], *kinds[1]]
-        assert "elements of all_reduce: rank 0: 3, rank 1: 4" in errors[2][1]
-        assert "2 ranks do not make nodes of 3" in errors[3][1]
-        assert "topology of all_reduce: rank 0: 1, rank 1: 2" in errors[4][1]
-        assert "has one direction" in errors[5][1]
+        assert [error.kind for error in errors] == [*kinds[0], *kinds[1]]
+        assert "elements of all_reduce: rank 0: 3, rank 1: 4" in errors[2].message
+        assert "2 ranks do not make nodes of 3" in errors[3].message
+        assert "topology of all_reduce: rank 0: 1, rank 1: 2" in errors[4].message
+        assert "has one direction" in errors[5].message
 
 
 def test_an_all_reduce_that_one_rank_refuses_fails_on_all():
