@@ -11,7 +11,8 @@ from hipress.errors import unknown
 __all__ = ["KINDS", "is_kind", "kinds_of", "refuse_unknown"]
 
 #: 1d: at most one dimension, such as biases and norms. embedding: a table of nn.Embedding or
-#: nn.EmbeddingBag, tied or not. head: the last module whose weight has two dimensions or more.
+#: nn.EmbeddingBag, tied or not. head: the last module whose weight has two dimensions or more,
+#: unless it is in a ModuleList, as blocks are, whose words' embedding is the head.
 KINDS = ("@1d", "@embedding", "@head")
 
 
@@ -27,17 +28,24 @@ def refuse_unknown(pattern: str) -> None:
 
 
 def kinds_of(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
-    """The kinds of a model's parameters; parameters without a kind are left out."""
+    """The kinds of a model's parameters, without those of no kind."""
     found: dict[nn.Parameter, set[str]] = {}
-    last: nn.Module | None = None
-    for part in model.modules():
+    last: str | None = None  # name of the last module with such a weight
+    for name, part in model.named_modules():
         for parameter in part.parameters(recurse=False):
             if parameter.dim() <= 1:
                 found.setdefault(parameter, set()).add("@1d")
             elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
                 found.setdefault(parameter, set()).add("@embedding")
             elif parameter is getattr(part, "weight", None):
-                last = part
-    for parameter in last.parameters(recurse=False) if last is not None else ():
-        found.setdefault(parameter, set()).add("@head")
+                last = name
+    if last is not None and not _is_listed(model, last):
+        for parameter in model.get_submodule(last).parameters(recurse=False):
+            found.setdefault(parameter, set()).add("@head")
     return found
+
+
+def _is_listed(model: nn.Module, name: str) -> bool:
+    """True for a module in a ModuleList, such as of blocks, whose last one is no head."""
+    lists = [each for each, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    return any(name.startswith(f"{each}.") for each in lists)

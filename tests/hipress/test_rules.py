@@ -82,6 +82,8 @@ def test_kinds_of_parameters_are_exempt_whatever_their_names():
     assert kept(own, ["@embedding"]) == {"tokens.weight"}
     assert kept(own, ["@head"]) == {"output.weight", "output.bias"}
     assert kept(tied, ["@head"]) == kept(tied, ["@embedding"]) == {"tokens.weight"}
+    own.output = nn.ModuleList([nn.Linear(8, 8)])  # blocks come last: the head is elsewhere
+    assert kept(own, ["@head"]) == set()
     every = ["@1d", "@embedding", "@head"]
     assert kept(tied, every) == ends | {"tokens.weight"}
     assert kept(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(4, 4, bias=False)), every) == {
