@@ -66,3 +66,15 @@ def rounds(module: Module) -> tuple[Round, ...]:
     """The rounds of a spec, in order."""
     by_name = {f.name: f for f in module.fields}
     return tuple(Round(by_name[name], how, module) for name, how in module.rounds)
+
+
+def refused(rounds: Sequence[Round], workers: int) -> str | None:
+    """The reason why `workers` ranks cannot add up payloads of a round; None if they can."""
+    for one in rounds:
+        if one.most_workers and workers > one.most_workers:
+            sent = one.field.most
+            return (
+                f"{workers} ranks add up codes of 0 to {sent} to {workers * sent}, "
+                f"and a byte holds 255: at most {one.most_workers} ranks, or fewer bits"
+            )
+    return None

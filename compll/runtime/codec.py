@@ -14,14 +14,15 @@ from compll.errors import UsageError
 from compll.frontend.shapes import Shape
 from compll.ir.capacity import cuts
 from compll.ir.module import Module
-from compll.ir.rounds import Before, Round, draws
+from compll.ir.rounds import Before, Round, draws, refused
 from compll.ir.static import Number, evaluate
-from compll.numerics.held import hold, is_held, part
+from compll.numerics.held import hold, is_held
 from compll.numerics.types import F32, I64, U8
 from compll.passes.steps import follows_step
 from compll.runtime.arguments import Arguments
 from compll.runtime.arrays import INTS, fault, on_stream
 from compll.runtime.batches import Backend, Encoding, Incoming, State
+from compll.runtime.inputs import Inputs
 
 
 class Codec:
@@ -41,6 +42,7 @@ class Codec:
         self.params: dict[str, Any] = dict(params) | dict(module.kept_as)
         self.arrays = backend.arrays
         self._given = Arguments(module, params, host=self.arrays.host)
+        self._inputs = Inputs(module.name, self.arrays, self._given)
         #: true if encode_batch decodes `incoming` payloads in the pass that encodes
         self.fuses = backend.fuses
         #: true if decode_batch adds several payloads of each piece in one launch
@@ -249,7 +251,7 @@ class Codec:
         returned array belongs to the codec, and is valid until the next call with this table.
         """
         writes = writeback or incoming is not None
-        x, state = self.arrays.vector(x, self.name, write=writes), self._states(state)
+        x, state = self.arrays.vector(x, self.name, write=writes), self._inputs.states(state)
         out = self.arrays.payloads(out, self.name, "out", write=True)
         seed, step = self._given.seed(seed), self._given.step(step)
         table, at = self._given.table(table, at, len(x), "x")
@@ -257,12 +259,7 @@ class Codec:
         most = None if capacity is None else self._given.capacity(table, capacity, state)
         self._given.room(table, at, len(out), capacity)
         if incoming is not None:
-            incoming = self._given.incoming(self._incoming(incoming), table)
-            if self.arrays.overlap(incoming.payload, out):
-                raise UsageError(
-                    f"{self.name}: out is written while the incoming payloads are read, and the "
-                    "two have memory in common"
-                )
+            incoming = self._inputs.incoming(incoming, table, out)
             if not self.backend.fuses:
                 self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True, step=step)
                 incoming = None
@@ -289,37 +286,13 @@ class Codec:
         """
         out, step = self.arrays.vector(out, self.name, write=True), self._given.step(step)
         payload = self.arrays.payloads(payload, self.name, "payload")
-        used = self._used(used)
-        if np.ndim(at) == 2:
-            self._decode_several(payload, table, at, used, out, add, step)
-            return
-        table, at = self._given.table(table, at, len(out), "out")
-        self._given.lengths(payload, table, at, used)
-        self._decode_one(payload, table, at, used, out, add, step)
-
-    def _decode_several(
-        self, payload: U8, table: I64, at: I64, used: Any, out: F32, add: bool, step: int
-    ) -> None:
-        """Add several payloads of each piece; all are checked before any is added."""
-        if used.shape != at.shape:
-            raise UsageError(f"{self.name}: at is {at.shape}, and used {used.shape}")
-        calls = []
-        for k in range(len(at)):
-            given, begin = self._given.table(table, part(at, k), len(out), "out")
-            self._given.lengths(payload, given, begin, part(used, k))
-            calls.append((given, begin, part(used, k)))
-        if not add and calls:
-            self._decode_one(payload, *calls.pop(0), out, False, step)
-            at, used = part(at, slice(1, None)), part(used, slice(1, None))
-        if len(calls) > 1 and self.backend.merges:
-            calls = [(table, at, used)]
-        for each in calls:
-            self._decode_one(payload, *each, out, True, step)
-
-    def _decode_one(
-        self, payload: U8, table: I64, at: I64, used: Any, out: F32, add: bool, step: int
-    ) -> None:
-        self.backend.decode_batch(payload, table, at, used, out, add=add, step=step)
+        calls = self._inputs.decodes(
+            payload, table, at, used, len(out), add=add, merges=self.backend.merges
+        )
+        for one in calls:
+            self.backend.decode_batch(
+                payload, one.table, one.at, one.used, out, add=one.add, step=step
+            )
 
     def for_shape(self, shape: Shape) -> Codec:
         """The codec for tensors of this shape, which it still takes flat.
@@ -356,8 +329,8 @@ class Codec:
         piece). The state is read, not changed. The other arguments are encode_batch's.
         """
         out = self.arrays.payloads(out, self.name, "out", write=True)
-        state, before = self._states(state), self._before(before)
-        x = self._check_rounds(x, table, state, [*before, (out, at)], number + 1)
+        state, before = self._inputs.states(state), self._inputs.before(before)
+        x = self._inputs.rounds(x, table, state, [*before, (out, at)], number + 1)
         workers = self._given.workers(workers)
         if reason := self.refuses_workers(workers):
             raise UsageError(f"{self.name}: {reason}")
@@ -378,8 +351,8 @@ class Codec:
         step: int = 0,
     ) -> None:
         """Overwrite x's pieces with the mean decoded from all rounds' sums; update the state."""
-        state, sums = self._states(state), self._before(sums)
-        x = self._check_rounds(x, table, state, sums, len(self.rounds), write=True)
+        state, sums = self._inputs.states(state), self._inputs.before(sums)
+        x = self._inputs.rounds(x, table, state, sums, len(self.rounds), write=True)
         workers, seed = self._given.workers(workers), self._given.seed(seed)
         how = Encoding(seed, self._given.step(step), workers=workers)
         self.backend.decode_rounds(x, table, sums, state, how)
@@ -391,47 +364,7 @@ class Codec:
 
     def refuses_workers(self, workers: int) -> str | None:
         """The reason why `workers` ranks cannot add up payloads of a round; None if they can."""
-        for one in self.rounds:
-            if one.most_workers and workers > one.most_workers:
-                sent = one.field.most
-                return (
-                    f"{workers} ranks add up codes of 0 to {sent} to {workers * sent}, "
-                    f"and a byte holds 255: at most {one.most_workers} ranks, or fewer bits"
-                )
-        return None
-
-    def _states(self, state: State | None) -> State | None:
-        """A caller's states in the form that kernels take; other types than mappings are refused
-        later."""
-        if self.arrays.host or not isinstance(cast(object, state), Mapping):
-            return state
-        return {name: self.arrays.raw(held, self.name) for name, held in (state or {}).items()}
-
-    def _used(self, used: I64) -> I64:
-        """Payloads' lengths. They may be in host memory even if payloads are not."""
-        if self.arrays.host or isinstance(cast(object, used), np.ndarray):
-            return self._given.numbers(used, "used", 2 if np.ndim(used) == 2 else 1)
-        return cast(I64, self.arrays.raw(used, self.name))
-
-    def _incoming(self, incoming: Incoming) -> Incoming:
-        """Incoming payloads in the form that kernels take."""
-        payload, at, used = incoming
-        payload = self.arrays.payloads(payload, self.name, "the incoming payload")
-        return Incoming(payload, at, self._used(used))
-
-    def _before(self, payloads: Before) -> Before:
-        """Payloads of rounds in the form that kernels take."""
-        what = "the payload of a round"
-        return [(self.arrays.payloads(payload, self.name, what), at) for payload, at in payloads]
-
-    def _check_rounds(
-        self, x: F32, table: I64, state: State | None, payloads: Before, count: int,
-        *, write: bool = False,
-    ) -> F32:  # fmt: skip
-        x = self.arrays.vector(x, self.name, write=write)
-        self._given.rounds(payloads, count, len(x), table)
-        self._given.state(state, table)
-        return x
+        return refused(self.rounds, workers)
 
 
 def _one(n: int) -> I64:
