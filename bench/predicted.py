@@ -1,6 +1,6 @@
 """Steps on emulated hosts, predicted from a description and measured, one by one.
 
-    python -m bench.predicted                    # all cells, about 10 minutes on two quiet cores
+    python -m bench.predicted                    # all cells, about 9 minutes on two quiet cores
     python -m bench.predicted --hosts 2 --rate 1gbit --steps 3 --output somewhere
 
 There are 2 and 4 hosts, and links of 100 Mbit/s, 1 and 10 Gbit/s. The demo's language model trains
@@ -36,7 +36,7 @@ HOSTS, RATES = (2, 4), ("10gbit", "1gbit", "100mbit")
 CODECS = ("onebit_group", "int4_group", "int8_group")
 STRATEGIES = ("ps", "ring", "allgather")
 ALONE, FP32 = "ddp-noop", "ddp-fp32"
-WARM_UP = 3  # steps, that are not timed
+WARM_UP = 2  # steps, that are not timed
 MEDIAN, WORST = 0.07, 0.25  # aims
 
 
@@ -121,7 +121,7 @@ def text(cells: Sequence[Cell]) -> str:
 def main(
     hosts: Annotated[list[int] | None, typer.Option(help="2, 4; default both.")] = None,
     rate: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(RATES)}.")] = None,
-    steps: Annotated[int, typer.Option(help="Timed of each method.", min=1)] = 5,
+    steps: Annotated[int, typer.Option(help="Timed of each method.", min=1)] = 4,
     output: Annotated[Path, typer.Option(help="Folder of predicted.json and .md.")] = RESULTS,
 ) -> None:
     """Measure cells and print the errors of the predictions."""
