@@ -12,7 +12,7 @@ __all__ = ["KINDS", "is_kind", "kinds_of", "refuse_unknown"]
 
 #: 1d: at most one dimension, such as biases and norms. embedding: a table of nn.Embedding or
 #: nn.EmbeddingBag, tied or not. head: the last module whose weight has two dimensions or more,
-#: unless it is in a ModuleList, as blocks are, whose words' embedding is the head.
+#: unless it is in a ModuleList, as blocks are: then the words' embedding is the head.
 KINDS = ("@1d", "@embedding", "@head")
 
 
@@ -28,7 +28,7 @@ def refuse_unknown(pattern: str) -> None:
 
 
 def kinds_of(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
-    """The kinds of a model's parameters, without those of no kind."""
+    """The kinds of a model's parameters; parameters without a kind are left out."""
     found: dict[nn.Parameter, set[str]] = {}
     last: str | None = None  # name of the last module with such a weight
     for name, part in model.named_modules():
@@ -46,6 +46,6 @@ def kinds_of(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
 
 
 def _is_listed(model: nn.Module, name: str) -> bool:
-    """True for a module in a ModuleList, such as of blocks, whose last one is no head."""
+    """True for a module in a ModuleList, such as a model's blocks: the last of these is no head."""
     lists = [each for each, part in model.named_modules() if isinstance(part, nn.ModuleList)]
     return any(name.startswith(f"{each}.") for each in lists)

@@ -17,7 +17,7 @@ from compll.runtime.batches import Incoming, State
 
 
 class Decode(NamedTuple):
-    """A call of a backend's decode: a payload of each piece, or several where it merges."""
+    """A call of a backend's decode: one payload per piece, or several if it merges."""
 
     table: I64
     at: I64
@@ -44,7 +44,7 @@ class Inputs:
         return cast(I64, self.arrays.raw(used, self.name))
 
     def incoming(self, incoming: Incoming, table: I64, out: U8) -> Incoming:
-        """Payloads that an encode takes in, which are no part of what it writes."""
+        """Payloads that an encode merges. Raises UsageError if they overlap its output."""
         payload, at, used = incoming
         payload = self.arrays.payloads(payload, self.name, "the incoming payload")
         found = self.given.incoming(Incoming(payload, at, self.used(used)), table)

@@ -135,7 +135,7 @@ def _workloads(optimizer: str | None) -> set[str]:
 def _counts(found: Finding, optimizer: str | None) -> bool:
     """True if the finding counts for a kind of optimizer (None: any that averages gradients). SGD
     with momentum and without count for each other."""
-    if found.trial:  # of what `accepted` allows only
+    if found.trial:  # only `accepted` uses these
         return False
     if optimizer is None:
         return found.optimizer not in AVERAGED
