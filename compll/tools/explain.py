@@ -94,7 +94,8 @@ def _types(module: Module) -> Iterator[str]:
         if s.kind == "drawn":
             yield f"{s.name}: {text(s.limit)} elements, drawn alike on all ranks"
         else:
-            yield f"{s.name}: {s.kind} of {text(s.key)}, at most {text(s.limit)} elements"
+            among = f" among {s.of}" if s.of else ""
+            yield f"{s.name}: {s.kind} of {text(s.key)}{among}, at most {text(s.limit)} elements"
     yield f"decode: {module.decode.type} = {text(module.decode)}"
 
 
@@ -158,14 +159,15 @@ def passes(module: Module) -> Iterator[str]:
                 when = f", only where {text(guard[0])} is {guard[1]}" if guard else ""
                 yield f"before pass {number}: {text(e)}{when}"
         yield f"pass {number}, over {tile}:"
-        yield from _pass(one, text)
+        yield from _pass(one, text, grouped=module.group > 0)
 
 
-def _pass(one: Pass, text: Printer) -> Iterator[str]:
+def _pass(one: Pass, text: Printer, *, grouped: bool) -> Iterator[str]:
     reads = sorted({str(e.value) for e in walk(*_roots(one)) if e.op in ("input", "state")})
     yield f"  reads {', '.join(reads) or 'nothing'}"
     for e in one.reductions:
-        yield f"  reduces {text(e)}"
+        whole = grouped and e.type.shape == "scalar"
+        yield f"  reduces {text(e)}{' over the whole tensor' if whole else ''}"
     for s in one.selections:
         yield f"  selects {s.name}: {s.kind} of {text(s.key)}"
     for sink in [*one.sinks, *one.kept]:

@@ -204,6 +204,7 @@ def test_nvfp4_is_the_published_one(size, rng):
 
 
 def test_explain_says_that_there_are_two_walks():
-
     text = CliRunner().invoke(app, ["explain", "nvfp4", "--traffic"]).output
     assert "walks 2, least possible 2" in text
+    text = CliRunner().invoke(app, ["explain", "nvfp4", "--stage", "passes"]).output
+    assert text.count("over the whole tensor") == 1
