@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bench.commands import now, refusing
 from bench.loss_cells import CELLS, FP32, read
 from bench.loss_ranks import Compressed, evaluate
-from bench.loss_workloads import WORKLOADS, Workload
+from bench.loss_workloads import ALL, Workload
 from hipress.demo.methods import parse
 from hipress.demo.report import FINAL
 
@@ -44,6 +44,7 @@ class Variant:
     floor: float = 0.01  # least v, as a share of its tensor's mean; 0: none
     follow: int = 0  # 1: a tensor's divisor follows the size of its momentum
     refresh: int = 0  # v is refreshed in full at intervals that double after this many; 0: never
+    clip: float = 1.0  # times the norm that each rank's gradient is clipped to after the freeze
     local: float = 1.0  # share of the steps after which ranks average at intervals that double
 
     @classmethod
@@ -131,7 +132,7 @@ class Training:
         self._model = workload.build(seed)
         self._adam = Adam(workload, self._model, steps, variant)
         self._start = nn.utils.parameters_to_vector(self._model.parameters()).detach()
-        self._frozen_at = round(variant.freeze * steps)
+        self._frozen_at, self._clip = round(variant.freeze * steps), variant.clip
         refreshed = doubling(self._frozen_at, variant.refresh, steps) if variant.refresh else ()
         local = round(variant.local * steps)
         quarter = max(1, (steps - local) // 4)
@@ -146,7 +147,9 @@ class Training:
         with ExitStack() as stack:
             before, after = (
                 stack.enter_context(
-                    Compressed(self._model, parse(f"hipress:{codec}"), 2, self._seed)
+                    Compressed(
+                        self._model, parse(f"hipress:{codec}"), self._workload.ranks, self._seed
+                    )
                 )
                 for codec in ("int4_group", "onebit_fine")
             )
@@ -157,7 +160,10 @@ class Training:
                 else:
                     self._by_momentum(mine, step, after)
         nn.utils.vector_to_parameters(self._start, self._model.parameters())
-        held_out, last = self._workload.held_out, statistics.fmean(self._losses[-2 * FINAL :])
+        held_out, last = (
+            self._workload.held_out,
+            statistics.fmean(self._losses[-len(self._ranks) * FINAL :]),
+        )
         return (evaluate(self._model, held_out()) if held_out else last), self._sent
 
     def _gradient(self, values: Tensor, rank: int, step: int) -> Tensor:
@@ -194,7 +200,7 @@ class Training:
         for x, m, walked, g in zip(
             self._ranks, self._moments, self._walked, gradients, strict=True
         ):
-            m.mul_(adam.b1).add_(self._clipped(g), alpha=1 - adam.b1)
+            m.mul_(adam.b1).add_(self._clipped(g, self._clip), alpha=1 - adam.b1)
             walked.add_(m, alpha=rate)
             x.mul_(1 - lr * adam.decay).addcdiv_(m, root, value=-rate)
         if step in self._averaged:
@@ -212,13 +218,13 @@ class Training:
 
     def _meet(self) -> None:
         """Give all ranks the same parameters and momentum."""
-        self._ranks = [self._start.clone() for _ in range(2)]
-        self._moments = [self._adam.m.clone() for _ in range(2)]
-        self._walked = [torch.zeros_like(self._start) for _ in range(2)]
+        self._ranks = [self._start.clone() for _ in range(self._workload.ranks)]
+        self._moments = [self._adam.m.clone() for _ in range(self._workload.ranks)]
+        self._walked = [torch.zeros_like(self._start) for _ in self._ranks]
         self._rates = 0.0
 
-    def _clipped(self, gradient: Tensor) -> Tensor:
-        most = self._workload.training.clip
+    def _clipped(self, gradient: Tensor, factor: float = 1.0) -> Tensor:
+        most = factor * self._workload.training.clip
         return gradient * min(1.0, most / (float(gradient.norm()) + 1e-6))
 
 
@@ -232,14 +238,14 @@ def main(
     """Train with each variant, and print the loss."""
     with refusing():
         variants = [Variant.parse(each) for each in variant]
-        if workload not in WORKLOADS or WORKLOADS[workload].kind != "adam":
+        if workload not in ALL or ALL[workload].kind != "adam":
             raise ValueError(f"{workload!r} is no workload of bench.losses with AdamW")
     torch.set_num_threads(1)
     plain = [c.loss for c in read() if c.key[:4] == (workload, FP32, seed, steps)]
-    numel = sum(p.numel() for p in WORKLOADS[workload].build(seed).parameters())
+    numel = sum(p.numel() for p in ALL[workload].build(seed).parameters())
     for each in variants:
         begun = time.perf_counter()
-        loss, sent = Training(WORKLOADS[workload], seed, steps, each).run()
+        loss, sent = Training(ALL[workload], seed, steps, each).run()
         found = {
             "workload": workload, "steps": steps, "seed": seed, **asdict(each),
             "loss": round(loss, 5), "difference": round(loss / plain[0] - 1, 5) if plain else None,

@@ -277,7 +277,7 @@ def names() -> list[str]:
 def elsewhere(name: str) -> str:
     """Advice for an argument of DistributedDataParallel, or of an optimizer that averages momentum,
     given as an option; else ""."""
-    if name in ("freeze", "max_norm", "scaler"):
+    if name in ("freeze", "max_norm", "rank_norm", "scaler"):
         return (
             f"{name!r} is an argument of the optimizers of hipress.optim: make one in place of "
             f"torch's, such as hipress.optim.AdamW(model.parameters(), {name}=...), and pass it as "

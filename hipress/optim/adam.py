@@ -51,22 +51,27 @@ class Freezing(Averaging):
         *args: Any,
         freeze: int | str | None = AUTO,
         max_norm: float | None = None,
+        rank_norm: float | None = None,
         scaler: GradScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        """Arguments of torch's optimizer, and three more.
+        """Arguments of torch's optimizer, and four more.
 
         Args:
             freeze: number of steps after which v is constant; "auto": when over 1 / (1 - b2) steps
                 the sum of v changed by less than 4% and the learning rate did not rise; None:
                 never.
             max_norm: largest norm of gradients: of the average before the freeze, as by
-                clip_grad_norm_; afterwards of each rank's, before it enters the average.
+                clip_grad_norm_; afterwards, unless rank_norm is given, of each rank's, before it
+                enters the average.
+            rank_norm: largest norm of a rank's gradient after the freeze. A rank's norm is above
+                the average's, by up to the square root of the number of ranks.
             scaler: the GradScaler that calls `step`, since momentum is averaged in its scale.
 
         Raises ConfigError for options of torch's that cannot go on after a freeze.
         """
-        super().__init__(params, *args, max_norm=max_norm, scaler=scaler, **kwargs)
+        norms = {"max_norm": max_norm, "rank_norm": rank_norm}
+        super().__init__(params, *args, **norms, scaler=scaler, **kwargs)
         if freeze != AUTO and freeze is not None and (type(freeze) is not int or freeze < 1):
             raise ConfigError(f'freeze is a number of steps, "auto" or None, not {freeze!r}')
         self.freeze = freeze

@@ -27,6 +27,8 @@ class Averaging(Optimizer):
     BUFFER: ClassVar[str]
 
     max_norm: float | None = None
+    #: of each rank's gradient where momentum is averaged; None without max_norm
+    rank_norm: float | None = None
     scaler: GradScaler | None = None
     #: called with parameters whose averages were of no use: unused ones, or those that are not
     #: finite; None if nothing averages by this optimizer
@@ -42,16 +44,20 @@ class Averaging(Optimizer):
         params: ParamsT,
         *args: Any,
         max_norm: float | None = None,
+        rank_norm: float | None = None,
         scaler: GradScaler | None = None,
         **kwargs: Any,
     ) -> None:
-        """Arguments of torch's optimizer, and two more: see AdamW. Raises ConfigError."""
+        """Arguments of torch's optimizer, and three more: see AdamW. Raises ConfigError."""
         super().__init__(params, *args, **kwargs)
-        if max_norm is not None and not 0 < max_norm < float("inf"):
-            raise ConfigError(f"max_norm is a finite positive number, or None, not {max_norm!r}")
+        for name, norm in (("max_norm", max_norm), ("rank_norm", rank_norm)):
+            if norm is not None and not 0 < norm < float("inf"):
+                raise ConfigError(f"{name} is a finite positive number, or None, not {norm!r}")
+        if rank_norm is not None and max_norm is None:
+            raise ConfigError("rank_norm goes with max_norm, the norm of the average: pass both")
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise ConfigError(f"scaler is a torch.amp.GradScaler, not a {type(scaler).__name__}")
-        self.max_norm, self.scaler = max_norm, scaler
+        self.max_norm, self.rank_norm, self.scaler = max_norm, rank_norm or max_norm, scaler
         self._entered, self._marks = {}, {}
         self._check_groups()
 
@@ -71,7 +77,8 @@ class Averaging(Optimizer):
     @property
     def facts(self) -> dict[str, Any]:
         """Values in which all ranks must agree, for JSON."""
-        return {"optimizer": type(self).__name__, "max_norm": self.max_norm}
+        norms = {"max_norm": self.max_norm, "rank_norm": self.rank_norm}
+        return {"optimizer": type(self).__name__, **norms}
 
     def weight(self, group: Mapping[str, Any]) -> float:
         """Factor of the buffer in a rank's contribution, beside its gradient."""
@@ -162,7 +169,7 @@ class Averaging(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Same as torch's, which keeps nothing of a subclass."""
         state: dict[str, Any] = super().__getstate__()
-        return state | {"max_norm": self.max_norm}
+        return state | {"max_norm": self.max_norm, "rank_norm": self.rank_norm}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Same as torch's."""

@@ -93,10 +93,12 @@ class Lion(Averaging, _Lion):
         weight_decay: float = 0.0,
         *,
         max_norm: float | None = None,
+        rank_norm: float | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
-        """Arguments as published; max_norm and scaler: see AdamW."""
-        super().__init__(params, lr, betas, weight_decay, max_norm=max_norm, scaler=scaler)
+        """Arguments as published; the norms and scaler: see AdamW."""
+        norms = {"max_norm": max_norm, "rank_norm": rank_norm}
+        super().__init__(params, lr, betas, weight_decay, **norms, scaler=scaler)
 
     def weight(self, group: Mapping[str, Any]) -> float:
         """Implements Averaging.weight: a step is the sign of b1 m + (1 - b1) g."""

@@ -87,7 +87,7 @@ class Momentum:
             return begin()
         handed = indices, buffer
         self._handed.append(handed)
-        if self._optimizer.max_norm is None:
+        if self._optimizer.rank_norm is None:
             self._enter(*handed)
             return begin()
         self._held.append((handed, begin, future))
@@ -147,7 +147,7 @@ class Momentum:
         if not pieces:
             return
         norms = [piece.norm(dtype=torch.float32) for piece in pieces]
-        most, norm = self._optimizer.max_norm, torch.stack(norms).norm() / self._scale
+        most, norm = self._optimizer.rank_norm, torch.stack(norms).norm() / self._scale
         assert most is not None  # otherwise nothing waits
         torch._foreach_mul_(pieces, (most / (norm + 1e-6)).clamp(max=1.0))
 

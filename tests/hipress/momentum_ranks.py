@@ -399,3 +399,24 @@ def unmeasured(rank, world_size, name):
     ddp = hipress.wrap(model, optimizer=optimizer)
     losses = fit(ddp, optimizer, rank, range(8))
     return hipress.report(ddp).why, losses, digest(model)
+
+
+LIMITS = {
+    "none": {},
+    "of ranks, out of reach": {"max_norm": 1e-3, "rank_norm": 1e6},
+    "of both": {"max_norm": 0.2},
+    "of ranks": {"max_norm": 1e-3, "rank_norm": 0.2},
+}
+
+
+def limits(rank, world_size):
+    """Digests after training with norms that gradients are clipped to, by LIMITS."""
+    found = {}
+    for name, norms in LIMITS.items():
+        model = make()
+        optimizer = optim.SGD(model.parameters(), lr=0.02, momentum=0.9, **norms)
+        ddp = hipress.wrap(model, "none", optimizer=optimizer)
+        fit(ddp, optimizer, rank, range(5))
+        found[name] = digest(model)
+        hipress.detach(ddp)
+    return found

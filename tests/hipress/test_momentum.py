@@ -149,3 +149,11 @@ def test_auto_takes_nothing_for_an_optimizer_that_one_bit_was_measured_to_harm(n
     assert "no compressor was measured to keep the loss under this optimizer" in why
     assert losses[-1] < losses[0]
     assert digest == other
+
+
+def test_each_rank_is_clipped_to_its_own_norm_where_one_is_given():
+    found, other = launch(momentum_ranks.limits, 2)
+    assert found == other
+    assert found["of ranks, out of reach"] == found["none"]
+    assert found["of ranks"] == found["of both"]
+    assert found["of both"] != found["none"]

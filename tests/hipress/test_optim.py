@@ -208,6 +208,8 @@ def test_auto_waits_for_the_warm_up():
         ({"freeze": "soon"}, "freeze is a number of steps"),
         ({"amsgrad": True}, "amsgrad=True cannot go on after a freeze"),
         ({"max_norm": -1.0}, "max_norm is a finite positive number"),
+        ({"max_norm": 1.0, "rank_norm": 0}, "rank_norm is a finite positive number"),
+        ({"rank_norm": 2.0}, "rank_norm goes with max_norm"),
         ({"scaler": 2.0}, "scaler is a torch.amp.GradScaler"),
         ({"fused": True, "scaler": torch.amp.GradScaler("cpu")}, "fused=True unscales"),
     ],
@@ -225,13 +227,13 @@ def test_sgd_needs_momentum():
 def test_hooks_run_once_and_copies_go_on():
     model = make()
     torch.optim.AdamW(make().parameters())  # whose step torch then wraps
-    optimizer = optim.AdamW(model.parameters(), freeze=3, max_norm=1.0)
+    optimizer = optim.AdamW(model.parameters(), freeze=3, max_norm=1.0, rank_norm=2.0)
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
     fit(model, optimizer, range(2))
     assert len(calls) == 2
     again = copy.deepcopy(optimizer)
-    assert (again.freeze, again.max_norm) == (3, 1.0)
+    assert (again.freeze, again.max_norm, again.rank_norm) == (3, 1.0, 2.0)
 
 
 def test_muon_is_that_of_torch():
