@@ -12,6 +12,7 @@ predicted.json and predicted.md.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,7 @@ def methods(rate: str) -> Iterator[tuple[str, str]]:
     for codec in CODECS:
         for strategy in STRATEGIES:
             yield "lstm", f"hipress:{codec}:strategy={strategy}"
+    yield "lstm", ALONE  # again: all predictions are in its terms, and the first steps are slow
     raw = [] if rate == "100mbit" else [FP32]  # it takes seconds there
     for text in (*raw, *(f"hipress:{codec}:strategy=ps" for codec in CODECS[:2])):
         yield "late", text
@@ -53,6 +55,7 @@ def methods(rate: str) -> Iterator[tuple[str, str]]:
     for text in (*raw, *(f"hipress:int4_group:strategy={each}" for each in STRATEGIES)):
         yield "huge", text
     yield "huge", "hipress:topk:strategy=gtopk"
+    yield "huge", ALONE
 
 
 def measured(hosts: int, rate: str, steps: int) -> list[Measured]:
@@ -62,7 +65,8 @@ def measured(hosts: int, rate: str, steps: int) -> list[Measured]:
         for told in ranks.told(network, "bench.predicted", [rate, str(steps)]):
             print(f"{hosts} hosts, {rate}, {told['kind']}: {told['method']}", end=" ", flush=True)
             print(f"{1e3 * told['seconds']:.0f} ms", flush=True)
-            found.setdefault(told["kind"], {})[told["method"]] = told["seconds"]
+            known = found.setdefault(told["kind"], {})
+            known[told["method"]] = min(told["seconds"], known.get(told["method"], math.inf))
     alone = {kind: steps.pop(ALONE) for kind, steps in found.items() if ALONE in steps}
     return [
         Measured(
