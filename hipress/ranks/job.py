@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent import futures
 from contextlib import suppress
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from hipress import compat
 from hipress.errors import HipressError
 from hipress.ranks.board import TELL_SECONDS, Board, backoff
 from hipress.ranks.meeting import Meeting
+from hipress.ranks.store import run_in_thread
 
 KNOWN_SECONDS = 120.0  # seconds at most until all ranks of the job have arrived
 _JOBS: dict[int, Meeting] = {}  # by identity of the store: one, unless a job begins anew
@@ -28,8 +30,9 @@ def watch() -> None:
     if id(store) in _JOBS:
         return
     _JOBS.clear()
-    with suppress(HipressError, RuntimeError, AttributeError):  # a store without an address
-        own = compat.another_client(store)
+    # a store without an address; or one that has ended, for which torch tries for five minutes
+    with suppress(HipressError, RuntimeError, AttributeError, futures.TimeoutError):
+        own = run_in_thread(lambda: compat.another_client(store)).result(TELL_SECONDS)
         board = Board(own, dist.get_rank(), tuple(range(dist.get_world_size())), "job")
         board.announce(time.monotonic() + TELL_SECONDS)
         _JOBS[id(store)] = Meeting(board, TELL_SECONDS)

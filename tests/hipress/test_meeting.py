@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hipress import compat
 from hipress.errors import AgreementTimeout, ConfigError, HipressError
 from hipress.ranks import board as boards
+from hipress.ranks import job
 from hipress.ranks import meeting as meetings
 from hipress.ranks import store as stores
 from hipress.ranks.board import Board
@@ -145,6 +146,19 @@ def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
         assert told == "no word from rank 0, 2 during a step: stopped, cut off or ended"
     wait([stores._UNANSWERED[client]], HANG)
     assert stores.call_store(other, lambda it: it.add("a", 1), since + HANG, 1) == 2
+
+
+def test_a_store_that_ends_before_the_job_is_watched(client, monkeypatch):
+    """Torch connects to it again for minutes; nobody waits for that."""
+    ended = threading.Event()
+    monkeypatch.setattr(compat, "another_client", lambda store: ended.wait(HANG))
+    monkeypatch.setattr(job, "TELL_SECONDS", 0.1)
+    try:
+        job.watch()
+        assert id(client) not in job._JOBS
+        assert job.cause() == ""
+    finally:
+        ended.set()
 
 
 def test_exit_while_a_call_waits(host):
