@@ -1,8 +1,8 @@
 """A rank of a group whose other ranks are absent, to measure that one without the wire.
 
 The others seem to agree with it, since the store answers for them with its own notes. They send
-nothing: received messages are whatever lies in memory. PyTorch's collectives and NCCL, by a
-stand-in for nccl4py, do nothing.
+nothing: received messages are whatever lies in memory, so codecs that send positions find them
+bad. PyTorch's collectives and NCCL, by a stand-in for nccl4py, do nothing.
 """
 
 from __future__ import annotations

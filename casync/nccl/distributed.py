@@ -105,7 +105,8 @@ class _Communicator:
             works = dist.batch_isend_irecv(self._messages) if self._messages else []
             for work in [*works, *self._sums]:
                 work.wait()
-                self._last = work
+                if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+                    self._last = work  # the event of a captured one must not be queried
         finally:
             self._messages, self._sums = [], []
 

@@ -68,7 +68,7 @@ def digest(module: nn.Module) -> str:
     """Hash of all parameters, bit by bit."""
     hashed = hashlib.sha256()
     for parameter in module.parameters():
-        hashed.update(parameter.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+        hashed.update(parameter.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
     return hashed.hexdigest()
 
 
