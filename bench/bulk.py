@@ -30,7 +30,7 @@ from casync.topology import Topology
 from hipress.model import describe
 from hipress.plan.codecs import compile_codec
 from hipress.plan.objective import Objective, Way
-from hipress.plan.rules import partitions
+from hipress.plan.plan import partitions
 from hipress.plan.workload import BUCKET, FIRST_BUCKET, timed
 
 CODEC = "int4_group"

@@ -38,13 +38,14 @@ from hipress import options
 from hipress.checkpoints import checkpoint
 from hipress.errors import ConfigError, StateError
 from hipress.model import describe
-from hipress.plan import overrides, profile
+from hipress.plan import profile
+from hipress.plan import rules as rules_
 from hipress.plan.auto import Search
 from hipress.plan.candidates import candidates
 from hipress.plan.codecs import compile_codec
 from hipress.plan.places import Places
+from hipress.plan.plan import fixed_plan
 from hipress.plan.registry import Registry
-from hipress.plan.rules import fixed_plan
 from hipress.plan.workload import timed
 from hipress.sync.state import Residuals
 
@@ -206,8 +207,8 @@ def rules() -> Trial:
         path.write_text(damaged, "utf-8", errors="replace")
         try:
             wanted = options.make(codec, rules=path)
-            found = overrides.compiled(wanted, "reference")
-            overrides.decide(found, params, [codec], wanted, 2)
+            found = rules_.compiled(wanted, "reference")
+            rules_.decide(found, params, [codec], wanted, 2)
         except ConfigError:
             return REFUSED
         return TAKEN

@@ -42,9 +42,9 @@ def _rank(
 ) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    meeting = f"file://{folder}/meeting"
+    rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=TIMEOUT
+        "gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=TIMEOUT
     )
     chosen = ALL[workload]
     synchronized = synchronize(chosen.build(seed), methods.parse(method), chosen.training)

@@ -31,7 +31,7 @@ from hipress.demo.report import FINAL
 from hipress.model import describe
 from hipress.optim.adam import Freezing
 from hipress.plan.codecs import resolve, resolve_down
-from hipress.plan.rules import fixed_plan
+from hipress.plan.plan import fixed_plan
 from hipress.plan.trial import COUNTED, SETTLING, TURNS
 from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.momentum import Momentum

@@ -18,7 +18,7 @@ from hipress.modes import ordinary
 from hipress.session import SESSIONS, Session, plain_options
 
 if TYPE_CHECKING:
-    from hipress.control.chooser import Chooser
+    from hipress.control.plan_controller import PlanController
     from hipress.plan.probe import Probe
     from hipress.reporting.report import Report
     from hipress.sync.buckets import BucketPlans
@@ -71,7 +71,7 @@ def report(ddp: Synchronized) -> Report:
     )
 
 
-def _averages(session: Session, tuner: Chooser | None) -> str:
+def _averages(session: Session, tuner: PlanController | None) -> str:
     """Text on averages other than those of gradients; "" if there are none."""
     from hipress.control.phases import Phases
 
@@ -82,7 +82,7 @@ def _averages(session: Session, tuner: Chooser | None) -> str:
     return f"; averages of the momentum of hipress.optim.{type(session.optimizer).__name__}"
 
 
-def _probe_of(session: Session, tuner: Chooser | None) -> Probe | None:
+def _probe_of(session: Session, tuner: PlanController | None) -> Probe | None:
     """Measurements of `wrap`, with the costs measured since then."""
     if session.probe is None or tuner is None or tuner.costs is None:
         return session.probe
@@ -135,12 +135,14 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
         residuals = buckets.residuals if buckets else Residuals(session.params, session.plan)
         fitting = checkpoint.validate(residuals, state, session.rank, session.world_size, strict)
     except Exception as error:
-        session.meeting.fail(error)
+        session.coordinator.fail(error)
         raise
     try:
         if session.world_size > 1:  # equal steps give equal random draws and initial factors
             plan = {"its plan": buckets.plan.label} if engine and engine.tuner and buckets else {}
-            session.meeting.settle({"the step of the state to load": state["step"], **plan})
+            session.coordinator.require_equal(
+                {"the step of the state to load": state["step"], **plan}
+            )
         checkpoint.restore(residuals, state, fitting)
         if session.loaded is not None:
             session.loaded(residuals)

@@ -17,16 +17,16 @@ from casync.graph.graph import Program
 from casync.rounds import refuse_workers
 from hipress import options as options_
 from hipress.arguments import group_of
+from hipress.coordination import coordinator as coordinators
+from hipress.coordination import nodes
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import group_timeout
 from hipress.errors import ConfigError
 from hipress.model import COMPRESSIBLE
 from hipress.modes import ordinary
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import described, resolve, resolve_down, strategy_for
-from hipress.plan.rules import partitions
-from hipress.ranks import meeting as meetings
-from hipress.ranks import nodes
-from hipress.ranks.link import group_timeout
-from hipress.ranks.meeting import Meeting
+from hipress.plan.plan import partitions
 from hipress.shards import is_sharded
 from hipress.sync.buckets import program_of_one
 from hipress.sync.executors import start_executor
@@ -95,11 +95,11 @@ def _ending(group: dist.ProcessGroup) -> Iterator[None]:
     except BaseException as error:
         joined = _JOINED.pop(group, None)
         if joined is None:
-            with meetings.failures_told(group):
+            with coordinators.failures_told(group):
                 raise
-        meeting = joined.meeting
-        named = meeting.named(error, "all_reduce") if isinstance(error, Exception) else error
-        meeting.fail(named)
+        coordinator = joined.coordinator
+        named = coordinator.named(error, "all_reduce") if isinstance(error, Exception) else error
+        coordinator.fail(named)
         joined.close()
         raise named from error.__cause__
 
@@ -108,7 +108,7 @@ class _Joined:
     """Connections of a group's ranks, kept between calls."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
-        self.meeting = meetings.meeting(group, timeout)
+        self.coordinator = coordinators.coordinator(group, timeout)
         self._reducers: dict[_Key, _Reducer] = {}
         self.close = weakref.finalize(group, _close_all, self._reducers)  # at the latest
 
@@ -117,9 +117,9 @@ class _Joined:
         digests = tuple(each.digest for each in codecs.values())
         key = digests, strategy, options.seed, str(options.topology)
         if key not in self._reducers:
-            self.meeting.timeout = options.timeout
+            self.coordinator.timeout = options.timeout
             purpose = f"all_reduce {len(self._reducers)}"
-            made = _Reducer(codecs, strategy, options, self.meeting, purpose)
+            made = _Reducer(codecs, strategy, options, self.coordinator, purpose)
             self._reducers[key] = made
         return self._reducers[key]
 
@@ -137,15 +137,15 @@ class _Reducer:
         codecs: Mapping[str, Codec],
         strategy: str,
         options: Options,
-        meeting: Meeting,
+        coordinator: Coordinator,
         purpose: str,
     ) -> None:
-        self._codecs, self._strategy, self._meeting = codecs, strategy, meeting
+        self._codecs, self._strategy, self._coordinator = codecs, strategy, coordinator
         told = [[described(each), each.digest] for each in codecs.values()]
         facts = {"codec": [*told, strategy, options.seed], "topology": str(options.topology)}
         places = self._settle(facts, nodes.place())
-        self._topology = nodes.topology_of(options.topology, places, meeting.ranks)
-        self._executor = start_executor(purpose, codecs, options, meeting, {})
+        self._topology = nodes.topology_of(options.topology, places, coordinator.ranks)
+        self._executor = start_executor(purpose, codecs, options, coordinator, {})
         self._programs: dict[tuple[int, torch.dtype], Program] = {}
         self._calls = 0
 
@@ -168,14 +168,16 @@ class _Reducer:
             codecs, topology = self._codecs, self._topology
             cut = partitions(numel, codecs["codec"], self._strategy, topology.world_size)
             choice = Choice("codec", self._strategy, cut, "down" if "down" in codecs else None)
-            rank, rotates = self._meeting.rank, self._executor.rotates
+            rank, rotates = self._coordinator.rank, self._executor.rotates
             self._programs[numel, dtype] = program_of_one(
                 numel, choice, topology, codecs, rank, rotates=rotates
             )
         return self._programs[numel, dtype]
 
     def _settle(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
-        return self._meeting.settle({f"{w} of all_reduce": fact for w, fact in facts.items()}, own)
+        return self._coordinator.require_equal(
+            {f"{w} of all_reduce": fact for w, fact in facts.items()}, own
+        )
 
 
 _JOINED: weakref.WeakKeyDictionary[dist.ProcessGroup, _Joined] = weakref.WeakKeyDictionary()

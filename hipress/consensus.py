@@ -11,9 +11,9 @@ from torch import nn
 
 from hipress import compat
 from hipress.arguments import group_of
+from hipress.coordination.link import gather
 from hipress.errors import ConfigError, ConfigMismatch, HipressError
 from hipress.model import trainable
-from hipress.ranks.link import gather
 from hipress.shards import local
 
 

@@ -1,4 +1,4 @@
-"""From options to a plan, or to a chooser of plans during training."""
+"""From options to a plan, or to a controller of plans during training."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from casync import strategies
 from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress.control.phases import Fixed, Phases
-from hipress.control.pilot import Pilot
+from hipress.control.policy_controller import PolicyController
 from hipress.control.tuner import Tuner
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import connect
+from hipress.coordination.store import run_in_thread
 from hipress.devices import Placement
 from hipress.model import Param
 from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
-from hipress.plan import levels, rules
+from hipress.plan import levels
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
-from hipress.plan.overrides import Overrides
+from hipress.plan.plan import Plan, fixed_plan, raw
 from hipress.plan.probe import Probe
+from hipress.plan.rules import Overrides
 from hipress.policies import Policy
-from hipress.ranks.link import connect
-from hipress.ranks.meeting import Meeting
-from hipress.ranks.store import run_in_thread
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from hipress.control.chooser import Chooser
+    from hipress.control.plan_controller import PlanController
     from hipress.plan.auto import Search
     from hipress.plan.places import Places
-    from hipress.plan.rules import Plan
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan, probe and chooser with which a module begins."""
+    """The plan, probe and controller with which a module begins."""
 
     plan: Plan
     probe: Probe | None = None
-    chooser: Callable[[], Chooser] | None = None  # of plans during training; all ranks make one
+    #: of plans during training; all ranks make one
+    controller: Callable[[], PlanController] | None = None
 
 
 def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
@@ -65,13 +66,13 @@ def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans the synchronization of a model. All ranks of the meeting must call it alike."""
+    """Plans the synchronization of a model. All ranks of the group must call it alike."""
 
     params: tuple[Param, ...]
     options: Options
     topology: Topology
     ours: Overrides  # decisions of the rules
-    meeting: Meeting
+    coordinator: Coordinator
     placement: Placement
 
     def plan(self, codecs: Mapping[str, Codec], optimizer: Averaging | None = None) -> Planned:
@@ -79,8 +80,8 @@ class Planner:
         ConfigError."""
         if self.topology.world_size == 1:
             why = "one rank: there is nothing to synchronize"
-            raw = tuple(rules.raw(p, why) for p in self.params)
-            return Planned(rules.Plan(raw, self.topology, why=why))
+            decisions = tuple(raw(p, why) for p in self.params)
+            return Planned(Plan(decisions, self.topology, why=why))
         if isinstance(optimizer, Freezing):
             return self._phased(codecs, optimizer)
         return self._phase(codecs)
@@ -97,9 +98,9 @@ class Planner:
         compile_ahead(after.plan)
         refuse_misplaced(after.plan, self.placement)
 
-        def phases() -> Chooser:
-            one, two = (each.chooser or partial(Fixed, each.plan) for each in (before, after))
-            return Phases(optimizer, one(), two(), self.meeting)
+        def phases() -> PlanController:
+            one, two = (each.controller or partial(Fixed, each.plan) for each in (before, after))
+            return Phases(optimizer, one(), two(), self.coordinator)
 
         return Planned(before.plan, before.probe or after.probe, phases)
 
@@ -109,7 +110,7 @@ class Planner:
         if self.options.policy is not None:
             return self._steered(self.options.policy, every)
         if not self.options.automatic:
-            plan = rules.fixed_plan(self.params, every[0], *given, *every[1:])
+            plan = fixed_plan(self.params, every[0], *given, *every[1:])
             return Planned(self.ours.apply(plan))
         return self._searched(codecs, when)
 
@@ -128,9 +129,9 @@ class Planner:
                 why = "no compressor was measured to keep the loss under this optimizer"
             return Planned(search.unplanned(why), probe)
 
-        def tuner() -> Chooser:
+        def tuner() -> PlanController:
             compiling = run_in_thread(places.compile)  # training need not wait for a compiler
-            return Tuner(places, compiling, self.meeting, when)
+            return Tuner(places, compiling, self.coordinator, when)
 
         return Planned(search.unplanned(), probe, tuner)
 
@@ -138,12 +139,14 @@ class Planner:
         """Places with measured links, and the codecs that promise to pay there."""
         from hipress.plan.places import Places
 
-        link = connect(self.meeting, f"probe{when}")
-        places = Places.of(search, self.meeting, self.placement)
-        what = f"measuring the link between ranks {self.meeting.ranks}"
+        link = connect(self.coordinator, f"probe{when}")
+        places = Places.of(search, self.coordinator, self.placement)
+        what = f"measuring the link between ranks {self.coordinator.ranks}"
         begun = time.perf_counter()
         try:
-            places = self.meeting.attend(lambda: places.measure_links(link), what).promising()
+            places = self.coordinator.run_watched(
+                lambda: places.measure_links(link), what
+            ).promising()
         except BaseException:
             places.abort()
             raise
@@ -157,10 +160,10 @@ class Planner:
         for plan in plans:
             compile_ahead(plan)
 
-        def pilot() -> Chooser:
-            return Pilot(judge, plans, self.params, self.meeting, memory.moment)
+        def pilot() -> PlanController:
+            return PolicyController(judge, plans, self.params, self.coordinator, memory.moment)
 
-        return Planned(plans[0], chooser=pilot)
+        return Planned(plans[0], controller=pilot)
 
 
 def refuse_misplaced(plan: Plan, placement: Placement) -> None:

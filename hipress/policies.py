@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hipress.errors import ConfigError
-from hipress.judges import Gains, Judge, Norms, Scheduled
+from hipress.policy_state import Gains, Norms, PolicyState, Scheduled
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -40,7 +40,7 @@ class Policy(Protocol):
         """Parameters of the compressor, by level."""
         ...
 
-    def judge(self, codecs: Sequence[Codec], parameters: int) -> Judge:
+    def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
         """The policy's state in a training. codecs: by level; parameters: their number. Raises
         ConfigError for codecs that do not suit the policy."""
         ...
@@ -67,7 +67,7 @@ class Warmup:
         """Implements Policy.levels."""
         return _settings(self.ratios)
 
-    def judge(self, codecs: Sequence[Codec], parameters: int) -> Judge:
+    def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
         """Implements Policy.judge."""
         return Scheduled(lambda step: min(step // self.steps, len(self.ratios) - 1))
 
@@ -107,7 +107,7 @@ class GraVAC:
         """Implements Policy.levels."""
         return _settings(self.ratios)
 
-    def judge(self, codecs: Sequence[Codec], parameters: int) -> Judge:
+    def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
         """Implements Policy.judge."""
         for codec in codecs:
             if codec.rounds or not codec.stateful:
@@ -145,7 +145,7 @@ class Accordion:
         """Implements Policy.levels."""
         return _settings((self.low, self.high))
 
-    def judge(self, codecs: Sequence[Codec], parameters: int) -> Judge:
+    def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
         """Implements Policy.judge."""
         return Norms(parameters, self.window, self.threshold, self._rate)
 

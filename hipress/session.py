@@ -19,30 +19,31 @@ import torch.distributed as dist
 from torch import nn
 
 from hipress import __version__, compat
+from hipress.coordination import coordinator as coordinators
+from hipress.coordination import job, nodes
+from hipress.coordination.coordinator import Coordinator
 from hipress.devices import Placement, backends_of, place
 from hipress.model import Param, describe
 from hipress.optim import Averaging
 from hipress.options import AUTO, Options
-from hipress.plan import evidence, overrides, rules
+from hipress.plan import evidence, rules
 from hipress.plan.codecs import (
     call,
     compiling_told_by,
     described,
     resolve,
 )
+from hipress.plan.plan import check_patterns
 from hipress.planning import Planner, codecs_of, compile_ahead, refuse_misplaced
-from hipress.ranks import job, nodes
-from hipress.ranks import meeting as meetings
-from hipress.ranks.meeting import Meeting
 from hipress.sync import momentum
 from hipress.sync.engine import Engine
 from hipress.sync.momentum import Momentum
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from hipress.control.chooser import Chooser
+    from hipress.control.plan_controller import PlanController
+    from hipress.plan.plan import Plan
     from hipress.plan.probe import Probe
-    from hipress.plan.rules import Plan
     from hipress.sync.state import Residuals
     from hipress.taken import Taken
 
@@ -58,10 +59,11 @@ class Session:
     options: Options
     plan: Plan
     group: dist.ProcessGroup  # the averaging ranks
-    meeting: Meeting
+    coordinator: Coordinator
     placement: Placement
     probe: Probe | None = None
-    chooser: Callable[[], Chooser] | None = None  # of plans during training; all ranks make one
+    #: of plans during training; all ranks make one
+    controller: Callable[[], PlanController] | None = None
     optimizer: Averaging | None = None  # an optimizer whose momentum is averaged
     engine: Engine | None = None
     finalizer: Any = None
@@ -72,12 +74,12 @@ class Session:
     @property
     def rank(self) -> int:
         """The rank of this process in the group, also after torch.distributed was shut down."""
-        return self.meeting.rank
+        return self.coordinator.rank
 
     @property
     def world_size(self) -> int:
         """Ranks in the group."""
-        return len(self.meeting.ranks)
+        return len(self.coordinator.ranks)
 
     @property
     def broken(self) -> bool:
@@ -102,10 +104,10 @@ class Session:
         group: of uncompressed buckets; parameters: those of `params`, for an optimizer whose
         momentum is averaged; skips, unused: see Engine.
         """
-        tuner = None if self.chooser is None else self.chooser()
+        tuner = None if self.controller is None else self.controller()
         plan = self.plan if tuner is None else tuner.plan
         return Engine(
-            self.params, plan, self.options, group, self.meeting,
+            self.params, plan, self.options, group, self.coordinator,
             placement=self.placement, tuner=tuner, skips=skips, unused=unused,
             momentum=self._momentum(parameters, unused),
         )  # fmt: skip
@@ -148,25 +150,25 @@ def _tell_uncaught() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sessions = [each for each in SESSIONS.values() if not each.broken]
         if sessions and compat.is_collective(error):
-            error.add_note(_known(sessions[0].meeting) or "no rank is known to be gone")
+            error.add_note(_known(sessions[0].coordinator) or "no rank is known to be gone")
         before(kind, error, trace)
         if hasattr(sys, "ps1"):  # at a prompt the error ends only a line
             return
         job.fail(error)
         for session in sessions:
             if session.engine is None:
-                session.meeting.fail(error)
+                session.coordinator.fail(error)
             else:
                 session.engine.fail(error, "the program")
 
     sys.excepthook = hook
 
 
-def _known(meeting: Meeting) -> str:
+def _known(coordinator: Coordinator) -> str:
     """A sentence on who is gone, of all ranks of the job; "" if nothing is known."""
     since = time.monotonic()
-    meeting.tell("the program")
-    return job.cause(since) or meeting.cause("the program", since)
+    coordinator.tell("the program")
+    return job.cause(since) or coordinator.cause("the program", since)
 
 
 def _end(engine: Engine | None, release: Callable[[], None]) -> None:
@@ -200,10 +202,10 @@ def prepare(
     Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """
     _tell_uncaught()
-    meeting = meetings.meeting(group, options.timeout)
-    with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
+    coordinator = coordinators.coordinator(group, options.timeout)
+    with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
         params = parameters(module)
-        rules.check_patterns(params, options)
+        check_patterns(params, options)
         where = [(param.name, param.device) for param in params]
         placement = place(where, options.transport, backends_of(group))
         placement.refuse_capture(options.capture)
@@ -214,22 +216,22 @@ def prepare(
             asked = None if options.automatic else next(iter(codecs.values()))
             momentum.check(optimizer, params, asked, options)
             facts = {**facts, "momentum": optimizer.facts}
-        ruled = overrides.compiled(options, placement.target)
-        overrides.assign(ruled, params)
+        ruled = rules.compiled(options, placement.target)
+        rules.assign(ruled, params)
     ours = _facts(params, options, codecs, ruled, placement)
-    places = meeting.settle({**ours, **facts}, nodes.place())
-    with meeting.failures_told(), compiling_told_by(meeting.rank == 0):
-        topology = nodes.topology_of(options.topology, places, meeting.ranks)
+    places = coordinator.require_equal({**ours, **facts}, nodes.place())
+    with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
+        topology = nodes.topology_of(options.topology, places, coordinator.ranks)
         others = list(codecs.values())
-        rules_ = overrides.decide(ruled, params, others, options, topology.world_size)
-        planner = Planner(params, options, topology, rules_, meeting, placement)
+        rules_ = rules.decide(ruled, params, others, options, topology.world_size)
+        planner = Planner(params, options, topology, rules_, coordinator, placement)
         made = planner.plan(codecs, optimizer)
         plan = adapt(made.plan)
         refuse_misplaced(plan, placement)
         compile_ahead(plan)
-    meeting.settle({"plan": plan.facts()})
+    coordinator.require_equal({"plan": plan.facts()})
     return Session(
-        params, options, plan, group, meeting, placement, made.probe, made.chooser, optimizer
+        params, options, plan, group, coordinator, placement, made.probe, made.controller, optimizer
     )
 
 
@@ -263,7 +265,7 @@ def _facts(
     params: tuple[Param, ...],
     options: Options,
     codecs: Mapping[str, Codec],
-    ruled: Sequence[overrides.Rule],
+    ruled: Sequence[rules.Rule],
     placement: Placement,
 ) -> dict[str, Any]:
     """All values that must be equal on all ranks."""
@@ -321,7 +323,7 @@ def plain_options(options: Options) -> dict[str, Any]:
     down = options.down
     own["down"] = down if isinstance(down, str | None) else described(down)
     own["policy"] = None if options.policy is None else str(options.policy)
-    own["rules"] = overrides.shown(options.rules)
+    own["rules"] = rules.shown(options.rules)
     return own | {"compressor": label(options), "params": dict(options.params)}
 
 

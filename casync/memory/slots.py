@@ -18,8 +18,8 @@ from casync.codec import Bytes, Ints
 from casync.errors import PayloadError
 from casync.graph.layout import Layout
 from casync.memory import Memory
-from casync.memory.room import Room
-from casync.memory.squeeze import ABSENT, MARK, PLAIN, expand, extent, promises, squeeze
+from casync.memory.capacity import Room
+from casync.memory.repeat_elision import ABSENT, MARK, PLAIN, expand, extent, promises, squeeze
 
 __all__ = ["Buffer", "Slot", "StagedSlot"]
 

@@ -9,7 +9,7 @@ import torch
 
 from casync.errors import PlanError
 from casync.nccl import Communicator, Connect, Library, distributed
-from casync.nccl.meet import Store, through_store
+from casync.nccl.bootstrap import Store, through_store
 from casync.nccl.nccl4py import Nccl4py
 from casync.nccl.pynccl import Pynccl
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from casync.stages import WORK, Stage
 
-__all__ = ["Event", "Load", "Step", "simulate_step"]
+__all__ = ["Event", "Load", "PredictedStep", "simulate_step"]
 
 _EPSILON = 1e-12
 _Waiting = tuple[float, bool, float, int, int]  # urgency, last stage, time of arrival, piece, stage
@@ -51,7 +51,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Step:
+class PredictedStep:
     """Result of a simulation. Seconds."""
 
     seconds: float  # until all averages are ready and the backward pass is over
@@ -63,7 +63,7 @@ class Step:
 
 def simulate_step(
     loads: Sequence[Load], backward: float, overlap: float, events: bool = False
-) -> Step:
+) -> PredictedStep:
     """A step whose backward pass takes `backward` seconds if undisturbed.
 
     overlap: gain of two threads that share a core, 0 to 1. events: True to keep them.
@@ -116,7 +116,7 @@ class _Timeline:
         self._lanes: dict[str, _Lane] = {}
         self._done, self._kept, self._events = [0.0] * loads, events, list[Event]()
 
-    def run(self) -> Step:
+    def run(self) -> PredictedStep:
         while True:
             self._release()
             self._start()
@@ -125,7 +125,7 @@ class _Timeline:
             if seconds is None:
                 busy = tuple((lane.name, lane.busy) for lane in self._lanes.values())
                 done, events = tuple(self._done), tuple(self._events)
-                return Step(self._now, self._over, done, busy, events)
+                return PredictedStep(self._now, self._over, done, busy, events)
             self._advance(seconds, pace)
 
     @property

@@ -27,14 +27,14 @@ from casync.errors import (
 from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.memory.host import HostMemory
-from casync.runtime.blame import culprit, found_bad
+from casync.runtime.bad_payload import culprit, found_bad
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
-from casync.runtime.exits import close_at_exit
 from casync.runtime.jobs import FLOATS, Job, Jobs, Prepared
 from casync.runtime.lanes import Ended, Hooks, Lanes
 from casync.runtime.naming import named_error, rank_names
 from casync.runtime.pieces import States
+from casync.runtime.shutdown import close_at_exit
 from casync.runtime.streams import StreamLanes
 from casync.runtime.threads import ThreadLanes
 from casync.transports import SlotTransport, Transport

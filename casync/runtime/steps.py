@@ -34,9 +34,9 @@ from casync.runtime.deferral import Deferral, DeviceDeferral, restore
 from casync.runtime.payloads import Payloads
 from casync.runtime.pieces import InBucket, Inputs, pieces_of
 
-__all__ = ["Step", "Steps", "mix_seed"]
+__all__ = ["Steps", "TaskFn", "mix_seed"]
 
-Step: TypeAlias = Callable[[Inputs], None]
+TaskFn: TypeAlias = Callable[[Inputs], None]
 
 
 def mix_seed(seed: int, rank: int, side: Side) -> int:
@@ -72,7 +72,7 @@ class Steps:
         self._kept = memory.zeros(0 if memory.host else most, torch.float32)
         self._pieces = pieces_of(program, memory, halves=halves and not payloads.native)
 
-    def of(self, index: int, task: Task) -> Step | None:
+    def of(self, index: int, task: Task) -> TaskFn | None:
         """The step of a task; None for tasks of other lanes."""
         if isinstance(task, Send | Recv | Reduce):
             return None
@@ -103,7 +103,7 @@ class Steps:
         """The codec's `hold`, which copies constant numbers to the device once."""
         return _same if self._memory.host else cast(DeviceCodec, self._codecs[codec]).hold
 
-    def _encode(self, index: int, tasks: Sequence[Encode], taken: Call | None) -> Step:
+    def _encode(self, index: int, tasks: Sequence[Encode], taken: Call | None) -> TaskFn:
         pieces, first = self._pieces[index, tasks[0].part], tasks[0]
         call = self._call(index, [tasks])
         table, scale, codec = call.table, self._factor(first), self._codecs[first.codec]
@@ -154,7 +154,7 @@ class Steps:
     def _factor(self, task: Encode) -> float:
         return 1.0 / self._world_size if task.average else 1.0
 
-    def _scale(self, task: Encode) -> Step:
+    def _scale(self, task: Encode) -> TaskFn:
         """The step of an encode in place."""
         start, length = self._parts[task.part].rows[0][:2]
         factor = float(np.float32(self._factor(task)))
@@ -165,7 +165,7 @@ class Steps:
 
         return step
 
-    def _encode_round(self, task: EncodeRound, pieces: InBucket) -> Step:
+    def _encode_round(self, task: EncodeRound, pieces: InBucket) -> TaskFn:
         key, slot = task.codec, self._payloads.by_payload[task.payload]
         table = self._holding(key)(pieces.table)
         encode, seed, workers = (
@@ -189,7 +189,7 @@ class Steps:
 
         return step
 
-    def _decode_rounds(self, task: DecodeRounds, pieces: InBucket) -> Step:
+    def _decode_rounds(self, task: DecodeRounds, pieces: InBucket) -> TaskFn:
         key, table = task.codec, self._holding(task.codec)(pieces.table)
         decode, seed, workers = (
             as_rounds(self._codecs[key]).decode_rounds, self._seeds["worker"], self._world_size,
@@ -204,7 +204,7 @@ class Steps:
 
         return step
 
-    def _decode(self, index: int, tasks: Sequence[Task]) -> Step:
+    def _decode(self, index: int, tasks: Sequence[Task]) -> TaskFn:
         codec, add = self._codecs[tasks[0].codec], isinstance(tasks[0], Merge)
         pieces, decode = self._pieces[index, tasks[0].part], codec.decode_batch
         turns = list(_in_turn(tasks))
@@ -225,7 +225,7 @@ class Steps:
 
         return step
 
-    def _follow(self, task: Follow) -> Step:
+    def _follow(self, task: Follow) -> TaskFn:
         slot = self._payloads.by_payload[task.payload]
         decode, part = self._codecs[task.codec].decode_batch, self._parts[task.part]
         pieces = InBucket(part)

@@ -45,8 +45,8 @@ from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.communication import Communication
 from casync.runtime.jobs import Job
 from casync.runtime.lanes import Hooks
-from casync.runtime.marks import Lane, Mark
-from casync.runtime.steps import Step
+from casync.runtime.steps import TaskFn
+from casync.runtime.stream_order import Lane, Mark
 from casync.transports import SlotTransport, Transfer, Transport
 
 __all__ = ["StreamLanes"]
@@ -261,7 +261,7 @@ class StreamLanes:
             transfers = [replace(_transfer(job, i), data=piece) for i, piece in pieces]
             lane.run(partial(transport.exchange, transfers))
 
-    def _take_effect(self, job: Job, index: int, step: Step) -> None:
+    def _take_effect(self, job: Job, index: int, step: TaskFn) -> None:
         """Run a step, in a stream."""
         if self._hooks.delay is not None:
             self._hooks.delay(job.tasks[index].text())

@@ -11,7 +11,7 @@ from compll.ir.module import Field, Module
 
 
 @dataclass(frozen=True)
-class Place:
+class PayloadSlot:
     """A payload field and its size as a formula."""
 
     name: str
@@ -19,13 +19,15 @@ class Place:
     size: str
 
 
-def places(module: Module) -> list[Place]:
+def places(module: Module) -> list[PayloadSlot]:
     """The payload's parts in order."""
-    found = [Place(f"count of {s.name}", "uint32", "4") for s in module.selections if s.dynamic]
-    found += [Place(f"length of {name}", "uint32", "4") for name in header(module)[1]]
-    found += [Place(f.name, _type(f), _size(f, module)) for f in module.fields]
+    found = [
+        PayloadSlot(f"count of {s.name}", "uint32", "4") for s in module.selections if s.dynamic
+    ]
+    found += [PayloadSlot(f"length of {name}", "uint32", "4") for name in header(module)[1]]
+    found += [PayloadSlot(f.name, _type(f), _size(f, module)) for f in module.fields]
     if module.status:
-        found.append(Place("status", "uint8", "1"))
+        found.append(PayloadSlot("status", "uint8", "1"))
     return found
 
 

@@ -210,7 +210,7 @@ class When:
 
     condition: Value
     wanted: bool
-    steps: list[Step]
+    steps: list[Op]
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ ROUTINES = (
     "sum_by", "chosen", "drawn", "spectrum",
 )  # fmt: skip
 
-Step = (
+Op = (
     Walk
     | Store
     | KthLargest
@@ -296,7 +296,7 @@ class Kernel:
     name: str
     module: Module
     tile: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Op] = field(default_factory=list)
     statics: list[Expr] = field(default_factory=list)
     states: list[Field] = field(default_factory=list)
     bad: Value | None = None
@@ -347,7 +347,7 @@ class Kernel:
         return list({f.name: f for f in found}.values())
 
 
-def flat(steps: Iterable[Step]) -> Iterator[Step]:
+def flat(steps: Iterable[Op]) -> Iterator[Op]:
     """All steps, including those within `When`."""
     for step in steps:
         yield step
@@ -355,7 +355,7 @@ def flat(steps: Iterable[Step]) -> Iterator[Step]:
             yield from flat(step.steps)
 
 
-def walk_of(step: Step) -> Walk | None:
+def walk_of(step: Op) -> Walk | None:
     """The walk that a step is or has; None for other steps."""
     if isinstance(step, KthLargest | ThresholdSearch | Quantiles):
         return step.walk

@@ -11,8 +11,8 @@ from compll.ir.tile import (
     Kernel,
     KthLargest,
     Means,
+    Op,
     Quantiles,
-    Step,
     Store,
     Stream,
     ThresholdSearch,
@@ -53,7 +53,7 @@ def text(kernel: Kernel) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _step(step: Step, names: dict[int, str]) -> list[str]:
+def _step(step: Op, names: dict[int, str]) -> list[str]:
     if isinstance(step, Stream):
         return [f"stream {step.field.name}, {step.array.name} as {step.field.storage}"]
     if isinstance(step, Ascending):
@@ -114,14 +114,14 @@ def _known(roots: list[Value], names: dict[int, str]) -> list[str]:
     return lines
 
 
-def _numbers(step: Step) -> list[Value]:
+def _numbers(step: Op) -> list[Value]:
     """Numbers that a search takes besides its walk."""
     if isinstance(step, KthLargest):
         return [step.k] if step.sample is None else [step.k, step.sample]
     return step.given if isinstance(step, ThresholdSearch) else []
 
 
-def _searched(step: Step, names: dict[int, str]) -> list[str]:
+def _searched(step: Op, names: dict[int, str]) -> list[str]:
     """A line for the results of a search."""
     if isinstance(step, Quantiles):
         names[id(step.found)] = f"%{len(names)}"

@@ -10,7 +10,7 @@ from compll.ir.matrices import extent, mixes
 from compll.ir.module import Field, Module
 from compll.ir.rounds import rounds
 from compll.ir.static import evaluate
-from compll.ir.tile import Call, Extents, Kernel, Step, Value, flat, order, walk_of
+from compll.ir.tile import Call, Extents, Kernel, Op, Value, flat, order, walk_of
 from compll.passes import array_kernels
 from compll.passes.schedule import schedule
 from compll.passes.traffic import Traffic, Walk, traffic
@@ -57,7 +57,7 @@ class Sizes:
     def domain(self, of: str, matrix: Extents | None) -> float:
         return self.of("", of, matrix.dims if matrix else ())
 
-    def walk(self, step: Step) -> Walk | None:
+    def walk(self, step: Op) -> Walk | None:
         """Bytes that a step reads and writes; None if they are few."""
         reads: dict[str, float] = {}
         writes: dict[str, float] = {}

@@ -7,7 +7,7 @@ from compll.ir.layout import is_fixed, tile_of
 from compll.ir.matrices import mixes
 from compll.ir.module import Module
 from compll.ir.program import Pass, Program, Sink, Unsupported
-from compll.ir.tile import Kernel, Step, Store, Stream, Value, Walk, When
+from compll.ir.tile import Kernel, Op, Store, Stream, Value, Walk, When
 from compll.passes import array_kernels, selections, tables
 from compll.passes.refusal import refused
 from compll.passes.schedule import hops, schedule
@@ -74,7 +74,7 @@ def _store(values: Values, one: Pass, sink: Sink) -> Store | None:
     return values.stored(sink)
 
 
-def _guarded(values: Values, program: Program, one: Pass, usual: Walk) -> list[Step]:
+def _guarded(values: Values, program: Program, one: Pass, usual: Walk) -> list[Op]:
     """A pass's walk, under its condition if it has one; no step if the walk does nothing."""
     guard = program.guard(one)
     if not (usual.roots or usual.compacts):

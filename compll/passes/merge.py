@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compll.ir.module import Field
-from compll.ir.tile import Step, Value, Walk, order
+from compll.ir.tile import Op, Value, Walk, order
 
 
-def merged(steps: Iterable[Step]) -> list[Step]:
+def merged(steps: Iterable[Op]) -> list[Op]:
     """The steps, with neighbouring walks merged if the later needs no result of the earlier."""
-    found: list[Step] = []
+    found: list[Op] = []
     for step in steps:
         before = found[-1] if found else None
         if isinstance(step, Walk) and isinstance(before, Walk) and together(before, step):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from compll.ir.expr import Expr, walk
 from compll.ir.module import Field
 from compll.ir.program import Sink
-from compll.ir.tile import SCRATCH, SUMS, Means, Quantiles, Step, Store, Walk, order
+from compll.ir.tile import SCRATCH, SUMS, Means, Op, Quantiles, Store, Walk, order
 from compll.passes.values import Values
 
 #: scratch arrays of a search for quantiles
 ARRAYS = ("keys", "near keys", "sorted keys")
 
 
-def steps(values: Values, e: Expr) -> list[Step]:
+def steps(values: Values, e: Expr) -> list[Op]:
     """Steps that make a table before a walk that needs it."""
     found = values.of(e)
     name = found.attr.name
@@ -31,7 +31,7 @@ def late(sink: Sink) -> bool:
     return sink.kind == "back" and any(e.op == "mean_by" for e in walk(sink.expr))
 
 
-def fused(steps: list[Step], usual: Walk) -> tuple[list[Step], list[Step]]:
+def fused(steps: list[Op], usual: Walk) -> tuple[list[Op], list[Op]]:
     """Steps before a walk, and behind it. If the walk does not need the means, it makes their sums
     itself."""
     if len(steps) < 2:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from compll.ir.expr import Expr
 from compll.ir.module import Field
 from compll.ir.program import LIBRARY, TABLES, Pass
-from compll.ir.tile import Compact, KthLargest, Step, ThresholdSearch, Value, Walk, When
+from compll.ir.tile import Compact, KthLargest, Op, ThresholdSearch, Value, Walk, When
 from compll.passes import tables
 from compll.passes.values import Values
 
@@ -27,9 +27,9 @@ class Thresholds:
         self.values, self.guards = values, guards
         self.kth: dict[int, KthLargest] = {}
 
-    def steps(self, one: Pass) -> list[Step]:
+    def steps(self, one: Pass) -> list[Op]:
         """Steps before a pass's walk."""
-        found: list[Step] = []
+        found: list[Op] = []
         for e in one.scalars:
             if e.op in TABLES:
                 found += tables.steps(self.values, e)
@@ -37,7 +37,7 @@ class Thresholds:
                 found.append(self.guarded(e))
         return found
 
-    def guarded(self, e: Expr) -> Step:
+    def guarded(self, e: Expr) -> Op:
         """A search, under its condition if it has one."""
         step = self.step(e)
         guard = self.guards.get(id(e))

@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
 from hipress.compat import GradBucket
+from hipress.coordination.coordinator import Coordinator
 from hipress.errors import SyncError
 from hipress.model import laid_out, layout_of
-from hipress.ranks.meeting import Meeting
 from hipress.sync.engine import Engine
 from hipress.sync.futures import average, map_future
 
@@ -44,12 +44,14 @@ class HookState:
         self.first_step_delayed = ddp.static_graph
         rebuilds = ddp.static_graph or not ddp.find_unused_parameters
         self.steps_to_rebuild = 1 if rebuilds else -1  # until DDP makes its buckets anew
-        self.meeting: Meeting | None = None
+        self.coordinator: Coordinator | None = None
         self.strides: dict[torch.Tensor, tuple[int, ...]] = {}  # strides of the present buckets
 
-    def bind(self, engine: Engine, parameters: Sequence[nn.Parameter], meeting: Meeting) -> None:
+    def bind(
+        self, engine: Engine, parameters: Sequence[nn.Parameter], coordinator: Coordinator
+    ) -> None:
         """Synchronize by this engine, which knows parameters by their position."""
-        self.engine, self.meeting = engine, meeting
+        self.engine, self.coordinator = engine, coordinator
         self.index = {parameter: i for i, parameter in enumerate(parameters)}
         self.strides = {p: self.strides.get(p, p.stride()) for p in parameters}
         engine.lay_out(laid_out(engine.params, self.strides.values()))
@@ -107,11 +109,11 @@ def _follow_rebuild(state: HookState, engine: Engine) -> None:
     state.steps_to_rebuild -= 1
     if state.steps_to_rebuild != -1:
         return
-    assert state.meeting is not None
+    assert state.coordinator is not None
     state.strides = {parameter: parameter.stride() for parameter in state.index}
     params = laid_out(engine.params, state.strides.values())
     changed = [str(p) for p, old in zip(params, engine.params, strict=True) if p != old]
-    state.meeting.settle({"memory formats of parameters that were changed": changed})
+    state.coordinator.require_equal({"memory formats of parameters that were changed": changed})
     engine.lay_out(params)
 
 

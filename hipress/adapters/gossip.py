@@ -19,14 +19,14 @@ from hipress import compat
 from hipress import options as options_
 from hipress.adapters.plain import plain_module, refuse_detached, taken, values
 from hipress.arguments import group_of
+from hipress.coordination import coordinator as coordinators
+from hipress.coordination.link import connect, group_timeout, share
 from hipress.errors import ConfigError, unknown
 from hipress.model import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
 from hipress.modes import ordinary
 from hipress.options import Options
 from hipress.plan.gossip import gossip_plan, step_sizes
-from hipress.plan.rules import Plan
-from hipress.ranks import meeting as meetings
-from hipress.ranks.link import connect, group_timeout, share
+from hipress.plan.plan import Plan
 from hipress.session import SESSIONS, prepare, tell_plan
 from hipress.shards import is_sharded
 from hipress.sync.engine import Engine
@@ -105,7 +105,7 @@ class Gossip:
         RankLost as `wrap` does.
         """
         group = group_of(process_group)
-        with meetings.failures_told(group):
+        with coordinators.failures_told(group):
             _refuse(params)
             options = options_.make(
                 compressor, exclude=exclude, min_size=min_size, seed=seed, checksum=checksum,
@@ -130,9 +130,9 @@ class Gossip:
         self._mixing: Mixing | None = None
         engine: Engine | None = None
         if self._session.world_size > 1:
-            with self._session.meeting.failures_told():
+            with self._session.coordinator.failures_told():
                 self._mixing, engine = self._connect(inner, parameters, neighbours, gamma)
-            self._session.loaded = partial(agree, meeting=self._session.meeting)
+            self._session.loaded = partial(agree, coordinator=self._session.coordinator)
         self._session.start(self, engine, lambda: None)  # no hooks to remove
         SESSIONS[self] = self._session
         tell_plan(self._session)
@@ -145,8 +145,8 @@ class Gossip:
         gamma: float | None,
     ) -> tuple[Mixing, Engine]:
         session = self._session
-        own = connect(session.meeting, "steps")
-        share(values(model), own, session.meeting)
+        own = connect(session.coordinator, "steps")
+        share(values(model), own, session.coordinator)
         engine = session.make_engine(own, skips=True)
         return Mixing(engine, parameters, neighbours, step_sizes(session.plan, gamma)), engine
 

@@ -47,7 +47,7 @@ def taken(
 ) -> Taken:
     """A record of these synchronized parameters as they are now, to detect later changes."""
     again = f"To go on, hipress.detach the {type(way).__name__} and make another one"
-    rank = session.meeting.ranks[session.rank]
+    rank = session.coordinator.ranks[session.rank]
     return Taken(model, session.params, parameters, rank, again)
 
 

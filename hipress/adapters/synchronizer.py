@@ -23,11 +23,11 @@ from hipress.adapters.plain import (
 )
 from hipress.adapters.stepping import Stepper
 from hipress.arguments import Arguments, group_of, taking
+from hipress.coordination import coordinator as coordinators
+from hipress.coordination.link import connect, share
 from hipress.model import frozen_tensors, trainable
 from hipress.modes import ordinary
 from hipress.optim import Averaging
-from hipress.ranks import meeting as meetings
-from hipress.ranks.link import connect, share
 from hipress.session import SESSIONS, prepare, tell_plan
 from hipress.sync.engine import Engine
 from hipress.sync.steps import Steps
@@ -70,7 +70,7 @@ class Synchronizer:
         GradScaler and gradient clipping, which need all averages first.
         """
         group = group_of(given.process_group)
-        with meetings.failures_told(group):
+        with coordinators.failures_told(group):
             why = "it makes no DistributedDataParallel"
             options = given.settle("Synchronizer", group, ddp_kwargs=why)
             model = plain_module(given.model, self)
@@ -92,7 +92,7 @@ class Synchronizer:
         engine: Engine | None = None
         hooks: list[RemovableHandle] = []
         if self._session.world_size > 1:
-            with self._session.meeting.failures_told():
+            with self._session.coordinator.failures_told():
                 self._steps, engine = self._connect(model, parameters)
             hooks += _hooks(self._steps)
         if self._stepper is not None:
@@ -107,10 +107,10 @@ class Synchronizer:
         self, model: nn.Module, parameters: Sequence[nn.Parameter]
     ) -> tuple[Steps, Engine]:
         session = self._session
-        own = connect(session.meeting, "steps")
-        share(values(model), own, session.meeting)
+        own = connect(session.coordinator, "steps")
+        share(values(model), own, session.coordinator)
         # Ranks send at different moments, so messages must not mix with the user's collectives.
-        native = connect(session.meeting, "uncompressed")
+        native = connect(session.coordinator, "uncompressed")
         engine = session.make_engine(native, parameters, skips=True)
         arrived = None if self._stepper is None else self._stepper.step
         return Steps(engine, parameters, own, arrived), engine

@@ -27,7 +27,7 @@ def watch(
         "To go on, hipress.detach the module, and hipress.wrap its .module anew, which takes the "
         "parameters as they are then"
     )
-    rank = session.meeting.ranks[session.rank]
+    rank = session.coordinator.ranks[session.rank]
     session.taken = Taken(ddp.module, session.params, parameters, rank, again, hooked=True)
     if ddp not in _WATCHED:
         ddp.register_forward_pre_hook(_refuse_changes)

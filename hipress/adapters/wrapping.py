@@ -16,6 +16,7 @@ from hipress import compat
 from hipress.adapters.ddp import PYTHON_REDUCER, HookState, gradient_hook
 from hipress.adapters.watching import advise, watch
 from hipress.arguments import Arguments, group_of, taking
+from hipress.coordination import coordinator as coordinators
 from hipress.errors import ConfigError, HipressError, unknown
 from hipress.model import (
     as_ddp,
@@ -26,7 +27,6 @@ from hipress.model import (
     trainable,
 )
 from hipress.modes import ordinary
-from hipress.ranks import meeting as meetings
 from hipress.session import SESSIONS, Session, prepare, tell_plan
 from hipress.shards import fsdp_parts
 
@@ -63,7 +63,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
     store fails, ranks cannot connect, or their link cannot be measured.
     """
     group = group_of(_requested_group(given.process_group, given.ddp_kwargs))
-    with meetings.failures_told(group):
+    with coordinators.failures_told(group):
         options = given.settle("wrap", group)
         settings = _ddp_arguments(given.model, given.ddp_kwargs)
         if options.scope == "model":
@@ -71,7 +71,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
         facts = _facts(given.model, settings)
     # Before DDP: DDP's own check of shapes cannot name the parameter, and may hang.
     session = prepare(given.model, options, group, facts, optimizer=given.averaging)
-    with session.meeting.failures_told():
+    with session.coordinator.failures_told():
         _refuse_parts(session)
         return _finish(_ddp(given, session, settings), session)
 
@@ -86,7 +86,7 @@ def attach(given: Arguments) -> DistributedDataParallel:
     """
     ddp = as_ddp(given.model)
     group, why = ddp.process_group, "the DistributedDataParallel has its own"
-    with meetings.failures_told(group):
+    with coordinators.failures_told(group):
         options = given.settle("attach", group, process_group=why, ddp_kwargs=why)
         _refuse_python_reducer()
         _refuse_taken(ddp)
@@ -96,7 +96,7 @@ def attach(given: Arguments) -> DistributedDataParallel:
             )
     facts = {"called": "hipress.attach"}
     session = prepare(ddp, options, group, facts, optimizer=given.averaging)
-    with session.meeting.failures_told():
+    with session.coordinator.failures_told():
         return _finish(ddp, session)
 
 
@@ -213,8 +213,8 @@ def _ddp(
         message = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
         raise ConfigError(message) from error
     except RuntimeError as error:  # of gloo, perhaps
-        session.meeting.raise_reason(error)
-        raise HipressError(session.meeting.explained(error, "making DDP")) from error
+        session.coordinator.raise_reason(error)
+        raise HipressError(session.coordinator.explained(error, "making DDP")) from error
     advise(ddp)
     return ddp
 
@@ -225,7 +225,7 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
     parameters = [named[param.name] for param in session.params]
     if session.world_size > 1:
         watch(ddp, session, parameters)
-    if session.plan.compresses or session.chooser is not None or session.optimizer is not None:
+    if session.plan.compresses or session.controller is not None or session.optimizer is not None:
         _install(ddp, session, parameters)
     tell_plan(session)
     SESSIONS[ddp] = session
@@ -243,7 +243,7 @@ def _install(
     if ddp not in HOOKS:
         HOOKS[ddp] = HookState(ddp, session.group)
         ddp.register_comm_hook(HOOKS[ddp], gradient_hook)
-    HOOKS[ddp].bind(engine, parameters, session.meeting)
+    HOOKS[ddp].bind(engine, parameters, session.coordinator)
     session.start(ddp, engine, HOOKS[ddp].release)
 
 

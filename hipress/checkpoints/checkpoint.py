@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from casync.runtime.deferral import as_torch
-from hipress.checkpoints.fitting import (
+from hipress.checkpoints.checkpoint_compat import (
     check_names,
     check_ranks,
     check_values,
@@ -21,7 +21,7 @@ from hipress.checkpoints.fitting import (
     stateful_params,
     text_of,
 )
-from hipress.checkpoints.formats import FORMAT, check_format
+from hipress.checkpoints.checkpoint_format import FORMAT, check_format
 from hipress.errors import StateError
 from hipress.model import Param
 from hipress.sync.state import WORKER, Floats, Residuals, in_layout, in_shape

@@ -11,7 +11,7 @@ import torch
 
 from casync.codec import FLOAT_BYTES
 from casync.memory import Memory, Moment
-from casync.memory.squeeze import MARK, promises, squeeze
+from casync.memory.repeat_elision import MARK, promises, squeeze
 from hipress.model import Param
 from hipress.plan.codecs import state_of
 from hipress.plan.workload import Bucket, Workload, kinds

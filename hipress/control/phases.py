@@ -1,14 +1,14 @@
-"""Two phases: a chooser for gradients until an optimizer freezes, then one for its momentum."""
+"""Two phases: a controller for gradients until an optimizer freezes, then one for its momentum."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import all_reduce_max, connect
 from hipress.errors import ConfigMismatch, StateError, SyncError
-from hipress.plan.rules import Plan
-from hipress.ranks.link import all_reduce_max, connect
-from hipress.ranks.meeting import Meeting
+from hipress.plan.plan import Plan
 
 if TYPE_CHECKING:
     import torch
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from casync.codec import Codec
     from casync.cost import Costs
-    from hipress.control.chooser import Chooser
+    from hipress.control.plan_controller import PlanController
     from hipress.optim.adam import Freezing
     from hipress.plan.trial import Tried
 
 
 class Fixed:
-    """A Chooser of one plan."""
+    """A PlanController of one plan."""
 
     costs: Costs | None = None
     trial_seconds: float | None = None
@@ -33,48 +33,52 @@ class Fixed:
 
     @property
     def codecs(self) -> Mapping[str, Codec]:
-        """Implements Chooser.codecs."""
+        """Implements PlanController.codecs."""
         return self.plan.codecs
 
     def next(self, step: int) -> Plan:
-        """Implements Chooser.next."""
+        """Implements PlanController.next."""
         return self.plan
 
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements Chooser.handed."""
+        """Implements PlanController.handed."""
 
     def backward_over(self) -> None:
-        """Implements Chooser.backward_over."""
+        """Implements PlanController.backward_over."""
 
     def averaged(self) -> None:
-        """Implements Chooser.averaged."""
+        """Implements PlanController.averaged."""
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """Implements Chooser.restored."""
+        """Implements PlanController.restored."""
         return self.plan if saved == self.plan.by_name else None
 
     def hold(self, plan: Plan) -> None:
-        """Implements Chooser.hold: there is no other plan."""
+        """Implements PlanController.hold: there is no other plan."""
 
     def close(self) -> None:
-        """Implements Chooser.close."""
+        """Implements PlanController.close."""
 
 
 class Phases:
-    """A Chooser that delegates to one of two. All ranks of the meeting must make one."""
+    """A PlanController that delegates to one of two. All ranks of the group must make one."""
 
     def __init__(
-        self, optimizer: Freezing, before: Chooser, after: Chooser, meeting: Meeting
+        self,
+        optimizer: Freezing,
+        before: PlanController,
+        after: PlanController,
+        coordinator: Coordinator,
     ) -> None:
         """after: used from the step in which the optimizer is frozen."""
-        self._optimizer, self._meeting = optimizer, meeting
+        self._optimizer, self._coordinator = optimizer, coordinator
         self._before, self._after = before, after
-        self._group: dist.ProcessGroup | None = connect(meeting, "freeze")  # None after `close`
+        self._group: dist.ProcessGroup | None = connect(coordinator, "freeze")  # None after `close`
 
     @property
-    def _now(self) -> Chooser:
+    def _now(self) -> PlanController:
         return self._after if self._optimizer.averaging else self._before
 
     @property
@@ -89,31 +93,31 @@ class Phases:
 
     @property
     def codecs(self) -> Mapping[str, Codec]:
-        """Implements Chooser.codecs."""
+        """Implements PlanController.codecs."""
         return {**self._before.codecs, **self._after.codecs}
 
     @property
     def plan(self) -> Plan:
-        """Implements Chooser.plan."""
+        """Implements PlanController.plan."""
         return self._now.plan
 
     @property
     def costs(self) -> Costs | None:
-        """Implements Chooser.costs."""
+        """Implements PlanController.costs."""
         return self._now.costs
 
     @property
     def trial_seconds(self) -> float | None:
-        """Implements Chooser.trial_seconds."""
+        """Implements PlanController.trial_seconds."""
         return self._now.trial_seconds
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """Implements Chooser.tried."""
+        """Implements PlanController.tried."""
         return self._now.tried
 
     def next(self, step: int) -> Plan:
-        """Implements Chooser.next."""
+        """Implements PlanController.next."""
         if not self._optimizer.averaging and self._group is not None:
             self._agree(self._group)
         return self._now.next(step)
@@ -124,7 +128,7 @@ class Phases:
         due, steps = self._optimizer.due(), self._optimizer.steps
         ours = [-float(due), float(steps), -float(steps)]
         try:
-            found = self._meeting.attend(
+            found = self._coordinator.run_watched(
                 lambda: all_reduce_max(ours, group), "agreeing on a freeze"
             )
         except ConfigMismatch as error:  # another rank failed
@@ -142,19 +146,19 @@ class Phases:
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements Chooser.handed."""
+        """Implements PlanController.handed."""
         self._now.handed(indices, buffer, unsent)
 
     def backward_over(self) -> None:
-        """Implements Chooser.backward_over."""
+        """Implements PlanController.backward_over."""
         self._now.backward_over()
 
     def averaged(self) -> None:
-        """Implements Chooser.averaged."""
+        """Implements PlanController.averaged."""
         self._now.averaged()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """Implements Chooser.restored. Raises StateError for a state of the other phase."""
+        """Implements PlanController.restored. Raises StateError for a state of the other phase."""
         plan = self._now.restored(saved)
         frozen = self._optimizer.averaging
         other = self._before if frozen else self._after
@@ -167,11 +171,11 @@ class Phases:
         return plan
 
     def hold(self, plan: Plan) -> None:
-        """Implements Chooser.hold."""
+        """Implements PlanController.hold."""
         self._now.hold(plan)
 
     def close(self) -> None:
-        """Implements Chooser.close."""
+        """Implements PlanController.close."""
         self._group = None
         self._before.close()
         self._after.close()

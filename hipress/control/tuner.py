@@ -15,12 +15,12 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hipress.control.observer import Observer
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import all_reduce_max, connect
 from hipress.errors import ConfigMismatch, SyncError
-from hipress.plan.rules import Plan, restored
+from hipress.plan.plan import Plan, restored
 from hipress.plan.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.plan.workload import Workload
-from hipress.ranks.link import all_reduce_max, connect
-from hipress.ranks.meeting import Meeting
 
 if TYPE_CHECKING:
     import torch
@@ -45,16 +45,16 @@ class Tuner:
         self,
         places: Places,
         compiling: Future[dict[str, Codec]],
-        meeting: Meeting,
+        coordinator: Coordinator,
         when: str = "",
     ) -> None:
         """places: with costs of links, the same on all ranks. compiling: future of the codecs that
-        these may use. when: a suffix that distinguishes several tuners of a meeting."""
+        these may use. when: a suffix that distinguishes several tuners of a coordinator."""
         search, memory = places.first.search, places.first.site.memory
-        self._places, self._meeting, self._moment = places, meeting, memory.moment
+        self._places, self._coordinator, self._moment = places, coordinator, memory.moment
         self._compiling = compiling
         self._group: dist.ProcessGroup | None = connect(
-            meeting, f"trial{when}"
+            coordinator, f"trial{when}"
         )  # None after `close`
         self.plans: tuple[Plan, ...] = (search.unplanned(),)
         self._trial = Trial(1, kept=0)
@@ -68,7 +68,7 @@ class Tuner:
 
     @property
     def costs(self) -> Costs:
-        """Implements Chooser.costs."""
+        """Implements PlanController.costs."""
         return self._places.told
 
     @property
@@ -94,7 +94,7 @@ class Tuner:
         return self._trial.spent - self._trial.steps * median
 
     def next(self, step: int) -> Plan:
-        """Implements Chooser.next."""
+        """Implements PlanController.next."""
         now = self._moment()
         if self._observer is not None:
             self._observer.begin(now)
@@ -106,22 +106,22 @@ class Tuner:
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements Chooser.handed."""
+        """Implements PlanController.handed."""
         if self._observer is not None:
             self._observer.handed(indices, buffer, self._moment())
 
     def backward_over(self) -> None:
-        """Implements Chooser.backward_over."""
+        """Implements PlanController.backward_over."""
         if self._observer is not None:
             self._observer.backward_over(self._moment())
 
     def averaged(self) -> None:
-        """Implements Chooser.averaged."""
+        """Implements PlanController.averaged."""
         if self._observer is not None:
             self._observer.averaged(self._moment())
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """Implements Chooser.restored."""
+        """Implements PlanController.restored."""
         search = self._places.first.search
         return restored(saved, search.params, self.codecs, search.topology)
 
@@ -158,10 +158,10 @@ class Tuner:
 
     def _plan(self, observer: Observer, group: dist.ProcessGroup) -> None:
         """Begin the trial after the first steps have been observed."""
-        codecs = self._attend(self._compiling.result)
+        codecs = self._run_watched(self._compiling.result)
         self._settle(codecs)
-        self._places = self._attend(lambda: self._places.measure_codecs(group))
-        self._workload = self._attend(
+        self._places = self._run_watched(lambda: self._places.measure_codecs(group))
+        self._workload = self._run_watched(
             lambda: observer.workload(lambda values: all_reduce_max(values, group), self._first)
         )
         self._observer = None
@@ -187,17 +187,17 @@ class Tuner:
         """Check, after a full window, if times have drifted."""
         step = self._slowest(statistics.median(map(_seconds, self._window)), group)
         self._window.clear()
-        message = self._attend(lambda: self._places.message_seconds(group))
+        message = self._run_watched(lambda: self._places.message_seconds(group))
         if self._watch.drifted(step, message):
             self._look_again(group)
 
     def _slowest(self, seconds: float, group: dist.ProcessGroup) -> float:
         """The seconds of the slowest rank."""
-        return self._attend(lambda: all_reduce_max([seconds], group)[0])
+        return self._run_watched(lambda: all_reduce_max([seconds], group)[0])
 
-    def _attend(self, call: Callable[[], T]) -> T:
+    def _run_watched(self, call: Callable[[], T]) -> T:
         try:
-            return self._meeting.attend(call, "comparing the times of steps")
+            return self._coordinator.run_watched(call, "comparing the times of steps")
         except BaseException as error:
             self._places.abort()
             if isinstance(error, ConfigMismatch):  # another rank failed
@@ -207,9 +207,9 @@ class Tuner:
     def _look_again(self, group: dist.ProcessGroup) -> None:
         """Begin another trial, with the current plan as the one to beat."""
         before = self.plan
-        self._places = self._attend(lambda: self._places.measure_links(group))
+        self._places = self._run_watched(lambda: self._places.measure_links(group))
         if not self.costs.codecs:  # after `hold`
-            self._places = self._attend(lambda: self._places.measure_codecs(group))
+            self._places = self._run_watched(lambda: self._places.measure_codecs(group))
         facts = before.facts()
         found = [plan.owned_as(before) for plan in self._places.plans(self._workload)]
         others = [plan for plan in found if plan.facts() != facts]
@@ -224,7 +224,7 @@ class Tuner:
         patience = min(Watch.patience * 2 ** max(0, self._in_vain - 1), MOST_PATIENCE)
         step = self._trial.median(self._trial.current)
         self._watch = Watch(step, patience=patience)
-        if self._meeting.rank == 0:
+        if self._coordinator.rank == 0:
             took = "" if step is None else f": {step * 1e3:.4g} ms a step"
             log.info("hipress: after a trial of %d steps, keeps %s%s", self._trial.steps,
                      self.plan.label, took)  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from hipress.demo import netns
 
 
-class Place(Protocol):
+class TestNetwork(Protocol):
     """A place that starts the processes of ranks, such as `netns.Network`."""
 
     @property
@@ -39,7 +39,7 @@ class Choice:
     hosts: int
     rate: str
 
-    def enter(self) -> AbstractContextManager[Place]:
+    def enter(self) -> AbstractContextManager[TestNetwork]:
         """Make the place; leaving the context removes it."""
         return netns.Network(self.hosts, self.rate) if self.emulated else nullcontext(Loopback())
 

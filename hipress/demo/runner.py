@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from hipress.demo import corpus, methods
 from hipress.demo.job import Job, Result
-from hipress.demo.place import Loopback, Place
+from hipress.demo.place import Loopback, TestNetwork
 
 Event = dict[str, Any]
 OnStep = Callable[[int], None]  # called with the number of steps done
@@ -39,7 +39,7 @@ class RunError(RuntimeError):
     """A rank failed, ended early or stalled; the message is for the table."""
 
 
-def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
+def run(place: TestNetwork, job: Job, on_step: OnStep = lambda done: None) -> Result:
     """Train with one method. A failure is in the Result, never raised; processes have ended."""
     try:
         return result(job, events(place, job, on_step))
@@ -47,7 +47,7 @@ def run(place: Place, job: Job, on_step: OnStep = lambda done: None) -> Result:
         return result(job, [], str(error))
 
 
-def events(place: Place, job: Job, on_step: OnStep = lambda done: None) -> list[Event]:
+def events(place: TestNetwork, job: Job, on_step: OnStep = lambda done: None) -> list[Event]:
     """The `done` events of all ranks, in order. Raises RunError or OSError."""
     with tempfile.TemporaryDirectory(prefix="hipress-") as folder:
         meet = Path(folder, "rendezvous").as_uri()
@@ -78,7 +78,9 @@ class Ranks:
     gpu: int | None = None  # number of the GPU, for a single rank; by default the rank's number
 
 
-def watch(place: Place, job: Job, ranks: Ranks, on_step: OnStep = lambda done: None) -> list[Event]:
+def watch(
+    place: TestNetwork, job: Job, ranks: Ranks, on_step: OnStep = lambda done: None
+) -> list[Event]:
     """Start ranks and wait for them; return their `done` events, in order. Raises RunError or
     OSError; all processes have ended afterwards."""
     with _started(place, job, ranks) as started:
@@ -160,7 +162,7 @@ class _Ranks:
 
 
 @contextmanager
-def _started(place: Place, job: Job, wanted: Ranks) -> Iterator[_Ranks]:
+def _started(place: TestNetwork, job: Job, wanted: Ranks) -> Iterator[_Ranks]:
     ranks = _Ranks()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hipress-")))
@@ -172,7 +174,7 @@ def _started(place: Place, job: Job, wanted: Ranks) -> Iterator[_Ranks]:
 
 
 def _start(
-    place: Place, job: Job, rank: int, wanted: Ranks, log: IO[bytes]
+    place: TestNetwork, job: Job, rank: int, wanted: Ranks, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     order = {
         "job": asdict(job),
@@ -194,7 +196,7 @@ def _start(
     )
 
 
-def _environment(place: Place) -> dict[str, str]:
+def _environment(place: TestNetwork) -> dict[str, str]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     interface = {"GLOO_SOCKET_IFNAME": place.interface} if place.interface else {}
     return {**os.environ, **STEADY, **interface, "PYTHONPATH": path}

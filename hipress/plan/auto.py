@@ -34,9 +34,9 @@ from hipress.plan.codecs import ways_for
 from hipress.plan.evidence import HARMLESS, Finding
 from hipress.plan.messages import least_share
 from hipress.plan.objective import Kind, Objective, Predicted, Way, cuttable
-from hipress.plan.overrides import NO_RULES, Overrides
+from hipress.plan.plan import HOSTED, Decision, Plan, excluded, raw
 from hipress.plan.registry import Registry
-from hipress.plan.rules import HOSTED, Decision, Plan, excluded, raw
+from hipress.plan.rules import NO_RULES, Overrides
 from hipress.plan.workload import Bucket, Workload, estimate, kinds
 
 if TYPE_CHECKING:

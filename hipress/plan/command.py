@@ -14,6 +14,9 @@ import typer
 
 from casync.errors import TransportError
 from hipress import options
+from hipress.coordination import coordinator as coordinators
+from hipress.coordination import nodes
+from hipress.coordination.link import connect
 from hipress.devices import NCCL, ON_HOST, Placement, place
 from hipress.errors import ConfigError, HipressError
 from hipress.model import Param
@@ -23,12 +26,9 @@ from hipress.plan import profile as profiles
 from hipress.plan.auto import Search
 from hipress.plan.candidates import candidates
 from hipress.plan.places import Places
+from hipress.plan.plan import Decision, Plan
 from hipress.plan.registry import Registry
-from hipress.plan.rules import Decision, Plan
 from hipress.plan.workload import timed
-from hipress.ranks import meeting as meetings
-from hipress.ranks import nodes
-from hipress.ranks.link import connect
 
 Optimizer = Annotated[
     str | None, typer.Option(help="Optimizer of the training, such as sgd or adamw.")
@@ -95,28 +95,30 @@ def measure_profile(output: Path, wanted: options.Options, placement: Placement)
 
     Raises HipressError or TransportError."""
     assert dist.group.WORLD is not None
-    meeting = meetings.meeting(dist.group.WORLD, wanted.timeout)
-    with meeting.failures_told():
-        if meeting.rank == 0:
+    coordinator = coordinators.coordinator(dist.group.WORLD, wanted.timeout)
+    with coordinator.failures_told():
+        if coordinator.rank == 0:
             profiles.refuse_unwritable(output)
         codecs = candidates(wanted, placement.target)
     facts = {"codecs": sorted(codecs), "transport": placement.transport}
-    spots = meeting.settle(facts, nodes.place())
-    topology = nodes.topology_of(None, spots, meeting.ranks)
+    spots = coordinator.require_equal(facts, nodes.place())
+    topology = nodes.topology_of(None, spots, coordinator.ranks)
     search = Search((), Registry(codecs, wanted, placement.target), wanted, topology)
-    with meeting.failures_told():
-        places = Places.of(search, meeting, placement)
+    with coordinator.failures_told():
+        places = Places.of(search, coordinator, placement)
         places.take(places.compile())
-    link = connect(meeting, "probe")
+    link = connect(coordinator, "probe")
     begun, what = time.perf_counter(), "measuring the link"
-    measured = meeting.attend(lambda: places.measure_links(link).measure_codecs(link), what)
-    if meeting.rank == 0:
+    measured = coordinator.run_watched(
+        lambda: places.measure_links(link).measure_codecs(link), what
+    )
+    if coordinator.rank == 0:
         profiles.write(output, measured.by_name, topology, codecs, placement.device.type)
         seconds = time.perf_counter() - begun
         typer.echo(
             f"{output}: nodes {topology}, {len(codecs)} compressors, {seconds:.1f} s", err=True
         )
-    meeting.settle({"written": True})
+    coordinator.require_equal({"written": True})
     places.close()
 
 

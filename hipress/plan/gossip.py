@@ -12,9 +12,9 @@ import torch
 from casync.estimates import Estimate
 from casync.raw import Raw
 from hipress.errors import ConfigError
-from hipress.judges import roundtrip
 from hipress.plan.codecs import RESIDUAL, described
-from hipress.plan.rules import UNCOMPRESSED, Plan, partitions
+from hipress.plan.plan import UNCOMPRESSED, Plan, partitions
+from hipress.policy_state import roundtrip
 
 if TYPE_CHECKING:
     from casync.codec import Codec

@@ -11,8 +11,8 @@ from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.codecs import compile_codec, described, strategy_for
-from hipress.plan.overrides import Overrides
-from hipress.plan.rules import Plan, fixed_plan
+from hipress.plan.plan import Plan, fixed_plan
+from hipress.plan.rules import Overrides
 from hipress.policies import Policy
 
 if TYPE_CHECKING:

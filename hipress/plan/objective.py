@@ -24,11 +24,11 @@ from casync.cost import Costs
 from casync.graph.plan import partition
 from casync.graph.shares import LEAST_BYTES, Shares, share_out
 from casync.predict.stages import native, stages
-from casync.predict.timeline import Load, Step, simulate_step
+from casync.predict.timeline import Load, PredictedStep, simulate_step
 from casync.stages import Item, Stage
 from casync.topology import Topology
 from hipress.model import Param
-from hipress.plan.rules import partitions
+from hipress.plan.plan import partitions
 from hipress.plan.workload import Bucket, Workload
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Objective:
         waiting = max(0.0, made.seconds - self._workload.backward)
         return Predicted(made.seconds + self._workload.rest, waiting, made.backward)
 
-    def simulated(self, choices: Sequence[Way | None], events: bool = False) -> Step:
+    def simulated(self, choices: Sequence[Way | None], events: bool = False) -> PredictedStep:
         """The simulated backward pass and synchronization, from the first bucket on."""
         self.steps += 1
         loads = self.loads(choices)

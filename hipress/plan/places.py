@@ -18,23 +18,23 @@ import torch.distributed as dist
 from casync.cost import Costs
 from casync.memory.host import HostMemory
 from casync.topology import Topology
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.nccl_transport import start_slots
 from hipress.devices import NCCL, Placement
 from hipress.plan import probe
 from hipress.plan.auto import FAR, TRIED, Search, told
-from hipress.plan.rules import HOSTED, Plan
+from hipress.plan.plan import HOSTED, Plan
 from hipress.plan.site import HERE, Site
 from hipress.plan.workload import Workload
-from hipress.ranks.meeting import Meeting
-from hipress.ranks.slots import start_slots
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-__all__ = ["Place", "Places"]
+__all__ = ["Device", "Places"]
 
 
 @dataclass(frozen=True)
-class Place:
+class Device:
     """A place of compression, and the search for plans there."""
 
     name: str  # one of hipress.devices.TRANSPORTS
@@ -46,34 +46,34 @@ class Place:
 class Places:
     """All places, each with its costs as far as they are known."""
 
-    every: tuple[Place, ...]
+    every: tuple[Device, ...]
     costs: tuple[Costs, ...] = ()
 
     @classmethod
-    def of(cls, search: Search, meeting: Meeting, placement: Placement) -> Places:
+    def of(cls, search: Search, coordinator: Coordinator, placement: Placement) -> Places:
         """The place of the model, and the host as well if the model is on a device. All ranks of
-        the meeting must call this."""
+        the group must call this."""
         memory, name = placement.memory(), placement.transport
         if placement.on_host:
-            return cls((Place(name, search, Site(HostMemory(), memory)),))
-        site = Site(memory, memory, start_slots("probe", meeting, placement, memory))
+            return cls((Device(name, search, Site(HostMemory(), memory)),))
+        site = Site(memory, memory, start_slots("probe", coordinator, placement, memory))
         search = replace(search, slots=site.slots is not None)
-        return cls.on_device(Place(name, search, site), Site(HostMemory(), memory))
+        return cls.on_device(Device(name, search, site), Site(HostMemory(), memory))
 
     @classmethod
-    def on_device(cls, first: Place, host: Site = HERE) -> Places:
+    def on_device(cls, first: Device, host: Site = HERE) -> Places:
         """A device's place, and the host with the same codecs unless rules have a device's."""
         if first.search.overrides.codecs:
             return cls((first,))
         hosted = first.search.codecs.hosted()
         search = replace(first.search, codecs=hosted, watched=False, slots=False)
-        return cls((first, Place("host", search, host)))
+        return cls((first, Device("host", search, host)))
 
     @classmethod
     def read(cls, search: Search, costs: Mapping[str, Costs]) -> Places:
         """Places with measured costs, by name."""
         name, *others = costs
-        first = Place(name, replace(search, slots=name in NCCL), HERE)
+        first = Device(name, replace(search, slots=name in NCCL), HERE)
         places = cls.on_device(first) if others else cls((first,))
         return replace(places, costs=tuple(costs.values()))
 
@@ -83,7 +83,7 @@ class Places:
         return {place.name: each for place, each in zip(self.every, self.costs, strict=True)}
 
     @property
-    def first(self) -> Place:
+    def first(self) -> Device:
         """The place of the model."""
         return self.every[0]
 

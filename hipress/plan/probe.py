@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 from casync.cost import FREE, Copies, Costs, Transfer, fit
 from casync.topology import Topology
+from hipress.coordination.link import all_reduce_max
 from hipress.plan.site import HERE, Site, Turn, Wire
 from hipress.plan.timing import BURST, REPEATS, codec_cost, overlap_of, slows_of
-from hipress.ranks.link import all_reduce_max
 
 if TYPE_CHECKING:
     from casync.codec import Codec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import candidates
-from hipress.plan.rules import HOSTED, own_codec, too_large, too_small
+from hipress.plan.plan import HOSTED, own_codec, too_large, too_small
 
 if TYPE_CHECKING:
     from casync.codec import Codec

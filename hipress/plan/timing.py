@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from casync.cost import CodecCost, fit
 from casync.rounds import as_rounds
+from hipress.coordination.link import all_reduce_max
 from hipress.plan.codecs import state_of
 from hipress.plan.site import Site, Turn
-from hipress.ranks.link import all_reduce_max
 
 if TYPE_CHECKING:
     from casync.codec import Codec

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hipress.plan.rules import Decision
+from hipress.plan.plan import Decision
 from hipress.plan.trial import Tried
 from hipress.reporting.measured import Measured, all_reduce_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hipress.model import Param
-from hipress.plan.rules import UNCOMPRESSED, Decision, Plan
+from hipress.plan.plan import UNCOMPRESSED, Decision, Plan
 
 
 def describe_plan(plan: Plan, params: Sequence[Param]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from hipress.plan.rules import Decision
+from hipress.plan.plan import Decision
 from hipress.plan.trial import Tried
 from hipress.reporting.measured import Measured, total_of
 from hipress.reporting.summary import codec_name

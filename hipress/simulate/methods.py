@@ -18,7 +18,7 @@ from hipress.model import Param
 from hipress.plan import evidence
 from hipress.plan.codecs import compile_codec, for_shape, ways_for
 from hipress.plan.objective import Way
-from hipress.plan.rules import excluded, too_small
+from hipress.plan.plan import excluded, too_small
 
 if TYPE_CHECKING:
     from casync.codec import Codec

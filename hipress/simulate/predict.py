@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from casync.cost import Costs
-from casync.predict.timeline import Step
+from casync.predict.timeline import PredictedStep
 from casync.stages import WIRE
 from hipress.models.model import Model
 from hipress.models.own import Found
@@ -87,7 +87,7 @@ class Simulation:
         found = [self._outcome(method, way, bandwidth or self.cluster.bandwidth) for way in ways]
         return min(found, key=lambda each: each.step)
 
-    def step(self, method: str) -> Step:
+    def step(self, method: str) -> PredictedStep:
         """Work of the lanes in a step of the fastest strategy, from the first bucket on."""
         objective, ways = self._objective(method, self.outcome(method).strategy, self.cluster)
         return objective.simulated(ways, events=True)

@@ -22,8 +22,8 @@ from casync.strategies import owners
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.codecs import RESIDUAL
-from hipress.plan.rules import NATIVE, Plan, partitions
-from hipress.sync.state import Arena, Place, Residuals, States
+from hipress.plan.plan import NATIVE, Plan, partitions
+from hipress.sync.state import Arena, ArenaSlice, Residuals, States
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -219,13 +219,15 @@ class BucketPlans:
         parts, codecs = self._parts(units, self.residuals.places), self.plan.codecs
         return build_program(parts, self._topology, codecs, self._rank, rotates=self._rotates)
 
-    def _parts(self, units: Sequence[Unit], places: Mapping[int, Place]) -> tuple[Part, ...]:
+    def _parts(self, units: Sequence[Unit], places: Mapping[int, ArenaSlice]) -> tuple[Part, ...]:
         """Parts of the units. places: of parameters' states."""
         tensors = [self._tensor(units, unit, places) for unit in units]
         choices = {t.name: unit.choice for t, unit in zip(tensors, units, strict=True)}
         return partition(tensors, choices, self._topology, self.plan.codecs, shares=self._shares)
 
-    def _tensor(self, units: Sequence[Unit], unit: Unit, places: Mapping[int, Place]) -> Tensor:
+    def _tensor(
+        self, units: Sequence[Unit], unit: Unit, places: Mapping[int, ArenaSlice]
+    ) -> Tensor:
         first = self._params[unit.indices[0]]
         # With scope "bucket" a bucket's own arenas hold its units in order, see `_take_state`.
         state = self._offset(units, unit) if self._merges else 0

@@ -15,27 +15,27 @@ from casync.errors import copy_to_raise
 from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.runtime.executor import TraceEvent
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import connect
 from hipress.devices import ON_HOST, Placement, by_gloo
 from hipress.model import Param
 from hipress.options import Options
-from hipress.plan.rules import Plan, hosted
-from hipress.ranks.link import connect
-from hipress.ranks.meeting import Meeting
+from hipress.plan.plan import Plan, hosted
 from hipress.shards import local
 from hipress.sync.buckets import BucketPlans
-from hipress.sync.copies import HostCopies
+from hipress.sync.executor_set import Routes
 from hipress.sync.failures import Failures
 from hipress.sync.futures import wait_within
+from hipress.sync.host_staging import HostCopies
 from hipress.sync.momentum import Momentum
 from hipress.sync.optimizers import take_failed, watch_steps
 from hipress.sync.reducers import Bucket, Native, Reducers
-from hipress.sync.routes import Routes
 from hipress.sync.switch import PlanSwitch
 from hipress.sync.traffic import Traffic
 from hipress.sync.verify import VERIFY_STEPS, Verifier
 
 if TYPE_CHECKING:
-    from hipress.control.chooser import Chooser
+    from hipress.control.plan_controller import PlanController
 
 #: seconds beyond a native all-reduce's own time-out; in torch 2.8 that is the group's
 NATIVE_TIMEOUT_SLACK = 1.0
@@ -50,11 +50,11 @@ class Engine:
         plan: Plan,
         options: Options,
         group: dist.ProcessGroup,
-        meeting: Meeting,
+        coordinator: Coordinator,
         *,
         placement: Placement = ON_HOST,
         memory: Memory | None = None,
-        tuner: Chooser | None = None,
+        tuner: PlanController | None = None,
         skips: bool = False,
         unused: bool = False,
         momentum: Momentum | None = None,
@@ -69,7 +69,7 @@ class Engine:
             momentum: adds momentum to gradients.
         """
         self.params, self.options = list(params), options
-        self.name = meeting.ranks[meeting.rank]  # this rank's global number
+        self.name = coordinator.ranks[coordinator.rank]  # this rank's global number
         gradients = memory or placement.memory()
         self._future, self._momentum = gradients.future, momentum
         self.tuner = tuner  # chooses the plan, if it may change
@@ -89,15 +89,17 @@ class Engine:
         copies = placement.copies or native_copied or any(map(hosted, codecs))
         # a group for copies: calls from another thread must not mix with the first group's
         # collectives
-        hosts = connect(meeting, "copies") if copies else group
-        verified = connect(meeting, "verify") if options.verify else None
-        self._routes = Routes.start(codecs, options, meeting, placement, gradients, unused=unused)
-        make = partial(_buckets, self.params, options, meeting.rank, self._routes)
+        hosts = connect(coordinator, "copies") if copies else group
+        verified = connect(coordinator, "verify") if options.verify else None
+        self._routes = Routes.start(
+            codecs, options, coordinator, placement, gradients, unused=unused
+        )
+        make = partial(_buckets, self.params, options, coordinator.rank, self._routes)
         self._switch = PlanSwitch(make, plan, tuner)
-        self._failures = Failures(meeting, options.timeout)
+        self._failures = Failures(coordinator, options.timeout)
         self._verifier: Verifier | None = None
         if verified is not None:
-            self._verifier = Verifier(verified, meeting.ranks, gradients)
+            self._verifier = Verifier(verified, coordinator.ranks, gradients)
         self._copies = HostCopies(gradients) if copies else None
         reducers = Reducers(
             self._switch,

@@ -12,23 +12,23 @@ from casync.runtime.executor import Executor
 from casync.transports import SlotTransport, Transport
 from casync.transports.distributed import DistributedTransport
 from hipress import compat
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import connect
+from hipress.coordination.nccl_transport import start_slots
 from hipress.devices import ON_HOST, Placement
 from hipress.options import Options
-from hipress.ranks.link import connect
-from hipress.ranks.meeting import Meeting
-from hipress.ranks.slots import start_slots
 
 
 def start_executor(
     purpose: str,
     codecs: Mapping[str, Codec],
     options: Options,
-    meeting: Meeting,
+    coordinator: Coordinator,
     deferred: Mapping[str, Sequence[str]],
     placement: Placement = ON_HOST,
     memory: Memory | None = None,
 ) -> Executor:
-    """An executor on connections of its own; all ranks of the meeting must call this. memory: of
+    """An executor on connections of its own; all ranks of the group must call this. memory: of
     payloads; by default the host's."""
     memory, made = memory or HostMemory(), list[Executor]()
 
@@ -37,12 +37,12 @@ def start_executor(
             each.abort(error)
 
     executor = Executor(
-        _transport(purpose, meeting, placement, memory, tell),
+        _transport(purpose, coordinator, placement, memory, tell),
         codecs,
         memory=memory,
         seed=options.seed,
         timeout=options.timeout,
-        ranks=meeting.ranks,
+        ranks=coordinator.ranks,
         watch=True,
         span=compat.profiled,
         checksum=options.checksum,
@@ -57,15 +57,15 @@ def start_executor(
 
 def _transport(
     purpose: str,
-    meeting: Meeting,
+    coordinator: Coordinator,
     placement: Placement,
     memory: Memory,
     tell: Callable[[TransportError], None],
 ) -> Transport | SlotTransport:
     """Connections for an executor. tell: see NcclTransport."""
-    slots = start_slots(purpose, meeting, placement, memory, tell)
+    slots = start_slots(purpose, coordinator, placement, memory, tell)
     if slots is not None:
         return slots
     return DistributedTransport(
-        connect(meeting, purpose), lambda some: connect(meeting.of(some), purpose)
+        connect(coordinator, purpose), lambda some: connect(coordinator.of(some), purpose)
     )

@@ -9,17 +9,17 @@ import torch
 from casync.errors import CasyncError, TransportError, copy_to_raise
 from casync.runtime.watch import LOOK, REDUCE_LOOKS
 from casync.transports.distributed import transport_error
+from hipress.coordination.coordinator import Coordinator
 from hipress.errors import HipressError, SyncError
-from hipress.ranks.meeting import Meeting
 
 
 class Failures:
     """The failures of one engine."""
 
-    def __init__(self, meeting: Meeting, timeout: float) -> None:
+    def __init__(self, coordinator: Coordinator, timeout: float) -> None:
         """timeout: seconds that a native all-reduce may take."""
-        self._meeting, self._timeout = meeting, timeout
-        self._name = meeting.ranks[meeting.rank]
+        self._coordinator, self._timeout = coordinator, timeout
+        self._name = coordinator.ranks[coordinator.rank]
         self._first: BaseException | None = None
         self._by = ""  # the operation that failed first
         self._gone_since: float | None = None
@@ -36,7 +36,7 @@ class Failures:
 
     def keep(self, error: BaseException, what: str) -> Exception:
         """Keep the first failure, and tell the other ranks; return it as an error of hipress."""
-        self._meeting.fail(error)  # others would see only a broken connection
+        self._coordinator.fail(error)  # others would see only a broken connection
         if not isinstance(error, CasyncError | HipressError):
             text = f"{type(error).__name__}: {error}"
             if not isinstance(error, Exception):
@@ -63,12 +63,12 @@ class Failures:
 
     def explained(self, error: Exception, step: int) -> Exception:
         """The error with what is known of other ranks that caused it."""
-        return self._meeting.named(error, f"step {step}")
+        return self._coordinator.named(error, f"step {step}")
 
     def look(self) -> None:
         """Raise TransportError if a rank ended so long ago that its data will not come: see
         [Note: a peer that is gone] in casync/runtime/watch.py."""
-        gone, now = self._meeting.gone(), time.monotonic()
+        gone, now = self._coordinator.gone(), time.monotonic()
         self._gone_since = None if gone is None else (self._gone_since or now)
         if gone is not None and now - (self._gone_since or now) > LOOK * REDUCE_LOOKS:
             told = f"{gone.told()}, and this rank waits for its data"
@@ -77,7 +77,7 @@ class Failures:
     def refuse_parted(self, failed: torch.optim.Optimizer, step: int) -> None:
         """Raise SyncError if this optimizer failed, but not on all ranks."""
         what = f"the step of {type(failed).__name__} before step {step}"
-        others = self._meeting.silent(what)  # ranks on which it did not fail
+        others = self._coordinator.silent(what)  # ranks on which it did not fail
         if others:
             names = ", ".join(map(str, others))
             raise SyncError(

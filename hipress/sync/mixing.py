@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from casync.estimates import OWN, copy_of
+from hipress.coordination.coordinator import Coordinator
 from hipress.errors import StateError
-from hipress.ranks.meeting import Meeting
 from hipress.sync.engine import Engine
 from hipress.sync.order import buckets
 from hipress.sync.state import WORKER, Floats, Residuals
@@ -76,18 +76,20 @@ class Mixing:
         return way.mul_(self._gammas[str(codec)] / (count + 1))
 
 
-def agree(residuals: Residuals, meeting: Meeting) -> None:
+def agree(residuals: Residuals, coordinator: Coordinator) -> None:
     """After states were loaded: raise StateError, on all ranks, if a rank's copy differs from the
     estimate that the other rank loaded."""
     found: dict[str, hashlib._Hash] = {}
     for index in sorted(residuals.places):
         for name, array in residuals.pieces(index)[WORKER].items():
             found.setdefault(name, hashlib.sha256()).update(array.tobytes())
-    held = meeting.settle({}, {name: hashed.hexdigest() for name, hashed in found.items()})
+    held = coordinator.require_equal(
+        {}, {name: hashed.hexdigest() for name, hashed in found.items()}
+    )
     for rank, estimates in enumerate(held):
         for other, theirs in enumerate(held):
             if estimates.get(copy_of(other), theirs.get(OWN)) != theirs.get(OWN):
-                names = meeting.ranks[rank], meeting.ranks[other]
+                names = coordinator.ranks[rank], coordinator.ranks[other]
                 raise StateError(
                     f"the states do not fit together: rank {names[0]}'s copy of rank {names[1]}'s "
                     f"parameters differs from the one that rank {names[1]} loaded; each rank must "

@@ -16,7 +16,7 @@ import torch
 
 from hipress.model import Param
 from hipress.options import Options
-from hipress.plan.rules import Plan
+from hipress.plan.plan import Plan
 
 #: least bytes of a gradient that is encoded in place: a copy costs more than a job of its own
 LARGE_BYTES = 1 << 20

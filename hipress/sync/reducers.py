@@ -14,10 +14,10 @@ from casync.runtime.jobs import FLOATS
 from hipress import compat
 from hipress.devices import Placement
 from hipress.sync.buckets import BucketPlan
-from hipress.sync.copies import HostCopies
+from hipress.sync.executor_set import Route, Routes
 from hipress.sync.failures import Failures
 from hipress.sync.futures import average
-from hipress.sync.routes import Route, Routes
+from hipress.sync.host_staging import HostCopies
 from hipress.sync.switch import PlanSwitch
 from hipress.sync.traffic import Traffic
 

@@ -34,7 +34,7 @@ from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
 from hipress.model import Param
 from hipress.plan.codecs import RESIDUAL, flat_names, state_of
-from hipress.plan.rules import Plan
+from hipress.plan.plan import Plan
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -56,7 +56,7 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class Place:
+class ArenaSlice:
     """Arena and first element of a parameter's flat state."""
 
     arena: Arena
@@ -72,7 +72,7 @@ class Residuals:
     # Parameters of which this rank aggregates elements; None with scope "bucket": buckets decide.
     owned: Collection[int] | None = ()
     memory: Memory = field(default_factory=HostMemory)
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, ArenaSlice] = field(default_factory=dict)
 
     def place_all(self) -> States:
         """Arenas, one per codec over all its parameters in the model's order (scope "tensor")."""
@@ -112,7 +112,7 @@ class Residuals:
         arena = Arena(key, {side: self._zeros(key, side, total) for side in self._sides(key)})
         offset = 0
         for index in indices:
-            here = Place(arena, offset)
+            here = ArenaSlice(arena, offset)
             if index in self.places:
                 self._move(index, self.places[index], here)
             self.places[index] = here
@@ -180,7 +180,7 @@ class Residuals:
                 if values.numel() == old.numel:
                     values.copy_(in_layout(in_shape(values, old), new))
 
-    def _move(self, index: int, old: Place, new: Place) -> None:
+    def _move(self, index: int, old: ArenaSlice, new: ArenaSlice) -> None:
         before = self.pieces(index)
         self.places[index] = new
         for side, arrays in self.pieces(index).items():

@@ -13,9 +13,9 @@ from torch.futures import Future
 
 from casync.transports.distributed import transport_error
 from hipress import compat
+from hipress.coordination.link import broadcast, start_all_reduce_max
 from hipress.errors import SyncError
 from hipress.model import Param, writable
-from hipress.ranks.link import broadcast, start_all_reduce_max
 from hipress.shards import as_gradient, is_sharded, local, place_gradient
 from hipress.sync.engine import Engine
 from hipress.sync.futures import wait_within

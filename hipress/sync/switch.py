@@ -10,19 +10,19 @@ import torch
 
 from casync.memory import Memory
 from hipress.model import Param
-from hipress.plan.rules import Plan
+from hipress.plan.plan import Plan
 from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.state import in_layout, in_shape
 
 if TYPE_CHECKING:
-    from hipress.control.chooser import Chooser
+    from hipress.control.plan_controller import PlanController
 
 
 class PlanSwitch:
     """A module's buckets by its current plan, and residuals owed from those of earlier plans."""
 
     def __init__(
-        self, make: Callable[[Plan], BucketPlans], plan: Plan, tuner: Chooser | None
+        self, make: Callable[[Plan], BucketPlans], plan: Plan, tuner: PlanController | None
     ) -> None:
         """make: returns buckets of a plan, without any state."""
         self.make, self._tuner = make, tuner
@@ -53,14 +53,14 @@ class PlanSwitch:
     def hand(self, indices: tuple[int, ...], buffer: torch.Tensor, plan: BucketPlan | None) -> None:
         """Add owed residuals to a ready bucket's gradients, and show them to the tuner. plan: of
         the bucket; None if nothing of it is compressed."""
-        self._pay(indices, buffer)
+        self._add_leftover_residuals(indices, buffer)
         if self._tuner is not None:
             self._tuner.handed(indices, buffer, partial(self._unsent, plan))
 
     def _unsent(self, plan: BucketPlan | None) -> torch.Tensor:
         return torch.zeros(()) if plan is None else plan.unsent(self.buckets.residuals.memory)
 
-    def _pay(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
+    def _add_leftover_residuals(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
         """Add owed residuals to the gradients of a bucket, unless these are zero, as for parameters
         that this rank did not use: see [Note: unused parameters] in state.py."""
         if self._owed.keys().isdisjoint(indices):

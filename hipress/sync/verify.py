@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.memory import Memory
-from casync.runtime.exits import close_at_exit
+from casync.runtime.shutdown import close_at_exit
 from casync.transports.distributed import transport_error
+from hipress.coordination.link import gather
 from hipress.errors import DivergenceError, SyncError
 from hipress.model import Param
-from hipress.ranks.link import gather
 
 VERIFY_STEPS = 100
 """Parameters are compared before the second step, and every VERIFY_STEPS steps after it."""

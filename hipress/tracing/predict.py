@@ -10,13 +10,13 @@ from casync.codec import FLOAT_BYTES
 from casync.cost import Costs, Transfer
 from casync.predict.timeline import Event, Load
 from casync.stages import WORK
+from hipress.coordination.link import connect
 from hipress.plan.auto import Search
 from hipress.plan.objective import Objective, Way
 from hipress.plan.places import Places
+from hipress.plan.plan import Decision
 from hipress.plan.registry import Registry
-from hipress.plan.rules import Decision
 from hipress.plan.workload import Bucket, Workload, estimate
-from hipress.ranks.link import connect
 from hipress.session import Session
 from hipress.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, WIRE, Point, Span
 
@@ -28,10 +28,10 @@ def measure_costs(session: Session) -> Costs:
     plan, placement = session.current_plan, session.placement
     registry = Registry(plan.codecs, session.options, placement.target)
     search = Search(session.params, registry, session.options, plan.topology)
-    places = Places.of(search, session.meeting, placement)
-    link = connect(session.meeting, "trace")
+    places = Places.of(search, session.coordinator, placement)
+    link = connect(session.coordinator, "trace")
     try:
-        measured = session.meeting.attend(
+        measured = session.coordinator.run_watched(
             lambda: places.measure_links(link).measure_codecs(link), "measuring the link"
         )
     finally:

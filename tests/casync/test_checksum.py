@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from casync.errors import PayloadError
+from casync.memory.repeat_elision import MARK
 from casync.memory.slots import CHECKSUM
-from casync.memory.squeeze import MARK
 from casync.runtime.executor import Executor
 from casync.transports.memory import Hub
 from tests.casync.fakes import CODECS, PAIRS, SIZES, gradients, graph_of, states_of, world

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from casync.errors import PayloadError
 from casync.memory.host import HostMemory
+from casync.memory.repeat_elision import BLOCK, MARK, expand, extent, promises, squeeze
 from casync.memory.slots import Slot
-from casync.memory.squeeze import BLOCK, MARK, expand, extent, promises, squeeze
 from tests.casync.fakes import graph_of, world
 from tests.casync.test_executor import assert_identical, run
 from tests.casync.test_messages import layout

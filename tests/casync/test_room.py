@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from casync.graph.layout import Layout, positions
-from casync.memory.room import Room
+from casync.memory.capacity import Room
 from casync.runtime.executor import Executor
 from casync.transports.rendezvous import Meeting
 from tests.casync.fakes import Sparse, graph_of

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from casync.errors import CasyncError, PeerTimeout, PlanError
 from casync.nccl import distributed
 from casync.nccl.bindings import BINDINGS, connect_by
-from casync.nccl.meet import through_store
+from casync.nccl.bootstrap import through_store
 from casync.nccl.nccl4py import Nccl4py
 from casync.nccl.pynccl import Pynccl
 from casync.runtime.executor import Executor

@@ -152,7 +152,10 @@ def load_late(rank, world_size):
     saved = hipress.state_dict(ddp)
     train(ddp, rank, range(2))
     session = SESSIONS[ddp]
-    store, session.meeting = session.meeting.board.store, replace(session.meeting, timeout=0.1)
+    store, session.coordinator = (
+        session.coordinator.board.store,
+        replace(session.coordinator, timeout=0.1),
+    )
     logging.disable(logging.CRITICAL)
     if rank == 1:
         store.wait(["waited"])

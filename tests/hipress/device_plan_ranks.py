@@ -12,12 +12,12 @@ import hipress
 from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress import options, planning
+from hipress.coordination import coordinator as coordinators
 from hipress.devices import ON_HOST, Placement
 from hipress.model import describe
 from hipress.plan import auto, candidates, evidence, levels, probe, timing, trial
 from hipress.plan.codecs import compile_codec
-from hipress.plan.overrides import NO_RULES
-from hipress.ranks import meeting as meetings
+from hipress.plan.rules import NO_RULES
 from hipress.sync.engine import Engine
 from tests.casync import emulated
 from tests.casync.streams import FakeMoment, Schedule
@@ -65,17 +65,19 @@ def step(engine, buckets):
     engine.finish()
 
 
-def steered(params, policy, meeting, placement, memory):
+def steered(params, policy, coordinator, placement, memory):
     """An engine with a policy."""
     wanted = options.make("auto", policy=policy, min_size=0, timeout=60)
     placed = mock.patch.object(Placement, "memory", return_value=memory)
     with placed:
         codecs = planning.codecs_of(wanted, placement)
-        planner = planning.Planner(params, wanted, Topology.flat(2), NO_RULES, meeting, placement)
+        planner = planning.Planner(
+            params, wanted, Topology.flat(2), NO_RULES, coordinator, placement
+        )
         made = planner.plan(codecs)
         return Engine(
-            params, made.plan, wanted, dist.group.WORLD, meeting,
-            placement=placement, memory=memory, tuner=made.chooser(),
+            params, made.plan, wanted, dist.group.WORLD, coordinator,
+            placement=placement, memory=memory, tuner=made.controller(),
         )  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def by_policy(rank, size, name, gpu=False):
     with device(rank, gpu) as memory:
         staged = Placement(memory.device, "staged")
         engines = [
-            steered(params, POLICIES[name], meetings.meeting(dist.group.WORLD, 60), *where)
+            steered(params, POLICIES[name], coordinators.coordinator(dist.group.WORLD, 60), *where)
             for where in ((staged, memory), (ON_HOST, HostMemory()))
         ]
         since = FakeMoment.since
@@ -129,14 +131,14 @@ def by_trial(rank, size, gpu=False):
         quick(stack)
         stack.enter_context(mock.patch.object(Placement, "memory", return_value=memory))
         staged = Placement(memory.device, "staged")
-        meeting = meetings.meeting(dist.group.WORLD, 60)
+        coordinator = coordinators.coordinator(dist.group.WORLD, 60)
         wanted = options.make("auto", min_size=0, timeout=60)
         codecs = planning.codecs_of(wanted, staged)
-        planner = planning.Planner(params, wanted, Topology.flat(2), NO_RULES, meeting, staged)
+        planner = planning.Planner(params, wanted, Topology.flat(2), NO_RULES, coordinator, staged)
         made = planner.plan(codecs)
         engine = Engine(
-            params, made.plan, wanted, dist.group.WORLD, meeting,
-            placement=staged, memory=memory, tuner=made.chooser(), unused=True,
+            params, made.plan, wanted, dist.group.WORLD, coordinator,
+            placement=staged, memory=memory, tuner=made.controller(), unused=True,
         )  # fmt: skip
         tuner, after, averages = engine.tuner, 0, []
         since = FakeMoment.since

@@ -18,12 +18,12 @@ from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
 from hipress import options, session
 from hipress.checkpoints import checkpoint
+from hipress.coordination import coordinator as coordinators
+from hipress.coordination.link import connect
 from hipress.devices import Placement
 from hipress.errors import HipressError
 from hipress.model import describe
-from hipress.plan.rules import fixed_plan
-from hipress.ranks import meeting as meetings
-from hipress.ranks.link import connect
+from hipress.plan.plan import fixed_plan
 from hipress.sync import executors
 from hipress.sync.engine import Engine
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
@@ -39,13 +39,13 @@ def model():
     return torch.nn.ModuleList(torch.nn.Linear(n, m, bias=False) for m, n in SHAPES)
 
 
-def engine_of(params, codec, meeting, strategy="auto", min_size=0, **how):
+def engine_of(params, codec, coordinator, strategy="auto", min_size=0, **how):
     wanted = options.make(
-        "onebit_group", min_size=min_size, timeout=meeting.timeout, strategy=strategy
+        "onebit_group", min_size=min_size, timeout=coordinator.timeout, strategy=strategy
     )
-    topology = Topology.flat(len(meeting.ranks))
+    topology = Topology.flat(len(coordinator.ranks))
     plan = fixed_plan(params, codec, wanted, topology)
-    return Engine(params, plan, wanted, dist.group.WORLD, meeting, **how)
+    return Engine(params, plan, wanted, dist.group.WORLD, coordinator, **how)
 
 
 def gradients(params, rank, step):
@@ -67,11 +67,11 @@ def alike(rank, size, dtype):
     placement = Placement(memory.device, "staged")
     with schedule.driving():
         device = engine_of(
-            params, compiled("onebit_group"), meetings.meeting(dist.group.WORLD, 60),
+            params, compiled("onebit_group"), coordinators.coordinator(dist.group.WORLD, 60),
             placement=placement, memory=memory,
         )  # fmt: skip
-        meeting = meetings.meeting(dist.group.WORLD, 60)
-        host = engine_of(params, compll.compile("onebit_group"), meeting)
+        coordinator = coordinators.coordinator(dist.group.WORLD, 60)
+        host = engine_of(params, compll.compile("onebit_group"), coordinator)
         for step in range(3):
             values = gradients(params, rank, step).to(dtype)
             bucket = memory.filled(values)
@@ -139,11 +139,11 @@ class Slots:
 def slots_by(schedule):
     """A stand-in for start_slots."""
 
-    def start(purpose, meeting, placement, memory, tell):
+    def start(purpose, coordinator, placement, memory, tell):
         if placement.on_host:
             return None
         inner = DistributedTransport(
-            connect(meeting, purpose), lambda some: connect(meeting.of(some), purpose)
+            connect(coordinator, purpose), lambda some: connect(coordinator.of(some), purpose)
         )
         return Slots(inner, schedule)
 
@@ -155,7 +155,7 @@ def two_buckets(rank, size, dtype, transport, codec, hosts_codec, how):
     memory, through = DeviceMemory(schedule), transport != "nccl"
     with schedule.driving(), slots_by(schedule):
         device, host = (
-            engine_of(params, each, meetings.meeting(dist.group.WORLD, 60), **how, **where)
+            engine_of(params, each, coordinators.coordinator(dist.group.WORLD, 60), **how, **where)
             for each, where in (
                 (codec, {"placement": Placement(memory.device, transport), "memory": memory}),
                 (hosts_codec, {}),
@@ -204,7 +204,7 @@ def in_turn(rank, size):
         mock.patch.object(Executor, "submit", submitted),
     ):
         engine = engine_of(
-            params, compiled("onebit_group"), meetings.meeting(dist.group.WORLD, 60),
+            params, compiled("onebit_group"), coordinators.coordinator(dist.group.WORLD, 60),
             placement=Placement(memory.device, "staged"), memory=memory, skips=True,
         )  # fmt: skip
         for step in range(2):
@@ -258,7 +258,8 @@ def lost(rank, size):
     memory = DeviceMemory(schedule)
     with schedule.driving():
         engine = engine_of(
-            params, compll.compile("topk", ratio=0.1), meetings.meeting(dist.group.WORLD, 60),
+            params, compll.compile("topk", ratio=0.1),
+            coordinators.coordinator(dist.group.WORLD, 60),
             placement=Placement(memory.device, "host"), memory=memory,
         )  # fmt: skip
         told = []
@@ -330,7 +331,7 @@ def broken(rank, size, strategy):
     with schedule.driving():
         engine = engine_of(
             params, Garbled(compiled("topk", ratio=0.1), rank == size - 1),
-            meetings.meeting(dist.group.WORLD, 60),
+            coordinators.coordinator(dist.group.WORLD, 60),
             strategy, placement=Placement(memory.device, "staged"), memory=memory,
         )  # fmt: skip
         try:

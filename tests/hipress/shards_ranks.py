@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import hipress
-from hipress.ranks import job
+from hipress.coordination import job
 from hipress.shards import local
 from hipress.sync import order
 from tests.hipress.common import Net, data, error_of, make, raised_by

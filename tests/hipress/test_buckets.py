@@ -14,7 +14,7 @@ from casync.runtime.deferral import as_torch
 from casync.topology import Topology
 from hipress.model import describe
 from hipress.options import Options
-from hipress.plan.rules import fixed_plan
+from hipress.plan.plan import fixed_plan
 from hipress.sync.buckets import BucketPlans
 from tests.hipress.fakes import Int8
 

@@ -14,7 +14,7 @@ from hipress.checkpoints import checkpoint
 from hipress.errors import StateError
 from hipress.model import describe
 from hipress.options import Options
-from hipress.plan.rules import fixed_plan
+from hipress.plan.plan import fixed_plan
 from hipress.sync.state import Residuals
 from tests.hipress import checkpoint_ranks, common
 from tests.hipress.fakes import Int8
@@ -145,8 +145,8 @@ def test_a_load_that_is_interrupted_has_failed(monkeypatch):
         buckets=SimpleNamespace(residuals=None),
         fail=lambda error, what: ended.append((type(error), what)),
     )
-    meeting = SimpleNamespace(settle=settle)
-    session = SimpleNamespace(rank=1, world_size=2, engine=engine, meeting=meeting)
+    coordinator = SimpleNamespace(settle=settle)
+    session = SimpleNamespace(rank=1, world_size=2, engine=engine, coordinator=coordinator)
     monkeypatch.setattr(api, "as_ddp", lambda module: module)
     monkeypatch.setattr(api, "_session", lambda _: session)
     monkeypatch.setattr(checkpoint, "validate", lambda *_: [])

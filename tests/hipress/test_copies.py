@@ -8,7 +8,7 @@ from torch.futures import Future
 
 from casync.memory.host import HostMemory
 from hipress.errors import SyncError
-from hipress.sync.copies import HostCopies
+from hipress.sync.host_staging import HostCopies
 from tests.patience import HANG
 
 

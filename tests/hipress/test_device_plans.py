@@ -37,8 +37,8 @@ def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
         monkeypatch.setattr(probe, name, value)
     for module in (probe, timing):
         monkeypatch.setattr(module, "all_reduce_max", lambda values, group: values)
-    told, schedule, meeting = [], Schedule(2), Meeting(3)
-    ends = [FakeEnd(meeting, rank, lambda *each: told.append(each)) for rank in range(3)]
+    told, schedule, coordinator = [], Schedule(2), Meeting(3)
+    ends = [FakeEnd(coordinator, rank, lambda *each: told.append(each)) for rank in range(3)]
 
     def measured(end):
         memory = DeviceMemory(schedule)

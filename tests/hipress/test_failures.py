@@ -9,7 +9,7 @@ import torch
 from torch.futures import Future
 
 from casync.errors import TransportError
-from hipress.ranks.board import Stop
+from hipress.coordination.mailbox import Stop
 from hipress.sync import failures, futures
 from tests.hipress import failure_ranks
 from tests.hipress.launch import DIED, launch
@@ -120,10 +120,10 @@ def test_a_native_reduce_to_which_a_rank_that_ended_owes_is_given_up(monkeypatch
     """20 s after its end was seen, not earlier, since bytes may come through other ranks; not at
     all if the rank turns out to be alive."""
     now, gone, seen = 100.0, Stop("RankLost", "rank 1 ended"), []
-    meeting = SimpleNamespace(ranks=(0, 1), rank=0, gone=lambda: seen[-1])
+    coordinator = SimpleNamespace(ranks=(0, 1), rank=0, gone=lambda: seen[-1])
     monkeypatch.setattr(failures.time, "monotonic", lambda: now)
     monkeypatch.setattr(futures, "POLL_SECONDS", 0.01)
-    found = failures.Failures(meeting, 1800.0)
+    found = failures.Failures(coordinator, 1800.0)
     for at, told in ((0, None), (1, gone), (20, gone), (21, None), (22, gone), (41, gone)):
         now = 100.0 + at
         seen.append(told)

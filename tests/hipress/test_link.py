@@ -8,24 +8,24 @@ import torch.distributed as dist
 
 from casync.topology import Topology
 from hipress import compat
+from hipress.coordination import coordinator as coordinators
+from hipress.coordination import link as links
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import connect
+from hipress.coordination.mailbox import StoreMailbox
 from hipress.devices import ON_HOST
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.options import Options
-from hipress.plan.overrides import NO_RULES
+from hipress.plan.rules import NO_RULES
 from hipress.planning import Planner
-from hipress.ranks import link as links
-from hipress.ranks import meeting as meetings
-from hipress.ranks.board import Board
-from hipress.ranks.link import connect
-from hipress.ranks.meeting import Meeting
 from tests.hipress.launch import launch
 from tests.patience import HANG
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(meetings, "SKEW_SECONDS", 0.05)
-    monkeypatch.setattr(meetings, "DONE_SECONDS", 0.05)
+    monkeypatch.setattr(coordinators, "SKEW_SECONDS", 0.05)
+    monkeypatch.setattr(coordinators, "DONE_SECONDS", 0.05)
 
 
 def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
@@ -33,10 +33,10 @@ def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
         raise RuntimeError("Connection refused")
 
     monkeypatch.setattr(dist, "ProcessGroupGloo", fail)
-    meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), HANG)
+    coordinator = Coordinator(StoreMailbox(dist.HashStore(), 1, (3, 5), "here"), HANG)
     told = r"^no word from rank 3 .*\nrank 5: connecting ranks \(3, 5\) for it failed: Connection"
     with pytest.raises(HipressError, match=told):
-        connect(meeting, "it")
+        connect(coordinator, "it")
 
 
 @pytest.mark.parametrize("address, interface, hint", [
@@ -53,9 +53,9 @@ def test_gloo_on_an_address_of_this_machine_alone_is_told(address, interface, hi
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if interface:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
-    meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), HANG)
+    coordinator = Coordinator(StoreMailbox(dist.HashStore(), 1, (3, 5), "here"), HANG)
     with pytest.raises(HipressError) as told:
-        connect(meeting, "it")
+        connect(coordinator, "it")
     assert ("set GLOO_SOCKET_IFNAME to the interface that joins them" in str(told.value)) == hint
 
 
@@ -68,16 +68,16 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     )
     store, found = dist.HashStore(), []
     *waiting, connected = [
-        Meeting(Board(store, rank, (3, 5, 8, 9), "here"), 2) for rank in (0, 1, 3)
+        Coordinator(StoreMailbox(store, rank, (3, 5, 8, 9), "here"), 2) for rank in (0, 1, 3)
     ]
     connected = replace(connected, timeout=HANG)
 
-    def wait_in_vain(meeting):
+    def wait_in_vain(coordinator):
         with pytest.raises(AgreementTimeout) as error:
-            connect(meeting, "it")
+            connect(coordinator, "it")
         found.append(str(error.value))
 
-    monkeypatch.setattr(meetings, "SKEW_SECONDS", 1.0)  # both name the one that is silent
+    monkeypatch.setattr(coordinators, "SKEW_SECONDS", 1.0)  # both name the one that is silent
     threads = [threading.Thread(target=wait_in_vain, args=(each,)) for each in waiting]
     late = threading.Thread(target=wait_in_vain, args=(connected,))
     for thread in (late, *threads):
@@ -98,10 +98,10 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     def measure_link(*_):
         raise RuntimeError("closed by peer")
 
-    monkeypatch.setattr("hipress.planning.connect", lambda meeting, purpose: None)
+    monkeypatch.setattr("hipress.planning.connect", lambda coordinator, purpose: None)
     monkeypatch.setattr("hipress.plan.probe.measure_link", measure_link)
-    meeting = Meeting(Board(dist.HashStore(), 1, (3, 5), "here"), 0.05)
-    planner = Planner((), Options(), Topology.flat(2), NO_RULES, meeting, ON_HOST)
+    coordinator = Coordinator(StoreMailbox(dist.HashStore(), 1, (3, 5), "here"), 0.05)
+    planner = Planner((), Options(), Topology.flat(2), NO_RULES, coordinator, ON_HOST)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
         planner.plan({})
@@ -128,5 +128,5 @@ def connected_last(rank, world_size):
         return group
 
     compat.gloo_group = made
-    group = connect(meetings.meeting(dist.group.WORLD, HANG), "a test")
+    group = connect(coordinators.coordinator(dist.group.WORLD, HANG), "a test")
     return group.size() == world_size and store.check(["last"])

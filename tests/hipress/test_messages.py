@@ -13,13 +13,13 @@ from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
 from casync.topology import Topology
 from hipress import options
 from hipress.checkpoints.checkpoint import export
-from hipress.checkpoints.formats import check_format
+from hipress.checkpoints.checkpoint_format import check_format
 from hipress.model import describe
 from hipress.options import Options
 from hipress.plan.auto import Search
 from hipress.plan.messages import least_share
+from hipress.plan.plan import fixed_plan, restored
 from hipress.plan.registry import Registry
-from hipress.plan.rules import fixed_plan, restored
 from hipress.sync.buckets import BucketPlans
 from hipress.sync.state import Residuals
 from tests.hipress.fakes import Int8

@@ -27,8 +27,8 @@ from hipress.plan import probe
 from hipress.plan.auto import BUDGET, FAR, TRIED, Search
 from hipress.plan.candidates import candidates
 from hipress.plan.objective import LOADS
+from hipress.plan.plan import check_patterns, fixed_plan, partitions
 from hipress.plan.registry import Registry
-from hipress.plan.rules import check_patterns, fixed_plan, partitions
 from hipress.plan.workload import Bucket, Workload, estimate, timed
 from hipress.reporting.measured import measure_of
 from hipress.reporting.report import Report

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from hipress.ranks import door as doors
-from hipress.ranks import presence as presences
-from hipress.ranks.door import STRANGERS, Door
-from hipress.ranks.presence import Presence
+from hipress.coordination import door as doors
+from hipress.coordination import liveness as presences
+from hipress.coordination.door import STRANGERS, Door
+from hipress.coordination.liveness import Liveness
 from tests.hipress.launch import CONTEXT
 from tests.patience import HANG
 
@@ -35,7 +35,7 @@ def visited():
     there.close()
     try:
         port, token = here.recv()
-        yield Presence("127.0.0.1", port, socket.gethostname(), token), here
+        yield Liveness("127.0.0.1", port, socket.gethostname(), token), here
     finally:
         process.kill()
         process.join()
@@ -93,7 +93,7 @@ def test_a_crowd_of_strangers_keeps_no_end_from_being_noticed(visited, watcher):
 
 def test_a_port_that_another_process_has_now(visited, watcher):
     presence, _ = visited
-    other = Presence(presence.host, presence.port, "elsewhere", "00" * doors.WORD)
+    other = Liveness(presence.host, presence.port, "elsewhere", "00" * doors.WORD)
     until(lambda: watcher(other).ended)
     until(lambda: watcher(presence)._answered)
     assert not watcher(presence).ended

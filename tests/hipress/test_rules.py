@@ -11,8 +11,8 @@ from casync.topology import Topology
 from hipress import options
 from hipress.errors import ConfigError
 from hipress.model import describe
-from hipress.plan import overrides
-from hipress.plan.rules import check_patterns, fixed_plan
+from hipress.plan import rules as overrides
+from hipress.plan.plan import check_patterns, fixed_plan
 from hipress.session import plain_options
 from tests.hipress import rules_ranks
 from tests.hipress.common import make

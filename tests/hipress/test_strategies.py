@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from casync.topology import Topology
+from hipress.coordination.nodes import topology_of
 from hipress.errors import ConfigError
 from hipress.model import describe
 from hipress.options import Options
-from hipress.plan.rules import fixed_plan
-from hipress.ranks.nodes import topology_of
+from hipress.plan.plan import fixed_plan
 from hipress.sync.state import Residuals
 from tests.hipress import strategy_ranks
 from tests.hipress.fakes import Int8

@@ -18,10 +18,10 @@ from hipress.errors import ConfigError, RankLost
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import probe, trial
-from hipress.plan.overrides import NO_RULES
-from hipress.plan.places import Place, Places
+from hipress.plan.places import Device, Places
+from hipress.plan.plan import NATIVE
 from hipress.plan.registry import Registry
-from hipress.plan.rules import NATIVE
+from hipress.plan.rules import NO_RULES
 from hipress.plan.site import Site
 from tests.hipress import tuner_ranks
 from tests.hipress.launch import launch
@@ -172,16 +172,16 @@ class Clock(HostMemory):
 def scripted(monkeypatch):
     """A tuner, and a function that takes steps and returns their plans."""
     link = SimpleNamespace(costs=SLOW, message=0.01)
-    monkeypatch.setattr(tuners, "connect", lambda meeting, purpose: object())
+    monkeypatch.setattr(tuners, "connect", lambda coordinator, purpose: object())
     monkeypatch.setattr(tuners, "all_reduce_max", lambda values, group: values)
     monkeypatch.setattr(probe, "message_seconds", lambda *_: link.message)
     monkeypatch.setattr(probe, "measure_link", lambda *_: link.costs)
     monkeypatch.setattr(probe, "measure_codecs", lambda group, codecs, link, site: link)
-    meeting = SimpleNamespace(rank=0, attend=lambda call, what: call())
+    coordinator = SimpleNamespace(rank=0, run_watched=lambda call, what: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
     compiling = SimpleNamespace(done=lambda: True, result=dict)
-    places = Places((Place("gloo", Search(), Site(clock, clock)),), (SLOW,))
-    tuner = Tuner(places, compiling, meeting)
+    places = Places((Device("gloo", Search(), Site(clock, clock)),), (SLOW,))
+    tuner = Tuner(places, compiling, coordinator)
     tuner.compiling = compiling
 
     def steps(count):
@@ -244,12 +244,12 @@ def test_a_measurement_that_fails_is_not_waited_for(scripted):
     tuner, steps, clock, _ = scripted
     told = []
     slots = SimpleNamespace(abort=lambda: told.append("abort"), close=lambda: told.append("close"))
-    tuner._places = Places((Place("nccl", Search(), Site(clock, clock, slots)),), (SLOW,))
+    tuner._places = Places((Device("nccl", Search(), Site(clock, clock, slots)),), (SLOW,))
 
     def lost(call, what):
         raise RankLost("rank 1 ended")
 
-    tuner._meeting.attend = lost
+    tuner._coordinator.run_watched = lost
     with pytest.raises(RankLost, match="rank 1 ended"):
         steps(WATCHED)
     tuner.close()

@@ -17,11 +17,11 @@ import hipress.plan.candidates
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
+from hipress.coordination import coordinator as coordinators
 from hipress.model import describe
 from hipress.plan import probe, trial
 from hipress.plan.places import Places
-from hipress.plan.rules import NATIVE, Plan, fixed_plan, raw
-from hipress.ranks import meeting as meetings
+from hipress.plan.plan import NATIVE, Plan, fixed_plan, raw
 from hipress.session import SESSIONS
 from hipress.sync.engine import Engine
 from tests.hipress.common import SMALL_BUCKETS, UNREBUILT, data, digest, error_of, make, train
@@ -81,7 +81,7 @@ def handed_on(rank, world_size, names, scope):
     wanted = options.make("auto", min_size=0, timeout=30, scope=scope)
     group = dist.group.WORLD
     engine = Engine(
-        params, script[0], wanted, group, meetings.meeting(group, 30), tuner=Script(script)
+        params, script[0], wanted, group, coordinators.coordinator(group, 30), tuner=Script(script)
     )
     total = exact = torch.zeros(1)
     found = []
@@ -257,7 +257,12 @@ def zeroed(rank, world_size):
     for first in ([low_rank, native], [native, native], [low_rank, low_rank]):
         script = [*first, low_rank]
         engine = Engine(
-            params, script[0], wanted, group, meetings.meeting(group, 30), tuner=Script(script)
+            params,
+            script[0],
+            wanted,
+            group,
+            coordinators.coordinator(group, 30),
+            tuner=Script(script),
         )
         for _ in script:
             buffer = gradients(params, rank, 0)

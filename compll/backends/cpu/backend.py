@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compll.backends.cpu.tiles import TileKernels
+from compll.backends.cpu.batch import TileKernels
 from compll.ir.module import Module
 from compll.ir.static import Number
 from compll.passes import lower

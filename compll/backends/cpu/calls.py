@@ -8,11 +8,11 @@ from typing import Any
 
 from compll.backends.cpu import products, routines, rows
 from compll.backends.cpu.apart import apart
-from compll.backends.cpu.arrays import store_name
 from compll.backends.cpu.builder import F32, F64, at, c, loop
 from compll.backends.cpu.call_memory import narrow
 from compll.backends.cpu.sources import Source, evaluated, pieces
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
+from compll.backends.cpu.walk_params import store_name
 from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, Call, Kernel, Store, Walk, order
 

@@ -9,7 +9,6 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu import table_routines
-from compll.backends.cpu.arrays import array_of, streamed
 from compll.backends.cpu.builder import (
     F32,
     I8,
@@ -28,6 +27,7 @@ from compll.backends.cpu.compaction import count_bits, expanded
 from compll.backends.cpu.lane_folds import Folds
 from compll.backends.cpu.lane_stores import Stores
 from compll.backends.cpu.storages import item_bytes, load_as, of_raw, raw
+from compll.backends.cpu.walk_params import array_of, streamed
 from compll.ir.module import Field
 from compll.ir.tile import Compact, Store, Value
 from compll.passes.fuse import Loop, order_of_lanes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cpu.arrays import store_name
 from compll.backends.cpu.builder import I8, I64, at, number
 from compll.backends.cpu.storages import item_bytes
+from compll.backends.cpu.walk_params import store_name
 from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, SUMS, Walk
 

@@ -36,7 +36,7 @@ from compll.backends.cpu.float_bits import INFINITE
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import GIVEN, signature, sum_bytes
 from compll.backends.cpu.kth_largest import KthLargestSearch
-from compll.backends.cpu.past_cache import zero
+from compll.backends.cpu.nontemporal_stores import zero
 from compll.backends.cpu.payload_fields import PayloadFields
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
 from compll.backends.cpu.streams import ascending, stream
@@ -50,8 +50,8 @@ from compll.ir.tile import (
     Kernel,
     KthLargest,
     Means,
+    Op,
     Quantiles,
-    Step,
     Store,
     Stream,
     ThresholdSearch,
@@ -282,7 +282,7 @@ class Printer:
 
     # steps
 
-    def steps(self, steps: list[Step]) -> None:
+    def steps(self, steps: list[Op]) -> None:
         """Steps in order; states of one number are stored at the end."""
         states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
         for step in steps:
@@ -294,7 +294,7 @@ class Printer:
             value = finite_or(self.b, value, self.before[s.name], s.field.storage)
             self.b.store(value, self.pointers[f"state {s.name}"])
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Op) -> None:
         if isinstance(step, Walk):
             self.walk(step)
         elif isinstance(step, Call):
@@ -328,7 +328,7 @@ class Printer:
             self.steps(step.steps)
         self.local = before
 
-    def clear(self, step: Step) -> None:
+    def clear(self, step: Op) -> None:
         """Set a step's results to 0, in case it is skipped."""
         if isinstance(step, Walk):
             for f in step.folds:

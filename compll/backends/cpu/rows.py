@@ -9,7 +9,7 @@ from llvmlite import ir
 from compll.backends.cpu.builder import I32, I64, Builder, Variable, c, loop, number
 from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.float_bits import key, unkey
-from compll.backends.cpu.past_cache import zero
+from compll.backends.cpu.nontemporal_stores import zero
 from compll.backends.cpu.products import least_of
 from compll.backends.cpu.sources import Source
 

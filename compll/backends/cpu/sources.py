@@ -11,7 +11,6 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.arrays import array_of
 from compll.backends.cpu.builder import (
     F64,
     KINDS,
@@ -23,6 +22,7 @@ from compll.backends.cpu.builder import (
     number,
 )
 from compll.backends.cpu.storages import item_bytes, load_as
+from compll.backends.cpu.walk_params import array_of
 from compll.ir.module import Field
 from compll.ir.tile import Value, View
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from compll.backends.cpu import table_routines
-from compll.backends.cpu.arrays import Arrays, given, signature_of, store_name, streamed
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -23,8 +22,9 @@ from compll.backends.cpu.builder import (
 from compll.backends.cpu.float_bits import unkey
 from compll.backends.cpu.lane_folds import LEAST, MOST
 from compll.backends.cpu.last_tile import LastTile
-from compll.backends.cpu.past_cache import gains, large
+from compll.backends.cpu.nontemporal_stores import gains, large
 from compll.backends.cpu.storages import item_bytes
+from compll.backends.cpu.walk_params import Arrays, given, signature_of, store_name, streamed
 from compll.backends.cpu.walks import WalkPrinter
 from compll.ir.tile import SUMS, Value, Walk
 from compll.numerics.numbers import LANES

@@ -11,7 +11,6 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.arrays import array_of, given, store_name, trit_arrays
 from compll.backends.cpu.builder import (
     F32,
     I1,
@@ -30,6 +29,7 @@ from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.lanes import Lanes
 from compll.backends.cpu.storages import item_bytes, load_as, stored_as
 from compll.backends.cpu.trit_tiles import Tiles
+from compll.backends.cpu.walk_params import array_of, given, store_name, trit_arrays
 from compll.ir.module import Field
 from compll.ir.tile import Compact, Value, Walk, order_inside
 from compll.numerics.numbers import MASK, lane_count

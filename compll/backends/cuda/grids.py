@@ -84,7 +84,7 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Step:
+class Launch:
     """A launch. grid: the number of a grid, or -1 for a block per piece.
 
     repeat: number of rounds, or the number of tries from which they follow (see threshold_search);

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from compll.backends.cuda.domains import ELEMENTS, Domain
-from compll.backends.cuda.grids import Grid, Scratch, Shape, Step
+from compll.backends.cuda.grids import Grid, Launch, Scratch, Shape
 from compll.backends.cuda.plans import Plan
 from compll.ir.expr import Expr
 from compll.ir.module import Field
@@ -41,7 +41,7 @@ class PlanBuilder:
         self.checks = False
         #: true if its kernel adds several payloads of each piece
         self.merges = False
-        self.steps: list[Step] = []
+        self.steps: list[Launch] = []
         self.texts: list[str] = []
         self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]
         self.scratch: dict[str, Scratch] = {}
@@ -100,7 +100,7 @@ class PlanBuilder:
     ) -> None:
         """Add the next step: a kernel, by the text within its braces."""
         name = f"{self.name}_{what}{len(self.steps)}"
-        self.steps.append(Step(name, grid, threads, repeat))
+        self.steps.append(Launch(name, grid, threads, repeat))
         head = f'extern "C" __global__ void __launch_bounds__({threads}) {name}(@PARAMS@)'
         self.texts.append(f"{head} {{\n{text}}}\n")
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from compll.backends.cuda import transcendental
-from compll.backends.cuda.grids import Grid, Scratch, Shape, Step
+from compll.backends.cuda.grids import Grid, Launch, Scratch, Shape
 from compll.ir.expr import Expr
 from compll.ir.static import depends
 
@@ -24,7 +24,7 @@ class Plan:
     ("matrix", "flat" or "") and dimensions of matrices; see check_rooms.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Launch, ...]
     params: tuple[str, ...]
     statics: tuple[Expr, ...]
     grids: tuple[Grid, ...]

@@ -22,8 +22,8 @@ from compll.ir.tile import (
     Call,
     KthLargest,
     Means,
+    Op,
     Quantiles,
-    Step,
     Store,
     Stream,
     ThresholdSearch,
@@ -154,7 +154,7 @@ class Printer:
 
     # steps
 
-    def steps(self, steps: Sequence[Step]) -> None:
+    def steps(self, steps: Sequence[Op]) -> None:
         """Steps in order; states of one number are stored at the end."""
         states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
         for step in steps:
@@ -172,7 +172,7 @@ class Printer:
         to = f"a_{f.name}[{b.given('tensor')}]"
         b.add(f"if (threadIdx.x == 0 && finite((float){name})) {to} = (float){name};")
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Op) -> None:
         if isinstance(step, Walk):
             self.walk(step)
         elif isinstance(step, When):

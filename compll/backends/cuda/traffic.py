@@ -9,7 +9,7 @@ from compll.backends.cuda.selected_lanes import counted, fold_of
 from compll.backends.cuda.source import encodes
 from compll.ir.matrices import mixes
 from compll.ir.module import Field, Module
-from compll.ir.tile import KthLargest, Step, Walk, walk_of
+from compll.ir.tile import KthLargest, Op, Walk, walk_of
 from compll.passes.kernel_traffic import traffic_of
 
 WORD = 4.0  # bytes of an element or its key
@@ -31,11 +31,11 @@ def moved(module: Module, *, feed: bool) -> float:
     return sum(walks) + sum(keys)
 
 
-def _searches_all(step: Step) -> bool:
+def _searches_all(step: Op) -> bool:
     return isinstance(step, KthLargest) and step.sample is None
 
 
-def _walks(step: Step) -> Iterator[Walk]:
+def _walks(step: Op) -> Iterator[Walk]:
     """The walks over all elements that a device makes for a step."""
     walk = walk_of(step)
     sampled = isinstance(step, KthLargest) and step.sample is not None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DENSE = -1  # uncompressed, instead of a level
 
 
-class Judge:
+class PolicyState:
     """State of a policy in one training; this base measures nothing. It is given this rank's
     gradients; it looks at sums that are the same on all ranks. Gradients are flat float32 on the
     device that compresses: only `take` may wait for that device."""
@@ -46,18 +46,18 @@ class Judge:
         raise NotImplementedError
 
 
-class Scheduled(Judge):
+class Scheduled(PolicyState):
     """Levels by the number of the step alone."""
 
     def __init__(self, by_step: Callable[[int], int]) -> None:
         self._by_step = by_step
 
     def level(self, step: int, index: int) -> int:
-        """Implements Judge.level."""
+        """Implements PolicyState.level."""
         return self._by_step(step)
 
 
-class Gains(Judge):
+class Gains(PolicyState):
     """State of GraVAC."""
 
     def __init__(
@@ -75,11 +75,11 @@ class Gains(Judge):
         self.searching = True
 
     def looks(self, step: int) -> bool:
-        """Implements Judge.looks."""
+        """Implements PolicyState.looks."""
         return step % self._every == 0
 
     def handed(self, index: int, gradient: torch.Tensor) -> None:
-        """Implements Judge.handed."""
+        """Implements PolicyState.handed."""
         gradient = _finite(gradient)
         low = roundtrip(self._codecs[0], gradient)
         high = roundtrip(self._codecs[self.candidate], low)
@@ -87,12 +87,12 @@ class Gains(Judge):
             self._energies[number] = self._energies[number] + torch.dot(each, each).double()
 
     def take(self) -> list[float]:
-        """Implements Judge.take."""
+        """Implements PolicyState.take."""
         taken, self._energies = self._energies, [0.0, 0.0, 0.0]
         return list(map(float, taken))
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
-        """Implements Judge.look."""
+        """Implements PolicyState.look."""
         whole, low, high = sums
         if whole <= 0:
             return
@@ -124,13 +124,13 @@ class Gains(Judge):
         return abs(self.scores[one] - self.scores[other]) < self._flat * self.scores[one]
 
     def level(self, step: int, index: int) -> int:
-        """Implements Judge.level."""
+        """Implements PolicyState.level."""
         if self.gains.get(self.candidate, 0.0) >= self._least:
             return self.candidate
         return 0 if self.gains and self.first >= self._least else DENSE
 
 
-class Norms(Judge):
+class Norms(PolicyState):
     """State of Accordion."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Norms(Judge):
         self.levels = [0] * self._count
 
     def averaged(self, index: int, gradient: torch.Tensor) -> None:
-        """Implements Judge.averaged."""
+        """Implements PolicyState.averaged."""
         gradient = _finite(gradient)
         if index in self._sums:
             self._sums[index] += gradient
@@ -153,14 +153,14 @@ class Norms(Judge):
             self._sums[index] = gradient
 
     def take(self) -> list[float]:
-        """Implements Judge.take."""
+        """Implements PolicyState.take."""
         squares = {index: torch.dot(each, each) for index, each in self._sums.items()}
         norms = [math.sqrt(float(squares.get(i, 0.0))) for i in range(self._count)]
         self._sums.clear()
         return [*norms, self._rate_now()]
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
-        """Implements Judge.look."""
+        """Implements PolicyState.look."""
         *norms, rate = sums
         decayed = rate < self._rate
         for index, norm in enumerate(norms):
@@ -170,7 +170,7 @@ class Norms(Judge):
         self._before, self._rate = norms, rate
 
     def level(self, step: int, index: int) -> int:
-        """Implements Judge.level."""
+        """Implements PolicyState.level."""
         return self.levels[index]
 
 

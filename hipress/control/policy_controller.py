@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import all_reduce_max, all_reduce_sum, connect
 from hipress.errors import ConfigMismatch, SyncError
-from hipress.judges import DENSE, Judge
-from hipress.plan.rules import Plan, raw, restored
-from hipress.ranks.link import all_reduce_max, all_reduce_sum, connect
-from hipress.ranks.meeting import Meeting
+from hipress.plan.plan import Plan, raw, restored
+from hipress.policy_state import DENSE, PolicyState
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -30,8 +30,8 @@ T = TypeVar("T")
 log = logging.getLogger("hipress")
 
 
-class Pilot:
-    """A Chooser whose plans a policy's judge decides. All ranks of the meeting must make one."""
+class PolicyController:
+    """A PlanController whose plans a policy decides. All ranks of the group must make one."""
 
     costs: Costs | None = None
     trial_seconds: float | None = None
@@ -39,17 +39,22 @@ class Pilot:
 
     def __init__(
         self,
-        judge: Judge,
+        judge: PolicyState,
         plans: Sequence[Plan],
         params: Sequence[Param],
-        meeting: Meeting,
+        coordinator: Coordinator,
         moment: Callable[[], Moment],
     ) -> None:
         """plans: by level, equal except for the levels' codecs. moment: returns the present moment
         of the memory in which gradients are compressed."""
         self._moment = moment
-        self._judge, self._levels, self._params, self._meeting = judge, plans, params, meeting
-        self._group: dist.ProcessGroup | None = connect(meeting, "policy")  # None after `close`
+        self._judge, self._levels, self._params, self._coordinator = (
+            judge,
+            plans,
+            params,
+            coordinator,
+        )
+        self._group: dist.ProcessGroup | None = connect(coordinator, "policy")  # None after `close`
         self.codecs: dict[str, Codec] = {k: c for plan in plans for k, c in plan.codecs.items()}
         self._made: dict[tuple[int, ...], Plan] = {}
         self._handed: list[tuple[Sequence[int], torch.Tensor]] = []
@@ -59,13 +64,13 @@ class Pilot:
         self.plan = self._choose(0)
 
     def next(self, step: int) -> Plan:
-        """Implements Chooser.next."""
+        """Implements PlanController.next."""
         if self._judge.window:
             self._moments.append(self._moment())
         if self._group is not None and len(self._moments) > self._judge.window > 0:
             self._look(self._group)
         before, self.plan, self._step = self.plan, self._choose(step), step
-        if before is not self.plan and self._meeting.rank == 0:
+        if before is not self.plan and self._coordinator.rank == 0:
             log.info("hipress: from step %d on %s", step, self.plan.label)
         self._handed.clear()
         self._looked.clear()
@@ -74,7 +79,7 @@ class Pilot:
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements Chooser.handed."""
+        """Implements PlanController.handed."""
         if buffer.is_sparse or not self._judge.window:
             return
         self._handed.append((indices, buffer))
@@ -82,10 +87,10 @@ class Pilot:
             self._looked.append((indices, buffer.float() + unsent()))
 
     def backward_over(self) -> None:
-        """Implements Chooser.backward_over."""
+        """Implements PlanController.backward_over."""
 
     def averaged(self) -> None:
-        """Implements Chooser.averaged. Codecs, which share a device's memory, are idle now."""
+        """Implements PlanController.averaged. Codecs that share a device's memory are idle now."""
         for indices, values in self._looked:
             for index, piece in self._pieces(indices, values):
                 self._judge.handed(index, piece)
@@ -96,16 +101,16 @@ class Pilot:
         self._handed.clear()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """Implements Chooser.restored."""
+        """Implements PlanController.restored."""
         return restored(saved, self._params, self.codecs, self.plan.topology)
 
     def hold(self, plan: Plan) -> None:
-        """Implements Chooser.hold: the policy goes on from there."""
+        """Implements PlanController.hold: the policy goes on from there."""
         self.plan = plan
         self._moments.clear()
 
     def close(self) -> None:
-        """Implements Chooser.close."""
+        """Implements PlanController.close."""
         self._group = None
 
     def _look(self, group: dist.ProcessGroup) -> None:
@@ -114,13 +119,13 @@ class Pilot:
         middle = statistics.median(end.since(begin) for begin, end in steps)
         del self._moments[:-1]
         taken = self._judge.take()
-        sums = self._attend(lambda: all_reduce_sum(taken, group))
-        (slowest,) = self._attend(lambda: all_reduce_max([middle], group))
+        sums = self._run_watched(lambda: all_reduce_sum(taken, group))
+        (slowest,) = self._run_watched(lambda: all_reduce_max([middle], group))
         self._judge.look(sums, slowest)
 
-    def _attend(self, call: Callable[[], T]) -> T:
+    def _run_watched(self, call: Callable[[], T]) -> T:
         try:
-            return self._meeting.attend(call, "comparing the measurements of a policy")
+            return self._coordinator.run_watched(call, "comparing the measurements of a policy")
         except ConfigMismatch as error:  # another rank failed
             raise SyncError(str(error)) from error
 

@@ -16,27 +16,27 @@ import pytest
 import torch.distributed as dist
 
 from hipress import compat
+from hipress.coordination import coordinator as coordinators
+from hipress.coordination import job
+from hipress.coordination import mailbox as boards
+from hipress.coordination import store as stores
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.mailbox import StoreMailbox
 from hipress.errors import AgreementTimeout, ConfigError, HipressError
-from hipress.ranks import board as boards
-from hipress.ranks import job
-from hipress.ranks import meeting as meetings
-from hipress.ranks import store as stores
-from hipress.ranks.board import Board
-from hipress.ranks.meeting import Meeting
 from tests.hipress.launch import CONTEXT
 from tests.patience import HANG
 
 SILENT = "the job's store at 127.0.0.1:{port}, which does not answer"
 EXIT = """
 import sys, torch.distributed as dist
-from hipress.ranks import meeting as meetings, store as stores
+from hipress.coordination import coordinator as coordinators, store as stores
 stores.MIN_CALL_SECONDS = 0.1
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), wait_for_workers=False)
 print("connected", flush=True)
 sys.stdin.readline()
 try:
-    meetings.Meeting(meetings.Board(store, 0, (0, 1), "exit"), 0.1).settle({})
-except meetings.AgreementTimeout as error:
+    coordinators.Coordinator(coordinators.StoreMailbox(store, 0, (0, 1), "exit"), 0.1).require_equal({})
+except coordinators.AgreementTimeout as error:
     print(error, flush=True)
 """
 
@@ -62,7 +62,7 @@ def place(monkeypatch):
     monkeypatch.setattr(stores, "MIN_CALL_SECONDS", 0.1)
     monkeypatch.setattr(stores, "MOMENT", 0.1)
     monkeypatch.setattr(boards, "TELL_SECONDS", 0.2)
-    monkeypatch.setattr(meetings, "TELL_SECONDS", 0.2)
+    monkeypatch.setattr(coordinators, "TELL_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -108,33 +108,35 @@ def test_a_stopped_host_before_the_meeting(host, client):
     pid, port = host
     with stopped(pid):
         with pytest.raises(AgreementTimeout, match=r"rank 1 waited 0\.\d+ s for") as error:
-            meetings.meeting(None, 0.1)
+            coordinators.coordinator(None, 0.1)
         assert SILENT.format(port=port) in str(error.value)
         with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
-            meetings.meeting(None, HANG)  # at once
+            coordinators.coordinator(None, HANG)  # at once
     wait([stores._UNANSWERED[client]], HANG)
-    assert meetings.meeting(None, HANG).board.name == "0,1,2/2"  # the late answer was the first
+    assert (
+        coordinators.coordinator(None, HANG).board.name == "0,1,2/2"
+    )  # the late answer was the first
 
 
 def test_a_stopped_host_during_the_meeting(host, client):
-    meeting = meetings.meeting(None, 0.1)
+    coordinator = coordinators.coordinator(None, 0.1)
     with stopped(host[0]), pytest.raises(AgreementTimeout, match="which does not answer"):
-        meeting.settle({})
+        coordinator.require_equal({})
 
 
 def test_a_failure_is_told_as_it_is_where_the_store_is_silent(host, client, caplog):
-    meeting = meetings.meeting(None, HANG)
+    coordinator = coordinators.coordinator(None, HANG)
     with stopped(host[0]):
-        with pytest.raises(ConfigError, match="mine"), meetings.failures_told(None):
+        with pytest.raises(ConfigError, match="mine"), coordinators.failures_told(None):
             raise ConfigError("mine")
-        meeting.fail(ConfigError("mine"))
+        coordinator.fail(ConfigError("mine"))
     assert caplog.text.count("could not be told") == 2
 
 
 def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
     """Calls on other connections to it fail at once, until it has answered."""
     other = compat.another_client(client)
-    meeting = Meeting(Board(client, 1, (0, 1, 2), "once"), HANG)
+    coordinator = Coordinator(StoreMailbox(client, 1, (0, 1, 2), "once"), HANG)
     with stopped(host[0]):
         since = time.monotonic()
         with pytest.raises(AgreementTimeout, match=r"waited 0\.\d+ s for"):
@@ -142,7 +144,7 @@ def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
         monkeypatch.setattr(stores, "MIN_CALL_SECONDS", HANG)
         with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
             stores.call_store(other, lambda it: it.add("a", 1), since + HANG, 1)
-        told = meeting.cause("a step", since)
+        told = coordinator.cause("a step", since)
         assert told == "no word from rank 0, 2 during a step: stopped, cut off or ended"
     wait([stores._UNANSWERED[client]], HANG)
     assert stores.call_store(other, lambda it: it.add("a", 1), since + HANG, 1) == 2
@@ -182,20 +184,21 @@ def test_errors_of_the_store(monkeypatch):
     with pytest.raises(
         HipressError, match=r"job's store, which does not answer: .* \(Broken pipe\)"
     ):
-        meetings.meeting(None, HANG)
+        coordinators.coordinator(None, HANG)
 
 
 def test_the_last_look_may_take_a_moment():
     """The error names missing ranks, though no time is left for the call that looks for them."""
     with pytest.raises(AgreementTimeout, match=r"for rank 0, 2 of 3\. Every rank must call"):
-        Meeting(Board(dist.HashStore(), 1, (0, 1, 2), "late"), 1e-9).settle({})
+        Coordinator(StoreMailbox(dist.HashStore(), 1, (0, 1, 2), "late"), 1e-9).require_equal({})
 
 
 def test_who_comes_later_learns_that_a_rank_waits_no_longer():
     """It once went on without that rank, and waited in DDP's constructor, or loaded a state."""
     store = dist.HashStore()
     early, late, last = [
-        Meeting(Board(store, r, (0, 1, 2), "gone"), t) for r, t in ((0, 0.1), (1, HANG), (2, HANG))
+        Coordinator(StoreMailbox(store, r, (0, 1, 2), "gone"), t)
+        for r, t in ((0, 0.1), (1, HANG), (2, HANG))
     ]
     waiting = threading.Thread(target=lambda: found.append(errors_of(late)))
     found = []
@@ -207,7 +210,7 @@ def test_who_comes_later_learns_that_a_rank_waits_no_longer():
     assert errors_of(last).startswith(f"rank 2 stops, because {told}")
 
 
-def errors_of(meeting):
+def errors_of(coordinator):
     with pytest.raises(AgreementTimeout) as error:
-        meeting.settle({})
+        coordinator.require_equal({})
     return str(error.value)

@@ -15,13 +15,13 @@ from contextlib import suppress
 import torch.distributed as dist
 
 from hipress import compat
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.mailbox import TELL_SECONDS, StoreMailbox, backoff
+from hipress.coordination.store import run_in_thread
 from hipress.errors import HipressError
-from hipress.ranks.board import TELL_SECONDS, Board, backoff
-from hipress.ranks.meeting import Meeting
-from hipress.ranks.store import run_in_thread
 
 KNOWN_SECONDS = 120.0  # seconds at most until all ranks of the job have arrived
-_JOBS: dict[int, Meeting] = {}  # by identity of the store: one, unless a job begins anew
+_JOBS: dict[int, Coordinator] = {}  # by identity of the store: one, unless a job begins anew
 
 
 def watch() -> None:
@@ -33,9 +33,9 @@ def watch() -> None:
     # a store without an address; or one that has ended, for which torch tries for five minutes
     with suppress(HipressError, RuntimeError, AttributeError, futures.TimeoutError):
         own = run_in_thread(lambda: compat.another_client(store)).result(TELL_SECONDS)
-        board = Board(own, dist.get_rank(), tuple(range(dist.get_world_size())), "job")
+        board = StoreMailbox(own, dist.get_rank(), tuple(range(dist.get_world_size())), "job")
         board.announce(time.monotonic() + TELL_SECONDS)
-        _JOBS[id(store)] = Meeting(board, TELL_SECONDS)
+        _JOBS[id(store)] = Coordinator(board, TELL_SECONDS)
         threading.Thread(target=_know, args=(board,), name="hipress-job", daemon=True).start()
 
 
@@ -56,7 +56,7 @@ def fail(error: BaseException) -> None:
         job.fail(error)
 
 
-def _know(board: Board) -> None:
+def _know(board: StoreMailbox) -> None:
     """Connect to all ranks as they arrive."""
     end = time.monotonic() + KNOWN_SECONDS
     with suppress(HipressError):

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
     from casync.codec import Codec
     from casync.cost import Costs
-    from hipress.plan.rules import Plan
+    from hipress.plan.plan import Plan
     from hipress.plan.trial import Tried
 
 
-class Chooser(Protocol):
+class PlanController(Protocol):
     """Chooses the plan of each step, the same on all ranks, which make all calls alike."""
 
     @property

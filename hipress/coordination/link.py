@@ -22,34 +22,38 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from casync.runtime.exits import keep_when_forked
+from casync.runtime.shutdown import keep_when_forked
 from casync.transports.distributed import transport_error
 from hipress import compat
+from hipress.coordination.coordinator import Coordinator
 from hipress.errors import HipressError, RankLost
 from hipress.options import LONGEST
-from hipress.ranks.meeting import Meeting
 
 
-def connect(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
-    """A gloo group of the meeting's ranks; it ends with the last reference to it.
+def connect(coordinator: Coordinator, purpose: str) -> dist.ProcessGroup:
+    """A gloo group of the ranks; it ends with the last reference to it.
 
-    All ranks of the meeting must call this, within its time-out. See [Note: connecting]. Raises the
-    errors of Meeting.attend, and HipressError if gloo fails.
+    All ranks of the group must call this, within its time-out. See [Note: connecting]. Raises the
+    errors of Coordinator.run_watched, and HipressError if gloo fails.
     """
-    rank, size, delay = meeting.rank, len(meeting.ranks), timedelta(seconds=meeting.timeout)
+    rank, size, delay = (
+        coordinator.rank,
+        len(coordinator.ranks),
+        timedelta(seconds=coordinator.timeout),
+    )
 
     def make() -> dist.ProcessGroup:
-        return compat.gloo_group(own_store(meeting, purpose), rank, size, delay)
+        return compat.gloo_group(own_store(coordinator, purpose), rank, size, delay)
 
-    what = f"connecting ranks {meeting.ranks} for {purpose}"
+    what = f"connecting ranks {coordinator.ranks} for {purpose}"
     try:
-        group = meeting.attend(make, what)
+        group = coordinator.run_watched(make, what)
     except HipressError as error:
         if not isinstance(error, RankLost) and (hint := _interface_hint()):
             error.args = (f"{error}{hint}",)
         raise
     keep_when_forked(group)
-    meeting.wait_for_all(what)  # ending the group early would break others' connecting
+    coordinator.wait_for_all(what)  # ending the group early would break others' connecting
     return group
 
 
@@ -69,10 +73,10 @@ def _interface_hint() -> str:
     )
 
 
-def own_store(meeting: Meeting, purpose: str) -> compat.Store:
+def own_store(coordinator: Coordinator, purpose: str) -> compat.Store:
     """The job's store for keys of this purpose, on a connection of its own, as calls block it."""
-    own = compat.another_client(meeting.board.store)
-    return compat.PrefixStore(f"hipress/{meeting.board.name}/{purpose}", own)
+    own = compat.another_client(coordinator.board.store)
+    return compat.PrefixStore(f"hipress/{coordinator.board.name}/{purpose}", own)
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:
@@ -125,9 +129,13 @@ def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds
             tensor.detach().copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
-def share(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, meeting: Meeting) -> None:
-    """Like `broadcast`; raises the errors of Meeting.attend."""
-    meeting.attend(lambda: broadcast(tensors, group, meeting.timeout), "sharing rank 0's values")
+def share(
+    tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, coordinator: Coordinator
+) -> None:
+    """Like `broadcast`; raises the errors of Coordinator.run_watched."""
+    coordinator.run_watched(
+        lambda: broadcast(tensors, group, coordinator.timeout), "sharing rank 0's values"
+    )
 
 
 def gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:

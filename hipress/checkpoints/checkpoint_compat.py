@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hipress.checkpoints.formats import SIDES
+from hipress.checkpoints.checkpoint_format import SIDES
 from hipress.model import Param
 from hipress.plan.codecs import described
 from hipress.sync.state import WORKER, Floats, Residuals

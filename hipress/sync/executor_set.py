@@ -15,10 +15,10 @@ from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor, TraceEvent
+from hipress.coordination.coordinator import Coordinator
 from hipress.devices import ON_HOST, Placement
 from hipress.options import Options
-from hipress.plan.rules import Plan, hosted
-from hipress.ranks.meeting import Meeting
+from hipress.plan.plan import Plan, hosted
 from hipress.sync.executors import start_executor
 from hipress.sync.state import deferrable_states
 
@@ -47,13 +47,13 @@ class Routes:
         cls,
         codecs: Mapping[str, Codec],
         options: Options,
-        meeting: Meeting,
+        coordinator: Coordinator,
         placement: Placement,
         gradients: Memory,
         *,
         unused: bool,
     ) -> Routes:
-        """Start the executors. All ranks of the meeting must call this.
+        """Start the executors. All ranks of the group must call this.
 
         codecs: of all possible plans; one may be replaced before a plan uses it.
         gradients: memory of the gradients.
@@ -64,12 +64,14 @@ class Routes:
             key: deferrable_states(codec, HostMemory() if hosted(key) else memory)
             for key, codec in (codecs.items() if unused else ())
         }
-        first = start_executor("gradients", codecs, options, meeting, deferred, placement, memory)
+        first = start_executor(
+            "gradients", codecs, options, coordinator, deferred, placement, memory
+        )
         if not any(map(hosted, codecs)):
             return cls((Route(memory, first),))
         try:
             host = start_executor(
-                "copies of gradients", codecs, options, meeting, deferred, ON_HOST
+                "copies of gradients", codecs, options, coordinator, deferred, ON_HOST
             )
         except BaseException:
             first.close()

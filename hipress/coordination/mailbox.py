@@ -1,4 +1,4 @@
-"""Notes that the ranks of a meeting write for each other into the job's store."""
+"""Notes that the ranks of a group write for each other into the job's store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from casync.errors import TransportError
 from hipress.compat import Store
+from hipress.coordination import liveness
+from hipress.coordination.liveness import Liveness
+from hipress.coordination.store import call_store
 from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError, RankLost
-from hipress.ranks import presence
-from hipress.ranks.presence import Presence
-from hipress.ranks.store import call_store
 
 TELL_SECONDS = 2.0  # seconds at most to tell the others of a failure
 T = TypeVar("T")
@@ -52,14 +52,14 @@ class Stop:
 
 
 @dataclass(eq=False)
-class Board:
+class StoreMailbox:
     """A namespace in the store. A note belongs to a round, or to a named event."""
 
     store: Store
     rank: int  # within the group
     ranks: tuple[int, ...]  # global numbers, by rank within the group
     name: str
-    present: dict[int, Presence] = field(default_factory=dict)  # ranks that have arrived
+    present: dict[int, Liveness] = field(default_factory=dict)  # ranks that have arrived
     silent: bool = False  # True if the store did not answer the last call
 
     @property
@@ -81,26 +81,26 @@ class Board:
 
     def tell(self, round_: int | str, facts: Mapping[str, Any]) -> None:
         """Post this rank's note, if the store answers, and send it to watching processes."""
-        presence.tell(self._key(round_, self.rank), facts)
+        liveness.tell(self._key(round_, self.rank), facts)
         if not self.silent:
             with unless_silent():
                 self.post(round_, self.rank, facts, time.monotonic() + TELL_SECONDS)
 
     def announce(self, deadline: float) -> None:
         """Post that this rank has arrived, and the address at which others may watch it."""
-        here = presence.announce(self.store)
+        here = liveness.announce(self.store)
         if here is not None:
             self.post("present", self.rank, asdict(here), deadline)
 
     def stop(self, round_: int, stop: Stop) -> None:
-        """Post the reason to stop, or pass on an earlier one: [Note: stopping] in meeting.py."""
+        """Post the reason to stop, or pass on an earlier one: [Note: stopping] in coordinator.py."""
         deadline = time.monotonic() + TELL_SECONDS
         with unless_silent():
             first = self.heard(round_, ())[1] or self.look(round_, (), deadline)[1]
             if first is None:
                 self.post(round_, "stop", asdict(stop), deadline)
             stop = first or stop
-        presence.tell(self._key(round_, "stop"), asdict(stop))
+        liveness.tell(self._key(round_, "stop"), asdict(stop))
 
     def look(
         self, round_: int | str, missing: Sequence[int], deadline: float
@@ -118,7 +118,7 @@ class Board:
             ),
             deadline,
         )  # fmt: skip
-        self.present |= {rank: Presence(**facts) for rank, facts in present.items()}
+        self.present |= {rank: Liveness(**facts) for rank, facts in present.items()}
         return found, Stop(**stop["stop"]) if stop else self.heard(round_, ())[1]
 
     def known(
@@ -136,26 +136,26 @@ class Board:
         """Like `look`, but from notes that other processes sent to this one, without the store."""
         told: dict[str, Any] = {}
         for one in self.present.values():
-            told |= presence.heard(one, self.store)
+            told |= liveness.heard(one, self.store)
         keys = {rank: self._key(round_, rank) for rank in missing}
         stop = told.get(self._key(round_, "stop"))
         return {r: told[key] for r, key in keys.items() if key in told}, stop and Stop(**stop)
 
     def ended(self) -> list[int]:
         """Ranks that have arrived and are known to have ended."""
-        return [rank for rank, one in self.present.items() if presence.has_ended(one, self.store)]
+        return [rank for rank, one in self.present.items() if liveness.has_ended(one, self.store)]
 
     def lost(self, ended: Sequence[int]) -> Stop:
         """The stop for ranks that have ended."""
         names = ", ".join(str(self.ranks[rank]) for rank in sorted(ended))
         return Stop("RankLost", f"rank {names} ended")
 
-    def of(self, some: Sequence[int]) -> Board:
+    def of(self, some: Sequence[int]) -> StoreMailbox:
         """The board of a subset of these ranks, which must include this one."""
         name = f"{self.name}/{','.join(map(str, some))}"
         ranks = tuple(self.ranks[rank] for rank in some)
         present = {i: self.present[rank] for i, rank in enumerate(some) if rank in self.present}
-        return Board(self.store, some.index(self.rank), ranks, name, present)
+        return StoreMailbox(self.store, some.index(self.rank), ranks, name, present)
 
     def _key(self, round_: int | str, place: int | str) -> str:
         return f"hipress/{self.name}/{round_}/{place}"

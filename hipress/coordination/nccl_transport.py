@@ -7,30 +7,30 @@ from collections.abc import Callable
 from casync.errors import PlanError, TransportError
 from casync.memory import Memory
 from casync.transports import SlotTransport
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import own_store
 from hipress.devices import NCCL, Placement
 from hipress.errors import ConfigError
-from hipress.ranks.link import own_store
-from hipress.ranks.meeting import Meeting
 
 
 def start_slots(
     purpose: str,
-    meeting: Meeting,
+    coordinator: Coordinator,
     placement: Placement,
     memory: Memory,
     tell: Callable[[TransportError], None] = lambda error: None,
 ) -> SlotTransport | None:
     """The NCCL transport of a device's payloads; None if the placement has another transport.
 
-    All ranks of the meeting must call this. tell: see NcclTransport.
+    All ranks of the group must call this. tell: see NcclTransport.
     """
     if not placement.by_nccl:
         return None
     from casync.nccl.bindings import connect_by
     from casync.transports.nccl import NcclTransport
 
-    rank, ranks, seconds = meeting.rank, meeting.ranks, meeting.timeout
-    binding, store = NCCL[placement.transport], own_store(meeting, f"nccl/{purpose}")
+    rank, ranks, seconds = coordinator.rank, coordinator.ranks, coordinator.timeout
+    binding, store = NCCL[placement.transport], own_store(coordinator, f"nccl/{purpose}")
     try:
         connected = connect_by(binding, rank, ranks, placement.device, store, seconds)
     except PlanError as error:  # a binding that is missing: it says how to install it

@@ -25,10 +25,10 @@ import torch.distributed as dist
 
 from casync.errors import TransportError
 from hipress import compat
+from hipress.coordination.facts import compare
+from hipress.coordination.mailbox import TELL_SECONDS, Stop, StoreMailbox, backoff, unless_silent
+from hipress.coordination.store import call_store, run_in_thread
 from hipress.errors import AgreementTimeout, HipressError
-from hipress.ranks.board import TELL_SECONDS, Board, Stop, backoff, unless_silent
-from hipress.ranks.facts import compare
-from hipress.ranks.store import call_store, run_in_thread
 
 OWN = "own"  # key of values that may differ between ranks
 SKEW_SECONDS = 2.0  # seconds within which all ranks that wait in vain post that
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Meeting:
+class Coordinator:
     """The place where the ranks of a group compare facts, in any number of rounds."""
 
-    board: Board
+    board: StoreMailbox
     timeout: float  # seconds
     round: int = 0  # number of the next comparison
 
@@ -55,11 +55,11 @@ class Meeting:
         """Global rank numbers, by rank within the group."""
         return self.board.ranks
 
-    def of(self, some: Sequence[int]) -> Meeting:
-        """The meeting of a subset of these ranks, which must include this one."""
-        return Meeting(self.board.of(some), self.timeout)
+    def of(self, some: Sequence[int]) -> Coordinator:
+        """The coordinator of a subset of these ranks, which must include this one."""
+        return Coordinator(self.board.of(some), self.timeout)
 
-    def settle(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
+    def require_equal(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
         """Wait until every rank has posted equal facts; return each rank's `own`, by rank.
 
         Raises ConfigMismatch naming the first differing fact and both sides, AgreementTimeout
@@ -96,7 +96,7 @@ class Meeting:
             self.fail(error)
             raise
 
-    def attend(self, call: Callable[[], T], what: str) -> T:
+    def run_watched(self, call: Callable[[], T], what: str) -> T:
         """Return the result of a call that waits for the other ranks; each of them makes it.
 
         The call runs in a thread of its own, so that this rank may be interrupted. Raises
@@ -179,7 +179,7 @@ class Meeting:
     def _look(
         self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """Board.look. If the store does not answer because a rank has ended, raise that."""
+        """StoreMailbox.look. If the store does not answer because a rank has ended, raise that."""
         try:
             return self.board.look(round_, missing, deadline)
         except HipressError as error:
@@ -191,7 +191,7 @@ class Meeting:
         self.board.tell(_over_key(what), {})
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until no rank waits for `what` any more. Raises the errors of `attend`."""
+        """Wait until no rank waits for `what` any more. Raises the errors of `run_watched`."""
         deadline, missing = time.monotonic() + self.timeout, self.board.others
         self.tell(what)
         for pause in backoff():
@@ -284,27 +284,27 @@ class Meeting:
         )
 
 
-def meeting(group: dist.ProcessGroup, timeout: float) -> Meeting:
-    """The next meeting of this group's ranks; each rank counts its meetings in the store."""
+def coordinator(group: dist.ProcessGroup, timeout: float) -> Coordinator:
+    """A coordinator of this group; each rank counts its own in the store."""
     ranks = tuple(dist.get_process_group_ranks(group))
     rank = dist.get_rank(group)
     place = ",".join(map(str, ranks))
     store = compat.job_store()
     key = f"hipress/{place}/meetings/{rank}"
     round_ = call_store(store, lambda it: it.add(key, 1), time.monotonic() + timeout, ranks[rank])
-    board = Board(store, rank, ranks, f"{place}/{round_}")
+    board = StoreMailbox(store, rank, ranks, f"{place}/{round_}")
     board.announce(time.monotonic() + timeout)
-    return Meeting(board, timeout)
+    return Coordinator(board, timeout)
 
 
 @contextmanager
 def failures_told(group: dist.ProcessGroup) -> Iterator[None]:
-    """Tell the others, at their meeting, of any error inside, before this rank's meeting."""
+    """Tell the others, at their coordinator, of any error inside, before this rank has one."""
     try:
         yield
     except BaseException as error:
         with unless_silent():
-            meeting(group, TELL_SECONDS).fail(error)
+            coordinator(group, TELL_SECONDS).fail(error)
         raise
 
 

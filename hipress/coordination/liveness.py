@@ -1,7 +1,7 @@
 """Liveness of ranks' processes, and the notes that they send.
 
 [Note: presence] A killed process tells nobody, and the job's store does not notice, or ends with
-it. So each process has a door (door.py), and posts its address when it arrives at a meeting. The
+it. So each process has a door (door.py), and posts its address when it arrives at a coordinator. The
 others connect to it. When a process ends, in whatever way, the kernel closes the connection; the
 connection of a busy or stopped process stays open. On that connection a process also tells the
 others why it cannot go on, so they hear it even if the store has ended. If no connection can be
@@ -21,13 +21,13 @@ from typing import Any
 
 from hipress import compat
 from hipress.compat import Store
-from hipress.ranks.door import WORD, Door
+from hipress.coordination.door import WORD, Door
 
 _TRIES = 3  # connections that end unanswered; then another process has the port
 
 
 @dataclass(frozen=True)
-class Presence:
+class Liveness:
     """The address at which a process may be watched, as posted in the store."""
 
     host: str | None  # None: the process is on the store's machine
@@ -36,7 +36,7 @@ class Presence:
     token: str
 
 
-def announce(store: Store) -> Presence | None:
+def announce(store: Store) -> Liveness | None:
     """The presence of this process, for others to watch; None for stores without an address."""
     host = compat.store_host(store)
     if host is None:
@@ -46,7 +46,7 @@ def announce(store: Store) -> Presence | None:
         door = _PROCESS.door(own)
     except OSError:  # no such route, or no more sockets: it cannot be watched
         return None
-    return Presence(None if _loops(own) else own, door.port, socket.gethostname(), door.token)
+    return Liveness(None if _loops(own) else own, door.port, socket.gethostname(), door.token)
 
 
 def tell(key: str, facts: Any) -> None:
@@ -54,12 +54,12 @@ def tell(key: str, facts: Any) -> None:
     _PROCESS.tell(key, facts)
 
 
-def heard(presence: Presence, store: Store) -> dict[str, Any]:
+def heard(presence: Liveness, store: Store) -> dict[str, Any]:
     """Notes that a process has sent so far, by key."""
     return _PROCESS.look(presence, store).notes
 
 
-def has_ended(presence: Presence, store: Store) -> bool:
+def has_ended(presence: Liveness, store: Store) -> bool:
     """True if a process is known to have ended; the first call only connects to it."""
     return _PROCESS.look(presence, store).ended
 
@@ -67,7 +67,7 @@ def has_ended(presence: Presence, store: Store) -> bool:
 class _Watched:
     """A connection to another process."""
 
-    def __init__(self, presence: Presence, host: str) -> None:
+    def __init__(self, presence: Liveness, host: str) -> None:
         self._presence, self._address = presence, (host, presence.port)
         self.ended = False
         self.notes: dict[str, Any] = {}
@@ -130,7 +130,7 @@ class _Process:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._door: Door | None = None
-        self._watched: dict[Presence, _Watched] = {}
+        self._watched: dict[Liveness, _Watched] = {}
 
     def door(self, own: str) -> Door:
         """The port of this process, made at the first call; `own`: this machine's address."""
@@ -143,7 +143,7 @@ class _Process:
         if self._door is not None:
             self._door.tell(key, facts)
 
-    def look(self, presence: Presence, store: Store) -> _Watched:
+    def look(self, presence: Liveness, store: Store) -> _Watched:
         """The connection to another process, with all that has arrived by now."""
         with self._lock:
             if presence not in self._watched:

@@ -14,7 +14,7 @@ import torch
 from torch.futures import Future
 
 from casync.memory import Event, Memory
-from casync.runtime.exits import close_at_exit
+from casync.runtime.shutdown import close_at_exit
 from hipress.errors import SyncError
 
 __all__ = ["Average", "HostCopies"]
