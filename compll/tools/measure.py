@@ -150,7 +150,9 @@ def bytes_moved(bench: Bench, operation: str) -> float:
 
 def _kept(bench: Bench, selection: str) -> float:
     """The selected elements as a share of all, from the payload's length (gaps of one byte)."""
-    fields = [f for f in bench.codec.module.fields if f.of == selection]
+    parts = bench.codec.module.fields
+    fields = [f for f in parts if f.of == selection]
+    fields = fields or [f for f in parts if f.of]  # elements of a selection among the selected
     each = sum(1 if f.storage in POSITIONS else f.item_bits / 8 for f in fields)
     return bench.payload / each / bench.elements
 

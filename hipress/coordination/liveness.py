@@ -1,7 +1,7 @@
 """Liveness of ranks' processes, and the notes that they send.
 
 [Note: presence] A killed process tells nobody, and the job's store does not notice, or ends with
-it. So each process has a door (door.py), and posts its address when it arrives at a coordinator. The
+it. So each process has a door (door.py), and posts its address when it meets the others. The
 others connect to it. When a process ends, in whatever way, the kernel closes the connection; the
 connection of a busy or stopped process stays open. On that connection a process also tells the
 others why it cannot go on, so they hear it even if the store has ended. If no connection can be

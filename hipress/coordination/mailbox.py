@@ -93,7 +93,7 @@ class StoreMailbox:
             self.post("present", self.rank, asdict(here), deadline)
 
     def stop(self, round_: int, stop: Stop) -> None:
-        """Post the reason to stop, or pass on an earlier one: [Note: stopping] in coordinator.py."""
+        """Post the reason to stop, or an earlier one: [Note: stopping] in coordinator.py."""
         deadline = time.monotonic() + TELL_SECONDS
         with unless_silent():
             first = self.heard(round_, ())[1] or self.look(round_, (), deadline)[1]

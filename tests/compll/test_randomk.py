@@ -125,7 +125,11 @@ def test_steps_are_whole_numbers(name, target, rng):
     expected = codec.decode(payload, 500, step=7)
     assert np.array_equal(expected, codec.decode(payload, 500, step=np.uint32(7)))
     assert not np.array_equal(expected, codec.decode(payload, 500))
-    for step, told in ((7.0, "whole number, not 7.0"), (None, "whole number"), (2**63, "no int64")):
+    for step, told in (
+        (7.0, "whole number, not 7.0"),
+        (None, "whole number"),
+        (2**63, "not an int64"),
+    ):
         with pytest.raises(compll.UsageError, match=told):
             codec.decode(payload, 500, step=step)
 

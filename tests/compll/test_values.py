@@ -195,10 +195,10 @@ def test_arbitrary_bytes(case, data, n, flips):
         (lambda c: c.payload_bytes(-1), "-1 elements"),
         (lambda c: c.decode(b"", -1), "-1 elements"),
         (lambda c: c.init_state(-1), "-1 elements"),
-        (lambda c: c.encode(np.zeros(3, np.float32), step=2**70), "no int64"),
+        (lambda c: c.encode(np.zeros(3, np.float32), step=2**70), "not an int64"),
         (lambda c: c.encode(np.zeros(3, np.float32), seed=2.5), "seed is a whole number, not 2.5"),
         (lambda c: c.decode(bytes(5), 3, step="x"), "step is a whole number, not 'x'"),
-        (lambda c: c.decode_add(bytes(5), np.zeros(3, np.float32), step=2**70), "no int64"),
+        (lambda c: c.decode_add(bytes(5), np.zeros(3, np.float32), step=2**70), "not an int64"),
         (lambda c: c.encode_batch(np.zeros(3), *one_piece(c)), "float32 array is needed"),
         (
             lambda c: c.decode_batch(

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 import hipress
 from hipress import compat, session
-from hipress.coordination import link
+from hipress.coordination import link, mailbox
 from hipress.plan import probe
 from tests.hipress.common import codec, error_of, make, train
 from tests.patience import HANG
@@ -102,14 +102,14 @@ def interrupted_while_it_waits(rank, _):
         store.wait(["interrupted"])
         return error_of(wrap, "")
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    looks = hipress.ranks.board.Board.look
+    looks = mailbox.StoreMailbox.look
 
     def look(*args):  # rings when it has looked for the others
         found = looks(*args)
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         return found
 
-    hipress.ranks.board.Board.look = look
+    mailbox.StoreMailbox.look = look
     try:
         wrap("")
     except KeyboardInterrupt:

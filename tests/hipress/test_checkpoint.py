@@ -136,7 +136,7 @@ def test_a_load_that_is_interrupted_has_failed(monkeypatch):
     """Another rank may have loaded its state, so this one may take no step with its old state."""
     ended = []
 
-    def settle(_):
+    def require_equal(_):
         raise KeyboardInterrupt
 
     engine = SimpleNamespace(
@@ -145,7 +145,7 @@ def test_a_load_that_is_interrupted_has_failed(monkeypatch):
         buckets=SimpleNamespace(residuals=None),
         fail=lambda error, what: ended.append((type(error), what)),
     )
-    coordinator = SimpleNamespace(settle=settle)
+    coordinator = SimpleNamespace(require_equal=require_equal)
     session = SimpleNamespace(rank=1, world_size=2, engine=engine, coordinator=coordinator)
     monkeypatch.setattr(api, "as_ddp", lambda module: module)
     monkeypatch.setattr(api, "_session", lambda _: session)

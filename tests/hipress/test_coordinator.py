@@ -35,7 +35,8 @@ store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), wait_for_workers=False)
 print("connected", flush=True)
 sys.stdin.readline()
 try:
-    coordinators.Coordinator(coordinators.StoreMailbox(store, 0, (0, 1), "exit"), 0.1).require_equal({})
+    box = coordinators.StoreMailbox(store, 0, (0, 1), "exit")
+    coordinators.Coordinator(box, 0.1).require_equal({})
 except coordinators.AgreementTimeout as error:
     print(error, flush=True)
 """

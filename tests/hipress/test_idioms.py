@@ -65,7 +65,7 @@ def test_buffers_that_cannot_be_sent_are_named():
                 assert kind == "none", (title, way, message)
             else:
                 assert kind == "ConfigError", (title, way, message)
-                assert message.startswith(f"'mask' is {title.replace('int16', 'of int16')}")
+                assert message.startswith(f"'mask' is {title}")
                 assert "keep it out of the model's parameters and buffers" in message
         assert mask.equal(idiom_ranks.BUFFERS["conjugate"]())
 
