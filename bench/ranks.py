@@ -51,6 +51,8 @@ def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[di
         for child in children:
             child.kill()
             child.wait()
+        if children[0].stdout is not None:
+            children[0].stdout.close()
 
 
 def tell(**data: Any) -> None:
