@@ -173,7 +173,11 @@ class Torch:
     def is_initialized(self):
         return True
 
-    def current_stream(self):
+    def current_device(self):
+        return 0
+
+    def current_stream(self, device):
+        assert device == 0
         return SimpleNamespace(cuda_stream=self.own)
 
     def ExternalStream(self, number, device):

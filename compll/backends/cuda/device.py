@@ -264,7 +264,7 @@ class DeviceArrays:
         if torch is None or not torch.cuda.is_initialized():
             return nullcontext()
         streams = cupy().cuda
-        theirs = torch.cuda.current_stream().cuda_stream
+        theirs = torch.cuda.current_stream(torch.cuda.current_device()).cuda_stream
         if theirs == 0 or streams.get_current_stream().ptr not in DEFAULT_STREAMS:
             return nullcontext()
         return external(streams, theirs)
