@@ -1,9 +1,10 @@
 """This repository's own emulated hosts, predicted from a description.
 
 The description has a link's rate, the time of a step alone, and codecs as bench.codecs measured
-them on another day. Two numbers are fitted, to DDP in float32 under SGD: the rate that TCP reaches
-on a link, and the seconds of a core that a byte takes on its way. Hosts share two cores, so each of
-four ranks has half a core.
+them on another day. Three numbers are fitted, to DDP in float32 and int4_group under SGD: the rate
+that TCP reaches on a link, the seconds of a core that a byte takes on its way, and those that a
+byte takes to encode beside a backward pass, which uses the cache and memory too. Hosts share two
+cores, so each of four ranks has half a core.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ LOOPBACK = 6e9  # bytes a second
 GROUPS = ("hosts2", "hosts4", "slow", "hosts2-10gbit")
 #: names of methods here, by their names in results
 NAMES = {"ddp-fp32": "fp32", "ddp-fp16": "fp16"}
+FITTED = ("fp32", "int4_group")
 
 
 @dataclass(frozen=True)
@@ -99,26 +101,32 @@ def _params(kind: str) -> tuple[Param, ...]:
 
 @dataclass(frozen=True)
 class Emulated:
-    """Predictions for them. reach, core: the fitted share, and seconds of a core per byte."""
+    """Predictions for them.
+
+    reach: share of a link's rate that TCP reaches.
+    core: seconds of a core per byte sent.
+    encode: further seconds of a core per byte of gradient, since an encode runs beside training.
+    """
 
     data: Data
     reach: float
     core: float
+    encode: float
 
     @classmethod
     def of(cls, data: Data) -> Emulated:
         """From the numbers of published.yaml."""
-        return cls(data, data["reach"].value, data["core"].value)
+        return cls(data, *(data[name].value for name in ("reach", "core", "encode")))
 
     def cells(self, places: Sequence[Measured]) -> Iterator[Cell]:
-        """All predicted methods, without the fitted one, DDP in float32 under SGD."""
+        """Cells of all methods that can be predicted; those of FITTED under SGD are fitted."""
         for place in places:
             for name, seconds in place.steps.items():
-                text = NAMES.get(name, name.removeprefix("hipress:"))
+                text = _text(name)
                 if text.startswith(("auto", "none", "ddp", "powersgd", "sync")):
                     continue
                 got = self.step(place, text)
-                kind = "fitted" if text == "fp32" and _fits(place) else "predicted"
+                kind = "fitted" if text in FITTED and _fits(place) else "predicted"
                 yield Cell("emulated hosts", place.where, text, 1e3 * seconds, 1e3 * got, kind)
 
     def step(self, place: Measured, text: str) -> float:
@@ -152,8 +160,8 @@ class Emulated:
         """The codec's cost on a shared core."""
         assert method.codec is not None
         found, slower = speeds.cost(method.codec, DEVICES["cpu"]), self.shared(place)
-        lines = (found.encode, found.decode, found.hop)
-        return CodecCost(*(Line(each.latency, slower * each.per_byte) for each in lines))
+        lines = ((found.encode, self.encode), (found.decode, 0.0), (found.hop, 0.0))
+        return CodecCost(*(Line(x.latency, slower * (x.per_byte + more)) for x, more in lines))
 
     def workload(self, place: Measured, method: Method) -> Workload:
         """The workload; the embedding sends its words' rows, since repeats do not travel."""
@@ -174,24 +182,38 @@ class Emulated:
         made = timed([named[name] for name in names], ready, alone.forward)
         return replace(made, payloads=rates)
 
-    def fitted(self, places: Sequence[Measured]) -> tuple[float, float]:
-        """The two numbers with the best prediction of DDP's float32 under SGD."""
+    def fitted(self, places: Sequence[Measured]) -> tuple[float, float, float]:
+        """The three numbers that predict the steps of FITTED under SGD best."""
         from scipy.optimize import least_squares
 
-        known = [each for each in places if _fits(each) and "ddp-fp32" in each.steps]
+        known = [
+            (place, text, seconds)
+            for place in places if _fits(place)
+            for name, seconds in place.steps.items() if (text := _text(name)) in FITTED
+        ]  # fmt: skip
 
         def off(x: Any) -> list[float]:
-            made = replace(self, reach=1 / (1 + math.exp(-x[0])), core=math.exp(x[1]))
-            return [math.log(made.step(p, "fp32") / p.steps["ddp-fp32"]) for p in known]
+            made = self._of(x)
+            return [math.log(made.step(place, text) / seconds) for place, text, seconds in known]
 
         residuals: Callable[..., list[float]] = off
-        start = np.array([2.0, math.log(5e-10)])
-        found: Any = least_squares(residuals, start, diff_step=np.array(1e-3))
-        return 1 / (1 + math.exp(-found.x[0])), math.exp(found.x[1])
+        start = np.array([2.0, math.log(5e-10), math.log(5e-10)])
+        found = self._of(least_squares(residuals, start, diff_step=np.array(1e-3)).x)
+        return found.reach, found.core, found.encode
+
+    def _of(self, x: Any) -> Emulated:
+        """Itself with numbers from unbounded ones."""
+        reach = 1 / (1 + math.exp(-x[0]))
+        return replace(self, reach=reach, core=math.exp(x[1]), encode=math.exp(x[2]))
+
+
+def _text(name: str) -> str:
+    """A method's name here, by its name in results."""
+    return NAMES.get(name, name.removeprefix("hipress:"))
 
 
 def _fits(place: Measured) -> bool:
-    """True if the two numbers are fitted to DDP's steps in this place."""
+    """True if the three numbers are fitted to steps in this place."""
     return place.optimizer == "sgd" and place.kind == "lstm"
 
 
