@@ -137,7 +137,7 @@ def test_wrong_arrays_of_a_decode_are_told(codec, name, spoil, told):
     assert told in refusal(Batch(codec), name, spoil, Batch.decode)
 
 
-def test_what_is_only_read_may_be_read_only(codec):
+def test_inputs_may_be_read_only(codec):
     batch = Batch(codec)
     for name in ("x", "table", "at", "used"):
         locked(getattr(batch, name))
@@ -164,7 +164,7 @@ class Tensor:
         ([0.0], "not list"),
     ],
 )
-def test_how_to_make_what_is_needed(codec, x, meant):
+def test_an_error_shows_how_to_make_the_argument(codec, x, meant):
     with pytest.raises(compll.UsageError) as error:
         codec.encode(x)
     assert str(error.value).endswith(meant)
@@ -200,7 +200,7 @@ def test_states_for_which_there_is_no_memory(n):
 
 
 @pytest.mark.parametrize("spec", [None, 3, ["onebit"]])
-def test_what_names_no_spec_is_told(spec):
+def test_an_unknown_spec_name_is_refused(spec):
     with pytest.raises(compll.UsageError, match="a spec is given by its name or path"):
         compll.compile(spec)
 

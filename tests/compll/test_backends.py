@@ -82,7 +82,7 @@ def batches_agree(cpu, reference, writeback):
         assert np.array_equal(bits(y[inside]), bits(x[inside]))
 
 
-def test_what_is_not_finite_is_written_back_as_it_is_decoded(cpu, reference):
+def test_non_finite_values_are_written_back_as_decoded(cpu, reference):
     """Otherwise the owner of a partition would hold finite values, and its peers NaN."""
     for bad in (np.nan, np.inf, -np.inf) if cpu.reencodes else ():
         is_written_back(cpu, reference, bad)
@@ -174,7 +174,7 @@ def test_draws_in_searches_beyond_32_bits(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_written_back_is_drawn_tile_by_tile(tmp_path):
+def test_write_back_draws_tile_by_tile(tmp_path):
     """Values that a later walk writes back once had, in every tile, the draws of the last tile."""
     path = tmp_path / "back.yaml"
     path.write_text(

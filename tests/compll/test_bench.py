@@ -92,7 +92,7 @@ def test_a_merge_reads_what_comes_in_beside_what_its_encode_touches(monkeypatch)
     assert how.incoming.used[0] == bench.payload
 
 
-def test_what_does_not_fuse_has_no_merge_to_time():
+def test_unfused_specs_have_no_merge_time():
     assert "merge" not in measure.prepare(compll.compile("onebit", "reference"), 4096).jobs
 
 

@@ -37,7 +37,7 @@ def test_a_draw_that_changes_nothing_is_not_unbiased(tmp_path):
     )
 
 
-def test_what_holds_but_for_tiny_gradients(tmp_path):
+def test_a_claim_that_fails_for_tiny_gradients_only(tmp_path):
     encode = "top: max(abs(g))\nq: floor(g * (7 / top) + random(0, 1)) + 7"
     payload, decode = "top: float32, q: 'uint4[n]'", "(q - 7) * top / 7"
     more = "group: 64\nunbiased: true"

@@ -157,7 +157,7 @@ def hops_agree(device, reference, rng, fed):
 
 
 @pytest.mark.parametrize("name, fed", [("terngrad", False), ("mxnet_2bit", True)])
-def test_what_is_not_finite_is_written_back_as_it_is_decoded(name, fed, where):
+def test_non_finite_values_are_written_back_as_decoded(name, fed, where):
     device, reference = kernels(type_check(name, {}), where), compll.compile(name, "reference")
     put, get = device.device.upload, device.device.download
     table, total = pieces(SIZES)

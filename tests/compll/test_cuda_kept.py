@@ -45,7 +45,7 @@ NAMES = ["dgc", "thc"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_of_arrays_that_nobody_holds_the_later_are_kept(name, monkeypatch, rng):
+def test_the_latest_unheld_arrays_are_kept(name, monkeypatch, rng):
     monkeypatch.setattr(keeping, "KEPT", 6)
     device = kernels(name)
     for n in (*range(100, 108), 107, 100):
@@ -100,7 +100,7 @@ def codec_of(name, device=Counting, **params):
 
 
 @pytest.mark.parametrize("name", ["int4_group", "topk", "dgc"])
-def test_what_is_held_is_made_once_however_much_there_is(name):
+def test_held_arrays_are_made_once(name):
     """At least as many tables as a step of gpt2-xl needs at 8 ranks."""
     codec = codec_of(name)
     parts = [Part(codec, 65 + k) for k in range(1300)]
@@ -148,7 +148,7 @@ def test_scratch_memory_is_known_before_any_call(name):
     assert (told == 0) == (name == "int4_group")
 
 
-def test_what_is_held_goes_with_its_holder():
+def test_held_arrays_are_freed_with_their_holder():
     codec = codec_of("dgc")
     part = Part(codec, 5000)
     part.run()
@@ -177,7 +177,7 @@ def test_tables_of_a_plan_share_scratch_memory_in_a_stream():
     assert lent(small) == lent(large) != lent(other)
 
 
-def test_what_a_graph_uses_outlives_growth():
+def test_arrays_of_a_graph_outlive_growth():
     codec = codec_of("dgc")
     small = Part(codec, 100)
     small.run()

@@ -108,7 +108,7 @@ def test_rounds_without_a_state(both, where, rng):
     np.testing.assert_array_equal(world.synchronize(2, fed=False), world.x[0])
 
 
-def test_what_is_not_finite_reaches_all_and_no_state(both, where, rng):
+def test_non_finite_values_reach_all_ranks_and_no_state(both, where, rng):
     for bad in (np.nan, np.inf):
         world = World(both, where, 64, [1500], rng)
         world.x[0, 703] = bad

@@ -62,7 +62,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize("spec, refused, words", LIMITS)
-def test_what_check_refuses_is_said(spec, refused, words, tmp_path):
+def test_errors_of_check_are_documented(spec, refused, words, tmp_path):
     path = tmp_path / "limit.yaml"
     path.write_text("name: limit\n" + spec)
     with pytest.raises(compll.SpecError, match=refused):

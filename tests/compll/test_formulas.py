@@ -41,7 +41,7 @@ KNOWN |= {"min": min, "max": max, "abs": abs, "round": round}
 
 
 @pytest.mark.parametrize("name", compll.list_specs())
-def test_what_follows_from_n_is_written_as_what_it_means(name):
+def test_formulas_of_n_evaluate_to_their_values(name):
     """Evaluated by Python, the formula of every such value in the specs is the value."""
     module, params = type_check(name, {})
     env = params | {"n": 1000}

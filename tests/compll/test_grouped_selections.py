@@ -117,7 +117,7 @@ update: {r: "UPDATE"}
     "group, update",
     [("", "where(kept, acc * random(0, 1), acc)"), ("group: 64", "acc")],
 )
-def test_what_is_selected_may_draw_alone(tmp_path, group, update):
+def test_a_selection_may_draw_alone(tmp_path, group, update):
     text = DRAWN.replace("GROUP", group).replace("UPDATE", update)
     cpu, reference = (compiled(tmp_path, b, text) for b in ("cpu", "reference"))
     states = [c.init_state(2000) for c in (cpu, reference)]
@@ -149,7 +149,7 @@ def test_what_is_selected_may_draw_alone(tmp_path, group, update):
         ("part * (level", "top * (level", "a value per group does not go(.|\n)*top_columns"),
     ],
 )
-def test_what_grouped_selections_lack(tmp_path, before, after, message):
+def test_limits_of_grouped_selections(tmp_path, before, after, message):
     text = SCALED.replace(before, after).replace("INDEX", "gaps").replace("LIMIT", "n")
     with pytest.raises(SpecError, match=message):
         compiled(tmp_path, "reference", text)

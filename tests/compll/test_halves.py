@@ -107,7 +107,7 @@ def test_the_caller_is_told_of_a_state_of_another_type():
         ("randomk", "bfloat16", "parameter 'residual' is bool, not 'bfloat16'"),
     ],
 )
-def test_what_is_no_residual_is_refused(name, value, message):
+def test_a_state_other_than_a_residual_is_refused(name, value, message):
     with pytest.raises(compll.SpecError, match=message):
         compll.compile(name, residual=value)
 

@@ -30,7 +30,7 @@ def warnings(path):
 SLOW = ("sparseloco", "thc")  # of large matrices and transforms
 
 
-def test_of_the_package_only_slow_specs_have_one():
+def test_only_slow_specs_of_the_package_have_warnings():
     told = {name: list(map(str, library.warnings(name, {}))) for name in compll.list_specs()}
     assert {name for name, found in told.items() if found} == set(SLOW)
     for name in SLOW:
@@ -70,7 +70,7 @@ def test_unused(sections, place, words, tmp_path):
     assert "hint: " in told
 
 
-def test_what_only_unused_names_use_is_unused(tmp_path):
+def test_names_used_only_by_unused_names_are_unused(tmp_path):
     told = warnings(spec(tmp_path, encode="{q: abs(g) > tau, a: g + 1, b: a * tau}"))
     assert [line.split("'")[1] for line in told] == ["a", "b"]
 
@@ -120,7 +120,7 @@ NEVER = [
 
 
 @pytest.mark.parametrize("value", NEVER)
-def test_what_is_not_plainly_negative(value, tmp_path):
+def test_values_not_plainly_negative(value, tmp_path):
     sections = {"params": "{}", "encode": f"{{q: '{value}'}}", "payload": '{q: "uint8[n]"}'}
     assert warnings(spec(tmp_path, **sections)) == []
 
@@ -185,7 +185,7 @@ def test_matrices_too_large_for_a_large_tensor_are_slow_not_wrong(tmp_path):
 @pytest.mark.parametrize(
     "value, told", [("floor(abs(g))", True), ("floor(abs(g) + random(0, 1))", False)]
 )
-def test_what_is_not_drawn_is_not_unbiased(value, told, tmp_path):
+def test_rounding_without_draws_is_not_unbiased(value, told, tmp_path):
     own = spec(
         tmp_path, params="{}", encode=f"{{q: '{value}'}}", payload='{q: "uint4[n]"}',
         unbiased="true",
@@ -196,7 +196,7 @@ def test_what_is_not_drawn_is_not_unbiased(value, told, tmp_path):
         assert "cannot hold: nothing is drawn" in found[0]
 
 
-def test_what_loses_nothing_is_unbiased(tmp_path):
+def test_lossless_specs_are_unbiased(tmp_path):
     own = spec(tmp_path, params="{}", encode="{q: g}", payload='{q: "float32[n]"}', unbiased="true")
     assert warnings(own) == []
 
@@ -210,7 +210,7 @@ def test_what_loses_nothing_is_unbiased(tmp_path):
         ({"encode": "{q: log(g)}", "when": "n > 10000"}, ""),
     ],
 )
-def test_what_decodes_to_nan(sections, told, tmp_path):
+def test_specs_that_decode_to_nan(sections, told, tmp_path):
     """The linter once reported "no problems" here: a batch with an unused word made weights NaN."""
     plain = {"params": "{}", "payload": '{q: "float32[n]"}'}
     found = warnings(spec(tmp_path, **plain | sections))

@@ -117,7 +117,7 @@ def test_nf4_is_the_nearest_level():
     assert np.array_equal(nearest, y)
 
 
-def test_what_a_decoder_knows_does_not_travel(tmp_path):
+def test_literals_do_not_travel(tmp_path):
     path = tmp_path / "written.yaml"
     path.write_text(
         "name: w\nencode: {t: '[0, 1]', q: g}\ndecode: q\n"

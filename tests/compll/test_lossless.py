@@ -56,7 +56,7 @@ def test_rounded_at_random_to_a_neighbour(target, rng):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_not_finite_and_the_largest_stay(target):
+def test_non_finite_and_largest_values_stay(target):
     x = np.array([np.inf, -np.inf, np.nan, 3.4028234e38, -3.4028234e38, -0.0], np.float32)
     codec = compll.compile("bf16_sr", target)
     for seed in range(8):

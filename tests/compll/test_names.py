@@ -71,9 +71,7 @@ decode: g
         ("hyperbolic(g)", "g: 'float32[n]'", "unknown operator 'hyperbolic'", "nearest of "),
     ],
 )  # fmt: skip
-def test_what_stands_at_the_wrong_level_is_told_with_what_to_do(
-    other, payload, message, hint, tmp_path
-):
+def test_a_key_at_the_wrong_level_is_refused_with_a_hint(other, payload, message, hint, tmp_path):
     found = problems(LEVELS.format(other=other, payload=payload), tmp_path)
     (one,) = [each for each in found if message in each.message]
     assert hint in one.hint
@@ -97,7 +95,7 @@ def test_a_wrong_definition_is_one_error_wherever_it_is_used(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_what_comes_too_late_is_told_to_be_below(name, tmp_path):
+def test_a_name_used_before_its_definition_is_said_to_be_below(name, tmp_path):
     lines, bindings = lines_and_bindings(name)
     if len(bindings) < 2:
         return

@@ -53,7 +53,7 @@ def test_codes_are_packed_plane_by_plane(bits, widths, tmp_path):
     assert cpu.payload_bytes(128) == 128 * bits // 8 + cpu.module.status
 
 
-def test_what_no_code_holds_is_clamped(tmp_path):
+def test_values_beyond_the_codes_are_clamped(tmp_path):
     for codec in compiled(tmp_path / "coded.yaml", SPEC.format(bits=3)):
         x = np.array([-5, 7.9, 8, 1e30, 2.5, -0.0], np.float32)
         assert codec.decode(codec.encode(x), 6).tolist() == [0, 7, 7, 7, 2, 0]

@@ -140,7 +140,7 @@ def test_feedback_contracts_on_a_quadratic():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 31, 998])
-def test_what_is_not_finite_on_one_worker_reaches_all(bad, place, rng):
+def test_non_finite_values_of_one_worker_reach_all(bad, place, rng):
     world = World(3, 999)
     gradients = [rng.standard_normal(999).astype(np.float32) for _ in range(3)]
     world.step(gradients)

@@ -164,7 +164,7 @@ def test_decode_needs_the_step(rng):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("residual", [True, False])
-def test_what_is_not_finite_on_one_worker_reaches_all(bad, residual, rng):
+def test_non_finite_values_of_one_worker_reach_all(bad, residual, rng):
     world = World("randomk", 3, 999, residual=residual)
     given = list(rng.standard_normal((3, 999)).astype(np.float32))
     at = shared.positions(0, 0, 0, 999, 9)

@@ -154,7 +154,7 @@ def test_tags_that_disagree_with_the_counts(tmp_path, spec):
         ),
     ],
 )
-def test_what_spread_refuses(tmp_path, before, after, message):
+def test_limits_of_spread(tmp_path, before, after, message):
     assert before in BITMAP
     with pytest.raises(SpecError, match=message):
         compiled(tmp_path, "reference", BITMAP.replace(before, after))
@@ -229,7 +229,7 @@ feedback: error
 """
 
 
-def test_what_whole_arrays_are_made_of_is_spread(tmp_path):
+def test_mixed_whole_arrays_equal_the_reference(tmp_path):
     cpu, reference = (compiled(tmp_path, b, MIXED) for b in ("cpu", "reference"))
     x = np.random.default_rng(0).standard_normal(100).astype(np.float32)
     states = [c.init_state(100) for c in (cpu, reference)]

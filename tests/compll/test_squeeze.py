@@ -82,7 +82,7 @@ update: {{r: "where(kept, 0, x)"}}
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["", "group: 8", "group: 32", "group: 64"])
 @pytest.mark.parametrize("density", [0.01, 0.2, 0.9])
-def test_what_no_longer_fits_stays_in_the_state(tmp_path, rng, group, density):
+def test_overflow_stays_in_the_state(tmp_path, rng, group, density):
     path = tmp_path / "cut.yaml"
     path.write_text(CUT.format(group=group))
     ours, wanted = (compll.compile(path, backend) for backend in ("cpu", "reference"))

@@ -74,7 +74,7 @@ def test_on_the_device(writeback, tmp_path, rng):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_seen_everywhere(bad, tmp_path, rng):
+def test_non_finite_values_reach_all_ranks(bad, tmp_path, rng):
     for codec in codecs(SKETCH, tmp_path):
         assert not codec.module.status
         x = rng.standard_normal(1000).astype(np.float32)
@@ -126,7 +126,7 @@ def test_sums_of_ranks_add(tmp_path, rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cpu", "reference"])
-def test_what_ranks_get_follows_what_they_give(target, tmp_path, rng):
+def test_averages_with_feedback_follow_the_mean(target, tmp_path, rng):
     """With feedback; only a share of each estimate is applied, so residuals do not grow."""
     n, steps = 600, 300
     text = SKETCH.replace(" + moved, width", ", width").replace("1.0", "0.09")

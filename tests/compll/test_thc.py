@@ -51,7 +51,7 @@ def test_hadamard_of_large_blocks(n, block, rng):
     assert np.isclose(np.linalg.norm(hadamard(x, block)), np.linalg.norm(x), rtol=1e-4)
 
 
-def test_what_is_not_finite_stays_so(rng):
+def test_non_finite_values_stay_non_finite(rng):
     for bad in (np.nan, np.inf, -np.inf):
         x = rng.standard_normal(100).astype(np.float32)
         x[70] = bad
@@ -174,7 +174,7 @@ def test_feedback_helps_on_a_quadratic():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("clipped", [0.0, 0.03125])
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_what_is_not_finite_on_one_worker_reaches_all(bad, clipped, rank, rng):
+def test_non_finite_values_of_one_worker_reach_all(bad, clipped, rank, rng):
     world = World("thc", 3, 999, clipped=clipped)
     gradients = list(rng.standard_normal((3, 999)).astype(np.float32))
     world.step(gradients)

@@ -112,7 +112,7 @@ def test_a_full_disk_is_no_hindrance(empty, monkeypatch):
     assert not [*empty.glob("*.o")]
 
 
-def test_what_waits_for_another_process_takes_what_that_made(empty):
+def test_a_stored_program_is_made_once(empty):
     calls = []
     program = "declare void @f()\n"
 

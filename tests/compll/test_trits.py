@@ -113,7 +113,7 @@ def test_wrong_lengths_are_refused(target):
         ("g: 'trits[n]'", "unknown type 'trits'\\n.*did you mean 'trit'"),
     ],
 )
-def test_what_trits_cannot_hold(payload, message, tmp_path):
+def test_values_that_trits_cannot_hold(payload, message, tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text(
         "name: bad\nencode:\n  s: top(g, 3)\n  i: indices(s)\n  k: g[s]\n  m: mean(g)\n"

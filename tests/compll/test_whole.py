@@ -172,7 +172,7 @@ def test_a_tensor_that_is_not_finite_is_seen_in_every_group():
         ("max(abs(g))", "whole(max(g0)) + g0", "whole belongs in encode"),
     ],
 )
-def test_what_is_no_number_of_the_tensor_is_refused(encode, decode, message, tmp_path):
+def test_a_whole_value_must_be_a_scalar_of_the_tensor(encode, decode, message, tmp_path):
     path = tmp_path / "made.yaml"
     path.write_text(
         f"name: made\ngroup: 16\nencode: {{g0: g, s: {encode!r}}}\n"

@@ -29,7 +29,7 @@ def test_another_memory_format_on_one_rank_is_told():
 
 
 @pytest.mark.parametrize("way", first_fast(["wrap", "unused", "sync", "gossip"]))
-def test_what_cannot_be_carried_along_is_refused(way):
+def test_changes_that_lose_states_are_refused(way):
     changes = changed_ranks.CHANGES
     if way == "wrap":  # DDP itself misses a part of the gradients
         changes = tuple(each for each in changes if each is not changed_ranks.last_there_and_back)

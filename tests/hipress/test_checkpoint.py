@@ -125,7 +125,7 @@ def test_a_rank_that_loads_too_late():
 
 
 @pytest.mark.parametrize("scope", ["tensor", "bucket"])
-def test_what_does_not_fit_starts_from_zero(scope):
+def test_states_that_do_not_fit_start_from_zero(scope):
     for names, (one, none) in launch(checkpoint_ranks.forgotten, 2, scope):
         assert len(names) > 1
         assert one == ["second.weight"]

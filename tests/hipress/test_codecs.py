@@ -99,7 +99,7 @@ def test_compiling_is_told_by_rank_0_once(tmp_path):
     assert first == [[("INFO", "compiling kernels of none, which are then cached")], []]
 
 
-def test_what_is_compressed_is_told_once_by_rank_0():
+def test_rank_0_logs_once_which_tensors_are_compressed():
     """At INFO, which only some applications show; surprisingly little compression is a warning."""
     first, second = launch(codec_ranks.told, 2)
     assert second == [[]] * 5

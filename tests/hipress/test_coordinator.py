@@ -194,7 +194,7 @@ def test_the_last_look_may_take_a_moment():
         Coordinator(StoreMailbox(dist.HashStore(), 1, (0, 1, 2), "late"), 1e-9).require_equal({})
 
 
-def test_who_comes_later_learns_that_a_rank_waits_no_longer():
+def test_a_later_rank_learns_that_another_stopped_waiting():
     """It once went on without that rank, and waited in DDP's constructor, or loaded a state."""
     store = dist.HashStore()
     early, late, last = [

@@ -58,7 +58,7 @@ def test_pinned_memory_is_used_again_until_buckets_change(copies):
     assert len({each.data_ptr() for each in places}) == 3
 
 
-def test_what_fails_on_the_host_is_told_as_it_is(copies):
+def test_errors_on_the_host_are_reported_unchanged(copies):
     averages, bucket = Averages(), torch.ones(3)
     averaged = copies.average(0, averages, bucket)
     averages.next()[1].set_exception(SyncError("rank 1: gone"))

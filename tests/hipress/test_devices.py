@@ -59,7 +59,7 @@ def test_the_transport_follows_from_the_group_and_the_device(device, transport, 
         ([GPU], "stagd", GLOO, r"unknown transport 'stagd'.*staged"),
     ],
 )
-def test_what_cannot_work_is_refused(devices, transport, backends, told):
+def test_unworkable_devices_are_refused(devices, transport, backends, told):
     with pytest.raises(ConfigError, match=told):
         place([(f"p{i}", device) for i, device in enumerate(devices)], transport, backends)
 
@@ -156,7 +156,7 @@ WAYS = {
 }
 
 
-def test_what_works_on_the_cpu_works_with_gradients_that_are_copied_there():
+def test_gradients_copied_to_the_host_train_as_on_the_cpu():
     first, other = launch(device_ranks.wrapped, 2, WAYS)
     assert first == other
     for name, (without, copied) in first.items():
@@ -198,7 +198,7 @@ CUPY = "needs CuPy (pip install 'hipress[cuda12]' or 'hipress[cuda13]'"
         ((DEVICE, "nccl4py"), {"compressor": device_ranks.ForCuda()}, "hipress[cuda12]"),
     ]),
 )  # fmt: skip
-def test_what_cannot_be_is_told_on_every_rank_before_training(where, asked, told):
+def test_bad_options_raise_on_every_rank_before_training(where, asked, told):
     for text in launch(device_ranks.refused, 2, where, asked, False):
         assert text.startswith("ConfigError: ")
         assert told in text
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_told_on_every_rank_before_training(where, asked, told
         ((DEVICE, "staged"), {}, CUPY),
     ],
 )
-def test_what_cannot_be_on_one_rank_is_told_on_all(where, asked, told):
+def test_bad_options_of_one_rank_raise_on_all(where, asked, told):
     first, *others = launch(device_ranks.refused, 2, where, asked, True)
     assert first.startswith("ConfigError: ")
     assert told in first

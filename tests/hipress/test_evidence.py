@@ -87,7 +87,7 @@ def test_other_parameters_are_another_codec(measured):
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", None])
-def test_what_rounds_without_bias_or_loses_nothing_needs_no_evidence(kind, measured):
+def test_unbiased_and_lossless_codecs_need_no_evidence(kind, measured):
     measured()
     found = candidates.candidates(options.make("auto", optimizer=kind))
     assert set(found) == {"lossless", "lossless_bf16", "bf16_sr"}
@@ -122,7 +122,7 @@ def test_auto_tries_what_keeps_the_loss_under_the_optimizer(measured):
      ({"difference": 0.02, "error": 0.024}, True), ({"difference": 0.02, "error": 0.026}, False),
      ({"seeds": 2}, False), ({"steps": 1000, "seeds": 1}, True), ({"workload": "b"}, False)],
 )  # fmt: skip
-def test_what_loses_is_taken_as_far_as_the_user_accepts(more, taken, measured):
+def test_lossy_codecs_are_taken_up_to_the_accepted_loss(more, taken, measured):
     """Only if it was measured for enough steps on each workload of the kind."""
     rank = {"params": {"rank": 4}, "given": {"rank": 4}}
     lost = finding("powersgd", **rank, **{"difference": 0.02, "workload": "a"} | more)
@@ -152,7 +152,7 @@ def test_momentum_needs_feedback_whatever_is_accepted(measured):
     ) == ["topk"]
 
 
-def test_what_held_without_momentum_does_not_with_it(measured):
+def test_evidence_without_momentum_does_not_hold_with_it(measured):
     measured(finding("powersgd", {}, kind="plain-sgd"), finding("powersgd", {}, difference=0.2))
     for kind, taken in (("plain-sgd", True), ("sgd", False)):
         wanted = options.make("auto", optimizer=kind, accept_loss=0.01)
@@ -160,7 +160,7 @@ def test_what_held_without_momentum_does_not_with_it(measured):
     assert "powersgd" not in keys("plain-sgd")
 
 
-def test_what_is_shipped_is_read():
+def test_the_shipped_evidence_is_read():
     assert {"bf16", "fp16", "int4_group"} <= set(keys(None))
     onebit = compll.compile("onebit_group", "reference")
     assert evidence.worst(onebit, "adam") is not None
@@ -209,6 +209,6 @@ def test_kinds_of_optimizers(optimizer, kind):
     [("sdg", "unknown optimizer 'sdg'. did you mean 'sgd'?"), (torch.optim.SGD, "is the class SGD"),
      (torch.nn.Linear(1, 1), "not a Linear"), (parameters(), "not a list")],
 )  # fmt: skip
-def test_what_is_no_optimizer_is_told(wrong, told):
+def test_an_unknown_optimizer_is_refused(wrong, told):
     with pytest.raises(ConfigError, match=told):
         options.make("auto", optimizer=wrong)

@@ -81,7 +81,7 @@ REFUSALS = {
 }
 
 
-def test_what_cannot_be_is_one_error_on_every_rank():
+def test_bad_options_raise_one_error_on_every_rank():
     for found, trained in launch(ranks.refusals, 3):
         assert trained == 2
         assert found.keys() == REFUSALS.keys()

@@ -126,7 +126,7 @@ def test_copies_and_pickles_of_a_wrapped_module():
     assert steps == 2
 
 
-def test_what_can_be_asked_when_torch_distributed_is_gone():
+def test_queries_without_torch_distributed():
     assert launch(lifecycle_ranks.shut_down, 2) == [((rank, 2, 2), rank) for rank in range(2)]
 
 

@@ -57,7 +57,7 @@ def test_the_least_size_has_bounds():
     assert least_share(costs(Line(1e-4, 0.0)), CODEC, MANY) == LEAST_BYTES
 
 
-def test_what_all_peers_share_in_an_exchange_counts_once():
+def test_latency_shared_by_all_peers_counts_once():
     """Over NCCL the launch of a group takes the same time for any number of peers."""
     line = Line(3e-4, 2e-9)
     assert least_share(costs(line, line, peers=31), CODEC, 32) == SMALL_BYTES

@@ -70,7 +70,7 @@ def test_momentum_enters_once_for_all_micro_batches():
 
 
 @pytest.mark.parametrize("way", ["wrap", *slowly("synchronizer")])
-def test_what_no_rank_used_keeps_momentum_and_feedback(way):
+def test_unused_parameters_keep_momentum_and_feedback(way):
     ranks = launch(momentum_ranks.unused, 2, way)
     assert ranks[0] == ranks[1]
     assert ranks[0][0]

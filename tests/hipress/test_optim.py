@@ -214,7 +214,7 @@ def test_auto_waits_for_the_warm_up():
         ({"fused": True, "scaler": torch.amp.GradScaler("cpu")}, "fused=True unscales"),
     ],
 )
-def test_what_cannot_be_is_refused(options, message):
+def test_bad_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         optim.AdamW([nn.Parameter(torch.ones(2))], **options)
 

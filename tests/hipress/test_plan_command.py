@@ -61,7 +61,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path):
     assert read.differences(CODECS) == []
 
 
-def test_what_differs_from_a_profile_is_told(tmp_path):
+def test_differences_from_a_profile_are_printed(tmp_path):
     profile.write(tmp_path / "p.json", PLACES, NODES, CODECS)
     changed(tmp_path / "p.json", versions={**profile.versions(), "torch": "1.0"})
     read = profile.read(tmp_path / "p.json")
@@ -85,7 +85,7 @@ def test_what_differs_from_a_profile_is_told(tmp_path):
         (None, "cannot read the file"),
     ],
 )
-def test_what_is_no_profile_is_refused(tmp_path, text, told):
+def test_a_malformed_profile_is_refused(tmp_path, text, told):
     if text is not None:
         (tmp_path / "p.json").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(told)):
@@ -112,7 +112,7 @@ def test_everything_that_is_wrong_with_a_profile_is_told_at_once(path):
     ]
 
 
-def test_what_a_profile_says_of_the_link(tmp_path, monkeypatch):
+def test_a_profile_describes_the_link(tmp_path, monkeypatch):
     """An interface of 1 Gbit/s, of which two ranks of a node reach 80%: 5e7 bytes a second each."""
     for name, speed in (("lo", "-1"), ("eth0", "1000"), ("eth1", "-1")):
         (tmp_path / name).mkdir()
@@ -201,7 +201,7 @@ def on_device(path, kernels, copies):
 @pytest.mark.parametrize(
     "kernels, copies, first", [(1e11, 1e10, False), (1e7, 1e11, True)], ids=["kernels", "copies"]
 )
-def test_where_compression_runs_follows_from_what_is_fast(tmp_path, kernels, copies, first):
+def test_the_faster_device_compresses(tmp_path, kernels, copies, first):
     """Slow kernels on a device that the backward pass needs, fast copies: compress on the host."""
     places = on_device(tmp_path / "p.json", kernels, copies)
     assert profile.read(tmp_path / "p.json").places == places
@@ -251,7 +251,7 @@ def test_models_that_are_none(path, model, told):
     assert told in result.output
 
 
-def test_what_a_user_accepts_is_told_by_tensor(tmp_path):
+def test_accepted_loss_is_printed_by_tensor(tmp_path):
     wanted = options.make("auto", optimizer="plain-sgd", accept_loss=0.01)
     codecs = candidates(wanted, only=["powersgd rank=4"])
     profile.write(tmp_path / "p.json", {"gloo": costs(codecs)}, Topology.flat(2), codecs)
@@ -298,7 +298,7 @@ def test_probe_of_a_device_that_is_not_there():
         (2, "stagd", "unknown transport 'stagd'. did you mean 'staged'"),
     ],
 )
-def test_what_a_probe_of_devices_cannot_do(count, transport, told, monkeypatch):
+def test_a_probe_of_devices_refuses_bad_options(count, transport, told, monkeypatch):
     for name, value in (("is_available", True), ("device_count", count), ("current_device", 0)):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)

@@ -124,7 +124,7 @@ def test_nothing_is_tried_where_there_is_nothing_to_gain(params):
     assert not search(params[1:]).promising(costs(link=1e8, codec=1e12)).codecs
 
 
-def test_what_is_far_slower_is_not_tried(params, monkeypatch):
+def test_far_slower_plans_are_not_tried(params, monkeypatch):
     made = plans(params, costs(link=1e7, codec=1e10))
     best = made[0].seconds
     assert all(each.seconds <= 1.1 * FAR * best for each in made if each.compresses)
@@ -134,7 +134,7 @@ def test_what_is_far_slower_is_not_tried(params, monkeypatch):
     assert not made[-1].compresses
 
 
-def test_what_the_backward_pass_hides_is_not_compressed():
+def test_hidden_communication_is_not_compressed():
     """The first bucket has a second until the pass ends; the last one has none."""
     params = describe(torch.nn.ParameterList([torch.ones(1000, 500), torch.ones(1000, 501)]))
     buckets = (Bucket((1,), 0.0), Bucket((0,), 1.0))
@@ -165,7 +165,7 @@ def test_payloads_are_as_long_as_they_were_measured(params):
     assert made.seconds < 0.2 * plan(params, rates).seconds
 
 
-def test_what_loses_nothing_is_promising_by_the_length_it_is_known_to_have(params):
+def test_lossless_codecs_are_ranked_by_their_known_length(params):
     """Its bound is longer than the gradient."""
     codecs = candidates(options.make("auto"), "reference", only=["lossless"])
     assert codecs["lossless"].payload_bytes(1 << 20) > 4 << 20
@@ -176,7 +176,7 @@ def test_what_loses_nothing_is_promising_by_the_length_it_is_known_to_have(param
     assert {each.codec for each in best.decisions} >= {"lossless"}
 
 
-def test_what_rounds_to_bfloat16_is_for_gradients_of_that_type():
+def test_lossless_bf16_is_for_bfloat16_gradients():
     codecs = candidates(options.make("auto"), "reference", only=["lossless_bf16"])
     rates = costs(link=1e6, codec=1e10)
     rates = dataclasses.replace(rates, codecs={"lossless_bf16": CodecCost(*[Line(0.0, 1e-10)] * 3)})
@@ -292,7 +292,7 @@ def test_many_tensors_share_messages_and_need_not_be_fused():
     assert not any(each.fused for each in made)
 
 
-def test_what_is_fused_must_not_change_what_a_codec_makes_of_a_tensor():
+def test_fusing_tensors_does_not_change_a_codecs_result():
     params = describe(torch.nn.ParameterList([torch.ones(40_000) for _ in range(200)]))
     work = CodecCost(*[Line(1e-6, 1e-10)] * 3)
     rates = dataclasses.replace(
@@ -508,7 +508,7 @@ def test_a_model_without_eligible_tensors_is_told_why():
 
 
 @pytest.mark.parametrize(("strategy", "ahead"), [("ps", 1), ("ring", 1), ("allgather", 0)])
-def test_what_aggregators_need_is_compiled_ahead(params, monkeypatch, strategy, ahead):
+def test_codecs_are_compiled_ahead_by_strategy(params, monkeypatch, strategy, ahead):
     codec, prepared = compll.compile("int8_group", "reference"), []
     monkeypatch.setattr(codec, "prepare", lambda: prepared.append(1), raising=False)
     planning.compile_ahead(fixed_plan(params, codec, options.Options(strategy=strategy), TWO))
@@ -534,14 +534,14 @@ class Shared(torch.nn.Module):
         ([".scale", "second.weight"], ["first.weight", "first.bias", "second.bias"]),
     ],
 )
-def test_what_is_ignored_is_what_ddp_ignores(ignored, names):
+def test_parameters_that_ddp_ignores_are_ignored(ignored, names):
     """DDP looks names up with a dot before those of the outermost module, and under every alias."""
     model = Shared()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     assert [param.name for param in describe(model)] == names
 
 
-def test_of_a_distributed_parameter_the_shard_counts():
+def test_the_shard_of_a_distributed_parameter_counts():
     model = torch.nn.Linear(8, 8, bias=False)
     model.weight.to_local = lambda: torch.zeros(4, 8)  # as a DTensor's
     assert [str(param) for param in describe(model)] == ["weight 4x8 float32"]

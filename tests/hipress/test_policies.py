@@ -170,7 +170,7 @@ def test_a_candidate_that_keeps_too_little_ends_it():
     assert not judge.searching
 
 
-def test_where_even_the_first_level_keeps_too_little_nothing_is_compressed():
+def test_nothing_is_compressed_if_the_first_level_keeps_too_little():
     assert windows(gains(), (0.5, 0.1, 1.0)) == [(1, DENSE)]
     assert windows(gains(), (0.9, 0.1, 1.0)) == [(1, 0)]
     judge = gains()

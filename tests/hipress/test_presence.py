@@ -61,7 +61,7 @@ def tell(pipe, *note):
     assert pipe.recv() == "told"
 
 
-def test_what_a_process_tells_is_heard_when_it_has_ended(visited, watcher):
+def test_a_last_message_is_read_after_its_process_ended(visited, watcher):
     presence, pipe = visited
     tell(pipe, "first", {"why": "it rains"})  # before anybody watches
     until(lambda: watcher(presence).notes == {"first": {"why": "it rains"}})
@@ -103,7 +103,7 @@ def test_a_port_that_another_process_has_now(visited, watcher):
     "own, local, address",
     [("127.0.0.1", "4", "127.0.0.1"), ("127.0.0.1", "2", ""), ("10.1.2.3", "2", "10.1.2.3")],
 )
-def test_where_a_door_is_open(monkeypatch, own, local, address):
+def test_addresses_of_open_ports(monkeypatch, own, local, address):
     """Other machines come from elsewhere, even if rank 0 reaches its store over loopback."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)

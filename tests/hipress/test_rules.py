@@ -109,7 +109,7 @@ class Sparing(Int8):
 
 
 @pytest.mark.parametrize("scope", ["tensor", "model"])
-def test_what_would_take_too_much_memory_stays_uncompressed(scope):
+def test_tensors_beyond_the_scratch_budget_stay_uncompressed(scope):
     """On a GPU, beside payloads and states; the report says so."""
     largest = max(PARAMS, key=lambda param: param.numel)
     limit = 12 * largest.numel - 1

@@ -56,12 +56,12 @@ def test_an_optimizer_may_step_shards_as_averages_arrive():
 
 
 @pytest.mark.slow
-def test_what_fsdp_has_gathered_is_in_nobodys_way():
+def test_gathered_fsdp_parameters_cause_no_errors():
     for begun, stepped in alike(launch(ranks.gathered, 4)):
         assert begun != stepped
 
 
-def test_what_one_replica_did_not_use_is_averaged_and_what_none_did_stays_none():
+def test_gradients_unused_on_one_replica_are_averaged_and_unused_on_all_stay_none():
     for steps in launch(ranks.unused, 4):
         twice, once = steps
         assert twice == [[8.0], [8.0], [4.0], [4.0], None, None]
@@ -72,7 +72,7 @@ def test_tensor_parallelism():
     assert max(launch(ranks.in_parts, 4)) < 1e-6
 
 
-def test_what_cannot_be_averaged_is_refused_and_what_will_drift_apart_told():
+def test_shards_that_cannot_be_averaged_are_refused_and_drift_is_warned_of():
     for rank, found in enumerate(launch(ranks.refused, 4)):
         overlap, hsdp, crossed, wrap, older, gossip, changed, single, told = found
         for kind, message in (overlap, hsdp):

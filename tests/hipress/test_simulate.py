@@ -118,7 +118,7 @@ def test_all_mistakes_are_told_at_once_with_their_places(path):
     assert places == ["1:8", "2:9", "3:22", "3:40"]
 
 
-def test_what_links_cost():
+def test_link_costs():
     """Two ranks share a node's link, which reaches 1e9 bytes a second."""
     made = costs(SIMPLE, {})
     assert made.to(1).line == Line(3e-5, 2e-9)
@@ -140,7 +140,7 @@ def test_what_links_cost():
     )
 
 
-def test_what_codecs_touch():
+def test_bytes_touched_by_codecs():
     """int4_group reads a gradient and writes 4.25 bits per element; a joint kernel reads both."""
     found = codecs.touched(compile_codec("int4_group", {}, "reference"))
     payload = 4.25 / 8

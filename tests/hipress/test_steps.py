@@ -95,7 +95,7 @@ def test_advice_on_unused_parameters_is_that_of_wrap():
         assert "hipress.wrap" not in attached[1]
 
 
-def test_what_wrap_adds_to_a_forward_pass_is_not_compiled():
+def test_forward_hooks_of_wrap_are_not_compiled():
     ((ours, plain),) = launch(step_ranks.compiled, 1)
     assert ours == plain
     assert plain[0] > 0

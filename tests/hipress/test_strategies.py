@@ -61,7 +61,7 @@ def test_states_of_both_directions_resume_bit_for_bit(size, name, options, tmp_p
     assert any(result.kept["worker"] for result in results)
 
 
-def test_what_cannot_be_is_told_on_every_rank():
+def test_bad_options_raise_on_every_rank():
     for errors in launch(strategy_ranks.refused, 2):
         for title, (kind, expected) in {
             "size": ("ConfigError", "topology=3: 2 ranks do not make nodes of 3"),

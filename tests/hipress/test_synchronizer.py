@@ -61,7 +61,7 @@ def test_wrap_compresses_a_model_as_one():
 @pytest.mark.parametrize(
     "name, options", first_fast([("onebit_group", {}), ("topk", {"min_size": 0})])
 )
-def test_what_nobody_used_keeps_its_residual_and_no_gradient(name, options):
+def test_unused_parameters_keep_residuals_and_no_gradient(name, options):
     for error, there in launch(ranks.now_and_then, 2, name, options):
         assert error < 1e-5
         assert there == 3 * [True, False, True]
@@ -128,7 +128,7 @@ REFUSALS = {
 }
 
 
-def test_what_cannot_be_is_one_error_on_every_rank():
+def test_bad_options_raise_one_error_on_every_rank():
     for found, trains in launch(ranks.refusals, 2):
         assert trains
         assert found.keys() == REFUSALS.keys()

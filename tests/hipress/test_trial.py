@@ -44,7 +44,7 @@ def test_steps_in_which_buffers_are_made_do_not_count():
     assert trial.current == 0
 
 
-def test_what_is_clearly_slower_is_out_after_two_counted_steps():
+def test_a_clearly_slower_candidate_is_dropped_after_two_counted_steps():
     """In 100 steps, a plan that was wrongly predicted to be fast costs little."""
     trial = Trial(3, kept=2)
     taken = Counter(run(trial, [0.1, 0.9, 0.12].__getitem__))

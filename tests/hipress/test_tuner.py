@@ -39,7 +39,7 @@ def slowly(*values):
 
 @pytest.mark.parametrize("scope", first_fast(["tensor", "bucket"]))
 @pytest.mark.parametrize("world_size", CHAINS)
-def test_what_a_dropped_codec_kept_is_handed_on(world_size, scope):
+def test_residuals_of_a_dropped_codec_are_handed_on(world_size, scope):
     """Nothing is lost: after a step that sends all, sums of averages are those of gradients."""
     names = CHAINS[world_size]
     results = launch(tuner_ranks.handed_on, world_size, names, scope)
@@ -112,7 +112,7 @@ def test_powersgd_takes_none_without_the_word_nor_against_the_evidence(momentum,
         assert (tried, whys) == ([], {})
 
 
-def test_what_a_codec_keeps_besides_a_residual_is_zeroed_when_its_turn_ends():
+def test_states_other_than_residuals_are_zeroed_after_a_turn():
     ranks = launch(tuner_ranks.zeroed, 2)
     assert ranks[0] == ranks[1]
     interrupted, fresh, warm = ranks[0]
@@ -273,7 +273,7 @@ def test_the_trial_waits_for_the_compiler(scripted):
     assert set(steps(32)) == {"a", "b", "native"}
 
 
-def test_what_cannot_be_compiled_is_told_when_it_is_needed(scripted):
+def test_a_codec_that_does_not_compile_is_reported_when_needed(scripted):
     def fail():
         raise ConfigError("no compiler")
 
