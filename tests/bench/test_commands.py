@@ -26,7 +26,7 @@ def nothing_runs(monkeypatch):
         (auto.main, {"optimizer": ["adam"]}, "'adam': choose from sgd, adamw"),
     ],
 )
-def test_what_cannot_be(main, options, message, capsys):
+def test_refused_options(main, options, message, capsys):
     refused(main, options, message, capsys)
 
 
@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be(module, tmp_path, capsys):
     refused(module.main, {"output": tmp_path / "file" / "folder"}, "Not a directory", capsys)
 
 
-def test_where_hosts_cannot_be_emulated(monkeypatch, capsys):
+def test_a_machine_without_emulated_hosts(monkeypatch, capsys):
     monkeypatch.setattr(netns, "unavailable", lambda: "network namespaces need root")
     told = "hosts cannot be emulated here: network namespaces need root"
     refused(first_use.main, {}, told, capsys)

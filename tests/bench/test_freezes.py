@@ -39,7 +39,7 @@ def test_a_line_for_each_variant(tmp_path, monkeypatch, capsys):
     [("gpt", "refesh=16", "unknown 'refesh'"), ("digits", "follow=1", "no workload"),
      ("gtp", "follow=1", "'gtp' is no workload")],
 )  # fmt: skip
-def test_what_is_no_variant_is_told(workload, variant, told, capsys):
+def test_an_unknown_variant_is_refused(workload, variant, told, capsys):
     with pytest.raises(freezes.typer.Exit):
         freezes.main(workload, 200, 1, [variant])
     assert told in capsys.readouterr().err

@@ -195,7 +195,7 @@ def test_without_add_the_file_begins_anew(bench):
     assert bench.labels() == ["fp16 1 MB"]
 
 
-def test_what_cannot_be_is_told_before_any_is_measured(bench, capsys):
+def test_bad_options_are_refused_before_measuring(bench, capsys):
     with pytest.raises(typer.Exit):
         bench.run(["dgc", "fp61"], add=False)
     assert "fp16" in capsys.readouterr().err

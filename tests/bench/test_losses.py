@@ -66,7 +66,7 @@ def test_seeds_differ_in_weights_and_in_the_order_of_data():
         assert torch.equal(batches[0], workload.batch(1, 0, 0)[0])
 
 
-def test_what_is_held_out_is_not_trained_on():
+def test_held_out_data_is_not_trained_on():
     images, _ = DIGITS.held_out()[0]
     held = {each.numpy().tobytes() for each in images}
     for step in range(50):
@@ -167,7 +167,7 @@ def test_a_cell_that_is_there_is_not_run_again(tmp_path, monkeypatch):
     "workload, method, told",
     [("digit", "fp32", "'digit'"), ("digits", "topk:rato=1", "rato"), ("digits", "tpk", "topk")],
 )
-def test_what_is_no_method_or_workload_is_told_before_any_runs(workload, method, told, capsys):
+def test_unknown_methods_and_workloads_are_refused_before_running(workload, method, told, capsys):
     with pytest.raises(losses.typer.Exit):
         losses.main([workload], [method])
     assert told in capsys.readouterr().err

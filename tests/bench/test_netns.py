@@ -66,7 +66,7 @@ def test_a_bad_number_of_hosts_is_refused(hosts):
         (["check", "--hosts", "1"], "1 hosts: expected 2 to 250"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(arguments, message):
+def test_bad_options_are_refused_in_a_line(arguments, message):
     result = CliRunner().invoke(netns.app, arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith(message)

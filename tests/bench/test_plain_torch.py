@@ -103,7 +103,7 @@ def test_no_more_is_sent_than_the_bound_of_the_spec(name):
     assert count <= limits(codec.module, N, codec.params)["kept"]
 
 
-def test_what_randomk_sends_is_drawn_evenly_and_alike_on_all_ranks():
+def test_randomk_draws_evenly_and_equally_on_all_ranks():
     k, n = 10, 1000 + 37
     at = [torch_shared._positions(n, step, torch.device("cpu")) for step in range(4000)]
     assert all(len(a.unique()) == k and a.min() >= 0 and a.max() < n for a in at)

@@ -116,7 +116,7 @@ def test_the_ablation_comes_out_in_the_published_order(published):
     assert fitted == pytest.approx([0, 0], abs=1e-3)
 
 
-def test_what_is_fitted_is_not_counted_as_predicted(published):
+def test_fitted_cells_do_not_count_as_predicted(published):
     cells = [*others.sdp4bit(published["sdp4bit"])]
     exact = [each for each in cells if each.kind == "fitted"]
     assert [each.error for each in exact] == pytest.approx([0, 0], abs=1e-9)

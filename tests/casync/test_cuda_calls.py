@@ -93,7 +93,7 @@ def rank(cuda):
     made.executor.close()
 
 
-def test_what_is_urgent_has_streams_of_higher_priority(cuda, rank):
+def test_urgent_work_has_streams_of_higher_priority(cuda, rank):
     assert [(call.stream, call.about) for call in cuda.of("Stream")] == list(
         enumerate(PRIORITIES, 1)
     )

@@ -41,7 +41,7 @@ def synchronized(codec, strategy, steps, holds):
 
 @pytest.mark.parametrize("codec", first_fast([Sign, Fusing]))
 @pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
-def test_what_nobody_used_neither_sends_nor_loses_residuals(strategy, codec):
+def test_unused_parameters_neither_send_nor_lose_residuals(strategy, codec):
     steps = [gradients(sum(SIZES), 3, seed) for seed in range(3)]
     for bucket in steps[1]:
         bucket[UNUSED] = 0

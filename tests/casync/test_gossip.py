@@ -53,7 +53,7 @@ def test_a_single_rank_has_no_neighbours():
 
 
 @pytest.mark.parametrize("n", [2, 3, 7])
-def test_what_is_no_torus_is_refused(n):
+def test_a_world_size_without_a_torus_is_refused(n):
     with pytest.raises(PlanError, match=f"{n} ranks make no torus.*use a ring"):
         grid("torus", n)
     with pytest.raises(PlanError, match=r"unknown links 'star'.*one of ring, torus, complete"):

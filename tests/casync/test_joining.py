@@ -168,7 +168,7 @@ def test_calls_grow_with_the_logarithm_of_ranks(n):
     assert kinds["Decode"] <= most
 
 
-def test_what_comes_in_one_slot_is_one_call():
+def test_payloads_of_a_slot_are_decoded_by_one_call():
     topology = Topology.flat(8)
     parts = program_of(8).parts
     program = joined(build_program(parts, topology, CODECS, 3, rotates=False), CODECS, DEVICE)
@@ -196,7 +196,7 @@ def test_codecs_with_a_state_of_a_tensor_keep_calls_of_their_own():
     assert not any(isinstance(t, Joined) and isinstance(t.tasks[0], Encode) for t in program.tasks)
 
 
-def test_of_payloads_in_one_call_the_bad_one_is_named():
+def test_the_bad_payload_of_a_call_is_named():
     class Picky(Exact):
         """Refuses payloads of rank 3."""
 

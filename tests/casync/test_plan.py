@@ -95,7 +95,7 @@ def test_a_gathered_tensor_is_cut_into_partitions_only():
     assert len(plan(tensors_of([10000]), Choice("sign", "allgather", 2), 4)) == 2
 
 
-def test_what_goes_to_one_owner_shares_a_message():
+def test_pieces_of_one_owner_share_a_message():
     """Large and small tensors; with `partitions`, chunks have their own messages."""
     parts = plan(tensors_of([3000, 10, 3000, 10, 3000, 10]), Choice("sign", "ps"), 3)
     assert [part.owner for part in parts] == [0, 1, 2]

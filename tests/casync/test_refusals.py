@@ -35,7 +35,7 @@ def test_owners_with_another_codec_need_a_strategy_of_two_directions(strategy):
 
 
 @pytest.mark.parametrize("strategy", list_strategies())
-def test_what_a_refusal_suggests_is_accepted(strategy):
+def test_suggestions_of_errors_are_accepted(strategy):
     refused = 0
     for codec in kinds():
         told = refuses(strategy, codec)

@@ -40,7 +40,7 @@ MESSAGES = st.builds(
 
 
 @given(MESSAGES)
-def test_what_is_squeezed_comes_back(message):
+def test_elided_repeats_are_restored(message):
     if len(message) < BLOCK:
         return
     wire = wire_for(message)
@@ -70,7 +70,7 @@ def test_what_gains_nothing_is_not_looked_at(message):
     assert not promises(message)
 
 
-def test_what_seems_to_repeat_but_does_not_is_sent_as_it_is():
+def test_blocks_that_only_seem_to_repeat_are_sent_unchanged():
     message = np.random.default_rng(0).integers(256, size=WORDS).astype(np.uint8)
     blocks = message.reshape(-1, BLOCK)
     step = len(blocks) // 64

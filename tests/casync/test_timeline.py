@@ -49,7 +49,7 @@ def test_a_delay_leaves_the_link_free():
     assert seconds(load, load) == pytest.approx(7.5)
 
 
-def test_what_ends_behind_the_backward_pass_is_hidden():
+def test_work_within_the_backward_pass_is_hidden():
     load = Load(2.0, (wire(3),))
     assert seconds(load, backward=10.0) == pytest.approx(10)
     assert seconds(load, backward=4.0) == pytest.approx(5)
@@ -85,7 +85,7 @@ def test_a_collective_that_slows_the_pass_delays_what_follows():
     assert found.done == pytest.approx((4, 7))
 
 
-def test_what_is_urgent_is_served_first():
+def test_urgent_tasks_run_first():
     first, urgent = Load(0.0, (wire(2),)), Load(0.0, (wire(1),), urgency=-1.0)
     assert simulate_step([first, first, urgent], 0.0, 0.0).done == pytest.approx((3, 5, 1))
 
@@ -111,7 +111,7 @@ def test_later_gradients_are_delayed_as_well():
     assert seconds(first, second, backward=4.0) == pytest.approx(16)
 
 
-def test_what_others_wait_for_goes_first():
+def test_tasks_that_others_wait_for_run_first():
     """At 1 the last stage of the first chain and the first of the second are both ready."""
     first = Load(0.0, (wire(1), work(4)))
     second = Load(0.0, (wire(0.5, delay=0.5), work(1), wire(6)))
@@ -150,7 +150,7 @@ def transferred(strategy, topology, payload=100.0, gradient=1000.0):
     return sum(stage.seconds for stage in chain if stage.lane == WIRE)
 
 
-def test_what_stays_within_a_node_takes_its_own_lane():
+def test_transfers_within_a_node_take_their_own_lane():
     costs = Costs({1: Transfer(Line(0, 1.0))}, {}, inside=Transfer(Line(0.5, 2.0), slows=0.25))
     nodes = Topology.even(8, 4)
     chain = stages("ps", Item(8.0, 8.0, 8), CodecCost(NOTHING, NOTHING), nodes, costs)
@@ -161,7 +161,7 @@ def test_what_stays_within_a_node_takes_its_own_lane():
     assert [stage.lane for stage in chain if stage.lane != WORK] == [INSIDE, WIRE, WIRE, INSIDE]
 
 
-def test_what_crosses_the_link():
+def test_bytes_on_the_link():
     assert transferred("ps", FOUR) == pytest.approx(2 * 3 / 4 * 100)
     assert transferred("ring", FOUR) == pytest.approx(2 * 3 / 4 * 100)
     assert transferred("allgather", FOUR) == pytest.approx(3 * 100)
@@ -173,7 +173,7 @@ def test_what_crosses_the_link():
 
 
 @pytest.mark.parametrize("strategy", PREDICTED)
-def test_what_a_rank_computes(strategy):
+def test_work_of_a_rank(strategy):
     """In gradients: ps encodes and decodes the others' parts, adds and encodes its own."""
     wanted = {"ps": 2 * 3 / 4 + 2 / 4 + 10 / 4, "ring": 1 / 4 + 3 / 4 * 10 + 3 / 4,
               "allgather": 1 + 4, "allreduce": 2, "hierarchical": None,

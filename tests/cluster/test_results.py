@@ -73,7 +73,7 @@ def test_results_read_back(measured, tmp_path):
         ('{"reports": [], "format": 1, "more": 1}', "more"),
     ],
 )
-def test_what_is_no_result_is_told_with_its_place(text, told, tmp_path):
+def test_a_malformed_result_is_refused_with_its_place(text, told, tmp_path):
     (tmp_path / "bench.json").write_text(text)
     with pytest.raises(ResultsError, match=r"bench\.json") as error:
         Results.read(tmp_path / "bench.json")

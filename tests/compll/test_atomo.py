@@ -86,7 +86,7 @@ def test_follows_the_paper(n, rank, columns, target, rng):
         assert np.allclose(y, plain(x, width, rank, u), atol=1e-3 * np.abs(y).max())
 
 
-def test_what_has_the_wanted_rank_is_sent_whole(rng):
+def test_a_matrix_of_the_wanted_rank_is_sent_whole(rng):
     """Every probability is one if all singular values that are sent are equal."""
     left, right = (np.linalg.qr(rng.standard_normal((40, 3)))[0] for _ in range(2))
     x = (left @ right.T).reshape(-1).astype(np.float32)
@@ -125,7 +125,7 @@ def test_energy_beyond_what_is_sent_is_as_the_paper_says(rng):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_reaches_the_decoder(bad, rng):
+def test_non_finite_values_reach_the_decoder(bad, rng):
     x = rng.standard_normal(500).astype(np.float32)
     x[123] = bad
     for target in ("cpu", "reference"):

@@ -52,7 +52,7 @@ def test_short_jobs_are_repeated_until_the_clock_can_see_them(clock):
     assert len(clock.calls) >= 3000
 
 
-def test_what_was_started_is_waited_for(clock):
+def test_the_wait_for_started_work_counts(clock):
     waiting = clock.job("wait", 7)
     assert timing.timings({"a": clock.job("a", 1)}, 1, waiting)["a"].median == 8
 

@@ -151,7 +151,7 @@ def foreign(path):
         pytest.param(foreign, marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root")),
     ],
 )
-def test_what_others_can_have_put_there_is_not_run(what, spoil, root, caplog):
+def test_files_that_others_can_write_are_not_run(what, spoil, root, caplog):
     """A cache in a shared folder: kernels are compiled for this process, with one warning."""
     jit.stored("shared", PROGRAM, lambda: PROGRAM)
     path = next(cache.usual("cpu").glob("shared_*.o"))

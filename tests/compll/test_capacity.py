@@ -98,7 +98,7 @@ def test_cuda_kernels_cut_as_the_reference(case, where):
 
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])
-def test_what_does_not_fit_stays_in_the_residual(target):
+def test_overflow_stays_in_the_residual(target):
     codec = compll.compile("threshold", target, tau=0.5)
     n, cut = 4000, 0
     state, rng = codec.init_state(n), np.random.default_rng(0)

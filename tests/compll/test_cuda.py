@@ -212,7 +212,7 @@ def gradients_of_16_bits(rng, n, gradient):
     return raw, (raw.astype(np.uint32) << 16).view(np.float32)
 
 
-def test_what_is_not_finite_arrives_and_enters_no_state(typed, reference, rng, where):
+def test_non_finite_values_arrive_and_enter_no_state(typed, reference, rng, where):
     device = kernels(typed, where, 64)
     put, get = device.device.upload, device.device.download
     n = 1500

@@ -79,7 +79,7 @@ def source():
     return f"#define GRADIENT 0\n{both}{COMMON}{''.join(checks)}"
 
 
-def test_what_is_compared_is_equal_without_a_device(rng):
+def test_compared_methods_are_equal_without_a_device(rng):
     """Both sides are equal on the host, so a difference on a device is the device's."""
     counts = "".join(ON_THE_HOST.format(name=name) for name in CHECKS)
     library = ctypes.CDLL(str(cuda_host.build(source() + counts)))
@@ -92,7 +92,7 @@ def test_what_is_compared_is_equal_without_a_device(rng):
 
 
 @pytest.mark.slow
-def test_what_is_compared_compiles_for_a_device():
+def test_compared_methods_compile_for_a_device():
     _, used = cuda_nvrtc.compiled(source(), "sm_90")
     assert set(used) == set(CHECKS)
 

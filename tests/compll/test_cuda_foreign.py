@@ -148,7 +148,7 @@ def elsewhere(number):
         ([1.0, 2.0], "not list"),
     ],
 )  # fmt: skip
-def test_what_kernels_cannot_reach_is_refused(module, given, message):
+def test_tensors_out_of_reach_of_kernels_are_refused(module, given, message):
     with pytest.raises(UsageError, match=f"onebit: .*{message}"):
         codec("onebit").encode(given)
 

@@ -67,7 +67,7 @@ def test_they_are_those_of_the_matrix(n, width, tmp_path, rng):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_of_a_matrix_of_low_rank(scale, tmp_path, rng):
+def test_a_matrix_of_low_rank(scale, tmp_path, rng):
     m = scale * (rng.standard_normal((50, 3)) @ rng.standard_normal((3, 12)))
     left, size, right, _ = found(m.reshape(-1).astype(np.float32), tmp_path, 12)
     assert np.isfinite(left).all()
@@ -76,7 +76,7 @@ def test_of_a_matrix_of_low_rank(scale, tmp_path, rng):
     assert near(left[:, :3].T @ left[:, :3], np.eye(3), 1)
 
 
-def test_of_zeros_and_of_what_is_not_finite(tmp_path):
+def test_zeros_and_non_finite_values(tmp_path):
     left, size, right, y = found(np.zeros(60, np.float32), tmp_path, 12)
     assert not size.any()
     assert not y.any()

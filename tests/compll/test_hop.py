@@ -55,7 +55,7 @@ def hops_agree(cpu, rng, fed, writeback):
         np.testing.assert_array_equal(one, other, err_msg=f"{fed=} {writeback=}")
 
 
-def test_what_is_not_finite_comes_along():
+def test_non_finite_values_survive_a_hop():
     codec = compll.compile("mxnet_2bit")
     x = np.zeros(1500, np.float32)
     x[700] = np.nan
@@ -81,7 +81,7 @@ def test_a_wrong_length_is_refused():
 
 
 @pytest.mark.parametrize("name", ["signsgd", "terngrad"])
-def test_what_aggregators_need_can_be_compiled_ahead(name):
+def test_aggregators_kernels_can_be_compiled_ahead(name):
     codec = compll.compile(name)
     codec.prepare()
     assert any(name.startswith("hop") for name in codec.backend.functions) == codec.fuses

@@ -127,7 +127,7 @@ def test_arbitrary_values_of_all_sections(value, tmp_path):
 
 @MUTATED
 @given(text=st.one_of(by_tokens(), by_sections()))
-def test_what_compiles_fits_the_schema(text, tmp_path):
+def test_specs_that_compile_fit_the_schema(text, tmp_path):
     if outcome(text, tmp_path) is not None:
         document = yaml.load(text, Loader=yaml.BaseLoader)
         assert [e.message for e in VALIDATOR.iter_errors(document)] == []

@@ -61,7 +61,7 @@ def of_arrays(name):
     return mixes(compll.compile(name, "reference").module)
 
 
-def test_of_two_processes_one_compiles_and_a_later_one_none(tmp_path):
+def test_one_of_two_processes_compiles_and_a_later_one_does_not(tmp_path):
     one, two = run(tmp_path, jobs=2)
     assert one[0] == two[0]
     assert [] in (one[1], two[1])  # one compiled, the other waited

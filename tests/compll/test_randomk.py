@@ -267,7 +267,7 @@ def test_table_rows_of_no_elements():
 
 @pytest.mark.parametrize("key", ["shared(0, 1) < 0.3", "abs(hadamard(g, 64)) > 1"])
 @pytest.mark.parametrize("target", ["reference", "cpu"])
-def test_what_needs_whole_arrays_may_only_select(key, target, tmp_path):
+def test_grouped_specs_with_whole_arrays_may_only_select(key, target, tmp_path):
     """A spec with selections alone was once compiled in passes, which have no draws."""
     path = tmp_path / "masked.yaml"
     path.write_text(

@@ -94,6 +94,6 @@ def test_shapes_may_be_arrays_of_numpy(spec):
 
 @pytest.mark.parametrize("shape", [None, 15, (3, 5.0), "35", (3, None), (3, -5)])
 @pytest.mark.parametrize("name", ["powersgd", "onebit"])
-def test_what_is_no_shape_is_told(name, shape):
+def test_a_malformed_shape_is_refused(name, shape):
     with pytest.raises(compll.UsageError, match=f"{name}: a shape"):
         compll.compile(name, "reference").for_shape(shape)

@@ -240,7 +240,7 @@ decode: twice
 
 
 @pytest.mark.parametrize("more", ["", "feedback: error\n"])
-def test_what_a_backend_refuses_is_told_where_it_stands(tmp_path, more):
+def test_errors_of_a_backend_name_their_place(tmp_path, more):
     path = tmp_path / "spec.yaml"
     path.write_text(MASKED + more)
     compll.compile(path, "reference")

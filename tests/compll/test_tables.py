@@ -101,7 +101,7 @@ def test_tables_at_every_place(tmp_path):
         ("top(quantiles(g, 8), 3)", "float32[n]", "top selects among elements"),
     ],
 )
-def test_what_tables_cannot_do(encode, declared, message, tmp_path):
+def test_limits_of_tables(encode, declared, message, tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text(f"name: bad\nencode:\n  t: {encode}\npayload: {{t: '{declared}'}}\ndecode: t\n")
     with pytest.raises(compll.SpecError, match=rf"bad.yaml:\d+:\d+: .*{message}"):

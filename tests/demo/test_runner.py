@@ -107,7 +107,7 @@ def test_ranks_with_a_gpu_each_are_joined_by_nccl(monkeypatch):
     "nccl, backend, asked",
     [(True, "cpu:gloo,cuda:nccl", {}), (False, "gloo", {"transport": "staged"})],
 )
-def test_how_ranks_on_gpus_are_joined(nccl, backend, asked, monkeypatch, tmp_path):
+def test_groups_of_ranks_on_gpus(nccl, backend, asked, monkeypatch, tmp_path):
     """Uncompressed by torch's own group, compressed by the transport of the binding."""
     given, gpu, init = [], SimpleNamespace(is_cuda=True), dist.init_process_group
     join = (tmp_path / "rendezvous").as_uri()
