@@ -115,6 +115,8 @@ class Session:
     def _momentum(self, parameters: Sequence[torch.Tensor], unused: bool) -> Momentum | None:
         if self.optimizer is None:
             return None
+        if self.rank == 0 and (text := momentum.clips_short(self.optimizer, self.world_size)):
+            log.warning(text)
         return Momentum(self.optimizer, parameters, self.params, unused=unused)
 
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
