@@ -115,8 +115,9 @@ class Session:
     def _momentum(self, parameters: Sequence[torch.Tensor], unused: bool) -> Momentum | None:
         if self.optimizer is None:
             return None
-        if self.rank == 0 and (text := momentum.clips_short(self.optimizer, self.world_size)):
-            log.warning(text)
+        warning = momentum.clipping_warning(self.optimizer, self.world_size)
+        if warning and self.rank == 0:
+            log.warning(warning)
         return Momentum(self.optimizer, parameters, self.params, unused=unused)
 
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:

@@ -45,7 +45,7 @@ LOOPBACK = 6e9  # bytes a second
 GROUPS = ("hosts2", "hosts4", "slow", "hosts2-10gbit")
 #: names of methods here, by their names in results
 NAMES = {"ddp-fp32": "fp32", "ddp-fp16": "fp16"}
-FITTED = ("fp32", "int4_group")
+FITTED = ("fp32", "int4_group")  # methods to whose steps under SGD the numbers are fitted
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hipress.sync.state import Copied, Residuals
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-__all__ = ["Momentum", "check", "clips_short"]
+__all__ = ["Momentum", "check", "clipping_warning"]
 
 Begin = Callable[[], Future[torch.Tensor]]  # of the average of a bucket
 Handed = tuple[Sequence[int], torch.Tensor]
@@ -199,14 +199,17 @@ def check(
         )
 
 
-def clips_short(optimizer: Averaging, ranks: int) -> str:
-    """A warning that clipping each rank's gradient makes steps short; empty if it hardly does."""
-    if optimizer.max_norm is None or optimizer.rank_norm != optimizer.max_norm or ranks <= 2:
+def clipping_warning(optimizer: Averaging, ranks: int) -> str:
+    """Warning that Adam's frozen steps get short if each rank's gradient is clipped to the norm of
+    the average; empty if they do not. SGD was not measured; Lion's and Muon's steps have a fixed
+    length."""
+    if not isinstance(optimizer, Freezing) or not optimizer.averages or ranks <= 2:
         return ""
-    name = type(optimizer).__name__
+    if optimizer.max_norm is None or optimizer.rank_norm != optimizer.max_norm:
+        return ""
     return (
-        f"each of {ranks} ranks clips its own gradient to max_norm={optimizer.max_norm:g} before "
-        f"hipress.optim.{name} averages the momentum, so steps are shorter than with a clipped "
-        "average: 4 ranks of a GPT lost 3%, and with rank_norm = 1.2 * max_norm less than 1%. "
-        "Pass rank_norm=, max_norm times a rank's norm over the average's"
+        f"once hipress.optim.{type(optimizer).__name__} freezes, each of {ranks} ranks clips its "
+        f"own gradient to max_norm={optimizer.max_norm:g}, so steps are shorter than with a "
+        "clipped average: 4 ranks of a GPT lost 3%, and with rank_norm = 1.2 * max_norm less than "
+        "1%. Pass rank_norm=, max_norm times a rank's norm over the average's"
     )

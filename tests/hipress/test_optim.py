@@ -13,7 +13,7 @@ from torch import nn
 import compll
 from hipress import optim
 from hipress.errors import ConfigError, StateError
-from hipress.sync.momentum import clips_short
+from hipress.sync.momentum import clipping_warning
 
 OPTIONS = [
     {},
@@ -255,16 +255,17 @@ def test_muon_is_that_of_torch():
 
 
 @pytest.mark.parametrize(
-    "norms, ranks, warned",
+    "kind, options, ranks, warned",
     [
-        ({"max_norm": 1.0}, 4, True),
-        ({"max_norm": 1.0}, 2, False),
-        ({"max_norm": 1.0, "rank_norm": 1.2}, 4, False),
-        ({}, 4, False),
+        (optim.AdamW, {"max_norm": 1.0}, 4, True),
+        (optim.AdamW, {"max_norm": 1.0}, 2, False),
+        (optim.AdamW, {"max_norm": 1.0, "rank_norm": 1.2}, 4, False),
+        (optim.AdamW, {"max_norm": 1.0, "freeze": None}, 4, False),
+        (optim.AdamW, {}, 4, False),
+        (optim.Lion, {"max_norm": 1.0}, 4, False),
     ],
 )
-def test_a_warning_if_ranks_clip_to_the_norm_of_the_average(norms, ranks, warned):
-    optimizer = optim.AdamW(make().parameters(), **norms)
-    text = clips_short(optimizer, ranks)
+def test_a_warning_if_ranks_clip_to_the_norm_of_the_average(kind, options, ranks, warned):
+    text = clipping_warning(kind(make().parameters(), **options), ranks)
     assert ("each of 4 ranks clips" in text and "Pass rank_norm=" in text) == warned
     assert warned or text == ""
