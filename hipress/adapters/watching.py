@@ -30,7 +30,8 @@ def watch(
     rank = session.coordinator.ranks[session.rank]
     session.taken = Taken(ddp.module, session.params, parameters, rank, again, hooked=True)
     if ddp not in _WATCHED:
-        ddp.register_forward_pre_hook(_refuse_changes)
+        # as a decorator it would import torch._dynamo with hipress, which takes as long as torch
+        ddp.register_forward_pre_hook(torch.compiler.disable(_refuse_changes))  # type: ignore[no-untyped-call]
         _WATCHED.add(ddp)
 
 
@@ -39,7 +40,6 @@ def advise(ddp: DistributedDataParallel) -> None:
     ddp.register_forward_hook(_advise, always_call=True)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _refuse_changes(ddp: DistributedDataParallel, inputs: object) -> None:
     """A forward pre-hook that refuses changes: some of them lose the hooks of gradients."""
     session = SESSIONS.get(ddp)

@@ -15,7 +15,7 @@ from tests.hipress.launch import launch
 from tests.patience import HANG
 from tests.tiers import first_fast
 
-HEAVY = ("llvmlite", "networkx", "matplotlib", "typer", "rich", "yaml")
+HEAVY = {"llvmlite", "networkx", "matplotlib", "typer", "rich", "yaml", "scipy", "sympy"}
 
 EXIT = """
 import sys, torch, torch.distributed as dist, hipress
@@ -33,22 +33,15 @@ print("trained", [name for name in compilers if name in sys.modules], flush=True
 
 
 LIGHT = f"""
-import sys, time
-start = time.perf_counter(); import torch
-after_torch = time.perf_counter(); before = {{n for n in {HEAVY!r} if n in sys.modules}}
+import sys, torch
+before = set(sys.modules)
 import hipress
-print(after_torch - start, time.perf_counter() - after_torch)
-print(*({{n for n in {HEAVY!r} if n in sys.modules}} - before))
+print(*sorted({HEAVY!r} & (sys.modules.keys() - before)))
 """
 
 
 def test_import_is_light():
-    seconds, loaded = subprocess.check_output([sys.executable, "-c", LIGHT], text=True).split("\n")[
-        :2
-    ]
-    torch_takes, hipress_takes = map(float, seconds.split())
-    assert hipress_takes < torch_takes
-    assert loaded == ""
+    assert subprocess.check_output([sys.executable, "-c", LIGHT], text=True).strip() == ""
 
 
 def trained(*arguments):
