@@ -200,6 +200,9 @@ def _kind(program: Program, task: Task, alone: frozenset[str]) -> tuple[object, 
         return first.codec, owner, first.side, first.average, first.writeback
     if kinds in ({Merge}, {Decode}):
         return first.codec, type(first), len(tasks)
+    if kinds == {Merge, Encode} and len(tasks) == 2:  # an encode that takes in a merge's payload
+        alike = _kind(program, tasks[1], alone)
+        return None if alike is None else (first.codec, *alike)
     return None
 
 

@@ -26,7 +26,7 @@ from casync.codec import Operation
 from casync.errors import TransportError
 from casync.nccl import Communicator, Connect
 
-__all__ = ["connector"]
+__all__ = ["capturing", "connector"]
 
 #: environment while a group is made: no error handling by torch
 _ALONE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -105,7 +105,7 @@ class _Communicator:
             works = dist.batch_isend_irecv(self._messages) if self._messages else []
             for work in [*works, *self._sums]:
                 work.wait()
-                if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+                if not capturing():
                     self._last = work  # the event of a captured one must not be queried
         finally:
             self._messages, self._sums = [], []
@@ -140,3 +140,9 @@ class _Communicator:
 
     def close(self) -> None:
         dist.destroy_process_group(self._group)
+
+
+def capturing() -> bool:
+    """True if a CUDA graph is being captured from the current stream."""
+    begun: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return begun and torch.cuda.is_current_stream_capturing()

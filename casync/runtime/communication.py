@@ -84,7 +84,7 @@ class _Waiter:
                 self._hooks.delay(task.text())
             if isinstance(task, Recv):
                 cast(Slot | StagedSlot, slot).arrived(received)
-            self._hooks.on_done(job, index, begin)
+            self._hooks.on_done(job, (index,), begin)
         except Exception as error:
             self._hooks.on_error(job, index, error)
 

@@ -44,12 +44,12 @@ class Counters:
             case Decode() | Merge() | Follow():
                 self.decode_seconds += seconds
             case Send():
-                self.bytes_sent += job.prepared.payloads.size(job.tasks[index])
+                self.bytes_sent += job.prepared.size(index)
                 self.bytes_spared += slot.spared
                 self.bytes_exact += slot.size if slot.exact else 0
                 self.messages_sent += 1
             case Recv():
-                self.bytes_received += job.prepared.payloads.size(job.tasks[index])
+                self.bytes_received += job.prepared.size(index)
                 self.messages_received += 1
             case Reduce():
                 self.bytes_reduced += job.prepared.payloads.reduce_bytes(job.tasks[index])

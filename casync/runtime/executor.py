@@ -285,17 +285,18 @@ class Executor:
         with self._lock:
             self.counters.wait_seconds += min(seconds, self._jobs.seconds())
 
-    def _done(self, job: Job, index: int, begin: float) -> None:
+    def _done(self, job: Job, indices: Sequence[int], begin: float) -> None:
         """Implements Hooks.on_done."""
         end = time.perf_counter()
         with self._lock:
             if self._error is not None:
                 return
-            if self.trace is not None:
-                self.trace.append(TraceEvent(job.sequence, job.tasks[index], begin, end))
-            self.counters.count(job, index, end - begin)
-            for ready in job.done(index):
-                self._lanes.put(job, ready)
+            for index in indices:
+                if self.trace is not None:
+                    self.trace.append(TraceEvent(job.sequence, job.tasks[index], begin, end))
+                self.counters.count(job, index, end - begin)
+                for ready in job.done(index):
+                    self._lanes.put(job, ready)
             over = not job.left
             if over:
                 self._over(job, end)

@@ -12,11 +12,12 @@ import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from casync.building.tasks import Encode, Recv, Reduce, Send, Task, members
+from casync.building.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task, members
 from casync.codec import Codec
 from casync.errors import PlanError
 from casync.graph.graph import Program
@@ -28,7 +29,7 @@ from casync.raw import with_raw
 from casync.runtime.payloads import Payloads
 from casync.runtime.pieces import Inputs, States
 from casync.runtime.steps import Steps
-from casync.transports import Handle
+from casync.transports import Handle, Transfer
 
 __all__ = ["FLOATS", "Job", "Jobs", "Prepared"]
 
@@ -58,7 +59,8 @@ class Job:
         self.inputs = Inputs(bucket.detach(), _flat(bucket, prepared), states, step)
         self.marks: list[Any] = [None] * len(program.tasks)  # the end of each task on its stream
         self.begun: Any = None  # on a device: the mark after which the bucket is filled
-        self.groups = deque(prepared.groups)  # task numbers of slots that are not issued yet
+        self.turn = 0  # number of the first group of transfers that is not issued yet
+        self.missing = [len(group.members) for group in prepared.groups]  # not ready yet, by group
         self.taken = False  # True while its tasks are captured, not run: see capture.py
         self.ready: set[int] = set()  # sends and reduces that may be posted
         self.sent: list[tuple[int, Handle, float]] = []  # posted sends, and their times
@@ -159,10 +161,15 @@ class Prepared:
         self.steps = [steps.of(i, task) for i, task in enumerate(program.tasks)]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
-        self.after, self.groups = _after(program), _groups(program.tasks)
+        self.after = _after(program)
+        self.groups = [] if tags else _groups(program.tasks, self.after)
+        self.group_of = {i: n for n, group in enumerate(self.groups) for i in group.members}
+        self._sizes: dict[int, int] = {}
+        self._transfers: dict[int, Transfer] = {}
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
         self.leaving = [_leaving(task, self.payloads) for task in program.tasks]
         self.varying = self.payloads.varying
+        self._constant = not tags and not self.varying  # messages are the same bytes in every step
 
     def remember(self) -> None:
         """Copy lengths to the host after a run: [Note: lengths that vary] in memory/room.py."""
@@ -178,6 +185,35 @@ class Prepared:
         for slot, codec, sends in self.varying:
             more[codec] += sends * slot.adapt()
         return more
+
+    def size(self, index: int) -> int:
+        """Bytes of a task's payloads."""
+        size = self._sizes.get(index)
+        if size is None:
+            size = self.payloads.size(self.tasks[index])
+            if self._constant:
+                self._sizes[index] = size
+        return size
+
+    def transfer(self, index: int, bucket: torch.Tensor) -> Transfer:
+        """A send, receive or reduce, as a transport without tags takes it."""
+        made = self._transfers.get(index)
+        if made is None:
+            made = self._transfer(index, bucket)
+            if self._constant and not self.payloads.in_bucket(self.tasks[index]):
+                self._transfers[index] = made
+        return made
+
+    def _transfer(self, index: int, bucket: torch.Tensor) -> Transfer:
+        task, name = self.tasks[index], self.name(index)
+        if isinstance(task, Reduce):
+            op = task.op if isinstance(task, ReduceRound) else "sum"
+            data = self.payloads.reduce_view(task, bucket)
+            shares = tuple(size // data.itemsize for size in self.payloads.shares(task))
+            return Transfer("reduce", task.ranks, data, name, op, shares)
+        assert isinstance(task, Send | Recv)
+        data = self.payloads.numbers(task)
+        return Transfer("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)
 
     def name(self, index: int) -> str:
         """A task's text, computed once."""
@@ -238,11 +274,20 @@ def _leaving(task: Task, payloads: Payloads) -> Sequence[StagedSlot]:
     return [slot for slot in made if isinstance(slot, StagedSlot) and slot.leaves]
 
 
-def _groups(tasks: Sequence[Task]) -> list[list[int]]:
-    """Positions of the tasks of each slot, in the order of slots."""
+@dataclass(frozen=True)
+class Group:
+    """Transfers of a slot: their positions, and those of all tasks that they wait for."""
+
+    members: list[int]
+    after: list[int]
+
+
+def _groups(tasks: Sequence[Task], after: Sequence[Sequence[int]]) -> list[Group]:
+    """The group of each slot, in the order of slots."""
     found: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(tasks):
         if isinstance(task, Send | Recv | Reduce):
             found[task.slot].append(i)
     ways = {i: (tasks[i].part, tasks[i].payload) for group in found.values() for i in group}
-    return [sorted(found[slot], key=ways.__getitem__) for slot in sorted(found)]
+    every = [sorted(found[slot], key=ways.__getitem__) for slot in sorted(found)]
+    return [Group(group, sorted({j for i in group for j in after[i]})) for group in every]

@@ -9,7 +9,7 @@ stream.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -73,7 +73,7 @@ class Ended:
 class Hooks:
     """Callbacks of lanes, and their means to run tasks."""
 
-    on_done: Callable[[Job, int, float], None]  # a finished task; its begin by time.perf_counter
+    on_done: Callable[[Job, Sequence[int], float], None]  # tasks, and their begin (perf_counter)
     on_error: Callable[[Job, int, Exception], None]  # a task that failed
     on_idle: Callable[[float], None]  # seconds in which the compute lane had no work
     ended: threading.Event  # set by the first error and by close(): run no more tasks

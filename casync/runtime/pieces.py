@@ -11,7 +11,7 @@ themselves; there only sums have buffers, which belong to the program.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -25,9 +25,10 @@ from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.runtime.deferral import Deferred
 
-__all__ = ["InBucket", "Inputs", "States", "packed", "pieces_of"]
+__all__ = ["InBucket", "Inputs", "States", "View", "packed", "pieces_of"]
 
 States: TypeAlias = Mapping[tuple[str, str], State]
+View: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass
@@ -40,6 +41,13 @@ class Inputs:
     step: int  # the training step's number
     deferred: dict[int, Deferred] = field(default_factory=dict)  # by part: during its rounds
     apart: dict[Apart, tuple[torch.Tensor, int]] = field(default_factory=dict)  # for tasks to come
+    _views: dict[View, Any] = field(default_factory=dict)
+
+    def viewed(self, view: View) -> Any:
+        """The bucket by a codec's `view`, which takes as long as a launch: made once."""
+        if view not in self._views:
+            self._views[view] = view(self.array)
+        return self._views[view]
 
 
 def packed(table: Ints) -> Ints:
@@ -54,9 +62,9 @@ class InBucket:
     def __init__(self, part: Part) -> None:
         self.table: Ints = np.array(part.rows, np.int64).reshape(-1, 5)
 
-    def open(self, run: Inputs) -> Any:
-        """The array whose pieces `table` describes."""
-        return run.array
+    def open(self, run: Inputs, view: View) -> Any:
+        """The array whose pieces `table` describes. view: that of the codec which takes it."""
+        return run.viewed(view)
 
     def close(self, run: Inputs) -> None:
         """Note that a task has finished with the array."""
@@ -72,13 +80,13 @@ class Apart(InBucket):
         self._memory, self._stretch, self._count = memory, stretch, part.elements
         self._kept = None if memory.host else memory.zeros(part.elements, torch.float32)
 
-    def open(self, run: Inputs) -> Any:
+    def open(self, run: Inputs, view: View) -> Any:
         """Implements InBucket.open."""
         if self not in run.apart:
             run.apart[self] = self._widened(run), len(self._stretch.tasks)
         values, left = run.apart[self]
         run.apart[self] = values, left - 1
-        return self._memory.array(values)
+        return view(self._memory.array(values))
 
     def close(self, run: Inputs) -> None:
         """Implements InBucket.close; the last task writes the pieces back."""

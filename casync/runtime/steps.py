@@ -32,7 +32,7 @@ from casync.rounds import as_rounds
 from casync.runtime.calls import Call
 from casync.runtime.deferral import Deferral, DeviceDeferral, restore
 from casync.runtime.payloads import Payloads
-from casync.runtime.pieces import InBucket, Inputs, pieces_of
+from casync.runtime.pieces import InBucket, Inputs, View, pieces_of
 
 __all__ = ["Steps", "TaskFn", "mix_seed"]
 
@@ -103,6 +103,10 @@ class Steps:
         """The codec's `hold`, which copies constant numbers to the device once."""
         return _same if self._memory.host else cast(DeviceCodec, self._codecs[codec]).hold
 
+    def _viewing(self, codec: str) -> View:
+        """The codec's `view` of a bucket."""
+        return _same if self._memory.host else cast(DeviceCodec, self._codecs[codec]).view
+
     def _encode(self, index: int, tasks: Sequence[Encode], taken: Call | None) -> TaskFn:
         pieces, first = self._pieces[index, tasks[0].part], tasks[0]
         call = self._call(index, [tasks])
@@ -111,9 +115,10 @@ class Steps:
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
         key = self._parts[first.part].codec, first.side  # key of the states, also if `down` encodes
         seed, writeback, out = self._seeds[first.side], first.writeback, call.array
+        view = self._viewing(first.codec)
 
         def step(run: Inputs) -> None:
-            (at, room), x = call.places(), pieces.open(run)
+            (at, room), x = call.places(), pieces.open(run, view)
             more: dict[str, Any] = dict(room)
             state, deferred = run.states.get(key) if stateful else None, list[Any]()
             if taken is not None:
@@ -172,11 +177,11 @@ class Steps:
             as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
         )  # fmt: skip
         sums = [(s.array, s.layout.at) for s in self._payloads.rounds(task.part)[: task.round]]
-        number, out, at = task.round, slot.array, slot.layout.at
+        number, out, at, view = task.round, slot.array, slot.layout.at, self._viewing(key)
         waits = self._deferral([task], table) if number == 0 else None
 
         def step(run: Inputs) -> None:
-            state, x = run.states.get((key, "worker")), pieces.open(run)
+            state, x = run.states.get((key, "worker")), pieces.open(run, view)
             if waits and state:
                 run.deferred[task.part] = waits.defer(x, state)
             slot.fill(
@@ -195,9 +200,10 @@ class Steps:
             as_rounds(self._codecs[key]).decode_rounds, self._seeds["worker"], self._world_size,
         )  # fmt: skip
         sums = [(s.array, s.layout.at) for s in self._payloads.rounds(task.part)]
+        view = self._viewing(key)
 
         def step(run: Inputs) -> None:
-            state, x = run.states.get((key, "worker")), pieces.open(run)
+            state, x = run.states.get((key, "worker")), pieces.open(run, view)
             decode(x, table, sums, workers=workers, state=state, seed=seed, step=run.step)
             pieces.close(run)
             restore(run.deferred.pop(task.part, []))
@@ -207,7 +213,7 @@ class Steps:
     def _decode(self, index: int, tasks: Sequence[Task]) -> TaskFn:
         codec, add = self._codecs[tasks[0].codec], isinstance(tasks[0], Merge)
         pieces, decode = self._pieces[index, tasks[0].part], codec.decode_batch
-        turns = list(_in_turn(tasks))
+        turns, view = list(_in_turn(tasks)), self._viewing(tasks[0].codec)
         # kernels process all rows of a table at once, so no two rows may be of the same piece
         if self._memory.host:
             calls = [self._call(index, turns)]
@@ -217,7 +223,7 @@ class Steps:
             calls = [self._call(index, [turn]) for turn in turns]
 
         def step(run: Inputs) -> None:
-            x = pieces.open(run)
+            x = pieces.open(run, view)
             for call in calls:
                 at, used = call.contents()
                 decode(call.array, call.table, at, used, x, add=add, step=run.step)
@@ -249,8 +255,8 @@ def _in_turn(tasks: Sequence[Task]) -> Iterator[list[Task]]:
         yield [task for task in some if task is not None]
 
 
-def _same(numbers: Ints) -> Ints:
-    return numbers
+def _same(array: Any) -> Any:
+    return array
 
 
 def _nothing(run: Inputs) -> None:

@@ -33,11 +33,11 @@ class Lane:
         for number, mark in sorted(there.items(), reverse=True):
             if mark.lane is not self and self.known.get(mark.lane, -1) < number:
                 self._stream.after(mark.event)
-                news = {**mark.known, mark.lane: number}
-                self.known = {
-                    lane: max(news.get(lane, -1), self.known.get(lane, -1))
-                    for lane in news.keys() | self.known.keys()
-                }
+                known = self.known.copy()  # marks refer to the old one
+                for lane, before in (*mark.known.items(), (mark.lane, number)):
+                    if known.get(lane, -1) < before:
+                        known[lane] = before
+                self.known = known
 
     def run(self, work: Callable[[], object]) -> None:
         """Implements Stream.run."""

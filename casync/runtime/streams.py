@@ -18,7 +18,7 @@ import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,6 @@ from casync.building.tasks import (
     Merge,
     Recv,
     Reduce,
-    ReduceRound,
     Send,
     Task,
     members,
@@ -47,7 +46,7 @@ from casync.runtime.jobs import Job
 from casync.runtime.lanes import Hooks
 from casync.runtime.steps import TaskFn
 from casync.runtime.stream_order import Lane, Mark
-from casync.transports import SlotTransport, Transfer, Transport
+from casync.transports import SlotTransport, Transport
 
 __all__ = ["StreamLanes"]
 
@@ -95,8 +94,10 @@ class StreamLanes:
 
     def put(self, job: Job, index: int) -> None:
         task = job.tasks[index]
-        if self._communication is None or not isinstance(task, Send | Recv | Reduce):
+        if not isinstance(task, Send | Recv | Reduce):
             self._push(job, index)
+        elif self._communication is None:
+            self._put_transfer(job, index)
         elif not isinstance(task, Recv):
             self._communication.put(job, index)
 
@@ -186,6 +187,15 @@ class StreamLanes:
         with self._lock:
             heapq.heappush(self._ready, (job.sequence, index, job))
 
+    def _put_transfer(self, job: Job, index: int) -> None:
+        """Push the first and the last ready transfer of each group: the last issues it, and after
+        the first `_refuse_stuck` looks for the others."""
+        number = job.prepared.group_of[index]
+        first = job.missing[number] == len(job.prepared.groups[number].members)
+        job.missing[number] -= 1
+        if first or not job.missing[number]:
+            self._push(job, index)
+
     def _next(self) -> tuple[Job, int] | None:
         with self._lock:
             if self._issuing or not self._ready:
@@ -202,8 +212,8 @@ class StreamLanes:
             elif self._slots is None:
                 self._enter(job, index)
             else:
-                job.ready.add(index)
                 self._exchange(job, self._slots)
+            self._refuse_stuck(job)
         except Exception as error:
             self._hooks.on_error(job, index, error)
 
@@ -213,7 +223,7 @@ class StreamLanes:
         step = prepared.steps[index]
         assert step is not None  # only transfers have none
         lane = self._lanes[_LANES[type(members(task)[-1])]]
-        lane.after([*self._before(job, index), job.begun])
+        lane.after([*self._before(job, job.prepared.after[index]), job.begun])
         with self._hooks.span(prepared.spans[index]):
             lane.run(partial(self._take_effect, job, index, step))
         mark = job.marks[index] = lane.mark(next(self._numbers), job.events.of(index))
@@ -222,30 +232,31 @@ class StreamLanes:
             leave.after([mark])
             leave.run(slot.leave)
             leave.mark(next(self._numbers), slot.left)
-        self._hooks.on_done(job, index, begin)
+        self._hooks.on_done(job, (index,), begin)
 
     def _enter(self, job: Job, index: int) -> None:
         """Copy a received or reduced payload from host memory to the device."""
         begin, lane = time.perf_counter(), self._lanes["enter"]
         slot = cast(StagedSlot, job.prepared.slots[index])
-        lane.after(self._before(job, index))
+        lane.after(self._before(job, job.prepared.after[index]))
         lane.run(slot.enter)
         job.marks[index] = lane.mark(next(self._numbers), slot.entered)
-        self._hooks.on_done(job, index, begin)
+        self._hooks.on_done(job, (index,), begin)
 
     def _exchange(self, job: Job, transport: SlotTransport) -> None:
-        """Issue the slots whose turn it is and whose members are all ready."""
-        begin, lane = time.perf_counter(), self._lanes["exchange"]
-        while job.groups and job.ready.issuperset(job.groups[0]):
-            members = job.groups.popleft()
-            lane.after(mark for i in members for mark in self._before(job, i))
-            lane.run(partial(transport.exchange, [_transfer(job, i) for i in members]))
-            self._exchange_exactly(job, members, transport)
-            mark = lane.mark(next(self._numbers), job.events.of(members[0]))
-            for i in members:
+        """Issue the groups whose turn it is and whose members are all ready."""
+        begin, lane, groups = time.perf_counter(), self._lanes["exchange"], job.prepared.groups
+        while job.turn < len(groups) and not job.missing[job.turn]:
+            group = groups[job.turn]
+            job.turn += 1
+            lane.after(self._before(job, group.after))
+            transfers = [job.prepared.transfer(i, job.bucket) for i in group.members]
+            lane.run(partial(transport.exchange, transfers))
+            self._exchange_exactly(job, group.members, transport)
+            mark = lane.mark(next(self._numbers), job.events.of(group.members[0]))
+            for i in group.members:
                 job.marks[i] = mark
-                self._hooks.on_done(job, i, begin)
-        self._refuse_stuck(job)
+            self._hooks.on_done(job, group.members, begin)
 
     def _exchange_exactly(self, job: Job, members: list[int], transport: SlotTransport) -> None:
         """Exchange pieces of payloads by their lengths, for which the host waits."""
@@ -258,7 +269,8 @@ class StreamLanes:
             lane.mark(next(self._numbers), there)
             there.wait()
             pieces = [(i, piece) for i, slot in exact.items() for piece in slot.pieces()]
-            transfers = [replace(_transfer(job, i), data=piece) for i, piece in pieces]
+            made = [(job.prepared.transfer(i, job.bucket), piece) for i, piece in pieces]
+            transfers = [replace(transfer, data=piece) for transfer, piece in made]
             lane.run(partial(transport.exchange, transfers))
 
     def _take_effect(self, job: Job, index: int, step: TaskFn) -> None:
@@ -267,16 +279,18 @@ class StreamLanes:
             self._hooks.delay(job.tasks[index].text())
         step(job.inputs)
 
-    def _before(self, job: Job, index: int) -> list[Mark | None]:
-        """Marks of a task's predecessors, and of the program's last run."""
-        return [*(job.marks[i] for i in job.prepared.after[index]), job.prepared.ended]
+    def _before(self, job: Job, tasks: Sequence[int]) -> list[Mark | None]:
+        """Marks of these tasks, and of the program's last run."""
+        return [*(job.marks[i] for i in tasks), job.prepared.ended]
 
     def _refuse_stuck(self, job: Job) -> None:
         """Raise DeadlockError if a slot's turn has come and no remaining task can get it ready."""
+        if job.turn == len(job.prepared.groups):
+            return
         with self._lock:
             more = bool(self._ready) and self._ready[0][0] == job.sequence
-        if job.groups and not more:
-            late = [job.tasks[i] for i in job.groups[0] if i not in job.ready]
+        if not more:
+            late = [job.tasks[i] for i in job.prepared.groups[job.turn].members if job.waits[i]]
             first = late[0]
             assert isinstance(first, Send | Recv | Reduce)
             raise DeadlockError(
@@ -285,10 +299,11 @@ class StreamLanes:
                 tuple(task.text() for task in late),
             )
 
-    def _arrived(self, job: Job, index: int, begin: float) -> None:
+    def _arrived(self, job: Job, indices: Sequence[int], begin: float) -> None:
         """Take a message or reduce that is complete in host memory."""
+        (index,) = indices
         if isinstance(job.tasks[index], Send):
-            self._hooks.on_done(job, index, begin)
+            self._hooks.on_done(job, indices, begin)
         else:
             self._push(job, index)
             self.run()
@@ -299,15 +314,3 @@ class StreamLanes:
         moved = [i for i in left if isinstance(job.tasks[i], Send | Recv | Reduce)]
         error = PeerTimeout(f"the device was not done with it after {timeout:g} s")
         self._hooks.on_error(job, (moved or left or [0])[0], error)
-
-
-def _transfer(job: Job, index: int) -> Transfer:
-    task, name = job.tasks[index], job.prepared.name(index)
-    if isinstance(task, Reduce):
-        op, payloads = task.op if isinstance(task, ReduceRound) else "sum", job.prepared.payloads
-        data = payloads.reduce_view(task, job.bucket)
-        shares = tuple(size // data.itemsize for size in payloads.shares(task))
-        return Transfer("reduce", task.ranks, data, name, op, shares)
-    assert isinstance(task, Send | Recv)
-    data = job.prepared.payloads.numbers(task)
-    return Transfer("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)

@@ -123,6 +123,6 @@ class Compute:
             if step is not None:
                 with self._hooks.span(job.prepared.spans[index]):
                     step(job.inputs)
-            self._hooks.on_done(job, index, begin)
+            self._hooks.on_done(job, (index,), begin)
         except Exception as error:
             self._hooks.on_error(job, index, error)

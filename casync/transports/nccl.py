@@ -24,6 +24,7 @@ import torch
 from casync.errors import TransportAborted, TransportError, copy_to_raise
 from casync.memory import Memory
 from casync.nccl import Communicator, Connect
+from casync.nccl.distributed import capturing
 from casync.nccl.watchdog import Watchdog
 from casync.transports import Transfer
 
@@ -86,7 +87,7 @@ class NcclTransport:
                 _post(self._communicator(self._everybody), messages, stream)
             for ranks, sums in reduces.items():
                 _post(self._communicator(ranks), sums, stream)
-        if not _capturing():
+        if not capturing():
             event = self._memory.event()
             self._memory.caller().record(event)
             self._watchdog.watch(event, names, full)
@@ -192,7 +193,3 @@ def _post(communicator: Communicator, transfers: Sequence[Transfer], stream: int
 def _current_stream() -> int:
     # without an index torch asks whether there is a device at all, which takes 20 microseconds
     return int(torch.cuda.current_stream(torch.cuda.current_device()).cuda_stream)
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,12 @@ from compll.backends.cuda.nvrtc import kept
 from compll.backends.cuda.plans import GRADIENTS, Source
 from compll.errors import PayloadError, UsageError
 
+_NULL = np.uint64(0)
 #: the interface's names of bfloat16, which NumPy does not know
 BFLOAT16 = ("<V2", "|V2")
+#: names of gradients' dtypes: NumPy makes a name anew at each question
+_NAMES: dict[Any, str] = {np.dtype(name): name for name in ("float32", "float16")}
+_NAMES[np.dtype(np.uint16)] = "bfloat16"
 #: names of the null stream, and of a thread's default stream
 DEFAULT_STREAMS = (0, 1, 2)
 INSTALL = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever your driver has"
@@ -138,10 +142,8 @@ class CupyDevice:
         self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[Any, ...]
     ) -> None:
         """Run a kernel, after the work of the current stream."""
-        null = np.uint64(0)
-        self.function(gradient, kernel)(
-            (grid,), (threads,), tuple(null if a is None else a for a in args)
-        )
+        given = tuple(_NULL if a is None else a for a in args)
+        self.function(gradient, kernel)((grid,), (threads,), given)
 
     def function(self, gradient: str, kernel: str) -> Any:
         """A compiled kernel. Raises UsageError."""
@@ -172,6 +174,7 @@ class Queue:
         return 0, self.number
 
 
+@lru_cache(64)
 def external(streams: Any, number: int) -> AbstractContextManager[Any]:
     """A context in which the stream with this address is CuPy's current one."""
     make = getattr(getattr(streams, "Stream", None), "from_external", None)
@@ -284,5 +287,4 @@ class DeviceArrays:
 
 def gradient_of(array: Any) -> str:
     """The dtype of the gradients in an array."""
-    name = str(array.dtype.name)
-    return "bfloat16" if name == "uint16" else name
+    return _NAMES.get(array.dtype) or str(array.dtype.name)

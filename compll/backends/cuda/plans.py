@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from compll.backends.cuda import transcendental
@@ -33,7 +33,7 @@ class Plan:
     writes_back: bool = False
     rooms: tuple[tuple[str, tuple[Expr, ...]], ...] = ()
 
-    @property
+    @cached_property
     def steps_matter(self) -> bool:
         """True if a host-computed value depends on the step."""
         return any("step" in depends(e) for e in self.statics)
