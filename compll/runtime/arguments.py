@@ -198,6 +198,19 @@ class Arguments:
         if need > have:
             raise UsageError(f"{self.name}: the payloads need {need} bytes, out has {have}")
 
+    def overlap(self, table: I64, at: I64, others: I64, there: int) -> bool:
+        """True if room for a payload at `at` and at `others` overlaps; `others` is relative to
+        byte `there` of the array of `at`."""
+        key = ("overlap", there)
+        return once_with(at, key, (table, others), lambda: self._overlap(table, at, others + there))
+
+    def _overlap(self, table: I64, at: I64, others: I64) -> bool:
+        rooms = np.array([self.payload_bytes(n) for n in table[:, LENGTH].tolist()], np.int64)
+        order = np.argsort(at)
+        begins, ends = at[order], np.maximum.accumulate((at + rooms)[order])
+        before = np.searchsorted(begins, others + rooms)  # payloads that begin before another's end
+        return bool(np.any((before > 0) & (ends[before - 1] > others) & (rooms > 0)))
+
     def _need(self, table: I64, at: I64, capacity: I64 | None = None) -> int:
         """Bytes that the payloads need at most: the largest end."""
         most = map(self.payload_bytes, table[:, LENGTH].tolist())

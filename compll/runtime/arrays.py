@@ -44,8 +44,8 @@ class Arrays(Protocol):
     def stream(self) -> AbstractContextManager[Any]:
         """A context in which launches come after the caller's launches."""
 
-    def overlap(self, one: Any, other: Any) -> bool:
-        """True if two vectors share memory."""
+    def address(self, x: Any) -> int:
+        """Address of a vector's first element."""
 
     def empty(self, count: int, dtype: str) -> Any:
         """An array with any content."""
@@ -164,9 +164,9 @@ class HostArrays:
         """A context that does nothing: calls return when they are done."""
         return nullcontext()
 
-    def overlap(self, one: NDArray[Any], other: NDArray[Any]) -> bool:
-        """True if two vectors share memory."""
-        return np.may_share_memory(one, other)
+    def address(self, x: NDArray[Any]) -> int:
+        """Address of a vector's first element."""
+        return int(x.ctypes.data)
 
     def payload(self, raw: Any, name: str) -> NDArray[np.uint8]:
         """bytes or a uint8 vector. Raises PayloadError; UsageError for a masked array."""

@@ -259,7 +259,7 @@ class Codec:
         most = None if capacity is None else self._given.capacity(table, capacity, state)
         self._given.room(table, at, len(out), capacity)
         if incoming is not None:
-            incoming = self._inputs.incoming(incoming, table, out)
+            incoming = self._inputs.incoming(incoming, table, out, at)
             if not self.backend.fuses:
                 self.decode_batch(*incoming[:1], table, *incoming[1:], x, add=True, step=step)
                 incoming = None

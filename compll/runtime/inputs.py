@@ -43,12 +43,13 @@ class Inputs:
             return self.given.numbers(used, "used", 2 if np.ndim(used) == 2 else 1)
         return cast(I64, self.arrays.raw(used, self.name))
 
-    def incoming(self, incoming: Incoming, table: I64, out: U8) -> Incoming:
-        """Payloads that an encode merges. Raises UsageError if they overlap its output."""
-        payload, at, used = incoming
-        payload = self.arrays.payloads(payload, self.name, "the incoming payload")
-        found = self.given.incoming(Incoming(payload, at, self.used(used)), table)
-        if self.arrays.overlap(found.payload, out):
+    def incoming(self, incoming: Incoming, table: I64, out: U8, at: I64) -> Incoming:
+        """Payloads that an encode merges. Raises UsageError if they overlap its own payloads."""
+        payload = self.arrays.payloads(incoming[0], self.name, "the incoming payload")
+        taken = Incoming(payload, incoming[1], self.used(incoming[2]))
+        found = self.given.incoming(taken, table)
+        there = self.arrays.address(payload) - self.arrays.address(out)
+        if -len(payload) < there < len(out) and self.given.overlap(table, at, found.at, there):
             raise UsageError(
                 f"{self.name}: out is written while the incoming payloads are read, and the "
                 "two have memory in common"

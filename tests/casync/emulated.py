@@ -172,8 +172,8 @@ class Arrays:
     def stream(self):
         return nullcontext()
 
-    def overlap(self, one, other):
-        return np.may_share_memory(one, other)
+    def address(self, x):
+        return x.ctypes.data
 
     def empty(self, count, dtype):
         return np.empty(count, dtype)

@@ -1,5 +1,6 @@
 """Ten training steps on an emulated device: payloads are those of the CPU backend."""
 
+import math
 import queue
 import re
 from contextlib import ExitStack, closing
@@ -10,9 +11,10 @@ import torch
 
 import compll
 from casync.building.parts import Choice
-from casync.building.tasks import Send
+from casync.building.tasks import Send, members
 from casync.errors import PayloadError
 from casync.graph.graph import build
+from casync.graph.joining import Bulk, joined
 from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory as CudaMemory
 from casync.runtime.executor import Executor
@@ -71,11 +73,11 @@ class Recorder:
         return self._inner.post_reduce(data, ranks, op)
 
 
-def graph_by(strategy, codec):
-    topology, tensors = Topology.even(RANKS, 2), tensors_of(LENGTHS)
+def graph_by(strategy, codec, lengths=LENGTHS, *, rotates=True, **bounds):
+    topology, tensors = Topology.even(RANKS, 2), tensors_of(lengths)
     choices = {t.name: Choice("codec", strategy) for t in tensors}
-    parts = partition(tensors, choices, topology, {"codec": codec}, least_bytes=4000)
-    return build(parts, topology, {"codec": codec})
+    parts = partition(tensors, choices, topology, {"codec": codec}, least_bytes=4000, **bounds)
+    return build(parts, topology, {"codec": codec}, rotates=rotates)
 
 
 def states_of(codec, place=lambda array: array):
@@ -240,7 +242,20 @@ def test_gpu_messages_are_those_of_the_cpu_backend(strategy, name, dtype):
 def test_without_tags_averages_are_those_of_the_cpu_backend(strategy, name):
     """Groups of whole buffers on the stream, as over NCCL."""
     codec = compll.compile(name, **PARAMS.get(name, {}))
-    graph = graph_by(strategy, codec)
+    has_averages_of_the_cpu(graph_by(strategy, codec), codec, name)
+
+
+def test_encodes_of_several_parts_take_in_payloads_in_one_call():
+    """In a ring of parts with one tensor each."""
+    codec = compll.compile("onebit_group")
+    graph = graph_by("ring", codec, (33, 300, 400, 500, 500, 524), batch_bytes=4, rotates=False)
+    program = joined(graph.slice(0), {"codec": codec}, Bulk(math.inf, at_once=True))
+    kinds = [[type(each).__name__ for each in members(task)] for task in program.tasks]
+    assert any(some.count("Merge") == some.count("Encode") > 1 for some in kinds)
+    has_averages_of_the_cpu(graph, codec, "onebit_group")
+
+
+def has_averages_of_the_cpu(graph, codec, name):
     programs = [graph.slice(rank) for rank in range(RANKS)]
     _, averages = on_cpu(graph, codec)
     meeting, schedule = Meeting(RANKS), Schedule(3)

@@ -99,3 +99,21 @@ def test_payloads_are_not_read_from_where_others_are_written(name):
     begin = np.array([codec.payload_bytes(n)])
     incoming = Incoming(out[: begin[0]], at, used)
     codec.encode_batch(x, table, out[begin[0] :], at, incoming=incoming)
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_payloads_may_be_read_from_between_those_written(target):
+    """Of one array, a call writes the first and third room, and reads the others."""
+    codec, n = compll.compile("onebit", target), 64
+    x, size = np.linspace(-1, 1, 2 * n, dtype=np.float32), codec.payload_bytes(n)
+    table = np.array([[0, n, 0, 0, 0], [n, n, 1, 0, 0]])
+    out = np.zeros(4 * size, np.uint8)
+    read, written = np.array([size, 3 * size]), np.array([0, 2 * size])
+    used = codec.encode_batch(x.copy(), table, out, read)
+    apart = [codec.encode(x[:n] + codec.decode(codec.encode(x[:n]), n)),
+             codec.encode(x[n:] + codec.decode(codec.encode(x[n:]), n))]  # fmt: skip
+    codec.encode_batch(x.copy(), table, out, written, incoming=Incoming(out, read, used))
+    assert [out[at : at + size].tobytes() for at in written] == [bytes(each) for each in apart]
+    for near in (read - 1, read[::-1] - size + 1):
+        with pytest.raises(compll.UsageError, match="memory in common"):
+            codec.encode_batch(x.copy(), table, out, near, incoming=Incoming(out, read, used))
