@@ -6,7 +6,6 @@ import sys
 import weakref
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,26 +29,16 @@ def watch(
     rank = session.coordinator.ranks[session.rank]
     session.taken = Taken(ddp.module, session.params, parameters, rank, again, hooked=True)
     if ddp not in _WATCHED:
-        # as a decorator it would import torch._dynamo with hipress, which takes as long as torch
-        ddp.register_forward_pre_hook(torch.compiler.disable(_refuse_changes))  # type: ignore[no-untyped-call]
+        # this imports torch._dynamo, which takes as long as torch
+        from hipress.adapters.changes import refuse_changes
+
+        ddp.register_forward_pre_hook(refuse_changes)
         _WATCHED.add(ddp)
 
 
 def advise(ddp: DistributedDataParallel) -> None:
     """Add the cause to DDP's error on unused parameters, or the way to allow them."""
     ddp.register_forward_hook(_advise, always_call=True)
-
-
-def _refuse_changes(ddp: DistributedDataParallel, inputs: object) -> None:
-    """A forward pre-hook that refuses changes: some of them lose the hooks of gradients."""
-    session = SESSIONS.get(ddp)
-    if session is None or session.taken is None or not torch.is_grad_enabled():
-        return
-    if ddp.require_backward_grad_sync:
-        with session.failing("a forward pass"):
-            session.taken.refuse_changes(ddp.module)
-            # DDP reports the others in the next forward pass
-            session.taken.refuse_unhooked(every=ddp.find_unused_parameters)
 
 
 def _advise(ddp: nn.Module, inputs: object, output: object) -> None:

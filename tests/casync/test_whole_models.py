@@ -153,8 +153,8 @@ def counts(sizes, ranks, steps):
 
 @pytest.mark.parametrize("ranks, calls", [(2, 39), (8, 52)])
 def test_a_step_of_gpt2_takes_few_calls_and_groups(ranks, calls):
-    """Of 13 buckets: for each an encode, its merge by the owner, and a decode; with 8 ranks the sum
-    is encoded after its merge."""
+    """Each of 13 buckets takes an encode, the owner's merge, and a decode; with 8 ranks the owner
+    encodes the sum in another call."""
     first, *others = counts(gpt2(), ranks, 3)
     assert first["made"] > 0
     for step in others:

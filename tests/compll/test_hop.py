@@ -103,7 +103,7 @@ def test_payloads_are_not_read_from_where_others_are_written(name):
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 def test_payloads_may_be_read_from_between_those_written(target):
-    """Of one array, a call writes the first and third room, and reads the others."""
+    """A call writes the first and third room of an array, and reads the second and fourth."""
     codec, n = compll.compile("onebit", target), 64
     x, size = np.linspace(-1, 1, 2 * n, dtype=np.float32), codec.payload_bytes(n)
     table = np.array([[0, n, 0, 0, 0], [n, n, 1, 0, 0]])

@@ -1,0 +1,23 @@
+"""The check of a wrapped module's parameters in each forward pass."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hipress.session import SESSIONS
+
+__all__ = ["refuse_changes"]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def refuse_changes(ddp: DistributedDataParallel, inputs: object) -> None:
+    """A forward pre-hook that refuses changes: some of them lose the hooks of gradients."""
+    session = SESSIONS.get(ddp)
+    if session is None or session.taken is None or not torch.is_grad_enabled():
+        return
+    if ddp.require_backward_grad_sync:
+        with session.failing("a forward pass"):
+            session.taken.refuse_changes(ddp.module)
+            # DDP reports the others in the next forward pass
+            session.taken.refuse_unhooked(every=ddp.find_unused_parameters)
