@@ -142,6 +142,9 @@ class Averaged(AbstractContextManager["Averaged"]):
         if isinstance(optimizer, Freezing) and optimizer.due():
             optimizer.freeze_now()
         if not optimizer.averaging:
+            if optimizer.samples:
+                squares = torch.stack([each.norm().square() for each in gradients])
+                optimizer.rank_square = (squares.max() + squares.min()) / 2
             return self._before(gradients, step)
         for gradient in gradients:
             optimizer.forget()  # that the rank before has entered it

@@ -115,9 +115,6 @@ class Session:
     def _momentum(self, parameters: Sequence[torch.Tensor], unused: bool) -> Momentum | None:
         if self.optimizer is None:
             return None
-        warning = momentum.clipping_warning(self.optimizer, self.world_size)
-        if warning and self.rank == 0:
-            log.warning(warning)
         return Momentum(self.optimizer, parameters, self.params, unused=unused)
 
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:

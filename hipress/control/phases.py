@@ -127,21 +127,30 @@ class Phases:
         equal kernels and numbers of threads; they are asked nevertheless."""
         due, steps = self._optimizer.due(), self._optimizer.steps
         ours = [-float(due), float(steps), -float(steps)]
-        try:
-            found = self._coordinator.run_watched(
-                lambda: all_reduce_max(ours, group), "agreeing on a freeze"
-            )
-        except ConfigMismatch as error:  # another rank failed
-            raise SyncError(str(error)) from error
-        all_due, most, least = -found[0], found[1], -found[2]
-        if most != least:
+        found = self._largest(ours, group, "agreeing on a freeze")
+        all_due, most, fewest = -found[0], found[1], -found[2]
+        if most != fewest:
             raise SyncError(
-                f"ranks have taken between {least:.0f} and {most:.0f} steps of their optimizer, "
+                f"ranks have taken between {fewest:.0f} and {most:.0f} steps of their optimizer, "
                 f"this one {steps}, so they would freeze at different ones. Every rank must call "
                 "optimizer.step() after the same averages, and load the same state of it"
             )
         if all_due:
             self._optimizer.freeze_now()
+
+    def _agree_on_norm(self, square: torch.Tensor, group: dist.ProcessGroup) -> None:
+        """Let all ranks take the middle of their largest and least norm, as one rank may save the
+        optimizer for all."""
+        ours = [float(square), -float(square)]
+        largest, least = self._largest(ours, group, "agreeing on a norm")
+        self._optimizer.rank_square = square.new_tensor((largest - least) / 2)
+
+    def _largest(self, values: list[float], group: dist.ProcessGroup, what: str) -> list[float]:
+        """The largest of each value over the ranks."""
+        try:
+            return self._coordinator.run_watched(lambda: all_reduce_max(values, group), what)
+        except ConfigMismatch as error:  # another rank failed
+            raise SyncError(str(error)) from error
 
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
@@ -155,6 +164,9 @@ class Phases:
 
     def averaged(self) -> None:
         """Implements PlanController.averaged."""
+        square = self._optimizer.rank_square
+        if square is not None and self._group is not None:
+            self._agree_on_norm(square, self._group)
         self._now.averaged()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:

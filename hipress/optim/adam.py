@@ -6,6 +6,11 @@ This is 1-bit Adam (Tang et al., ICML 2021).
 An element that has had no gradient by then has v = 0, and would step by m / eps. So v is at least
 FLOOR times its mean over those elements of the tensor that had a gradient; in a tensor without any,
 v is that mean over all tensors.
+
+[Note: norms of ranks] A step clips to max_norm the norm of the average. Once momentum is averaged,
+each rank clips its own gradient before, whose norm is larger, as the noise of its data is not
+averaged out; clipped to max_norm, steps would get too short. So some steps before the freeze
+compare both norms: from then on ranks clip to max_norm times their ratio.
 """
 
 from __future__ import annotations
@@ -29,6 +34,9 @@ SETTLED = 0.04  # largest relative change of the sum of v in a window
 LOOKS = 10  # checks of that sum in a window of 1 / (1 - b2) steps
 FROZEN = "frozen"  # key in a parameter's state: its steps until the freeze
 SUMS = "v_sums"  # key in the first group: sums of v at the latest checks, oldest first
+NORMS = "norms"  # key in the first group: decayed sums of squared norms, of ranks and averages
+SAMPLED = 4  # steps from one comparison of norms to the next
+KEPT = 0.9  # share of the sums that a comparison keeps
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class Freezing(Averaging):
 
     BUFFER = "exp_avg"
     freeze: int | str | None = None
+    _compares = False  # True if the ratio of norms is asked for
 
     def __init__(
         self,
@@ -62,10 +71,10 @@ class Freezing(Averaging):
                 the sum of v changed by less than 4% and the learning rate did not rise; None:
                 never.
             max_norm: largest norm of gradients: of the average before the freeze, as by
-                clip_grad_norm_; afterwards, unless rank_norm is given, of each rank's, before it
-                enters the average.
-            rank_norm: largest norm of a rank's gradient after the freeze. A rank's norm is above
-                the average's, by up to the square root of the number of ranks.
+                clip_grad_norm_; afterwards see rank_norm.
+            rank_norm: largest norm of a rank's gradient after the freeze; by default max_norm times
+                the ratio of ranks' norms to the average's before the freeze, see
+                [Note: norms of ranks].
             scaler: the GradScaler that calls `step`, since momentum is averaged in its scale.
 
         Raises ConfigError for options of torch's that cannot go on after a freeze.
@@ -74,16 +83,20 @@ class Freezing(Averaging):
         super().__init__(params, *args, **norms, scaler=scaler, **kwargs)
         if freeze != AUTO and freeze is not None and (type(freeze) is not int or freeze < 1):
             raise ConfigError(f'freeze is a number of steps, "auto" or None, not {freeze!r}')
-        self.freeze = freeze
+        self.freeze, self._compares = freeze, max_norm is not None and rank_norm is None
         self._rates: list[float] = []
         self._roots: dict[Tensor, _Root] = {}
         self._is_frozen = False
-        self.param_groups[0].setdefault(SUMS, [])
+        self._set_defaults()
         for name in ("amsgrad", "capturable", "differentiable"):
             if freeze is not None and any(group[name] for group in self.param_groups):
                 raise ConfigError(f"{name}=True cannot go on after a freeze: pass freeze=None")
         if scaler is not None and any(group["fused"] for group in self.param_groups):
             raise ConfigError("fused=True unscales for itself: leave it out with scaler=")
+
+    def _set_defaults(self) -> None:
+        self.param_groups[0].setdefault(SUMS, [])
+        self.param_groups[0].setdefault(NORMS, [0.0, 0.0])
 
     @property
     def averages(self) -> bool:
@@ -96,10 +109,19 @@ class Freezing(Averaging):
         return self._is_frozen
 
     @property
+    def samples(self) -> bool:
+        """Implements Averaging.samples: before the freeze, see [Note: norms of ranks]."""
+        wanted = self._compares and self.averages and not self._is_frozen
+        return wanted and self.steps % SAMPLED == 0
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Implements Averaging.facts."""
         frozen = {"frozen": self._is_frozen, "steps": self.steps}
-        return super().facts | {"freeze": self.freeze} | frozen
+        facts = super().facts | {"freeze": self.freeze} | frozen
+        if self._compares:
+            del facts["rank_norm"]  # each rank's own
+        return facts
 
     @property
     def steps(self) -> int:
@@ -129,6 +151,13 @@ class Freezing(Averaging):
             )
         return steps >= int(self.freeze)
 
+    def _compare(self, rank: float, average: float) -> None:
+        """Take squared norms, of a rank's gradient and of the average, if they are finite."""
+        group = self.param_groups[0]
+        if rank + average < float("inf"):  # never in place: states share the sums
+            pairs = zip(group[NORMS], (rank, average), strict=True)
+            group[NORMS] = [KEPT * before + now for before, now in pairs]
+
     def freeze_now(self) -> None:
         """Freeze v; from now on ranks average the momentum."""
         for group in self.param_groups:
@@ -141,20 +170,38 @@ class Freezing(Averaging):
                 state[FROZEN] = int(state["step"])
         self._roots.clear()
         self._is_frozen = True
+        self._clip_ranks()
+
+    def _clip_ranks(self) -> None:
+        """Choose what a frozen optimizer clips ranks to."""
+        rank, average = self.param_groups[0][NORMS]
+        if self._compares and self.max_norm is not None:
+            ratio = (rank / average) ** 0.5 if average else 1.0
+            self.rank_norm = self.max_norm * max(1.0, ratio)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"freeze": self.freeze}
+        own = {"freeze": self.freeze, "_compares": self._compares}
+        return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._roots, self._rates = {}, []
-        self.param_groups[0].setdefault(SUMS, [])
+        self._set_defaults()
         frozen = {FROZEN in each for each in self.state.values() if each}
         if len(frozen) > 1:
             raise StateError("some parameters of the state are frozen and others are not")
         if True in frozen and self.freeze is None:
             raise StateError("the state is frozen: make the optimizer with freeze=, too")
         self._is_frozen = True in frozen
+        if self._is_frozen:
+            self._clip_ranks()
+
+    def _clip(self) -> Tensor | None:
+        norm, square = super()._clip(), self.rank_square
+        if norm is not None and square is not None:
+            self._compare(float(square), float(norm) ** 2)
+        self.rank_square = None
+        return norm
 
     def _advance(self) -> None:
         if self.told is None and self.due():

@@ -38,6 +38,8 @@ class Averaging(Optimizer):
     #: last element of the scaled average, by such a parameter, once it has arrived
     _marks: dict[Tensor, Tensor]
     _scaled = 1.0  # factor of the scaler in that step
+    #: squared norm of this rank's gradient in a step that `samples`, once it has arrived
+    rank_square: Tensor | None = None
 
     def __init__(
         self,
@@ -73,6 +75,11 @@ class Averaging(Optimizer):
     def averaging(self) -> bool:
         """True if the next step averages the momentum instead of the gradient."""
         return True
+
+    @property
+    def samples(self) -> bool:
+        """True if the norm of this rank's next gradient is wanted, as `rank_square`."""
+        return False
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -182,10 +189,12 @@ class Averaging(Optimizer):
     def _used(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
 
-    def _clip(self) -> None:
-        """Clip gradients that ranks did not clip before the average."""
-        if self.max_norm is not None:
-            clip_grad_norm_([p for p in self._used() if p not in self._entered], self.max_norm)
+    def _clip(self) -> Tensor | None:
+        """Clip gradients that ranks did not clip before the average; returns their norm before, if
+        max_norm is given."""
+        if self.max_norm is None:
+            return None
+        return clip_grad_norm_([p for p in self._used() if p not in self._entered], self.max_norm)
 
     def _check(self) -> None:
         """Raise SyncError if a gradient differs from its average."""

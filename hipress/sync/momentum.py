@@ -22,7 +22,7 @@ from hipress.sync.state import Copied, Residuals
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-__all__ = ["Momentum", "check", "clipping_warning"]
+__all__ = ["Momentum", "check"]
 
 Begin = Callable[[], Future[torch.Tensor]]  # of the average of a bucket
 Handed = tuple[Sequence[int], torch.Tensor]
@@ -52,6 +52,8 @@ class Momentum:
         self._index = {parameter: index for index, parameter in enumerate(parameters)}
         self._unused = unused
         self._groups = optimizer.groups()
+        self._sampled: Collection[torch.Tensor] = frozenset()  # parameters of a norm that is wanted
+        self._squares: list[torch.Tensor] = []  # squared norms of buckets, for that
         self._handed: list[Handed] = []
         self._held: list[tuple[Handed, Begin, Future[torch.Tensor]]] = []
         self._residuals: Residuals | None = None  # of the current step
@@ -63,6 +65,9 @@ class Momentum:
         """Begin a step with these residuals; its first bucket is ready."""
         optimizer = self._optimizer
         self._handed.clear()
+        self._sampled = optimizer.groups().keys() if optimizer.samples else frozenset()
+        self._squares.clear()
+        optimizer.rank_square = None
         self._residuals, self._kept = residuals, {}
         scale = optimizer.scale
         self._groups = optimizer.groups() if optimizer.averaging else {}
@@ -83,6 +88,8 @@ class Momentum:
     ) -> Future[torch.Tensor]:
         """Start the average of a ready bucket by `begin`; if it has to wait for all others, return
         `future`, which will have it."""
+        if self._sampled and not buffer.is_sparse:
+            self._squares.append(self._square(indices, buffer))
         if not self._groups or buffer.is_sparse:
             return begin()
         handed = indices, buffer
@@ -103,6 +110,9 @@ class Momentum:
 
     def arrived(self) -> None:
         """Take the averages, which are all complete."""
+        if self._squares:
+            square = torch.stack(self._squares).sum() / self._optimizer.scale**2
+            self._optimizer.rank_square = square
         if not self._handed:
             return
         marks: dict[torch.Tensor, torch.Tensor] = {}
@@ -129,6 +139,14 @@ class Momentum:
         """Pieces of a bucket for the optimizer's parameters: by index, in their own layout."""
         pieces = torch.split(buffer, [self._params[index].reals for index in indices])
         return [(i, piece) for i, piece in zip(indices, pieces, strict=True) if self._enters(i)]
+
+    def _square(self, indices: Sequence[int], buffer: torch.Tensor) -> torch.Tensor:
+        """The squared norm of a bucket's gradients of sampled parameters."""
+        pieces = torch.split(buffer, [self._params[index].reals for index in indices])
+        wanted = [each for i, each in zip(indices, pieces, strict=True)
+                  if self._parameters[i] in self._sampled]  # fmt: skip
+        norms = [each.norm(dtype=torch.float32) for each in wanted]
+        return torch.stack([*norms, buffer.new_zeros((), dtype=torch.float32)]).square().sum()
 
     def _enter(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
         for index, piece in self._pieces(indices, buffer):
@@ -197,19 +215,3 @@ def check(
             "needs feedback and nothing else: pass such as 'onebit_fine', or freeze=None or "
             f"torch.optim.{name} for averages of gradients"
         )
-
-
-def clipping_warning(optimizer: Averaging, ranks: int) -> str:
-    """Warning that Adam's frozen steps get short if each rank's gradient is clipped to the norm of
-    the average; empty if they do not. SGD was not measured; Lion's and Muon's steps have a fixed
-    length."""
-    if not isinstance(optimizer, Freezing) or not optimizer.averages or ranks <= 2:
-        return ""
-    if optimizer.max_norm is None or optimizer.rank_norm != optimizer.max_norm:
-        return ""
-    return (
-        f"once hipress.optim.{type(optimizer).__name__} freezes, each of {ranks} ranks clips its "
-        f"own gradient to max_norm={optimizer.max_norm:g}, so steps are shorter than with a "
-        "clipped average: 4 ranks of a GPT lost 3%, and with rank_norm = 1.2 * max_norm less than "
-        "1%. Pass rank_norm=, max_norm times a rank's norm over the average's"
-    )

@@ -82,24 +82,55 @@ def stored(model, optimizer, ddp):
 
 
 def checkpoints(rank, world_size, at):
-    """Digests of ten steps in a row, and of ten with a restart."""
+    """Digests of ten steps in a row, and of ten with a restart, for which the first rank saves the
+    optimizer; the norm that ranks are clipped to."""
     model = make()
-    optimizer = adam(model)
+    optimizer = adam(model, max_norm=0.05)
     ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
     fit(ddp, optimizer, rank, range(at))
     state = stored(model, optimizer, ddp)
     fit(ddp, optimizer, rank, range(at, 10))
     hipress.detach(ddp)
     state = torch.load(io.BytesIO(state), weights_only=True)
+    kept = [state["optimizer"]]
+    dist.broadcast_object_list(kept)
     again = make()
-    resumed = adam(again)
+    resumed = adam(again, max_norm=0.05)
     wrapped = hipress.wrap(again, CODEC, optimizer=resumed)
     refused = raised_by(hipress.load_state_dict, wrapped, state["hipress"])
     again.load_state_dict(state["model"])
-    resumed.load_state_dict(state["optimizer"])
+    resumed.load_state_dict(kept[0])
     hipress.load_state_dict(wrapped, state["hipress"])
     fit(wrapped, resumed, rank, range(at, 10))
-    return digest(model), digest(again), refused
+    return digest(model), digest(again), refused, optimizer.rank_norm
+
+
+def norms(rank, world_size, way):
+    """What ranks are clipped to after the freeze, and what it should be: by gradients that this
+    rank computes for all."""
+    model, twin = make(), make()
+    optimizer = adam(model, 6, max_norm=0.05)
+    squares, averages, ddp = [], [], None
+    if way == "wrap":
+        ddp = hipress.wrap(model, "none", optimizer=optimizer, ddp_kwargs=SMALL_BUCKETS)
+    sync = hipress.Synchronizer(model, "none", optimizer=optimizer) if ddp is None else None
+    for step in range(8):
+        twin.load_state_dict(model.state_dict())
+        every = []
+        for each in range(world_size):
+            twin.zero_grad()
+            backward(twin, each, step)
+            every.append(torch.cat([p.grad.flatten() for p in twin.parameters()]))
+        squares.append([float(g.square().sum()) for g in every])
+        averages.append(float((sum(every) / world_size).square().sum()))
+        optimizer.zero_grad()
+        backward(model if ddp is None else ddp, rank, step)
+        if sync is not None:
+            sync.step()
+        optimizer.step()
+    middle = [(max(some) + min(some)) / 2 for some in squares]
+    wanted = [0.9 * some[0] + some[4] for some in (middle, averages)]
+    return optimizer.rank_norm, 0.05 * (wanted[0] / wanted[1]) ** 0.5
 
 
 def scaled(rank, world_size):

@@ -50,10 +50,20 @@ def test_uncompressed_they_train_as_one_process_does(name):
 def test_checkpoints_before_at_and_after_the_freeze_resume_bit_by_bit(at):
     ranks = launch(momentum_ranks.checkpoints, 2, at)
     assert len({rank[0] for rank in ranks}) == 1
-    for straight, resumed, refused in ranks:
+    assert len({rank[3] for rank in ranks}) == 1
+    for straight, resumed, refused, norm in ranks:
+        assert norm > 0.05
         assert resumed == straight
         assert refused.kind == ("StateError" if at > 4 else "none")
         assert at <= 4 or "load the optimizer's state of the same step first" in refused.message
+
+
+@pytest.mark.parametrize("way", ["wrap", *slowly("synchronizer")])
+def test_ranks_clip_to_max_norm_times_the_measured_ratio(way):
+    (norm, wanted), *others = launch(momentum_ranks.norms, 3, way)
+    assert norm == pytest.approx(wanted, rel=1e-4)
+    assert norm > 0.055
+    assert all(other == norm for other, _ in others)
 
 
 def test_a_step_that_overflows_leaves_momentum_and_feedback_alone():

@@ -13,7 +13,6 @@ from torch import nn
 import compll
 from hipress import optim
 from hipress.errors import ConfigError, StateError
-from hipress.sync.momentum import clipping_warning
 
 OPTIONS = [
     {},
@@ -254,18 +253,55 @@ def test_muon_is_that_of_torch():
     assert torch.equal(*models)
 
 
+def stepped(optimizer, model, squares):
+    """Step by gradients of norm 4, by ranks with these squared norms where it is asked for them."""
+    for square in squares:
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 4 / parameter.numel() ** 0.5)
+        if optimizer.samples:
+            optimizer.rank_square = torch.tensor(square)
+        optimizer.step()
+
+
+def test_ranks_clip_to_the_ratio_of_norms_before_the_freeze():
+    """Squared norms of ranks weigh .9 as much as those four steps later; the others do not count,
+    nor does one that is not finite."""
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = optim.AdamW(model.parameters(), freeze=12, max_norm=0.5)
+    assert optimizer.samples
+    stepped(optimizer, model, [32.0, 1.0, 1.0, 1.0, float("inf"), 1.0, 1.0, 1.0, 64.0])
+    assert optimizer.rank_norm == 0.5
+    again = optim.AdamW(model.parameters(), freeze=12, max_norm=0.5)
+    again.load_state_dict(optimizer.state_dict())
+    wanted = 0.5 * ((0.9 * 32 + 64) / (1.9 * 16)) ** 0.5
+    for each in (optimizer, again):
+        each.freeze_now()
+        assert not each.samples
+        assert each.rank_norm == pytest.approx(wanted)
+    frozen = optim.AdamW(model.parameters(), freeze=12, max_norm=0.5)
+    frozen.load_state_dict(optimizer.state_dict())
+    assert frozen.rank_norm == optimizer.rank_norm
+
+
 @pytest.mark.parametrize(
-    "kind, options, ranks, warned",
+    "options, wanted",
     [
-        (optim.AdamW, {"max_norm": 1.0}, 4, True),
-        (optim.AdamW, {"max_norm": 1.0}, 2, False),
-        (optim.AdamW, {"max_norm": 1.0, "rank_norm": 1.2}, 4, False),
-        (optim.AdamW, {"max_norm": 1.0, "freeze": None}, 4, False),
-        (optim.AdamW, {}, 4, False),
-        (optim.Lion, {"max_norm": 1.0}, 4, False),
+        ({"max_norm": 0.5, "rank_norm": 2.0}, 2.0),
+        ({"max_norm": 0.5, "freeze": None}, 0.5),
+        ({}, None),
     ],
 )
-def test_a_warning_if_ranks_clip_to_the_norm_of_the_average(kind, options, ranks, warned):
-    text = clipping_warning(kind(make().parameters(), **options), ranks)
-    assert ("each of 4 ranks clips" in text and "Pass rank_norm=" in text) == warned
-    assert warned or text == ""
+def test_norms_are_compared_only_if_that_is_needed(options, wanted):
+    optimizer = optim.AdamW(make().parameters(), **options)
+    assert not optimizer.samples
+    optimizer.freeze_now()
+    assert optimizer.rank_norm == wanted
+
+
+def test_ranks_clip_to_max_norm_at_least():
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = optim.AdamW(model.parameters(), freeze=1, max_norm=0.5)
+    stepped(optimizer, model, [4.0])
+    optimizer.freeze_now()
+    assert optimizer.rank_norm == 0.5
