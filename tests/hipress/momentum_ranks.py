@@ -106,8 +106,8 @@ def checkpoints(rank, world_size, at):
 
 
 def norms(rank, world_size, way):
-    """What ranks are clipped to after the freeze, and what it should be: by gradients that this
-    rank computes for all."""
+    """The norm that ranks are clipped to after the freeze, and the wanted one, by gradients that
+    this rank computes for all."""
     model, twin = make(), make()
     optimizer = adam(model, 6, max_norm=0.05)
     squares, averages, ddp = [], [], None
