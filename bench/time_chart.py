@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,15 +36,23 @@ def draw(found: Mapping[str, Sequence[Timed]], steps: int, slack: float, path: P
     """Draw the methods of each place into a PNG, those of LABELS in its order."""
     every = dict.fromkeys(each.method for methods in found.values() for each in methods)
     names = sorted(every, key=lambda name: [*LABELS, name].index(name))
-    size = (11, 0.9 + 0.42 * len(names))
+    size = (11, 1.2 + 0.42 * len(names))
     figure, panels = plt.subplots(1, len(found), figsize=size, squeeze=False, layout="constrained")
     for axes, (place, methods) in zip(panels[0], found.items(), strict=True):
-        style(axes, f"{place.rpartition('links of ')[2]}: minutes until {slack:.1%} above float32")
+        style(axes, _rate(place))
         _bars(axes, {each.method: each for each in methods}, names, steps)
     for axes in panels[0][1:]:
         axes.set_yticklabels([])
+    wanted = f"Minutes until the training loss is {slack:.1%} above the one that float32 ends at"
+    figure.suptitle(wanted, fontsize=11, color=INK)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _rate(place: str) -> str:
+    """The link of a place, such as 100 Mbit/s."""
+    link = place.rpartition("links of ")[2]
+    return re.sub(r"(\d+)([mg])bit$", lambda found: f"{found[1]} {found[2].upper()}bit/s", link)
 
 
 def _bars(axes: Axes, methods: Mapping[str, Timed], names: Sequence[str], steps: int) -> None:
