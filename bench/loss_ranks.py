@@ -143,16 +143,24 @@ class Averaged(AbstractContextManager["Averaged"]):
             optimizer.freeze_now()
         if not optimizer.averaging:
             if optimizer.samples:
-                squares = torch.stack([each.norm().square() for each in gradients])
-                optimizer.rank_square = (squares.max() + squares.min()) / 2
+                squares = [self._square(gradient) for gradient in gradients]
+                middle = (max(squares) + min(squares)) / 2
+                optimizer.rank_square = torch.tensor(middle, dtype=torch.float32)
             return self._before(gradients, step)
         for gradient in gradients:
             optimizer.forget()  # that the rank before has entered it
-            self._enter(gradient)
+            self._hand(gradient)
         return self._after(gradients, step)
 
-    def _enter(self, gradient: Tensor) -> None:
-        """Add the momentum, as an engine does on a rank."""
+    def _square(self, gradient: Tensor) -> float:
+        """The squared norm of a rank's gradient, as an engine has it."""
+        self._hand(gradient)
+        self._momentum.arrived()
+        assert self._optimizer.rank_square is not None
+        return float(self._optimizer.rank_square)
+
+    def _hand(self, gradient: Tensor) -> None:
+        """Hand over a rank's gradient, as an engine does; its momentum is added after a freeze."""
         entered: Future[Tensor] = Future()
         entered.set_result(gradient)
         self._momentum.begin(self._after.residuals)

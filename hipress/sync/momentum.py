@@ -53,7 +53,7 @@ class Momentum:
         self._unused = unused
         self._groups = optimizer.groups()
         self._sampled: Collection[torch.Tensor] = frozenset()  # parameters of a norm that is wanted
-        self._squares: list[torch.Tensor] = []  # squared norms of buckets, for that
+        self._norms: dict[int, torch.Tensor] = {}  # of their gradients, by index
         self._handed: list[Handed] = []
         self._held: list[tuple[Handed, Begin, Future[torch.Tensor]]] = []
         self._residuals: Residuals | None = None  # of the current step
@@ -66,7 +66,7 @@ class Momentum:
         optimizer = self._optimizer
         self._handed.clear()
         self._sampled = optimizer.groups().keys() if optimizer.samples else frozenset()
-        self._squares.clear()
+        self._norms.clear()
         optimizer.rank_square = None
         self._residuals, self._kept = residuals, {}
         scale = optimizer.scale
@@ -89,7 +89,7 @@ class Momentum:
         """Start the average of a ready bucket by `begin`; if it has to wait for all others, return
         `future`, which will have it."""
         if self._sampled and not buffer.is_sparse:
-            self._squares.append(self._square(indices, buffer))
+            self._sample(indices, buffer)
         if not self._groups or buffer.is_sparse:
             return begin()
         handed = indices, buffer
@@ -110,9 +110,10 @@ class Momentum:
 
     def arrived(self) -> None:
         """Take the averages, which are all complete."""
-        if self._squares:
-            square = torch.stack(self._squares).sum() / self._optimizer.scale**2
-            self._optimizer.rank_square = square
+        if self._norms:
+            norms = [self._norms[index] for index in sorted(self._norms)]  # in whatever buckets
+            square = torch.stack(norms).square().sum()
+            self._optimizer.rank_square = square / self._optimizer.scale**2
         if not self._handed:
             return
         marks: dict[torch.Tensor, torch.Tensor] = {}
@@ -140,13 +141,12 @@ class Momentum:
         pieces = torch.split(buffer, [self._params[index].reals for index in indices])
         return [(i, piece) for i, piece in zip(indices, pieces, strict=True) if self._enters(i)]
 
-    def _square(self, indices: Sequence[int], buffer: torch.Tensor) -> torch.Tensor:
-        """The squared norm of a bucket's gradients of sampled parameters."""
+    def _sample(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
+        """Keep the norms of a bucket's gradients of sampled parameters."""
         pieces = torch.split(buffer, [self._params[index].reals for index in indices])
-        wanted = [each for i, each in zip(indices, pieces, strict=True)
-                  if self._parameters[i] in self._sampled]  # fmt: skip
-        norms = [each.norm(dtype=torch.float32) for each in wanted]
-        return torch.stack([*norms, buffer.new_zeros((), dtype=torch.float32)]).square().sum()
+        for index, piece in zip(indices, pieces, strict=True):
+            if self._parameters[index] in self._sampled:
+                self._norms[index] = piece.norm(dtype=torch.float32)
 
     def _enter(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
         for index, piece in self._pieces(indices, buffer):

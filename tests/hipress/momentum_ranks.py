@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 from hipress import optim
+from hipress.control.tuner import WATCHED
 from hipress.session import SESSIONS
 from tests.hipress.common import SMALL_BUCKETS, Scaled, data, digest, make, raised_by
 
@@ -27,7 +28,8 @@ def make_optimizer(name, model):
         return optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01)
     if name == "lion":
         return optim.Lion(parameters, lr=0.001, weight_decay=0.01)
-    return adam(model, max_norm=0.5 if name == "clipped" else None)
+    norm = 0.5 if name == "clipped" else None
+    return adam(model, WATCHED, max_norm=norm)  # before "auto" may compress gradients
 
 
 def backward(model, rank, step, factor=1.0):
@@ -122,11 +124,11 @@ def norms(rank, world_size, way):
             backward(twin, each, step)
             every.append(torch.cat([p.grad.flatten() for p in twin.parameters()]))
         squares.append([float(g.square().sum()) for g in every])
-        averages.append(float((sum(every) / world_size).square().sum()))
         optimizer.zero_grad()
         backward(model if ddp is None else ddp, rank, step)
         if sync is not None:
             sync.step()
+        averages.append(sum(float(p.grad.square().sum()) for p in model.parameters()))
         optimizer.step()
     middle = [(max(some) + min(some)) / 2 for some in squares]
     wanted = [0.9 * some[0] + some[4] for some in (middle, averages)]
