@@ -38,7 +38,7 @@ def test_ratios_are_to_the_best_of_each_sort():
     assert cell().off == pytest.approx([0.2])
 
 
-def test_what_is_missed_stands_out():
+def test_missed_aims_are_bold():
     text = "\n".join(auto.tables([cell()]))
     assert (
         "| 2, 1gbit, sgd | a (ps) | 104 | `int4_group` | 100 | 1.04 | `ddp-fp16` | 200 | 0.52 "

@@ -34,7 +34,7 @@ def test_more_of_all_kinds(kind):
     assert set(tally.outcomes) == {"taken", "refused"}
 
 
-def test_what_is_no_refusal_is_found_and_run_again_by_its_number(monkeypatch, tmp_path, capsys):
+def test_a_crash_is_found_and_run_again_by_its_number(monkeypatch, tmp_path, capsys):
     def wrong():
         def trial(random):
             if random.random() < 0.2:

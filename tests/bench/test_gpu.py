@@ -169,7 +169,7 @@ def test_rows_survive_what_breaks_at_one_size(bench, why):
     assert left_out == {"dgc 16 MB": f"{type(why).__name__}: {why}"}
 
 
-def test_who_stops_it_keeps_the_rows(bench):
+def test_an_interrupt_keeps_the_rows(bench):
     bench.breaks["dgc", 16] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         bench.run(["dgc", "fp16"], add=False)

@@ -86,7 +86,7 @@ def test_servers_and_compression_by_hand():
     assert byteps(one(), alone, stack) == pytest.approx(1.5, rel=1e-3)
 
 
-def test_what_hipress_switches_on_makes_it_faster():
+def test_pipelining_and_bulk_make_a_predicted_step_faster():
     work = Training((4e6,) * 20, tuple(0.01 * i for i in range(1, 21)), 0.1, 0.2)
     cluster = replace(CLUSTER, between=Link(1e7, 0.0, 1.0, 1e-3))
     kernels = Kernels(1 / 32, 1e-11, 1e-11, 1e-4)

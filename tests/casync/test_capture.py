@@ -190,7 +190,7 @@ class Follows(Exact):
 
 
 @pytest.mark.parametrize("codec", [Follows(), CODECS["sparse"]])
-def test_what_varies_is_not_captured(codec):
+def test_payloads_of_varying_length_are_not_captured(codec):
     world = World("ps", {codec.name: codec}, capture=True)
     for number in range(3):
         world.step(number)

@@ -109,7 +109,7 @@ def test_nothing_is_made_after_the_first_step(cuda, rank, dtype):
         assert not cuda.of("zeros", "pinned", "Stream", "record_stream")
 
 
-def test_what_is_made_is_told_to_all_streams(cuda, rank):
+def test_new_tensors_are_recorded_on_all_streams(cuda, rank):
     """The allocator must not reuse a tensor while a stream reads it."""
     rank.step(0, torch.bfloat16)
     told: dict[int, list[int]] = {}
@@ -205,7 +205,7 @@ def test_steps_of_13_buckets_are_captured(cuda):
     assert not cuda.contexts
 
 
-def test_what_a_launched_run_waits_for_was_not_captured(cuda, monkeypatch):
+def test_a_launched_run_waits_for_no_captured_event(cuda, monkeypatch):
     """Also after a time-out, when the host asks which task is not done."""
     rank = Rank(cuda, Wire(cuda), capture=True)
     for number in range(3):

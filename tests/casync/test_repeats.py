@@ -66,7 +66,7 @@ def test_all_but_one_block_of_zeros_stays_at_home():
     np.zeros(BLOCK, np.uint8),
     np.zeros(0, np.uint8),
 ], ids=["noise", "short", "empty"])  # fmt: skip
-def test_what_gains_nothing_is_not_looked_at(message):
+def test_messages_without_repeats_are_not_searched(message):
     assert not promises(message)
 
 

@@ -406,7 +406,7 @@ def test_torch_makes_groups_of_ours_without_what_it_does_of_its_own_accord(befor
     assert world.bound_device_id == torch.device("cuda", 3)
 
 
-def test_what_a_communicator_of_torchs_met_is_told():
+def test_a_communicator_of_torchs_reports_its_failure():
     """The last work reports a failure, which no longer ends the process."""
     work = SimpleNamespace(wait=lambda: None, is_completed=lambda: True, exception=lambda: why)
     made, why = distributed._Communicator(SimpleNamespace()), None

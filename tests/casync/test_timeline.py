@@ -55,7 +55,7 @@ def test_work_within_the_backward_pass_is_hidden():
     assert seconds(load, backward=4.0) == pytest.approx(5)
 
 
-def test_what_is_ready_after_the_backward_pass_goes_by_the_clock():
+def test_loads_may_be_ready_after_the_backward_pass():
     loads = [Load(at, (wire(0.01),)) for at in (0.0, 0.1, 0.2, 0.3)]
     assert seconds(*loads) == pytest.approx(0.31)
     assert seconds(*loads, backward=0.15) == pytest.approx(0.31)
@@ -217,7 +217,7 @@ def test_copies_either_way_have_lanes_of_their_own():
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_what_leaves_a_device_and_enters_it(gradients):
+def test_copies_to_and_from_a_device_are_of_gradients_or_messages(gradients):
     """Gradients are copied once each way if the host compresses; otherwise each message is."""
     wires = {1: Transfer(Line(0, 1.0)), 3: Transfer(Line(0, 1.0))}
     copies = Copies(Line(0.5, 0.01), Line(0.25, 0.02), gradients)

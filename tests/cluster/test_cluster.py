@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
         ({"PMI_RANK": "1", "PMI_SIZE": "8"}, Started("MPI", 1, 8, 0)),
     ],
 )
-def test_who_started_it(environment, started):
+def test_launchers_are_recognized_by_their_environment(environment, started):
     assert Started.read(environment) == started
 
 
@@ -59,7 +59,7 @@ def test_a_process_that_nobody_started_is_told_how():
         ({"SLURM_JOB_NODELIST": "gpu-[1,3]"}, "gpu-1"),
     ],
 )
-def test_where_the_first_rank_is(environment, host):
+def test_the_first_ranks_host_is_found(environment, host):
     assert master(environment) == host
 
 

@@ -70,7 +70,7 @@ def test_a_full_disk_is_one_error(root, monkeypatch):
         cache.folder("cpu")
 
 
-def test_what_could_not_be_written_leaves_nothing(root, monkeypatch):
+def test_a_failed_write_leaves_no_file(root, monkeypatch):
     def broken(self, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -191,7 +191,7 @@ def test_a_cubin_that_others_can_have_put_there_is_made_again(spoil, root, monke
     assert nvrtc.kept("source", "90").read_bytes() == b"made"
 
 
-def test_what_is_made_others_may_not_write_whatever_the_umask(root):
+def test_others_may_not_write_cached_files_whatever_the_umask(root):
     before = os.umask(0)
     try:
         jit.stored("open", PROGRAM, lambda: PROGRAM)

@@ -50,7 +50,7 @@ def test_backends_agree(name, params, tmp_path, rng):
             assert states[0][key].tobytes() == states[1][key].tobytes()
 
 
-def test_what_is_left_of_a_residual(tmp_path, rng):
+def test_a_residual_decays_before_it_is_added(tmp_path, rng):
     path = tmp_path / "simple.yaml"
     path.write_text(SIMPLE)
     codec, n = compll.compile(path, beta=0.5), 1000

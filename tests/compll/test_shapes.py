@@ -30,12 +30,12 @@ def spec(tmp_path):
     "shape, columns, lines",
     [((3, 5), 5, 3), ((2, 3, 4), 12, 2), ((7,), 4, 7), ((), 4, 1), ((2, 101), 4, 2)],
 )
-def test_what_is_not_given_follows_from_the_shape_within_its_limits(spec, shape, columns, lines):
+def test_parameters_follow_from_the_shape_within_their_limits(spec, shape, columns, lines):
     own = compll.compile(spec, "reference").for_shape(shape)
     assert own.params == {"columns": columns, "lines": lines}
 
 
-def test_what_is_given_stays(spec):
+def test_given_parameters_do_not_follow_the_shape(spec):
     codec = compll.compile(spec, "reference", columns=7)
     assert codec.for_shape((3, 5)).params == {"columns": 7, "lines": 3}
     codec = compll.compile(spec, "reference", columns=7, lines=2)
