@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cpu import call_memory, jit
-from compll.backends.cpu.call_memory import ROOMS
 from compll.backends.cpu.host import Host
 from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature, sum_bytes
 from compll.backends.cpu.pieces import REMEMBERED, Rows, fresh
@@ -87,7 +86,7 @@ class TileKernels:
             return {}
         room = max((self.room(kernel, n) for n in set(table[:, 1].tolist())), default=0)
         sums = sum(sum_bytes(int(f.of)) for f in kernel.sums)
-        size = room * (len(kernel.scratch) + ROOMS) + sums + SLACK
+        size = room * call_memory.count(kernel) + sums + SLACK
         try:
             return {"scratch": np.empty(size, np.uint8), "room": room}
         except MemoryError as why:

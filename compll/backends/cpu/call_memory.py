@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from compll.backends.cpu.interface import SLACK
 from compll.ir.matrices import NARROW, check_rooms, extents
-from compll.ir.tile import Call, Kernel, View
+from compll.ir.tile import Call, Kernel, View, flat
 from compll.numerics.numbers import LANES
 
 #: arrays that a routine may need for its own use
@@ -17,6 +17,12 @@ def narrow(call: Call) -> bool:
     """True if a product has few columns, so that each row of its first matrix is read once."""
     cols = call.views[1].matrix.cols if call.views[1].matrix else None
     return cols is not None and cols.op == "const" and cols.attr <= NARROW
+
+
+def count(kernel: Kernel) -> int:
+    """The number of a kernel's arrays, of equal size: scratch arrays, then those of routines."""
+    calls = any(isinstance(step, Call) for step in flat(kernel.steps))
+    return len(kernel.scratch) + (ROOMS if calls else 0)
 
 
 def room(kernel: Kernel, n: int) -> int:

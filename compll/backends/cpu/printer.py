@@ -30,7 +30,7 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
-from compll.backends.cpu.call_memory import ROOMS
+from compll.backends.cpu.call_memory import count
 from compll.backends.cpu.calls import Calls
 from compll.backends.cpu.float_bits import INFINITE
 from compll.backends.cpu.helpers import Helpers
@@ -129,7 +129,7 @@ class Printer:
         for i, f in enumerate(self.kernel.scratch):
             offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
             self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], offset)
-        behind = b.mul(self.given["room"], number(I64, len(self.kernel.scratch) + ROOMS))
+        behind = b.mul(self.given["room"], number(I64, count(self.kernel)))
         for f in self.kernel.sums:
             self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], behind)
             behind = b.add(behind, number(I64, sum_bytes(int(f.of))))
