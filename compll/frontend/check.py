@@ -82,7 +82,7 @@ class _Checker(Expressions):
         fields = tuple(f for parts in self.planes.values() for f, _ in parts)
         self.rules = Rules(self.pool, self.group > 0, encoding=False, selections=self.selections)
         # Fixed-size fields first: then their places do not depend on selections.
-        fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.storage == "runs")))
+        fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.recoded)))
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = Updates(self).updates(states, env)
         check_arrays.combinations(spec, self.problems)

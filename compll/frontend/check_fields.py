@@ -174,7 +174,7 @@ class Declarations:
                 "store indices(selection)",
             )
             return None
-        if storage in ("trit", "runs") and not self.trits_fit(item, storage, shape):
+        if storage in ("trit", "runs", "huffman") and not self.of_all(item, storage, shape):
             return None
         expr = self.exprs.rules.lift(expr, shape, of)
         if storage in WHOLE and expr.op != "indices":
@@ -204,14 +204,16 @@ class Declarations:
             else self.exprs.rules.arithmetic("max", (expr, self.pool.const(low)))
         )
 
-    def trits_fit(self, item: Declared, storage: str, shape: str) -> bool:
-        """Report trits of selected elements, and runs in a spec with selections."""
-        if shape == "n" and not (storage == "runs" and self.exprs.selections):
+    def of_all(self, item: Declared, storage: str, shape: str) -> bool:
+        """Report trits and Huffman codes of selected elements, and those of varying length in a
+        spec with selections."""
+        if shape == "n" and not (storage != "trit" and self.exprs.selections):
             return True
         message = f"{item.name!r}: {storage} holds a value of every element"
         if shape == "n":
-            message = f"{item.name!r}: runs do not go together with selections"
-        self.exprs.problems.add(item.span, message, "use trit[n], or uint2 for selected elements")
+            message = f"{item.name!r}: {storage} and selections do not go together"
+        plain = "uint[bits][n]" if storage == "huffman" else "trit[n], or uint2"
+        self.exprs.problems.add(item.span, message, f"use {plain} for selected elements")
         return False
 
     def undefined(self, item: Declared) -> None:
@@ -234,15 +236,22 @@ class Declarations:
             return self.sized(item, {16: "float16", 32: "float32"}, "float32"), 32
         if item.base in ("trit", "runs"):
             return item.base, 2
+        if item.base == "huffman":
+            return item.base, self.bits(item, 8)
         if not item.base.startswith("uint") or item.base in WHOLE:
             return item.base, 32
         bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None
-        if item.bits is not None:
-            value = self.exprs.constant(item.bits)
-            bits = int(value) if isinstance(value, int | float) and value in range(1, 16) else None
-            if bits is None and value is not None:
-                self.exprs.problems.add(item.span, f"uint has 1 to 15 bits, not {value}")
-        return "uint", bits or 8
+        return "uint", bits or self.bits(item, 15)
+
+    def bits(self, item: Declared, most: int) -> int:
+        """The bits in brackets, from 1 to `most`; 8 in place of wrong ones."""
+        value = None if item.bits is None else self.exprs.constant(item.bits)
+        if isinstance(value, int | float) and value in range(1, most + 1):
+            return int(value)
+        if value is not None:
+            message = f"{item.base} has 1 to {most} bits, not {value}"
+            self.exprs.problems.add(item.span, message)
+        return 8
 
     def sized(self, item: Declared, known: Mapping[int, str], default: str) -> str:
         """The storage for a width in brackets."""

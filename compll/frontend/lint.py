@@ -118,7 +118,7 @@ def _negatives(spec: Spec, module: Module, found: Problems) -> None:
     g = module.pool.make("input", (), Type("float", "n"), "g")
     for d in spec.payload:
         value = module.bindings.get(d.name, g if d.name == "g" else None)
-        unsigned = d.base.startswith("uint") or d.base in ("bool", "trit", "runs")
+        unsigned = d.base.startswith("uint") or d.base in ("bool", "trit", "runs", "huffman")
         if unsigned and value is not None and _negative(value):
             message = f"warning: {d.name!r} can be negative, which {d.base} holds as 0"
             found.add(d.span, message, "add an offset in encode, and take it away in decode")

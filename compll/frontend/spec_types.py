@@ -12,6 +12,8 @@ from compll.frontend.syntax import Syntax
 from compll.ir.storage import STORAGES
 
 STORAGE = (*STORAGES, "bool")
+#: types with their bits in brackets
+SIZED = ("uint", "float", "huffman")
 UINTS = tuple(f"uint{bits}" for bits in range(1, 16))
 #: names of types elsewhere
 TYPE_SYNONYMS = {
@@ -36,7 +38,7 @@ def declared(entry: Entry, problems: Problems) -> Declared | None:
         )
         return None
     base, first, second = match.groups()
-    sized = base in ("uint", "float")
+    sized = base in SIZED
     bits, dim = (first, second) if sized else (None, first)
     if (sized and first is None) or (not sized and second is not None):
         problems.add(value.span, f"{value.value!r} is not a type", "write uint[bits][n]")
@@ -52,7 +54,7 @@ def declared(entry: Entry, problems: Problems) -> Declared | None:
 
 def _known(base: str, value: Text, problems: Problems) -> bool:
     """True if there is a type of that name; else reports it."""
-    if base in (*STORAGE, *UINTS, "uint", "float"):
+    if base in (*STORAGE, *UINTS, *SIZED):
         return True
     hint = nearest(TYPE_SYNONYMS.get(base, base), (*STORAGE, *UINTS))
     if re.fullmatch(r"uint\d+", base):

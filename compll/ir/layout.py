@@ -5,10 +5,9 @@ A tile of m elements of b bits takes w = ceil(m * b / 8) bytes; element i sits i
 bit b * (i div w). So neighbouring bytes come from neighbouring elements, and packing is a few
 full-width vector operations on a CPU and coalesced on a GPU.
 
-A payload is: a uint32 count per filter selection, a uint32 length in bytes per field of gaps or
-runs, then the fields in the order of `payload:` (those of varying length
-last), then the status byte where strict.py finds that one is needed. Numbers are
-little-endian.
+A payload is: a uint32 count per filter selection, a uint32 length in bytes per field of varying
+length, then the fields in the order of `payload:` (those of varying length last), then the status
+byte where strict.py finds that one is needed. Numbers are little-endian.
 """
 
 from __future__ import annotations

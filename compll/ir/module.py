@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from compll.errors import Span
 from compll.ir.expr import Expr, Pool
-from compll.ir.storage import STORAGES, Codes, Storage, Trits
+from compll.ir.storage import STORAGES, Codes, Huffman, Storage, Trits
 
 #: storages of positions, of varying length
 POSITIONS = tuple(name for name, one in STORAGES.items() if one.positions)
@@ -22,8 +22,8 @@ HALVES = {"float16": "float16", "bfloat16": "uint16"}
 class Field:
     """A payload field or state. bits: of a uint, or of a trit while it is a code.
 
-    storage: float32 float16 bfloat16 float8_e4m3 int32 uint32 uint16 byte uint trit runs gaps
-    golomb elias. shape is a level; for `kept`, `of` names the selection; for `matrix`, `dims` are
+    storage: float32 float16 bfloat16 float8_e4m3 int32 uint32 uint16 byte uint trit runs huffman
+    gaps golomb elias. shape is a level; for `kept`, `of` names the selection; for `matrix`, `dims` are
     its rows and columns. `expr` is the value that encode stores.
     """
 
@@ -40,7 +40,10 @@ class Field:
     @property
     def layout(self) -> Storage:
         """The storage type, which lays the values out in bytes."""
-        return Codes(self.bits) if self.storage == "uint" else STORAGES.get(self.storage, Storage())
+        sized: dict[str, type[Storage]] = {"uint": Codes, "huffman": Huffman}
+        if self.storage in sized:
+            return sized[self.storage](self.bits)
+        return STORAGES.get(self.storage, Storage())
 
     @property
     def item_bits(self) -> int:
@@ -64,9 +67,14 @@ class Field:
         return isinstance(self.layout, Trits)
 
     @property
+    def recoded(self) -> bool:
+        """True if its bytes are made from an array of all codes: runs and Huffman codes."""
+        return self.packed and self.layout.varying
+
+    @property
     def parts(self) -> bool:
         """True if a value takes some bits of a byte and shares it with other values."""
-        return self.packed and self.bits < 8 and not self.trits
+        return self.storage == "uint" and self.bits < 8
 
     def packed_bytes(self, count: int) -> int:
         """Bytes of one tile of `count` packed values."""

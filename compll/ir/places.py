@@ -33,6 +33,7 @@ def places(module: Module) -> list[PayloadSlot]:
 
 def _type(f: Field) -> str:
     base = f"uint{f.bits}" if f.storage in ("uint", "byte") else f.storage
+    base += f"[{f.bits}]" if f.storage == "huffman" else ""
     if f.shape == "matrix":
         return base + f"[{', '.join(map(formula, f.dims))}]"
     return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]", "table": f"[{f.of}]"}.get(

@@ -123,7 +123,32 @@ class Elias(Storage):
         return f"the Elias delta codes of {count} gaps"
 
 
-#: storage types by name; `uint` is made with its bits by Field.layout
+#: codes of a tile of a Huffman field, and the most bits of one
+HUFFMAN_TILE, HUFFMAN_LONGEST = 1024, 12
+
+
+@dataclass(frozen=True)
+class Huffman(Storage):
+    """Numbers of at most `bits` bits, from 0, in Huffman codes of their own frequencies (see
+    [Note: huffman] in reference/huffman.py)."""
+
+    packed = varying = True
+
+    def head(self, count: int) -> int:
+        """Bytes before the codes: four bits a number, and 16 bits a tile."""
+        return (1 << self.bits) // 2 + 2 * -(-count // HUFFMAN_TILE)
+
+    def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
+        """Codes take at most `bits` bits on average, and each tile ends a byte."""
+        tiles = -(-count // HUFFMAN_TILE)
+        return self.head(count) + (count * self.bits + 7 * tiles) // 8
+
+    def formula(self, count: str, tile: int) -> str:
+        tiles = f"ceil({count} / {HUFFMAN_TILE})"
+        return f"at most {(1 << self.bits) // 2} + {count} * {self.bits} / 8 + 2.875 * {tiles}"
+
+
+#: storage types by name; `uint` and `huffman` are made with their bits by Field.layout
 STORAGES: dict[str, Storage] = {
     "float32": Storage(),
     "float16": Storage(16),
@@ -135,6 +160,7 @@ STORAGES: dict[str, Storage] = {
     "byte": Storage(8, (0, 255)),  # `uint8` of one number, or one per group
     "trit": Trits(2),
     "runs": Trits(2, varying=True),
+    "huffman": Huffman(8),
     "gaps": Gaps(),
     "golomb": Golomb(),
     "elias": Elias(),

@@ -51,7 +51,7 @@ def read(values: Arrays, f: Field, e: Expr) -> Value:
         return values.make("load", (), "table", "piece", f)
     if f.layout.varying:
         positions = f.storage in POSITIONS
-        array = Field(f.name, "int32", 0, "kept", f.of) if positions else values.bytes_of_trits(f)
+        array = Field(f.name, "int32", 0, "kept", f.of) if positions else values.codes_of(f)
         values.kernel.steps.append(Stream(f, array))
         if positions:
             return values.load(array)
@@ -119,8 +119,8 @@ def store(values: Arrays, f: Field) -> None:
     if f.storage in POSITIONS:
         values.kernel.steps.append(Stream(f, value.attr))
         return
-    if f.storage == "runs":
-        array = values.bytes_of_trits(f)
+    if f.recoded:
+        array = values.codes_of(f)
         values.kernel.steps += [Walk([Store(SCRATCH, array, value)]), Stream(f, array)]
         return
     store = Store("payload", f, value)

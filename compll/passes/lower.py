@@ -35,14 +35,13 @@ def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Ker
     kernel.steps += selecting.end()
     for sink in program.scalars:
         kernel.steps.append(values.stored(sink))
-    kernel.steps += _runs(values)
+    kernel.steps += _recoded(values)
     return kernel
 
 
-def _runs(values: Values) -> list[Stream]:
-    """Steps that shorten or lengthen runs of trits."""
-    runs = [f for f in values.module.fields if f.storage == "runs"]
-    return [Stream(f, values.bytes_of_trits(f)) for f in runs]
+def _recoded(values: Values) -> list[Stream]:
+    """Steps that turn arrays of codes into fields of varying length, or back."""
+    return [Stream(f, values.codes_of(f)) for f in values.module.fields if f.recoded]
 
 
 def _incoming(values: Values) -> Value:
@@ -90,7 +89,7 @@ def decode(module: Module, name: str, *, add: bool) -> Kernel:
     kernel = Kernel(name, module, tile_of(module))
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
-    kernel.steps += _runs(values)
+    kernel.steps += _recoded(values)
     if module.decode.op == "scatter":
         selections.scattered(values, kernel, module.decode, add=add)
         return kernel
@@ -113,7 +112,7 @@ def check(module: Module, decode: Kernel) -> Kernel:
     kernel = Kernel("check", module, tile_of(module), statics=decode.statics)
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
-    kernel.steps += _runs(values)
+    kernel.steps += _recoded(values)
     if module.selections:
         selections.check(values, kernel, module.decode)
     return kernel

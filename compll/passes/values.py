@@ -222,16 +222,17 @@ class Values:
 
     def op_field(self, e: Expr, kind: str, level: str) -> Value:
         f = self.fields[str(e.value)]
-        if f.storage == "runs":
-            f = self.bytes_of_trits(f)
+        if f.recoded:
+            f = self.codes_of(f)
         if f.storage in POSITIONS:
             f = Field(f.name, "int32", 0, "kept", f.of)
         return self.make("unpack" if f.packed else "load", (), kind, level, f)
 
     @staticmethod
-    def bytes_of_trits(f: Field) -> Field:
-        """The scratch array of trits that a field of runs is made from."""
-        return Field(f.name, "trit", f.bits, SCRATCH)
+    def codes_of(f: Field) -> Field:
+        """The scratch array of codes that a recoded field is made from."""
+        storage, bits = ("trit", f.bits) if f.trits else ("uint", 8)
+        return Field(f.name, storage, bits, SCRATCH)
 
     def op_in(self, e: Expr, kind: str, level: str) -> Value:
         return self.make("selected", (), kind, level, str(e.value))
@@ -323,8 +324,8 @@ class Values:
         assert f is not None
         if f.packed:
             value = self.code(f, value)
-            if f.storage == "runs":
-                return Store(SCRATCH, self.bytes_of_trits(f), value)
+            if f.recoded:
+                return Store(SCRATCH, self.codes_of(f), value)
         elif f.storage in WHOLE:
             value = self.whole(value) if value.kind == "bool" else value
         elif value.kind == "table":

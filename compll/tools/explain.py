@@ -199,7 +199,7 @@ def walks(module: Module) -> Iterator[str]:
 
 def merges(module: Module, encode: Traffic) -> Iterator[str]:
     """Traffic of a decode, and of a server or a ring hop: decode, add, encode."""
-    selects = any(f.shape == "kept" or f.storage == "runs" for f in module.fields)
+    selects = any(f.shape == "kept" or f.recoded for f in module.fields)
     if mixes(module) or selects:
         return
     single = len(encode.walks) == 1 and hops(module)

@@ -13,7 +13,7 @@ from compll.frontend.operators import OPERATORS, Operator
 from compll.frontend.sections import FEEDBACK_KEYS, PARAM_KEYS, SECTIONS, SectionRow
 from compll.frontend.shapes import SIDES
 from compll.frontend.spec import PARAM_TYPES
-from compll.frontend.spec_types import STORAGE, UINTS
+from compll.frontend.spec_types import SIZED, STORAGE, UINTS
 
 Schema = dict[str, Any]
 NAME = "^[A-Za-z_][A-Za-z0-9_]*$"
@@ -110,7 +110,7 @@ def feedback(choices: tuple[str, ...]) -> Schema:
 
 def type_() -> Schema:
     """The type of a payload field or a state: the common types as choices, all types by pattern."""
-    fixed = (*STORAGE, *UINTS)
+    fixed = (*(one for one in STORAGE if one not in SIZED), *UINTS)
     common = ["float32", "float32[n]", "float16", "bfloat16", *(f"{u}[n]" for u in UINTS)]
     return {
         "type": "string",
@@ -118,7 +118,7 @@ def type_() -> Schema:
         "anyOf": [
             {"enum": common},
             {"pattern": rf"^\s*({'|'.join(fixed)})\s*({LENGTH})?\s*$"},
-            {"pattern": rf"^\s*(uint|float)\s*{LENGTH}\s*({LENGTH})?\s*$"},
+            {"pattern": rf"^\s*({'|'.join(SIZED)})\s*{LENGTH}\s*({LENGTH})?\s*$"},
         ],
     }
 

@@ -51,7 +51,7 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
 
     n = 1 << 20
     payload = codec.payload_bytes(n) / n
-    if any(field.shape == "kept" or field.storage == "runs" for field in module.fields):
+    if any(field.shape == "kept" or field.recoded for field in module.fields):
         # scattered values: targets are read and written
         return 3 * payload, None
     if module.decoded is None:

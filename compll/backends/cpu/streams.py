@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cpu import elias_stream, gap_stream, golomb_stream, run_stream
+from compll.backends.cpu import (
+    elias_stream,
+    gap_stream,
+    golomb_stream,
+    huffman_stream,
+    run_stream,
+)
 from compll.backends.cpu.builder import I32, I64, PTR, Builder, Variable, at, c, loop, number
 from compll.ir.tile import Ascending, Stream
 
 #: routines that store and load fields of varying length
 STREAMS: dict[str, Any] = {
     "gaps": gap_stream, "golomb": golomb_stream.CODE, "elias": elias_stream.CODE, "runs": run_stream,
+    "huffman": huffman_stream,
 }  # fmt: skip
 
 
@@ -18,9 +25,9 @@ def stream(printer: Any, step: Stream) -> None:
     """Store values of varying length in the payload, or load them from it."""
     b, f, routine = printer.b, step.field, STREAMS[step.field.storage]
     array = printer.pointers[f"{step.array.shape} {step.array.name}"]
-    runs = f.storage == "runs"  # counted in bytes, not in positions
-    count = printer.payload.size(step.array) if runs else printer.payload.kept(f.of)
-    among = printer.payload.among(f.of)
+    # codes are counted in bytes, not in positions
+    count = printer.payload.size(step.array) if f.recoded else printer.payload.kept(f.of)
+    among = c(f.bits) if f.storage == "huffman" else printer.payload.among(f.of)
     b.store(number(I32, -1), at(b, array, number(I64, -4)))
     if printer.encodes:
         out = printer.pointers[f"out {f.name}"]

@@ -60,7 +60,7 @@ class Source:
 def prelude() -> str:
     """The functions that all kernels share."""
     first = ("prelude", "math", "instructions")
-    others = ("searches", "tables", "runs", "codes", "streams", "halves")
+    others = ("searches", "tables", "runs", "codes", "streams", "huffman", "halves")
     return "".join([*map(header, first), transcendental.text(), *map(header, others)])
 
 

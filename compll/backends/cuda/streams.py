@@ -1,5 +1,5 @@
 """Fields of varying length: positions as codes of bits, and runs of trits. codes.cuh, streams.cuh
-and runs.cuh have the functions.
+and runs.cuh have the functions. huffman.py has Huffman codes.
 
 The place of a code depends on all codes before it: blocks leave the lengths that they find, a block
 per piece adds these up, and the blocks run again.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compll.backends.cuda import huffman
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import GROUP, Domain
 from compll.backends.cuda.lane_arrays import own_name
@@ -24,11 +25,14 @@ BYTES = 2048  # of trits, of a block
 
 def stream(p: Any, step: Stream) -> None:
     """Store values of varying length in the payload, or load them from it. p: the Printer."""
+    if step.field.storage == "huffman":
+        return huffman.load(p, step) if p.plan.decodes else huffman.store(p, step, leave_length)
     runs = step.field.storage == "runs"
     if p.plan.decodes:
         (lengthen if runs else read_positions)(p, step)
     else:
         (shorten if runs else store_positions)(p, step)
+    return None
 
 
 def array(b: Body, f: Field) -> str:

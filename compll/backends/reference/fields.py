@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.reference import bitstreams, trits
+from compll.backends.reference import bitstreams, huffman, trits
 from compll.errors import PayloadError
 from compll.ir.expr import walk
 from compll.ir.layout import header, limits
@@ -48,6 +48,8 @@ def stored(field: Field, value: Any, tile: int, n: int) -> U8:
         return trits.shorten(packed) if field.storage == "runs" else packed
     if field.packed:
         most = field.most or (1 << field.bits) - 1
+        if field.storage == "huffman":
+            return huffman.encode(code(values, most), field.bits)
         return numbers.pack(code(values, most).astype(np.uint8), field.bits, tile)
     if field.storage in WRITE:
         return WRITE[field.storage](values, n)
@@ -120,6 +122,11 @@ def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
         return np.ascontiguousarray(data[: 4 * int(field.of)]).view("<f4")
     if field.trits:
         return _trits(field, data, count, n, tile)
+    if field.storage == "huffman":
+        found = huffman.decode(data, count, field.bits)
+        if found is None:
+            raise PayloadError(f"{field.name!r} does not hold Huffman codes of {count} numbers")
+        return found.astype(np.int32)
     if field.packed:
         codes = numbers.unpack(data, count, field.bits, tile).astype(np.int32)
         return codes.reshape(rows, cols) if field.shape == "matrix" else codes

@@ -1,0 +1,119 @@
+"""Lengths and windows of Huffman codes: see [Note: huffman] in reference/huffman.py.
+
+Arrays hold an int64 for each number. A length of -1 is that of a number that does not occur.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.backends.cpu.builder import (
+    I64,
+    PTR,
+    VOID,
+    Builder,
+    Variable,
+    c,
+    loop,
+    repeat_while,
+)
+from compll.ir.storage import HUFFMAN_LONGEST as LONGEST
+
+NUMBERS = 256
+#: of a number that does not occur, as a key to sort by: above all weights
+LAST = 1 << 54
+
+
+def lengths(helpers: Any) -> Any:
+    """The function huffman_lengths(counts, bits, lengths): fills the lengths of 2**bits numbers."""
+    depths = helpers.get("huffman_depths", I64, [PTR, I64, PTR], _depths)
+
+    def body(b: Builder, counts: Any, bits: Any, found: Any) -> None:
+        numbers, weights = b.shl(c(1), bits), b.room(I64, NUMBERS)
+        b.copy(weights, counts, b.mul(numbers, c(8)))
+        longest = Variable(b, b.call(depths, [weights, numbers, found]))
+        with repeat_while(b, lambda: b.icmp_signed(">", longest.get(), c(LONGEST))):
+            with loop(b, numbers) as i:
+                b.put(b.lshr(b.add(b.get(weights, I64, i), c(1)), c(1)), weights, i)
+            longest.set(b.call(depths, [weights, numbers, found]))
+        longer = Variable(b, c(0))
+        with loop(b, numbers) as i:
+            more = b.sub(b.get(found, I64, i), bits)
+            longer.set(b.add(longer.get(), b.mul(b.get(counts, I64, i), more)))
+        with b.if_then(b.icmp_signed(">", longer.get(), c(0))), loop(b, numbers) as i:
+            b.put(bits, found, i)
+
+    return helpers.get("huffman_lengths", VOID, [PTR, I64, PTR], body)
+
+
+def windows(helpers: Any) -> Any:
+    """The function huffman_windows(lengths, numbers, windows): fills the first window of each code;
+    the number of windows that all codes fill."""
+    return helpers.get("huffman_windows", I64, [PTR, I64, PTR], _windows)
+
+
+def _depths(b: Builder, weights: Any, numbers: Any, found: Any) -> Any:
+    """Depths in the tree, as lengths; the largest one. At least one weight is not 0."""
+    order, tree, parents = b.room(I64, NUMBERS), b.room(I64, 2 * NUMBERS), b.room(I64, 2 * NUMBERS)
+    leaves = _sort(b, weights, numbers, order, tree)
+    last = b.sub(b.add(leaves, leaves), c(2))
+    _join(b, leaves, last, tree, parents)
+    b.put(c(0), tree, last)
+    with loop(b, last) as i:
+        node = b.sub(b.sub(last, c(1)), i)
+        b.put(b.add(b.get(tree, I64, b.get(parents, I64, node)), c(1)), tree, node)
+    longest = Variable(b, c(0))
+    with loop(b, numbers) as i:
+        b.put(c(-1), found, i)
+    with loop(b, leaves) as i:
+        depth = b.get(tree, I64, i)
+        b.put(depth, found, b.get(order, I64, i))
+        more = b.icmp_signed(">", depth, longest.get())
+        longest.set(b.select(more, depth, longest.get()))
+    return longest.get()
+
+
+def _sort(b: Builder, weights: Any, numbers: Any, order: Any, tree: Any) -> Any:
+    """Fill `order` with the numbers by ascending weight, and `tree` with their weights; the number
+    of weights that are not 0. Those that are come last."""
+    keys, leaves = b.room(I64, NUMBERS), Variable(b, c(0))
+    with loop(b, numbers) as i:
+        weight = b.get(weights, I64, i)
+        some = b.icmp_signed(">", weight, c(0))
+        b.put(b.or_(b.shl(b.select(some, weight, c(LAST)), c(8)), i), keys, i)
+        leaves.set(b.add(leaves.get(), b.zext(some, I64)))
+    with loop(b, numbers) as i:
+        key, rank = b.get(keys, I64, i), Variable(b, c(0))
+        with loop(b, numbers) as j:
+            below = b.icmp_signed("<", b.get(keys, I64, j), key)
+            rank.set(b.add(rank.get(), b.zext(below, I64)))
+        b.put(i, order, rank.get())
+        b.put(b.get(weights, I64, i), tree, rank.get())
+    return leaves.get()
+
+
+def _join(b: Builder, leaves: Any, last: Any, tree: Any, parents: Any) -> None:
+    """Join the two lightest nodes until one is left. Pairs become ever heavier, so the lightest
+    node is the next leaf or the next pair."""
+    leaf, pair = Variable(b, c(0)), Variable(b, leaves)
+    with loop(b, b.add(last, c(1)), 1, leaves) as node:
+        total: Any = c(0)
+        for _ in range(2):
+            i, j = leaf.get(), pair.get()
+            own, other = b.get(tree, I64, i), b.get(tree, I64, j)
+            lighter = b.or_(b.icmp_signed(">=", j, node), b.icmp_signed("<=", own, other))
+            taken = b.and_(b.icmp_signed("<", i, leaves), lighter)
+            b.put(node, parents, b.select(taken, i, j))
+            total = b.add(total, b.select(taken, own, other))
+            leaf.set(b.add(i, b.zext(taken, I64)))
+            pair.set(b.add(j, b.zext(b.not_(taken), I64)))
+        b.put(total, tree, node)
+
+
+def _windows(b: Builder, lengths: Any, numbers: Any, found: Any) -> Any:
+    filled = Variable(b, c(0))
+    with loop(b, c(LONGEST + 1)) as length, loop(b, numbers) as i:
+        with b.if_then(b.icmp_signed("==", b.get(lengths, I64, i), length)):
+            b.put(filled.get(), found, i)
+            filled.set(b.add(filled.get(), b.lshr(c(1 << LONGEST), length)))
+    return filled.get()

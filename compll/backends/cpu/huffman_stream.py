@@ -1,0 +1,233 @@
+"""Numbers as Huffman codes: see [Note: huffman] in reference/huffman.py.
+
+See gap_stream.py for arguments and results of these functions; here numbers are bytes, and `n` is
+their bits. A tile's stream is written and read in memory of its own, which is as large as the
+longest one: so words can be longer than what is left, and wrong streams stay within it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.backends.cpu.builder import (
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    PTR,
+    Builder,
+    Variable,
+    at,
+    c,
+    loop,
+    number,
+)
+from compll.backends.cpu.huffman_codes import NUMBERS, lengths, windows
+from compll.ir.storage import HUFFMAN_LONGEST as LONGEST
+from compll.ir.storage import HUFFMAN_TILE as TILE
+
+#: codes that a word holds, and bytes of a stream's memory, with a word behind the longest one
+AT_ONCE, ROOM = 4, TILE * LONGEST // 8 + 16
+#: tiles that are read side by side, since each code of a tile waits for the one before
+BESIDE = 4
+
+
+def store(helpers: Any) -> Any:
+    """The function store_huffman(data, count, bits, out): the address behind the field."""
+
+    def body(b: Builder, data: Any, count: Any, bits: Any, out: Any) -> Any:
+        return _store(b, helpers, data, count, bits, out)
+
+    return helpers.get("store_huffman", I64, [PTR, I64, I64, PTR], body)
+
+
+def load(helpers: Any) -> Any:
+    """The function load_huffman(data, end, count, bits, out): 1 if these bytes are `count` numbers,
+    else 0."""
+
+    def body(b: Builder, data: Any, end: Any, count: Any, bits: Any, out: Any) -> Any:
+        return _load(b, helpers, data, end, count, bits, out)
+
+    return helpers.get("load_huffman", I64, [PTR, PTR, I64, I64, PTR], body)
+
+
+def _places(b: Builder, data: Any, count: Any, bits: Any) -> tuple[Any, Any, Any]:
+    """The number of tiles, and the addresses of their sizes and of their streams."""
+    tiles = b.lshr(b.add(count, c(TILE - 1)), c(TILE.bit_length() - 1))
+    sizes = at(b, data, b.lshr(b.shl(c(1), bits), c(1)))
+    return tiles, sizes, at(b, sizes, b.mul(tiles, c(2)))
+
+
+def _store(b: Builder, helpers: Any, data: Any, count: Any, bits: Any, out: Any) -> Any:
+    counts, found, codes = b.room(I64, NUMBERS), b.room(I64, NUMBERS), b.room(I64, NUMBERS)
+    numbers = b.shl(c(1), bits)
+    _count(b, data, count, counts)
+    b.call(lengths(helpers), [counts, bits, found])
+    b.call(windows(helpers), [found, numbers, codes])
+    with loop(b, numbers, 2) as i:
+        low, high = (b.add(b.get(found, I64, j), c(1)) for j in (i, b.add(i, c(1))))
+        byte = b.trunc(b.or_(low, b.shl(high, c(4))), I8)
+        b.store(byte, at(b, out, b.lshr(i, c(1))))
+    with loop(b, numbers) as i:  # a code, and its length from bit 16 on
+        length = b.get(found, I64, i)
+        length = b.select(b.icmp_signed("<", length, c(0)), c(0), length)
+        code = b.lshr(b.get(codes, I64, i), b.sub(c(LONGEST), length))
+        b.put(b.or_(code, b.shl(length, c(16))), codes, i)
+    tile = helpers.get("store_huffman_tile", I64, [PTR, I64, PTR, PTR], _store_tile)
+    tiles, sizes, streams = _places(b, out, count, bits)
+    end, room = Variable(b, b.ptrtoint(streams, I64)), b.room(I8, ROOM)
+    with loop(b, tiles) as t:
+        first = b.mul(t, c(TILE))
+        left = b.sub(count, first)
+        own = b.select(b.icmp_signed("<", left, c(TILE)), left, c(TILE))
+        size = b.call(tile, [at(b, data, first), own, codes, room])
+        b.copy(b.inttoptr(end.get(), PTR), room, size)
+        b.put(b.trunc(size, I16), sizes, t)
+        end.set(b.add(end.get(), size))
+    return end.get()
+
+
+def _count(b: Builder, data: Any, count: Any, counts: Any) -> None:
+    """Count each number, in tables by turns: equal numbers in a row need not wait for another."""
+    turns = b.room(I64, AT_ONCE * NUMBERS)
+    b.clear(turns, c(AT_ONCE * NUMBERS * 8))
+    few = b.and_(count, c(-AT_ONCE))
+    for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
+        with loop(b, stop, step, start) as i:
+            for k in range(step):
+                byte = b.zext(b.get(data, I8, b.add(i, c(k))), I64)
+                place = b.add(byte, c(k * NUMBERS))
+                b.put(b.add(b.get(turns, I64, place), c(1)), turns, place)
+    with loop(b, c(NUMBERS)) as i:
+        each = [b.get(turns, I64, b.add(i, c(k * NUMBERS))) for k in range(AT_ONCE)]
+        b.put(b.add(b.add(each[0], each[1]), b.add(each[2], each[3])), counts, i)
+
+
+def _store_tile(b: Builder, data: Any, count: Any, codes: Any, out: Any) -> Any:
+    """Store the stream of `count` numbers; its bytes. The word's highest bits are those that are
+    not stored yet."""
+    word, fill, end = Variable(b, c(0)), Variable(b, c(0)), Variable(b, c(0))
+    few = b.and_(count, c(-AT_ONCE))
+    for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
+        with loop(b, stop, step, start) as i:
+            code: Any = c(0)
+            length: Any = c(0)
+            for k in range(step):
+                entry = b.get(codes, I64, b.zext(b.get(data, I8, b.add(i, c(k))), I64))
+                more = b.lshr(entry, c(16))
+                code = b.or_(b.shl(code, more), b.and_(entry, c(0xFFFF)))
+                length = b.add(length, more)
+            filled = b.add(fill.get(), length)
+            moved = b.shl(b.shl(code, c(1)), b.sub(c(63), filled))
+            full = b.or_(word.get(), moved)
+            b.store(b.bswap(full), at(b, out, end.get()), align=1)
+            end.set(b.add(end.get(), b.lshr(filled, c(3))))
+            word.set(b.shl(full, b.and_(filled, c(-8))))
+            fill.set(b.and_(filled, c(7)))
+    return b.add(end.get(), b.lshr(b.add(fill.get(), c(7)), c(3)))
+
+
+def _load(b: Builder, helpers: Any, data: Any, end: Any, count: Any, bits: Any, out: Any) -> Any:
+    """Check the head, and load the tiles until one is wrong."""
+    tiles, sizes, streams = _places(b, data, count, bits)
+    room = b.sub(b.ptrtoint(end, I64), b.ptrtoint(streams, I64))
+    good = Variable(b, b.icmp_signed(">=", room, c(0)))
+    table, place = b.room(I16, 1 << LONGEST), Variable(b, c(0))
+    with b.if_then(good.get()):
+        fits = _fill(b, helpers, data, b.shl(c(1), bits), table)
+        total = Variable(b, c(0))
+        with loop(b, tiles) as t:
+            total.set(b.add(total.get(), b.zext(b.get(sizes, I16, t), I64)))
+        good.set(b.and_(fits, b.icmp_signed("==", total.get(), room)))
+    whole = b.and_(b.lshr(count, c(TILE.bit_length() - 1)), c(-BESIDE))
+    for step, start, stop in ((BESIDE, c(0), whole), (1, whole, tiles)):
+        name = f"load_huffman_tiles_{step}"
+        some = helpers.get(name, I64, [PTR, PTR, PTR, I64, PTR], _load_tiles(step))
+        with loop(b, stop, step, start) as t, b.if_then(good.get()):
+            first = b.mul(t, c(TILE))
+            left = b.sub(count, first)
+            own = b.select(b.icmp_signed("<", left, c(TILE)), left, c(TILE))
+            of = [table, at(b, streams, place.get()), at(b, sizes, b.mul(t, c(2)))]
+            taken = b.call(some, [*of, own, at(b, out, first)])
+            good.set(b.icmp_signed(">=", taken, c(0)))
+            place.set(b.add(place.get(), taken))
+    return b.zext(good.get(), I64)
+
+
+def _fill(b: Builder, helpers: Any, data: Any, numbers: Any, table: Any) -> Any:
+    """Fill the table with the number and, from bit 8 on, the length of every window's code; true if
+    codes fill all windows."""
+    found, first = b.room(I64, NUMBERS), b.room(I64, NUMBERS)
+    good = Variable(b, number(I1, 1))
+    with loop(b, numbers) as i:
+        byte = b.zext(b.get(data, I8, b.lshr(i, c(1))), I64)
+        half = b.and_(b.lshr(byte, b.mul(b.and_(i, c(1)), c(4))), c(15))
+        good.set(b.and_(good.get(), b.icmp_signed("<=", half, c(LONGEST + 1))))
+        b.put(b.sub(half, c(1)), found, i)
+    filled = b.call(windows(helpers), [found, numbers, first])
+    good.set(b.and_(good.get(), b.icmp_signed("==", filled, c(1 << LONGEST))))
+    with b.if_then(good.get()), loop(b, numbers) as i:
+        length = b.get(found, I64, i)
+        with b.if_then(b.icmp_signed(">=", length, c(0))):
+            entry = b.trunc(b.or_(i, b.shl(length, c(8))), I16)
+            start = b.get(first, I64, i)
+            stop = b.add(start, b.lshr(c(1 << LONGEST), length))
+            with loop(b, stop, 1, start) as j:
+                b.put(entry, table, j)
+    return good.get()
+
+
+def _load_tiles(tiles: int) -> Any:
+    """Body of the function that loads neighbouring tiles of `count` numbers: the bytes of their
+    streams, or -1 if one does not end with its last code."""
+
+    def body(b: Builder, table: Any, data: Any, sizes: Any, count: Any, out: Any) -> Any:
+        rooms = [b.room(I8, ROOM) for _ in range(tiles)]
+        bits = [Variable(b, c(0)) for _ in range(tiles)]
+        own = [b.zext(b.get(sizes, I16, c(k)), I64) for k in range(tiles)]
+        taken: Any = c(0)
+        for room, size in zip(rooms, own, strict=True):
+            fits = b.icmp_signed("<=", size, c(ROOM))
+            b.copy(room, at(b, data, taken), b.select(fits, size, c(ROOM)))
+            taken = b.add(taken, size)
+        few = b.and_(count, c(-AT_ONCE))
+        for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
+            with loop(b, stop, step, start) as i:
+                for k, (room, bit) in enumerate(zip(rooms, bits, strict=True)):
+                    _load_codes(b, table, room, bit, step, at(b, out, b.add(i, c(k * TILE))))
+        for room, bit, size in zip(rooms, bits, own, strict=True):
+            good = _ended(b, room, bit.get(), size)
+            taken = b.select(good, taken, c(-1))
+        return taken
+
+    return body
+
+
+def _word(b: Builder, room: Any, bit: Any) -> Any:
+    """At least 57 bits from a bit on, the first one highest."""
+    word = b.load(at(b, room, b.lshr(bit, c(3))), typ=I64, align=1)
+    return b.shl(b.bswap(word), b.and_(bit, c(7)))
+
+
+def _load_codes(b: Builder, table: Any, room: Any, bit: Variable, count: int, out: Any) -> None:
+    """Load `count` numbers from a bit on."""
+    kind = I32 if count == AT_ONCE else I8
+    start, found = bit.get(), number(kind, 0)
+    word, read = _word(b, room, start), c(0)
+    for k in range(count):
+        entry = b.zext(b.get(table, I16, b.lshr(word, c(64 - LONGEST))), I64)
+        length = b.lshr(entry, c(8))
+        byte = b.trunc(b.and_(entry, c(255)), kind)
+        found = b.or_(found, b.shl(byte, number(kind, 8 * k)))
+        word, read = b.shl(word, length), b.add(read, length)
+    b.store(found, out, align=1)
+    bit.set(b.add(start, read))
+
+
+def _ended(b: Builder, room: Any, bit: Any, size: Any) -> Any:
+    """True if only zeros of the last byte are left behind a bit."""
+    left = b.sub(b.shl(size, c(3)), bit)
+    word = b.lshr(_word(b, room, bit), c(57))
+    rest = b.lshr(word, b.and_(b.sub(c(7), left), c(7)))
+    return b.and_(b.icmp_unsigned("<", left, c(8)), b.icmp_signed("==", rest, c(0)))

@@ -1,0 +1,115 @@
+"""Huffman codes of a field: huffman.cuh has the functions.
+
+A thread has a tile. Its stream's place depends on those before it: blocks leave the sum of their
+streams' bytes, and a block per piece adds these up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compll.backends.cuda.body import Body
+from compll.backends.cuda.domains import ELEMENTS
+from compll.backends.cuda.lane_arrays import own_name
+from compll.ir.module import Field
+from compll.ir.storage import HUFFMAN_LONGEST, HUFFMAN_TILE
+from compll.ir.tile import Stream
+
+TILES = 64  # of a block
+COUNTED = 1 << 14  # numbers that a block counts
+NUMBERS = 256
+
+
+class Huffman:
+    """The kernels of one field. p: the Printer."""
+
+    def __init__(self, p: Any, step: Stream) -> None:
+        self.p, self.field, self.array = p, step.field, step.array
+        self.grid = p.plan.grid(ELEMENTS, HUFFMAN_TILE * TILES)
+        of_blocks = f"{self.grid}b"
+        self.sums = p.plan.memory(f"sums_{step.field.name}", "int64", of_blocks)
+        self.places = p.plan.memory(f"places_{step.field.name}", "int64", of_blocks, TILES)
+
+    def numbers(self, b: Body) -> str:
+        """The array of numbers."""
+        return b.memory(own_name(self.array), "uint8", b.plan.grid_of(self.array), b.plan.shape.tile)
+
+    def codes(self, b: Body) -> str:
+        """Memory for the codes of all numbers."""
+        return b.memory(f"codes_{self.field.name}", "uint32", -1, NUMBERS)
+
+    def table(self, b: Body) -> str:
+        """Memory for the table of all windows."""
+        return b.memory(f"table_{self.field.name}", "uint32", -1, 1 << HUFFMAN_LONGEST)
+
+    def tile(self, b: Body) -> None:
+        """Declare a thread's tile, its first number, how many it has, and the size in the head."""
+        b.add(f"const i64 tile = own * {TILES} + threadIdx.x, begin = tile * {HUFFMAN_TILE};")
+        b.add(f"const i64 m = op_min({b.given('n')} - begin, (i64){HUFFMAN_TILE});")
+
+    def head(self, b: Body) -> str:
+        """Bytes before the streams."""
+        n = b.given("n")
+        return f"{(1 << self.field.bits) // 2} + 2 * (({n} + {HUFFMAN_TILE - 1}) / {HUFFMAN_TILE})"
+
+    def size_at(self, data: str) -> str:
+        """Pointer to the size of a thread's stream."""
+        return f"{data} + {(1 << self.field.bits) // 2} + 2 * tile"
+
+    def leave(self, b: Body, size: str) -> None:
+        """Leave the places of a block's streams, by their sizes."""
+        b.add("i64 all;")
+        place = f"{self.places}[blockIdx.x * {TILES} + threadIdx.x]"
+        b.add(f"{place} = block_scan<{TILES}>({size}, &all);")
+        b.add(f"if (threadIdx.x == 0) {self.sums}[blockIdx.x] = all;")
+
+    def stream_at(self, b: Body, data: str) -> str:
+        """Pointer to a thread's stream."""
+        before = f"{self.sums}[blockIdx.x] + {self.places}[blockIdx.x * {TILES} + threadIdx.x]"
+        return f"{data} + {self.head(b)} + {before}"
+
+
+def store(p: Any, step: Stream, leave_length: Any) -> None:
+    """Store numbers: count them, make codes, find the sizes of streams, store these."""
+    own, f = Huffman(p, step), step.field
+    with p.kernel("counts", p.plan.grid(ELEMENTS, COUNTED), 256) as b:
+        counts = b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
+        end = f"op_min({b.given('n')}, (own + 1) * (i64){COUNTED})"
+        b.add(f"count_numbers({own.numbers(b)}, own * {COUNTED}, {end}, {counts});")
+    b = p.open_phase()
+    counts = b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
+    b.add(f"make_codes({counts}, {f.bits}, {b.fields['out'].pointer(f)}, {own.codes(b)});")
+    with p.kernel("sizes", own.grid, TILES) as b:
+        own.tile(b)
+        b.add(f"const i64 size = stream_bytes({own.numbers(b)} + begin, m, {own.codes(b)});")
+        b.add(f"if (m > 0) store_uint16({own.size_at(b.fields['out'].pointer(f))}, size);")
+        own.leave(b, "size")
+    b = p.open_phase()
+    leave_length(b, f, f"{own.head(b)} + scan_array({own.sums} + {b.blocks(own.grid)})")
+    with p.kernel("streams", own.grid, TILES) as b:
+        own.tile(b)
+        to = own.stream_at(b, b.fields["out"].pointer(f))
+        b.add(f"store_stream({own.numbers(b)} + begin, m, {own.codes(b)}, {to});")
+
+
+def load(p: Any, step: Stream) -> None:
+    """Load numbers. The payload is bad if the head's sizes or lengths are, or a stream's end."""
+    own, f = Huffman(p, step), step.field
+    with p.kernel("sizes", own.grid, TILES) as b:
+        own.tile(b)
+        fields = b.fields["in"]
+        fits = f"m > 0 && {fields.length(f)} >= {own.head(b)}"
+        own.leave(b, f"{fits} ? load_uint16({own.size_at(fields.pointer(f))}) : 0")
+    b = p.open_phase()
+    fields = b.fields["in"]
+    all_ = b.declare("i64", f"scan_array({own.sums} + {b.blocks(own.grid)})")
+    whole = f"{fields.length(f)} == {own.head(b)} + {all_}"
+    good = b.declare("bool", f"{whole} && fill_table({fields.pointer(f)}, {f.bits}, {own.table(b)})")
+    b.add(f"if (threadIdx.x == 0 && !{good}) {{ wrong[p] = 1; atomicOr(errors, 1u); }}")
+    with p.kernel("numbers", own.grid, TILES) as b:
+        own.tile(b)
+        data = b.fields["in"].pointer(f)
+        b.add(f"const int size = m > 0 ? (int)load_uint16({own.size_at(data)}) : 0;")
+        to = f"{own.table(b)}, {own.numbers(b)} + begin"
+        b.add(f"const bool good = m <= 0 || load_stream({own.stream_at(b, data)}, size, m, {to});")
+        b.add("if (!good) { wrong[p] = 1; atomicOr(errors, 1u); }")
