@@ -15,6 +15,7 @@ from compll.ir.layout import header, tile_of
 from compll.ir.module import Field, Module
 from compll.ir.places import factors
 from compll.ir.printer import Printer
+from compll.ir.storage import HUFFMAN_TILE
 from compll.runtime import library
 from compll.tools import explain
 
@@ -133,6 +134,11 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
         tile = tile_of(module)
         yield f"floor(n / {tile})", field.packed_bytes(tile)
         yield f"ceil(n % {tile} / 5)", 1
+    elif field.storage == "huffman":
+        tiles = f"ceil(n / {HUFFMAN_TILE})"
+        yield tiles, 2
+        yield f"floor(({field.bits} * n + 7 * {tiles}) / 8)", 1
+        yield "", (1 << field.bits) // 2
     elif field.item_bits < 8:
         yield f"ceil({count} / {8 // field.item_bits})", 1
     else:

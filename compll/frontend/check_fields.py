@@ -210,10 +210,13 @@ class Declarations:
         if shape == "n" and not (storage != "trit" and self.exprs.selections):
             return True
         message = f"{item.name!r}: {storage} holds a value of every element"
+        hint = "use trit[n], or uint2 for selected elements"
+        what = storage
+        if storage == "huffman":
+            hint, what = "use uint[bits], of which a code has a fixed length", "Huffman codes"
         if shape == "n":
-            message = f"{item.name!r}: {storage} and selections do not go together"
-        plain = "uint[bits][n]" if storage == "huffman" else "trit[n], or uint2"
-        self.exprs.problems.add(item.span, message, f"use {plain} for selected elements")
+            message = f"{item.name!r}: {what} do not go together with selections"
+        self.exprs.problems.add(item.span, message, hint)
         return False
 
     def undefined(self, item: Declared) -> None:

@@ -41,7 +41,8 @@ def declared(entry: Entry, problems: Problems) -> Declared | None:
     sized = base in SIZED
     bits, dim = (first, second) if sized else (None, first)
     if (sized and first is None) or (not sized and second is not None):
-        problems.add(value.span, f"{value.value!r} is not a type", "write uint[bits][n]")
+        hint = f"write {base if sized else 'uint'}[bits][n]"
+        problems.add(value.span, f"{value.value!r} is not a type", hint)
         return None
     if not _known(base, value, problems):
         return None

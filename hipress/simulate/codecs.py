@@ -51,10 +51,10 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
 
     n = 1 << 20
     payload = codec.payload_bytes(n) / n
-    if any(field.shape == "kept" or field.recoded for field in module.fields):
+    if any(field.shape == "kept" for field in module.fields):
         # scattered values: targets are read and written
         return 3 * payload, None
-    if module.decoded is None:
+    if module.decoded is None or any(field.recoded for field in module.fields):
         return payload + 2 * FLOAT_BYTES, None
     encode = traffic_of(module, feed=bool(module.states))
     found = merge_traffic(module, encode, len(encode.walks) == 1 and hops(module))

@@ -25,6 +25,7 @@ DRAWN = {
     "terngrad_uniform",
     "int4_group",
     "int8_group",
+    "int3_entropy",
     "int3_group",
     "tern_group",
     "qsgd",

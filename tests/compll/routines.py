@@ -38,11 +38,11 @@ class Library:
 
 
 class Stream(Library):
-    """Positions as the bytes of a storage; with `runs`, bytes."""
+    """Positions as the bytes of a storage; with `runs` and `huffman`, whose n is bits, bytes."""
 
     def __init__(self, storage: str) -> None:
         super().__init__(storage, {k: getattr(STREAMS[storage], k) for k in KINDS}, KINDS)
-        self.item = np.uint8 if storage == "runs" else np.int32
+        self.item = np.uint8 if storage in ("runs", "huffman") else np.int32
 
     def store(self, values: np.ndarray, n: int, out: np.ndarray) -> int:
         """Write positions below n; returns their number of bytes."""

@@ -310,7 +310,7 @@ def test_a_gpu_captures_a_call_in_a_cuda_graph(spec, rng, monkeypatch):
 
 
 #: a spec of every kind of kernel; memcheck takes too long for all
-SANITIZED = ("onebit_group", "threelc", "dgc", "stc", "dithering", "powersgd")
+SANITIZED = ("onebit_group", "threelc", "int3_entropy", "dgc", "stc", "dithering", "powersgd")
 #: A chunk of CuPy's pool holds many arrays: an access beyond one's end would be within the chunk.
 WITHOUT_POOL = """
 import sys, cupy, pytest

@@ -28,7 +28,7 @@ def with_a_wrong_body(data, rng):
 
 
 @pytest.mark.parametrize("breaks", [truncated, with_a_wrong_head, with_a_wrong_body])
-@pytest.mark.parametrize("spec", ["dgc", "stc", "dithering", "threelc", "adacomp"])
+@pytest.mark.parametrize("spec", ["dgc", "stc", "dithering", "threelc", "int3_entropy", "adacomp"])
 def test_the_other_pieces_are_decoded(spec, breaks, rng):
     module, params = type_check(spec, {})
     device = Kernels(module, params, HostDevice, cuda_source.source(module, 64))

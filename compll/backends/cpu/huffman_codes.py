@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import (
     I64,
     PTR,
@@ -19,8 +21,8 @@ from compll.backends.cpu.builder import (
 )
 from compll.ir.storage import HUFFMAN_LONGEST as LONGEST
 
-NUMBERS = 256
-#: of a number that does not occur, as a key to sort by: above all weights
+NUMBERS, LANES = 256, 8
+#: weight to sort a number by that does not occur: above all others
 LAST = 1 << 54
 
 
@@ -53,7 +55,7 @@ def windows(helpers: Any) -> Any:
 
 
 def _depths(b: Builder, weights: Any, numbers: Any, found: Any) -> Any:
-    """Depths in the tree, as lengths; the largest one. At least one weight is not 0."""
+    """Depths in the tree, as lengths; that of the lightest leaf, the largest. A weight is not 0."""
     order, tree, parents = b.room(I64, NUMBERS), b.room(I64, 2 * NUMBERS), b.room(I64, 2 * NUMBERS)
     leaves = _sort(b, weights, numbers, order, tree)
     last = b.sub(b.add(leaves, leaves), c(2))
@@ -62,33 +64,33 @@ def _depths(b: Builder, weights: Any, numbers: Any, found: Any) -> Any:
     with loop(b, last) as i:
         node = b.sub(b.sub(last, c(1)), i)
         b.put(b.add(b.get(tree, I64, b.get(parents, I64, node)), c(1)), tree, node)
-    longest = Variable(b, c(0))
     with loop(b, numbers) as i:
         b.put(c(-1), found, i)
     with loop(b, leaves) as i:
-        depth = b.get(tree, I64, i)
-        b.put(depth, found, b.get(order, I64, i))
-        more = b.icmp_signed(">", depth, longest.get())
-        longest.set(b.select(more, depth, longest.get()))
-    return longest.get()
+        b.put(b.get(tree, I64, i), found, b.get(order, I64, i))
+    return b.get(tree, I64, c(0))
 
 
 def _sort(b: Builder, weights: Any, numbers: Any, order: Any, tree: Any) -> Any:
     """Fill `order` with the numbers by ascending weight, and `tree` with their weights; the number
     of weights that are not 0. Those that are come last."""
-    keys, leaves = b.room(I64, NUMBERS), Variable(b, c(0))
+    keys, leaves = b.room(I64, NUMBERS + LANES), Variable(b, c(0))
+    vector = ir.VectorType(I64, LANES)
+    b.put(ir.Constant(vector, [LAST << 8] * LANES), keys, numbers)  # behind the last one
     with loop(b, numbers) as i:
         weight = b.get(weights, I64, i)
         some = b.icmp_signed(">", weight, c(0))
         b.put(b.or_(b.shl(b.select(some, weight, c(LAST)), c(8)), i), keys, i)
         leaves.set(b.add(leaves.get(), b.zext(some, I64)))
     with loop(b, numbers) as i:
-        key, rank = b.get(keys, I64, i), Variable(b, c(0))
-        with loop(b, numbers) as j:
-            below = b.icmp_signed("<", b.get(keys, I64, j), key)
-            rank.set(b.add(rank.get(), b.zext(below, I64)))
-        b.put(i, order, rank.get())
-        b.put(b.get(weights, I64, i), tree, rank.get())
+        key = b.splat(b.get(keys, I64, i), LANES)
+        ranks = Variable(b, ir.Constant(vector, [0] * LANES))
+        with loop(b, numbers, LANES) as j:
+            below = b.icmp_signed("<", b.get(keys, I64, j, LANES), key)
+            ranks.set(b.add(ranks.get(), b.zext(below, vector)))
+        rank = b.intrinsic("vector.reduce.add", ranks.get())
+        b.put(i, order, rank)
+        b.put(b.get(weights, I64, i), tree, rank)
     return leaves.get()
 
 

@@ -31,6 +31,8 @@ from compll.ir.storage import HUFFMAN_TILE as TILE
 AT_ONCE, ROOM = 4, TILE * LONGEST // 8 + 16
 #: tiles that are read side by side, since each code of a tile waits for the one before
 BESIDE = 4
+#: windows of the table that are filled at once
+LANES = 16
 
 
 def store(helpers: Any) -> Any:
@@ -62,7 +64,7 @@ def _places(b: Builder, data: Any, count: Any, bits: Any) -> tuple[Any, Any, Any
 def _store(b: Builder, helpers: Any, data: Any, count: Any, bits: Any, out: Any) -> Any:
     counts, found, codes = b.room(I64, NUMBERS), b.room(I64, NUMBERS), b.room(I64, NUMBERS)
     numbers = b.shl(c(1), bits)
-    _count(b, data, count, counts)
+    _count(b, data, count, numbers, counts)
     b.call(lengths(helpers), [counts, bits, found])
     b.call(windows(helpers), [found, numbers, codes])
     with loop(b, numbers, 2) as i:
@@ -88,20 +90,20 @@ def _store(b: Builder, helpers: Any, data: Any, count: Any, bits: Any, out: Any)
     return end.get()
 
 
-def _count(b: Builder, data: Any, count: Any, counts: Any) -> None:
-    """Count each number, in tables by turns: equal numbers in a row need not wait for another."""
+def _count(b: Builder, data: Any, count: Any, numbers: Any, counts: Any) -> None:
+    """Count each number, in turns, so that equal numbers in a row need not wait for one another."""
     turns = b.room(I64, AT_ONCE * NUMBERS)
-    b.clear(turns, c(AT_ONCE * NUMBERS * 8))
+    b.clear(turns, b.mul(numbers, c(AT_ONCE * 8)))
     few = b.and_(count, c(-AT_ONCE))
     for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
         with loop(b, stop, step, start) as i:
             for k in range(step):
                 byte = b.zext(b.get(data, I8, b.add(i, c(k))), I64)
-                place = b.add(byte, c(k * NUMBERS))
+                place = b.add(b.mul(byte, c(AT_ONCE)), c(k))
                 b.put(b.add(b.get(turns, I64, place), c(1)), turns, place)
-    with loop(b, c(NUMBERS)) as i:
-        each = [b.get(turns, I64, b.add(i, c(k * NUMBERS))) for k in range(AT_ONCE)]
-        b.put(b.add(b.add(each[0], each[1]), b.add(each[2], each[3])), counts, i)
+    with loop(b, numbers) as i:
+        each = b.get(turns, I64, b.mul(i, c(AT_ONCE)), AT_ONCE)
+        b.put(b.intrinsic("vector.reduce.add", each), counts, i)
 
 
 def _store_tile(b: Builder, data: Any, count: Any, codes: Any, out: Any) -> Any:
@@ -133,9 +135,9 @@ def _load(b: Builder, helpers: Any, data: Any, end: Any, count: Any, bits: Any, 
     tiles, sizes, streams = _places(b, data, count, bits)
     room = b.sub(b.ptrtoint(end, I64), b.ptrtoint(streams, I64))
     good = Variable(b, b.icmp_signed(">=", room, c(0)))
-    table, place = b.room(I16, 1 << LONGEST), Variable(b, c(0))
+    table, place = b.room(I16, (1 << LONGEST) + LANES), Variable(b, c(0))
     with b.if_then(good.get()):
-        fits = _fill(b, helpers, data, b.shl(c(1), bits), table)
+        fits = _fill(b, data, b.shl(c(1), bits), table)
         total = Variable(b, c(0))
         with loop(b, tiles) as t:
             total.set(b.add(total.get(), b.zext(b.get(sizes, I16, t), I64)))
@@ -155,27 +157,26 @@ def _load(b: Builder, helpers: Any, data: Any, end: Any, count: Any, bits: Any, 
     return b.zext(good.get(), I64)
 
 
-def _fill(b: Builder, helpers: Any, data: Any, numbers: Any, table: Any) -> Any:
+def _fill(b: Builder, data: Any, numbers: Any, table: Any) -> Any:
     """Fill the table with the number and, from bit 8 on, the length of every window's code; true if
-    codes fill all windows."""
-    found, first = b.room(I64, NUMBERS), b.room(I64, NUMBERS)
+    codes fill all windows. Vectors may be longer than a code's windows: those of later codes
+    follow."""
+    found, filled = b.room(I64, NUMBERS), Variable(b, c(0))
     good = Variable(b, number(I1, 1))
     with loop(b, numbers) as i:
         byte = b.zext(b.get(data, I8, b.lshr(i, c(1))), I64)
         half = b.and_(b.lshr(byte, b.mul(b.and_(i, c(1)), c(4))), c(15))
         good.set(b.and_(good.get(), b.icmp_signed("<=", half, c(LONGEST + 1))))
         b.put(b.sub(half, c(1)), found, i)
-    filled = b.call(windows(helpers), [found, numbers, first])
-    good.set(b.and_(good.get(), b.icmp_signed("==", filled, c(1 << LONGEST))))
-    with b.if_then(good.get()), loop(b, numbers) as i:
-        length = b.get(found, I64, i)
-        with b.if_then(b.icmp_signed(">=", length, c(0))):
-            entry = b.trunc(b.or_(i, b.shl(length, c(8))), I16)
-            start = b.get(first, I64, i)
-            stop = b.add(start, b.lshr(c(1 << LONGEST), length))
-            with loop(b, stop, 1, start) as j:
+    with loop(b, c(LONGEST + 1)) as length, loop(b, numbers) as i:
+        with b.if_then(b.icmp_signed("==", b.get(found, I64, i), length)):
+            entry = b.splat(b.trunc(b.or_(i, b.shl(length, c(8))), I16), LANES)
+            start = filled.get()
+            filled.set(b.add(start, b.lshr(c(1 << LONGEST), length)))
+            fits = b.icmp_signed("<=", filled.get(), c(1 << LONGEST))
+            with b.if_then(fits), loop(b, filled.get(), LANES, start) as j:
                 b.put(entry, table, j)
-    return good.get()
+    return b.and_(good.get(), b.icmp_signed("==", filled.get(), c(1 << LONGEST)))
 
 
 def _load_tiles(tiles: int) -> Any:

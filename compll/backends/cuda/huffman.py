@@ -11,7 +11,6 @@ from typing import Any
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import ELEMENTS
 from compll.backends.cuda.lane_arrays import own_name
-from compll.ir.module import Field
 from compll.ir.storage import HUFFMAN_LONGEST, HUFFMAN_TILE
 from compll.ir.tile import Stream
 
@@ -32,7 +31,8 @@ class Huffman:
 
     def numbers(self, b: Body) -> str:
         """The array of numbers."""
-        return b.memory(own_name(self.array), "uint8", b.plan.grid_of(self.array), b.plan.shape.tile)
+        grid, tile = b.plan.grid_of(self.array), b.plan.shape.tile
+        return b.memory(own_name(self.array), "uint8", grid, tile)
 
     def codes(self, b: Body) -> str:
         """Memory for the codes of all numbers."""
@@ -104,7 +104,8 @@ def load(p: Any, step: Stream) -> None:
     fields = b.fields["in"]
     all_ = b.declare("i64", f"scan_array({own.sums} + {b.blocks(own.grid)})")
     whole = f"{fields.length(f)} == {own.head(b)} + {all_}"
-    good = b.declare("bool", f"{whole} && fill_table({fields.pointer(f)}, {f.bits}, {own.table(b)})")
+    filled = f"fill_table({fields.pointer(f)}, {f.bits}, {own.table(b)})"
+    good = b.declare("bool", f"{whole} && {filled}")
     b.add(f"if (threadIdx.x == 0 && !{good}) {{ wrong[p] = 1; atomicOr(errors, 1u); }}")
     with p.kernel("numbers", own.grid, TILES) as b:
         own.tile(b)

@@ -93,11 +93,14 @@ def decode(data: U8, count: int, bits: int) -> U8 | None:
     ends = head + 2 * tiles + np.cumsum(sizes)
     if table is None or ends[-1] != len(data):
         return None
-    parts = [
-        _numbers(data[end - size : end], min(TILE, count - k * TILE), table, found)
-        for k, (size, end) in enumerate(zip(sizes, ends, strict=True))
-    ]
-    return None if any(part is None for part in parts) else np.array(sum(parts, []), np.uint8)
+    numbers = list[int]()
+    for size, end in zip(sizes, ends, strict=True):
+        left = min(TILE, count - len(numbers))
+        part = _numbers(data[end - size : end], left, table, found)
+        if part is None:
+            return None
+        numbers += part
+    return np.array(numbers, np.uint8)
 
 
 def _table(found: I64) -> I64 | None:

@@ -26,7 +26,7 @@ SIZES = (33, 1061)
 #: one of every kind of kernel; by default the others' source differs in arithmetic only
 SPECS = (
     "onebit", "onebit_group", "int4_group", "terngrad", "fp16", "ddp_uint8", "dgc", "topk", "stc",
-    "dithering", "adaq", "redsync", "threelc", "sketch", "adacomp", "inceptionn",
+    "dithering", "adaq", "redsync", "threelc", "int3_entropy", "sketch", "adacomp", "inceptionn",
     "randomk", "powersgd", "thc", "atomo",
 )  # fmt: skip
 
