@@ -221,8 +221,8 @@ def one_piece(codec):
 UNBOUNDED = {
     "bf16", "bf16_sr", "ddp_uint8", "efsignsgd", "fp16", "int3_entropy", "int3_group",
     "int4_group", "int8_dettmers", "int8_group", "mxfp4", "mxfp8", "mxnet_1bit", "mxnet_2bit",
-    "mxnet_2bit_auto", "natural", "none", "onebit", "onebit_fine", "onebit_group", "onebit_sgd", "qsgd", "signsgd",
-    "signum", "tern_group", "terngrad", "terngrad_uniform", "threelc",
+    "mxnet_2bit_auto", "natural", "none", "onebit", "onebit_fine", "onebit_group", "onebit_sgd",
+    "qsgd", "signsgd", "signum", "tern_group", "terngrad", "terngrad_uniform", "threelc",
 }  # fmt: skip
 
 

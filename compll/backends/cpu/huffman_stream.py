@@ -61,6 +61,13 @@ def _places(b: Builder, data: Any, count: Any, bits: Any) -> tuple[Any, Any, Any
     return tiles, sizes, at(b, sizes, b.mul(tiles, c(2)))
 
 
+def _tile(b: Builder, count: Any, t: Any) -> tuple[Any, Any]:
+    """A tile's first number, and how many it has."""
+    first = b.mul(t, c(TILE))
+    left = b.sub(count, first)
+    return first, b.select(b.icmp_signed("<", left, c(TILE)), left, c(TILE))
+
+
 def _store(b: Builder, helpers: Any, data: Any, count: Any, bits: Any, out: Any) -> Any:
     counts, found, codes = b.room(I64, NUMBERS), b.room(I64, NUMBERS), b.room(I64, NUMBERS)
     numbers = b.shl(c(1), bits)
@@ -80,9 +87,7 @@ def _store(b: Builder, helpers: Any, data: Any, count: Any, bits: Any, out: Any)
     tiles, sizes, streams = _places(b, out, count, bits)
     end, room = Variable(b, b.ptrtoint(streams, I64)), b.room(I8, ROOM)
     with loop(b, tiles) as t:
-        first = b.mul(t, c(TILE))
-        left = b.sub(count, first)
-        own = b.select(b.icmp_signed("<", left, c(TILE)), left, c(TILE))
+        first, own = _tile(b, count, t)
         size = b.call(tile, [at(b, data, first), own, codes, room])
         b.copy(b.inttoptr(end.get(), PTR), room, size)
         b.put(b.trunc(size, I16), sizes, t)
@@ -147,9 +152,7 @@ def _load(b: Builder, helpers: Any, data: Any, end: Any, count: Any, bits: Any, 
         name = f"load_huffman_tiles_{step}"
         some = helpers.get(name, I64, [PTR, PTR, PTR, I64, PTR], _load_tiles(step))
         with loop(b, stop, step, start) as t, b.if_then(good.get()):
-            first = b.mul(t, c(TILE))
-            left = b.sub(count, first)
-            own = b.select(b.icmp_signed("<", left, c(TILE)), left, c(TILE))
+            first, own = _tile(b, count, t)
             of = [table, at(b, streams, place.get()), at(b, sizes, b.mul(t, c(2)))]
             taken = b.call(some, [*of, own, at(b, out, first)])
             good.set(b.icmp_signed(">=", taken, c(0)))

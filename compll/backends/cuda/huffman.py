@@ -43,7 +43,7 @@ class Huffman:
         return b.memory(f"table_{self.field.name}", "uint32", -1, 1 << HUFFMAN_LONGEST)
 
     def tile(self, b: Body) -> None:
-        """Declare a thread's tile, its first number, how many it has, and the size in the head."""
+        """Declare a thread's tile, its first number, and how many it has."""
         b.add(f"const i64 tile = own * {TILES} + threadIdx.x, begin = tile * {HUFFMAN_TILE};")
         b.add(f"const i64 m = op_min({b.given('n')} - begin, (i64){HUFFMAN_TILE});")
 
