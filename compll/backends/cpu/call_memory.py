@@ -31,7 +31,8 @@ def room(kernel: Kernel, n: int) -> int:
     Raises UsageError if a matrix is too large, or does not hold the elements.
     """
     check_rooms(kernel.rooms, n)
-    most = [4 * (n + kernel.tile + SLACK)]
+    item = 1 if all(f.packed for f in kernel.scratch) else 4  # bytes of an element, at most
+    most = [item * (n + kernel.tile + SLACK)]
     most += [4 * (elements(f.dims, n) + kernel.tile + SLACK) for f in kernel.own if f.dims]
     most += [size for s in kernel.steps if isinstance(s, Call) for size in wanted(s, n)]
     return max(most) + 63 & -64

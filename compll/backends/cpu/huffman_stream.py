@@ -13,7 +13,6 @@ from compll.backends.cpu.builder import (
     I1,
     I8,
     I16,
-    I32,
     I64,
     PTR,
     Builder,
@@ -78,11 +77,11 @@ def _store(b: Builder, helpers: Any, data: Any, count: Any, bits: Any, out: Any)
         low, high = (b.add(b.get(found, I64, j), c(1)) for j in (i, b.add(i, c(1))))
         byte = b.trunc(b.or_(low, b.shl(high, c(4))), I8)
         b.store(byte, at(b, out, b.lshr(i, c(1))))
-    with loop(b, numbers) as i:  # a code, and its length from bit 16 on
+    with loop(b, numbers) as i:  # a code's length, and the code from bit 8 on
         length = b.get(found, I64, i)
         length = b.select(b.icmp_signed("<", length, c(0)), c(0), length)
         code = b.lshr(b.get(codes, I64, i), b.sub(c(LONGEST), length))
-        b.put(b.or_(code, b.shl(length, c(16))), codes, i)
+        b.put(b.or_(length, b.shl(code, c(8))), codes, i)
     tile = helpers.get("store_huffman_tile", I64, [PTR, I64, PTR, PTR], _store_tile)
     tiles, sizes, streams = _places(b, out, count, bits)
     end, room = Variable(b, b.ptrtoint(streams, I64)), b.room(I8, ROOM)
@@ -119,13 +118,12 @@ def _store_tile(b: Builder, data: Any, count: Any, codes: Any, out: Any) -> Any:
     for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
         with loop(b, stop, step, start) as i:
             code: Any = c(0)
-            length: Any = c(0)
+            entries: Any = c(0)
             for k in range(step):
                 entry = b.get(codes, I64, b.zext(b.get(data, I8, b.add(i, c(k))), I64))
-                more = b.lshr(entry, c(16))
-                code = b.or_(b.shl(code, more), b.and_(entry, c(0xFFFF)))
-                length = b.add(length, more)
-            filled = b.add(fill.get(), length)
+                code = b.or_(b.shl(code, b.and_(entry, c(63))), b.lshr(entry, c(8)))
+                entries = b.add(entries, entry)
+            filled = b.add(fill.get(), b.and_(entries, c(255)))
             moved = b.shl(b.shl(code, c(1)), b.sub(c(63), filled))
             full = b.or_(word.get(), moved)
             b.store(b.bswap(full), at(b, out, end.get()), align=1)
@@ -161,7 +159,7 @@ def _load(b: Builder, helpers: Any, data: Any, end: Any, count: Any, bits: Any, 
 
 
 def _fill(b: Builder, data: Any, numbers: Any, table: Any) -> Any:
-    """Fill the table with the number and, from bit 8 on, the length of every window's code; true if
+    """Fill the table with the length of every window's code and, from bit 8 on, its number; true if
     codes fill all windows. Vectors may be longer than a code's windows: those of later codes
     follow."""
     found, filled = b.room(I64, NUMBERS), Variable(b, c(0))
@@ -173,7 +171,7 @@ def _fill(b: Builder, data: Any, numbers: Any, table: Any) -> Any:
         b.put(b.sub(half, c(1)), found, i)
     with loop(b, c(LONGEST + 1)) as length, loop(b, numbers) as i:
         with b.if_then(b.icmp_signed("==", b.get(found, I64, i), length)):
-            entry = b.splat(b.trunc(b.or_(i, b.shl(length, c(8))), I16), LANES)
+            entry = b.splat(b.trunc(b.or_(length, b.shl(i, c(8))), I16), LANES)
             start = filled.get()
             filled.set(b.add(start, b.lshr(c(1 << LONGEST), length)))
             fits = b.icmp_signed("<=", filled.get(), c(1 << LONGEST))
@@ -216,17 +214,14 @@ def _word(b: Builder, room: Any, bit: Any) -> Any:
 
 def _load_codes(b: Builder, table: Any, room: Any, bit: Variable, count: int, out: Any) -> None:
     """Load `count` numbers from a bit on."""
-    kind = I32 if count == AT_ONCE else I8
-    start, found = bit.get(), number(kind, 0)
-    word, read = _word(b, room, start), c(0)
+    start, entries = bit.get(), c(0)
+    word = _word(b, room, start)
     for k in range(count):
         entry = b.zext(b.get(table, I16, b.lshr(word, c(64 - LONGEST))), I64)
-        length = b.lshr(entry, c(8))
-        byte = b.trunc(b.and_(entry, c(255)), kind)
-        found = b.or_(found, b.shl(byte, number(kind, 8 * k)))
-        word, read = b.shl(word, length), b.add(read, length)
-    b.store(found, out, align=1)
-    bit.set(b.add(start, read))
+        b.put(b.trunc(b.lshr(entry, c(8)), I8), out, c(k))
+        word = b.shl(word, b.and_(entry, c(63)))
+        entries = b.add(entries, entry)
+    bit.set(b.add(start, b.and_(entries, c(255))))
 
 
 def _ended(b: Builder, room: Any, bit: Any, size: Any) -> Any:
