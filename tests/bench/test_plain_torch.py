@@ -27,6 +27,7 @@ DRAWN = {
     "int8_group",
     "int3_group",
     "tern_group",
+    "diana",
     "qsgd",
     "qsparse",
     "graddrop",
