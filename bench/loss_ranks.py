@@ -80,6 +80,9 @@ class Compressed(AbstractContextManager["Compressed"]):
         ]
         for future in futures:
             future.wait()
+        for plan, gradient in zip(self.plans, gradients, strict=True):
+            if plan is not None:
+                plan.add_means(gradient, plan.states)
         if not futures:
             raise ValueError("the codec suits no tensor of the model")
         return (self._sent() - before) / len(gradients)

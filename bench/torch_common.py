@@ -37,6 +37,18 @@ def keep(residual: Tensor | None, x: Tensor, decoded: Tensor) -> None:
         torch.sub(x, decoded, out=residual)
 
 
+def following(method: Method, share: float) -> Method:
+    """A method for differences from a reference, which takes up a share of what they decode to."""
+
+    def encode(x: Tensor, reference: Tensor | None) -> Payload:
+        payload = method.encode(x if reference is None else x - reference, None)
+        if reference is not None:
+            reference.add_(method.decode(payload, len(x)), alpha=share)
+        return payload
+
+    return Method(encode, method.decode)
+
+
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Small codes packed into bytes; uint8."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)

@@ -7,7 +7,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from bench.torch_common import Method, Payload, fed, scattered, sent
+from bench.torch_common import Method, Payload, fed, following, scattered, sent
 
 
 def _encode_topk(x: Tensor, residual: Tensor | None) -> Payload:
@@ -157,4 +157,5 @@ SPARSIFIERS = {
     "topk": Method(_encode_topk, scattered),
     "graddrop": Method(_encode_graddrop, scattered),
     "dgc": Method(_encode_dgc, scattered, states=2),
+    "ef21": following(Method(_encode_topk, scattered), 1.0),
 }

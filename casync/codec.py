@@ -131,6 +131,12 @@ class Codec(Protocol):
         ...
 
     @property
+    def difference(self) -> float | None:
+        """Share of a decoded difference that references take up, if payloads are of differences
+        from the state "reference", whose mean over the ranks the state "mean" holds; else None."""
+        ...
+
+    @property
     def fuses(self) -> bool:
         """True if encode_batch decodes and adds `incoming` payloads in the same kernel."""
         ...
@@ -241,6 +247,7 @@ class CodecDefaults:
     align: int = 1
     additive: str | None = None
     vote: bool = False
+    difference: float | None = None
     fuses: bool = False
     stateful: bool = False
     rounds: Sequence[Round] = ()

@@ -72,6 +72,11 @@ def load(name: str) -> Strategy:
 def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
     """The reason why the strategy cannot carry the codec, or None. down: the owners' codec."""
     strategy = load(name)
+    if codec.difference is not None and not name.startswith("allgather"):
+        return (
+            f"codec {codec.name!r} sends differences from references, so every rank must decode "
+            f"every payload, which strategy {name!r} does not do; use {instead(codec)}"
+        )
     if down is not None and not strategy.TWO_WAY:
         two_way = " or ".join(repr(s) for s in list_strategies() if load(s).TWO_WAY)
         return (

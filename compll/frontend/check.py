@@ -65,7 +65,7 @@ class _Checker(Expressions):
         self.group = self.group_size()
         self.declared = Declarations(self, self.group)
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
-        feeds, self.decay = self.feedback != "none", self.residual_decay()
+        feeds, self.decay = self.feedback in ("error", "own"), self.factor()
         self.kept_as = derived.kept_as(spec, self.given, feeds=feeds, problems=self.problems)
         self.rules = Rules(self.pool, self.group > 0, encoding=True, selections=self.selections)
         states = self.declared.states()
@@ -112,10 +112,12 @@ class _Checker(Expressions):
         )
         decoded = None if arrays else feedback.decoded(self.pool, decode, fields)
         feed = self.feedback != "none"
-        if feed and decoded is None and not arrays:
+        differences = self.feedback == "difference"
+        if feed and decoded is None and (differences or not arrays):
+            kind = "feedback of differences" if differences else "error feedback"
             self.problems.add(
                 spec.feedback.span,
-                "this spec cannot have error feedback: its decode is no "
+                f"this spec cannot have {kind}: its decode is no "
                 "function of single elements and selections",
                 "remove `feedback:`",
             )
@@ -123,7 +125,7 @@ class _Checker(Expressions):
         rounds = check_arrays.rounds(spec, fields, self.selections, carried, self.problems)
         self.problems.raise_if_any()
         if feed:
-            states = (*states, derived.residual(self.kept_as))
+            states = (*states, *derived.states(self.kept_as, differences=differences))
         return Module(
             name=spec.name,
             group=self.group,
@@ -134,6 +136,7 @@ class _Checker(Expressions):
             updates=updates,
             feedback=feed,
             own=self.feedback == "own",
+            differences=differences,
             decay=self.decay,
             status=not carried,
             bindings=bindings,
@@ -194,13 +197,15 @@ class _Checker(Expressions):
         """A selection of which the parameters are in the bound."""
         return replace(s, limit=self.settled(s.limit))
 
-    def residual_decay(self) -> float:
-        """Factor by which the residual is multiplied in each step."""
-        tree = self.spec.feedback.decay
+    def factor(self) -> float:
+        """The residual's decay, or the share of a difference that the reference takes up."""
+        tree, key = self.spec.feedback.factor, "decay"
+        if self.feedback == "difference":
+            key = "difference"
         value = 1.0 if tree is None else self.constant(tree)
         if tree is not None and value is not None and not 0 <= float(value) <= 1:
-            hint = "like `feedback: {decay: 0.95}`"
-            self.problems.add(tree.span, f"a decay is a factor from 0 to 1, not {value}", hint)
+            hint = f"like `feedback: {{{key}: 0.95}}`"
+            self.problems.add(tree.span, f"a {key} is a factor from 0 to 1, not {value}", hint)
         return 1.0 if value is None else float(value)
 
     def group_size(self) -> int:

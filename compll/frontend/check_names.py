@@ -8,6 +8,7 @@ from compll.errors import LISTED, Problems, Span, closest, few_nearest, nearest
 from compll.frontend.operators import CALLABLE, CONSTANTS, MEANT, OPERATORS, RESERVED, SYNONYMS
 from compll.frontend.spec import Binding, Spec
 from compll.frontend.syntax import SYMBOLS, Name, called, names
+from compll.ir.module import MEAN, REFERENCE, RESIDUAL
 
 Advice = tuple[str, str]
 #: arguments of compll.compile besides a spec's parameters
@@ -42,8 +43,8 @@ def unknown(
     return f"unknown name {name!r}", nearest(name, env)
 
 
-#: methods that need states at receivers, and the document on them
-STATES = "EF21 and DIANA: docs/design.md"
+#: methods that need states at receivers, and how a spec has them
+STATES = "for EF21 and DIANA, see `feedback: difference`"
 
 
 def beyond_decode(name: str, spec: Spec, selections: Container[str], static: Container[str]) -> str:
@@ -118,9 +119,11 @@ def unique(spec: Spec, problems: Problems) -> None:
             message = f"{p.name!r} cannot be given: `compll.compile` has an argument of this name"
             problems.add(p.span, message, "choose another name")
     chosen = {spec.feedback.value, spec.feedback.other}
-    if chosen & {"error", "own"} and "residual" in {s.name for s in spec.state}:
-        problems.add(
-            spec.feedback.span,
-            "`feedback: error` makes the state 'residual' itself",
-            "remove it from `state:`",
-        )
+    kinds = {"error": (RESIDUAL,), "own": (RESIDUAL,), "difference": (REFERENCE, MEAN)}
+    for kind in sorted(chosen & kinds.keys()):
+        for name in {s.name for s in spec.state}.intersection(kinds[kind]):
+            problems.add(
+                spec.feedback.span,
+                f"`feedback: {kind}` makes the state {name!r} itself",
+                "remove it from `state:`",
+            )

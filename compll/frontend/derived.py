@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from compll.errors import Problems, Span
 from compll.frontend.spec import Param, Spec
-from compll.ir.module import Field
+from compll.ir.module import MEAN, REFERENCE, Field
 
 #: for specs with derived error feedback
 RESIDUAL = Param(
@@ -41,6 +41,8 @@ def kept_as(
     return {RESIDUAL.name: str(value)}
 
 
-def residual(kept: Mapping[str, str]) -> Field:
-    """The state of error feedback."""
-    return Field("residual", kept.get(RESIDUAL.name, str(RESIDUAL.default)), 32, "n")
+def states(kept: Mapping[str, str], *, differences: bool) -> tuple[Field, ...]:
+    """The states of feedback."""
+    if differences:
+        return tuple(Field(name, "float32", 32, "n") for name in (REFERENCE, MEAN))
+    return (Field(RESIDUAL.name, kept.get(RESIDUAL.name, str(RESIDUAL.default)), 32, "n"),)

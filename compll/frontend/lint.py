@@ -78,7 +78,7 @@ def _conditions(spec: Spec) -> Iterable[Syntax]:
         spec.group,
         spec.when,
         spec.feedback.condition,
-        spec.feedback.decay,
+        spec.feedback.factor,
         spec.unbiased.condition,
     )
     return (tree for tree in (*declared, *chosen) if tree is not None)

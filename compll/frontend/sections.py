@@ -29,7 +29,7 @@ _ROWS = (
     SectionRow("payload", "declarations", "`name: type`: the names that travel, and their types; required", required=True),
     SectionRow("decode", "expression or bindings", "an expression, or `name: expression` with the result last; sees payload fields, parameters, and what encode computes from parameters and `n` alone; required", required=True),
     SectionRow("update", "bindings", "`state: expression`: the states' new values"),
-    SectionRow("feedback", "feedback", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`; `own`: the same in a spec with rounds, where `error` means what all ranks' payloads decode to; `own if residual else none`: parameters choose; `{decay: 0.95}`, `{decay: 0.95, of: own}`: the residual is multiplied by that before it is added", choices=("none", "error", "own")),
+    SectionRow("feedback", "feedback", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`; `own`: the same in a spec with rounds, where `error` means what all ranks' payloads decode to; `own if residual else none`: parameters choose; `{decay: 0.95}`, `{decay: 0.95, of: own}`: the residual is multiplied by that before it is added; `difference`: encode sees the gradient's difference from a reference that takes up what it decodes to, and receivers add the mean of all references (EF21); `{difference: 0.5}`: the reference takes up that share (DIANA)", choices=("none", "error", "own", "difference")),
     SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: an aggregator adds up decoded values and encodes the sum again, without states or averaging", choices=("decode", "sum", "vote")),
     SectionRow("rounds", "bindings", "`field: mean` (or `max`), for every payload field: the ranks combine the fields in this order, one after the other; see Aggregating in rounds"),
     SectionRow("when", "expression", "a condition of `n` and parameters: a tensor for which it does not hold is not worth compressing"),
@@ -52,6 +52,7 @@ EXAMPLES = {
 FEEDBACK_KEYS = {
     "decay": "a number from 0 to 1, which may follow from parameters: what the residual is multiplied by before it is added",
     "of": "`error` (the default) or `own`, as in `feedback: own`",
+    "difference": "a number from 0 to 1, which may follow from parameters: the share of the decoded difference that the reference takes up",
 }
 SECTIONS: dict[str, SectionRow] = {row.name: row for row in _ROWS}
 REQUIRED = tuple(row.name for row in _ROWS if row.required)

@@ -93,14 +93,15 @@ class Chosen:
     """A section's choice: `value`, or with a condition of parameters `value` if it holds, else
     `other`.
 
-    decay: for feedback, the factor of the residual; None for 1.
+    factor: for feedback, the residual's decay, or the share of a difference that the reference
+    takes up; None for 1.
     """
 
     value: str
     span: Span
     condition: Syntax | None = None
     other: str = ""
-    decay: Syntax | None = None
+    factor: Syntax | None = None
 
 
 @dataclass(frozen=True)

@@ -141,19 +141,25 @@ class _Reader:
         return Chosen(self.one_of(name, parts[1]), span, condition, self.one_of(name, parts[3]))
 
     def feedback(self) -> Chosen:
-        """A choice, or a mapping with the residual's decay."""
+        """A choice, or a mapping with a factor."""
         entry = self.root.get("feedback")
         if entry is None or not isinstance(entry.value, Section):
             return self.chosen("feedback")
         section = mended(entry.value, FEEDBACK_KEYS, "{!r} in `feedback`", self.problems)
-        decay, of = section.get("decay"), section.get("of")
-        if decay is None:
-            hint = "like `feedback: {decay: 0.95}`"
+        decay, of, share = (section.get(key) for key in ("decay", "of", "difference"))
+        if decay is None and share is None:
+            hint = "like `feedback: {decay: 0.95}` or `feedback: {difference: 0.5}`"
             self.problems.add(entry.value.span, "this feedback has no 'decay'", hint)
+        if share is not None:
+            for other in (each for each in (decay, of) if each is not None):
+                message = f"{other.key.value!r} does not go with 'difference'"
+                self.problems.add(other.key.span, message, "leave one of them out")
+            kind = Chosen("difference", entry.key.span)
+            return replace(kind, factor=self.expression(share))
         kind = Chosen("error", entry.key.span)
         if of is not None and isinstance(of.value, Text):
             kind = self.either("feedback", of.value, entry.key.span)
-        return replace(kind, decay=self.expression(decay))
+        return replace(kind, factor=self.expression(decay))
 
     def each(self, name: str, make: Callable[[Entry], Any]) -> tuple[Any, ...]:
         entry = self.root.get(name)

@@ -9,6 +9,9 @@ from compll.errors import Span
 from compll.ir.expr import Expr, Pool
 from compll.ir.storage import STORAGES, Codes, Huffman, Storage, Trits
 
+#: states of feedback: of errors, and of differences; MEAN is that of all ranks' references, which
+#: whoever averages payloads updates
+RESIDUAL, REFERENCE, MEAN = "residual", "reference", "mean"
 #: storages of positions, of varying length
 POSITIONS = tuple(name for name, one in STORAGES.items() if one.positions)
 PACKED = ("uint", *(name for name, one in STORAGES.items() if one.packed))
@@ -128,7 +131,10 @@ class Module:
     merge: str = "decode"
     #: true: the residual subtracts what this rank's own payload decodes to, not what all ranks' do
     own: bool = False
-    #: factor by which the residual is multiplied before it is added
+    #: true: payloads are of differences from a reference, whose mean receivers hold
+    differences: bool = False
+    #: factor by which the residual is multiplied before it is added, or the decoded difference
+    #: before the reference takes it up
     decay: float = 1.0
     #: payload fields that all ranks combine, in order, each with "sum" or "max"
     rounds: tuple[tuple[str, str], ...] = ()
@@ -143,6 +149,18 @@ class Module:
     #: the spec's file, and the places of its names, as "section.name"
     path: str = ""
     spans: Mapping[str, Span] = field(default_factory=dict)
+
+    @property
+    def fed_state(self) -> str:
+        """The state of feedback."""
+        return REFERENCE if self.differences else RESIDUAL
+
+    @property
+    def derived_states(self) -> tuple[str, ...]:
+        """States that the spec does not declare."""
+        if not self.feedback:
+            return ()
+        return (REFERENCE, MEAN) if self.differences else (RESIDUAL,)
 
     def among(self, selection: str) -> str:
         """The selection among whose elements one chooses; "": among all, or no selection."""

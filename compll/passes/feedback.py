@@ -1,4 +1,6 @@
-"""Stage 4: error feedback, derived: residual = input - decode(encode(input)).
+"""Stage 4: feedback, derived. Of errors: the input is gradient + residual, and the new residual
+input - decode(encode(input)). Of differences: the input is gradient - reference, and the new
+reference reference + decode(encode(input)).
 
 `decoded` replaces each payload field in decode by the expression that encode stores in it. So the
 decoded value becomes an expression of the input, and the pass that writes the payload computes it
@@ -8,7 +10,7 @@ too. Non-goal: decodes that mix elements (None is returned, and feedback refused
 from __future__ import annotations
 
 from compll.ir.expr import Expr, Pool, Type, rebuild
-from compll.ir.module import POSITIONS, WHOLE, Field
+from compll.ir.module import POSITIONS, WHOLE, Field, Module
 
 
 class _Mixed(Exception):
@@ -90,18 +92,37 @@ def _spread(pool: Pool, value: Expr) -> Expr:
     return rebuild(pool, value, change)
 
 
-def residual(pool: Pool, decay: float) -> Expr:
-    """The state that is added to the gradient, multiplied by its decay."""
-    held = pool.make("state", (), Type("float", "n"), "residual")
-    if decay == 1:
-        return held
-    factor = pool.make("lift", (pool.const(decay),), Type("float", "n"))
-    return pool.make("mul", (held, factor), held.type)
+def source(module: Module, g: Expr) -> Expr:
+    """The input of encode: gradient plus residual, or gradient minus reference."""
+    pool, held = module.pool, _held(module)
+    if module.differences:
+        return pool.make("sub", (g, held), g.type)
+    return pool.make("add", (g, _times(pool, held, module.decay)), g.type)
 
 
-def residual_update(pool: Pool, x: Expr, value: Expr) -> Expr:
-    """x - decoded, written so that unselected elements keep x without arithmetic."""
+def update(module: Module, x: Expr, value: Expr) -> Expr:
+    """The new residual or reference, for an input x that decodes to `value`. It is written so that
+    unselected elements need no arithmetic."""
+    pool, kept, op = module.pool, x, "sub"
+    if module.differences:
+        kept, op = _held(module), "add"
     if value.op == "where" and value.args[0].op == "in":
-        rest = pool.make("sub", (x, value.args[1]), x.type)
-        return pool.make("where", (value.args[0], rest, x), x.type)
-    return pool.make("sub", (x, value), x.type)
+        inside = pool.make(op, (kept, _part(module, value.args[1])), x.type)
+        return pool.make("where", (value.args[0], inside, kept), x.type)
+    return pool.make(op, (kept, _part(module, value)), x.type)
+
+
+def _held(module: Module) -> Expr:
+    return module.pool.make("state", (), Type("float", "n"), module.fed_state)
+
+
+def _part(module: Module, value: Expr) -> Expr:
+    """The share of the decoded value that a reference takes up; all of it for a residual."""
+    return _times(module.pool, value, module.decay) if module.differences else value
+
+
+def _times(pool: Pool, value: Expr, number: float) -> Expr:
+    if number == 1:
+        return value
+    factor = pool.make("lift", (pool.const(number),), Type("float", "n"))
+    return pool.make("mul", (value, factor), value.type)

@@ -24,7 +24,7 @@ AFTER = (
 
 
 def schedule(module: Module, *, feed: bool) -> Program:
-    """The passes of encode; `feed` adds the residual to the gradient and updates the states.
+    """The passes of encode; `feed` encodes the input of feedback, and updates the states.
 
     The first pass may already store states, and later passes read them instead of computing them
     again (see [Note: early states]). The order that moves fewer bytes is taken.
@@ -78,13 +78,12 @@ class _Scheduler(Phases):
         leaf = self.pool.make("input", (), Type("float", "n"), "g")
         self.gradient = leaf
         if feed and module.feedback:
-            residual = feedback.residual(self.pool, module.decay)
-            self.gradient = self.pool.make("add", (leaf, residual), leaf.type)
+            self.gradient = feedback.source(module, leaf)
         self.stored: dict[int, Expr] = {}
         self.selections = {s.name: self.fed_selection(s) for s in module.selections}
 
     def fed(self, expr: Expr) -> Expr:
-        """expr with the gradient replaced by gradient + residual, and early states read back."""
+        """expr with the gradient replaced by the input of feedback, and early states read back."""
         if self.gradient.op != "input":
             expr = rebuild(self.pool, expr, lambda e: self.gradient if e.op == "input" else None)
         return rebuild(self.pool, expr, lambda e: self.stored.get(id(e))) if self.stored else expr
@@ -111,6 +110,8 @@ class _Scheduler(Phases):
         if not all(s.expr.op == "where" and s.expr.args[0].op == "in" for s in states):
             return []
         stores = [Sink("state", s.name, s.expr.args[2]) for s in states]
+        if any(s.expr.op == "state" for s in stores):
+            return []  # most elements keep their value
         if any(self.phase(s.expr) for s in stores):
             return []
         for s in stores:
@@ -157,11 +158,9 @@ class _Scheduler(Phases):
         found = [Sink("state", name, self.fed(e)) for name, e in self.module.updates.items()]
         if self.module.feedback:
             assert self.module.decoded is not None
-            value = feedback.residual_update(
-                self.pool, self.gradient, self.fed(self.module.decoded)
-            )
+            value = feedback.update(self.module, self.gradient, self.fed(self.module.decoded))
             value = self.fed(value) if self.stored else value
-            found.append(Sink("state", "residual", value))
+            found.append(Sink("state", self.module.fed_state, value))
         return found
 
     def back(self) -> Sink | None:

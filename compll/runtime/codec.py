@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from compll.errors import UsageError
 from compll.frontend.shapes import Shape
 from compll.ir.capacity import cuts
-from compll.ir.module import Module
+from compll.ir.module import RESIDUAL, Module
 from compll.ir.rounds import Before, Round, draws, refused
 from compll.ir.static import Number, evaluate
 from compll.numerics.held import hold, is_held
@@ -54,8 +54,10 @@ class Codec:
         #: decoded values add up and are encoded once more, without states: signs that vote
         self.vote = module.merge == "vote"
         self.stateful = bool(module.states)
+        #: with feedback of differences the share that references take up of one; else None
+        self.difference = module.decay if module.differences else None
         #: a declared state (momentum, say) belongs to a worker's own gradient: no second encode
-        self.reencodes = all(s.name == "residual" for s in module.states)
+        self.reencodes = all(s.name == RESIDUAL for s in module.states)
         #: payload fields that all ranks combine one after the other; () if payloads travel whole
         self.rounds: tuple[Round, ...] = self._given.all_rounds
         if self.rounds:

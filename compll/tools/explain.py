@@ -9,7 +9,7 @@ from compll.frontend.syntax import Call, Name, Number, Syntax, Word
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.layout import limits, tile_of
 from compll.ir.matrices import mixes
-from compll.ir.module import Module
+from compll.ir.module import REFERENCE, Module
 from compll.ir.places import places
 from compll.ir.printer import Printer
 from compll.ir.program import LIBRARY, Pass, Program
@@ -110,13 +110,15 @@ def _feedback(module: Module) -> Iterator[str]:
     yield f"decode(encode(g)) = {text(module.decoded)}"
     if module.feedback:
         g = module.pool.make("input", (), Type("float", "n"), _fed(module))
-        yield f"residual = {text(feedback.residual_update(module.pool, g, module.decoded))}"
+        yield f"{module.fed_state} = {text(feedback.update(module, g, module.decoded))}"
     for name, expr in module.updates.items():
         yield f"{name} = {text(expr)}"
 
 
 def _fed(module: Module) -> str:
     """The input of feedback."""
+    if module.differences:
+        return f"g - {REFERENCE}"
     return "g + residual" if module.decay == 1 else f"g + {module.decay:g} * residual"
 
 

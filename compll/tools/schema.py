@@ -96,12 +96,13 @@ def chosen(choices: tuple[str, ...]) -> Schema:
 
 
 def feedback(choices: tuple[str, ...]) -> Schema:
-    """A choice, or a mapping with the residual's decay."""
+    """A choice, or a mapping with a factor."""
     plain = chosen(choices)
-    forms = {"decay": ref("expression"), "of": {"anyOf": plain["anyOf"]}}
+    number = ref("expression")
+    forms = {"decay": number, "of": {"anyOf": plain["anyOf"]}, "difference": number}
     full = {
         "type": "object",
-        "required": ["decay"],
+        "oneOf": [{"required": ["decay"]}, {"required": ["difference"]}],
         "properties": {k: described(forms[k], about) for k, about in FEEDBACK_KEYS.items()},
         "additionalProperties": False,
     }

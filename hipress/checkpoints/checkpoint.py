@@ -6,6 +6,7 @@ torch.load(weights_only=True). A residual is saved in its own type, and may be l
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from hipress.checkpoints.checkpoint_compat import (
 from hipress.checkpoints.checkpoint_format import FORMAT, check_format
 from hipress.errors import StateError
 from hipress.model import Param
+from hipress.plan.codecs import MEAN
 from hipress.sync.state import WORKER, Floats, Residuals, in_layout, in_shape
 
 log = logging.getLogger("hipress")
@@ -73,6 +75,18 @@ def plan_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     check_format(saved)
     plan: Mapping[str, Any] = saved.get("plan", {})
     return plan
+
+
+def means_of(saved: Mapping[str, Any], params: list[Param]) -> dict[str, str]:
+    """A digest of the means of references that `restore` will load, which all ranks must share: see
+    [Note: differences]. {} without any."""
+    digest, some = hashlib.sha256(), False
+    for param in params:
+        mean = saved["state"].get(param.name, {}).get(WORKER, {}).get(MEAN)
+        if mean is not None:
+            digest.update(param.name.encode() + mean.contiguous().cpu().numpy().tobytes())
+            some = True
+    return {"the means of references to load": digest.hexdigest()[:16]} if some else {}
 
 
 def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch.Tensor]]:

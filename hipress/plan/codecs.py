@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 RESIDUAL = "residual"  # state of derived error feedback; other states have other names
+REFERENCE, MEAN = "reference", "mean"  # states of derived feedback of differences
 
 
 def flat_names(codec: Codec) -> set[str]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from casync import strategies
 from casync.graph.shares import LEAST_BYTES
 from casync.rounds import refuse_workers
@@ -206,8 +208,10 @@ def check_patterns(params: Sequence[Param], options: Options) -> None:
             raise ConfigError(f"exclude pattern {pattern!r} matches no parameter of {known}{more}")
 
 
-def too_small(param: Param, codec: Codec, options: Options) -> str | None:
-    """The reason why this codec would not help a tensor of this size, or None."""
+def unsuited(param: Param, codec: Codec, options: Options) -> str | None:
+    """The reason why this codec would not help a tensor of this size or type, or None."""
+    if codec.difference is not None and param.dtype != torch.float32:
+        return f"references of {codec.name} follow float32 gradients only"
     if param.numel < minimum(codec, options):
         return f"fewer than {minimum(codec, options)} elements"
     if not codec.suits(param.numel):
@@ -264,7 +268,7 @@ def fixed(
     total: int = 0,
 ) -> Decision:
     """The decision for this codec, if it suits the parameter. key: of the codec in the plan."""
-    refusal = excluded(param, options) or too_small(param, codec, options)
+    refusal = excluded(param, options) or unsuited(param, codec, options)
     refusal = refusal or too_large(param, codec, options, total)
     if refusal is not None:
         return raw(param, refusal)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hipress.model import Param
 from hipress.options import Options
 from hipress.plan import candidates
-from hipress.plan.plan import HOSTED, own_codec, too_large, too_small
+from hipress.plan.plan import HOSTED, own_codec, too_large, unsuited
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -62,7 +62,7 @@ class Registry(Mapping[str, "Codec"]):
     def refuses(self, key: str, param: Param) -> str | None:
         """The reason why a candidate does not suit this parameter, or None."""
         codec = self.variant(key, param)[1]
-        wrong = candidates.refuses(codec, param) or too_small(param, codec, self._options)
+        wrong = candidates.refuses(codec, param) or unsuited(param, codec, self._options)
         return wrong or too_large(param, codec, self._options)
 
     def compile(self, params: Sequence[Param]) -> dict[str, Codec]:

@@ -18,7 +18,7 @@ from hipress.model import Param
 from hipress.plan import evidence
 from hipress.plan.codecs import compile_codec, for_shape, ways_for
 from hipress.plan.objective import Way
-from hipress.plan.plan import excluded, too_small
+from hipress.plan.plan import excluded, unsuited
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -56,7 +56,7 @@ class Method:
         """True if the method compresses this parameter."""
         if self.codec is None or excluded(param, _OPTIONS) is not None:
             return False
-        return too_small(param, self.own(param.shape), _OPTIONS) is None
+        return unsuited(param, self.own(param.shape), _OPTIONS) is None
 
     def own(self, shape: Sequence[int]) -> Codec:
         """The codec for a parameter of this shape."""

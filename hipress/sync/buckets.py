@@ -23,7 +23,8 @@ from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.codecs import RESIDUAL
 from hipress.plan.plan import NATIVE, Plan, partitions
-from hipress.sync.state import Arena, ArenaSlice, Residuals, States
+from hipress.sync.differences import Differences, differences_of
+from hipress.sync.state import WORKER, Arena, ArenaSlice, Residuals, States
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -49,6 +50,14 @@ class BucketPlan:
     units: tuple[Unit, ...]  # () if all is summed natively, in its own type
     compressed: int  # compressed elements
     arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
+    differences: tuple[Differences, ...] = ()
+
+    def add_means(self, bucket: torch.Tensor, states: States) -> torch.Tensor:
+        """Add the means of references to averaged differences, in place; returns the bucket.
+        states: those of the run."""
+        for run in self.differences:
+            run.add_mean(bucket, states[run.codec, WORKER])
+        return bucket
 
     def unsent(self, memory: Memory) -> torch.Tensor:
         """The residuals as a gradient of this rank that adds as much to the average: flat float32,
@@ -182,7 +191,9 @@ class BucketPlans:
             return None
         units = self._units(indices)
         compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)
-        return BucketPlan(self._compile(units), self._states, units, compressed)
+        program = self._compile(units)
+        found = differences_of(program, self.plan.codecs)
+        return BucketPlan(program, self._states, units, compressed, differences=found)
 
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
         """Units in bucket order; with scope "bucket" neighbours of one codec are joined.

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.memory import Memory
 from casync.runtime.executor import Executor
 from casync.runtime.jobs import FLOATS
 from hipress import compat
@@ -16,7 +17,7 @@ from hipress.devices import Placement
 from hipress.sync.buckets import BucketPlan
 from hipress.sync.executor_set import Route, Routes
 from hipress.sync.failures import Failures
-from hipress.sync.futures import average
+from hipress.sync.futures import average, map_future
 from hipress.sync.host_staging import HostCopies
 from hipress.sync.switch import PlanSwitch
 from hipress.sync.traffic import Traffic
@@ -61,15 +62,19 @@ class Submits:
     """Submits buckets to an executor."""
 
     executor: Executor
+    memory: Memory  # of buckets
     traffic: Traffic
     jobs: dict[int, Future[torch.Tensor]]  # the executor's averages of the current step, by bucket
 
     def submit(self, plan: BucketPlan, bucket: Bucket) -> Future[torch.Tensor]:
         """Average a bucket in place by the program of `plan`."""
         self.traffic.count(plan, bucket.values)
-        made = self.executor.submit(plan.program, bucket.values, plan.states, bucket.step)
+        states = plan.states
+        made = self.executor.submit(plan.program, bucket.values, states, bucket.step)
         self.jobs[bucket.number] = made
-        return made
+        if not plan.differences:
+            return made
+        return map_future(made, lambda done: plan.add_means(done, states), self.memory.future())
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ class Reducers:
         return self._by_plan(submits, native)
 
     def _submits(self, route: Route) -> Submits:
-        return Submits(route.executor, self.host.traffic, self.jobs)
+        return Submits(route.executor, route.memory, self.host.traffic, self.jobs)
 
     def _by_plan(self, submits: Submits, native: Reducer) -> Reducer:
         return self._guarded(ByPlan(self.switch, submits, native))

@@ -219,6 +219,8 @@ def deferrable_states(codec: Codec, memory: Memory | None = None) -> tuple[str, 
 
     memory: the memory that the codec works in; by default the host's.
     """
+    if codec.difference is not None:
+        return ()  # references follow a gradient of zeros, with or without its average
     names = flat_names(codec)
     rounds = bool(codec.rounds)  # some of their states are shared by ranks
     if names <= {RESIDUAL} or rounds or not _silent(codec, memory or HostMemory()):

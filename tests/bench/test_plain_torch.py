@@ -28,6 +28,7 @@ DRAWN = {
     "int3_entropy",
     "int3_group",
     "tern_group",
+    "diana",
     "qsgd",
     "qsparse",
     "graddrop",

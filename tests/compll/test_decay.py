@@ -84,7 +84,10 @@ def test_cuda(name, tmp_path, rng):
         ("{of: error}", "this feedback has no 'decay'"),
         ("{decay: 0.5, off: own}", "'off' in `feedback`"),
         ("{decay: n}", "must follow from the parameters alone"),
-        ("{decay: 0.5, of: owned}", "'feedback' is one of none, error, own, not 'owned'"),
+        (
+            "{decay: 0.5, of: owned}",
+            "is one of none, error, own, difference, not 'owned'",
+        ),
     ],
 )
 def test_mistakes_are_told(given, message, tmp_path):

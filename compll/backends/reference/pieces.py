@@ -15,7 +15,7 @@ from compll.ir.expr import Expr, Type
 from compll.ir.layout import header, layout
 from compll.ir.module import Module
 from compll.ir.static import Number
-from compll.numerics import halves, matrices
+from compll.numerics import halves
 from compll.numerics.types import F32, U8
 from compll.passes import feedback
 from compll.runtime.batches import Encoding
@@ -56,17 +56,18 @@ def _encode(
     run.inputs = {name: halves.read(held) for name, held in (states or {}).items()}
     feed = module.feedback and states is not None
     if feed:
-        g = matrices.fed(x, scale, run.inputs["residual"], module.decay)
+        g = _fed(module, g, run.inputs[module.fed_state])
     run.inputs["g"] = g
+    derived = module.derived_states
     for state in module.states:
-        if state.name != "residual":
+        if state.name not in derived:
             value = run.inputs[state.name]
             run.inputs[state.name] = value if state.shape == "n" else np.float64(value[0])
     exprs = dict(module.updates)
     if feed:
         source = module.pool.make("input", (), Type("float", "n"), "g")
         assert module.decoded is not None
-        exprs["residual"] = feedback.residual_update(module.pool, source, module.decoded)
+        exprs[module.fed_state] = feedback.update(module, source, module.decoded)
     kept = _early(run, exprs, early) if states is not None else {}
     payload = written(run, lambda: g)
     updates = {name: run.value(e) for name, e in exprs.items()}
@@ -77,6 +78,11 @@ def _encode(
         place = {"step": run.step, "tensor": run.tensor, "offset": run.offset}
         x[:] = decode(payload, Run(module, run.env, len(x), **place))
     return payload
+
+
+def _fed(module: Module, g: F32, held: F32) -> F32:
+    """The input of feedback: see passes/feedback.py."""
+    return g - held if module.differences else g + held * np.float32(module.decay)
 
 
 def _fresh(run: Run) -> dict[str, NDArray[Any]]:
