@@ -135,10 +135,10 @@ def test_the_example_is_right(tmp_path):
             "feedback: errr",
             11,
             11,
-            "one of none, error, own, not 'errr'",
+            "one of none, error, own, difference, not 'errr'",
             "'error'",
         ),
-        ("feedback: error", "feedback:", 11, 10, "one of none, error, own, not ''", ""),
+        ("feedback: error", "feedback:", 11, 10, "one of none, error, own, difference, not ''", ""),
         ("feedback: error", "feedback: [error]", 11, 11, "'feedback' is a text", ""),
         ("feedback: error", "update: {scale: 1}", 11, 10, "'scale' is no state", "state:"),
         (
