@@ -140,12 +140,9 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     try:
         if session.world_size > 1:  # equal steps give equal random draws and initial factors
             plan = {"its plan": buckets.plan.label} if engine and engine.tuner and buckets else {}
+            facts = plan | checkpoint.means_of(state, fitting)
             session.coordinator.require_equal(
-                {
-                    "the step of the state to load": state["step"],
-                    **plan,
-                    **checkpoint.means_of(state, fitting),
-                }
+                {"the step of the state to load": state["step"], **facts}
             )
         checkpoint.restore(residuals, state, fitting)
         if session.loaded is not None:

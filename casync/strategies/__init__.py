@@ -72,7 +72,7 @@ def load(name: str) -> Strategy:
 def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
     """The reason why the strategy cannot carry the codec, or None. down: the owners' codec."""
     strategy = load(name)
-    if codec.difference is not None and not name.startswith("allgather"):
+    if codec.difference is not None and strategy is not load("allgather"):
         return (
             f"codec {codec.name!r} sends differences from references, so every rank must decode "
             f"every payload, which strategy {name!r} does not do; use {instead(codec)}"

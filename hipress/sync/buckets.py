@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from hipress.model import Param
 from hipress.options import Options
 from hipress.plan.codecs import RESIDUAL
 from hipress.plan.plan import NATIVE, Plan, partitions
-from hipress.sync.differences import Differences, differences_of
+from hipress.sync.differences import Differences
 from hipress.sync.state import WORKER, Arena, ArenaSlice, Residuals, States
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class BucketPlan:
     def add_means(self, bucket: torch.Tensor, states: States) -> torch.Tensor:
         """Add the means of references to averaged differences, in place; returns the bucket.
         states: those of the run."""
-        for run in self.differences:
-            run.add_mean(bucket, states[run.codec, WORKER])
+        for each in self.differences:
+            each.add_mean(bucket, states[each.codec, WORKER])
         return bucket
 
     def unsent(self, memory: Memory) -> torch.Tensor:
@@ -191,9 +191,17 @@ class BucketPlans:
             return None
         units = self._units(indices)
         compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)
-        program = self._compile(units)
-        found = differences_of(program, self.plan.codecs)
-        return BucketPlan(program, self._states, units, compressed, differences=found)
+        found = tuple(self._differences(units))
+        return BucketPlan(self._compile(units), self._states, units, compressed, differences=found)
+
+    def _differences(self, units: Sequence[Unit]) -> Iterator[Differences]:
+        """Units whose payloads are of differences."""
+        for unit in units:
+            key = unit.choice.codec
+            share = None if key == RAW else self.plan.codecs[key].difference
+            if share is not None:
+                state = self._tensor(units, unit, self.residuals.places).state
+                yield Differences(key, share, unit.start, unit.length, state)
 
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
         """Units in bucket order; with scope "bucket" neighbours of one codec are joined.

@@ -10,25 +10,23 @@ and no rank can tell their mean: then mean and references become zero, on all ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from casync.codec import Codec
-from casync.graph.graph import Program
 from casync.runtime.deferral import as_torch
 from hipress.plan.codecs import MEAN, REFERENCE
 
-__all__ = ["Differences", "differences_of"]
+__all__ = ["Differences"]
 
 State = Mapping[str, Any]  # arrays of a codec's side, by name
 
 
 @dataclass(frozen=True)
 class Differences:
-    """A run of a bucket whose payloads are of differences."""
+    """Elements of a bucket whose payloads are of differences."""
 
     codec: str
     share: float  # of a decoded difference, taken up by references
@@ -51,24 +49,3 @@ class Differences:
         if wrong.is_cuda or wrong:  # the host of a device does not wait
             mean.masked_fill_(wrong, 0)
             reference.masked_fill_(wrong, 0)
-
-
-def differences_of(program: Program, codecs: Mapping[str, Codec]) -> tuple[Differences, ...]:
-    """The runs of a program's bucket whose payloads are of differences."""
-    return tuple(_runs(program, codecs))
-
-
-def _runs(program: Program, codecs: Mapping[str, Codec]) -> Iterable[Differences]:
-    for key, codec in codecs.items():
-        if codec.difference is None:
-            continue
-        rows = [row for part in program.parts if part.codec == key for row in part.rows]
-        stretches: list[tuple[int, int, int]] = []
-        for start, length, _, _, state in sorted(rows):
-            first, so_far, held = stretches[-1] if stretches else (0, 0, 0)
-            if (first + so_far, held + so_far) == (start, state) and so_far:
-                stretches[-1] = first, so_far + length, held
-            else:
-                stretches.append((start, length, state))
-        for start, length, state in stretches:
-            yield Differences(key, codec.difference, start, length, state)

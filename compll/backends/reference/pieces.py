@@ -15,7 +15,7 @@ from compll.ir.expr import Expr, Type
 from compll.ir.layout import header, layout
 from compll.ir.module import Module
 from compll.ir.static import Number
-from compll.numerics import halves
+from compll.numerics import halves, matrices
 from compll.numerics.types import F32, U8
 from compll.passes import feedback
 from compll.runtime.batches import Encoding
@@ -56,7 +56,8 @@ def _encode(
     run.inputs = {name: halves.read(held) for name, held in (states or {}).items()}
     feed = module.feedback and states is not None
     if feed:
-        g = _fed(module, g, run.inputs[module.fed_state])
+        held = run.inputs[module.fed_state]
+        g = g - held if module.differences else matrices.fed(x, scale, held, module.decay)
     run.inputs["g"] = g
     derived = module.derived_states
     for state in module.states:
@@ -78,11 +79,6 @@ def _encode(
         place = {"step": run.step, "tensor": run.tensor, "offset": run.offset}
         x[:] = decode(payload, Run(module, run.env, len(x), **place))
     return payload
-
-
-def _fed(module: Module, g: F32, held: F32) -> F32:
-    """The input of feedback: see passes/feedback.py."""
-    return g - held if module.differences else g + held * np.float32(module.decay)
 
 
 def _fresh(run: Run) -> dict[str, NDArray[Any]]:
