@@ -112,8 +112,11 @@ def _findings(found: Iterable[Row]) -> Iterator[Finding]:
 
 
 def _counts(row: Row) -> bool:
-    """True for evidence: workloads with other ranks or widths only confirm the others'."""
-    return row.workload not in OTHERS or OTHERS[row.workload].kind not in KINDS
+    """True for evidence: of OTHERS, only averages of momentum by optimizers that no other workload
+    has. Workloads with other ranks or widths confirm, and all codecs would need the others."""
+    if row.workload not in OTHERS:
+        return True
+    return OTHERS[row.workload].kind not in KINDS and row.method.startswith(MOMENTUM)
 
 
 def head(steps: int) -> tuple[str, ...]:

@@ -119,6 +119,16 @@ def _gpt(seed: int, width: int = GPT.width) -> nn.Module:
     return GPT2(replace(GPT, width=width))
 
 
+def _gpt_of_matrices(seed: int) -> nn.Module:
+    """A GPT without biases and without weights of norms: torch's Muon takes matrices only."""
+    built = _gpt(seed)
+    for module in built.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.dim() < 2:
+                module.register_parameter(name, None)
+    return built
+
+
 def _conv_net(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return ConvNet()
@@ -217,4 +227,12 @@ OTHERS = {
         training=model.Training(partial(optim.Lion, lr=3e-4, betas=(0.9, 0.99)), 1.0),
     ),
 }
+if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
+    OTHERS["gpt-muon"] = replace(
+        WORKLOADS["gpt"],
+        about="the same of matrices only, Muon lr .002 to 0, clipping 1",
+        kind="muon",
+        build=_gpt_of_matrices,
+        training=model.Training(partial(optim.Muon, lr=2e-3, adjust_lr_fn="match_rms_adamw"), 1.0),
+    )
 ALL = WORKLOADS | OTHERS
