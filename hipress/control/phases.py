@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,7 @@ class Fixed:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-
-    @property
-    def codecs(self) -> Mapping[str, Codec]:
-        """Implements PlanController.codecs."""
-        return self.plan.codecs
+        self.codecs = dict(plan.codecs)
 
     def next(self, step: int) -> Plan:
         """Implements PlanController.next."""
@@ -75,6 +72,8 @@ class Phases:
         """after: used from the step in which the optimizer is frozen."""
         self._optimizer, self._coordinator = optimizer, coordinator
         self._before, self._after = before, after
+        #: a view: a tuner replaces its codecs by compiled ones
+        self.codecs = ChainMap[str, "Codec"]({}, after.codecs, before.codecs)
         self._group: dist.ProcessGroup | None = connect(coordinator, "freeze")  # None after `close`
 
     @property
@@ -90,11 +89,6 @@ class Phases:
             f"{self._optimizer.freeze}), its momentum by {self._after.plan.label} then; now "
             f"{'after' if self._optimizer.averaging else 'before'} the freeze"
         )
-
-    @property
-    def codecs(self) -> Mapping[str, Codec]:
-        """Implements PlanController.codecs."""
-        return {**self._before.codecs, **self._after.codecs}
 
     @property
     def plan(self) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ class PlanController(Protocol):
     """Chooses the plan of each step, the same on all ranks, which make all calls alike."""
 
     @property
-    def codecs(self) -> Mapping[str, Codec]:
-        """Codecs of all possible plans, by key; one may be replaced before a plan uses it."""
+    def codecs(self) -> MutableMapping[str, Codec]:
+        """Codecs of all possible plans, by key; one may be replaced, in this mapping, before a plan
+        uses it."""
         ...
 
     @property

@@ -79,6 +79,13 @@ def test_wrap_and_the_first_steps_do_not_wait_for_a_compiler():
     assert launch(tuner_ranks.compiled_meanwhile, 2) == [(0, 4), (0, 4)]
 
 
+@pytest.mark.parametrize("freezes", [False, True])
+def test_compiled_codecs_are_tried(freezes):
+    for found, tried in launch(tuner_ranks.backends, 2, freezes):
+        assert found == {"cpu"}
+        assert tried > 1
+
+
 def test_a_rank_that_dies_amid_a_trial_is_noticed():
     (kind, message, seconds), _ = launch(tuner_ranks.dies, 2, may_die=[1])
     assert seconds < 30

@@ -16,7 +16,8 @@ import hipress.plan.auto
 import hipress.plan.candidates
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
-from hipress import options
+from compll.runtime.codec import Codec
+from hipress import optim, options
 from hipress.coordination import coordinator as coordinators
 from hipress.model import describe
 from hipress.plan import probe, trial
@@ -181,6 +182,25 @@ def compiled_meanwhile(rank, world_size):
     may_end.set()
     through_trial(ddp, lambda: train(ddp, rank, range(10)))
     return before, len(hipress.report(ddp).tried)
+
+
+def backends(rank, world_size, freezes):
+    """Backends of the codecs that encode in a trial. freezes: before an optimizer's freeze."""
+    quick()
+    found = set()
+    encode = Codec.encode_batch
+
+    def watched(codec, *args, **more):
+        found.add(codec.target)
+        return encode(codec, *args, **more)
+
+    Codec.encode_batch = watched
+    model = make()
+    optimizer = optim.AdamW(model.parameters(), freeze=10**6) if freezes else None
+    codec = "onebit_fine" if freezes else "auto"
+    ddp = hipress.wrap(model, codec, optimizer=optimizer, ddp_kwargs=SMALL_BUCKETS)
+    through_trial(ddp, lambda: train(ddp, rank, range(10)))
+    return found, len(hipress.report(ddp).tried)
 
 
 def dies(rank, world_size):
