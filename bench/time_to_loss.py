@@ -8,6 +8,7 @@ A loss by step does not depend on the link, so a curve of many steps (losses.jso
 times of a few give the time. The curve is the training loss, a mean of WINDOW steps on the batches
 that all methods have in common; its goal is float32's mean of the last WINDOW steps of the same
 seed, plus `--slack`. Methods that average momentum have the step time of WARM_UP until the freeze.
+For trainings of `--steps` steps among the step times, the time that they took is printed, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +25,14 @@ import typer
 from bench import time_chart
 from bench.commands import refusing
 from bench.loss_cells import FP32, MOMENTUM, Cell, read
-from bench.losses import FREEZE
+from bench.losses import FREEZE, smoothed
+from hipress.demo.job import Workload
 from hipress.demo.report import FINAL, markdown_table
 
 WINDOW = 100  # steps
 SLACK = 0.01  # of float32's loss, by default
 WARM_UP = "int4_group"
+SEED = Workload().seed  # of bench.training
 #: by method of the demo, that whose losses are the same
 CURVES = {"ddp-fp32": FP32, "ddp-fp16": "bf16", "powersgd-fp16": "torch-powersgd:rank=4"}
 
@@ -40,6 +43,8 @@ class Times:
 
     place: str
     seconds: dict[str, float]
+    #: losses and seconds of all steps, by method
+    trained: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Times:
@@ -47,17 +52,20 @@ class Times:
         found = json.loads(path.read_text())
         if not isinstance(found, dict) or "results" not in found:
             raise ValueError(f"{path} is no file of bench.training")
-        seconds = {
-            _curve(each["method"]): statistics.median(each["seconds"][each["warmup"] :])
-            for each in found["results"]
-            if each["error"] is None
-        }
-        return cls(found["place"], seconds)
+        seconds, trained = {}, {}
+        for each in found["results"]:
+            if each["error"] is None:
+                method, spent = _curve(each["method"]), each["seconds"][each["warmup"] :]
+                seconds[method] = statistics.median(spent)
+                first = [spent[0]] * (len(each["losses"]) - len(spent))  # steps that are not timed
+                trained[method] = each["losses"], first + spent
+        return cls(found["place"], seconds, trained)
 
     def until(self, method: str, step: int, steps: int) -> float:
         """Seconds of the first `step` steps of a training of `steps`."""
         first = min(step, round(FREEZE * steps)) if method.startswith(MOMENTUM) else 0
-        return first * self.seconds.get(WARM_UP, 0.0) + (step - first) * self.seconds[method]
+        warm_up = first * self.seconds[WARM_UP] if first else 0.0
+        return warm_up + (step - first) * self.seconds[method]
 
 
 def _curve(method: str) -> str:
@@ -110,6 +118,8 @@ def reach(
             seeds.setdefault(cell.method, {})[cell.seed] = cell
     plain = seeds.get(FP32, {})
     for method, seconds in times.seconds.items():
+        if method.startswith(MOMENTUM) and WARM_UP not in times.seconds:
+            continue
         needed = []
         for seed in sorted(seeds.get(method, {}).keys() & plain.keys()):
             goal = statistics.fmean(plain[seed].curve[-WINDOW // FINAL :]) * (1 + slack)
@@ -119,6 +129,20 @@ def reach(
             whole = there if len(there) == len(needed) else []
             minutes = [times.until(method, each, steps) / 60 for each in whole]
             yield Reached(method, seconds, needed, minutes)
+
+
+def in_full(
+    cells: Sequence[Cell], workload: str, steps: int, times: Times, slack: float = SLACK
+) -> Iterator[str]:
+    """Steps and minutes to the loss in trainings of `steps` steps, whose seed is the demo's."""
+    key = workload, FP32, SEED, steps
+    plain = next((c for c in cells if (c.workload, c.method, c.seed, c.steps) == key), None)
+    for method, (losses, seconds) in times.trained.items():
+        if plain is not None and method and len(losses) == steps:
+            goal = statistics.fmean(plain.curve[-WINDOW // FINAL :]) * (1 + slack)
+            at = reached(smoothed(losses), goal)
+            spent = "never" if at is None else f"{at} steps, {sum(seconds[:at]) / 60:.1f} minutes"
+            yield f"{method}, trained in full: {spent}"
 
 
 def main(
@@ -137,6 +161,7 @@ def main(
         head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
         table = markdown_table(head, [each.row for each in found[times.place]])
         print(f"{times.place}\n\n{table}\n")
+        print(*in_full(cells, workload, steps, times, slack), sep="\n")
     if chart is not None:
         time_chart.draw(found, steps, slack, chart)
 

@@ -7,7 +7,7 @@ import pytest
 
 from bench import time_chart
 from bench.loss_cells import Cell
-from bench.time_to_loss import Times, reach, reached
+from bench.time_to_loss import Times, in_full, reach, reached
 from tests.bench.test_losses import cell
 
 
@@ -22,7 +22,13 @@ def test_a_loss_is_reached_by_the_mean_of_a_window():
 
 def test_momentum_takes_the_steps_of_its_warm_up_until_the_freeze(tmp_path):
     def result(method, seconds):
-        return {"method": method, "warmup": 1, "seconds": [9.0, seconds], "error": None}
+        return {
+            "method": method,
+            "warmup": 1,
+            "seconds": [9.0, seconds],
+            "error": None,
+            "losses": [],
+        }
 
     methods = {"ddp-fp32": 3.0, "hipress:int4_group": 2.0, "momentum:onebit_fine:freeze=2": 1.0}
     path = tmp_path / "hosts2.json"
@@ -37,6 +43,15 @@ def test_momentum_takes_the_steps_of_its_warm_up_until_the_freeze(tmp_path):
     assert found["fp32"][1:3] == ("3000", "990")  # as 1% above is enough
     assert found["int4_group"][2:] == ("never", "-")
     assert float(found["momentum:onebit_fine"][3].split()[0]) == pytest.approx(1140 / 60, rel=0.02)
+
+
+def test_a_training_in_full_is_told_with_its_own_seconds():
+    falling = [10.0 - 0.05 * (at // 10) for at in range(1000)]  # as the cell's curve
+    trained = {"bf16": (falling, [3.0] * 500 + [6.0] * 500), "none": (falling[:10], [1.0] * 10)}
+    times = Times("2 hosts", {"bf16": 4.0, "none": 1.0}, trained)
+    (told,) = in_full([_cell("fp32", 0.0)], "lstm-adamw", 1000, times, slack=0.02)
+    assert told == "bf16, trained in full: 980 steps, 73.0 minutes"
+    assert not [*in_full([], "lstm-adamw", 1000, times)]
 
 
 @dataclass(frozen=True)
