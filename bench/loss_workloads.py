@@ -119,6 +119,11 @@ def _gpt(seed: int, width: int = GPT.width) -> nn.Module:
     return GPT2(replace(GPT, width=width))
 
 
+def gpt() -> tuple[nn.Module, Callable[[int, int], Batch]]:
+    """The GPT and its inputs by rank and step, for `hipress bench --model`."""
+    return _gpt(1), partial(_words, 1)
+
+
 def _gpt_of_matrices(seed: int) -> nn.Module:
     """A GPT without biases and without weights of norms: torch's Muon takes matrices only."""
     built = _gpt(seed)

@@ -3,6 +3,8 @@
     python -m bench.losses         # measures losses by step
     python -m bench.training --optimizer adamw --rate 100mbit --output FOLDER   # and step times
     python -m bench.time_to_loss FOLDER/hosts2.json --chart docs/time-to-loss.png
+    hipress bench --model bench.loss_workloads:gpt --rate 100mbit --output FOLDER   # another model
+    python -m bench.time_to_loss FOLDER/bench.json --workload gpt
 
 A loss by step does not depend on the link, so a curve of many steps (losses.jsonl) and the step
 times of a few give the time. The curve is the training loss, a mean of WINDOW steps on the batches
@@ -18,7 +20,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,19 +49,24 @@ class Times:
     trained: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> Times:
-        """Times from a file of bench.training. Raises ValueError for another file."""
+    def read(cls, path: Path) -> list[Times]:
+        """Times from a file of bench.training, or by link from one of `hipress bench`. Raises
+        ValueError for another file."""
         found = json.loads(path.read_text())
-        if not isinstance(found, dict) or "results" not in found:
-            raise ValueError(f"{path} is no file of bench.training")
+        if not isinstance(found, dict) or not found.keys() & {"results", "reports"}:
+            raise ValueError(f"{path} is no file of bench.training or of hipress bench")
+        return [cls._of(each) for each in found.get("reports", [found])]
+
+    @classmethod
+    def _of(cls, report: dict[str, Any]) -> Times:
         seconds, trained = {}, {}
-        for each in found["results"]:
+        for each in report["results"]:
             if each["error"] is None:
                 method, spent = _curve(each["method"]), each["seconds"][each["warmup"] :]
                 seconds[method] = statistics.median(spent)
                 first = [spent[0]] * (len(each["losses"]) - len(spent))  # steps that are not timed
                 trained[method] = each["losses"], first + spent
-        return cls(found["place"], seconds, trained)
+        return cls(report["place"], seconds, trained)
 
     def until(self, method: str, step: int, steps: int) -> float:
         """Seconds of the first `step` steps of a training of `steps`."""
@@ -84,6 +91,11 @@ def reached(curve: Sequence[float], loss: float) -> int | None:
     means = [statistics.fmean(curve[at - width : at]) for at in range(width, len(curve) + 1)]
     found = next((at for at, mean in enumerate(means) if mean <= loss), None)
     return None if found is None else (found + width) * FINAL
+
+
+def _goal(plain: Cell, slack: float) -> float:
+    """The loss to reach: float32's at the end of this training."""
+    return statistics.fmean(plain.curve[-WINDOW // FINAL :]) * (1 + slack)
 
 
 @dataclass(frozen=True)
@@ -122,8 +134,7 @@ def reach(
             continue
         needed = []
         for seed in sorted(seeds.get(method, {}).keys() & plain.keys()):
-            goal = statistics.fmean(plain[seed].curve[-WINDOW // FINAL :]) * (1 + slack)
-            needed.append(reached(seeds[method][seed].curve, goal))
+            needed.append(reached(seeds[method][seed].curve, _goal(plain[seed], slack)))
         if needed:
             there = [each for each in needed if each is not None]
             whole = there if len(there) == len(needed) else []
@@ -139,14 +150,15 @@ def in_full(
     plain = next((c for c in cells if (c.workload, c.method, c.seed, c.steps) == key), None)
     for method, (losses, seconds) in times.trained.items():
         if plain is not None and method and len(losses) == steps:
-            goal = statistics.fmean(plain.curve[-WINDOW // FINAL :]) * (1 + slack)
-            at = reached(smoothed(losses), goal)
+            at = reached(smoothed(losses), _goal(plain, slack))
             spent = "never" if at is None else f"{at} steps, {sum(seconds[:at]) / 60:.1f} minutes"
             yield f"{method}, trained in full: {spent}"
 
 
 def main(
-    measured: Annotated[list[Path], typer.Argument(help="Results of bench.training.")],
+    measured: Annotated[
+        list[Path], typer.Argument(help="Results of bench.training or hipress bench.")
+    ],
     workload: Annotated[str, typer.Option(help="Workload of bench.losses.")] = "lstm-adamw",
     steps: Annotated[int, typer.Option(help="Steps of the curves.", min=WINDOW)] = 1000,
     slack: Annotated[float, typer.Option(help="Share above float32's loss.", min=0)] = SLACK,
@@ -154,7 +166,7 @@ def main(
 ) -> None:
     """Print a table for each file, and draw a chart of all."""
     with refusing():
-        every = [Times.read(path) for path in measured]
+        every = [times for path in measured for times in Times.read(path)]
     cells, found = read(), {}
     for times in every:
         found[times.place] = [*reach(cells, workload, steps, times, slack)]

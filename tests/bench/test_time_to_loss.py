@@ -34,7 +34,9 @@ def test_momentum_takes_the_steps_of_its_warm_up_until_the_freeze(tmp_path):
     path = tmp_path / "hosts2.json"
     results = [result(*each) for each in methods.items()]
     path.write_text(json.dumps({"place": "2 hosts", "results": results}))
-    times = Times.read(path)
+    (times,) = Times.read(path)
+    path.write_text(json.dumps({"reports": [{"place": "2 hosts", "results": results}]}))
+    assert Times.read(path) == [times]
     assert times.until("fp32", 600, 1000) == 1800
     assert times.until("momentum:onebit_fine", 100, 1000) == 200
     assert times.until("momentum:onebit_fine", 600, 1000) == 150 * 2 + 450 * 1
