@@ -63,8 +63,8 @@ def all_reduce(
     The first call with a codec connects the ranks, and the first one of a length plans; later ones
     only send. With one rank, nothing happens.
 
-    Raises ConfigError, ConfigMismatch and AgreementTimeout as `wrap`; and
-    casync.errors.CasyncError, naming rank, peer and task, for a failure on the way.
+    Raises ConfigError, ConfigMismatch and AgreementTimeout as `wrap`; for a failure on the way
+    RankLost, AgreementTimeout or SyncError, which names rank, peer and task.
     """
     group = group_of(process_group)
     with _ending(group):

@@ -3,21 +3,23 @@
     HipressError
     ├── ConfigError (ValueError)      an option, name or model that cannot be used; says what can
     │   └── ConfigMismatch            the ranks were configured differently; names both sides
-    ├── AgreementTimeout (TimeoutError)   ranks that never arrived, or the job's silent store
-    ├── RankLost (RuntimeError)       another rank's process ended, or was interrupted
+    ├── AgreementTimeout (TimeoutError)   ranks that did not come or answer, or a silent store
+    ├── RankLost (RuntimeError)       another rank ended, failed, or broke its connection
     ├── StateError (ValueError)       a state that does not fit this model, or one during a step
     ├── SyncError (RuntimeError)      synchronizing gradients failed, now or in an earlier step
     └── DivergenceError (RuntimeError)    verify=True found ranks that differ
 
-The step in which casync fails raises its error as it is, a casync.errors.CasyncError. The module
-cannot take another step then: that is a SyncError with the first error as `__cause__`, or a
-RuntimeError of DDP's own. Errors of compll become ConfigError, with them as `__cause__`.
+Errors of casync and compll become one of these, with the first as `__cause__`. After a failed step
+the module cannot take another one: that is a SyncError with the failure as `__cause__`, or a
+RuntimeError of DDP's own.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+from casync.errors import CasyncError, PeerTimeout, TransportError
 
 
 class HipressError(Exception):
@@ -33,11 +35,11 @@ class ConfigMismatch(ConfigError):
 
 
 class AgreementTimeout(HipressError, TimeoutError):
-    """Some ranks did not arrive, or the job's store did not answer, within the time-out."""
+    """Some ranks did not come or answer, or the job's store did not, within the time-out."""
 
 
 class RankLost(HipressError, RuntimeError):
-    """Another rank ended, or was interrupted, so this one cannot go on."""
+    """Another rank ended, failed or broke its connection, so this one cannot go on."""
 
 
 class StateError(HipressError, ValueError):
@@ -50,6 +52,16 @@ class SyncError(HipressError, RuntimeError):
 
 class DivergenceError(HipressError, RuntimeError):
     """Ranks hold different gradients after a synchronization, or different parameters."""
+
+
+def of_casync(error: CasyncError, text: str) -> HipressError:
+    """An error of casync as one of hipress, with this text and the first as its cause."""
+    kind: type[HipressError] = SyncError
+    if isinstance(error, TransportError):
+        kind = AgreementTimeout if isinstance(error, PeerTimeout) else RankLost
+    made = kind(text)
+    made.__cause__ = error.with_traceback(None)  # frames would keep the model alive
+    return made
 
 
 def unknown(kind: str, name: str, known: Iterable[str], meant: str = "") -> ConfigError:

@@ -130,7 +130,7 @@ class Synchronizer:
         gradient on this rank counts as zeros; if no rank has used it, its `.grad` stays None and
         its state unchanged.
 
-        Raises the first failure, which names rank, peer and task (casync.errors.CasyncError or
+        Raises the first failure, which names rank, peer and task (RankLost, AgreementTimeout or
         SyncError); after a failure every further step raises SyncError.
         """
         refuse_detached(self, self._session)

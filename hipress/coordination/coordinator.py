@@ -23,12 +23,12 @@ from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from casync.errors import TransportError
+from casync.errors import CasyncError, TransportError
 from hipress import compat
 from hipress.coordination.facts import compare
 from hipress.coordination.mailbox import TELL_SECONDS, Stop, StoreMailbox, backoff, unless_silent
 from hipress.coordination.store import call_store, run_in_thread
-from hipress.errors import AgreementTimeout, HipressError
+from hipress.errors import AgreementTimeout, HipressError, of_casync
 
 OWN = "own"  # key of values that may differ between ranks
 SKEW_SECONDS = 2.0  # seconds within which all ranks that wait in vain post that
@@ -135,10 +135,12 @@ class Coordinator:
         self._raise(reason, error)
 
     def named(self, error: Exception, what: str) -> Exception:
-        """A transport error with the text of `explained`; any other error as it is."""
-        if not isinstance(error, TransportError):
+        """An error of casync as one of hipress, a transport's with the text of `explained`; any
+        other error as it is."""
+        if not isinstance(error, CasyncError):
             return error
-        return type(error)(self.explained(error, what))
+        broken = isinstance(error, TransportError)
+        return of_casync(error, self.explained(error, what) if broken else str(error))
 
     def explained(self, error: Exception, what: str) -> str:
         """The text of an error that came when a connection broke or a rank timed out during `what`,

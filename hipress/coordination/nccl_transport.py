@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from casync.errors import PlanError, TransportError
+from casync.errors import PeerTimeout, PlanError, TransportError
 from casync.memory import Memory
 from casync.transports import SlotTransport
 from hipress.coordination.coordinator import Coordinator
 from hipress.coordination.link import own_store
 from hipress.devices import NCCL, Placement
-from hipress.errors import ConfigError
+from hipress.errors import AgreementTimeout, ConfigError
 
 
 def start_slots(
@@ -35,4 +35,6 @@ def start_slots(
         connected = connect_by(binding, rank, ranks, placement.device, store, seconds)
     except PlanError as error:  # a binding that is missing: it says how to install it
         raise ConfigError(f"transport={placement.transport!r}: {error}") from error
+    except PeerTimeout as error:
+        raise AgreementTimeout(str(error)) from error
     return NcclTransport(connected, rank, len(ranks), memory, seconds, tell=tell)

@@ -53,7 +53,7 @@ def test_a_change_on_one_rank_is_told_to_all(way):
         assert own[change][0] == "SyncError"
         assert own[change][1].startswith("rank 1: ")
         kind, message = theirs[change]
-        assert kind in ("SyncError", "TransportError"), message
+        assert kind in ("SyncError", "RankLost"), message
         assert "rank 1 failed" in message
         assert "SyncError: rank 1: " in message
 

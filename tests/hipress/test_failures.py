@@ -81,7 +81,7 @@ def test_a_rank_that_dies(name, world_size):
     *alive, dead = launch(failure_ranks.killed, world_size, name, {}, may_die=[world_size - 1])
     assert dead == DIED
     for kind, message, seconds in alive:
-        assert kind == "TransportError"
+        assert kind == "RankLost"
         assert message.startswith(f"rank {world_size - 1} ended during step 2\n")
         assert "task" in message
         assert seconds < HANG
@@ -94,12 +94,12 @@ APART = {"exclude": "bias", "ddp_kwargs": {"bucket_cap_mb": 0.0001, "find_unused
 @pytest.mark.parametrize(
     "dtype, options, kind, part",
     [
-        (torch.float32, {}, "PeerTimeout", "task `"),
-        (torch.bfloat16, {}, "PeerTimeout", "task `"),
+        (torch.float32, {}, "AgreementTimeout", "task `"),
+        (torch.bfloat16, {}, "AgreementTimeout", "task `"),
         (
             torch.float32,
             APART,
-            "PeerTimeout",
+            "AgreementTimeout",
             "step 0: the all-reduce of uncompressed gradients timed out",
         ),
     ],
@@ -136,7 +136,7 @@ def test_a_native_reduce_to_which_a_rank_that_ended_owes_is_given_up(monkeypatch
 def test_a_rank_that_compares_no_hashes():
     *waiting, _ = launch(failure_ranks.silent_hashes, 3)
     for kind, message, seconds in waiting:
-        assert kind in ("PeerTimeout", "TransportError")
+        assert kind in ("AgreementTimeout", "RankLost")
         assert message.startswith("no word from rank 2 during step 0: stopped, cut off or ended\n")
         assert "verify's exchange of hashes" in message
         assert seconds < HANG / 2
@@ -146,7 +146,7 @@ def test_a_failed_step_keeps_no_module():
     """Its error once kept the frames of the training loop: module, threads and connections stayed,
     once for each time that a process wrapped its model again."""
     (failed, gone, threads), _ = launch(failure_ranks.restore, 2)
-    assert failed[0] == "PeerTimeout"
+    assert failed[0] == "AgreementTimeout"
     assert failed[1] != "none"
     assert gone
     assert threads == 1  # that of the door, which a process keeps
@@ -161,10 +161,10 @@ def test_ranks_that_diverge():
 def test_a_message_that_is_damaged_on_its_way():
     """The receiving rank reports it; the sender learns that the connection was closed."""
     (kind, message, _), (other, _, _) = launch(failure_ranks.damaged, 2)
-    assert kind == "PayloadError"
+    assert kind == "SyncError"
     assert message.startswith("step 1 failed: rank 0, peer 1, task `recv rank=0 part=")
     assert "damaged" in message
-    assert other == "TransportError"
+    assert other == "RankLost"
 
 
 def test_a_rank_that_skips_an_optimizers_step():
@@ -180,7 +180,7 @@ def test_an_optimizer_that_raises_on_one_rank():
     for rank, found in enumerate(results):
         assert [kind for kind, _ in found[:2]] == ["none", "none"]
         kind, message = found[2]
-        assert kind == ("SyncError" if rank == 1 else "TransportError")
+        assert kind == ("SyncError" if rank == 1 else "RankLost")
         told = "" if rank == 1 else "rank 1 failed during step 2: SyncError: "
         assert message.startswith(f"{told}{why} and not on rank 0, 2: their parameters differ")
         assert found[3][0] != "none"

@@ -20,9 +20,7 @@ def test_a_rank_that_is_killed_in_wrap(place):
         assert seconds < HANG / 4
 
 
-@pytest.mark.parametrize(
-    "place, kind", first_fast([("step", "TransportError"), ("wrap", "RankLost")])
-)
+@pytest.mark.parametrize("place, kind", first_fast([("step", "RankLost"), ("wrap", "RankLost")]))
 def test_rank_0_that_keeps_the_store_is_killed(place, kind):
     dead, *waiting = launch(lost_ranks.keeper_killed, 3, place, may_die=[0])
     assert dead == DIED

@@ -29,7 +29,7 @@ def test_the_first_step_tells_what_went_wrong(static):
         step_ranks.died_in_the_first_step, 2, static, may_die=[1]
     )
     assert dead == DIED
-    assert kind == "TransportError"
+    assert kind == "RankLost"
     assert message.startswith(
         "rank 1 ended during step 0\nrank 1 closed the connection in step 0 (rank 0, peer 1, task `"
     )
@@ -42,7 +42,7 @@ def test_an_interrupted_step_leaves_no_state():
     assert unfinished == "step 0 failed: rank 0: interrupted by a KeyboardInterrupt"
     assert state[0] == "StateError"
     assert unfinished in state[1]
-    assert other[0] == "TransportError"
+    assert other[0] == "RankLost"
 
 
 def test_a_step_that_raises_after_its_last_bucket_leaves_no_state():
@@ -63,7 +63,7 @@ def test_a_rank_that_cannot_begin_tells_the_others():
         "SyncError",
         "rank 1, step 0: the bucket could not be handed over: MemoryError: no room",
     )
-    assert theirs[0] == "TransportError"
+    assert theirs[0] == "RankLost"
     assert max(own[2], theirs[2]) < HANG / 2
     assert state[0] == "StateError"
     assert "step 0 failed" in state[1]
@@ -72,15 +72,15 @@ def test_a_rank_that_cannot_begin_tells_the_others():
 def test_a_model_is_wrapped_anew_after_a_failed_step():
     """No rank stays waiting in an all-reduce of DDP's own group."""
     (theirs, one), (own, other) = launch(step_ranks.wrapped_anew, 2)
-    assert own[0] == "PayloadError"
-    assert theirs[0] == "TransportError"
+    assert own[0] == "SyncError"
+    assert theirs[0] == "RankLost"
     assert one == other
 
 
 def test_errors_name_the_ranks_of_the_job():
     _, (kind, message, _), dead = launch(step_ranks.of_a_group, 3, may_die=[2])
     assert dead == DIED
-    assert kind == "TransportError"
+    assert kind == "RankLost"
     told = "rank 2 ended during step 0\n" + (
         "rank 1 (global 2) closed the connection in step 0 (rank 0 (global 1), peer 1 (global 2), "
     )
