@@ -32,6 +32,7 @@ __all__ = [
     "comm_hooks",
     "divides_by_active_ranks",
     "gloo_group",
+    "group_name",
     "group_timeout",
     "is_collective",
     "job_store",
@@ -80,6 +81,12 @@ def another_client(store: Store) -> Store:
 def _below_prefixes(store: Store) -> Store:
     below: Store = getattr(store, "_underlying_non_prefix_store", store)
     return below
+
+
+def group_name(group: dist.ProcessGroup) -> str:
+    """Name of a group, the same on all its ranks, since the keys by which they connect have it;
+    "None" for a group that torch.distributed does not know."""
+    return distributed_c10d._get_process_group_name(group)
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:

@@ -148,7 +148,7 @@ def _tell_uncaught() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sessions = [each for each in SESSIONS.values() if not each.broken]
+        sessions = [SESSIONS[each] for each in synchronized() if not SESSIONS[each].broken]
         if sessions and compat.is_collective(error):
             error.add_note(_known(sessions[0].coordinator) or "no rank is known to be gone")
         before(kind, error, trace)
@@ -179,6 +179,11 @@ def _end(engine: Engine | None, release: Callable[[], None]) -> None:
 
 #: sessions by DDP module, Synchronizer or Gossip; a collected module takes its session with it
 SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+
+
+def synchronized() -> list[Any]:
+    """The keys of SESSIONS; other threads may add to it meanwhile."""
+    return [key for reference in SESSIONS.keyrefs() if (key := reference()) is not None]
 
 
 def prepare(

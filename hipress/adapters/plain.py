@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hipress import compat
 from hipress.errors import ConfigError
 from hipress.model import refuse_broadcast, refuse_shared, trainable
-from hipress.session import SESSIONS, Session
+from hipress.session import SESSIONS, Session, synchronized
 from hipress.shards import apart, is_sharded, local
 from hipress.taken import Taken
 
@@ -37,7 +37,7 @@ def plain_module(model: object, way: Way) -> nn.Module:
             f"a {name} takes a module without DDP, but this is a DistributedDataParallel: "
             "pass its .module here, or it to hipress.attach"
         )
-    refuse_shared(inner, [each.module for each in SESSIONS])
+    refuse_shared(inner, [each.module for each in synchronized()])
     refuse_broadcast(inner)
     return inner
 

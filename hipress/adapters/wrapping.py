@@ -27,7 +27,7 @@ from hipress.model import (
     trainable,
 )
 from hipress.modes import ordinary
-from hipress.session import SESSIONS, Session, prepare, tell_plan
+from hipress.session import SESSIONS, Session, prepare, synchronized, tell_plan
 from hipress.shards import fsdp_parts
 
 #: DDP cannot forget a hook, so a module's hook stays when hipress is detached
@@ -135,9 +135,10 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
             "pass it to hipress.Synchronizer, with the process_group of the ranks that hold the "
             "same shard"
         )
-    wrapped = [each for each in SESSIONS if isinstance(each, DistributedDataParallel)]
+    others = synchronized()
+    wrapped = [each for each in others if isinstance(each, DistributedDataParallel)]
     refuse_part(inner, wrapped)
-    refuse_shared(inner, [each.module for each in SESSIONS if each not in wrapped])
+    refuse_shared(inner, [each.module for each in others if each not in wrapped])
     if not isinstance(ddp_kwargs, Mapping | None):
         raise ConfigError(
             f"ddp_kwargs={ddp_kwargs!r}: pass a dict of DistributedDataParallel's arguments"

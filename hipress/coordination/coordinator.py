@@ -287,10 +287,11 @@ class Coordinator:
 
 
 def coordinator(group: dist.ProcessGroup, timeout: float) -> Coordinator:
-    """A coordinator of this group; each rank counts its own in the store."""
+    """A coordinator of this group; each rank counts its own in the store. Groups of equal ranks may
+    meet in several threads at once, so the place has the group's name, too."""
     ranks = tuple(dist.get_process_group_ranks(group))
     rank = dist.get_rank(group)
-    place = ",".join(map(str, ranks))
+    place = f"{','.join(map(str, ranks))} of group {compat.group_name(group)}"
     store = compat.job_store()
     key = f"hipress/{place}/meetings/{rank}"
     round_ = call_store(store, lambda it: it.add(key, 1), time.monotonic() + timeout, ranks[rank])

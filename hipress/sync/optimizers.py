@@ -18,7 +18,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-_begun: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+#: a mapping, since other threads may add to it while one reads `keyrefs`
+_begun: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -30,10 +31,12 @@ def watch_steps() -> None:
 
 def take_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
     """An optimizer of some of these parameters whose step raised, or None; reported only once."""
-    for optimizer in list(_begun):
-        known = {id(parameter) for parameter in parameters}
+    for reference in _begun.keyrefs():
+        optimizer, known = reference(), set(map(id, parameters))
+        if optimizer is None:
+            continue
         if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
-            _begun.discard(optimizer)
+            _begun.pop(optimizer, None)
             return optimizer
     return None
 
@@ -43,14 +46,14 @@ def _begin(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if torch.compiler.is_compiling():  # in a compiled step the closure is not visible
         return None
-    _begun.add(optimizer)
+    _begun[optimizer] = None
     own = (args[0], *(_closure(optimizer, each) for each in args[1:]))
     return own, {name: _closure(optimizer, each) for name, each in kwargs.items()}
 
 
 def _end(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not torch.compiler.is_compiling():
-        _begun.discard(optimizer)
+        _begun.pop(optimizer, None)
 
 
 def _closure(optimizer: Optimizer, given: Any) -> Any:
@@ -59,10 +62,10 @@ def _closure(optimizer: Optimizer, given: Any) -> Any:
         return given
 
     def closure(*args: Any, **kwargs: Any) -> Any:
-        _begun.discard(optimizer)
+        _begun.pop(optimizer, None)
         try:
             return given(*args, **kwargs)
         finally:
-            _begun.add(optimizer)
+            _begun[optimizer] = None
 
     return closure

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import hipress
+from hipress.coordination import coordinator as coordinators
 from tests.hipress.common import error_of, raised_by
 
 
@@ -246,3 +249,54 @@ def buffers(rank, world_size):
             model.register_buffer("mask", make() if title != "conjugate" else make() * (rank + 1))
             found[title, way.__name__] = raised_by(way, model, "none")
     return found, model.mask.resolve_conj()
+
+
+def in_threads(rank, world_size):
+    """Distances from the mean over the ranks, by way in and thread. Each of two threads has a model
+    and a group of its own, and they come in another order on each rank."""
+    groups = [dist.new_group(range(world_size)) for _ in range(2)]
+    count = coordinators.coordinator
+    counted = threading.Event()
+
+    def count_and_tell(group, timeout):
+        made = count(group, timeout)
+        counted.set()
+        return made
+
+    coordinators.coordinator = count_and_tell
+    found = {}
+    for way in ("all_reduce", "wrap", "Synchronizer"):
+        counted.clear()
+        threads = [
+            threading.Thread(target=_average, args=(way, which, groups[which], rank, found))
+            for which in (rank, 1 - rank)
+        ]
+        for thread in threads:
+            thread.start()
+            counted.wait()
+        for thread in threads:
+            thread.join()
+    return found
+
+
+def _average(way, which, group, rank, found):
+    """Take three averages that belong to thread `which`."""
+    if way == "all_reduce":
+        mean = hipress.all_reduce(torch.full((8,), 10.0 * which + rank), "none", process_group=group)
+        found[way, which] = (mean - (10.0 * which + 0.5)).abs().max().item()
+        return
+    model, most = mlp(), 0.0
+    alone = copy.deepcopy(model)
+    synchronized = getattr(hipress, way)(model, "none", min_size=0, process_group=group)
+    for step in range(3):
+        model.zero_grad()
+        model_or_ddp = synchronized if way == "wrap" else model
+        model_or_ddp(inputs(rank, 10 * which + step)).square().mean().backward()
+        if way == "Synchronizer":
+            synchronized.step()
+        alone.zero_grad()
+        losses = [alone(inputs(each, 10 * which + step)).square().mean() for each in range(2)]
+        (sum(losses) / 2).backward()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        most = max([most, *((a.grad - b.grad).abs().max().item() for a, b in pairs)])
+    found[way, which] = most

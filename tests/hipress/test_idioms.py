@@ -58,6 +58,13 @@ def test_steps_may_end_in_inference_mode():
         assert all(map(torch.equal, ours, right))
 
 
+def test_threads_have_groups_of_their_own():
+    """Meetings of groups of the same ranks were once told apart by their order only."""
+    for found in launch(idiom_ranks.in_threads, 2):
+        assert len(found) == 6
+        assert {who: far for who, far in found.items() if far > 1e-6} == {}
+
+
 def test_buffers_that_cannot_be_sent_are_named():
     for found, mask in launch(idiom_ranks.buffers, 2):
         for (title, way), (kind, message) in found.items():
