@@ -22,14 +22,14 @@ import typer
 
 from bench.commands import RESULTS, given, now, refusing
 from hipress import options
-from hipress.bench.measure import Suite, describe, measure, off, prediction
-from hipress.demo import place, runner
-from hipress.demo.command import check_output
-from hipress.demo.ending import orderly_end
-from hipress.demo.job import Job, Result
-from hipress.demo.netns import parse_rate
-from hipress.demo.report import markdown_table, percentile, versions_here
 from hipress.plan.candidates import candidates
+from hipress.tools.bench.measure import Suite, describe, measure, off, prediction
+from hipress.tools.demo import place, runner
+from hipress.tools.demo.command import check_output
+from hipress.tools.demo.ending import orderly_end
+from hipress.tools.demo.job import Job, Result
+from hipress.tools.demo.netns import parse_rate
+from hipress.tools.demo.report import markdown_table, percentile, versions_here
 
 #: methods that need no planner; DDP's own hook for bf16 needs a GPU
 DDP = ("ddp-fp32", "ddp-fp16", "hipress:bf16")

@@ -1,4 +1,4 @@
-"""Make hipress/simulate/cpu_codecs.json from the measurements of bench.codecs.
+"""Make hipress/tools/simulate/cpu_codecs.json from the measurements of bench.codecs.
 
 python -m bench.codec_rates
 """

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hipress.demo import corpus, model
-from hipress.demo.job import Workload
-from hipress.demo.model import LanguageModel
+from hipress.tools.demo import corpus, model
+from hipress.tools.demo.job import Workload
+from hipress.tools.demo.model import LanguageModel
 
 __all__ = ["KINDS", "LATE", "TRAINED", "Huge", "LateModel", "huge", "late", "on_meta"]
 
 TRAINED = Workload()
 LATE = 0.05  # seconds by which the last gradients of rank 1 are late
 WIDE, HIGH, BATCH = 4096, 2048, 8  # of the large tensor, and its inputs
-#: models by name, as hipress.demo.model.make takes them
+#: models by name, as hipress.tools.demo.model.make takes them
 KINDS = {"lstm": "lstm", "late": "bench.emulated_models:late", "huge": "bench.emulated_models:huge"}
 
 
@@ -93,7 +93,7 @@ def huge() -> Made:
 
 
 def on_meta(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The model of this name and its inputs, for hipress.models.roofline."""
+    """The model of this name and its inputs, for hipress.tools.models.roofline."""
     if kind == "huge":
         return Huge(), (torch.zeros(BATCH, WIDE),)
     words = torch.zeros((TRAINED.batch, TRAINED.length + 1), dtype=torch.long)

@@ -30,8 +30,8 @@ def rank(kind: str, cache: str) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     import hipress
-    from hipress.demo import model
-    from hipress.demo.job import Workload
+    from hipress.tools.demo import model
+    from hipress.tools.demo.job import Workload
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

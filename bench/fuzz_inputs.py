@@ -38,7 +38,6 @@ from hipress import options
 from hipress.checkpoints import checkpoint
 from hipress.errors import ConfigError, StateError
 from hipress.model import describe
-from hipress.plan import profile
 from hipress.plan import rules as rules_
 from hipress.plan.auto import Search
 from hipress.plan.candidates import candidates
@@ -48,6 +47,7 @@ from hipress.plan.plan import fixed_plan
 from hipress.plan.registry import Registry
 from hipress.plan.workload import timed
 from hipress.sync.state import Residuals
+from hipress.tools import profile
 
 Trial = Callable[[Random], str]
 TAKEN, REFUSED = "taken", "refused"

@@ -35,8 +35,8 @@ from bench.gpu_times import Job, Times, require_gpu, timed
 from bench.plain_torch import METHODS
 from compll.backends.cuda.traffic import moved as moved_by
 from compll.runtime import cache, library
-from hipress.demo import methods
-from hipress.demo.command import check_output
+from hipress.tools.demo import methods
+from hipress.tools.demo.command import check_output
 
 TORCH_BASELINES = ("dgc", "topk")  # methods of plain_torch that use torch.topk
 

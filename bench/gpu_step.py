@@ -29,8 +29,8 @@ from bench.commands import RESULTS, given, refusing
 from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
 from casync.codec import Codec
-from hipress.demo.command import check_output
 from hipress.plan.codecs import compile_codec
+from hipress.tools.demo.command import check_output
 
 WARM = 4  # steps: DDP makes new buckets after the first, programs are captured in the third
 DDP = "ddp"

@@ -26,8 +26,6 @@ from casync.transports.memory import Hub
 from hipress import optim
 from hipress import options as options_
 from hipress.control.tuner import WATCHED
-from hipress.demo.methods import Method, parse
-from hipress.demo.report import FINAL
 from hipress.model import describe
 from hipress.optim.adam import Freezing
 from hipress.plan.codecs import resolve, resolve_down
@@ -35,6 +33,8 @@ from hipress.plan.plan import fixed_plan
 from hipress.plan.trial import COUNTED, SETTLING, TURNS
 from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.momentum import Momentum
+from hipress.tools.demo.methods import Method, parse
+from hipress.tools.demo.report import FINAL
 
 
 class Average(Protocol):

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hipress import optim
-from hipress.demo import corpus, job, model
 from hipress.optimizers import PLAIN_SGD
+from hipress.tools.demo import corpus, job, model
 
 Batch = tuple[Tensor, ...]
 HELD_OUT = 100_000  # words at the end of the text

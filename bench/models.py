@@ -1,4 +1,4 @@
-"""Make hipress/models/*.json: gradients and work of known networks, measured on the meta device.
+"""Make hipress/tools/models/*.json: work of known networks, measured on the meta device.
 
     python -m bench.models [NAME ...]     # writes the files of all models, or of these
     python -m bench.models --profiles     # ready times, and those measured on a V100
@@ -21,8 +21,8 @@ from bench.architectures import UGATIT, Translation, Words, ugatit_loss
 from bench.commands import refusing
 from hipress import models
 from hipress.errors import unknown
-from hipress.models import roofline
-from hipress.models.model import Model, write
+from hipress.tools.models import roofline
+from hipress.tools.models.model import Model, write
 
 PATH = Path(models.__file__).parent
 

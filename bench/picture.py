@@ -14,10 +14,10 @@ import typer
 
 from bench import loss_cells
 from bench.commands import RESULTS
-from hipress.demo import chart
-from hipress.demo.job import Result
-from hipress.demo.methods import DEFAULTS
-from hipress.demo.report import FINAL, Report
+from hipress.tools.demo import chart
+from hipress.tools.demo.job import Result
+from hipress.tools.demo.methods import DEFAULTS
+from hipress.tools.demo.report import FINAL, Report
 
 PATH = Path(__file__).parents[1] / "docs" / "demo.png"
 

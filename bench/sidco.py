@@ -2,7 +2,7 @@
 
     python -m bench.sidco [--steps 150] [--output bench/results]
 
-The gradients are those of a word LSTM (hipress.demo, smaller: 0.3 million parameters) that learns
+The gradients are those of the demo's word LSTM (smaller: 0.3 million parameters) that learns
 the running Python's standard library, taken over the whole model. All estimators see the same
 gradients, and each has its own residual; DGC runs without momentum. Writes a table, sidco.json and
 sidco.png.
@@ -27,9 +27,9 @@ from rich.table import Table
 import compll
 from bench.commands import RESULTS, given, refusing
 from compll.tools.bench_report import about
-from hipress.demo import corpus, model
-from hipress.demo.command import check_output
-from hipress.demo.job import Workload
+from hipress.tools.demo import corpus, model
+from hipress.tools.demo.command import check_output
+from hipress.tools.demo.job import Workload
 
 RATIOS = (0.1, 0.01, 0.001)
 #: SIDCo's own adaptation; by default our specs correct the threshold by the number of kept elements

@@ -20,8 +20,8 @@ from bench import ranks
 from bench.commands import RESULTS, refusing
 from bench.losses import smoothed
 from bench.netns import Network, require
-from hipress.demo.command import check_optimizer, check_output
-from hipress.demo.report import markdown_table
+from hipress.tools.demo.command import check_optimizer, check_output
+from hipress.tools.demo.report import markdown_table
 
 HOSTS = 2
 AIM = 100  # steps until the plan is looked at again
@@ -115,9 +115,9 @@ def rank(optimizer: str, steps: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from hipress.demo import corpus, methods, model, worker
-    from hipress.demo.job import Workload
-    from hipress.demo.synchronize import synchronize
+    from hipress.tools.demo import corpus, methods, model, worker
+    from hipress.tools.demo.job import Workload
+    from hipress.tools.demo.synchronize import synchronize
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -11,7 +11,7 @@ from typing import Protocol
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from hipress.demo.chart import INK, style
+from hipress.tools.demo.chart import INK, style
 
 OURS, THEIRS = "#2166ac", "#b8bfc7"
 LABELS = {

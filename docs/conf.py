@@ -16,7 +16,7 @@ ELSEWHERE = {  # pages of the README that have another place on the site
     "CHANGELOG.md": "reference/changes.md",
     "examples/": "../examples/",
 }
-COMMANDS = {"hipress": "hipress.cli", "compll": "compll.tools.cli"}
+COMMANDS = {"hipress": "hipress.tools.cli", "compll": "compll.tools.cli"}
 
 project = "HiPress"
 copyright = "the HiPress authors"

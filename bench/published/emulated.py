@@ -25,18 +25,18 @@ from bench.emulated_models import TRAINED, on_meta
 from bench.published.data import Cell, Data
 from bench.published.hipress_paper import plain
 from casync.cost import CodecCost, Line
-from hipress.demo.netns import parse_rate
 from hipress.model import Param, describe
-from hipress.models import roofline
-from hipress.models.devices import DEVICES
-from hipress.models.model import Model
 from hipress.plan.objective import Objective
 from hipress.plan.workload import Workload, timed
-from hipress.simulate import codecs as speeds
-from hipress.simulate import methods
-from hipress.simulate.cluster import Cluster, Link
-from hipress.simulate.costs import costs
-from hipress.simulate.methods import Method
+from hipress.tools.demo.netns import parse_rate
+from hipress.tools.models import roofline
+from hipress.tools.models.devices import DEVICES
+from hipress.tools.models.model import Model
+from hipress.tools.simulate import codecs as speeds
+from hipress.tools.simulate import methods
+from hipress.tools.simulate.cluster import Cluster, Link
+from hipress.tools.simulate.costs import costs
+from hipress.tools.simulate.methods import Method
 
 __all__ = ["Emulated", "Measured", "measured", "quality"]
 

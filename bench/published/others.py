@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from bench.published.data import Cell, Data, Number
 from bench.published.hipress_paper import Paper, kernels, model_of, plain
 from bench.published.systems import Kernels, Stack, Training, byteps, hipress, inline, ring
-from hipress.simulate.cluster import Cluster, Link
+from hipress.tools.simulate.cluster import Cluster, Link
 
 __all__ = ["Sidco", "espresso", "onebit_adam", "sdp4bit", "sidco"]
 
@@ -64,7 +64,7 @@ def sidco(data: Data) -> tuple[Sidco, ...]:
 
 
 def _sidco(c: Data, share: float) -> Sidco:
-    from hipress.models.devices import DEVICES
+    from hipress.tools.models.devices import DEVICES
 
     work = Training.of(model_of(c["model"]), c["step"])
     device, hop = replace(DEVICES["v100"], slows=0.1), c["collective"] / (2 * (c["workers"] - 1))

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from casync.predict.timeline import Load, simulate_step
 from casync.stages import INSIDE, WIRE, WORK, Stage
-from hipress.models.model import Model
-from hipress.models.work import Speed
-from hipress.simulate.cluster import Cluster
+from hipress.tools.models.model import Model
+from hipress.tools.models.work import Speed
+from hipress.tools.simulate.cluster import Cluster
 
 __all__ = ["Features", "Kernels", "Stack", "Training", "byteps", "hipress", "inline", "ring"]
 

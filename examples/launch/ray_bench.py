@@ -9,7 +9,7 @@ from ray.train.torch import TorchTrainer
 
 def bench(config: dict[str, list[str]]) -> None:
     """Run the benchmark on this worker."""
-    from hipress.cli import app
+    from hipress.tools.cli import app
 
     app(["bench", *config["options"]], standalone_mode=False)
 

@@ -8,7 +8,7 @@ import submitit
 def bench(options: list[str]) -> None:
     """Run the benchmark on this task."""
     submitit.helpers.TorchDistributedEnvironment().export(overwrite=True)
-    from hipress.cli import app
+    from hipress.tools.cli import app
 
     app(["bench", *options], standalone_mode=False)
 

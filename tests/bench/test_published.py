@@ -23,8 +23,8 @@ from bench.published.systems import (
     ring,
 )
 from hipress.errors import ConfigError
-from hipress.models.devices import DEVICES
-from hipress.simulate.cluster import Cluster, Link
+from hipress.tools.models.devices import DEVICES
+from hipress.tools.simulate.cluster import Cluster, Link
 
 SLOWS = replace(DEVICES["v100"], slows=0.0)
 CLUSTER = Cluster(4, 2, SLOWS, Link(1e9, 0.0), Link(1e12, 0.0), 1e12)

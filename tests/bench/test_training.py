@@ -5,11 +5,11 @@ import typer
 
 from bench import picture, training
 from bench.codecs import RESULTS
-from hipress.bench import measure
-from hipress.bench.measure import Suite
-from hipress.demo import methods
-from hipress.demo.job import Result
-from hipress.demo.report import Report, Workload, rows
+from hipress.tools.bench import measure
+from hipress.tools.bench.measure import Suite
+from hipress.tools.demo import methods
+from hipress.tools.demo.job import Result
+from hipress.tools.demo.report import Report, Workload, rows
 
 
 def result(method, seconds, loss=5.0, losses=None, **more):

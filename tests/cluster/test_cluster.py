@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hipress.bench.cluster import Started, master
-from hipress.bench.results import Results
-from hipress.demo import netns
+from hipress.tools.bench.cluster import Started, master
+from hipress.tools.bench.results import Results
+from hipress.tools.demo import netns
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ def test_under_torchrun(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        [*torchrun, "hipress.cli", *WHAT, "--output", str(tmp_path)],
+        [*torchrun, "hipress.tools.cli", *WHAT, "--output", str(tmp_path)],
         cwd=ROOT, env=environment, check=True, timeout=280,
     )  # fmt: skip
     check(tmp_path, "1 host")
@@ -112,7 +112,8 @@ def test_under_torchrun_over_emulated_hosts(tmp_path):
             network.start(
                 rank,
                 [sys.executable, "-m", "torch.distributed.run", *there, "--master-port", "29511",
-                 "--node-rank", str(rank), "-m", "hipress.cli", *WHAT, "--output", str(tmp_path)],
+                 "--node-rank", str(rank), "-m", "hipress.tools.cli", *WHAT,
+                 "--output", str(tmp_path)],
                 env=environment,
             )
             for rank in range(2)

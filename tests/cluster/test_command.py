@@ -10,13 +10,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hipress.bench.results import Results
-from hipress.cli import app
+from hipress.tools.bench.results import Results
+from hipress.tools.cli import app
 from tests.cluster.test_results import a_report, a_result
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples" / "launch"
-BENCH = (sys.executable, "-m", "hipress.cli", "bench")
+BENCH = (sys.executable, "-m", "hipress.tools.cli", "bench")
 FEW = ("--steps", "2", "--rounds", "1", "--methods", "none,hipress:int4_group", "--output")
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from hipress.bench import charts, measure, page, results
-from hipress.bench.measure import Suite
-from hipress.bench.results import Results, ResultsError, Trace
-from hipress.demo.job import Curve, Result, Workload
-from hipress.demo.report import Report
-from hipress.tracing.spans import BACKWARD, DECODE, ENCODE, WIRE, Point, Process, Span
+from hipress.tools.bench import charts, measure, page, results
+from hipress.tools.bench.measure import Suite
+from hipress.tools.bench.results import Results, ResultsError, Trace
+from hipress.tools.demo.job import Curve, Result, Workload
+from hipress.tools.demo.report import Report
+from hipress.tools.tracing.spans import BACKWARD, DECODE, ENCODE, WIRE, Point, Process, Span
 
 
 def a_result(method, step=0.2, losses=(), **more):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from hipress.cli import app
-from hipress.tracing.spans import BACKWARD, BUCKET, ENCODE, WIRE, Process, Span, write
+from hipress.tools.cli import app
+from hipress.tools.tracing.spans import BACKWARD, BUCKET, ENCODE, WIRE, Process, Span, write
 
 ROOT = Path(__file__).parents[2]
 TIMES = st.tuples(st.floats(0, 10), st.floats(0, 10)).map(sorted)
@@ -97,7 +97,7 @@ def test_a_traced_step_has_the_tasks_that_were_predicted(tmp_path):
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     done = subprocess.run(
-        [sys.executable, "-m", "hipress.cli", "trace", "--loopback", "--steps", "4"],
+        [sys.executable, "-m", "hipress.tools.cli", "trace", "--loopback", "--steps", "4"],
         cwd=tmp_path, env=environment, check=True, timeout=280, capture_output=True, text=True,
     )  # fmt: skip
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

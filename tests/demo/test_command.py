@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import compll
 import hipress
 from compll.tools import scaffold
-from hipress.cli import app
-from hipress.demo import command, ending, methods
-from hipress.demo.job import Workload
+from hipress.tools.cli import app
+from hipress.tools.demo import command, ending, methods
+from hipress.tools.demo.job import Workload
 
 KNOWN = ["auto", "onebit_group", "int4_group", "dgc"]
 

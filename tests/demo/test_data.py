@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hipress.demo import corpus, model
-from hipress.demo.job import Workload
+from hipress.tools.demo import corpus, model
+from hipress.tools.demo.job import Workload
 
 
 @pytest.fixture

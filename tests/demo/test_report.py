@@ -7,8 +7,8 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from hipress.demo import chart, report
-from hipress.demo.job import Result, Workload
+from hipress.tools.demo import chart, report
+from hipress.tools.demo.job import Result, Workload
 
 
 def result(method, label, seconds, payload, loss, identical=True):

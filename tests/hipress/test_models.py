@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hipress.errors import ConfigError
-from hipress.models import own, roofline
-from hipress.models.model import Gradient, Model, list_models, load, read, write
-from hipress.models.work import Speed, Work
+from hipress.tools.models import own, roofline
+from hipress.tools.models.model import Gradient, Model, list_models, load, read, write
+from hipress.tools.models.work import Speed, Work
 
 NUMBERS = Speed(flops=1e9, bandwidth=1e8, launch=1e-3)
 

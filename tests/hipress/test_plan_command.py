@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from casync.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
-from hipress.cli import app
 from hipress.errors import ConfigError
-from hipress.plan import profile
 from hipress.plan.candidates import candidates
+from hipress.tools import profile
+from hipress.tools.cli import app
 from tests.hipress.fakes import Int8
 
 CODECS = {"int8_fake": Int8()}
@@ -316,7 +316,7 @@ def test_a_probe_of_devices_refuses_bad_options(count, transport, told, monkeypa
 def test_probe_under_torchrun(tmp_path):
     output = tmp_path / "profile.json"
     root = Path(__file__).parents[2]
-    program = [sys.executable, "-c", "from hipress.cli import main; main()"]
+    program = [sys.executable, "-c", "from hipress.tools.cli import main; main()"]
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python",
          *program, "probe", "--output", str(output)],

@@ -21,8 +21,6 @@ from casync.topology import Topology
 from hipress import options, planning
 from hipress.errors import ConfigError
 from hipress.model import Param, describe
-from hipress.models.own import by_elements
-from hipress.models.work import Speed
 from hipress.plan import probe
 from hipress.plan.auto import BUDGET, FAR, TRIED, Search
 from hipress.plan.candidates import candidates
@@ -35,6 +33,8 @@ from hipress.reporting.report import Report
 from hipress.reporting.summary import describe_plan
 from hipress.reporting.tables import probe_table
 from hipress.sync.traffic import Traffic
+from hipress.tools.models.own import by_elements
+from hipress.tools.models.work import Speed
 from tests.hipress.common import Net
 from tests.hipress.fakes import Halves, Int8, Sparse
 

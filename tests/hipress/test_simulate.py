@@ -11,17 +11,17 @@ from typer.testing import CliRunner
 
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
-from hipress.cli import app
 from hipress.errors import ConfigError
-from hipress.models import own
-from hipress.models.devices import DEVICES
-from hipress.plan import profile
 from hipress.plan.codecs import compile_codec
 from hipress.plan.probe import DTYPES
-from hipress.simulate import codecs, methods
-from hipress.simulate.cluster import Cluster, Link, read
-from hipress.simulate.costs import costs
-from hipress.simulate.predict import Simulation
+from hipress.tools import profile
+from hipress.tools.cli import app
+from hipress.tools.models import own
+from hipress.tools.models.devices import DEVICES
+from hipress.tools.simulate import codecs, methods
+from hipress.tools.simulate.cluster import Cluster, Link, read
+from hipress.tools.simulate.costs import costs
+from hipress.tools.simulate.predict import Simulation
 
 CLUSTER = """\
 nodes: 4

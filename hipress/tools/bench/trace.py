@@ -1,0 +1,103 @@
+"""`hipress trace`: a real step of each rank and its prediction, in one file for Perfetto."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hipress.tools.bench.command import check_model, refusing
+from hipress.tools.demo import methods, place
+from hipress.tools.demo.command import check_device, check_optimizer, check_output
+from hipress.tools.demo.ending import orderly_end
+from hipress.tools.demo.job import LSTM, TRACED, Job, Workload
+
+
+def trace(
+    method: Annotated[
+        str, typer.Option(help="hipress:CODEC[:option=value].")
+    ] = "hipress:int4_group",
+    model: Annotated[
+        str, typer.Option(help="lstm, or package.module:function that returns (module, inputs).")
+    ] = LSTM,
+    optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "adamw",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    hosts: Annotated[int, typer.Option(help="Emulated hosts.", min=2, max=16)] = 2,
+    rate: Annotated[str, typer.Option(help="Rate of emulated links, such as 1gbit.")] = "1gbit",
+    loopback: Annotated[bool, typer.Option("--loopback", help="Emulate no links.")] = False,
+    steps: Annotated[int, typer.Option(help="Steps before the traced one.", min=4)] = 12,
+    output: Annotated[Path, typer.Option(help="File for ui.perfetto.dev.")] = Path("trace.json"),
+) -> None:
+    """Trace a training step on every rank, beside the step that the planner predicts.
+
+    Runs on the ranks that torchrun, Slurm or MPI started, or on emulated hosts.
+    """
+    with refusing("hipress trace"), orderly_end("hipress trace"):
+        _check(method, model, optimizer, device, output)
+        where = place.choose(hosts, rate, loopback=loopback)
+        load = Workload(optimizer=optimizer, device=device, model=model)
+        _run(Job(method, hosts, steps, load, purpose=TRACED), where, output)
+
+
+def _check(method: str, model: str, optimizer: str, device: str, output: Path) -> None:
+    parsed = methods.parse(method)
+    if parsed.way != "hipress" or parsed.codec == methods.AUTO:
+        raise ValueError(
+            f"method {method!r}: expected a compressor by hipress.wrap, such as hipress:int4_group"
+        )
+    methods.check([parsed])
+    check_model(model)
+    check_optimizer(optimizer)
+    check_device(device)
+    check_output(output.parent)
+
+
+def _run(job: Job, where: place.Choice, output: Path) -> None:
+    import dataclasses
+    import os
+
+    from hipress.tools.bench.cluster import Cluster, Started
+    from hipress.tools.demo import runner
+
+    try:
+        if not Started.there(os.environ):
+            print(where.sentence)
+            with where.enter() as here:
+                _write(runner.events(here, job), output)
+            return
+        with Cluster() as cluster:
+            found = cluster.events(dataclasses.replace(job, hosts=cluster.started.ranks))
+            if cluster.first:
+                print(cluster.sentence)
+                _write(found, output)
+    except runner.RunError as error:
+        print(f"hipress trace: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _write(events: Sequence[dict[str, Any]], output: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hipress.tools.tracing import spans
+
+    processes = [
+        *(_process(f"rank {rank}", each["spans"]) for rank, each in enumerate(events)),
+        _process("predicted", events[0]["predicted"]),
+    ]
+    spans.write(processes, output)
+    table = Table("ms", "rank 0", "predicted", "off", title="Where a step's time goes")
+    for row in spans.comparison(processes[0], processes[-1]):
+        table.add_row(*row)
+    table.add_row("backward pass alone", f"{1e3 * events[0]['alone']:.1f}", "", "")
+    Console().print(table)
+    print(f"{output}: open it at ui.perfetto.dev")
+
+
+def _process(name: str, found: Sequence[Sequence[Any]]) -> Any:
+    from hipress.tools.tracing.spans import Process, Span
+
+    return Process(name, tuple(Span(*each) for each in found))

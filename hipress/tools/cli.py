@@ -1,0 +1,50 @@
+"""The command line `hipress`. Each command has a module of its own; this one only lists them."""
+
+from typing import Annotated
+
+import typer
+
+from hipress import __version__
+from hipress.tools.bench.command import app as bench
+from hipress.tools.bench.trace import trace
+from hipress.tools.demo.command import demo
+from hipress.tools.plan_command import plan, probe
+from hipress.tools.simulate.command import simulate
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo)
+app.command("probe")(probe)
+app.command("plan")(plan)
+app.add_typer(bench, name="bench")
+app.command("simulate")(simulate)
+app.command("trace")(trace)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, if asked to."""
+    if wanted:
+        typer.echo(f"hipress {__version__}")
+        raise typer.Exit
+
+
+@app.callback()  # with one, typer keeps a lone command's name on the command line
+def hipress(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="show the version"),
+    ] = False,
+) -> None:
+    """Compressed gradient synchronization for data-parallel PyTorch training."""
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""`hipress demo`: trains with several methods, one after the other, and shows the cost of each."""
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from hipress.tools.demo import methods, place
+from hipress.tools.demo.ending import orderly_end
+from hipress.tools.demo.job import Job, Result, Workload
+
+_OPTIMIZERS = ("sgd", "adamw")
+
+
+def demo(
+    hosts: Annotated[
+        int, typer.Option(help="Processes; as root on Linux each on a host of its own.")
+    ] = 2,
+    rate: Annotated[str, typer.Option(help="Speed of every link, 100kbit to 100gbit.")] = "1gbit",
+    steps: Annotated[int, typer.Option(help="Training steps of each method.")] = 60,
+    method_list: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help="Comma-separated; hipress:CODEC[:option=value].",
+            show_default=", ".join(methods.DEFAULTS),  # with spaces, at which help may break lines
+        ),
+    ] = ",".join(methods.DEFAULTS),
+    optimizer: Annotated[
+        str, typer.Option(help="sgd (rate 1, clipping .25) or adamw (.002, 1).")
+    ] = "sgd",
+    device: Annotated[str, typer.Option(help="Device of the model: cpu or cuda.")] = "cpu",
+    output: Annotated[Path, typer.Option(help="Folder for the chart and the figures.")] = Path(
+        "demo-output"
+    ),
+    loopback: Annotated[
+        bool, typer.Option("--loopback", help="No emulated links even as root.")
+    ] = False,
+) -> None:
+    """Trains a 12M-parameter language model over throttled links, with and without compression."""
+    try:
+        chosen = methods.parse_all(method_list)
+        methods.check(chosen)
+        _check(hosts, steps, optimizer)
+        check_device(device)
+        where = place.choose(hosts, rate, loopback=loopback)
+        check_output(output)
+    except (ValueError, OSError) as error:
+        _refuse(str(error))
+    workload = Workload(optimizer=optimizer, device=device)
+    jobs = [Job(each.text, hosts, steps, workload, _patience(hosts, rate)) for each in chosen]
+    console = Console()
+    console.print(where.sentence[:1].upper() + where.sentence[1:])
+    with orderly_end("hipress demo"):
+        results = _train(console, where, jobs)
+    _show(console, where, jobs[0], results, output)
+
+
+def check_optimizer(optimizer: str) -> None:
+    """Raise ValueError for an optimizer that the workload does not have."""
+    if optimizer not in _OPTIMIZERS:
+        raise ValueError(f"unknown optimizer {optimizer!r}; choose from: {', '.join(_OPTIMIZERS)}")
+
+
+def _check(hosts: int, steps: int, optimizer: str) -> None:
+    if not 1 <= hosts <= 16:
+        raise ValueError(f"{hosts} hosts: expected 1 to 16")
+    if not 2 <= steps <= 100_000:
+        raise ValueError(f"{steps} steps: expected 2 to 100000")
+    check_optimizer(optimizer)
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError for an unknown device, or one that this machine lacks."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}; choose from: cpu, cuda")
+    if device == "cuda":
+        import torch  # not above: it takes its time
+
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch finds no CUDA device here")
+
+
+def check_output(folder: Path) -> None:
+    """Raise OSError for a folder that cannot be written to, before any work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"hipress demo: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _patience(hosts: int, rate: str) -> float:
+    """Seconds that a step may take: a minute, and ten times what fp32 needs on these links."""
+    from hipress.tools.demo.netns import parse_rate
+
+    return 60 + 10 * 2 * hosts * Workload().parameters * 32 / parse_rate(rate)
+
+
+def _train(console: Console, where: place.Choice, jobs: Sequence[Job]) -> list[Result]:
+    from hipress.tools.demo import runner
+
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    results = []
+    with (
+        where.enter() as here,
+        Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as bars,
+    ):
+        tasks = [_bar(bars, job) for job in jobs]
+        for task, job in zip(tasks, jobs, strict=True):
+            bars.start_task(task)
+            result = runner.run(here, job, partial(_advance, bars, task))
+            bars.update(task, note=_note(result))
+            bars.stop_task(task)
+            results.append(result)
+    return results
+
+
+def _bar(bars: Progress, job: Job) -> TaskID:
+    label = methods.parse(job.method).label
+    return bars.add_task(label, total=job.steps, start=False, note="")
+
+
+def _advance(bars: Progress, task: TaskID, done: int) -> None:
+    bars.update(task, completed=done)
+
+
+def _note(result: Result) -> str:
+    from hipress.tools.demo.report import rows
+
+    return "[red]failed" if result.error else f"{1e3 * rows([result])[0].median:.0f} ms a step"
+
+
+def _show(
+    console: Console, where: place.Choice, job: Job, results: list[Result], output: Path
+) -> None:
+    from hipress.tools.demo import chart, report
+
+    command = shlex.join(["hipress", *sys.argv[1:]])
+    rate = where.rate if where.emulated else "none"
+    done = report.Report(where.sentence, job.hosts, rate, job.steps, job.workload, results, command)
+    done.write(output / "demo.json")
+    console.print(report.tables(done))
+    for line in report.failures(done):
+        console.print(f"[red]failed[/red] {line}", highlight=False)
+    if report.rows(results):
+        chart.draw(done, output / "demo.png")
+        console.print(f"Chart: {output / 'demo.png'}   figures: {output / 'demo.json'}")
+    if len(report.failures(done)) == len(results):
+        raise typer.Exit(1)

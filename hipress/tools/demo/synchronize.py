@@ -1,0 +1,176 @@
+"""Application of a method to a model, and a count of the payload bytes that it sends."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    debugging_hooks,
+    default_hooks,
+    powerSGD_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from hipress.tools.demo.job import PHASES
+from hipress.tools.demo.methods import FREEZE, MOMENTUM, Method, wrapped
+from hipress.tools.demo.model import Training
+
+ONE_BUCKET = 4096  # MB: with several buckets PowerSGD's two all-reduces would mix on gloo
+
+
+@dataclass(frozen=True)
+class Synchronized:
+    """A model whose gradients are synchronized after its backward pass and `step`."""
+
+    module: nn.Module
+    sent: Callable[[int], int]  # steps taken so far -> payload bytes that this rank has sent so far
+    step: Callable[[], None] = lambda: None
+    tried: Callable[[], list[dict[str, Any]]] = list  # plans of "auto", as predicted and measured
+    phases: Callable[[], dict[str, float] | None] = lambda: None  # seconds so far, by job.PHASES
+    optimizer: torch.optim.Optimizer | None = None  # clips and steps in place of the task's
+
+
+def synchronize(model: nn.Module, method: Method, training: Training) -> Synchronized:
+    """Wrap the model for training. Raises errors of torch and of hipress.wrap."""
+    if method.codec is not None:
+        return _hipress(model, method, training)
+    return _BASELINES[method.text](model)
+
+
+def _none(model: nn.Module) -> Synchronized:
+    return Synchronized(model, lambda steps: 0)
+
+
+def _noop(model: nn.Module) -> Synchronized:
+    """The floor of every method: DDP's own work, and waiting for the slowest rank."""
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    counter = _CountedAllReduce()
+
+    def hook(state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if not bucket.is_last():
+            return debugging_hooks.noop_hook(None, bucket)
+        met = dist.all_reduce(torch.zeros(1), async_op=True)
+        whole: torch.futures.Future[torch.Tensor] = met.get_future().then(lambda _: bucket.buffer())
+        return whole
+
+    ddp.register_comm_hook(None, hook)
+    return Synchronized(ddp, lambda steps: counter.sent)
+
+
+def _fp32(model: nn.Module) -> Synchronized:
+    return Synchronized(DistributedDataParallel(model), _native(model))
+
+
+def _fp16(model: nn.Module) -> Synchronized:
+    ddp = DistributedDataParallel(model)
+    counter = _CountedAllReduce()
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return Synchronized(ddp, lambda steps: counter.sent)
+
+
+def _powersgd(
+    model: nn.Module, hook: Callable[..., Any] = powerSGD_hook.powerSGD_hook
+) -> Synchronized:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_BUCKET)
+    counter = _CountedAllReduce()
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2
+    )
+    ddp.register_comm_hook(state, hook)
+    return Synchronized(ddp, lambda steps: counter.sent)
+
+
+def _powersgd_fp16(model: nn.Module) -> Synchronized:
+    return _powersgd(model, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook))
+
+
+def _hipress(model: nn.Module, method: Method, training: Training) -> Synchronized:
+    import hipress  # not above: a baseline does without
+    from hipress.devices import by_gloo
+
+    assert method.codec is not None
+    assert dist.group.WORLD is not None
+    options = wrapped(method)
+    if next(model.parameters()).is_cuda and by_gloo(dist.group.WORLD):  # ranks may share a GPU
+        options = {"transport": "staged", **options}
+    if method.way == "sync":
+        sync = hipress.Synchronizer(model, method.codec, **options)
+        return Synchronized(model, _sent(sync, model), sync.step, _tried(sync), _phases(sync))
+    optimizer = None
+    if method.way == MOMENTUM:
+        optimizer = training.averaged(model.parameters(), method.options.get(FREEZE, "auto"))
+        options = {"optimizer": optimizer, **options}
+    ddp = hipress.wrap(model, method.codec, **options)
+    return Synchronized(
+        ddp, _sent(ddp, model), tried=_tried(ddp), phases=_phases(ddp), optimizer=optimizer
+    )
+
+
+def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
+    """Bytes sent, by the report of a wrapped model or a Synchronizer."""
+    import hipress
+
+    def sent(steps: int) -> int:
+        measured = hipress.report(made).measured
+        if measured is None:  # DDP's own all-reduce is still in place
+            return _native(model)(steps)
+        return round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
+
+    return sent
+
+
+def _tried(made: Any) -> Callable[[], list[dict[str, Any]]]:
+    import hipress
+
+    return lambda: [asdict(each) for each in hipress.report(made).tried]
+
+
+def _phases(made: Any) -> Callable[[], dict[str, float] | None]:
+    import hipress
+
+    def spent() -> dict[str, float] | None:
+        measured = hipress.report(made).measured
+        names = (*PHASES, "spared_bytes")
+        if measured is None:
+            return None
+        return {name: getattr(measured, name) * measured.steps for name in names}
+
+    return spent
+
+
+def _native(model: nn.Module) -> Callable[[int], int]:
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    return lambda steps: steps * _allreduced(size)
+
+
+_BASELINES: dict[str, Callable[[nn.Module], Synchronized]] = {
+    "none": _none,
+    "ddp-noop": _noop,
+    "ddp-fp32": _fp32,
+    "ddp-fp16": _fp16,
+    "powersgd": _powersgd,
+    "powersgd-fp16": _powersgd_fp16,
+}
+
+
+class _CountedAllReduce:
+    """Counts bytes that PyTorch's hooks pass to `dist.all_reduce`, looked up at each call."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._original = dist.all_reduce
+        dist.all_reduce = self._all_reduce
+
+    def _all_reduce(self, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        self.sent += _allreduced(tensor.numel() * tensor.element_size())
+        return self._original(tensor, *arguments, **options)
+
+
+def _allreduced(size: int) -> int:
+    """Bytes that a rank sends in a ring all-reduce of `size` bytes."""
+    world = dist.get_world_size()
+    return 2 * (world - 1) * size // world

@@ -1,0 +1,129 @@
+"""`hipress simulate`: predict a model's step on a cluster that is described in a file."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hipress.errors import ConfigError, HipressError
+from hipress.tools.models import own
+from hipress.tools.reading import SHARE
+from hipress.tools.simulate import cluster as clusters
+from hipress.tools.simulate import methods as known
+from hipress.tools.simulate import results
+from hipress.tools.simulate.methods import BASELINE, FP32
+from hipress.tools.simulate.predict import Simulation
+from hipress.tools.simulate.profiles import write_profile
+from hipress.tools.simulate.show import bandwidth, show
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    cluster: Annotated[
+        Path,
+        typer.Argument(
+            help="A YAML file that describes the cluster: see docs/cookbook/predict.md."
+        ),
+    ],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model of the package (bert-large); package.module:function, which returns a "
+            "model and its inputs; or shapes (10000x512,512)."
+        ),
+    ],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="fp32, or a compressor such as dgc:ratio=0.01; may be repeated."),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="Optimizer of the training (sgd, adam), for the measured loss."),
+    ] = None,
+    step: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds of one rank's step without communication.", min=1e-3),
+    ] = None,
+    bandwidth_for: Annotated[
+        str,
+        typer.Option(help="Print the least bandwidth that reaches this efficiency, such as 90%."),
+    ] = "",
+    chart: Annotated[Path | None, typer.Option(help="Draw efficiency by bandwidth: a PNG.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Draw a step's lanes: a PNG.")] = None,
+    output: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Write the costs as a profile, from which `hipress plan` plans."),
+    ] = None,
+) -> None:
+    """Predicts a training step on a cluster, by method, before the cluster exists.
+
+    hipress simulate cluster.yaml bert-large --chart crossover.png
+    """
+    gc.freeze()  # else each full collection, of which parts make some, looks at all of torch: 0.2 s
+    try:
+        methods = [known.parse(each) for each in method or known.DEFAULTS]
+        simulation = Simulation(
+            clusters.read(cluster), own.find(model), methods, None if step is None else step * 1e-3
+        )
+        made = results.table(simulation, optimizer)
+        if profile is not None:
+            write_profile(profile, simulation.cluster, optimizer)
+        wanted = _share(bandwidth_for) if bandwidth_for else None
+    except (HipressError, OSError) as error:
+        typer.echo(f"hipress: {error}", err=True)
+        raise typer.Exit(2) from None
+    show(made)
+    if wanted is not None:
+        _tell_bandwidths(simulation, wanted)
+    _write(simulation, made, chart, timeline, output)
+
+
+def _share(text: str) -> float:
+    found = SHARE.read(text)
+    if isinstance(found, str) or not 0 < found < 1:
+        raise ConfigError(f"--bandwidth-for {text}: expected a share such as 90%")
+    return found
+
+
+def _tell_bandwidths(simulation: Simulation, wanted: float) -> None:
+    """Print, by method, the least bandwidth that reaches the wanted efficiency."""
+    for method in simulation.methods:
+        found = simulation.bandwidth_for(method, wanted)
+        text = "no link is enough" if found is None else f"from {bandwidth(found)} on"
+        typer.echo(f"{method} reaches {wanted:.0%}: {text}")
+
+
+def _write(
+    simulation: Simulation,
+    made: results.Table,
+    chart: Path | None,
+    timeline: Path | None,
+    output: Path | None,
+) -> None:
+    curve = results.curve(simulation) if chart or output else None
+    timelines = [results.timeline(simulation, each) for each in _drawn(simulation, made)]
+    if chart is not None and curve is not None:
+        from hipress.tools.simulate.chart import draw
+
+        draw(made, curve, chart)
+    if timeline is not None:
+        from hipress.tools.simulate.chart import draw_timelines
+
+        draw_timelines(timelines, timeline)
+    if output is not None:
+        data = results.to_dict(made, curve, timelines)
+        output.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+
+def _drawn(simulation: Simulation, made: results.Table) -> Sequence[str]:
+    """The baseline and the fastest codec."""
+    ours = [r.outcome.method for r in made.rows if r.outcome.method not in (FP32, BASELINE)]
+    base = [name for name in (BASELINE, FP32) if name in simulation.methods]
+    return [*base[:1], *ours[:1]]

@@ -1,0 +1,116 @@
+"""Costs of transfers and codecs by a cluster's description, as a probe would measure them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from casync.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
+from casync.stages import TASK
+from hipress.tools.simulate import codecs as speeds
+from hipress.tools.simulate.cluster import Cluster
+from hipress.tools.simulate.methods import BASELINE
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["codec_costs", "costs", "probed"]
+
+_TYPES = ("float32", "float16", "bfloat16")
+
+
+def costs(cluster: Cluster, codecs: Mapping[str, CodecCost]) -> Costs:
+    """Costs on a cluster. All ranks of a node share its link to others, in transfers between them;
+    in an all-reduce they form a ring, one link of which leaves the node each way."""
+    far = max(1, cluster.ranks - cluster.ranks_per_node)
+    peers = sorted({1, max(1, cluster.nodes - 1), far})
+    return Costs(
+        {each: _exchange(cluster, each) for each in peers},
+        dict.fromkeys(_TYPES, _reduce(cluster)),
+        codecs,
+        _inside(cluster),
+        cluster.device.overlap,
+        _copies(cluster),
+    )
+
+
+def codec_costs(cluster: Cluster, codecs: Mapping[str, Codec]) -> dict[str, CodecCost]:
+    """Costs of codecs by key: of the cluster's profile, else by the bytes that they touch."""
+    known = _measured(cluster)
+    return {
+        key: known.get(key) or speeds.cost(codec, cluster.device) for key, codec in codecs.items()
+    }
+
+
+def _measured(cluster: Cluster) -> Mapping[str, CodecCost]:
+    if cluster.profile is None:
+        return {}
+    return next(iter(cluster.profile.places.values())).codecs
+
+
+def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, CodecCost], str]:
+    """Costs of codecs by key, and a text on their source: a profile, or the device's memory."""
+    known, found = _measured(cluster), codec_costs(cluster, codecs)
+    if BASELINE in found:
+        found[BASELINE] = _hooked(found[BASELINE])
+    guessed = [key for key in found if key not in known]
+    if not guessed:
+        return found, ""
+    listed = ", ".join(sorted(guessed))
+    if cluster.device.host:
+        return found, f"{listed}: as measured on a core of the machine of bench.codecs"
+    return (
+        found,
+        f"{listed}: by the bytes that kernels touch, not measured on a {cluster.device.name}",
+    )
+
+
+def _hooked(cost: CodecCost) -> CodecCost:
+    """Cost of PyTorch's own hook: it casts a bucket at once, without the time of a task."""
+    cast = Line(-TASK, cost.encode.per_byte)
+    return CodecCost(cast, cast)
+
+
+def _transfer(cluster: Cluster, per_byte: float, latency: float) -> Transfer:
+    """A transfer whose bytes take the link or the copying core, whichever takes longer."""
+    device = cluster.device
+    taken = max(per_byte, device.core)
+    cores = device.core / taken if taken > 0 else 0.0
+    return Transfer(Line(latency, taken), cores, device.slows)
+
+
+def _exchange(cluster: Cluster, peers: int) -> Transfer:
+    """Transfer between nodes, by bytes that each rank sends to `peers` others."""
+    if cluster.nodes == 1:
+        return _inside(cluster)
+    share = cluster.ranks_per_node * cluster.crossing(peers) / cluster.between.speed
+    return _transfer(cluster, share, cluster.between.latency)
+
+
+def _inside(cluster: Cluster) -> Transfer:
+    link = cluster.inside
+    if cluster.ranks_per_node == 1:
+        return Transfer(FREE)
+    return _transfer(cluster, 1 / link.speed, link.latency)
+
+
+def _reduce(cluster: Cluster) -> Transfer:
+    """All-reduce, by bytes that each rank has. A byte travels twice around. Latency: GPUs' trees
+    have few hops in a row; rings of hosts have all."""
+    n, link = cluster.ranks, cluster.inside if cluster.nodes == 1 else cluster.between
+    around = 2 * (n - 1) / n
+    slowest = 0.0 if cluster.ranks_per_node == 1 else 1 / cluster.inside.speed
+    if cluster.nodes > 1:
+        slowest = max(slowest, cluster.crossing(1) / cluster.between.speed)
+    hops = 2 * (n - 1) if cluster.device.host else 2 * math.ceil(math.log2(max(2, cluster.nodes)))
+    made = _transfer(cluster, slowest, link.collective + hops * link.latency)
+    return replace(made, line=Line(made.line.latency, around * made.line.per_byte))
+
+
+def _copies(cluster: Cluster) -> Copies | None:
+    if cluster.pcie is None:
+        return None
+    way = Line(1e-5, 1 / cluster.pcie)
+    return Copies(way, way, gradients=True)
