@@ -155,8 +155,8 @@ class Gossip:
         """Send the change of the parameters to neighbours, and move the parameters towards theirs.
 
         Every rank must call it equally often, after each optimizer.step(), or after every few of
-        them. Raises the first failure, which names rank, peer and task (RankLost, AgreementTimeout or
-        SyncError); after a failure every further step raises SyncError.
+        them. Raises the first failure, which names rank, peer and task (RankLost, AgreementTimeout
+        or SyncError); after a failure every further step raises SyncError.
         """
         refuse_detached(self, self._session)
         with self._session.failing("gossip.step()"):

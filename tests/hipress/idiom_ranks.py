@@ -282,7 +282,8 @@ def in_threads(rank, world_size):
 def _average(way, which, group, rank, found):
     """Take three averages that belong to thread `which`."""
     if way == "all_reduce":
-        mean = hipress.all_reduce(torch.full((8,), 10.0 * which + rank), "none", process_group=group)
+        mine = torch.full((8,), 10.0 * which + rank)
+        mean = hipress.all_reduce(mine, "none", process_group=group)
         found[way, which] = (mean - (10.0 * which + 0.5)).abs().max().item()
         return
     model, most = mlp(), 0.0
