@@ -60,7 +60,7 @@ demo() {
     echo "left out: the demo draws a chart, and matplotlib is not installed"
     return
   fi
-  py -c 'from hipress.tools.cli import main; main()' demo --loopback --hosts 2 \
+  py -c 'from hipress.tools import main; main()' demo --loopback --hosts 2 \
     --steps $((rehearse ? 2 : 30)) --device $device --methods "$methods" --output "$out/demo"
 }
 step() {

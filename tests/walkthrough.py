@@ -10,7 +10,7 @@ from tests.patience import HANG
 
 BLOCK = re.compile(r"^```(yaml|python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PROGRAMS = {
-    "compll": (sys.executable, "-c", "from compll.tools.cli import main; main()"),
+    "compll": (sys.executable, "-c", "from compll.tools import main; main()"),
     "pytest": (sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
     "python": (sys.executable,),
     "torchrun": (sys.executable, "-m", "torch.distributed.run"),

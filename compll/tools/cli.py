@@ -247,7 +247,7 @@ def summary(codecs: list[Codec]) -> Table:
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Run a command."""
     try:
         app()
     except CompllError as error:

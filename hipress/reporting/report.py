@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from hipress.plan.plan import Decision
 from hipress.plan.trial import Tried
+from hipress.reporting import tables
 from hipress.reporting.measured import Measured, all_reduce_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
     from hipress.plan.probe import Probe
 
 
@@ -63,30 +62,16 @@ class Report:
         }
 
     def __str__(self) -> str:
-        from io import StringIO
-
-        from rich.console import Console
-
-        console = Console(file=StringIO(), width=110)
-        console.print(self)
-        text = console.file
-        assert isinstance(text, StringIO)
-        return text.getvalue()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.markup import escape
-
-        from hipress.reporting import tables
-
-        yield f"[bold]hipress[/bold], rank {self.rank} of {self.world_size}: {escape(self.why)}"
+        parts = [f"hipress, rank {self.rank} of {self.world_size}: {self.why}"]
         if self.measured is not None:
-            yield tables.sent_table(self.measured)
-        if self.measured is not None and self.measured.unused_bytes:
-            yield tables.room_table(self.measured, self.cuts)
-        yield tables.decision_table(self.decisions)
+            parts.append(str(tables.sent_table(self.measured)))
+            if self.measured.unused_bytes:
+                parts.append(str(tables.room_table(self.measured, self.cuts)))
+        parts.append(str(tables.decision_table(self.decisions)))
         if self.measured is not None:
-            yield tables.time_table(self.measured)
+            parts.append(str(tables.time_table(self.measured)))
         if self.tried:
-            yield tables.tried_table(self.tried, self.trial_seconds)
+            parts.append(str(tables.tried_table(self.tried, self.trial_seconds)))
         if self.probe is not None:
-            yield tables.probe_table(self.probe)
+            parts.append(str(tables.probe_table(self.probe)))
+        return "\n\n".join(parts) + "\n"

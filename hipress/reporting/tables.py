@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-from rich.table import Table
-
 from hipress.plan.plan import Decision
 from hipress.plan.trial import Tried
 from hipress.reporting.measured import Measured, total_of
 from hipress.reporting.summary import codec_name
+from hipress.reporting.text_table import Table
 
 if TYPE_CHECKING:
     from casync.cost import Line
@@ -22,11 +20,10 @@ if TYPE_CHECKING:
 def sent_table(m: Measured) -> Table:
     """Bytes that this rank sends in a step, a row for each kind of gradients."""
     table = Table(
-        title=f"Sent by this rank in a step, mean of {m.steps}", title_justify="left",
-        caption="DDP: sent by DDP alone for the same gradients. reduction: DDP / sent.",
-        caption_justify="left",
-    )  # fmt: skip
-    _columns(table, ["gradients"], ["MB", "share", "DDP MB", "sent MB", "reduction"])
+        f"Sent by this rank in a step, mean of {m.steps}",
+        "DDP: sent by DDP alone for the same gradients. reduction: DDP / sent.",
+    )
+    table.add_columns(["gradients"], ["MB", "share", "DDP MB", "sent MB", "reduction"])
     whole = total_of(m.kinds.values())
     for name, kind in (*m.kinds.items(), ("all", whole)):
         if kind.gradient_bytes:
@@ -40,33 +37,33 @@ def sent_table(m: Measured) -> Table:
 
 def room_table(measured: Measured, cuts: Mapping[str, bool]) -> Table:
     """Bytes a step sent because both sides of a message must know its length beforehand."""
-    table = Table(title="Lengths that vary, known beforehand", title_justify="left")
-    _columns(table, ["codec", "room"], ["unused MB"])
+    table = Table("Lengths that vary, known beforehand")
+    table.add_columns(["codec", "room"], ["unused MB"])
     if measured.exact_bytes:
         exact = _mb(measured.exact_bytes)
         table.caption = f"{exact} MB were sent exactly: the host waited for their lengths."
     for name, size in measured.unused_bytes.items():
         room = "by the last step; the rest waits" if cuts.get(name) else "for the largest payload"
-        table.add_row(escape(name), room, _mb(size))
+        table.add_row(name, room, _mb(size))
     return table
 
 
 def decision_table(decisions: Sequence[Decision]) -> Table:
     """A row for the parameters of each codec, strategy and reason; most elements first."""
-    table = Table(title="Plan", title_justify="left", caption_justify="left")
-    _columns(table, ["codec", "strategy", "why", "largest"], ["parameters", "elements"])
+    table = Table("Plan")
+    table.add_columns(["codec", "strategy", "why", "largest"], ["parameters", "elements"])
     predicted = any(d.gain is not None for d in decisions)
     if predicted:
         table.caption = (
             "gain: ms that a step would take longer with the largest uncompressed; "
             "otherwise: the next best for it, and ms longer with that. Predicted."
         )
-        _columns(table, [], ["gain"])
-        _columns(table, ["otherwise"], ["ms"])
+        table.add_columns([], ["gain"])
+        table.add_columns(["otherwise"], ["ms"])
     for group, members in _grouped(decisions):
         first = members[0]
-        row = [*map(escape, (*group, first.name)), f"{len(members):,}"]
-        more = (_ms(first.gain), escape(first.runner_up or "-"), _ms(first.margin))
+        row = [*group, first.name, f"{len(members):,}"]
+        more = (_ms(first.gain), first.runner_up or "-", _ms(first.margin))
         table.add_row(*row, f"{_elements(members):,}", *(more if predicted else ()))
     return table
 
@@ -86,8 +83,8 @@ def _elements(decisions: Sequence[Decision]) -> int:
 
 def time_table(m: Measured) -> Table:
     """Times of a step, on this rank."""
-    table = Table(title="Time in a step", title_justify="left")
-    _columns(table, ["what"], ["ms"])
+    table = Table("Time in a step")
+    table.add_columns(["what"], ["ms"])
     table.add_row("encode", _ms(m.encode_seconds))
     table.add_row("decode, and add up", _ms(m.decode_seconds))
     table.add_row("waiting for messages, with nothing to encode or decode", _ms(m.wait_seconds))
@@ -97,25 +94,23 @@ def time_table(m: Measured) -> Table:
 
 def tried_table(tried: Sequence[Tried], cost: float | None) -> Table:
     """Plans of the trial. cost: seconds of the trial, if it is over."""
-    table = Table(title="Plans tried", title_justify="left", caption_justify="left")
+    table = Table("Plans tried")
     table.caption = "predicted: a step. step: median on the slowest rank; " + (
         "being tried." if cost is None else f"the trial cost {cost:.2f} s."
     )
-    _columns(table, ["plan"], ["predicted ms", "steps", "step ms", "spread ms"])
-    _columns(table, ["verdict"], [])
+    table.add_columns(["plan"], ["predicted ms", "steps", "step ms", "spread ms"])
+    table.add_columns(["verdict"], [])
     for each in tried:
         times = map(_ms, (each.step_seconds, each.spread_seconds))
-        table.add_row(
-            escape(each.plan), _ms(each.predicted_seconds), str(each.steps), *times, each.verdict
-        )
+        table.add_row(each.plan, _ms(each.predicted_seconds), str(each.steps), *times, each.verdict)
     return table
 
 
 def probe_table(probe: Probe) -> Table:
     """Measured costs of links and codecs."""
     costs = probe.costs
-    table = Table(title=f"Probe, {probe.seconds:.2f} s", title_justify="left")
-    _columns(table, ["measured"], ["latency ms", "GB/s", "cores"])
+    table = Table(f"Probe, {probe.seconds:.2f} s")
+    table.add_columns(["measured"], ["latency ms", "GB/s", "cores"])
     transfers = {f"to {peers} at once": each for peers, each in costs.exchange.items()}
     transfers |= {f"all-reduce {name}": each for name, each in costs.reduce.items()}
     for name, each in transfers.items():
@@ -129,13 +124,6 @@ def probe_table(probe: Probe) -> Table:
             table.add_row(f"{name} {what}", _ms(line.latency), _speed(line), "1")
     table.caption = f"A backward pass hides {costs.overlap:.0%} of the work beside it."
     return table
-
-
-def _columns(table: Table, texts: Sequence[str], numbers: Sequence[str]) -> None:
-    for name in texts:
-        table.add_column(name)
-    for name in numbers:
-        table.add_column(name, justify="right")
 
 
 def _speed(line: Line) -> str:

@@ -2,3 +2,10 @@
 
 Nothing else of the package imports this one, whose libraries are those of the extra `tools`.
 """
+
+from compll.tools import extra
+
+
+def main() -> None:
+    """The entry point of the console script `hipress`."""
+    extra.run("hipress", "hipress.tools.cli")

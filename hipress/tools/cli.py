@@ -42,7 +42,7 @@ def hipress(
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Run a command."""
     app()
 
 

@@ -15,7 +15,7 @@ from tests.hipress.launch import launch
 from tests.patience import HANG
 from tests.tiers import first_fast
 
-HEAVY = {"llvmlite", "networkx", "matplotlib", "typer", "rich", "yaml", "scipy", "sympy"}
+HEAVY = {"llvmlite", "networkx", "matplotlib", "jinja2", "typer", "rich", "yaml", "scipy", "sympy"}
 
 EXIT = """
 import sys, torch, torch.distributed as dist, hipress

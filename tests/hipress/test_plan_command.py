@@ -316,7 +316,7 @@ def test_a_probe_of_devices_refuses_bad_options(count, transport, told, monkeypa
 def test_probe_under_torchrun(tmp_path):
     output = tmp_path / "profile.json"
     root = Path(__file__).parents[2]
-    program = [sys.executable, "-c", "from hipress.tools.cli import main; main()"]
+    program = [sys.executable, "-c", "from hipress.tools import main; main()"]
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python",
          *program, "probe", "--output", str(output)],
