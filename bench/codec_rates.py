@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from bench.commands import RESULTS
-from hipress import simulate
+from hipress.tools import simulate
 
 PATH = Path(simulate.__file__).parent / "cpu_codecs.json"
 

@@ -19,8 +19,8 @@ from torch import nn
 
 from bench.architectures import UGATIT, Translation, Words, ugatit_loss
 from bench.commands import refusing
-from hipress import models
 from hipress.errors import unknown
+from hipress.tools import models
 from hipress.tools.models import roofline
 from hipress.tools.models.model import Model, write
 
