@@ -34,10 +34,11 @@ from casync.building.parts import Choice, Tensor
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import partition
 from casync.graph.shares import Shares, share_out
+from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
-from hipress.plan.codecs import compile_codec
+from hipress.plan.codecs import compile_codec, state_of
 
 WIDTH, LAYERS, ROUNDS, WARM_UP = 320, 12, 21, 3
 BUCKET = 25 << 20  # bytes
@@ -120,7 +121,10 @@ def _moved(tensor: Tensor) -> list[Tensor]:
 def _seconds(executor: Executor, way: Way, step: int) -> float:
     lengths = [max(r[0] + r[1] for part in p.parts for r in part.rows) for p in way.programs]
     buckets, codec = [torch.randn(n) for n in lengths], CODECS[CODEC]
-    states = {(CODEC, side): codec.init_state(max(lengths)) for side in ("worker", "aggregator")}
+    states = {
+        (CODEC, side): state_of(codec, HostMemory(), max(lengths))
+        for side in ("worker", "aggregator")
+    }
     dist.barrier()
     begin = time.perf_counter()
     futures = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, Unpack
 
@@ -19,11 +20,13 @@ __all__ = [
     "DecodeOptions",
     "DeviceCodec",
     "EncodeOptions",
+    "Fate",
     "Floats",
     "Ints",
     "Operation",
     "Round",
     "State",
+    "StateField",
 ]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -55,6 +58,22 @@ class Round(Protocol):
     def payload_bytes(self, n: int) -> int:
         """Exact bytes of the round's payload of n elements."""
         ...
+
+
+#: what becomes of a state between ranks: "owed" is gradient that was not sent yet, and may be added
+#: to any later gradient; "mean": ranks' values may be replaced by their mean; "same": values are
+#: equal on all ranks
+Fate: TypeAlias = Literal["owed", "mean", "same"]
+
+
+@dataclass(frozen=True)
+class StateField:
+    """A state that a codec keeps between steps, zero at first."""
+
+    name: str
+    dtype: str = "float32"  # of its array: float32, float16, or uint16 with bits of bfloat16
+    per: Literal["element", "tensor"] = "element"  # of a tensor, or one value a tensor
+    fate: Fate = "owed"
 
 
 class EncodeOptions(TypedDict, total=False):
@@ -142,8 +161,8 @@ class Codec(Protocol):
         ...
 
     @property
-    def stateful(self) -> bool:
-        """True if the codec keeps a residual or another state."""
+    def states(self) -> Sequence[StateField]:
+        """The states that the codec keeps; () if it is stateless."""
         ...
 
     @property
@@ -165,10 +184,6 @@ class Codec(Protocol):
 
     def payload_bytes(self, n: int) -> int:
         """Upper bound in bytes of the payload of n elements, over all rounds."""
-        ...
-
-    def init_state(self, n: int, tensors: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """Zeroed state: flat [n], or float32 [tensors] per tensor; {} if stateless."""
         ...
 
     def encode_batch(
@@ -249,12 +264,13 @@ class CodecDefaults:
     vote: bool = False
     difference: float | None = None
     fuses: bool = False
-    stateful: bool = False
+    states: Sequence[StateField] = ()
     rounds: Sequence[Round] = ()
 
     def init_state(self, n: int, tensors: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """An empty state: the codec is stateless."""
-        return {}
+        """Zeroed states of n elements of a number of tensors, in host memory."""
+        sizes = {"element": n, "tensor": tensors}
+        return {state.name: np.zeros(sizes[state.per], state.dtype) for state in self.states}
 
     def for_shape(self, shape: Sequence[int]) -> Self:
         """Implements Codec.for_shape."""

@@ -13,7 +13,7 @@ parameters would drift by the difference.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from casync.codec import (
     Floats,
     Ints,
     State,
+    StateField,
 )
 
 __all__ = ["OWN", "Estimate", "copy_of"]
@@ -42,23 +43,19 @@ class Estimate(CodecDefaults):
     """A codec for parameters: encodes their difference from the estimate and adds it to the
     estimate. Payloads are those of the inner codec. Implements Codec."""
 
-    stateful = True
     reencodes = False
 
     def __init__(self, inner: Codec, neighbours: Iterable[int]) -> None:
         """neighbours: ranks whose estimates this rank copies."""
         self._inner = inner
-        self._states = (OWN, *map(copy_of, neighbours))
+        #: the rank's own estimate and copies of its neighbours': ends with the ranks it knows
+        self.states = tuple(StateField(n, fate="same") for n in (OWN, *map(copy_of, neighbours)))
         self.name, self.digest, self.params = inner.name, inner.digest, inner.params
         self.align, self.fixed = inner.align, inner.fixed
         self.repeats = False  # captured programs have no estimates
 
     def payload_bytes(self, n: int) -> int:
         return self._inner.payload_bytes(n)
-
-    def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
-        """The rank's own estimate and the copies of its neighbours' estimates: float32 [n] each."""
-        return {name: np.zeros(n, np.float32) for name in self._states}
 
     def encode_batch(
         self,

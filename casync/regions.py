@@ -97,18 +97,13 @@ class Region(CodecDefaults):
         self.name = f"{inner.name}, region {blocks.number} of {blocks.count}"
         self.digest, self.params = inner.digest, inner.params
         self.align, self.fixed = inner.align, inner.fixed
-        self.reencodes, self.stateful = inner.reencodes, inner.stateful
+        self.reencodes, self.states = inner.reencodes, inner.states
         self.repeats = False  # captured programs have no regions
-        states = inner.init_state(7, tensors=3).items()
-        self._flat = {name for name, array in states if array.size == 7}  # one value per element
+        self._flat = {each.name for each in inner.states if each.per == "element"}
 
     def payload_bytes(self, n: int) -> int:
         length = self._blocks.length(n)
         return self._inner.payload_bytes(length) if length else 0
-
-    def init_state(self, n: int, tensors: int = 1) -> dict[str, Any]:
-        """The state of the whole codec, for all elements."""
-        return self._inner.init_state(n, tensors)
 
     def encode_batch(
         self,

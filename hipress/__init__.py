@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from hipress import optim
 from hipress.adapters.gossip import Gossip

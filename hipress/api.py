@@ -108,7 +108,11 @@ def state_dict(ddp: Synchronized) -> dict[str, Any]:
     if session.engine is None:
         empty = Residuals(session.params, session.plan)
         return checkpoint.export(empty, session.loaded_step, rank, size)
-    return checkpoint.export(session.engine.buckets.residuals, session.engine.step, rank, size)
+    engine = session.engine
+    measured = "" if engine.tuner is None else engine.tuner.state()
+    return checkpoint.export(
+        engine.buckets.residuals, engine.step, rank, size, engine.owed, measured
+    )
 
 
 @ordinary()
@@ -149,7 +153,8 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
             session.loaded(residuals)
         session.loaded_step = state["step"]
         if engine is not None and buckets is not None:
-            engine.resume(session.loaded_step, buckets)
+            owed = checkpoint.owed_of(residuals, state)
+            engine.resume(session.loaded_step, buckets, owed, state.get("measured", ""))
     except ConfigMismatch:  # on every rank
         raise
     except BaseException as error:  # a KeyboardInterrupt, too: another rank may have loaded it

@@ -110,7 +110,7 @@ class GraVAC:
     def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
         """Implements Policy.judge."""
         for codec in codecs:
-            if codec.rounds or not codec.stateful:
+            if codec.rounds or not codec.states:
                 raise ConfigError(
                     f"GraVAC decides by the residual, and compressor {codec.name!r} has none, or "
                     "aggregates in rounds"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from casync.memory import as_codecs_take
+from hipress.errors import StateError
 
 if TYPE_CHECKING:
     from casync.codec import Codec, State
@@ -44,6 +47,14 @@ class PolicyState:
     def level(self, step: int, index: int) -> int:
         """The level of a parameter in a step, or DENSE."""
         raise NotImplementedError
+
+    def state(self) -> str:
+        """Measurements of past windows as JSON, the same on all ranks; "" if there are none."""
+        return ""
+
+    def load(self, state: str) -> None:
+        """Go on with measurements of `state`; the window that was under way begins anew. Raises
+        StateError for others."""
 
 
 class Scheduled(PolicyState):
@@ -123,6 +134,19 @@ class Gains(PolicyState):
     def _near(self, one: int, other: int) -> bool:
         return abs(self.scores[one] - self.scores[other]) < self._flat * self.scores[one]
 
+    def state(self) -> str:
+        """Implements PolicyState.state."""
+        gains, scores = sorted(self.gains.items()), sorted(self.scores.items())
+        return json.dumps([self.first, gains, scores, self.candidate, self.searching])
+
+    def load(self, state: str) -> None:
+        """Implements PolicyState.load."""
+        with _told_if_damaged("GraVAC"):
+            first, gains, scores, candidate, searching = json.loads(state)
+            self._codecs[candidate]
+            self.first, self.gains, self.scores = float(first), dict(gains), dict(scores)
+            self.candidate, self.searching = candidate, bool(searching)
+
     def level(self, step: int, index: int) -> int:
         """Implements PolicyState.level."""
         if self.gains.get(self.candidate, 0.0) >= self._least:
@@ -169,9 +193,30 @@ class Norms(PolicyState):
             self.levels[index] = int(still and not decayed)
         self._before, self._rate = norms, rate
 
+    def state(self) -> str:
+        """Implements PolicyState.state."""
+        return json.dumps([self._before, self._rate, self.levels])
+
+    def load(self, state: str) -> None:
+        """Implements PolicyState.load."""
+        with _told_if_damaged("Accordion"):
+            before, rate, levels = json.loads(state)
+            if len(levels) != self._count or not {*levels} <= {0, 1}:
+                raise ValueError(f"levels of {len(levels)} parameters, expected {self._count}")
+            self._before, self._rate, self.levels = list(map(float, before)), float(rate), levels
+
     def level(self, step: int, index: int) -> int:
         """Implements PolicyState.level."""
         return self.levels[index]
+
+
+@contextmanager
+def _told_if_damaged(policy: str) -> Iterator[None]:
+    """Raise StateError for measurements that are not those of this policy."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError) as error:
+        raise StateError(f"damaged state: measured: not of {policy}: {error}") from error
 
 
 def _finite(gradient: torch.Tensor) -> torch.Tensor:

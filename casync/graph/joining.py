@@ -103,8 +103,7 @@ def _encodes(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Itera
 def _with_state_of_tensors(program: Program, codecs: Mapping[str, Codec]) -> frozenset[str]:
     """Codecs with a state per tensor: a call takes only one of a tensor's pieces."""
     used = {task.codec for task in program.tasks if isinstance(task, Encode)}
-    kept = {key: codecs[key].init_state(7, tensors=3).values() for key in used}
-    return frozenset(key for key, every in kept.items() if any(each.size != 7 for each in every))
+    return frozenset(k for k in used if any(s.per == "tensor" for s in codecs[k].states))
 
 
 def _decodes(program: Program, bulk: Bulk) -> Iterator[list[int]]:

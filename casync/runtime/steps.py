@@ -112,7 +112,7 @@ class Steps:
         call = self._call(index, [tasks])
         table, scale, codec = call.table, self._factor(first), self._codecs[first.codec]
         waits = self._deferral(tasks, table)
-        encode, decode, stateful = codec.encode_batch, codec.decode_batch, codec.stateful
+        encode, decode, stateful = codec.encode_batch, codec.decode_batch, bool(codec.states)
         key = self._parts[first.part].codec, first.side  # key of the states, also if `down` encodes
         seed, writeback, out = self._seeds[first.side], first.writeback, call.array
         view = self._viewing(first.codec)

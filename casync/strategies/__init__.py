@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from casync.stages import Item, Setting, Stage
     from casync.topology import Spread, Topology
 
-__all__ = ["Strategy", "TwoWay", "instead", "list_strategies", "load", "owners", "refuses"]
+__all__ = [
+    "Strategy",
+    "TwoWay",
+    "encodes_shares",
+    "instead",
+    "list_strategies",
+    "load",
+    "owners",
+    "refuses",
+]
 
 
 class Strategy(Protocol):
@@ -31,6 +40,7 @@ class Strategy(Protocol):
 
     SPREADS: Spread  # the owners over which a tensor's chunks are spread
     TWO_WAY: bool  # True if owners may encode with a codec of their own (`down`)
+    SHARES: bool  # True if workers encode 1/world_size of their values
 
     def refuses(self, codec: Codec, down: Codec) -> str | None:
         """The reason why this strategy cannot carry these codecs, with an alternative; or None.
@@ -91,6 +101,12 @@ def owners(part: Part, world_size: int) -> Sequence[int]:
     one direction."""
     strategy = load(part.strategy)
     return cast(TwoWay, strategy).owners(part, world_size) if strategy.TWO_WAY else ()
+
+
+def encodes_shares(name: str, codec: Codec) -> bool:
+    """True if workers encode 1/world_size of their values. Codecs with rounds divide by themselves,
+    and feed back what is missing of a rank's own values."""
+    return load(name).SHARES and not codec.rounds
 
 
 def instead(codec: Codec) -> str:

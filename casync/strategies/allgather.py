@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SPREADS: Spread = ""
 TWO_WAY = False
+SHARES = True
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:

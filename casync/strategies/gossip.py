@@ -28,6 +28,7 @@ __all__ = ["LINKS", "Grid", "grid"]
 
 SPREADS: Spread = ""
 TWO_WAY = False
+SHARES = False
 stages = None  # not predicted
 
 LINKS = ("ring", "torus", "complete")

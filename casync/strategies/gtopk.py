@@ -27,12 +27,18 @@ if TYPE_CHECKING:
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "tensors"
-TWO_WAY = False
+TWO_WAY = True
+SHARES = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts codecs that may encode sums."""
-    return refuse_single_encoder(codec, codec, "gtopk")
+    return refuse_single_encoder(codec, down, "gtopk")
+
+
+def owners(part: Part, world_size: int) -> tuple[int, ...]:
+    """The part's owner."""
+    return (part.owner,)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
@@ -47,7 +53,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
         b.send(payload, part, source, target, channel=0)
         b.merge(target, part, payload)
     b.phase = levels
-    mean = b.encode(owner, part, part.codec, "worker", average=True, writeback=True)
+    mean = b.encode_mean(part)
     for level, parent, child in reversed(edges):
         b.phase = 2 * levels - 1 - level
         target = (owner + child) % n

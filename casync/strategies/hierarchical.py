@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SPREADS: Spread = "nodes"
 TWO_WAY = True
+SHARES = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:

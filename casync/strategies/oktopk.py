@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SPREADS: Spread = "tensors"
 TWO_WAY = True
+SHARES = False
 
 SMALLEST = 64 << 10  # bytes of gradient in a region: see [Note: how small a chunk may be]
 

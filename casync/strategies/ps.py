@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SPREADS: Spread = "ranks"
 TWO_WAY = True
+SHARES = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:

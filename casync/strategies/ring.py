@@ -1,8 +1,8 @@
 """Ring: partial sums travel once around, decoded, added and encoded at every hop.
 
 A part's trip starts behind its owner and ends there; the owner's payload then goes around
-unchanged. Every rank encodes a part exactly once, always at the same hop, so one residual per rank
-and part is enough: the owner's encode uses the worker state, too.
+unchanged. Every rank encodes a part exactly once, always at the same hop: the owner as an
+aggregator, the others as workers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
-TWO_WAY = False
+TWO_WAY = True
+SHARES = False
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts codecs that may encode at every hop."""
-    return refuse_single_encoder(codec, codec, "ring")
+    return refuse_single_encoder(codec, down, "ring")
+
+
+def owners(part: Part, world_size: int) -> tuple[int, ...]:
+    """The part's owner."""
+    return (part.owner,)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
@@ -38,7 +44,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
         b.send(payload, part, rank, following, channel=0)
         b.merge(following, part, payload)
     b.phase = n - 1
-    mean = b.encode(owner, part, part.codec, "worker", average=True, writeback=True)
+    mean = b.encode_mean(part)
     for hop in _hops(b, owner):
         b.phase = n - 1 + hop
         rank = (owner + hop + 1) % n

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SPREADS: Spread = "ranks"
 TWO_WAY = False
+SHARES = False
 stages = None  # not predicted
 
 

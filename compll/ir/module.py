@@ -59,6 +59,19 @@ class Field:
         return HALVES.get(self.storage, "float32")
 
     @property
+    def per(self) -> str:
+        """Values of a state: per "element" of a tensor, or one per "tensor"."""
+        return "tensor" if self.shape == "scalar" else "element"
+
+    @property
+    def fate(self) -> str:
+        """Meaning of a state between ranks. "owed": gradient that was not sent yet, and may be
+        added to any later one; "same": equal on all ranks; "mean": ranks may take their mean."""
+        if self.name == RESIDUAL:
+            return "owed"
+        return "same" if self.name == MEAN or self.shape == "matrix" else "mean"
+
+    @property
     def packed(self) -> bool:
         """True if values are packed in bytes (see [Note: packing] in layout.py)."""
         return self.layout.packed

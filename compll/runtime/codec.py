@@ -53,7 +53,7 @@ class Codec:
         self.additive = module.fields[0].storage if module.merge == "sum" else None
         #: decoded values add up and are encoded once more, without states: signs that vote
         self.vote = module.merge == "vote"
-        self.stateful = bool(module.states)
+        self.states, self.stateful = module.states, bool(module.states)
         #: with feedback of differences the share that references take up of one; else None
         self.difference = module.decay if module.differences else None
         #: a declared state (momentum, say) belongs to a worker's own gradient: no second encode

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from casync.runtime.deferral import as_torch
 from hipress.checkpoints.checkpoint_compat import (
     check_names,
+    check_owed,
     check_ranks,
     check_values,
     digest_of,
@@ -31,9 +33,19 @@ from hipress.sync.state import WORKER, Floats, Residuals, in_layout, in_shape
 log = logging.getLogger("hipress")
 
 
-def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[str, Any]:
-    """A copy of this rank's state after `step` steps."""
-    stateful = stateful_params(residuals)
+def export(
+    residuals: Residuals,
+    step: int,
+    rank: int,
+    world_size: int,
+    owed: Mapping[int, torch.Tensor] = MappingProxyType({}),
+    measured: str = "",
+) -> dict[str, Any]:
+    """A copy of this rank's state after `step` steps.
+
+    owed: gradients of earlier plans, by parameter (see PlanSwitch); measured: PlanController.state.
+    """
+    stateful, params = stateful_params(residuals), residuals.params
     return {
         "format": FORMAT,
         "step": step,
@@ -44,6 +56,8 @@ def export(residuals: Residuals, step: int, rank: int, world_size: int) -> dict[
         "compressors": {name: text_of(residuals, key) for name, (_, key) in stateful.items()},
         "strategies": {name: residuals.state_scheme(p.index) for name, (p, _) in stateful.items()},
         "state": {name: _export_one(residuals, param) for name, (param, _) in stateful.items()},
+        "owed": {params[i].name: _tensor(values, params[i]) for i, values in owed.items()},
+        "measured": measured,
     }
 
 
@@ -57,8 +71,9 @@ def validate(
     """
     check_format(saved)
     moved = check_ranks(saved, rank, world_size)
-    good, bad = check_values(residuals, saved, aggregated=not moved and saved["format"] > 5)
+    good, bad = check_values(residuals, saved, aggregated=not moved)
     wrong = moved + check_names(residuals, saved) + bad
+    wrong += check_owed(residuals, saved)[1]
     if wrong and strict:
         raise StateError(
             "the saved state does not fit this model (strict=False leaves out these entries; "
@@ -71,10 +86,16 @@ def validate(
 
 
 def plan_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The plan of a saved state, as of Plan.by_name; {} for older formats."""
+    """The plan of a saved state, as of Plan.by_name."""
     check_format(saved)
-    plan: Mapping[str, Any] = saved.get("plan", {})
+    plan: Mapping[str, Any] = saved["plan"]
     return plan
+
+
+def owed_of(residuals: Residuals, saved: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+    """Owed gradients of a validated state that fit, by parameter: see PlanSwitch."""
+    good, _ = check_owed(residuals, saved)
+    return {param.index: _laid_out(saved["owed"][param.name], param).float() for param in good}
 
 
 def means_of(saved: Mapping[str, Any], params: list[Param]) -> dict[str, str]:
@@ -103,7 +124,7 @@ def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch
     }
 
 
-def _tensor(array: Floats, param: Param) -> torch.Tensor:
+def _tensor(array: Floats | torch.Tensor, param: Param) -> torch.Tensor:
     copy = as_torch(array).to("cpu", copy=True)
     if copy.numel() != param.numel:
         return copy
@@ -112,7 +133,6 @@ def _tensor(array: Floats, param: Param) -> torch.Tensor:
 
 def restore(residuals: Residuals, saved: Mapping[str, Any], params: list[Param]) -> None:
     """Load the saved values of `params`, which fit; other states become zero, as at the start."""
-    laid_out = saved["format"] < 3  # values in the parameter's memory order
     for param in params:
         if param.index not in residuals.places:
             # Scope "bucket": the first bucket with this parameter takes it from here.
@@ -121,13 +141,13 @@ def restore(residuals: Residuals, saved: Mapping[str, Any], params: list[Param])
     for index in residuals.places:
         param = residuals.params[index]
         values = saved["state"][param.name] if index in good else {}
-        _fill_all(residuals.pieces(index), values, None if laid_out else param)
+        _fill_all(residuals.pieces(index), values, param)
 
 
 def _fill_all(
     pieces: Mapping[str, Mapping[str, Floats]],
     saved: Mapping[str, Mapping[str, torch.Tensor]],
-    param: Param | None,
+    param: Param,
 ) -> None:
     for side, arrays in pieces.items():
         for name, array in arrays.items():
@@ -135,7 +155,7 @@ def _fill_all(
             if values is None:
                 as_torch(array).zero_()
             else:
-                _fill(array, values if param is None else _laid_out(values, param))
+                _fill(array, _laid_out(values, param))
 
 
 def _laid_out(values: torch.Tensor, param: Param) -> torch.Tensor:

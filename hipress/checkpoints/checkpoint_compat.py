@@ -10,7 +10,7 @@ import torch
 from hipress.checkpoints.checkpoint_format import SIDES
 from hipress.model import Param
 from hipress.plan.codecs import described
-from hipress.sync.state import WORKER, Floats, Residuals
+from hipress.sync.state import WORKER, Residuals
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -73,10 +73,14 @@ def _other(residuals: Residuals, saved: Mapping[str, Any], param: Param, key: st
     """Text if a parameter's values were saved with another codec or strategy, or None."""
     name, here = param.name, residuals.state_scheme(param.index)
     if saved["codecs"].get(name) != digest_of(residuals, key):
-        before = saved.get("compressors", {}).get(name, "another codec")
+        before = saved["compressors"].get(name, "another codec")
         now = text_of(residuals, key)
         return f"saved with {before}{' of another spec' * (before == now)}, this is {now}"
-    before = saved.get("strategies", {}).get(name, here)  # format 1 lacks it
+    before = saved["strategies"].get(name, here)
+    if saved["format"] == 6 and before.startswith(("ring", "gtopk")):
+        return (
+            f"saved by hipress 0.1, where owners with strategy {before} kept no state of their own"
+        )
     return None if before == here else f"saved with strategy {before}, this is {here}"
 
 
@@ -85,8 +89,7 @@ def check_values(
 ) -> tuple[list[Param], list[str]]:
     """Parameters whose values fit, and errors in the values of the others.
 
-    aggregated: True if all that this rank aggregates must be there (before format 6 other ranks
-    did).
+    aggregated: True if all that this rank aggregates must be there.
     """
     good, wrong = [], []
     state: Saved = saved["state"]
@@ -120,6 +123,23 @@ def check_values(
     return good, wrong
 
 
+def check_owed(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[Param], list[str]]:
+    """Parameters whose owed gradients fit, and errors in those of the others."""
+    params = {param.name: param for param in residuals.params}
+    good, wrong = [], []
+    for name, values in saved.get("owed", {}).items():
+        param = params.get(name)
+        if param is None:
+            wrong.append(f"{name}: owed a gradient, and is no parameter here")
+        elif tuple(values.shape) != param.shape:
+            wrong.append(f"{name}: owed: expected {param.shape}, got {tuple(values.shape)}")
+        elif problem := _unusable(values):
+            wrong.append(f"{name}: owed: {problem}")
+        else:
+            good.append(param)
+    return good, wrong
+
+
 def _needed(
     residuals: Residuals, saved: Mapping[str, Any], param: Param, aggregated: bool
 ) -> list[str]:
@@ -133,11 +153,10 @@ def _needed(
 
 def _wanted(codec: Codec, param: Param) -> dict[str, tuple[int, ...]]:
     """Shapes of a side's values."""
-    return {key: _size(v, param) for key, v in codec.init_state(param.numel).items()}
-
-
-def _size(array: Floats, param: Param) -> tuple[int, ...]:
-    return param.shape if array.size == param.numel else tuple(array.shape)
+    return {
+        s.name: param.shape if s.per == "element" or param.numel == 1 else (1,)
+        for s in codec.states
+    }
 
 
 def _shapes(

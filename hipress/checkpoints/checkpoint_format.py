@@ -10,16 +10,14 @@ import torch
 from hipress.errors import StateError
 from hipress.sync.state import AGGREGATOR, WORKER
 
-FORMAT = 6
+FORMAT = 7
 KEYS = {
-    *("format", "step", "rank", "world_size", "plan"),
-    *("codecs", "compressors", "strategies", "state"),
+    *("format", "step", "rank", "world_size", "plan", "measured"),
+    *("codecs", "compressors", "strategies", "state", "owed"),
 }
-# Older formats that can be read: keys by number. Before 6 other ranks aggregated; before 5 there
-# was no plan; before 4 codecs had digests alone; before 3 values were in memory order.
-OLDER = {5: KEYS, 4: KEYS - {"plan"}}
-OLDER |= {3: OLDER[4] - {"compressors"}, 2: OLDER[4] - {"compressors"}}
-OLDER[1] = OLDER[2] - {"strategies"}
+#: older formats that can be read, and their keys: 6 had neither measurements nor owed gradients,
+#: and with `ring` and `gtopk` all states were workers'
+OLDER = {6: KEYS - {"measured", "owed"}}
 SIDES = (WORKER, AGGREGATOR)
 
 
@@ -29,11 +27,12 @@ def check_format(saved: object) -> None:
         raise StateError(f"not a state of hipress.state_dict but a {type(saved).__name__}")
     number = saved.get("format")
     keys = OLDER.get(number, KEYS) if isinstance(number, int) else KEYS
+    if type(number) is int and number not in (FORMAT, *OLDER):
+        other = "hipress 0.1.0 reads 1 to 6" if number < FORMAT else "a later version wrote it"
+        raise StateError(f"state format {number}; this version reads 6 and {FORMAT}, {other}")
     if set(saved) != keys:
         found = sorted(map(str, saved))
         raise StateError(f"not a state of hipress.state_dict: expected {sorted(keys)}, got {found}")
-    if type(number) is not int or number not in (FORMAT, *OLDER):
-        raise StateError(f"state format {number!r}; this version reads 1 to {FORMAT}")
     _check_types(saved)
 
 
@@ -45,14 +44,18 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     for key in ("rank", "world_size"):
         if type(saved[key]) is not int:
             raise StateError(f"damaged state: {key} {saved[key]!r} is no whole number")
-    for key in {"plan", "codecs", "compressors", "strategies", "state"} & set(saved):
+    for key in {"plan", "codecs", "compressors", "strategies", "state", "owed"} & set(saved):
         if not isinstance(saved[key], Mapping):
             raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
-    if not all(_is_way(way) for way in saved.get("plan", {}).values()):
+    if not all(map(_is_way, saved["plan"].values())):
         raise StateError("damaged state: plan: expected a codec, a strategy and partitions")
-    for key in {"codecs", "compressors", "strategies"} & set(saved):
+    for key in ("codecs", "compressors", "strategies"):
         if not all(isinstance(each, str) for pair in saved[key].items() for each in pair):
             raise StateError(f"damaged state: {key}: expected texts by name")
+    if not isinstance(saved.get("measured", ""), str):
+        raise StateError("damaged state: measured: expected a text")
+    if not all(isinstance(each, torch.Tensor) for each in saved.get("owed", {}).values()):
+        raise StateError("damaged state: owed: expected tensors by name")
     for name, sides in saved["state"].items():
         if not _tensors_by_side(sides):
             raise StateError(f"damaged state: {name}: expected tensors by side and name")

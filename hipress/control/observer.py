@@ -144,7 +144,7 @@ def _rate(codec: Codec, gradient: torch.Tensor | None, memory: Memory) -> float:
     table = np.array([[0, count, 0, 0, 0]], np.int64)
     room = -(-codec.payload_bytes(count) // WORD) * WORD
     out, at = memory.zeros(room, torch.uint8), np.zeros(1, np.int64)
-    state = state_of(codec, memory, count) if codec.stateful else None
+    state = state_of(codec, memory, count) or None
     x, payload = memory.array(gradient), memory.array(out)
     length = int(memory.tensor(codec.encode_batch(x, table, payload, at, state=state))[0])
     message = out[: -(-length // WORD) * WORD].cpu().numpy()

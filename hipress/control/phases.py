@@ -38,7 +38,7 @@ class Fixed:
         return self.plan
 
     def handed(
-        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
         """Implements PlanController.handed."""
 
@@ -54,6 +54,13 @@ class Fixed:
 
     def hold(self, plan: Plan) -> None:
         """Implements PlanController.hold: there is no other plan."""
+
+    def state(self) -> str:
+        """Implements PlanController.state."""
+        return ""
+
+    def load(self, state: str) -> None:
+        """Implements PlanController.load."""
 
     def close(self) -> None:
         """Implements PlanController.close."""
@@ -147,10 +154,10 @@ class Phases:
             raise SyncError(str(error)) from error
 
     def handed(
-        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
         """Implements PlanController.handed."""
-        self._now.handed(indices, buffer, unsent)
+        self._now.handed(indices, buffer, undelivered)
 
     def backward_over(self) -> None:
         """Implements PlanController.backward_over."""
@@ -179,6 +186,14 @@ class Phases:
     def hold(self, plan: Plan) -> None:
         """Implements PlanController.hold."""
         self._now.hold(plan)
+
+    def state(self) -> str:
+        """Implements PlanController.state."""
+        return self._now.state()
+
+    def load(self, state: str) -> None:
+        """Implements PlanController.load."""
+        self._now.load(state)
 
     def close(self) -> None:
         """Implements PlanController.close."""

@@ -48,10 +48,10 @@ class PlanController(Protocol):
         ...
 
     def handed(
-        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
-        """Take a ready bucket of the step, which is not averaged yet. unsent: returns the residuals
-        of these parameters as a gradient of this rank."""
+        """Take a ready bucket of the step, which is not averaged yet. undelivered: returns what
+        this rank has not delivered of these parameters, as a gradient like `buffer`."""
         ...
 
     def backward_over(self) -> None:
@@ -68,6 +68,14 @@ class PlanController(Protocol):
 
     def hold(self, plan: Plan) -> None:
         """Go on with this plan of a loaded state."""
+        ...
+
+    def state(self) -> str:
+        """Measurements that decide later plans, as JSON for checkpoints; "" if there are none."""
+        ...
+
+    def load(self, state: str) -> None:
+        """Go on with measurements of `state`. Raises StateError for others."""
         ...
 
     def close(self) -> None:

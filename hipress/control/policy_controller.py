@@ -77,14 +77,14 @@ class PolicyController:
         return self.plan
 
     def handed(
-        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
         """Implements PlanController.handed."""
         if buffer.is_sparse or not self._judge.window:
             return
         self._handed.append((indices, buffer))
         if self._judge.looks(self._step):
-            self._looked.append((indices, buffer.float() + unsent()))
+            self._looked.append((indices, buffer.float() + undelivered()))
 
     def backward_over(self) -> None:
         """Implements PlanController.backward_over."""
@@ -108,6 +108,14 @@ class PolicyController:
         """Implements PlanController.hold: the policy goes on from there."""
         self.plan = plan
         self._moments.clear()
+
+    def state(self) -> str:
+        """Implements PlanController.state."""
+        return self._judge.state()
+
+    def load(self, state: str) -> None:
+        """Implements PlanController.load; a window under way begins anew."""
+        self._judge.load(state)
 
     def close(self) -> None:
         """Implements PlanController.close."""

@@ -104,7 +104,7 @@ class Tuner:
         return self.plan
 
     def handed(
-        self, indices: Sequence[int], buffer: torch.Tensor, unsent: Callable[[], torch.Tensor]
+        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
         """Implements PlanController.handed."""
         if self._observer is not None:
@@ -136,6 +136,13 @@ class Tuner:
         self._trial.stop()
         self._watch, self._begun = Watch(), None
         self._window.clear()
+
+    def state(self) -> str:
+        """Implements PlanController.state: the plan of a checkpoint is kept as it is."""
+        return ""
+
+    def load(self, state: str) -> None:
+        """Implements PlanController.load."""
 
     def close(self) -> None:
         """Stop comparing; the others then learn at once that this rank has left."""

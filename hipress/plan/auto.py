@@ -247,7 +247,7 @@ class _Found:
         """Fuse neighbours in the best choices, if that is faster. Not if it would change a codec's
         result for a tensor, nor with states, whose owners would depend on DDP's buckets."""
         codecs = [self._search._all_codecs[way.codec] for way in self.best if way is not None]
-        possible = all(cuttable(codec) and not codec.stateful for codec in codecs)
+        possible = all(cuttable(codec) and not codec.states for codec in codecs)
         if self._search.options.scope != "tensor" or not possible:
             return
         fused = tuple(way and replace(way, fused=True, cut=1) for way in self.best)

@@ -14,7 +14,7 @@ from hipress.errors import ConfigError
 from hipress.optimizers import AVERAGED
 from hipress.options import Options
 from hipress.plan import evidence
-from hipress.plan.codecs import RESIDUAL, compile_codec, flat_names, strategy_for
+from hipress.plan.codecs import compile_codec, flat_names, owed_names, strategy_for
 from hipress.plan.evidence import Finding
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def _takes_turns(codec: Codec, options: Options, *, drops: bool) -> bool:
     which cannot be handed on to another codec, may be lost."""
     if codec.additive == "float32" or codec.vote:
         return False  # no gain over the native all-reduce, or not predicted
-    states = flat_names(codec)
-    if options.optimizer in AVERAGED and RESIDUAL not in states:
+    owed = owed_names(codec)
+    if options.optimizer in AVERAGED and not owed:
         return False  # as for a named codec: see momentum.check
-    return drops or (states <= {RESIDUAL} and not codec.rounds)
+    return drops or (flat_names(codec) <= owed and not codec.rounds)
 
 
 def refuses(codec: Codec, param: Param) -> str | None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from hipress import options as options_
 from hipress.errors import ConfigError, closest, unknown
 from hipress.options import AUTO, Options
@@ -18,22 +20,26 @@ if TYPE_CHECKING:
     from casync.topology import Topology
 
 
-RESIDUAL = "residual"  # state of derived error feedback; other states have other names
 REFERENCE, MEAN = "reference", "mean"  # states of derived feedback of differences
 
 
 def flat_names(codec: Codec) -> set[str]:
-    """Names of states with a value per element; all others have a value per tensor."""
-    return {name for name, array in codec.init_state(7, tensors=3).items() if array.size == 7}
+    """Names of states with a value per element."""
+    return {state.name for state in codec.states if state.per == "element"}
+
+
+def owed_names(codec: Codec) -> set[str]:
+    """Names of states that hold gradient not sent yet."""
+    return {state.name for state in codec.states if state.fate == "owed"}
 
 
 def state_of(codec: Codec, memory: Memory, n: int, tensors: int = 1) -> dict[str, Any]:
-    """A zeroed state in a memory, as codecs take it: see Codec.init_state."""
-    if memory.host:
-        return codec.init_state(n, tensors=tensors)
-    few = {name: memory.tensor(a) for name, a in codec.init_state(7, tensors=3).items()}
-    sizes = {7: n, 3: tensors}
-    return {name: memory.zeros(sizes[len(a)], a.dtype) for name, a in few.items()}
+    """Zeroed states of n elements of a number of tensors, in a memory, as codecs take them."""
+    sizes = {"element": n, "tensor": tensors}
+    return {
+        state.name: memory.array(memory.zeros(sizes[state.per], getattr(torch, state.dtype)))
+        for state in codec.states
+    }
 
 
 def resolve(options: Options, target: str = "cpu") -> Codec:
@@ -166,7 +172,7 @@ def ways_for(codec: Codec, asked: str, topology: Topology) -> tuple[str, ...]:
     name = strategy_for(codec, asked)
     if asked != AUTO or name != "ps":
         return (name,)
-    ring = () if codec.stateful else ("ring",)  # encodes N times, with feedback or without
+    ring = () if codec.states else ("ring",)  # encodes N times, with feedback or without
     return (name, "allgather", *ring, *(["hierarchical"] * topology.nested))
 
 

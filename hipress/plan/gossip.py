@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from casync.estimates import Estimate
+from casync.memory.host import HostMemory
 from casync.raw import Raw
 from hipress.errors import ConfigError
-from hipress.plan.codecs import RESIDUAL, described
+from hipress.plan.codecs import described, state_of
 from hipress.plan.plan import UNCOMPRESSED, Plan, partitions
 from hipress.policy_state import roundtrip
 
@@ -39,7 +40,7 @@ def gossip_plan(plan: Plan, links: str, neighbours: Sequence[int]) -> Plan:
         cut = partitions(decision.numel, codecs[key], strategy, size)
         decisions.append(replace(decision, codec=key, strategy=strategy, partitions=cut))
     used = {decision.codec for decision in decisions}
-    off = sorted(codec.name for codec in plan.codecs.values() if codec.stateful)
+    off = sorted(codec.name for codec in plan.codecs.values() if codec.states)
     more = f", which take the place of {' and '.join(off)}'s own error feedback" * bool(off)
     why = (
         f"{plan.why}; gossip ({links}): each rank averages its parameters with estimates of its "
@@ -60,7 +61,7 @@ def step_sizes(plan: Plan, gamma: float | None) -> dict[str, float]:
 
 def _refuse(codec: Codec) -> None:
     """Raise ConfigError for a codec whose payloads do not improve an estimate."""
-    others = set(codec.init_state(1)) - {RESIDUAL}
+    others = [state.name for state in codec.states if state.fate != "owed"]
     why = ""
     if codec.rounds or codec.vote:
         why = "its payloads mean something only together with those of all ranks"
@@ -84,7 +85,7 @@ def _kept(codec: Codec) -> float:
     shares = []
     for scale in _SCALES:
         given = torch.from_numpy(noise * np.float32(scale))
-        state = codec.init_state(_TRIED) if isinstance(codec, Estimate) else None
+        state = state_of(codec, HostMemory(), _TRIED) if isinstance(codec, Estimate) else None
         left = given - roundtrip(codec, given, state)
         shares.append(1 - float(left.square().sum() / given.square().sum()))
     return min(shares)

@@ -175,7 +175,7 @@ def _calls(codec: Codec, elements: int, memory: Memory) -> Callable[[int], Seque
     out, again = (
         memory.array(memory.zeros(codec.payload_bytes(elements), torch.uint8)) for _ in range(2)
     )
-    state = state_of(codec, memory, elements) if codec.stateful else None
+    state = state_of(codec, memory, elements) or None
 
     def run(step: int) -> Sequence[Moment]:
         begun = memory.moment()

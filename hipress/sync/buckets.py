@@ -5,23 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from casync.building.parts import Choice, Part, Tensor
-from casync.building.tasks import Encode
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.raw import RAW
-from casync.runtime.deferral import as_torch
 from casync.strategies import owners
 from hipress.model import Param
 from hipress.options import Options
-from hipress.plan.codecs import RESIDUAL
 from hipress.plan.plan import NATIVE, Plan, partitions
 from hipress.sync.differences import Differences
 from hipress.sync.state import WORKER, Arena, ArenaSlice, Residuals, States
@@ -58,24 +55,6 @@ class BucketPlan:
         for each in self.differences:
             each.add_mean(bucket, states[each.codec, WORKER])
         return bucket
-
-    def unsent(self, memory: Memory) -> torch.Tensor:
-        """The residuals as a gradient of this rank that adds as much to the average: flat float32,
-        in the bucket's order. Residuals encoded as a share of the mean count N times. memory: of
-        states."""
-        program = self.program
-        total = memory.zeros(sum(unit.length for unit in self.units), torch.float32)
-        encodes = (task for task in program.tasks if isinstance(task, Encode))
-        for number, side, average in dict.fromkeys((t.part, t.side, t.average) for t in encodes):
-            part = program.parts[number]
-            residual = self.states.get((part.codec, side), {}).get(RESIDUAL)
-            if residual is None:
-                continue
-            factor = program.world_size if average else 1
-            for start, length, _, _, at in part.rows:
-                values = as_torch(residual[at : at + length])
-                total[start : start + length] += factor * values.float()
-        return total
 
 
 class BucketPlans:
@@ -130,19 +109,9 @@ class BucketPlans:
             self._raw[elements] = BucketPlan(program, {}, (), 0)
         return self._raw[elements]
 
-    def unsent(self) -> dict[int, torch.Tensor]:
-        """Residuals of each parameter that has any, by index: see BucketPlan.unsent."""
-        memory = self.residuals.memory
-        return {
-            index: piece
-            for indices, plan in self._made.items()
-            if plan is not None
-            for index, piece in zip(indices, self.pieces(indices, plan.unsent(memory)), strict=True)
-            if piece.any()
-        }
-
     def adopt(self, before: BucketPlans) -> set[int]:
-        """Take over states if only codec parameters differ; return the parameters' indices."""
+        """Take over the states of parameters whose codecs differ in parameters alone; return these
+        parameters' indices. The others' states stay with `before`."""
         other = before.residuals.memory.device != self.residuals.memory.device
         other = other or before.plan.least != self.plan.least
         if before._merges != self._merges or other:  # owners or arrays differ
@@ -163,7 +132,7 @@ class BucketPlans:
             (one.strategy, one.partitions) == (other.strategy, other.partitions)
             and codecs[0].name == codecs[1].name
             and not codecs[0].rounds  # their factors have other shapes
-            and _types(codecs[0]) == _types(codecs[1])  # types differ with residual="bfloat16"
+            and _types(codecs[0]) == _types(codecs[1])
         )
 
     def pieces(self, indices: Sequence[int], buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -276,9 +245,9 @@ class BucketPlans:
         plan.states = Residuals.view(plan.arenas)
 
 
-def _types(codec: Codec) -> dict[str, Any]:
-    """Types of a codec's states, by name."""
-    return {name: array.dtype for name, array in codec.init_state(1).items()}
+def _types(codec: Codec) -> dict[str, str]:
+    """Types of a codec's states, by name: they differ with residual="bfloat16"."""
+    return {state.name: state.dtype for state in codec.states}
 
 
 def program_of_one(

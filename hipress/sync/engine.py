@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -298,9 +299,23 @@ class Engine:
         """Buckets of this plan, without any state: for `resume`."""
         return self._switch.make(plan)
 
-    def resume(self, step: int, buckets: BucketPlans) -> None:
-        """Go on from this step with these buckets and their state."""
-        self._switch.resume(buckets)
+    @property
+    def owed(self) -> Mapping[int, torch.Tensor]:
+        """Gradients of earlier plans that wait for their parameters' next ones: see PlanSwitch."""
+        return self._switch.owed
+
+    def resume(
+        self,
+        step: int,
+        buckets: BucketPlans,
+        owed: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        measured: str = "",
+    ) -> None:
+        """Go on from this step with these buckets and their state, gradients owed from earlier
+        plans, and what the tuner had measured (see PlanController.state)."""
+        self._switch.resume(buckets, owed)
+        if self.tuner is not None and measured:
+            self.tuner.load(measured)
         self.step = step
 
     def lay_out(self, params: Sequence[Param]) -> None:

@@ -14,7 +14,7 @@ from hipress.model import Param
 from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
-from hipress.plan.codecs import RESIDUAL, flat_names
+from hipress.plan.codecs import owed_names
 from hipress.shards import is_sharded
 from hipress.sync.futures import map_future
 from hipress.sync.state import Copied, Residuals
@@ -207,9 +207,9 @@ def check(
             raise ConfigError(f"{param.name!r} is complex: ranks cannot average its momentum")
     if codec is None or codec.additive == "float32":
         return
-    states = flat_names(codec)
-    if RESIDUAL not in states:
-        kept = f"keeps {' and '.join(sorted(states))} of its own" if states else "has no feedback"
+    if not owed_names(codec):
+        states = " and ".join(sorted(state.name for state in codec.states))
+        kept = f"keeps {states} of its own" if states else "has no feedback"
         raise ConfigError(
             f"{codec.name!r} {kept}, and ranks average the momentum of hipress.optim.{name}, which "
             "needs feedback and nothing else: pass such as 'onebit_fine', or freeze=None or "

@@ -89,7 +89,7 @@ class ByPlan:
         """Implements Reducer.reduce."""
         values, indices = bucket.values, bucket.indices
         plan = None if values.is_sparse else self.switch.buckets.plan_for(indices)
-        self.switch.hand(indices, values, plan)
+        self.switch.hand(indices, values)
         return compat.profiled_until_done(
             f"bucket {bucket.number}",
             lambda: (

@@ -11,6 +11,12 @@ changes with the buckets is left behind, once, after iteration 0.
 Arenas are numpy zeros, which cost no memory until touched: an aggregator's arena is as long as a
 worker's, but a rank writes only the parts that it owns.
 
+[Note: undelivered gradient] A state whose fate is "owed" holds gradient that has not been sent. The
+average of the ranks' gradients lacks 1/N of a worker's residual, but all of an owner's, which has
+been divided by N already; so has a worker's where ranks encode shares of the mean. As a gradient of
+one rank an owner's residual therefore counts N times. This is independent of codec, strategy and
+buckets, and is what moves when they change: see PlanSwitch.
+
 [Note: unused parameters] With find_unused_parameters DDP drops the average of a parameter that no
 rank used in a step, and with it the sent part of its residuals. So residuals wait while the input
 of their encode is zero: see [Note: deferred feedback] in runtime/deferral.py. With scope "bucket"
@@ -29,11 +35,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from casync import strategies
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
 from hipress.model import Param
-from hipress.plan.codecs import RESIDUAL, flat_names, state_of
+from hipress.plan.codecs import flat_names, owed_names, state_of
 from hipress.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -85,7 +92,7 @@ class Residuals:
 
     def stateful(self, key: str) -> bool:
         """True if either side of parameters with this codec keeps state."""
-        return any(self.codec_at(key, side).stateful for side in self._sides(key))
+        return any(self.codec_at(key, side).states for side in self._sides(key))
 
     def codec_at(self, key: str, side: str) -> Codec:
         """Codec of this side for parameters whose workers use codec `key`."""
@@ -99,8 +106,6 @@ class Residuals:
         """Text on the way of a parameter, which decides the meaning and the place of its state:
         `ring` keeps at workers what `ps` keeps at aggregators, `allgather` keeps shares of the
         mean, and `hierarchical` keeps a node's state at its leaders."""
-        from casync import strategies
-
         strategy = self.plan.decisions[index].strategy
         if strategies.load(strategy).SPREADS == "nodes":
             strategy = f"{strategy} over {self.plan.topology}"
@@ -145,6 +150,28 @@ class Residuals:
         apart.place(str(self.codec_of(index)), [index])
         return apart.pieces(index)
 
+    def undelivered(self, index: int) -> torch.Tensor | None:
+        """The gradient of a parameter that this rank has not delivered yet; None if its codec
+        holds nothing back.
+
+        Added to this rank's gradient it adds to the average what the codecs' states would have
+        added: see [Note: undelivered gradient]. Flat float32 [numel] in bucket order, in the memory
+        of states.
+        """
+        if index not in self.places:
+            return None
+        key, strategy = self.places[index].arena.codec, self.plan.decisions[index].strategy
+        if not any(owed_names(self.codec_at(key, side)) for side in self._sides(key)):
+            return None
+        total = self.memory.zeros(self.params[index].numel, torch.float32)
+        for side, arrays in self.pieces(index).items():
+            codec = self.codec_at(key, side)
+            shared = side == AGGREGATOR or strategies.encodes_shares(strategy, codec)
+            for name in owed_names(codec):
+                weight = self.plan.topology.world_size if shared else 1
+                total.add_(as_torch(arrays[name]), alpha=weight)
+        return total
+
     def copy(self, indices: Iterable[int]) -> Copied:
         """A copy of the state of these parameters, for `put_back`."""
         return {
@@ -159,9 +186,9 @@ class Residuals:
         """Multiply all residuals, since the scale of gradients has changed."""
         arenas = {id(place.arena): place.arena for place in self.places.values()}
         for arena in arenas.values():
-            for arrays in arena.sides.values():
-                if RESIDUAL in arrays:
-                    as_torch(arrays[RESIDUAL]).mul_(factor)
+            for side, arrays in arena.sides.items():
+                for name in owed_names(self.codec_at(arena.codec, side)):
+                    as_torch(arrays[name]).mul_(factor)
 
     def put_back(self, copied: Copied) -> None:
         """Restore copied states; parameters that had none become zero."""
@@ -192,8 +219,6 @@ class Residuals:
 
     def _sides(self, key: str) -> tuple[str, ...]:
         """Sides with state: aggregators need state only if they encode in addition to workers."""
-        from casync import strategies
-
         used = {d.strategy for d in self.plan.decisions if d.codec == key}
         again = self.plan.down(key).reencodes and any(strategies.load(s).TWO_WAY for s in used)
         return (WORKER, AGGREGATOR) if again else (WORKER,)
@@ -221,10 +246,10 @@ def deferrable_states(codec: Codec, memory: Memory | None = None) -> tuple[str, 
     """
     if codec.difference is not None:
         return ()  # references follow a gradient of zeros, with or without its average
-    names = flat_names(codec)
+    names, owed = flat_names(codec), owed_names(codec)
     rounds = bool(codec.rounds)  # some of their states are shared by ranks
-    if names <= {RESIDUAL} or rounds or not _silent(codec, memory or HostMemory()):
-        names &= {RESIDUAL}
+    if names <= owed or rounds or not _silent(codec, memory or HostMemory()):
+        names &= owed
     return tuple(sorted(names))
 
 
@@ -233,7 +258,7 @@ def _silent(codec: Codec, memory: Memory) -> bool:
     count, stream, done = max(64, codec.align), memory.caller(), memory.event()
     table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     x = memory.zeros(count, torch.float32)
-    values, state = memory.array(x), codec.init_state(count)
+    values, state = memory.array(x), state_of(codec, memory, count)
     out = memory.array(memory.zeros(codec.payload_bytes(count), torch.uint8))
 
     def work() -> None:

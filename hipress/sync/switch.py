@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import torch
 from casync.memory import Memory
 from hipress.model import Param
 from hipress.plan.plan import Plan
-from hipress.sync.buckets import BucketPlan, BucketPlans
+from hipress.sync.buckets import BucketPlans
 from hipress.sync.state import in_layout, in_shape
 
 if TYPE_CHECKING:
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 class PlanSwitch:
-    """A module's buckets by its current plan, and residuals owed from those of earlier plans."""
+    """A module's buckets by its current plan, and gradients owed from earlier plans.
+
+    What this rank has not delivered moves to another plan in one of two ways: as the codecs' own
+    states, bit for bit, where these fit; else as a gradient, added to the next one before the new
+    plan's codec encodes it. See [Note: undelivered gradient] in state.py.
+    """
 
     def __init__(
         self, make: Callable[[Plan], BucketPlans], plan: Plan, tuner: PlanController | None
@@ -27,7 +32,8 @@ class PlanSwitch:
         """make: returns buckets of a plan, without any state."""
         self.make, self._tuner = make, tuner
         self.buckets = make(plan)
-        self._owed: dict[int, torch.Tensor] = {}  # by parameter, see `_go_by`
+        #: undelivered gradients of this rank by parameter, flat float32 in bucket order
+        self.owed: dict[int, torch.Tensor] = {}
 
     def begin(self, step: int) -> None:
         """Begin a step, maybe by another plan."""
@@ -37,48 +43,55 @@ class PlanSwitch:
         if plan is not self.buckets.plan:
             self._go_by(plan)
 
-    def resume(self, buckets: BucketPlans) -> None:
-        """Go on with these buckets and their state."""
+    def resume(self, buckets: BucketPlans, owed: Mapping[int, torch.Tensor]) -> None:
+        """Go on with these buckets and their state, and these undelivered gradients."""
         if self._tuner is not None and buckets is not self.buckets:
             self._tuner.hold(buckets.plan)
+        memory = buckets.residuals.memory
         self.buckets = buckets
-        self._owed.clear()
+        self.owed = {index: _in(memory, values) for index, values in owed.items()}
 
     def lay_out(self, old: Param, new: Param) -> None:
         """Move the kept values of a parameter to the new layout of its elements."""
         self.buckets.residuals.lay_out(old, new)
-        if old.index in self._owed:
-            self._owed[old.index] = in_layout(in_shape(self._owed[old.index], old), new)
+        if old.index in self.owed:
+            self.owed[old.index] = in_layout(in_shape(self.owed[old.index], old), new)
 
-    def hand(self, indices: tuple[int, ...], buffer: torch.Tensor, plan: BucketPlan | None) -> None:
-        """Add owed residuals to a ready bucket's gradients, and show them to the tuner. plan: of
-        the bucket; None if nothing of it is compressed."""
-        self._add_leftover_residuals(indices, buffer)
+    def hand(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
+        """Add owed gradients to those of a ready bucket, and show them to the tuner."""
+        self._add_owed(indices, buffer)
         if self._tuner is not None:
-            self._tuner.handed(indices, buffer, partial(self._unsent, plan))
+            self._tuner.handed(indices, buffer, partial(self._undelivered, indices))
 
-    def _unsent(self, plan: BucketPlan | None) -> torch.Tensor:
-        return torch.zeros(()) if plan is None else plan.unsent(self.buckets.residuals.memory)
+    def _undelivered(self, indices: tuple[int, ...]) -> torch.Tensor:
+        """Undelivered gradients of a bucket's parameters, in its order."""
+        residuals = self.buckets.residuals
+        pieces = [
+            residuals.memory.zeros(residuals.params[index].reals, torch.float32)
+            if (values := residuals.undelivered(index)) is None
+            else values
+            for index in indices
+        ]
+        return torch.cat(pieces)
 
-    def _add_leftover_residuals(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
-        """Add owed residuals to the gradients of a bucket, unless these are zero, as for parameters
+    def _add_owed(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
+        """Add owed gradients to those of a bucket, unless these are zero, as for parameters
         that this rank did not use: see [Note: unused parameters] in state.py."""
-        if self._owed.keys().isdisjoint(indices):
+        if self.owed.keys().isdisjoint(indices):
             return
         for index, piece in zip(indices, self.buckets.pieces(indices, buffer), strict=True):
-            if index in self._owed and piece.any():
-                piece.add_(self._owed.pop(index))
+            if index in self.owed and piece.any():
+                piece.add_(self.owed.pop(index))
 
     def _go_by(self, plan: Plan) -> None:
-        """Switch to a plan. States move along if only codec parameters differ. Other residuals are
-        not lost: they are owed, and added to the gradients of this step, before codecs encode them.
-        """
+        """Switch to a plan between two steps."""
         before, made = self.buckets, self.make(plan)
         moved, memory = made.adopt(before), made.residuals.memory
-        self._owed = {index: _in(memory, values) for index, values in self._owed.items()}
-        for index, values in before.unsent().items():
-            if index not in moved:
-                self._owed[index] = self._owed.get(index, 0) + _in(memory, values)
+        self.owed = {index: _in(memory, values) for index, values in self.owed.items()}
+        for index in before.residuals.places.keys() - moved:
+            values = before.residuals.undelivered(index)
+            if values is not None and values.any():
+                self.owed[index] = self.owed.get(index, 0) + _in(memory, values)
         self.buckets = made
 
 

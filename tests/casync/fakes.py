@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from casync.building.parts import Choice, Tensor
-from casync.codec import CodecDefaults
+from casync.codec import CodecDefaults, StateField
 from casync.graph.graph import Graph, build
 from casync.graph.plan import partition
 from casync.raw import with_raw
@@ -27,7 +27,7 @@ SIZES = (0, 1, 7, 31, 33, 1000, 100003)
 
 
 class Fake(CodecDefaults):
-    """A codec made of `pack(x) -> bytes` and `unpack(bytes, n) -> x`; feedback if stateful."""
+    """A codec made of `pack(x) -> bytes` and `unpack(bytes, n) -> x`; feedback if it has states."""
 
     name = "fake"
     fixed = True
@@ -45,9 +45,6 @@ class Fake(CodecDefaults):
 
     def unpack(self, data, n):
         raise NotImplementedError
-
-    def init_state(self, n, tensors=1):
-        return {"residual": np.zeros(n, np.float32)} if self.stateful else {}
 
     def encode_batch(
         self, x, table, out, at, *, state=None, seed=0, step=0, scale=1.0, writeback=False
@@ -113,7 +110,7 @@ class Sign(Fake):
 
     name = "sign"
     align = 32
-    stateful = True
+    states = (StateField("residual"),)
 
     def payload_bytes(self, n):
         return 4 + (n + 7) // 8

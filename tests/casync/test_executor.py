@@ -117,7 +117,7 @@ def expected_ring(xs, worker, aggregator, owner):
     for hop in range(1, n):
         rank = (owner + hop) % n
         total, worker[rank] = encode(xs[rank] + total, worker[rank])
-    mean, worker[owner] = encode((xs[owner] + total) * np.float32(1 / n), worker[owner])
+    mean, aggregator[owner] = encode((xs[owner] + total) * np.float32(1 / n), aggregator[owner])
     return mean
 
 
@@ -157,9 +157,10 @@ def expected_gtopk(xs, worker, aggregator, owner):
         while step < distance and place + step < n:
             below += total(place + step, step)
             step *= 2
+        side = worker
         if place == 0:
-            below = below * np.float32(1 / n)
-        decoded, worker[rank] = encode(below, worker[rank])
+            below, side = below * np.float32(1 / n), aggregator
+        decoded, side[rank] = encode(below, side[rank])
         return decoded
 
     return total(0, n)

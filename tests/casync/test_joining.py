@@ -4,12 +4,12 @@ import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 
 from casync.building.parts import Choice
 from casync.building.tasks import Encode, Joined, Merge, Recv, Send, members
+from casync.codec import StateField
 from casync.errors import PayloadError
 from casync.graph.graph import build, build_program
 from casync.graph.joining import Bulk, joined
@@ -186,10 +186,7 @@ def test_a_call_for_several_owners_is_bounded():
 
 def test_codecs_with_a_state_of_a_tensor_keep_calls_of_their_own():
     class Scalar(Exact):
-        stateful = True
-
-        def init_state(self, n, tensors=1):
-            return {"level": np.zeros(tensors, np.float32)}
+        states = (StateField("level", per="tensor", fate="mean"),)
 
     codecs = CODECS | {"scalar": Scalar()}
     program = joined(program_of(8, codecs=codecs, codec="scalar"), codecs, DEVICE)

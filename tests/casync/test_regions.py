@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casync.building.parts import Part
+from casync.codec import StateField
 from casync.graph.layout import Layout
 from casync.raw import with_raw
 from casync.regions import NONZERO, region_key, whole_key
@@ -19,7 +20,7 @@ class Largest(Sparse):
     """The hundredth of the elements with the largest magnitudes."""
 
     name = "largest"
-    stateful = True
+    states = (StateField("residual"),)
 
     def pack(self, x):
         kept, most = np.zeros_like(x), np.argsort(-np.abs(x))[: len(x) // 100]

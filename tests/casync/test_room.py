@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
+from casync.codec import StateField
 from casync.graph.layout import Layout, positions
 from casync.memory.capacity import Room
 from casync.runtime.executor import Executor
@@ -23,7 +24,7 @@ class Large(Sparse):
     """Indices and values of the first elements of at least 1 that fit; the others stay."""
 
     name = "large"
-    stateful = True
+    states = (StateField("residual"),)
     cuts = True
 
     def encode_batch(

@@ -9,6 +9,7 @@ import torch
 
 from casync.building.parts import Choice
 from casync.building.tasks import ReduceRound
+from casync.codec import StateField
 from casync.errors import DeadlockError, GraphSyntaxError, PayloadError, PlanError
 from casync.graph.dryrun import dry_run
 from casync.graph.plan import partition
@@ -25,7 +26,7 @@ class Twice(Fake):
     """Round 0: the sum. Round 1: twice the rest of the mean, in float16; checks its input."""
 
     name = "twice"
-    stateful = True
+    states = (StateField("steps", fate="same"),)
     reencodes = False
     rounds = (
         SimpleNamespace(dtype="float32", op="sum", payload_bytes=lambda n: 4 * n),
@@ -37,9 +38,6 @@ class Twice(Fake):
 
     def payload_bytes(self, n):
         return 6 * n
-
-    def init_state(self, n, tensors=1):
-        return {"steps": np.zeros(n, np.float32)}
 
     def mean(self, sums, row, piece, workers):
         payload, at = sums[0]

@@ -44,8 +44,8 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     fresh.load_state_dict(weights)
     again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
     template = keys_of(hipress.state_dict(again)) == keys_of(state)
-    older = {k: v for k, v in state.items() if k not in ("strategies", "compressors", "plan")}
-    hipress.load_state_dict(again, older | {"format": 1})
+    older = {k: v for k, v in state.items() if k not in ("owed", "measured")}
+    hipress.load_state_dict(again, older | {"format": 6})
     hipress.load_state_dict(again, state)
     reloaded = hipress.state_dict(again)
     assert str(reloaded["codecs"]) == str(state["codecs"])
@@ -178,12 +178,11 @@ def state_errors(ddp, state):
     found = {}
     other = {"codecs": dict.fromkeys(state["codecs"], "other")}
     topk = {"compressors": dict.fromkeys(state["codecs"], "topk(ratio=0.01)")}
-    unnamed = {key: value for key, value in state.items() if key not in ("compressors", "plan")}
     broken = {
         "format": {"nonsense": 1},
         "codec": state | other,
         "renamed": state | other | topk,
-        "unnamed": unnamed | other | {"format": 3},
+        "owed": state | {"owed": {"second.weight": torch.zeros(2)}},
         "rank": state | {"rank": 7},
         "strategy": state | {"strategies": dict.fromkeys(state["codecs"], "ring")},
         "missing": state | {"codecs": {}, "state": {}},
@@ -191,6 +190,7 @@ def state_errors(ddp, state):
     }
     values = state["state"]["second.weight"]
     for title, damage in {
+        "older": {"format": 5},
         "step": {"step": 1.5},
         "negative": {"step": -1},
         "codecs": {"codecs": None},

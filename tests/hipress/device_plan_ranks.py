@@ -155,9 +155,8 @@ def by_trial(rank, size, gpu=False):
             after += tuner.trial_seconds is not None
             total = total + averages[-1]
             exact = exact + sum(gradients(params, r, number) for r in range(size)) / size
-        left = engine.buckets.unsent()
-        kept = [left[i] if i in left else torch.zeros(p.numel) for i, p in enumerate(params)]
-        kept = [x.cpu() for x in kept]
+        left = [engine.buckets.residuals.undelivered(p.index) for p in params]
+        kept = [x.cpu() for x in left if x is not None]
         shared = torch.cat(kept)
         dist.all_reduce(shared)
         off = (total + shared / size - exact).abs().max().item()

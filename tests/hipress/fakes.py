@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from casync.codec import CodecDefaults
+from casync.codec import CodecDefaults, StateField
 
 
 def kernel_input(x, row, scale, state):
@@ -24,14 +24,14 @@ class Int8(CodecDefaults):
     align: int = 16
     fixed: bool = True
     reencodes: bool = True
-    stateful: bool = True
+    states: tuple[StateField, ...] = (
+        StateField("residual"),
+        StateField("calls", per="tensor", fate="mean"),
+    )
     skew: float = 0.0  # added by decode: makes a rank disagree with the others
 
     def payload_bytes(self, n: int) -> int:
         return 4 * -(-n // self.align) + n
-
-    def init_state(self, n: int, tensors: int = 1):
-        return {"residual": np.zeros(n, np.float32), "calls": np.zeros(tensors, np.float32)}
 
     def encode_batch(self, x, table, out, at, *, state=None, seed=0, step=0, scale=1.0,
                      writeback=False):  # fmt: skip
@@ -116,13 +116,10 @@ class Sparse(CodecDefaults):
     digest: str = "sparse_fake/1"
     fixed: bool = False
     reencodes: bool = False
-    stateful: bool = True
+    states: tuple[StateField, ...] = (StateField("residual"),)
 
     def payload_bytes(self, n: int) -> int:
         return 8 * max(1, n // 2)
-
-    def init_state(self, n: int, tensors: int = 1):
-        return {"residual": np.zeros(n, np.float32)}
 
     def encode_batch(self, x, table, out, at, *, state=None, seed=0, step=0, scale=1.0,
                      writeback=False):  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 import hipress
+from hipress.session import SESSIONS
 from tests.hipress.common import digest, error_of
 
 
@@ -135,6 +136,53 @@ def resumed(rank, world_size):
     hipress.load_state_dict(again, hipress.state_dict(half))
     train(again, range(5, 8))
     return digest(whole), digest(again), hipress.report(again).decisions[0].codec
+
+
+POLICIES = {
+    "gravac": hipress.GraVAC("topk", (0.3, 0.1, 0.01), window=2, every=1, least=0.05, flat=0.99),
+    "accordion": hipress.Accordion("topk", low=0.3, high=0.01, window=2),
+    "warmup": hipress.Warmup("topk", (0.3, 0.1, 0.01), steps=2),
+}
+
+
+def nothing_lost(rank, world_size, policy, strategy, scope):
+    """Trainings of nine steps that are resumed after each number of steps: the difference of their
+    averages and undelivered gradients from all gradients; levels before and after; and the norm of
+    states that were saved and loaded."""
+    found = []
+    for moment in range(1, 9):
+        model, total, exact, labels = Two(), torch.zeros(4096), torch.zeros(4096), []
+        made = hipress.wrap(model, policy=POLICIES[policy], strategy=strategy, scope=scope)
+        for step in range(9):
+            if step == moment:
+                saved = hipress.state_dict(made)
+                made = hipress.wrap(Two(), policy=POLICIES[policy], strategy=strategy, scope=scope)
+                hipress.load_state_dict(made, saved)
+                kept = [norms(saved), norms(hipress.state_dict(made))]
+            gradient = spiked(rank, step, 0.05) + even(rank, step)
+            made([gradient, gradient]).backward()
+            total += made.module.one.grad.flatten()
+            every = (spiked(r, step, 0.05) + even(r, step) for r in range(world_size))
+            exact += sum(every).flatten() / world_size
+            made.zero_grad()
+            labels.append(hipress.report(made).decisions[0].codec)
+        residuals = SESSIONS[made].engine.buckets.residuals
+        left = residuals.undelivered(0)
+        left = torch.zeros(4096) if left is None else left / world_size
+        dist.all_reduce(left)
+        found.append(((total + left - exact).abs().max().item(), labels, kept))
+    return found
+
+
+def norms(state):
+    """The norm of each array of a state, and of owed gradients."""
+    arrays = [
+        values
+        for sides in state["state"].values()
+        for side in sides.values()
+        for values in side.values()
+    ]
+    return [values.norm().item() for values in (*arrays, *state["owed"].values())]
 
 
 def refused(rank, world_size, policy, options):

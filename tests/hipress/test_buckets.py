@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import compll
-from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
 from casync.topology import Topology
 from hipress.model import describe
@@ -47,11 +46,11 @@ def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
     params = describe(torch.nn.Linear(200, 300, bias=False))
     wanted = Options("auto", strategy="oktopk", min_size=0)
     plan = fixed_plan(params, Int8(), wanted, Topology.flat(2))
-    bucket = BucketPlans(params, plan, wanted, 0).plan_for((0,))
-    (key, _), *_ = bucket.states
-    bucket.states[key, "worker"]["residual"][:] = 1
-    bucket.states[key, "aggregator"]["residual"][:30000] = 0.5
-    assert bucket.unsent(HostMemory()).tolist() == [2.0] * 30000 + [1.0] * 30000
+    residuals = BucketPlans(params, plan, wanted, 0).residuals
+    pieces = residuals.pieces(0)
+    pieces["worker"]["residual"][:] = 1
+    pieces["aggregator"]["residual"][:30000] = 0.5
+    assert residuals.undelivered(0).tolist() == [2.0] * 30000 + [1.0] * 30000
 
 
 @pytest.mark.parametrize("kinds", [("float32", "bfloat16"), ("bfloat16", "float32")])
@@ -66,5 +65,5 @@ def test_a_residual_of_another_type_is_owed_and_not_read_as_if_it_were_alike(kin
     before.plan_for((0,))
     as_torch(before.residuals.pieces(0)["worker"]["residual"]).fill_(0.5)
     assert after.adopt(before) == set()
-    assert before.unsent()[0].sum() == 0.5 * 30000  # of the half that another rank owns
+    assert before.residuals.undelivered(0).sum() == 0.5 * 60000
     assert not after.residuals.pieces(0)["worker"]["residual"].any()

@@ -285,7 +285,7 @@ def test_many_tensors_share_messages_and_need_not_be_fused():
     """200 tensors on a link where a message costs more than all bytes of a tensor."""
     params = describe(torch.nn.ParameterList([torch.ones(40_000) for _ in range(200)]))
     rates = costs(link=1e9, codec=1e10, latency=2e-3)
-    made = plans(params, rates, codecs={"int8_fake": Int8(stateful=False)})
+    made = plans(params, rates, codecs={"int8_fake": Int8(states=())})
     assert made[0].compresses
     assert not any(each.fused for each in made)
 
@@ -299,7 +299,7 @@ def test_fusing_tensors_does_not_change_a_codecs_result():
     short = dataclasses.replace(
         estimate(params), payloads={("sparse_fake", p.index): 0.01 for p in params}
     )
-    made = plans(params, rates, codecs={"sparse_fake": Sparse(stateful=False)}, workload=short)
+    made = plans(params, rates, codecs={"sparse_fake": Sparse(states=())}, workload=short)
     assert made[0].compresses
     assert not any(each.fused for each in made)
 

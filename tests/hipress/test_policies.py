@@ -76,6 +76,20 @@ def test_momentum_moves_along_and_training_resumes():
         assert codec == "dgc level 2"
 
 
+@pytest.mark.parametrize("scope", first_fast(["tensor", "bucket"]))
+@pytest.mark.parametrize("strategy", first_fast(["ps", "allgather", "ring"]))
+@pytest.mark.parametrize("policy", policy_ranks.POLICIES)
+def test_a_resumed_training_loses_no_gradient(policy, strategy, scope):
+    """At whatever step; GraVAC once began uncompressed, and dropped all residuals."""
+    for found in launch(policy_ranks.nothing_lost, 2, policy, strategy, scope):
+        assert any(sum(saved) > 0 for *_, (saved, _) in found)
+        for moment, (off, labels, (saved, loaded)) in enumerate(found, 1):
+            assert off < 1e-5, (moment, labels)
+            assert saved == loaded
+            if moment % 2:  # in the middle of a window
+                assert labels[moment] == labels[moment - 1]
+
+
 @pytest.mark.parametrize(
     "policy, options, told",
     [
