@@ -2,7 +2,7 @@
 
 Averages come from the codecs, plans, states and strategies with which real ranks would make them.
 Ranks hold the same parameters after every step, so one model is enough; payloads between them stay
-in memory (casync.transports.memory).
+in memory (casync.testing).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LinearLR
 
 from bench.loss_workloads import Batch, Workload
 from casync.runtime.executor import Executor
+from casync.testing import Hub
 from casync.topology import Topology
-from casync.transports.memory import Hub
 from hipress import optim
 from hipress import options as options_
 from hipress.control.tuner import WATCHED

@@ -14,8 +14,8 @@ from casync.codec import Codec
 from casync.graph.graph import build_program
 from casync.graph.plan import partition
 from casync.runtime.executor import Executor
+from casync.testing import Hub
 from casync.topology import Topology
-from casync.transports.memory import Hub
 from hipress.plan.codecs import compile_codec
 
 ELEMENTS, RATIO, WORLDS = 1 << 22, 0.01, (2, 4, 8)

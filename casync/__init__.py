@@ -11,7 +11,7 @@
     graph = build(parts, topology, codecs)                     # tasks of all ranks
     dry_run(graph)                                             # cannot deadlock; counts bytes
 
-`casync.predict.simulate` predicts times; `casync.predict.secopa` has the formulas of SeCoPa.
+`casync.predict.timeline` predicts times; `casync.testing` has a transport between threads.
 Names are loaded when first used: importing this package imports neither torch nor networkx.
 """
 

@@ -29,7 +29,7 @@ CHECKSUM = 8  # bytes
 class Slot:
     """A payload's buffer on this rank, as a NumPy array and a torch tensor of the same memory.
 
-    The message is the buffer with a mark in front, or a squeezed copy: see squeeze.py. With
+    The message is the buffer with a mark in front, or a squeezed copy: see repeat_elision.py. With
     checksums an int64 precedes the mark: the CRC-32 of all that follows it.
     """
 
@@ -148,7 +148,7 @@ class Buffer:
     """A payload's buffer with each piece at a fixed place, and lengths that vary in front.
 
     The lengths are in the same memory, for no host to read. If the codec cuts payloads, capacities
-    follow their lengths: see [Note: lengths that vary] in room.py. `exact`: True if only the
+    follow their lengths: see [Note: lengths that vary] in capacity.py. `exact`: True if only the
     lengths travel first, and then `pieces`.
     """
 

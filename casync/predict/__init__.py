@@ -1,1 +1,1 @@
-"""Predicted times of a step: formulas, and a simulation of the graph."""
+"""Predicted times of a step."""

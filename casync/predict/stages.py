@@ -10,7 +10,7 @@ from casync.topology import Topology
 
 __all__ = ["PREDICTED", "native", "stages"]
 
-#: strategies whose steps are predicted; `simulate` accepts all
+#: strategies whose steps are predicted
 PREDICTED = tuple(name for name in strategies.list_strategies() if strategies.load(name).stages)
 
 

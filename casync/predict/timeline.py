@@ -1,10 +1,10 @@
 """Predicted time of a training step: backward pass, codecs and link on one timeline.
 
-[Note: one rank] `simulate` follows every task of every rank, which takes some tenths of a second
-for a step of a large model. A planner needs hundreds of steps. All ranks do the same, so this
-simulates one rank, with a chain of stages (casync/stages.py) per bucket, each on a lane. A lane
-takes one stage at a time: the work lane the most urgent first, like the executor's compute lane,
-the others in the order of arrival. Tests compare it with `simulate`.
+[Note: one rank] To follow every task of every rank takes some tenths of a second for a step of a
+large model, and a planner needs hundreds of steps. All ranks do the same, so this simulates one,
+with a chain of stages (casync/stages.py) per bucket, each on a lane. A lane takes one stage at a
+time: the work lane the most urgent first, like the executor's compute lane, the others in the order
+of arrival. Tests compare it with a simulation of every task.
 
 [Note: shared cores] On a CPU the backward pass, codecs and the transfers' threads share cores. The
 gain of two threads over one is measured (`Costs.overlap`); if more threads than cores run, all slow

@@ -21,7 +21,7 @@ class Counters:
     world_size: int
     jobs: int = 0
     bytes_sent: int = 0  # payload bytes of point-to-point messages
-    bytes_spared: int = 0  # of bytes_sent, repeats that do not travel; see squeeze.py
+    bytes_spared: int = 0  # of bytes_sent, repeats that do not travel; see repeat_elision.py
     #: by codec: of bytes_sent, unused capacity, see [Note: lengths that vary]
     bytes_unused: Mapping[str, int] = field(default_factory=dict)  # replaced, never mutated
     bytes_exact: int = 0  # of bytes_sent, in messages whose lengths the host waited for

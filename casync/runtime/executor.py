@@ -104,7 +104,7 @@ class Executor:
             checksum: send a CRC-32 with every message; a damaged message raises PayloadError. The
                 native all-reduce has none.
             waits: without tags, the host may wait within a step for the lengths of payloads; see
-                [Note: lengths that vary] in memory/room.py.
+                [Note: lengths that vary] in capacity.py.
             capture: launch programs as CUDA graphs if possible; see [Note: capture].
             bulk: tasks share calls of their codecs, see [Note: bulk]; False is for tests.
         """
@@ -121,7 +121,7 @@ class Executor:
         )  # fmt: skip
         self._owns = owns
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
-        self._process = os.getpid()  # see [Note: fork] in exits.py
+        self._process = os.getpid()  # see [Note: fork] in shutdown.py
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._ended = threading.Event()

@@ -132,7 +132,8 @@ class Prepared:
         """dtype: of the buckets, one of FLOATS. deferred: names of states by codec, see
         [Note: deferred feedback]. tags: True if the transport has tags, and messages of any length.
         checksum: of every message. waits: True if the host may wait for lengths, see
-        [Note: lengths that vary] in room.py. bulk: True if tasks share calls, see [Note: bulk]."""
+        [Note: lengths that vary] in capacity.py. bulk: True if tasks share calls, see
+        [Note: bulk]."""
         every, halves = with_raw(codecs), dtype != torch.float32
         if bulk:
             most = BATCH_BYTES if memory.host else math.inf
@@ -172,7 +173,7 @@ class Prepared:
         self._constant = not tags and not self.varying  # messages are the same bytes in every step
 
     def remember(self) -> None:
-        """Copy lengths to the host after a run: [Note: lengths that vary] in memory/room.py."""
+        """Copy lengths to the host after a run: [Note: lengths that vary] in capacity.py."""
         for slot, *_ in self.varying:
             slot.remember()
 

@@ -41,7 +41,7 @@ SPREADS: Spread = "tensors"
 TWO_WAY = True
 SHARES = False
 
-SMALLEST = 64 << 10  # bytes of gradient in a region: see [Note: how small a chunk may be]
+SMALLEST = 64 << 10  # bytes of gradient in a region: see [Note: how large a share is]
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:

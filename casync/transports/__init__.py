@@ -9,7 +9,6 @@ A transport without tags, such as NCCL's, has groups instead: see SlotTransport.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from casync.codec import Operation
 
-__all__ = ["Handle", "SlotTransport", "Transfer", "Transport", "list_transports"]
+__all__ = ["Handle", "SlotTransport", "Transfer", "Transport"]
 
 
 class Handle(Protocol):
@@ -120,8 +119,3 @@ class SlotTransport(Protocol):
     def close(self) -> None:
         """Release the endpoint."""
         ...
-
-
-def list_transports() -> tuple[str, ...]:
-    """Names of all transports, sorted."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))

@@ -74,7 +74,7 @@ class HostCopies:
         return room.averaged
 
     def close(self) -> None:
-        """End the thread. In a forked child, do nothing: see [Note: fork] in runtime/exits.py."""
+        """End the thread. In a forked child, do nothing: see [Note: fork] in shutdown.py."""
         if os.getpid() == self._process:
             self._brought.put(None)
             self._thread.join(timeout=5)

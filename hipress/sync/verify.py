@@ -89,7 +89,7 @@ class Verifier:
         return checked
 
     def close(self) -> None:
-        """End the thread. In a forked child, do nothing: see [Note: fork] in runtime/exits.py."""
+        """End the thread. In a forked child, do nothing: see [Note: fork] in shutdown.py."""
         if os.getpid() != self._process:
             return
         self._requests.put(None)

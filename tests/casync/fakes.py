@@ -18,9 +18,9 @@ from casync.graph.plan import partition
 from casync.raw import with_raw
 from casync.runtime.executor import Executor
 from casync.strategies import list_strategies, refuses
+from casync.testing import Hub
 from casync.topology import Topology
-from casync.transports.memory import Hub
-from casync.transports.rendezvous import Endpoint, Meeting
+from tests.casync.rendezvous import Endpoint, Meeting
 from tests.patience import HANG
 
 SIZES = (0, 1, 7, 31, 33, 1000, 100003)

@@ -21,7 +21,7 @@ import torch
 from casync.errors import DeadlockError
 from casync.memory.host import HostMemory
 from casync.transports import Transfer
-from casync.transports.rendezvous import Meeting
+from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 
 TYPES = {1: torch.uint8, 6: torch.float16, 7: torch.float32, 9: torch.bfloat16}

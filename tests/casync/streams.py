@@ -16,7 +16,7 @@ import torch
 from casync.errors import DeadlockError
 from casync.memory.host import HostMemory
 from casync.transports import Transfer
-from casync.transports.rendezvous import Meeting
+from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 
 #: of this thread: whether it is a device at work, rather than a host

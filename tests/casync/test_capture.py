@@ -13,9 +13,9 @@ import torch
 import compll
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
-from casync.transports.rendezvous import Meeting
 from tests.casync.emulated import compiled
 from tests.casync.fakes import CODECS, PAIRS, Exact, Sign, gradients, graph_of
+from tests.casync.rendezvous import Meeting
 from tests.casync.streams import at_work
 from tests.patience import HANG
 

@@ -8,7 +8,7 @@ from casync.errors import PayloadError
 from casync.memory.repeat_elision import MARK
 from casync.memory.slots import CHECKSUM
 from casync.runtime.executor import Executor
-from casync.transports.memory import Hub
+from casync.testing import Hub
 from tests.casync.fakes import CODECS, PAIRS, SIZES, gradients, graph_of, states_of, world
 from tests.casync.test_executor import assert_identical, run
 from tests.patience import HANG

@@ -14,8 +14,8 @@ from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory
 from casync.runtime import streams
 from casync.runtime.executor import Executor
+from casync.testing import Hub
 from casync.topology import Topology
-from casync.transports.memory import Hub
 from tests.casync.cuda_double import DEVICE, Tensor, doubled
 from tests.casync.emulated import compiled
 from tests.casync.fakes import gradients, tensors_of

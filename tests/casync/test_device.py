@@ -18,11 +18,11 @@ from casync.graph.joining import Bulk, joined
 from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory as CudaMemory
 from casync.runtime.executor import Executor
+from casync.testing import Hub
 from casync.topology import Topology
-from casync.transports.memory import Hub
-from casync.transports.rendezvous import Meeting
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
 from tests.casync.fakes import gradients, tensors_of
+from tests.casync.rendezvous import Meeting
 from tests.casync.streams import FakeEnd, Schedule
 from tests.patience import HANG
 from tests.tiers import first_fast

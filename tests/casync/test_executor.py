@@ -29,8 +29,8 @@ from casync.runtime import watch
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
 from casync.runtime.steps import mix_seed
+from casync.testing import Hub
 from casync.topology import Topology
-from casync.transports.memory import Hub
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
@@ -726,7 +726,7 @@ AT_WORK = """
 import threading
 import torch
 from casync.runtime.executor import Executor
-from casync.transports.memory import Hub
+from casync.testing import Hub
 from tests.casync.fakes import CODECS, graph_of
 
 begun, a = threading.Event(), torch.ones(800, 800)
@@ -743,7 +743,7 @@ begun.wait()
 
 
 def test_a_process_may_end_while_a_lane_is_at_work():
-    """A process ends cleanly: see [Note: exit] in exits.py."""
+    """A process ends cleanly: see [Note: exit] in shutdown.py."""
     done = subprocess.run(
         [sys.executable, "-c", AT_WORK], capture_output=True, text=True, timeout=HANG, check=False
     )

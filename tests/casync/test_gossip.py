@@ -16,8 +16,8 @@ from casync.graph.plan import partition
 from casync.graph.text import dump, parse
 from casync.strategies.gossip import LINKS, grid
 from casync.topology import Topology
-from casync.transports.rendezvous import Meeting
 from tests.casync.fakes import CODECS, gradients, replay, tensors_of, world
+from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 
 SIZES = (1, 33, 5000, 70001)

@@ -17,7 +17,6 @@ from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.runtime.executor import Executor
 from casync.topology import Topology
-from casync.transports.rendezvous import Endpoint, Meeting
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
@@ -28,6 +27,7 @@ from tests.casync.fakes import (
     tensors_of,
     world,
 )
+from tests.casync.rendezvous import Endpoint, Meeting
 from tests.casync.test_executor import run
 from tests.patience import HANG
 

@@ -20,7 +20,6 @@ from casync.graph.plan import partition
 from casync.raw import RAW
 from casync.topology import Topology
 from casync.transports import Transfer
-from casync.transports.rendezvous import Meeting
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
@@ -34,6 +33,7 @@ from tests.casync.fakes import (
     tensors_of,
     world,
 )
+from tests.casync.rendezvous import Meeting
 from tests.tiers import first_fast
 
 WORLDS = [(3, 2), (2, 1), (4, 2), (5, 3), (6, 3), (7, 4), (8, 4)]

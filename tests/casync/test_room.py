@@ -12,8 +12,8 @@ from casync.codec import StateField
 from casync.graph.layout import Layout, positions
 from casync.memory.capacity import Room
 from casync.runtime.executor import Executor
-from casync.transports.rendezvous import Meeting
 from tests.casync.fakes import Sparse, graph_of
+from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 
 LENGTHS = (40, 30000, 9000)

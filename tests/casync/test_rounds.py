@@ -14,10 +14,10 @@ from casync.errors import DeadlockError, GraphSyntaxError, PayloadError, PlanErr
 from casync.graph.dryrun import dry_run
 from casync.graph.plan import partition
 from casync.graph.text import dot, dump, parse
-from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.strategies import list_strategies
 from casync.topology import Topology
 from tests.casync.fakes import SIZES, Fake, gradients, jitter, planned, tensors_of, world
+from tests.casync.simulate import Cluster, CodecSpeed, Link, simulate
 
 TOTAL = sum(SIZES)
 

@@ -3,10 +3,10 @@
 import pytest
 
 from casync.graph.graph import build
-from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.raw import RAW
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of
+from tests.casync.simulate import Cluster, CodecSpeed, Link, simulate
 
 LINK = 1000.0  # bytes per second
 ALL = {name: CodecSpeed(1e4, 1e4) for name in CODECS}

@@ -27,10 +27,10 @@ from casync.nccl.pynccl import Pynccl
 from casync.runtime.executor import Executor
 from casync.transports import Transfer
 from casync.transports.nccl import NcclTransport
-from casync.transports.rendezvous import Meeting
 from tests.casync import nccl_doubles
 from tests.casync.fakes import CODECS, PAIRS, gradients, graph_of, replay, states_of, world
 from tests.casync.nccl_doubles import Memory, Nccl, become, connecting, current
+from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 from tests.tiers import first_fast
 

@@ -19,7 +19,6 @@ from casync.runtime.executor import Executor
 from casync.strategies import list_strategies
 from casync.strategies.gossip import grid
 from casync.topology import Topology
-from casync.transports.rendezvous import Meeting
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
@@ -30,6 +29,7 @@ from tests.casync.fakes import (
     states_of,
     tensors_of,
 )
+from tests.casync.rendezvous import Meeting
 from tests.casync.streams import FakeEnd, FakeMemory, Schedule, poison
 from tests.casync.test_rounds import Twice
 from tests.casync.test_vote import Voter

@@ -8,12 +8,12 @@ from casync.building.tasks import Encode, members
 from casync.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.graph.joining import Bulk, joined
 from casync.graph.plan import BATCH_BYTES
-from casync.predict.simulate import Cluster, CodecSpeed, Link, simulate
 from casync.predict.stages import PREDICTED, native, stages
 from casync.predict.timeline import Load, simulate_step
 from casync.stages import ENTER, INSIDE, LEAVE, TASK, WIRE, WORK, Item, Stage
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, graph_of
+from tests.casync.simulate import Cluster, CodecSpeed, Link, simulate
 
 TWO, FOUR = Topology.flat(2), Topology.flat(4)
 NOTHING = Line(0.0, 0.0)

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from casync.errors import PeerTimeout, TransportError
-from casync.transports import list_transports
+from casync.testing import Hub
 from casync.transports.distributed import DistributedTransport
-from casync.transports.memory import Hub
 from tests.patience import HANG
 
 
@@ -44,16 +43,10 @@ def _gloo(ends, rank, size, path):
     ends[rank] = DistributedTransport(connect(range(size)), connect)
 
 
-MAKERS = {"memory": memory, "distributed": distributed}
-
-
-WITHOUT_POSTS = {"nccl", "rendezvous"}  # see test_slot_transports.py
-
-
-@pytest.fixture(params=sorted(set(list_transports()) - WITHOUT_POSTS))
+@pytest.fixture(params=[memory, distributed])  # test_slot_transports.py tests those without posts
 def make(request, tmp_path):
     """A function that makes the endpoints of n ranks; a new transport needs a maker above."""
-    return lambda size: MAKERS[request.param](size, tmp_path / "store")
+    return lambda size: request.param(size, tmp_path / "store")
 
 
 def bytes_of(*values):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from casync.topology import Topology
-from casync.transports.rendezvous import Meeting
 from hipress.plan import probe, timing
 from hipress.plan.site import Site
 from tests.casync.emulated import DeviceMemory
+from tests.casync.rendezvous import Meeting
 from tests.casync.streams import FakeEnd, Schedule
 from tests.hipress import device_plan_ranks
 from tests.hipress.launch import launch

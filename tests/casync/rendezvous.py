@@ -1,4 +1,4 @@
-"""A transport without tags, in memory, with NCCL's demands on a program; for tests and proofs.
+"""A transport without tags, in memory, with NCCL's demands on a program.
 
 Ranks are threads of one process. The transfers of one `exchange` call are a group; the call returns
 when every member has met its counterpart. Messages between two ranks match by their order alone, as

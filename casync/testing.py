@@ -1,4 +1,4 @@
-"""Ranks as threads of one process; a test double.
+"""A transport between threads of one process, for tests and experiments.
 
 `Hub(world_size)` joins the endpoints. Sends copy, so they are done at once.
 """
