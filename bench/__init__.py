@@ -1,7 +1,7 @@
 """Benchmarks, each `python -m bench.NAME`.
 
 - Of a training: `training` (step times, on emulated links or on a cluster), `auto`, `throttle` and
-  `policies` (what these choose), `losses`, `first_use` (how long `wrap` takes).
+  `policies` (what these choose), `losses`.
 - Of kernels: `codecs`, `gpu`, `gpu_step`, `gpu_code`, `sidco` (threshold estimators).
 - Of the engine: `tasks`, `slices`, `volumes`; `nodes` and `shards`, on the hosts of `netns`.
 - Of failures: `chaos` (ranks that end or stop at any moment, and what the others say).

@@ -5,13 +5,13 @@ import sys
 import pytest
 import typer
 
-from bench import auto, first_use, netns, policies, ranks, throttle
+from bench import auto, netns, policies, ranks, throttle
 
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch):
     monkeypatch.setattr(netns, "unavailable", lambda: None)
-    for module in (first_use, policies, throttle):
+    for module in (policies, throttle):
         monkeypatch.setattr(module, "Network", None)
     monkeypatch.setattr(auto, "measured", None)
 
@@ -19,7 +19,6 @@ def nothing_runs(monkeypatch):
 @pytest.mark.parametrize(
     "main, options, message",
     [
-        (first_use.main, {"rate": "fast"}, "rate 'fast': expected 100kbit to 100gbit"),
         (policies.main, {"rate": "fast"}, "rate 'fast': expected 100kbit to 100gbit"),
         (throttle.main, {"slow": "fast"}, "rate 'fast': expected 100kbit to 100gbit"),
         (throttle.main, {"optimizer": "adam"}, "unknown optimizer 'adam'"),
@@ -39,7 +38,7 @@ def test_a_folder_that_cannot_be(module, tmp_path, capsys):
 def test_a_machine_without_emulated_hosts(monkeypatch, capsys):
     monkeypatch.setattr(netns, "unavailable", lambda: "network namespaces need root")
     told = "hosts cannot be emulated here: network namespaces need root"
-    refused(first_use.main, {}, told, capsys)
+    refused(policies.main, {}, told, capsys)
 
 
 def refused(main, options, message, capsys):

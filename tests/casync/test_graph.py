@@ -205,7 +205,7 @@ def test_owners_are_the_ranks_that_encode_means(strategy, codec, world_size, per
 
 
 def slice_of_a_large_world(strategy):
-    """A program of 1024 ranks and 100 tensors of a million elements; bench/slices.py times it."""
+    """A program of 1024 ranks and 100 tensors of a million elements."""
     topology, tensors = Topology.even(1024, 8), tensors_of([10**6] * 100)
     choices = {t.name: Choice("sign", strategy) for t in tensors}
     return build_program(partition(tensors, choices, topology, CODECS), topology, CODECS, 17)
