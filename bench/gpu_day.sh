@@ -2,6 +2,7 @@
 # The first hour on a GPU: everything that no machine without one can show, cheapest first.
 #
 #   bench/gpu_day.sh [--rehearse] [--out FOLDER] [STEP...]     # steps 1 to 9; all of them by default
+#   bench/gpu_day.sh --second [...]                            # two ranks on one card; see gpu_second.py
 #
 # Each step ends in a line and in FOLDER/STEP.json, and keeps its output in FOLDER/STEP.log; the
 # first that is red ends the day. --rehearse runs the same steps without a GPU: kernels on the CPU,
@@ -13,18 +14,22 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 [ -n "${PYTHON:-}" ] || { PYTHON=python3; [ -x .venv/bin/python ] && PYTHON=.venv/bin/python; }
 out=gpu-day rehearse=0 steps=()
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} CUBLAS_WORKSPACE_CONFIG=:4096:8
+if [ "${1:-}" = --second ]; then
+  shift
+  exec "$PYTHON" -m bench.gpu_second "$@"
+fi
 while (($#)); do
   case $1 in
     --rehearse) rehearse=1 ;;
     --out) out=$2; shift ;;
     [1-9]) steps+=("$1") ;;
-    *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac
   shift
 done
 ((${#steps[@]})) || steps=(1 2 3 4 5 6 7 8 9)
 mkdir -p "$out" bench/results
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} CUBLAS_WORKSPACE_CONFIG=:4096:8
 run() { timeout -k 10 590 "$@"; }
 py() { run "$PYTHON" "$@"; }
 tests() { py -m pytest -q -p no:cacheprovider -o addopts=--import-mode=importlib "$@"; }

@@ -1,15 +1,17 @@
-"""The first hour on a GPU, rehearsed: the output of each step, and failures."""
+"""The days on a GPU, rehearsed: the output of each step, and failures."""
 
 import json
 import os
 import stat
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from bench import gpu_check
+from bench import gpu_check, gpu_second
 from bench.gpu_memory import Place, on_shim
+from bench.gpu_second import Step
 
 DAY = Path(__file__).parents[2] / "bench" / "gpu_day.sh"
 
@@ -53,3 +55,34 @@ def test_a_difference_of_a_bit_is_found(broken, monkeypatch):
     assert row["cases"] == 6
     assert len(row["wrong"]) == (6 if broken else 0)
     assert all("payload: " in told for told in row["wrong"])
+
+
+def test_steps_of_the_second_day_go_on_after_red_ones(tmp_path):
+    """All that ended is kept at once, with what it wrote; a step's time-out ends its children."""
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    out.mkdir()
+    waits = "import threading; threading.Event().wait()"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])"
+    wrote = f"open({str(work / 'nccl.json')!r}, 'w').write('[3]'); print('E   bad'); sys.exit(4)"
+    steps = [
+        Step("hangs", 1, ("-c", child)), Step("fails", 60, ("-c", f"import sys; {wrote}")),
+        Step("ends", 60, ("-c", "import os; print(os.environ['WHERE'])"), {"WHERE": "here"}),
+    ]  # fmt: skip
+    day = gpu_second.Day(work, out, dict(os.environ), 100, {"rehearsed": True})
+    rows = day.run([[steps[:2]], [[steps[2]], [Step("late", 60, ("-c", "print('at last')"))]]])
+    told = json.loads((out / "gpu_second.json").read_text())
+    assert told["steps"] == rows
+    assert told["files"] == {"nccl.json": [3]}
+    assert [(row["step"], row["green"]) for row in rows[:2]] == [("hangs", False), ("fails", False)]
+    assert (rows[0]["status"], rows[1]["status"]) == ("killed after 1 s", 4)
+    assert rows[1]["failed"] == ["E   bad"]
+    assert {row["told"] for row in rows[2:]} == {"here", "at last"}
+    with tarfile.open(out / "logs.tgz") as kept:
+        assert {"hangs.log", "fails.log", "ends.log", "nccl.json"} < set(kept.getnames())
+
+
+def test_the_second_day_leaves_out_what_no_time_is_left_for(tmp_path):
+    day = gpu_second.Day(tmp_path, tmp_path, dict(os.environ), 1, {})
+    (row,) = day.run([[[Step("none", 60, ("-c", "raise SystemExit"))]]])
+    assert (row["green"], row["told"]) == (False, "left out: no time was left")

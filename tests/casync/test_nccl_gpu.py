@@ -1,15 +1,21 @@
-"""NCCL itself, on two GPUs: each binding, captured and not."""
+"""NCCL itself, between two ranks: each binding, captured and not; its calls over gloo, too."""
 
 import pytest
-import torch
 
 from casync.nccl.bindings import BINDINGS
 from tests.casync import nccl_ranks
+from tests.gpus import for_two
 from tests.hipress.launch import launch
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+@for_two
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pynccl imports numba's CUDA part
 @pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("binding", BINDINGS)
-def test_gpu_ranks_agree(binding, capture):
+def test_gpu_ranks_have_the_averages_of_the_cpu(binding, capture):
     launch(nccl_ranks.averages, 2, binding, capture)
+
+
+@pytest.mark.slow
+def test_the_same_ranks_without_a_device():
+    launch(nccl_ranks.averages, 2, None, False)

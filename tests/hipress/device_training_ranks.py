@@ -13,12 +13,13 @@ from torch.futures import Future
 import compll
 import hipress
 from hipress import session
-from hipress.devices import Placement
+from hipress.devices import NCCL, Placement
 from hipress.sync.engine import Engine
 from hipress.sync.futures import map_future
 from tests.casync import emulated
 from tests.casync.streams import Schedule
 from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
+from tests.hipress.device_ranks import slots_by
 
 
 class Moved(Engine):
@@ -43,6 +44,8 @@ def on_device(rank, *, transport="staged"):
             (session, "Engine", Moved),
         ):
             stack.enter_context(mock.patch.object(where, name, value))
+        if transport in NCCL:
+            stack.enter_context(slots_by(schedule))
         yield lambda name, **params: emulated.Launched(emulated.compiled(name, **params), memory)
 
 

@@ -7,10 +7,12 @@ import torch.distributed as dist
 
 import hipress
 from bench.gpt2 import GPT2
+from tests import gpus
 from tests.hipress.common import digest
 from tests.hipress.device_training_ranks import on_device
 
 CODECS = ("int4_group", "onebit_group", "topk")
+ON_GPUS = (*CODECS, "powersgd")  # the emulated device does not know shapes
 STEPS = 20
 
 
@@ -46,14 +48,14 @@ def emulated(rank, size, name):
     return there, here
 
 
-def on_one_gpu(rank, size, name):
-    """Digests of GPT-2 small on a GPU that ranks share: compressed there, and by the CPU."""
+def on_gpus(rank, size, name):
+    """Digests of GPT-2 small on GPUs: compressed there, by each transport, and by the CPU."""
     torch.use_deterministic_algorithms(True)
-    torch.cuda.set_device(0)
+    device = gpus.take(rank)
     dist.barrier()
     found = []
-    for transport in ("staged", "host"):
-        model = hipress.wrap(made("cuda", False), name, transport=transport, timeout=120)
+    for transport in ("host", "staged", *(["nccl"] if gpus.ENOUGH else [])):
+        model = hipress.wrap(made(device, False), name, transport=transport, timeout=120)
         found.append(steps(model, rank, 50257, STEPS, 128))
         hipress.detach(model)
         del model

@@ -15,10 +15,10 @@ def test_gpt2_on_an_emulated_device_has_the_bits_of_the_cpu(name):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("name", gpt2_ranks.CODECS)
-def test_gpt2_on_a_gpu_that_two_ranks_share_has_the_bits_of_the_cpu(name):
-    """GPT-2 small, staged, and gradients that the CPU compresses."""
-    found = launch(gpt2_ranks.on_one_gpu, 2, name)
+@pytest.mark.parametrize("name", gpt2_ranks.ON_GPUS)
+def test_gpt2_on_gpus_has_the_bits_of_the_cpu(name):
+    """GPT-2 small: gradients that the CPU compresses, and the GPU, staged and over NCCL."""
+    found = launch(gpt2_ranks.on_gpus, 2, name)
     assert len({digest for digests in found for digest in digests}) == 1
 
 

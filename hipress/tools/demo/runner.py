@@ -58,12 +58,14 @@ def events(place: TestNetwork, job: Job, on_step: OnStep = lambda done: None) ->
 
 
 def gpus(job: Job) -> int:
-    """Number of GPUs of this machine for the ranks of a job."""
+    """Number of GPUs of this machine for the ranks of a job, which may share one if NCCL is told to
+    allow that (2.30 and later)."""
     if job.workload.device != "cuda":
         return 0
     import torch  # not above: it takes its time
 
-    return torch.cuda.device_count()
+    here = torch.cuda.device_count()
+    return job.hosts if here and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" else here
 
 
 @dataclass(frozen=True)

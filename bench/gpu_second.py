@@ -1,0 +1,334 @@
+"""The second day on a GPU, in about five minutes: what two ranks do on one card, and what is new.
+
+    python -m bench.gpu_second [--rehearse] [--nccl LIBNCCL.so.2.xz] [--output FOLDER]
+
+Phases follow each other; the lanes of a phase run side by side, and the steps of a lane follow each
+other. Every step has a time limit, and a red one ends nothing. After each step
+FOLDER/gpu_second.json holds all results so far, and FOLDER/logs.tgz all that was printed; both are
+useful if the day is cut off.
+
+--nccl: a libnccl from 2.30 on takes the place of torch's own for this machine, so that two ranks
+can share its GPU. --rehearse: without a GPU, with doubles, small sizes, and few cases.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import lzma
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any
+
+import typer
+
+from bench.commands import RESULTS, given, now, refusing
+from bench.gpu_nccl import SHARING, SOCKETS
+from hipress.tools.demo.command import check_output
+
+ROOT = Path(__file__).parents[1]
+FORMATS = ("int3_entropy", "nf4", "nvfp4", "mxfp4")
+TIMED = (*FORMATS, "int4_group", "onebit_group", "topk", "dgc", "powersgd", "int3_group")
+#: kernels of the first steps, which then compile nothing
+FIRST = ("onebit_group", "topk", "int4_group", "powersgd", "int8_group", "threshold", "signum",
+         "onebit_fine")  # fmt: skip
+LEAST = 5.0  # seconds of the day that must be left for a step
+BANDWIDTH = 125_000_000  # bytes a second of a throttled rank: 1 Gbit/s
+METHODS = "ddp-fp32,hipress:auto,hipress:int4_group"
+MOMENTUM = "ddp-fp32,hipress:auto:optimizer=adamw,momentum:onebit_fine:freeze=20"
+ON_GPU, SMALL = ("--device", "cuda", "--steps", "20"), ("--steps", "2")
+SIZES, FAST, FEW = "1,1000,1048579", ("--repeat", "7"), ("--processes", "3")
+BINDINGS = ("tests/casync/test_nccl_gpu.py", "tests/casync/test_nccl_alone.py")
+PAIR, LOST, BY_PAIRS = "tests/hipress/test_gpus.py", "lost or late or again", "test_gpus"
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
+#: packages that the day needs, and those that some of its tests need
+NEEDED = ("torch", "numpy", "cupy", "llvmlite", "networkx", "yaml", "platformdirs", "typer",
+          "rich", "jinja2", "pytest", "pytest_timeout", "xdist", "hypothesis")  # fmt: skip
+USED = ("nccl", "pynccl", "numba", "matplotlib", "transformers", "sklearn")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of Python's. limit: seconds. env: beside that of all steps."""
+
+    name: str
+    limit: int
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+Lane = Sequence[Step]
+
+
+def in_tests(name: str, limit: int, chosen: str, *files: str, processes: int = 0) -> Step:
+    """Tests whose names `chosen` selects, in several processes if there are any."""
+    spread = ("-n", str(processes), "--dist", "loadgroup") if processes else ()
+    return Step(name, limit, (*PYTEST, *files, "-k", chosen, *spread))
+
+
+def training(
+    name: str, limit: int, folder: Path, methods: str, env: dict[str, str], *more: str
+) -> Step:
+    """Step times of methods on two ranks that share this machine's GPU."""
+    (folder / name).mkdir(exist_ok=True)
+    optimizer = "adamw" if "adamw" in methods else "sgd"
+    return Step(name, limit, (
+        "-m", "bench.training", "--group", "loopback", "--methods", methods, "--optimizer",
+        optimizer, "--rounds", "1", "--output", str(folder / name), *(more or ON_GPU),
+    ), env)  # fmt: skip
+
+
+def day(folder: Path, throttle: str) -> list[list[Lane]]:
+    """Phases. throttle: the library of slow_sockets.c, or "" """
+    out = ("--output", str(folder))
+    alone = dict.fromkeys(SHARING, "")  # without these NCCL refuses ranks that share a GPU
+    slow = {"LD_PRELOAD": throttle, "SLOW_SOCKETS": str(BANDWIDTH)}
+    dtypes = ("--dtypes", "float32,float16,bfloat16")
+    return [
+        [
+            [Step("facts", 90, ("-m", "bench.gpu_facts", *out))],
+            [Step("nccl", 90, ("-m", "bench.gpu_nccl", *out))],
+            [Step("kernels", 100, ("-m", "bench.gpu_kernels", *FIRST))],
+        ],
+        [
+            [in_tests("bindings", 150, "gpu", *BINDINGS, processes=3)],
+            [in_tests("transports", 150, f"gpu and not ({LOST})", PAIR, processes=3)],
+            [in_tests("gpt2", 200, "gpu", "tests/hipress/test_gpt2.py", processes=4)],
+            [
+                Step("more_kernels", 200, ("-m", "bench.gpu_kernels", *FORMATS, *dtypes, *FEW)),
+                Step("last_kernels", 200, ("-m", "bench.gpu_kernels", "dgc", "int3_group", *FEW)),
+            ],
+        ],
+        [
+            [in_tests("faults", 150, LOST, PAIR, processes=6)],
+            [Step("formats", 120, ("-m", "bench.gpu_check", *FORMATS, "--sizes", SIZES, *out))],
+            [training("auto_slow", 150, folder, METHODS, alone | slow)],
+            [training("momentum_slow", 150, folder, MOMENTUM, alone | slow)],
+            [training("auto_nccl_slow", 150, folder, METHODS, SOCKETS | slow)],
+        ],
+        [
+            [
+                training("auto_nccl", 90, folder, METHODS, {}),
+                training("auto_staged", 90, folder, METHODS, alone),
+            ],
+        ],
+        [[Step("speed", 150, ("-m", "bench.gpu", *TIMED, "--sizes", "16,256", *FAST, *out))]],
+        [
+            [in_tests("gpu_casync", 150, "gpu and not nccl", "tests/casync", processes=4)],
+            [in_tests("gpu_hipress", 150, f"gpu and not gpt2 and not {BY_PAIRS}", "tests/hipress",
+                      processes=3)],
+            [in_tests("gpu_compll", 200, "gpu and not bad_access and not measured",
+                      "tests/compll", processes=6)],
+        ],
+    ]  # fmt: skip
+
+
+def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
+    """The same phases in small."""
+    out = ("--rehearse", "--output", str(folder))
+    slow = {"LD_PRELOAD": throttle, "SLOW_SOCKETS": str(BANDWIDTH)}
+    few = ("nf4", "--sizes", "1,1000", "--dtypes", "float32")
+    return [
+        [
+            [
+                Step("facts", 400, ("-m", "bench.gpu_facts", *out)),
+                Step("kernels", 300, ("-m", "bench.gpu_kernels", "int8_group")),
+                Step("nccl", 300, ("-m", "bench.gpu_nccl", *out)),
+            ],
+        ],
+        [
+            [
+                in_tests("bindings", 500, "ranks", BINDINGS[0]),
+                in_tests("transports", 500, "bit_by_bit and onebit_group", PAIR),
+                in_tests("gpt2", 300, "emulated and topk", "tests/hipress/test_gpt2.py"),
+            ],
+        ],
+        [
+            [
+                in_tests("faults", 500, "late", PAIR),
+                Step("formats", 500, ("-m", "bench.gpu_check", *few, *out)),
+                training("auto_slow", 400, folder, "ddp-fp32", slow, *SMALL),
+            ],
+        ],
+        [
+            [
+                in_tests("speed", 300, "not slow", "tests/bench/test_gpu.py"),
+                in_tests("gpu_casync", 300, "gpu", "tests/casync/test_device.py"),
+            ],
+        ],
+    ]
+
+
+class Day:
+    """Runs phases, and keeps what they found."""
+
+    def __init__(
+        self, folder: Path, output: Path, env: dict[str, str], seconds: float, about: dict[str, Any]
+    ) -> None:
+        """folder: of files of steps. output: of the results."""
+        self._folder, self._output, self._env, self._about = folder, output, env, about
+        self._begin, self._end = monotonic(), monotonic() + seconds
+        self._rows: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def run(self, phases: Sequence[Sequence[Lane]]) -> list[dict[str, Any]]:
+        """All results."""
+        for phase in phases:
+            with ThreadPoolExecutor(len(phase)) as pool:
+                list(pool.map(self._lane, phase))
+            self._take_environment()
+        return self._rows
+
+    def _take_environment(self) -> None:
+        """NCCL's way is that which the probe found."""
+        path = self._folder / "gpu_nccl.json"
+        if path.exists():
+            self._env |= json.loads(path.read_text())["env"]
+
+    def _lane(self, lane: Lane) -> None:
+        for step in lane:
+            self._keep(self._done(step))
+
+    def _done(self, step: Step) -> dict[str, Any]:
+        begin = monotonic()
+        left = self._end - begin
+        limit = min(step.limit, left)
+        row: dict[str, Any] = {"step": step.name, "at": round(begin - self._begin)}
+        if left < LEAST:
+            return {**row, "green": False, "told": "left out: no time was left"}
+        env = {key: value for key, value in (self._env | step.env).items() if value}
+        both = [each["LD_PRELOAD"] for each in (step.env, self._env) if each.get("LD_PRELOAD")]
+        env |= {"LD_PRELOAD": ":".join(both)} if both else {}
+        log = self._folder / f"{step.name}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, *step.command], cwd=ROOT, env=env, stdout=out, stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                status: int | str = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                status = f"killed after {limit:.0f} s"
+            try_to_end(process.pid)  # and what it started
+            process.wait()
+        took = round(monotonic() - begin, 1)
+        return {**row, "green": status == 0, "status": status, "seconds": took, **told(log, status)}
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        with self._lock:
+            self._rows.append(row)
+            color = "green" if row["green"] else "RED"
+            print(f"{row['step']}: {color}, {row.get('seconds', 0)} s: {row['told']}", flush=True)
+            facts = {**self._about, "steps": self._rows, "files": found(self._folder)}
+            (self._output / "gpu_second.json").write_text(json.dumps(facts, indent=1) + "\n")
+            with tarfile.open(self._output / "logs.tgz", "w:gz") as made:
+                for path in sorted(self._folder.rglob("*")):
+                    if path.suffix in (".log", ".json", ".md") and path.is_file():
+                        made.add(path, path.relative_to(self._folder))
+
+
+def try_to_end(group: int) -> None:
+    """Kill the processes of a session that are left."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def told(log: Path, status: int | str) -> dict[str, Any]:
+    """The last line of a log; its failures, and its end, if the step is red."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    found: dict[str, Any] = {"told": lines[-1][:300] if lines else ""}
+    if status != 0:
+        found["failed"] = [x[:400] for x in lines if re.match(r"(FAILED|ERROR) |E  ", x)][:60]
+        found["end"] = lines[-25:]
+    return found
+
+
+def found(folder: Path) -> dict[str, Any]:
+    """The JSON files of steps, by their paths."""
+    made = {}
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            made[str(path.relative_to(folder))] = json.loads(path.read_text())
+        except ValueError:  # it is being written
+            continue
+    return made
+
+
+def refuse_missing() -> None:
+    """End if a package is missing, before anything takes its time; tell those that some tests
+    need."""
+    missing = {name: importlib.util.find_spec(name.split(".")[0]) is None for name in NEEDED + USED}
+    print(f"missing: {', '.join(name for name in missing if missing[name]) or 'nothing'}")
+    if any(missing[name] for name in NEEDED):
+        raise typer.Exit(2)
+
+
+def put_nccl(packed: Path, scratch: Path) -> dict[str, str]:
+    """The environment in which a packed libnccl is used: it takes the place of torch's, or is
+    loaded before it where that cannot be written."""
+    library = scratch / "libnccl.so.2"
+    with lzma.open(packed) as source, library.open("wb") as target:
+        while part := source.read(1 << 22):
+            target.write(part)
+    own = importlib.util.find_spec("nvidia.nccl")
+    places = list(own.submodule_search_locations or ()) if own else []
+    try:
+        old = Path(places[0], "lib", "libnccl.so.2")
+        old.unlink()  # a process that runs keeps it
+        old.symlink_to(library)
+        return {"NUMBA_NCCLLIB": str(scratch)}
+    except (IndexError, OSError) as why:
+        print(f"libnccl is loaded first, since torch's stays: {why}")
+        return {"NUMBA_NCCLLIB": str(scratch), "LD_PRELOAD": str(library)}
+
+
+def built_throttle(scratch: Path) -> str:
+    """The library that slows sockets; "" if there is no compiler."""
+    made = scratch / "slow_sockets.so"
+    source = str(ROOT / "bench" / "slow_sockets.c")
+    command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(made), source, "-ldl", "-lpthread"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"no throttle: {done.stderr}")
+    return "" if done.returncode else str(made)
+
+
+def main(
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="run without a GPU")] = False,
+    nccl: Annotated[Path | None, typer.Option(help="a packed libnccl, from 2.30 on")] = None,
+    output: Annotated[Path, typer.Option(help="folder of results")] = RESULTS,
+    seconds: Annotated[float, typer.Option(help="the whole day's limit")] = 420.0,
+) -> None:
+    """Run the day and write gpu_second.json and logs.tgz."""
+    refuse_missing()
+    with refusing():
+        check_output(output)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONUNBUFFERED": "1",
+        }  # fmt: skip
+        env |= put_nccl(nccl, folder) if nccl else {}
+        about = {"date": now(), "command": given("bench.gpu_second"), "rehearsed": rehearse}
+        phases = (rehearsal if rehearse else day)(folder, built_throttle(folder))
+        rows = Day(folder, output, env, 3600 if rehearse else seconds, about).run(phases)
+    raise typer.Exit(int(not all(row["green"] for row in rows)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
