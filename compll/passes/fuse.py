@@ -8,7 +8,7 @@ place + 2 * stride, ... This is the order of sums, and the order of packed codes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from compll.ir.module import Field
@@ -130,9 +130,11 @@ def _keep(found: list[Loop]) -> None:
             by[0].kept.append(v)
 
 
-def order_of_lanes(loop: Loop, known: Iterable[int]) -> list[Value]:
+def order_of_lanes(
+    loop: Loop, known: Iterable[int], args: Callable[[Value], Iterable[Value]] = lambda v: v.args
+) -> list[Value]:
     """Lane values that a loop computes, arguments first, without those in `known` and their
-    arguments."""
+    arguments. args: the values that a value is made of."""
     given = set(known)
     roots = [f.args[0] for f in loop.folds] + [s.value for s in loop.stores] + loop.kept
     roots += [s.place for s in loop.stores if s.place is not None]
@@ -142,7 +144,7 @@ def order_of_lanes(loop: Loop, known: Iterable[int]) -> list[Value]:
     def visit(v: Value) -> None:
         if v.level != "lane" or id(v) in seen or id(v) in given:
             return
-        for a in v.args:
+        for a in args(v):
             visit(a)
         seen[id(v)] = v
 

@@ -14,6 +14,7 @@ from compll.ir.program import Sink
 from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
 from compll.numerics import shared_draws as shared
 from compll.numerics.numbers import order_key
+from compll.passes.bounds import Bounds
 from compll.passes.kept import Kept
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
@@ -65,6 +66,7 @@ class Values:
         self.states = {s.name: s for s in module.states}
         self.done: dict[int, Value] = {}
         self.made: dict[Any, Value] = {}
+        self.bounds = Bounds()
         self.incoming: Value | None = None
         #: for each `adjust`, the number of elements that reach its threshold, as float64
         self.counts: dict[int, Value] = {}
@@ -193,6 +195,26 @@ class Values:
         return self.make("convert", [self.done[id(e.args[0])]], kind, level)
 
     op_int = op_float
+
+    def op_div(self, e: Expr, kind: str, level: str) -> Value:
+        """A quotient. By a power of two, it is the product with the inverse, which is exact."""
+        a, b = (self.narrow(self.done[id(each)], level) for each in e.args)
+        if kind == "f32" and b.op == "exp2":
+            inverse = self.inverse(b, level)
+            if inverse is not None:
+                return self.make("mul", [a, inverse], kind, level)
+        return self.make("div", [a, b], kind, level)
+
+    def inverse(self, power: Value, level: str) -> Value | None:
+        """1 / 2**i; None if it takes a division for each element of the level. 2**-127 is not a
+        normal number, and so not of `exp2`."""
+        (i,) = power.args
+        if self.bounds.within(i, -126, 126):
+            below = self.make("neg", [i], i.kind, i.level)
+            return self.make("exp2", [below], power.kind, power.level)
+        one = self.make("const", (), power.kind, "piece", 1.0)
+        shared = power.level != level
+        return self.make("div", [one, power], power.kind, power.level) if shared else None
 
     def op_trunc(self, e: Expr, kind: str, level: str) -> Value:
         value = self.done[id(e.args[0])]

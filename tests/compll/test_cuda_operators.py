@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+import compll
 from compll.backends.cuda import domains as cuda_domains
 from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import tables as cuda_tables
@@ -277,3 +278,35 @@ def test_uint16(group, decode, tmp_path, rng):
         lines.append('payload: {one: uint16, each: "uint16[n]", bits: "uint16[n]"}')
         text = "\n".join(lines)
     pieces_equal(text, tmp_path, lambda n: 2 * rng.standard_normal(n))
+
+
+POWERS = """name: powers
+group: 32
+state: {{s: "float32[n]"}}
+encode:
+  k: exponent(max(abs(g)))
+  own: exponent(g)
+  x: g / exp2(k) + g / exp2(k + {more}) + g / exp2(clip(own, 0, 3)) + g / exp2(own)
+payload: {{x: "float32[n]"}}
+decode: x
+update: {{s: s + g}}
+"""
+
+
+@pytest.mark.parametrize("more", [0, 250, -250])
+def test_a_quotient_by_a_power_of_two_is_exact(more, tmp_path, rng):
+    """A product takes its place, also where the power or its inverse is 0, denormal or infinite."""
+
+    def values(n):
+        x = np.ldexp(rng.uniform(-2, 2, n), np.repeat(rng.integers(-150, 128, n // 32 + 1), 32)[:n])
+        return np.where(rng.random(n) < 0.01, rng.choice([np.inf, np.nan, 0.0], n), x)
+
+    with np.errstate(all="ignore"):
+        pieces_equal(POWERS.format(more=more), tmp_path, values)
+        codec, reference = (
+            compll.compile(tmp_path / "spec.yaml", target) for target in ("cpu", "reference")
+        )
+        x = values(5000).astype(np.float32)
+        state = codec.init_state(len(x))
+        own, wanted = (c.encode(x, state={"s": state["s"].copy()}) for c in (codec, reference))
+    np.testing.assert_array_equal(own.view(np.float32), wanted.view(np.float32))

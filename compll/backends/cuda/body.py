@@ -45,6 +45,8 @@ class Body:
 
     def __init__(self, plan: PlanBuilder, grid: int, threads: int) -> None:
         self.plan, self.grid, self.threads = plan, grid, threads
+        #: blocks that must fit a multiprocessor, which bounds the registers; 0: as the compiler likes
+        self.resident = 0
         self.head, self.lines = Lines(), Lines()
         self.head.depth = self.lines.depth = 1
         if grid < 0:
@@ -145,6 +147,13 @@ class Body:
         kind = MEMORY.get(dtype, "float")
         item = "p" if grid < 0 else self.items(grid)
         return self.hoist(f"{name}_p", f"{kind}* const {name}_p = {name} + {item} * (i64){factor};")
+
+    def parts(self, f: Value, name: str, grid: int) -> str:
+        """Memory for a fold's parts of a total: of tiles if it is a sum, which has an order; else of
+        blocks, which are numbered among those of all pieces."""
+        if f.attr == "sum":
+            return self.memory(name, "uint32", grid)
+        return self.plan.memory(name, "uint32", f"{grid}b")
 
     def state(self, f: Field) -> str:
         """The piece's part of a state."""

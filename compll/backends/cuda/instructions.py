@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from compll.ir.tile import Value
+from compll.passes.bounds import Bounds
 
 C_TYPES = {"f32": "float", "i32": "i32", "bool": "bool", "f64": "double", "i64": "i64"}
 #: C types of scratch memory and states; others are floats
@@ -32,12 +33,18 @@ ROWS = {
 }  # fmt: skip
 
 
-def text(v: Value, args: list[str]) -> str:
-    """An instruction applied to the names of its arguments."""
+def text(v: Value, args: list[str], bounds: Bounds | None = None) -> str:
+    """An instruction applied to the names of its arguments, in a simpler form if their bounds allow
+    it."""
     if v.op == "convert":
         return f"({C_TYPES[v.kind]}){args[0]}"
     if v.op == "code":
-        return f"op_code({args[0]}, {(1 << v.attr) - 1})"
+        most = (1 << v.attr) - 1
+        if v.args[0].kind == "f32" and bounds and bounds.of(v.args[0])[1] <= most:
+            return f"(i32)__float2uint_rz({args[0]})"  # 0 for NaN and below 0
+        return f"op_code({args[0]}, {most})"
+    if v.op == "exp2" and v.kind == "f32" and bounds and bounds.within(v.args[0], -127, 128):
+        return f"power_inside({args[0]})"
     if v.op == "bucket":
         return f"bucket({args[0]}, {args[1]}, {v.attr})"
     if v.op == "lookup":

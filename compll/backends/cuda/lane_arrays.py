@@ -82,6 +82,12 @@ class LaneArrays:
             return str(self.body.target(s.field))
         return self.own(s.field)
 
+    def array(self, s: Store) -> str:
+        """The piece's array, of its elements or its own, that a store of lanes writes."""
+        if s.target == "gradient":
+            return str(self.body.given("xs"))
+        return str(self.body.state(s.field)) if s.target == "state" else self.written(s)
+
     def aligned(self) -> list[str]:
         """Conditions under which a thread can access four lanes at once."""
         names = list(self.held)
@@ -107,6 +113,9 @@ class LaneArrays:
         for name, v in self.held.items():
             kind = "i32" if v.kind == "i32" else "float"
             b.add(f"{kind} r_{name}[{4 * held}];")
+            if self.walk.exchanges:
+                b.add(f"load_rows<{self.walk.rows}>({name}, o, m, r_{name}, exchange[0]);")
+                continue
             b.add("#pragma unroll")
             at = f"(c * {held} + k) * {s.row} + 4 * u"
             b.add(

@@ -9,6 +9,9 @@ from compll.numerics.numbers import lane_count
 
 #: start value of a fold other than a sum
 START = {"max": "-2147483647", "min": "2147483647", "count": "0"}
+#: functions that fold two numbers, and those of a team
+JOIN = {"max": ("op_max", "team_max"), "min": ("op_min", "team_min"),
+        "count": ("op_add", "team_total")}  # fmt: skip
 
 
 class Folds:
@@ -19,6 +22,12 @@ class Folds:
         #: true if rows are lanes, too, and are folded first: see [Note: order of sums]
         self.few = self.shape.row < lane_count(self.shape.tile)
         self.names: dict[int, str] = {}
+        #: folds whose values the walk itself needs; of others, a block's threads leave one number
+        self.needed = {id(a) for v in walk.walk.values for a in v.args}
+        self.needed |= {id(s.value) for s in walk.walk.stores} | set(walk.places)
+        self.joined = {
+            id(f): f for f in walk.walk.folds if f.attr != "sum" and id(f) in walk.totals
+        }
 
     def open(self, folds: list[Value]) -> None:
         """Start values, before the loop."""
@@ -36,21 +45,31 @@ class Folds:
             if f.attr == "count":
                 self.body.add(f"{name} += i < m && {x};")
             elif f.attr != "sum":
-                key = x if f.kind == "i32" else f"key({x})"
-                self.body.add(f"if (i < m) {name} = op_{f.attr}({name}, {key});")
+                self.body.add(f"if (i < m) {name} = op_{f.attr}({name}, {self.key(f.args[0])});")
             elif self.few:
                 self.body.add(f"{name}[4 * k + j] = i < m ? {x} : 0.0f;")
             else:
                 own = f"i < m ? {x} : 0.0f"
                 self.body.add(f"{name}[j] = k ? {name}[j] + ({own}) : {own};")
 
+    def key(self, v: Value) -> str:
+        """A lane as an integer that orders as it does."""
+        if v.op == "abs" and v.kind == "f32":
+            return f"(i32)abs_bits({self.walk.named(v.args[0])})"
+        return self.walk.named(v) if v.kind == "i32" else f"key({self.walk.named(v)})"
+
     def close(self, folds: list[Value]) -> dict[int, str]:
         """Finish the folds after the loop: names of their values. Leaves them for totals."""
         found = {}
         for f in folds:
+            if id(f) in self.joined:
+                self.join(f)
+                if id(f) not in self.needed:
+                    continue
             found[id(f)] = self.value(f)
-            if id(f) in self.walk.totals:
-                self.leave(f, found[id(f)])
+            if f.attr == "sum" and id(f) in self.walk.totals:
+                to, bits = self.walk.totals[id(f)], f"(u32)__float_as_int({found[id(f)]})"
+                self.body.add(f"if (m && u == 0) {to}[t] = {bits};")
             if id(f) in self.walk.places:
                 self.body.add(f"found_{self.walk.places[id(f)]} = {found[id(f)]};")
             if f.kind == "f32" and f.attr in ("min", "max"):
@@ -59,10 +78,8 @@ class Folds:
 
     def value(self, f: Value) -> str:
         b, name, team = self.body, self.names[id(f)], self.shape.team
-        if f.attr == "count":
-            return str(b.declare("i32", f"team_total<{team}>({name})"))
         if f.attr != "sum":
-            return str(b.declare("i32", f"team_{f.attr}<{team}>({name})"))
+            return str(b.declare("i32", f"{JOIN[f.attr][1]}<{team}>({name})"))
         half = 2 * self.shape.rows if self.few else 0
         while half >= 4:
             b.add("#pragma unroll")
@@ -71,7 +88,29 @@ class Folds:
         four = ", ".join(f"{name}[{j}]" for j in range(4))
         return str(b.declare("float", f"team_sum<{team}>({four})"))
 
-    def leave(self, f: Value, name: str) -> None:
-        """Leave the tile's part of a total."""
-        bits = f"__float_as_int({name})" if f.attr == "sum" else name
-        self.body.add(f"if (m && u == 0) {self.walk.totals[id(f)]}[t] = (u32){bits};")
+    def begin(self) -> None:
+        """Declare the threads' parts of totals that may be joined in any order."""
+        for f in self.joined.values():
+            self.body.add(f"i32 own_{self.walk.totals[id(f)]} = {START[f.attr]};")
+
+    def join(self, f: Value) -> None:
+        """Take the thread's part of a total out of the tile."""
+        self.body.add(f"own_{self.walk.totals[id(f)]} = {self.names[id(f)]};")
+
+    def leave(self) -> None:
+        """Leave the block's parts of totals, after its tiles."""
+        b, warps = self.body, self.shape.threads // 32
+        if not self.joined:
+            return
+        b.add(f"__shared__ i32 parts[{len(self.joined)}][{warps}];")
+        for k, f in enumerate(self.joined.values()):
+            own = f"own_{self.walk.totals[id(f)]}"
+            b.add(f"{own} = {JOIN[f.attr][1]}<32>({own});")
+            b.add(f"if (threadIdx.x % 32 == 0) parts[{k}][threadIdx.x / 32] = {own};")
+        b.add("__syncthreads();")
+        b.add("if (threadIdx.x) return;")
+        for k, f in enumerate(self.joined.values()):
+            own = f"own_{self.walk.totals[id(f)]}"
+            one = f"{own} = {JOIN[f.attr][0]}({own}, parts[{k}][w]);"
+            b.add(f"for (int w = 1; w < {warps}; ++w) {one}")
+            b.add(f"{self.walk.totals[id(f)]}[blockIdx.x] = (u32){own};")

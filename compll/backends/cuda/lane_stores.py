@@ -21,7 +21,11 @@ class Stores:
         self.done: set[int] = set()
 
     def share(self) -> None:
-        """Declare shared memory for codes of trits, and of tiles that are not whole."""
+        """Declare shared memory for codes of trits, of tiles that are not whole, and for rows."""
+        if self.walk.exchanges:
+            count = max(1, len([s for s in self.of_rows(self.stores) if s.target != "payload"]))
+            size = self.shape.threads * self.shape.rows
+            self.body.add(f"__shared__ Quad exchange[{count}][{size}];")
         if self.packed:
             size = self.shape.teams * self.shape.tile
             self.body.add(f"__shared__ u8 codes[{len(self.packed)}][{size}];")
@@ -112,11 +116,27 @@ class Stores:
 
     # rows
 
+    def of_rows(self, stores: list[Store]) -> list[Store]:
+        """Stores of lanes in order."""
+        return [s for s in stores if s.place is None and not s.packed]
+
+    def exchange(self, s: Store) -> str:
+        """Shared memory that a store exchanges rows in; "" if it does not."""
+        if not self.walk.exchanges or s.target == "payload":
+            return ""
+        number = [one for one in self.of_rows(self.stores) if one.target != "payload"].index(s)
+        return f"exchange[{number}]"
+
+    def open_sums(self, stores: list[Store]) -> None:
+        """Declare a sum of what each state takes up."""
+        for s in self.of_rows(stores):
+            if s.target == "state" and self.exchange(s):
+                self.body.add(f"float sum_{self.label(s)} = 0.0f;")
+
     def open_row(self, stores: list[Store]) -> None:
         """Declare registers for the four lanes of a row."""
-        for s in stores:
-            if s.place is None and not s.packed:
-                self.body.add(f"{self.kind(s)} y_{self.label(s)}[4];")
+        for s in self.of_rows(stores):
+            self.body.add(f"{self.kind(s)} y_{self.label(s)}[4];")
 
     def kind(self, s: Store) -> str:
         if s.target == "payload":
@@ -165,21 +185,32 @@ class Stores:
         return str(self.walk.arrays.own(Field(f"{what} of {s.field.name}", storage, 0, "scratch")))
 
     def row(self, stores: list[Store]) -> None:
-        """Write the four lanes of a row."""
+        """Write the four lanes of a row, or hand them over."""
         b = self.body
-        for s in stores:
-            if s.place is not None or s.packed:
-                continue
-            four = f"m - l, y_{self.label(s)}"
-            if s.target == "gradient":
-                back = "if (back) " if s.back else ""
-                b.add(f"{back}store4<READY>({b.given('xs')}, o + l, {four});")
-            elif s.target == "state":
-                b.add(f"keep4<READY>({b.state(s.field)}, o + l, {four});")
-            elif s.target == "payload":
+        for s in self.of_rows(stores):
+            four, back = f"m - l, y_{self.label(s)}", "if (back) " if s.back else ""
+            if s.target == "payload":
                 assert s.field is not None
                 size = s.field.item_bits // 8
                 at = f"{self.walk.arrays.written(s)} + {size} * (o + l), m - l, {size}"
                 b.add(f"put4<READY>({at}, y_{self.label(s)});")
+            elif shared := self.exchange(s):
+                own = f"{self.walk.arrays.array(s)}, o, m, k, y_{self.label(s)}"
+                kept = s.target == "state"
+                own += f", sum_{self.label(s)}, {shared}" if kept else f", {shared}"
+                b.add(f"{back}put_{'kept' if kept else 'row'}<{self.walk.rows}>({own});")
             else:
-                b.add(f"store4<READY>({self.walk.arrays.written(s)}, o + l, {four});")
+                how = "keep4" if s.target == "state" else "store4"
+                b.add(f"{back}{how}<READY>({self.walk.arrays.array(s)}, o + l, {four});")
+
+    def rows(self, stores: list[Store]) -> None:
+        """Write the rows that were handed over, after a loop."""
+        for s in self.of_rows(stores):
+            if not (shared := self.exchange(s)):
+                continue
+            back, array = "if (back) " if s.back else "", self.walk.arrays.array(s)
+            if s.target == "state":
+                own = f"{array}, o, m, sum_{self.label(s)}, {shared}"
+                self.body.add(f"keep_rows<{self.walk.rows}>({own});")
+            else:
+                self.body.add(f"{back}store_rows<{self.walk.rows}>({array}, o, {shared});")

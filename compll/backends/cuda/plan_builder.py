@@ -96,12 +96,14 @@ class PlanBuilder:
         return f"sc[p * @SLOTS@ + {self.slots.setdefault(key, len(self.slots))}]"
 
     def launch(
-        self, what: str, grid: int, threads: int, text: str, repeat: Expr | int | None = None
-    ) -> None:
+        self, what: str, grid: int, threads: int, text: str, repeat: Expr | int | None = None,
+        resident: int = 0,
+    ) -> None:  # fmt: skip
         """Add the next step: a kernel, by the text within its braces."""
         name = f"{self.name}_{what}{len(self.steps)}"
         self.steps.append(Launch(name, grid, threads, repeat))
-        head = f'extern "C" __global__ void __launch_bounds__({threads}) {name}(@PARAMS@)'
+        bounds = f"{threads}, {resident}" if resident else str(threads)
+        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}(@PARAMS@)'
         self.texts.append(f"{head} {{\n{text}}}\n")
 
     def text(self) -> str:

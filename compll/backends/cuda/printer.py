@@ -84,7 +84,7 @@ class Printer:
             condition, wanted = self.guard
             b.head.add(f"if ({'!' if wanted else ''}{b.value(condition)}) return;")
         yield b
-        self.plan.launch(what, grid, threads, str(b), repeat)
+        self.plan.launch(what, grid, threads, str(b), repeat, b.resident)
 
     # numbers of a piece
 
@@ -120,20 +120,27 @@ class Printer:
     def total(self, b: Body, v: Value) -> str:
         """The total of a walk's fold over all tiles."""
         (f,) = v.args
-        memory, region = self.parts[id(f)]
-        parts, count = b.memory(memory, "uint32", region.grid), self.tiles(b, region)
+        parts = self.parts_of(b, f, *self.parts[id(f)])
         if f.attr == "sum":
-            text = f"block_total({parts}, {count})"
+            text = f"block_total({parts})"
         elif f.attr == "count":
-            text = f"(double)block_count({parts}, {count})"
+            text = f"(double)block_count({parts})"
         else:
-            text = f"block_extreme({parts}, {count}, {str(f.attr == 'max').lower()})"
+            text = f"block_extreme({parts}, {str(f.attr == 'max').lower()})"
             if v.kind == "f64":
-                text = f"({count} ? (double)unkey({text}) : 0.0)"
+                text = f"({self.parts[id(f)][1].size(b)} ? (double)unkey({text}) : 0.0)"
         guard = self.guards.get(id(f))
         if guard is not None:
             text = f"{'' if guard[1] else '!'}{self.value(guard[0])} ? {text} : 0"
         return b.declare(C_TYPES[v.kind], text, "s")
+
+    def parts_of(self, b: Body, f: Value, memory: str, region: Region) -> str:
+        """Pointer to a fold's parts of a total, and their number."""
+        shape, parts = self.plan.shape, b.parts(f, memory, region.grid)
+        each = shape.tile * (1 if f.attr == "sum" else shape.teams)
+        if f.attr != "sum":
+            parts = f"{parts} + {b.blocks(region.grid).partition(',')[0]}"
+        return f"{parts}, ({region.size(b)} + {each - 1}) / {each}"
 
     def region(self, walk: Walk) -> Region:
         """The tiles that a walk runs over."""
@@ -146,11 +153,6 @@ class Printer:
         grid = self.plan.tiles(Domain("kept", walk.of)) if walk.of else 0
         prefix = "in" if self.plan.decodes else "out"
         return Region(grid, lambda b: b.fields[prefix].kept(walk.of))
-
-    def tiles(self, b: Body, region: Region) -> str:
-        """The number of tiles of a region."""
-        tile = self.plan.shape.tile
-        return f"({region.size(b)} + {tile - 1}) / {tile}"
 
     # steps
 
@@ -243,7 +245,9 @@ class Printer:
         with self.kernel(what, region.grid, self.plan.shape.threads, repeat) as b:
             if until:
                 b.head.add(until)
-            memories = {f: b.memory(name, "uint32", region.grid) for f, name in totals.items()}
+            memories = {
+                id(f): b.parts(f, totals[id(f)], region.grid) for f in walk.folds if id(f) in totals
+            }
             WalkKernel(b, walk, region, memories, places or {}).emit()
 
     def count(self, walk: Walk) -> None:

@@ -153,8 +153,7 @@ def threshold_search(p: Any, step: ThresholdSearch) -> None:
         search = given(b, name, step)
         b.add(f"double counts[{len(step.tries)}];")
         for q, f in enumerate(step.walk.folds):
-            parts = b.memory(totals[id(f)], "uint32", 0)
-            b.add(f"counts[{q}] = (double)block_count({parts}, {p.tiles(b, region)});")
+            b.add(f"counts[{q}] = (double)block_count({p.parts_of(b, f, totals[id(f)], region)});")
         b.add("double found, count;")
         b.add("if (threadIdx.x) return;")
         b.add(f"decide<{halves}>({search}, given, counts, &found, &count);")

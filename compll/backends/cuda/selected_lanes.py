@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compll.ir.tile import Compact, Value, Walk
-from compll.passes.fuse import Loop, order_of_lanes
+from compll.passes.fuse import Loop
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SelectedLanes:
         """Find the places of a row's selected lanes."""
         for one in loop.compacts:
             self.compact_row(one)
-        needed = {id(v) for v in order_of_lanes(loop, ())}
+        needed = {id(v) for v in self.walk.order(loop)}
         for k, v in enumerate(self.spreads):
             if id(v) in needed:
                 self.ranks(f"spread{k}", v.args[0])
@@ -67,7 +67,7 @@ class SelectedLanes:
         b, team = self.body, self.shape.team
         b.add(f"bool is_{name}[4];")
         b.add(f"i64 rank_{name}[4];")
-        with self.walk.each_of_row(order_of_lanes(Loop(0, 0, folds=[fold_of(condition)]), ())):
+        with self.walk.each_of_row(self.walk.order(Loop(0, 0, folds=[fold_of(condition)]))):
             b.add(f"is_{name}[j] = i < m && {self.walk.named(condition)};")
         b.add(f"ranks<{team}>(is_{name}, next_{name}, rank_{name});")
 

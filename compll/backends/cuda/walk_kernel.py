@@ -3,12 +3,17 @@ lanes."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.body import Body
+from compll.backends.cuda.code_tables import CodeTables
 from compll.backends.cuda.instructions import C_TYPES
 from compll.backends.cuda.lane_arrays import LaneArrays
 from compll.backends.cuda.lane_folds import Folds
@@ -16,6 +21,7 @@ from compll.backends.cuda.lane_stores import Stores
 from compll.backends.cuda.selected_lanes import SelectedLanes
 from compll.ir.tile import Value, Walk, order_inside
 from compll.numerics.numbers import MASK
+from compll.passes.bounds import Bounds
 from compll.passes.fuse import Loop, loops, order_of_lanes
 
 
@@ -47,9 +53,15 @@ class WalkKernel:
         elements = any(v.op == "at" or self.computed(v) for v in walk.values)
         self.held = 1 if elements else self.shape.held
         self.turns = self.shape.rows // self.held
+        #: see [Note: rows of small tiles]
+        self.exchanges = self.shape.team < 4 and self.turns == 1
+        self.body.resident = 1024 // self.shape.threads if self.exchanges else 0
+        self.rows = f"READY, {self.shape.team}, {self.shape.rows}"
         self.loops = loops(walk, self.tile, ordered=False)
         self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
         self.local: dict[int, str] = {}
+        self.bounds = Bounds()
+        self.tables = CodeTables(walk.values, walk.roots)
         self.arrays = LaneArrays(self)
         self.folds = Folds(self)
         self.stores = Stores(self)
@@ -69,6 +81,7 @@ class WalkKernel:
             b.add(f"if (own * {s.teams * self.tile} >= size) return;")
         self.keys()
         self.stores.share()
+        self.folds.begin()
         for name in self.places.values():
             b.add(f"i32 found_{name} = 0;")
         with b.block("const auto tile = [&](auto ready)"):
@@ -83,6 +96,7 @@ class WalkKernel:
         b.add(f"if ({aligned}) tile(Ready<true>()); else tile(Ready<false>());")
         for name in self.places.values():
             self.place(name)
+        self.folds.leave()
 
     def place(self, name: str) -> None:
         """Leave the number before each tile in the block, and the block's number."""
@@ -129,14 +143,15 @@ class WalkKernel:
 
     def one_loop(self, one: Loop) -> None:
         """A loop over the rows of a tile, and values known after it."""
-        values = order_of_lanes(one, ())
+        values = self.order(one)
         for v in values:
-            for a in v.args:
+            for a in self.tables.args(v):
                 if a.level == "tile":
                     self.of_tile(a)
         b = self.body
         self.folds.open(one.folds)
         self.stores.open_codes(one.stores)
+        self.stores.open_sums(one.stores)
         self.selected.begin()
         with self.chunks():
             b.add("#pragma unroll")
@@ -150,8 +165,13 @@ class WalkKernel:
                     self.stores.take(one.stores)
                     self.selected.take(one)
                 self.stores.row(one.stores)
+        self.stores.rows(one.stores)
         self.stores.codes(one.stores)
         self.local.update(self.folds.close(one.folds))
+
+    def order(self, one: Loop) -> list[Value]:
+        """Values of lanes that a loop computes, arguments first."""
+        return order_of_lanes(one, (), self.tables.args)
 
     @contextmanager
     def chunks(self) -> Iterator[None]:
@@ -191,7 +211,22 @@ class WalkKernel:
             return self.selected.lane(v)
         if v.op == "at":
             return self.arrays.at(v, f"(i < m ? (i64)(u32){self.named(v.args[0])} : 0)")
-        return instructions.text(v, [self.named(a) for a in v.args])
+        if id(v) in self.tables.asked:
+            return self.asked(v, *self.tables.asked[id(v)])
+        return self.text(v)
+
+    def asked(self, v: Value, code: Value, numbers: Any) -> str:
+        """The number of a lane's code, from the thread of the warp that holds it."""
+        held = ", ".join(map(str, numbers.view(np.int32)))
+        name = f"held{zlib.crc32(held.encode()):08x}"
+        own = f"static constexpr i32 of_{name}[] = {{{held}}};\n"
+        own += f"  const i32 {name} = of_{name}[threadIdx.x % {len(numbers)}];"
+        text = f"__shfl_sync(FULL, {self.body.hoist(name, own)}, {self.named(code)}, 32)"
+        return f"__int_as_float({text})" if v.kind == "f32" else text
+
+    def text(self, v: Value) -> str:
+        """An instruction applied to its arguments."""
+        return instructions.text(v, [self.named(a) for a in v.args], self.bounds)
 
     def named(self, v: Value) -> str:
         """The name of a value of any level."""
@@ -212,7 +247,7 @@ class WalkKernel:
         if v.op == "load":
             return self.arrays.of_tile(v)
         assert v.op != "fold"
-        return instructions.text(v, [self.named(a) for a in v.args])
+        return self.text(v)
 
 
 def draw_name(draw: int) -> str:

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
           const float v2 = r_xs[4 * row + j];
           const float v4 = op_mul(v2, s3);
           const float v5 = op_abs(v4);
-          if (i < m) a1 = op_max(a1, key(v5));
+          if (i < m) a1 = op_max(a1, (i32)abs_bits(v4));
         }
       }
     }

@@ -2,16 +2,16 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
   const i64 own = (i64)blockIdx.x - firsts[p];
-  u32* const part1_p = part1 + item_at[0 * (pieces + 1) + p] * (i64)1;
   u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
   u32* const part3_p = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  u32* const part4_p = part4 + item_at[0 * (pieces + 1) + p] * (i64)1;
   XT* const xs = x + table[5 * p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
   const float s6 = scale;
   const int u = threadIdx.x % 32, team = threadIdx.x / 32;
   const i64 t = own * 8 + team, o = t * 1024;
+  i32 own_part1 = -2147483647;
+  i32 own_part4 = -2147483647;
   const auto tile = [&](auto ready) {
     constexpr bool READY = decltype(ready)::value;
     const int m = READY || size - o >= 1024 ? 1024 : size > o ? (int)(size - o) : 0;
@@ -35,31 +35,38 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
           const float v8 = op_abs(v7);
           const float v9 = op_mul(v7, v7);
           const i32 v10 = (i32)abs_bits(v7);
-          if (i < m) a1 = op_max(a1, key(v8));
+          if (i < m) a1 = op_max(a1, (i32)abs_bits(v7));
           a2[j] = k ? a2[j] + (i < m ? v9 : 0.0f) : i < m ? v9 : 0.0f;
           a3[j] = k ? a3[j] + (i < m ? v7 : 0.0f) : i < m ? v7 : 0.0f;
           if (i < m) a4 = op_max(a4, v10);
         }
       }
     }
-    const i32 v11 = team_max<32>(a1);
-    if (m && u == 0) part1_p[t] = (u32)v11;
-    const float v12 = unkey(v11);
-    const float v13 = team_sum<32>(a2[0], a2[1], a2[2], a2[3]);
-    if (m && u == 0) part2_p[t] = (u32)__float_as_int(v13);
-    const float v14 = team_sum<32>(a3[0], a3[1], a3[2], a3[3]);
-    if (m && u == 0) part3_p[t] = (u32)__float_as_int(v14);
-    const i32 v15 = team_max<32>(a4);
-    if (m && u == 0) part4_p[t] = (u32)v15;
+    own_part1 = a1;
+    const float v11 = team_sum<32>(a2[0], a2[1], a2[2], a2[3]);
+    if (m && u == 0) part2_p[t] = (u32)__float_as_int(v11);
+    const float v12 = team_sum<32>(a3[0], a3[1], a3[2], a3[3]);
+    if (m && u == 0) part3_p[t] = (u32)__float_as_int(v12);
+    own_part4 = a4;
   };
   if (aligned(xs, 4 * sizeof(*xs)) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  __shared__ i32 parts[2][8];
+  own_part1 = team_max<32>(own_part1);
+  if (threadIdx.x % 32 == 0) parts[0][threadIdx.x / 32] = own_part1;
+  own_part4 = team_max<32>(own_part4);
+  if (threadIdx.x % 32 == 0) parts[1][threadIdx.x / 32] = own_part4;
+  __syncthreads();
+  if (threadIdx.x) return;
+  for (int w = 1; w < 8; ++w) own_part1 = op_max(own_part1, parts[0][w]);
+  part1[blockIdx.x] = (u32)own_part1;
+  for (int w = 1; w < 8; ++w) own_part4 = op_max(own_part4, parts[1][w]);
+  part4[blockIdx.x] = (u32)own_part4;
 }
 extern "C" __global__ void __launch_bounds__(256) encode_piece1(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const int p = blockIdx.x;
   const i64 n = table[5 * p + 1];
   if (n == 0) return;
-  u32* const part1_p = part1 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  const double s1 = ((n + 1023) / 1024 ? (double)unkey(block_extreme(part1_p, (n + 1023) / 1024, true)) : 0.0);
+  const double s1 = (n ? (double)unkey(block_extreme(part1 + first[0 * (pieces + 1) + p], (n + 8191) / 8192, true)) : 0.0);
   if (threadIdx.x == 0) sc[p * 15 + 0] = slot_of(s1);
   const double s2 = (double)st[p * 2 + 0];
   u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
@@ -173,8 +180,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_piece3(XT* __restrict__
   const double s1 = held<double>(sc[p * 15 + 10]);
   const i64 out_at0 = at[p] + 0;
   if (threadIdx.x == 0) store_float32((out + out_at0), (float)s1);
-  u32* const part4_p = part4 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  const i32 s2 = block_extreme(part4_p, (n + 1023) / 1024, true);
+  const i32 s2 = block_extreme(part4 + first[0 * (pieces + 1) + p], (n + 8191) / 8192, true);
   if (threadIdx.x == 0) sc[p * 15 + 14] = slot_of(s2);
   const i64 out_at1 = out_at0 + 4;
   const i64 out_at2 = out_at1 + (n / 1024 * 256 + (n % 1024 * 2 + 7) / 8);

@@ -13,11 +13,9 @@ D double power_of_two(double k) { return __longlong_as_double(((i64)k + 1023) <<
 
 // ---- exponents and trits ----
 
-D i32 exponent(float x) { return 128 - (i32)(((u32)~__float_as_int(x) & 0x7f800000u) >> 23); }
-D float power_of_two(i32 i) {
-  i = i > -127 ? i : -127;
-  return __int_as_float(((i < 128 ? i : 128) + 127) << 23);
-}
+D i32 exponent(float x) { return (i32)((u32)__float_as_int(x) >> 23 & 255u) - 127; }
+D float power_inside(i32 i) { return __int_as_float((i32)((u32)(i + 127) << 23)); }  // of -127..128
+D float power_of_two(i32 i) { return power_inside(op_min(op_max(i, -127), 128)); }
 D i32 trit(i32 x) { return x > 0 ? (x < 2 ? x : 2) : 0; }
 D i32 trit(float x) { return (i32)(x > 0.0f ? (x < 2.0f ? x : 2.0f) : 0.0f); }
 D i32 trit(bool x) { return x; }

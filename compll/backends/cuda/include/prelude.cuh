@@ -333,6 +333,76 @@ template <bool READY> D void get4(const u8* p, int count, int bytes, u32* v) {
   for (int j = 0; j < 4; ++j) v[j] = q.v[j];
 }
 
+// ---- rows of small tiles ----
+
+// [Note: rows of small tiles] A thread's four elements of a row are next to those of its team alone: a
+// warp would access 16 or 32 bytes of many tiles at a time, and the memory takes as many requests as for
+// four times the bytes. So the warp accesses its ready tiles in the order of memory, and hands over in
+// shared memory, quad q of the warp in slot q ^ (q / 8 % 4) * T, which keeps threads off each other's banks.
+template <int T, int ROWS> struct Exchange {
+  Quad* const warp;
+  const int lane, lane_slot, base, turn;
+  __device__ __forceinline__ Exchange(Quad* shared)
+      : warp(shared + threadIdx.x / 32 * 32 * ROWS), lane(threadIdx.x % 32),
+        lane_slot(lane ^ lane / 8 % 4 * T), base(lane / T * T * ROWS), turn(base / 8 % 4 * T) {}
+  __device__ __forceinline__ Quad& in_memory(int i) const { return warp[32 * i + lane_slot]; }
+  __device__ __forceinline__ Quad& own(int k) const { return warp[base + ((T * k + lane % T) ^ turn)]; }
+  // the warp's first quad, and this thread's, of an array at its tile
+  template <class X> __device__ __forceinline__ X* first(X* tile) const { return tile - 4 * base + 4 * lane; }
+};
+template <bool READY, int T, int ROWS, class X, class V> D void load_rows(const X* x, i64 o, int m, V* v, Quad* shared) {
+  if constexpr (READY && sizeof(X) == 4) {
+    const Exchange<T, ROWS> e(shared);
+    const X* const first = e.first(x + o);
+    Quad q[ROWS];
+    for (int i = 0; i < ROWS; ++i) q[i] = *(const Quad*)(first + 128 * i);
+    __syncwarp();  // the last exchange has been read
+    for (int i = 0; i < ROWS; ++i) e.in_memory(i) = q[i];
+    __syncwarp();
+    for (int k = 0; k < ROWS; ++k) load4<true>((const V*)&e.own(k), 0, 4, v + 4 * k);
+  } else {
+    for (int k = 0; k < ROWS; ++k) {
+      const int l = (k * T + (int)threadIdx.x % T) * 4;
+      load4<READY>(x, o + l, m - l, v + 4 * k);
+    }
+  }
+}
+// A row is put in shared memory, and all of them are stored after the last one.
+template <bool READY, int T, int ROWS, class X, class V> D void put_row(X* x, i64 o, int m, int k, const V* v, Quad* shared) {
+  const int l = (k * T + (int)threadIdx.x % T) * 4;
+  if constexpr (READY && sizeof(X) == 4) store4<true>((V*)&Exchange<T, ROWS>(shared).own(k), 0, 4, v);
+  else store4<READY>(x, o + l, m - l, v);
+}
+template <bool READY, int T, int ROWS, class X> D void store_rows(X* x, i64 o, Quad* shared) {
+  if constexpr (READY && sizeof(X) == 4) {
+    const Exchange<T, ROWS> e(shared);
+    X* const first = e.first(x + o);
+    __syncwarp();
+    for (int i = 0; i < ROWS; ++i) *(Quad*)(first + 128 * i) = e.in_memory(i);
+  }
+}
+// the same for a state; `sum` is finite while all values are
+template <bool READY, int T, int ROWS, class X> D void put_kept(X* x, i64 o, int m, int k, const float* v, float& sum, Quad* shared) {
+  const int l = (k * T + (int)threadIdx.x % T) * 4;
+  if constexpr (READY && sizeof(X) == 4) {
+    sum += (fabsf(v[0]) + fabsf(v[1])) + (fabsf(v[2]) + fabsf(v[3]));
+    put_row<true, T, ROWS>(x, o, m, k, v, shared);
+  } else {
+    keep4<READY>(x, o + l, m - l, v);
+  }
+}
+template <bool READY, int T, int ROWS, class X> D void keep_rows(X* x, i64 o, int m, float sum, Quad* shared) {
+  if constexpr (READY && sizeof(X) == 4) {
+    if (__all_sync(FULL, finite(sum))) { store_rows<true, T, ROWS>(x, o, shared); return; }
+    for (int k = 0; k < ROWS; ++k) {
+      const int l = (k * T + (int)threadIdx.x % T) * 4;
+      float v[4];
+      load4<true>((const float*)&Exchange<T, ROWS>(shared).own(k), 0, 4, v);
+      keep4<false>(x, o + l, 4, v);
+    }
+  }
+}
+
 // ---- pieces and tiles ----
 
 // the piece of a block: first[p] <= block < first[p + 1]
@@ -363,25 +433,35 @@ template <int T> D float team_sum(float a, float b, float c, float d) {
   sum += __shfl_xor_sync(FULL, sum, T / 2, T);  // a + c, and b + d
   return sum + __shfl_xor_sync(FULL, sum, T / 4, T);
 }
+#if __CUDA_ARCH__ >= 800  // an instruction for a whole warp
+#define WHOLE_WARP(text) if constexpr (T == 32) return text;
+#else
+#define WHOLE_WARP(text)
+#endif
 template <int T> D i32 team_max(i32 v) {
+  WHOLE_WARP(__reduce_max_sync(FULL, v))
   for (int h = T / 2; h > 0; h >>= 1) v = op_max(v, __shfl_xor_sync(FULL, v, h, T));
   return v;
 }
 template <int T> D i32 team_min(i32 v) {
+  WHOLE_WARP(__reduce_min_sync(FULL, v))
   for (int h = T / 2; h > 0; h >>= 1) v = op_min(v, __shfl_xor_sync(FULL, v, h, T));
   return v;
 }
 template <int T> D i32 team_total(i32 v) {
+  WHOLE_WARP((i32)__reduce_add_sync(FULL, (u32)v))
   for (int h = T / 2; h > 0; h >>= 1) v += __shfl_xor_sync(FULL, v, h, T);
   return v;
 }
 
-// ---- over a block of at least 128 threads: the tiles' parts of one piece ----
+// ---- over a block of 256 threads: the parts of one piece ----
+// Loads of several parts are under way at once: a block that waits for each takes longer than the walk.
 
 D double block_total(const u32* parts, i64 tiles) {
   __shared__ double lanes[128];
   double sum = 0.0;
   if (threadIdx.x < 128) {
+#pragma unroll 16
     for (i64 i = threadIdx.x; i < tiles; i += 128) sum += (double)__int_as_float((i32)parts[i]);
     lanes[threadIdx.x] = sum;
   }
@@ -395,14 +475,13 @@ D double block_total(const u32* parts, i64 tiles) {
   return result;
 }
 // joins integers, in any order; `join` combines two
-template <class T, class JOIN> D T block_join(const u32* parts, i64 tiles, T start, JOIN join) {
-  __shared__ T lanes[128];
+template <class T, class JOIN> D T block_join(const u32* parts, i64 count, T start, JOIN join) {
+  __shared__ T lanes[256];
   T own = start;
-  if (threadIdx.x < 128) {
-    for (i64 i = threadIdx.x; i < tiles; i += 128) own = join(own, (T)(i32)parts[i]);
-    lanes[threadIdx.x] = own;
-  }
-  for (int h = 64; h > 0; h >>= 1) {
+#pragma unroll 16
+  for (i64 i = threadIdx.x; i < count; i += 256) own = join(own, (T)(i32)parts[i]);
+  lanes[threadIdx.x] = own;
+  for (int h = 128; h > 0; h >>= 1) {
     __syncthreads();
     if ((int)threadIdx.x < h) lanes[threadIdx.x] = join(lanes[threadIdx.x], lanes[threadIdx.x + h]);
   }
@@ -411,11 +490,11 @@ template <class T, class JOIN> D T block_join(const u32* parts, i64 tiles, T sta
   __syncthreads();
   return own;
 }
-D i32 block_extreme(const u32* parts, i64 tiles, bool largest) {
-  return block_join(parts, tiles, largest ? -2147483647 : 2147483647, [=](i32 a, i32 b) { return largest ? op_max(a, b) : op_min(a, b); });
+D i32 block_extreme(const u32* parts, i64 count, bool largest) {
+  return block_join(parts, count, largest ? -2147483647 : 2147483647, [=](i32 a, i32 b) { return largest ? op_max(a, b) : op_min(a, b); });
 }
-D i64 block_count(const u32* parts, i64 tiles) {
-  return block_join(parts, tiles, 0ll, [](i64 a, i64 b) { return a + b; });
+D i64 block_count(const u32* parts, i64 count) {
+  return block_join(parts, count, 0ll, [](i64 a, i64 b) { return a + b; });
 }
 
 // ---- numbers that one kernel leaves for others ----
