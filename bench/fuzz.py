@@ -4,8 +4,9 @@
 
 Each damaged input must be refused by an error that is meant for it, or be taken and read alike by
 all readers; nothing may crash or take long. Trial i of a kind depends on the seed and i alone: a
-finding names them, and `--kind specs --first i --specs 1` runs that one again. A quarter each of
-`--files` is states, rules, profiles and plans.
+finding names them, and `--kind specs --first i --specs 1` runs that one again. `--files` are
+states, rules, profiles, clusters, models, results and plans, as many of each. Some texts are nested
+deep, have aliases of aliases, or are huge.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def main(
     ] = 1_000_000,
     specs: Annotated[int, typer.Option(min=0, help="Damaged texts of specs.")] = 100_000,
     files: Annotated[
-        int, typer.Option(min=0, help="Damaged states, rules, profiles, plans.")
+        int, typer.Option(min=0, help="Damaged files of each other kind, together.")
     ] = 100_000,
     seed: int = 0,
     seconds: Annotated[float, typer.Option(min=0, help="Limit for each kind; 0: none.")] = 0.0,
@@ -139,7 +140,11 @@ def main(
         output.mkdir(parents=True, exist_ok=True)
         path = output / "fuzz.json"
         rows = json.loads(path.read_text()) if path.is_file() else {}
-    trials = {"payloads": payloads, "specs": specs, "files": files // 4}
+    trials = {
+        "payloads": payloads,
+        "specs": specs,
+        "files": files // sum(option == "files" for option, _ in KINDS.values()),
+    }
     found = 0
     for each in (name for name in KINDS if name in (kind or KINDS)):
         tally = apart(each, trials[KINDS[each][0]], seed, first, seconds)

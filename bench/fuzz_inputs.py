@@ -11,8 +11,9 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,6 +49,11 @@ from hipress.plan.registry import Registry
 from hipress.plan.workload import timed
 from hipress.sync.state import Residuals
 from hipress.tools import profile
+from hipress.tools.bench import results as results_
+from hipress.tools.demo.job import Curve, Result, Workload
+from hipress.tools.demo.report import Report
+from hipress.tools.models import model
+from hipress.tools.simulate import cluster
 
 Trial = Callable[[Random], str]
 TAKEN, REFUSED = "taken", "refused"
@@ -106,8 +112,10 @@ def specs() -> Trial:
     def trial(random: Random) -> str:
         text = texts[random.choice(sorted(texts))]
         how = random.random()
-        if how < 0.4:
+        if how < 0.35:
             text = mutations.by_tokens(text, known, random)
+        elif how < 0.4:
+            text = mutations.by_bulk(text, random)
         elif how < 0.7:
             text = mutations.by_sections(text, others, random)
         else:
@@ -183,6 +191,15 @@ def states() -> Trial:
     return trial
 
 
+MODELS = ("lstm", "vgg16")
+CLUSTER = """nodes: 8
+ranks_per_node: 4
+device: {name: v100, memory: 900 GB/s}
+between: {bandwidth: 100 Gbit/s, latency: 30 us, reach: 0.85}
+inside: {bandwidth: 150 GB/s}
+rack: {nodes: 4, oversubscription: 2}
+jitter: 0.05
+"""
 RULES: Mapping[str, Any] = {
     "0.weight": {"compressor": "topk", "ratio": 0.1},
     "*.weight 7x*": "onebit_group", "1.*": None, "*": {"compressor": "int4_group"},
@@ -197,12 +214,8 @@ def rules() -> Trial:
     codec = compile_codec("bf16", {}, "reference")
 
     def trial(random: Random) -> str:
-        damaged = text
+        damaged = _damaged(text, known, random)
         if random.random() < 0.3:
-            damaged = mutations.by_tokens(text, known, random)
-        elif random.random() < 0.5:
-            damaged = mutations.by_values(text, random)
-        else:
             damaged = yaml.dump(mutations.of_value(dict(RULES), random))
         path.write_text(damaged, "utf-8", errors="replace")
         try:
@@ -214,6 +227,68 @@ def rules() -> Trial:
         return TAKEN
 
     return trial
+
+
+def _damaged(text: str, known: Sequence[str], random: Random) -> str:
+    """A text of YAML or JSON, damaged in one of three ways."""
+    how = random.random()
+    if how < 0.4:
+        return mutations.by_tokens(text, known, random)
+    return (mutations.by_values if how < 0.7 else mutations.by_bulk)(text, random)
+
+
+def _files(texts: Sequence[str], read: Callable[[Path], Any], suffix: str) -> Trial:
+    """Files of some texts, which are JSON or YAML, and their reader."""
+    known = mutations.tokens(texts)
+    path = Path(tempfile.mkdtemp()) / f"file.{suffix}"
+
+    def trial(random: Random) -> str:
+        text = random.choice(texts)
+        if suffix == "json" and random.random() < 0.5:
+            damaged = json.dumps(mutations.of_value(json.loads(text), random), default=str)
+        else:
+            damaged = _damaged(text, known, random)
+        path.write_text(damaged, "utf-8", errors="replace")
+        try:
+            read(path)
+        except ConfigError as error:
+            told = str(error)
+        else:
+            return TAKEN
+        assert told.startswith(f"{path}:"), f"a message without its file: {told}"
+        assert len(told) < 200_000, "an endless message"
+        return REFUSED
+
+    return trial
+
+
+def clusters() -> Trial:
+    """Files of clusters."""
+    return _files([CLUSTER], cluster.read, "yaml")
+
+
+def models() -> Trial:
+    """Files of models."""
+    folder = Path(model.__file__).parent
+    return _files([(folder / f"{name}.json").read_text() for name in MODELS], model.read, "json")
+
+
+def results() -> Trial:
+    """Results of `hipress bench`, compared with themselves."""
+
+    def compared(path: Path) -> None:
+        found = results_.Results.read(path)
+        results_.compare(found, found)
+        results_.differences(found, found)
+
+    seconds, losses = [0.1, 0.2], [2.0, 1.5]
+    rows = [
+        asdict(Result(name, f"[b]{name}", 2, 0, seconds, losses, curves=[Curve(seconds, losses)]))
+        for name in ("ddp-fp32", "hipress:topk")
+    ]
+    report = Report("two hosts", 2, "1gbit", 2, Workload(), [], "hipress bench")
+    whole = {"format": results_.FORMAT, "reports": [{**asdict(report), "results": rows}]}
+    return _files([json.dumps(whole, indent=1)], compared, "json")
 
 
 def profiles() -> Trial:
@@ -231,8 +306,8 @@ def profiles() -> Trial:
     whole, known = json.loads(text), mutations.tokens([text])
 
     def trial(random: Random) -> str:
-        if random.random() < 0.4:
-            path.write_text(mutations.by_tokens(text, known, random), "utf-8")
+        if random.random() < 0.5:
+            path.write_text(_damaged(text, known, random), "utf-8")
         else:
             damaged = mutations.of_value(whole, random)
             path.write_text(json.dumps(damaged, default=str, skipkeys=True), "utf-8")
@@ -289,6 +364,9 @@ KINDS: Mapping[str, tuple[str, Callable[[], Trial]]] = {
     "states": ("files", states),
     "rules": ("files", rules),
     "profiles": ("files", profiles),
+    "clusters": ("files", clusters),
+    "models": ("files", models),
+    "results": ("files", results),
     "plans": ("files", plans),
 }
 

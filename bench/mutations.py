@@ -118,6 +118,30 @@ def by_values(text: str, random: Random) -> str:
     return text[:start] + random.choice(ODD_TEXTS) + text[end:]
 
 
+def by_bulk(text: str, random: Random) -> str:
+    """A YAML text with a value that nests deep, that means billions of others by aliases, or that
+    is huge; or with one of its lines many times, as it is or with other names."""
+    size = random.choice((20, 300, 5_000, 100_000))
+    lines = text.splitlines() or [""]
+    at, kind = random.randrange(len(lines)), random.randrange(8)
+    if kind >= 6:
+        before, name, after = re.split(r"(\w+|$)", lines[at], maxsplit=1)
+        many = range(min(size, 20_000))
+        new = [f"{before}{name}{i if kind == 6 else ''}{after}" for i in many]
+        return "\n".join(lines[:at] + new + lines[at:])
+    laughs = [f"&a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    values = (
+        "[" * size + "]" * random.choice((0, size)),
+        '{"a": ' * size,
+        f"[&a0 [x], {', '.join(laughs)}]",
+        "&a [*a]",
+        random.choice("a9.(+-[,") * size,
+        f"\n{' ' * 8}".join(("", *("- " * min(size, 9_000),))),
+    )
+    key, colon, _ = lines[at].partition(":")
+    return "\n".join([*lines[:at], f"{key}{colon or ':'} {values[kind]}", *lines[at + 1 :]])
+
+
 def of_value(value: Any, random: Random) -> Any:
     """A copy of nested mappings and lists with one to three other values or keys."""
     found = copy.deepcopy(value)

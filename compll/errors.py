@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 
 #: names that a hint lists
 LISTED = 12
+#: characters of a message
+LONGEST = 1000
+#: mistakes of a file that are listed: reading ends with the last of them
+MOST = 100
 
 
 class CompllError(Exception):
@@ -75,15 +79,27 @@ class Problems:
 
     path: str
     found: list[Diagnostic] = field(default_factory=list)
+    #: the number of them that is raised without waiting for more
+    most: float = MOST
 
     def add(self, span: Span, message: str, hint: str = "") -> None:
-        """Record one problem at `span`."""
-        self.found.append(Diagnostic(self.path, span, message, hint))
+        """Record one problem at `span`. Raises all of them once they are too many."""
+        self.found.append(Diagnostic(self.path, span, _short(message), _short(hint)))
+        if len(self.found) >= self.most:
+            end = max(each.span for each in self.found)
+            message = f"{len(self.found)} mistakes: reading ends here"
+            self.found.append(Diagnostic(self.path, Span(end.line, end.col + 1), message))
+            self.raise_if_any()
 
     def raise_if_any(self) -> None:
         """Raise one SpecError with everything recorded so far."""
         if self.found:
             raise SpecError(self.found)
+
+
+def _short(text: str) -> str:
+    """A message, without the middle of a name of thousands of characters."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from compll.errors import Problems
 from compll.frontend.source import Items, Section, Text, Value
-from hipress.tools import reading
-from hipress.tools.reading import BANDWIDTH, TIME, Fields, Unit
+from hipress import reading
+from hipress.reading import BANDWIDTH, TIME, Fields, Unit
 
 __all__ = ["KINDS", "Cell", "Data", "Number", "load"]
 

@@ -68,7 +68,7 @@ def parse(text: str) -> Graph:
             tasks.append(task)
             after.append(waits)
         _check_waits(after)
-    except (ValueError, TypeError, KeyError, AttributeError, PlanError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, PlanError) as error:
         raise GraphSyntaxError(f"line {number}: {error}") from error
     known, sizes, rounds = zip(*parts, strict=True) if parts else ((), (), ())
     return Graph(topology, known, sizes, tuple(tasks), tuple(after), rounds)

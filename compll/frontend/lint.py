@@ -5,6 +5,7 @@ Names count as used wherever the spec has them, also in a branch that these para
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from compll.errors import Diagnostic, Problems
@@ -23,7 +24,7 @@ SIGNED = ("neg", "sign", "floor", "ceil", "round", "float16", "bfloat16", "bfloa
 
 def warnings(spec: Spec, module: Module) -> list[Diagnostic]:
     """Warnings for a spec without errors; `module` is the same spec, typed."""
-    found = Problems(spec.path)
+    found = Problems(spec.path, most=math.inf)
     needed = _decode(spec, found)
     _bindings(spec, needed, found)
     _params(spec, needed, found)

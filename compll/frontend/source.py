@@ -1,5 +1,7 @@
 """Stage 1: a YAML text becomes a tree in which every value knows its line and column.
 
+Length, depth and number of values are limited before anything recurses.
+
 PyYAML's constructor is not used: it reads `1e-3` as text, `off` as False and `012` as 10, and
 forgets positions. Only its composer is used; scalars are read here by Python's rules.
 """
@@ -12,6 +14,7 @@ import stat
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,8 @@ BRACKETS, MASKS = "[]", "\u27e6\u27e7"
 UNMASK = str.maketrans(MASKS, BRACKETS)
 TYPE_BRACKETS = re.compile(r"(?:\[[^\[\]{}\n]*\])+")
 LIMIT_DEPTH = 16
-LIMIT_VALUES = 20_000
+#: characters that change how other text is shown, or that cannot be written as UTF-8
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,13 @@ class Section:
     entries: tuple[Entry, ...]
     span: Span
 
+    @cached_property
+    def _by_name(self) -> dict[str, Entry]:
+        return {e.key.value: e for e in self.entries}
+
     def get(self, name: str) -> Entry | None:
         """The entry of that name, or None."""
-        return next((e for e in self.entries if e.key.value == name), None)
+        return self._by_name.get(name)
 
 
 @dataclass(frozen=True)
@@ -84,10 +92,13 @@ Value = Text | Section | Items
 
 @dataclass(frozen=True)
 class Kind:
-    """The kind of a file, for messages. The file is YAML, or JSON, which is a part of it."""
+    """The kind of a file: its name and usual beginning for messages, and its limits. The file is
+    YAML, or JSON, which is a part of it."""
 
     name: str = "a spec"
     hint: str = "begin with `name:`, `encode:`, `payload:`, `decode:`"
+    most_bytes: int = LIMIT_BYTES
+    most_values: int = 4000
 
 
 SPEC = Kind()
@@ -95,30 +106,29 @@ SPEC = Kind()
 
 def load(path: Path, problems: Problems, kind: Kind = SPEC) -> Section | None:
     """Read a file. None (with the reason in `problems`) if it is not a YAML mapping."""
-    try:
-        data = read(path)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        problems.add(Span(), f"cannot read the file: {getattr(error, 'strerror', None) or error}")
-        return None
-    if len(data) > LIMIT_BYTES:
-        problems.add(Span(), f"the file is too long: {kind.name} has at most {LIMIT_BYTES} bytes")
-        return None
-    try:
-        return parse(data.decode("utf-8"), problems, kind)
-    except UnicodeDecodeError as error:
-        problems.add(Span(), f"not UTF-8 text: {error.reason} at byte {error.start}")
-        return None
+    text = read(path, problems, kind)
+    return None if text is None else parse(text, problems, kind)
 
 
-def read(path: Path) -> bytes:
-    """The file's bytes, at most one more than the limit. Raises OSError.
+def read(path: Path, problems: Problems, kind: Kind = SPEC) -> str | None:
+    """The text of a file; None with the reason in `problems`.
 
     Reads regular files only: a pipe may have no writer, and a device no end.
     """
-    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
-    with path.open("rb") as file:
-        return file.read(LIMIT_BYTES + 1)
+    try:
+        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        with path.open("rb") as file:
+            data = file.read(kind.most_bytes + 1)
+        if len(data) <= kind.most_bytes:
+            return data.decode("utf-8")
+        message = f"the file is too long: {kind.name} has at most {kind.most_bytes} bytes"
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8 text: {error.reason} at byte {error.start}"
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        message = f"cannot read the file: {getattr(error, 'strerror', None) or error}"
+    problems.add(Span(), message)
+    return None
 
 
 def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
@@ -126,26 +136,55 @@ def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
 
     An unquoted `float32[n]` in braces is reported, and read as if it were quoted.
     """
-    try:
-        node = yaml.compose(text, Loader=Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        span = Span(mark.line + 1, mark.column + 1) if mark else Span()
-        problems.add(span, f"malformed YAML: {error.problem or error.context}", _hint(text, error))
-        masked = _masked(text, error)
-        return None if masked is None else parse(masked, problems, kind)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        problems.add(
-            Span(), f"malformed YAML: {str(error).splitlines()[0] if str(error) else error!r}"
-        )
+    composed = _compose(text, problems, kind)
+    if composed is None:
         return None
-    value = _Reader(text, problems).value(node, 0) if node is not None else None
+    node, text = composed
+    value = _Reader(text, problems, kind).value(node, 0) if node is not None else None
     if not isinstance(value, Section):
         span = value.span if value is not None else Span()
         if value is not None or not problems.found:
             problems.add(span, f"{kind.name} is a mapping of sections", kind.hint)
         return None
     return value
+
+
+def _compose(text: str, problems: Problems, kind: Kind) -> tuple[yaml.Node | None, str] | None:
+    """A text's node, and the text as it was read; None with the reason in `problems`."""
+    while True:
+        try:
+            return (yaml.compose(text, Loader), text) if _shallow(text, problems, kind) else None
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            span = Span(mark.line + 1, mark.column + 1) if mark else Span()
+            message = f"malformed YAML: {error.problem or error.context}"
+            problems.add(span, message, _hint(text, error))
+            if (masked := _masked(text, error)) is None:
+                return None
+            text = masked
+        except (yaml.YAMLError, ValueError) as error:
+            first = str(error).splitlines()[0] if str(error) else repr(error)
+            problems.add(Span(), f"malformed YAML: {first}")
+            return None
+
+
+def _shallow(text: str, problems: Problems, kind: Kind) -> bool:
+    """True if a text may be composed, which recurses in C: reports one that nests too deep, or has
+    too many values."""
+    depth = values = 0
+    for event in yaml.parse(text, Loader=Loader):
+        if isinstance(event, yaml.NodeEvent):
+            values += 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > LIMIT_DEPTH or values > 2 * kind.most_values:  # a value may have a key
+            many = f"more than {kind.most_values} values"
+            deep = f"nested more than {LIMIT_DEPTH} deep"
+            problems.add(_span(event), deep if depth > LIMIT_DEPTH else many)
+            return False
+    return True
 
 
 def _hint(text: str, error: yaml.MarkedYAMLError) -> str:
@@ -179,21 +218,21 @@ def _masked(text: str, error: yaml.MarkedYAMLError) -> str | None:
     return text[:at] + masks + text[found.end() :]
 
 
-def _span(node: yaml.Node) -> Span:
+def _span(node: Any) -> Span:
     return Span(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 class _Reader:
     """Turns composed nodes into values. Counts them, since aliases can multiply a short text."""
 
-    def __init__(self, text: str, problems: Problems) -> None:
+    def __init__(self, text: str, problems: Problems, kind: Kind) -> None:
         self.text, self.problems = text.translate(UNMASK), problems
-        self.left = LIMIT_VALUES
+        self.most = self.left = kind.most_values
 
     def value(self, node: yaml.Node, depth: int) -> Value | None:
         self.left -= 1
         if self.left == 0:
-            self.problems.add(_span(node), f"more than {LIMIT_VALUES} values, aliases counted")
+            self.problems.add(_span(node), f"more than {self.most} values, aliases counted")
         if self.left <= 0:
             return None
         if depth > LIMIT_DEPTH:
@@ -214,7 +253,7 @@ class _Reader:
             yield part
 
     def scalar(self, node: yaml.ScalarNode) -> Text:
-        value, span = str(node.value).translate(UNMASK), _span(node)
+        value, span = visible(str(node.value).translate(UNMASK)), _span(node)
         quoted = node.style in ("'", '"')
         start, end = node.start_mark.index, node.end_mark.index
         if quoted:
@@ -295,6 +334,11 @@ def _open(node: yaml.Node) -> int:
     """The number of parentheses that an unquoted text leaves open."""
     plain = isinstance(node, yaml.ScalarNode) and not node.style
     return node.value.count("(") - node.value.count(")") if plain else 0
+
+
+def visible(text: str) -> str:
+    """The text with its control characters as Python's escapes, so that it can be shown."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def number(text: str) -> int | float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ def as_float(value: Any) -> float:
 
 
 def shown(value: object) -> str:
-    """A value for people; Python refuses to spell integers of thousands of digits."""
+    """A value for people, short: Python refuses to spell integers of thousands of digits, and
+    values that hold one another many times are endless."""
     if type(value) is int and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
-    return repr(value)
+    short = repr if isinstance(value, float | bool | str) else reprlib.repr
+    return short(value)[:100]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
 from compll.frontend import check, lint, shapes, source, spec_reader
-from compll.frontend.spec import PARAM_TYPES, Param, Spec, as_float
+from compll.frontend.spec import PARAM_TYPES, Param, Spec, as_float, shown
 from compll.passes import costly
 from compll.runtime import claims, tried
 from compll.runtime.codec import Codec
@@ -90,14 +90,29 @@ def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None)
     """
     path = locate(name_or_path)
     found = problems or Problems(_shown(path))
-    root = source.load(path, found)
-    if root is None:
-        found.raise_if_any()
-        raise AssertionError("a file that is not read has problems")
-    result = spec_reader.read(root, found)
+    result = _parse(_text(path, found), found)
     if problems is None:
         found.raise_if_any()
     return result
+
+
+def _text(path: Path, problems: Problems) -> str:
+    """The text of a spec's file. Raises SpecError."""
+    text = source.read(path, problems)
+    if text is None:
+        problems.raise_if_any()
+        raise AssertionError("a file that is not read has problems")
+    return text
+
+
+def _parse(text: str, problems: Problems) -> Spec:
+    """A spec as it is written; mistakes of form are added to `problems`. Raises SpecError if it is
+    no mapping of sections."""
+    root = source.parse(text, problems)
+    if root is None:
+        problems.raise_if_any()
+        raise AssertionError("a text that is not read has problems")
+    return spec_reader.read(root, problems)
 
 
 def _shown(path: Path) -> str:
@@ -175,20 +190,21 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
     if target not in backends():
         raise UsageError(f"no backend {target!r}: {nearest(str(target), backends())}")
     path, params = locate(name_or_path), {name: plain(value) for name, value in params.items()}
-    try:
-        text = source.read(path).decode("utf-8")
-    except (OSError, ValueError):
-        text = ""  # load() reports it
+    problems = Problems(_shown(path))
+    text = _text(path, problems)
     key = (
         hashlib.sha256(text.encode()).hexdigest() + str(path),
         target,
         # hex: Python refuses to print integers of thousands of digits, which are reported later
-        repr(sorted((k, hex(v) if type(v) is int else repr(v)) for k, v in params.items())),
+        repr(sorted((k, hex(v) if type(v) is int else _spelt(v)) for k, v in params.items())),
         _bound(target),
     )
+    if found := _compiled.get(key):
+        return found
     with _lock:
         if key not in _compiled:
-            written, (module, values) = _checked(path, params)
+            written = _parse(text, problems)
+            module, values = check.check(written, params, problems)
             kernels = _backend(target).build(module, values)
             _compiled[key] = codec = Codec(module, values, target, text, kernels)
             own = path.parent == specs_dir()
@@ -196,6 +212,11 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
             if open_ := shapes.open_params(written.params, params):
                 codec.shaped = _shaped(path, target, params, open_)
         return _compiled[key]
+
+
+def _spelt(value: object) -> str:
+    """A parameter as a part of a key; what is no parameter's value is refused before it is kept."""
+    return repr(value) if isinstance(value, float | bool | str) else shown(value)
 
 
 def _backend(target: str) -> ModuleType:

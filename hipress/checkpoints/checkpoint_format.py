@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from compll.frontend.spec import shown
 from hipress.errors import StateError
 from hipress.sync.state import AGGREGATOR, WORKER
 
@@ -29,10 +30,14 @@ def check_format(saved: object) -> None:
     keys = OLDER.get(number, KEYS) if isinstance(number, int) else KEYS
     if type(number) is int and number not in (FORMAT, *OLDER):
         other = "hipress 0.1.0 reads 1 to 6" if number < FORMAT else "a later version wrote it"
-        raise StateError(f"state format {number}; this version reads 6 and {FORMAT}, {other}")
+        raise StateError(
+            f"state format {shown(number)}; this version reads 6 and {FORMAT}, {other}"
+        )
     if set(saved) != keys:
         found = sorted(map(str, saved))
         raise StateError(f"not a state of hipress.state_dict: expected {sorted(keys)}, got {found}")
+    if type(number) is not int:
+        raise StateError(f"damaged state: format {shown(number)} is no number")
     _check_types(saved)
 
 
@@ -40,10 +45,10 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     """Raise StateError for types that `export` never writes, before anything is loaded."""
     step = saved["step"]
     if type(step) is not int or not 0 <= step < 2**63:
-        raise StateError(f"damaged state: step {step!r} is no number of steps")
+        raise StateError(f"damaged state: step {shown(step)} is no number of steps")
     for key in ("rank", "world_size"):
         if type(saved[key]) is not int:
-            raise StateError(f"damaged state: {key} {saved[key]!r} is no whole number")
+            raise StateError(f"damaged state: {key} {shown(saved[key])} is no whole number")
     for key in {"plan", "codecs", "compressors", "strategies", "state", "owed"} & set(saved):
         if not isinstance(saved[key], Mapping):
             raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")

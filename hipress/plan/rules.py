@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compll.frontend.spec import shown as shortly
+from hipress import reading
 from hipress.errors import ConfigError
 from hipress.kinds import is_kind, refuse_unknown
 from hipress.model import Param
@@ -16,6 +19,8 @@ from hipress.plan.plan import Decision, Plan, fixed, own_codec, raw, refuse_many
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+
+_EXAMPLE = '{"*embed*": "int8_group", "*.bias": None}'
 
 
 @dataclass(frozen=True)
@@ -40,37 +45,34 @@ class Rule:
 
 def compiled(options: Options, target: str = "cpu") -> tuple[Rule, ...]:
     """Rules of a mapping or a YAML file, with codecs for a backend of compll; or ConfigError."""
-    return tuple(_rule(pattern, each, options, target) for pattern, each in _load(options.rules))
+    return tuple(_rule(*rule, options, target) for rule in _load(options.rules))
 
 
-def _load(given: Any) -> Sequence[tuple[str, Any]]:
+def _load(given: Any) -> Iterator[tuple[str, Any, str]]:
+    """Patterns with what is wanted for them, and their place in a file, or ""."""
     if isinstance(given, str | os.PathLike):
-        given = _read(given)
+        file = reading.read(Path(given), "a rules file", f"such as {_EXAMPLE}")
+        reading.refuse(file.problems)
+        for pattern in file.names():
+            place = f"{file.problems.path}:{file.at(pattern).line}:{file.at(pattern).col}: "
+            yield pattern, reading.plain(file.value(pattern)), place
+        return
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
         raise ConfigError(
-            'rules are patterns of names with compressors, such as {"*embed*": "int8_group", '
-            f'"*.bias": None}}, or a YAML file of such, not {given!r}'
+            f"rules are patterns of names with compressors, such as {_EXAMPLE}, or a YAML file of "
+            f"such, not {shortly(given)}"
         )
-    return list(given.items())
+    for pattern, wanted in given.items():
+        yield pattern, wanted, ""
 
 
-def _read(path: str | os.PathLike[str]) -> Any:
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            return yaml.safe_load(file)
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"rules {os.fspath(path)!r} cannot be read: {error}") from error
-
-
-def _rule(pattern: str, wanted: Any, options: Options, target: str) -> Rule:
+def _rule(pattern: str, wanted: Any, place: str, options: Options, target: str) -> Rule:
     try:
         codec = _codec(wanted, target)
         if codec is not None:
             strategy_for(codec, options.strategy)
     except ConfigError as error:
-        raise ConfigError(f"rule {pattern!r}: {error}") from error
+        raise ConfigError(f"{place}rule {pattern!r}: {error}") from error
     return Rule(pattern, codec)
 
 
@@ -88,7 +90,7 @@ def _codec(wanted: Any, target: str) -> Codec | None:
     if not isinstance(name, str):
         raise ConfigError(
             "a rule has a compressor's name or path, None, or a mapping such as "
-            f'{{"compressor": "topk", "ratio": 0.1}}, not {wanted!r}'
+            f'{{"compressor": "topk", "ratio": 0.1}}, not {shortly(wanted)}'
         )
     return compile_codec(name, params, target)
 

@@ -16,10 +16,9 @@ from casync.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
 from casync.errors import PlanError
 from casync.topology import Topology
 from compll.frontend.source import Items
-from hipress import __version__
+from hipress import __version__, reading
 from hipress.errors import ConfigError
-from hipress.tools import reading
-from hipress.tools.reading import Fields
+from hipress.reading import Fields
 
 if TYPE_CHECKING:
     from casync.codec import Codec

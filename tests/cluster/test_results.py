@@ -3,13 +3,16 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
+from typer.testing import CliRunner
 
+from hipress.errors import ConfigError
 from hipress.tools.bench import charts, measure, page, results
+from hipress.tools.bench.command import app
 from hipress.tools.bench.measure import Suite
-from hipress.tools.bench.results import Results, ResultsError, Trace
+from hipress.tools.bench.results import Results, Trace
 from hipress.tools.demo.job import Curve, Result, Workload
 from hipress.tools.demo.report import Report
 from hipress.tools.tracing.spans import BACKWARD, DECODE, ENCODE, WIRE, Point, Process, Span
@@ -67,21 +70,73 @@ def test_results_read_back(measured, tmp_path):
     "text, told",
     [
         ('{"reports": [', ":1:14: no JSON"),
-        ("[]", 'no "reports"'),
+        ("[]", "no results of `hipress bench`"),
         ('{"reports": [], "format": 99}', "format 99; this reads 1"),
-        ('{"reports": [{}], "format": 1}', "KeyError"),
-        ('{"reports": [], "format": 1, "more": 1}', "more"),
+        ('{"reports": [{}], "format": 1}', "reports[0]: 'place' is missing"),
+        ('{"reports": [3], "format": 1}', "reports[0]: expected a mapping, found 3"),
+        ('{"reports": [], "format": 1, "more": 1}', "unknown key 'more'"),
+        ('{"format": 1}', "'reports' is missing"),
+        pytest.param(
+            '{"a": "\\n]]",\n "b": ' + "[" * 99_999, ":2:22: nested more than 16 deep", id="deep"
+        ),
+        pytest.param('{"format": 1' + "0" * 5000 + "}", "Exceeds the limit", id="digits"),
     ],
 )
 def test_a_malformed_result_is_refused_with_its_place(text, told, tmp_path):
     (tmp_path / "bench.json").write_text(text)
-    with pytest.raises(ResultsError, match=r"bench\.json") as error:
+    with pytest.raises(ConfigError, match=r"bench\.json") as error:
         Results.read(tmp_path / "bench.json")
     assert told in str(error.value)
 
 
+HOSTILE = ("[red]a", "[/nothing]", "\x1b[2J", "\ud800", ":smile:", "$a$ $\\b{", "\u202eb")
+
+
+def test_names_of_a_file_are_shown_as_they_are(measured, tmp_path):
+    """No markup, no escapes of terminals, nothing that UTF-8 cannot write."""
+    data = asdict(measured)
+    labels = iter(HOSTILE)
+    rows = [row for row in data["reports"][0]["results"] if row["error"] is None]
+    more = [{**rows[0], "method": f"m{i}"} for i in range(len(HOSTILE))]
+    for row in more:
+        row["label"] = next(labels)
+    data["reports"][0]["results"], data["version"] = more, "\x1b[31m"
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(data))
+    done = CliRunner().invoke(app, ["compare", str(path), str(path)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    for label in ("[red]a", "[/nothing]", r"\x1b[2J", r"\ud800", ":smile:", "$a$", r"\u202eb"):
+        assert label in done.output
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"seconds": "fast"}, "reports[0].results[0].seconds: expected a list, found 'fast'"),
+        ({"seconds": [None]}, "reports[0].results[0].seconds[0]: expected a number, found None"),
+        ({"seconds": []}, "'none' has no losses, or no timed steps"),
+        ({"seconds": [0.0] * 4}, "'none' has no losses, or no timed steps"),
+        ({"losses": []}, "'none' has no losses, or no timed steps"),
+        ({"warmup": 1.5}, "reports[0].results[0].warmup: expected a whole number, found 1.5"),
+        ({"phases": []}, "reports[0].results[0].phases: expected a mapping, found []"),
+    ],
+)
+def test_values_of_another_type_are_refused(measured, change, told, tmp_path):
+    data = asdict(measured)
+    data["reports"][0]["results"][0] |= change
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(data))
+    done = CliRunner().invoke(app, ["compare", str(path), str(path)])
+    assert (done.exit_code, done.output.strip()) == (2, f"hipress bench: {path}: {told}")
+
+
+def test_charts_show_formulas_as_text(measured):
+    named = replace(measured.reports[0].results[1], label="$a$ $\\b{")
+    assert ">$a$ $\\b{<" in charts.steps(a_report(named))
+
+
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ResultsError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot read the file: No such file"):
         Results.read(tmp_path / "missing.json")
 
 

@@ -1,11 +1,15 @@
 """Specs that would exhaust the compiler fail soon, with an error; places are exact in any text."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import compll
 from compll.backends.cpu import backend
 from compll.frontend.source import LIMIT_BYTES
+from compll.runtime.library import load
 
 SPEC = """name: x
 encode:
@@ -53,6 +57,42 @@ HOSTILE = {
 def test_exhausting_specs_end_soon(text, message, tmp_path):
     found = diagnostics(text, tmp_path)
     assert sum(message in d.message for d in found) == 1, [str(d) for d in found][:3]
+
+
+def test_nesting_ends_no_process(tmp_path):
+    """PyYAML's composer recurses in C; in a process of its own, which would end by SIGSEGV."""
+    path = tmp_path / "spec.yaml"
+    for text in ("name: " + "[" * 40_000 + "]" * 40_000, "- " * 40_000, "? " * 40_000):
+        path.write_text(text)
+        command = [sys.executable, "-c", "from compll.tools.cli import main; main()", "check", path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done
+        assert "nested more than 16 deep" in done.stderr + done.stdout
+
+
+MANY = {
+    "unknown sections": "".join(f"section{i}: 1\n" for i in range(3000)),
+    "unquoted types": "payload: {" + ", ".join(f"q{i}: uint8[n]" for i in range(2000)) + "}",
+    "unknown names": "encode:\n" + "".join(f"  a{i}: zz{i} + 1\n" for i in range(3000)),
+}
+
+
+@pytest.mark.parametrize("text", MANY.values(), ids=MANY)
+def test_reading_ends_after_many_mistakes(text, tmp_path):
+    found = diagnostics(text, tmp_path)
+    assert len(found) == 101
+    assert found[-1].message == "100 mistakes: reading ends here"
+
+
+def test_a_file_has_a_limited_number_of_values(tmp_path):
+    (found,) = diagnostics("about: x\n" * 10_000, tmp_path)
+    assert (found.span.line, found.message) == (4000, "more than 4000 values")
+
+
+def test_control_characters_are_read_as_escapes(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.format(lines="  s: mean(g)") + 'about: "a\\e[2J\\u202Eb"\n')
+    assert load(path).about == r"a\x1b[2J\u202eb"
 
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])

@@ -166,7 +166,7 @@ def test_options_show_rules_as_json_takes_them():
         ({"*": 3}, r"rule '\*': a rule has a compressor's name"),
         (["*.bias"], "rules are patterns of names with compressors"),
         ({3: None}, "rules are patterns of names with compressors"),
-        ("nowhere.yaml", "rules 'nowhere.yaml' cannot be read: .*No such file"),
+        ("nowhere.yaml", "nowhere.yaml:1:1: cannot read the file: No such file"),
     ],
 )
 def test_mistakes_are_named(rules, told):
@@ -179,11 +179,38 @@ def test_a_strategy_that_cannot_carry_a_rules_codec():
         decided({"second.*": Sparse()}, strategy="ps")
 
 
-def test_a_file_that_is_no_yaml(tmp_path):
+def laughs(width, levels):
+    """A list of lists, each of which has its parts many times: 500 bytes mean a billion values."""
+    lists = [f"&a{i} [{', '.join([f'*a{i - 1}'] * width)}]" for i in range(1, levels)]
+    return f"x: [&a0 [{', '.join('x' * width)}], {', '.join(lists)}]"
+
+
+FILES = {
+    "no YAML": ("a: [", ":2:1: malformed YAML"),
+    "no mapping": ("- a", ":1:1: a rules file is a mapping"),
+    "deep": ("'*': " + "[" * 3000, ":1:21: nested more than 16 deep"),
+    "aliases": (laughs(10, 10), ":1:.*: more than 20000 values, aliases counted"),
+    "shared lists": (laughs(5, 5), ":1:4: rule 'x': a rule has a compressor's name"),
+    "a rule": ("'*': none\n'a*':\n  {compressor: onebt}", ":3:3: rule 'a.': unknown compressor"),
+    "a parameter": ("'*': {compressor: topk, ratio: [1]}", ":1:6: .*'ratio' is float, not .1."),
+}
+
+
+@pytest.mark.parametrize("text, told", FILES.values(), ids=FILES)
+def test_mistakes_in_files_have_places(text, told, tmp_path):
     path = tmp_path / "rules.yaml"
-    path.write_text("a: [")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"rules.yaml{told}") as error:
         decided(path)
+    assert len(str(error.value)) < 500
+
+
+def test_values_of_files_are_those_of_specs(tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text("second.*: ~\n'*': {compressor: topk, ratio: 1e-1}")
+    found, plan = decided(path, min_size=0)
+    assert found["second.weight"] == (None, "rule 'second.*'")
+    assert {codec.params["ratio"] for codec in plan.codecs.values()} == {0.1}
 
 
 def test_ranks_train_by_rules_and_by_auto_for_the_rest():

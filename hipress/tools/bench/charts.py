@@ -151,7 +151,7 @@ def _names(axes: Axes, labels: Sequence[str]) -> None:
 
 def _svg(draw: Callable[[Figure], None], height: float) -> str:
     """An SVG element with real text, as wide as its container."""
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hipress"}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hipress", "text.parse_math": False}):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor="none")
         FigureCanvasSVG(figure)
         draw(figure)

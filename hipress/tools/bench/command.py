@@ -117,7 +117,7 @@ def compare(
             f"{each.change:+.1%}", each.verdict, f"{each.loss_before:.3f}",
             f"{each.loss_after:.3f}",
         )  # fmt: skip
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # names of a file are no markup
 
 
 def run(asked: Asked) -> None:

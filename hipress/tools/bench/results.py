@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from hipress import __version__
+from hipress.errors import ConfigError
+from hipress.reading import read_json
 from hipress.tools.demo.chart import smooth
 from hipress.tools.demo.job import Result
 from hipress.tools.demo.methods import ALONE
@@ -22,10 +24,6 @@ ENOUGH = 100  # fewest steps whose losses are compared
 AGREE = 0.02  # largest relative difference of counted and interface bytes
 HEADERS = 0.07  # largest share that TCP, IP and Ethernet add to payloads
 SMALL = 20_000  # further bytes of a step: keep-alives, comparisons
-
-
-class ResultsError(ValueError):
-    """A file that holds no results."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,6 @@ class Trace:
         sweep = [Point(*each) for each in done["sweep"]]
         return cls(method, label, real, predicted, done["rest"], done["alone"], sweep)
 
-    @classmethod
-    def parse(cls, data: Mapping[str, Any]) -> Self:
-        """The trace of a dictionary made by `dataclasses.asdict`."""
-        real, predicted = (
-            Process(each["name"], tuple(Span(**span) for span in each["spans"]))
-            for each in (data["real"], data["predicted"])
-        )
-        sweep = [Point(**each) for each in data["sweep"]]
-        return cls(**{**data, "real": real, "predicted": predicted, "sweep": sweep})
-
 
 @dataclass(frozen=True)
 class Results:
@@ -78,23 +66,12 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file of `write`. Raises ResultsError with the path and the mistake."""
-        try:
-            data = json.loads(path.read_text("utf-8"))
-            if not isinstance(data, dict) or "reports" not in data:
-                raise ResultsError(f'{path}: no results of `hipress bench`: no "reports"')
-            if data["format"] != FORMAT:
-                raise ResultsError(f"{path}: format {data['format']!r}; this reads {FORMAT}")
-            reports = [Report.parse(each) for each in data["reports"]]
-            traces = [[Trace.parse(each) for each in some] for some in data.get("traces", ())]
-            return cls(**{**data, "reports": reports, "traces": traces})
-        except OSError as error:
-            raise ResultsError(f"{path} cannot be read: {error.strerror}") from error
-        except json.JSONDecodeError as error:
-            where = f"{path}:{error.lineno}:{error.colno}"
-            raise ResultsError(f"{where}: no JSON: {error.msg}") from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ResultsError(f"{path}: {type(error).__name__}: {error}") from error
+        """Read a file of `write`. Raises ConfigError with the path and the mistake."""
+        found = read_json(path, "results of `hipress bench`", cls, FORMAT)
+        for each in (one for report in found.reports for one in report.results):
+            if each.error is None and not (each.losses and each.timed and min(each.timed) > 0):
+                raise ConfigError(f"{path}: {each.label!r} has no losses, or no timed steps")
+        return found
 
 
 @dataclass(frozen=True)

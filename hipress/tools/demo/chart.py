@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -20,6 +21,11 @@ INK = "#26303b"
 
 def draw(report: Report, path: Path) -> None:
     """Write a PNG of 1800 by 660 pixels; methods that failed are left out."""
+    with rc_context({"text.parse_math": False}):
+        _draw(report, path)
+
+
+def _draw(report: Report, path: Path) -> None:
     good = rows(report.results)
     figure = Figure(figsize=(15, 5.5), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)

@@ -9,14 +9,15 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
 from compll.tools.bench_report import cpu
-from hipress.tools.demo.job import Curve, Result, Workload
+from hipress.reading import read_json
+from hipress.tools.demo.job import Result, Workload
 from hipress.tools.demo.methods import ALONE
 
 SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
@@ -47,17 +48,7 @@ class Report:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file of `write`."""
-        return cls.parse(json.loads(path.read_text()))
-
-    @classmethod
-    def parse(cls, data: dict[str, Any]) -> Self:
-        """The report of a dictionary made by `dataclasses.asdict`."""
-        results = [_result(each) for each in data["results"]]
-        return cls(**{**data, "workload": Workload(**data["workload"]), "results": results})
-
-
-def _result(data: dict[str, Any]) -> Result:
-    return Result(**{**data, "curves": [Curve(**each) for each in data.get("curves", ())]})
+        return read_json(path, "a report", cls)
 
 
 @dataclass(frozen=True)

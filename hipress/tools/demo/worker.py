@@ -30,8 +30,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hipress.reading import build
 from hipress.tools.demo import methods, model
-from hipress.tools.demo.job import PROBED, TRACED, TRAINED, Job, Workload
+from hipress.tools.demo.job import PROBED, TRACED, TRAINED, Job
 from hipress.tools.demo.synchronize import Synchronized, synchronize
 
 if TYPE_CHECKING:
@@ -56,9 +57,8 @@ class Order:
     @classmethod
     def parse(cls, text: str) -> "Order":
         """The order of a text by `json.dumps(asdict(order))`."""
-        data = json.loads(text)
-        workload = Workload(**data["job"].pop("workload"))
-        return cls(**{**data, "job": Job(**data["job"], workload=workload)})
+        order: Order = build(cls, json.loads(text))
+        return order
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hipress.reading import BANDWIDTH, FLOPS, SHARE, TIME, Fields
 from hipress.tools.models.work import Speed
-from hipress.tools.reading import BANDWIDTH, FLOPS, SHARE, TIME, Fields
 
 __all__ = ["DEVICES", "Device"]
 

@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 
 from compll.frontend.source import Items, Text, Value
+from hipress import reading
 from hipress.errors import unknown
-from hipress.tools import reading
 from hipress.tools.models.work import NOTHING, Speed, Work
 
 __all__ = ["Gradient", "Model", "Pass", "list_models", "load", "read", "write"]

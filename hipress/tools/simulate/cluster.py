@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import NormalDist
 
 from casync.topology import Topology
+from hipress import reading
+from hipress.reading import BANDWIDTH, SHARE, TIME, Fields
 from hipress.tools import profile as profiles
-from hipress.tools import reading
 from hipress.tools.models import devices
 from hipress.tools.models.devices import Device
 from hipress.tools.profile import Profile
-from hipress.tools.reading import BANDWIDTH, SHARE, TIME, Fields
 
 __all__ = ["Cluster", "Link", "read"]
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from hipress.errors import ConfigError, HipressError
+from hipress.reading import SHARE
 from hipress.tools.models import own
-from hipress.tools.reading import SHARE
 from hipress.tools.simulate import cluster as clusters
 from hipress.tools.simulate import methods as known
 from hipress.tools.simulate import results

@@ -1,22 +1,38 @@
 """Files written by users, read with the places of their values: YAML or JSON.
 
-All mistakes are reported together, each as `file:line:column: message`, by the reader of specs.
+Mistakes are reported together, each as `file:line:column: message`, by the reader of specs, which
+limits length, depth and number of values. Results, which a program wrote, are long: JSON alone,
+whose mistakes are told by their path in it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from compll.errors import Problems, Span, nearest
 from compll.frontend import source
 from compll.frontend.source import Items, Section, Text, Value
+from compll.frontend.spec import shown
 from hipress.errors import ConfigError
 
-__all__ = ["BANDWIDTH", "FLOPS", "SHARE", "TIME", "Fields", "Unit", "read"]
+__all__ = [
+    "BANDWIDTH", "FLOPS", "SHARE", "TIME", "Fields", "Unit", "build", "plain", "read", "read_json",
+]  # fmt: skip
 
+T = TypeVar("T")
+LONGEST = 1 << 26  # bytes of results
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_NAMES = {
+    str: "a text", int: "a whole number", float: "a number", bool: "true or false",
+    list: "a list", tuple: "a list",
+}  # fmt: skip
 _QUANTITY = re.compile(r"([-+0-9.eE_]*[0-9.])\s*([A-Za-zµ%][A-Za-z/%]*)?")
 
 
@@ -189,14 +205,97 @@ class Fields:
 def read(path: Path, what: str, hint: str) -> Fields:
     """Read a file that is a mapping. what: its kind, such as "a cluster file"; hint: its usual
     beginning. Raises ConfigError."""
-    problems = Problems(str(path))
-    section = source.load(path, problems, source.Kind(what, hint))
+    problems = _Problems(str(path))
+    section = source.load(path, problems, source.Kind(what, hint, most_values=20_000))
     if section is None:
-        raise ConfigError("\n".join(map(str, sorted(set(problems.found)))))
+        refuse(problems)
+        raise AssertionError("a file that is not read has problems")
     return Fields(section, problems)
 
 
 def refuse(problems: Problems) -> None:
     """Raise one ConfigError with all problems."""
-    if problems.found:
-        raise ConfigError("\n".join(map(str, sorted(set(problems.found)))))
+    problems.raise_if_any()
+
+
+class _Problems(Problems):
+    """Problems that are raised as a ConfigError."""
+
+    def raise_if_any(self) -> None:
+        if self.found:
+            raise ConfigError("\n".join(map(str, sorted(set(self.found)))))
+
+
+def plain(value: Value) -> Any:
+    """A value of a file as Python's: a mapping, a list, a number, a text, true, false or None."""
+    if isinstance(value, Section):
+        return {entry.key.value: plain(entry.value) for entry in value.entries}
+    if isinstance(value, Items):
+        return [plain(each) for each in value.values]
+    nothing = not value.quoted and value.value.lower() in ("", "~", "null")
+    return None if nothing else source.scalar(value)
+
+
+def read_json(path: Path, what: str, kind: type[T], form: int | None = None) -> T:
+    """A dataclass from a JSON file that a program wrote. what: the file's kind, such as "results";
+    form: its `format`. Raises ConfigError with the place of a mistake."""
+    problems = _Problems(str(path))
+    text = source.read(path, problems, source.Kind(what, most_bytes=LONGEST)) or ""
+    depth = 0
+    for mark in _BRACKETS.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark[0], 0)
+        if depth > source.LIMIT_DEPTH:
+            line, col = text.count("\n", 0, mark.start()), text.rfind("\n", 0, mark.start())
+            span = Span(line + 1, mark.start() - col)
+            problems.add(span, f"nested more than {source.LIMIT_DEPTH} deep")
+            break
+    refuse(problems)
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ConfigError(f"no {what}: expected a mapping")
+        if form is not None and data.get("format") != form:
+            raise ConfigError(f"format {shown(data.get('format'))}; this reads {form}")
+        return cast("T", build(kind, data))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}:{error.colno}: no JSON: {error.msg}") from error
+    except ValueError as error:  # an integer may have thousands of digits
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def build(kind: Any, data: Any, place: str = "") -> Any:
+    """The value of a type from its JSON, for a dataclass that of `dataclasses.asdict`, with control
+    characters in texts as escapes. Raises ConfigError for what is not of its type."""
+    base, inner = get_origin(kind) or kind, get_args(kind)
+    if base is UnionType:
+        if data is None and NoneType in inner:
+            return None
+        (kind,) = (each for each in inner if each is not NoneType)
+        return build(kind, data, place)
+    if is_dataclass(base) and isinstance(data, Mapping):
+        return _build(base, data, place)
+    if base in (list, tuple) and isinstance(data, list):
+        return base(build(inner[0], each, f"{place}[{i}]") for i, each in enumerate(data))
+    if base is dict and isinstance(data, Mapping):
+        return {source.visible(k): build(inner[1], v, f"{place}.{k}") for k, v in data.items()}
+    if isinstance(data, str) and base is str:
+        return source.visible(data)
+    if base is float and type(data) is int and abs(data) < 1 << 1023:
+        return float(data)
+    if base is Any or type(data) is base:
+        return data
+    expected = _NAMES.get(base, "a mapping")
+    raise ConfigError(f"{place or 'the file'}: expected {expected}, found {shown(data)}")
+
+
+def _build(kind: Any, data: Mapping[str, Any], place: str) -> Any:
+    """A dataclass of a mapping by the names of its fields."""
+    types = get_type_hints(kind)
+    known = {each.name: each for each in fields(kind)}
+    if strange := data.keys() - known.keys():
+        raise ConfigError(f"{place or 'the file'}: unknown key {source.visible(min(strange))!r}")
+    required = (n for n, f in known.items() if f.default is f.default_factory is MISSING)
+    for name in required:
+        if name not in data:
+            raise ConfigError(f"{place or 'the file'}: {name!r} is missing")
+    return kind(**{k: build(types[k], v, f"{place}.{k}".strip(".")) for k, v in data.items()})
