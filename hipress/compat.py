@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch.amp.grad_scaler import GradScaler, OptState
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.profiler import record_function
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "gloo_group",
     "group_name",
     "group_timeout",
+    "has_unscaled",
     "is_collective",
     "job_store",
     "names_ignored_by_ddp",
@@ -96,6 +99,12 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta:
     except (AttributeError, RuntimeError):  # a backend without such options, or none for the CPU
         return default_pg_timeout
     return given
+
+
+def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
+    """True if the scaler has unscaled the optimizer's present gradients, before its step."""
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return state.get("stage") is OptState.UNSCALED
 
 
 def is_collective(error: BaseException) -> bool:

@@ -108,9 +108,9 @@ class Averaging(Optimizer):
     def enter(self, parameter: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, float] | None:
         """Begin the average of a parameter's momentum.
 
-        Returns a tensor and its factor, for the sum with the rank's scaled gradient that is its
-        share of the new momentum; None if there is nothing to add. Raises SyncError if the last
-        average was not used.
+        Returns a tensor and its factor, for the sum with the rank's gradient that is its share of
+        the new momentum; None if there is nothing to add. Raises SyncError if the last average was
+        not used.
         """
         if parameter in self._entered:
             raise SyncError(
@@ -121,7 +121,7 @@ class Averaging(Optimizer):
             )
         weight, held = self.weight(group), self.buffer(parameter)
         self._entered[parameter], self._scaled = weight, self.scale
-        return None if held is None else (held, weight * self._scaled)
+        return None if held is None else (held, weight)
 
     def arrived(self, marks: Mapping[Tensor, Tensor]) -> None:
         """Take the last elements of new averages; if one is not finite, the step is skipped."""

@@ -31,6 +31,7 @@ from hipress.sync.host_staging import HostCopies
 from hipress.sync.momentum import Momentum
 from hipress.sync.optimizers import take_failed, watch_steps
 from hipress.sync.reducers import Bucket, Native, Reducers
+from hipress.sync.scaling import Scale, average_unscaled
 from hipress.sync.switch import PlanSwitch
 from hipress.sync.traffic import Traffic
 from hipress.sync.verify import VERIFY_STEPS, Verifier
@@ -77,6 +78,7 @@ class Engine:
         self._skips = skips
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self._latest = -1  # last bucket so far of the current step; -1 between steps
+        self._scale, self._scales = 1.0, Scale()  # of the gradients of the current step
         self._checked: Future[torch.Tensor] | None = None  # of parameters, before this step
         self.traffic = Traffic()
         # averages of the current step, each with its longest wait in seconds (None: the future
@@ -154,6 +156,7 @@ class Engine:
             self._jobs.clear()
             self.traffic.steps += 1
             self.step += 1
+            self._scale = self._scales.now(parameters)
             if not self.broken:
                 self._switch.begin(self._step_number)
                 if self._momentum is not None:
@@ -179,24 +182,34 @@ class Engine:
         in an all-reduce of DDP's group for a rank that has failed.
         """
         self.refuse_broken()
-        reducer = self._sparse if buffer.is_sparse else self._dense[self.plan.hosted]
-        bucket = Bucket(self._step_number, self._latest, indices, buffer)
-        begin = partial(reducer.reduce, bucket)
-        if self._momentum is None:
-            future = begin()
+        native = buffer.is_sparse or self.buckets.native(indices)
+        plain = native and self.tuner is None and self._momentum is None
+        begin = partial(self._begin_average, indices)
+        if plain or buffer.is_sparse or self._scale == 1.0:
+            future = begin(buffer)
         else:
-            future = self._momentum.hand(indices, buffer, begin, self._future())
+            future = average_unscaled(buffer, self._scale, begin, self._future())
         if self._verifier is not None and not buffer.is_sparse:
             future = self._verifier.check(
                 future, [self.params[i] for i in indices], self._step_number
             )
-        native = buffer.is_sparse or self.buckets.native(indices)
         slack = self.options.timeout + NATIVE_TIMEOUT_SLACK
         self.pending.append((future, slack if native else None))
         if last:
             self._latest = -1
             self._release()
         return future
+
+    def _begin_average(
+        self, indices: tuple[int, ...], buffer: torch.Tensor
+    ) -> Future[torch.Tensor]:
+        """Average a bucket in place, with momentum if there is any."""
+        reducer = self._sparse if buffer.is_sparse else self._dense[self.plan.hosted]
+        bucket = Bucket(self._step_number, self._latest, indices, buffer)
+        begin = partial(reducer.reduce, bucket)
+        if self._momentum is None:
+            return begin()
+        return self._momentum.hand(indices, buffer, begin, self._future())
 
     def _release(self) -> None:
         """Start averages that waited for the step's last bucket."""

@@ -17,6 +17,7 @@ from hipress.options import AUTO, Options
 from hipress.plan.codecs import owed_names
 from hipress.shards import is_sharded
 from hipress.sync.futures import map_future
+from hipress.sync.scaling import belongs
 from hipress.sync.state import Copied, Residuals
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class Momentum:
         self._held: list[tuple[Handed, Begin, Future[torch.Tensor]]] = []
         self._residuals: Residuals | None = None  # of the current step
         self._kept: Copied = {}  # copies from before the step
-        self._scale = optimizer.scale
+        if optimizer.scaler is not None and optimizer.scaler.is_enabled():
+            belongs(optimizer.scaler, optimizer)
         optimizer.told = self._put_back
 
     def begin(self, residuals: Residuals) -> None:
@@ -69,14 +71,8 @@ class Momentum:
         self._norms.clear()
         optimizer.rank_square = None
         self._residuals, self._kept = residuals, {}
-        scale = optimizer.scale
         self._groups = optimizer.groups() if optimizer.averaging else {}
-        if not self._groups:
-            return
-        if scale != self._scale:
-            residuals.rescale(scale / self._scale)
-        self._scale = scale
-        if optimizer.scaler is not None and optimizer.scaler.is_enabled():
+        if self._groups and optimizer.scaler is not None and optimizer.scaler.is_enabled():
             self._kept = residuals.copy(residuals.places)
 
     def hand(
@@ -112,8 +108,7 @@ class Momentum:
         """Take the averages, which are all complete."""
         if self._norms:
             norms = [self._norms[index] for index in sorted(self._norms)]  # in whatever buckets
-            square = torch.stack(norms).square().sum()
-            self._optimizer.rank_square = square / self._optimizer.scale**2
+            self._optimizer.rank_square = torch.stack(norms).square().sum()
         if not self._handed:
             return
         marks: dict[torch.Tensor, torch.Tensor] = {}
@@ -165,7 +160,7 @@ class Momentum:
         if not pieces:
             return
         norms = [piece.norm(dtype=torch.float32) for piece in pieces]
-        most, norm = self._optimizer.rank_norm, torch.stack(norms).norm() / self._scale
+        most, norm = self._optimizer.rank_norm, torch.stack(norms).norm()
         assert most is not None  # otherwise nothing waits
         torch._foreach_mul_(pieces, (most / (norm + 1e-6)).clamp(max=1.0))
 

@@ -18,15 +18,18 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from hipress.sync.scaling import steps_alone, watch_scalers
+
 #: a mapping, since other threads may add to it while one reads `keyrefs`
 _begun: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
 def watch_steps() -> None:
-    """From now on, track the optimizers whose step has begun and not ended."""
+    """From now on, track the optimizers whose step has begun and not ended, and their scalers."""
     register_optimizer_step_pre_hook(_begin)
     register_optimizer_step_post_hook(_end)
+    watch_scalers()
 
 
 def take_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
@@ -47,6 +50,7 @@ def _begin(
     if torch.compiler.is_compiling():  # in a compiled step the closure is not visible
         return None
     _begun[optimizer] = None
+    steps_alone(optimizer)
     own = (args[0], *(_closure(optimizer, each) for each in args[1:]))
     return own, {name: _closure(optimizer, each) for name, each in kwargs.items()}
 

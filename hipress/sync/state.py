@@ -182,14 +182,6 @@ class Residuals:
             for index in indices
         }
 
-    def rescale(self, factor: float) -> None:
-        """Multiply all residuals, since the scale of gradients has changed."""
-        arenas = {id(place.arena): place.arena for place in self.places.values()}
-        for arena in arenas.values():
-            for side, arrays in arena.sides.items():
-                for name in owed_names(self.codec_at(arena.codec, side)):
-                    as_torch(arrays[name]).mul_(factor)
-
     def put_back(self, copied: Copied) -> None:
         """Restore copied states; parameters that had none become zero."""
         for index in copied.keys() & self.places.keys():
