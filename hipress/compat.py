@@ -34,6 +34,7 @@ __all__ = [
     "comm_hooks",
     "divides_by_active_ranks",
     "gloo_group",
+    "gradient_type",
     "group_name",
     "group_timeout",
     "has_unscaled",
@@ -120,6 +121,11 @@ def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.P
     It is a backend, not a group, but has all operations of a group that hipress uses.
     """
     return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, rank, size, timeout))
+
+
+def gradient_type(parameter: torch.Tensor) -> torch.dtype:
+    """Type of a parameter's gradient: its own, unless `grad_dtype` of torch 2.10 names another."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def names_ignored_by_ddp(module: nn.Module) -> set[str]:

@@ -112,6 +112,13 @@ def describe(module: nn.Module) -> tuple[Param, ...]:
     )  # fmt: skip
 
 
+def describe_gradients(module: nn.Module) -> tuple[Param, ...]:
+    """The same as `describe` for a plain model, but with the types of the gradients."""
+    parameters = [parameter for _, parameter in trainable(module)]
+    pairs = zip(describe(module), parameters, strict=True)
+    return tuple(replace(param, dtype=compat.gradient_type(p)) for param, p in pairs)
+
+
 def _all_names(model: nn.Module) -> Mapping[torch.Tensor, list[str]]:
     """All names of each parameter; tied ones have several."""
     names: dict[torch.Tensor, list[str]] = {}

@@ -25,7 +25,7 @@ from hipress.adapters.stepping import Stepper
 from hipress.arguments import Arguments, group_of, taking
 from hipress.coordination import coordinator as coordinators
 from hipress.coordination.link import connect, share
-from hipress.model import frozen_tensors, trainable
+from hipress.model import describe_gradients, frozen_tensors, trainable
 from hipress.modes import ordinary
 from hipress.optim import Averaging
 from hipress.session import SESSIONS, prepare, tell_plan
@@ -84,7 +84,9 @@ class Synchronizer:
                 "shards": shards.places(model),
             }
         self.module = given.model
-        self._session = prepare(model, options, group, facts, optimizer=given.averaging)
+        self._session = prepare(
+            model, options, group, facts, describe_gradients, optimizer=given.averaging
+        )
         named = dict(trainable(model))
         parameters = [named[param.name] for param in self._session.params]
         self._taken = taken(self, self._session, model, parameters)

@@ -26,6 +26,7 @@ from torch.optim.optimizer import ParamsT
 
 from hipress.errors import ConfigError, StateError
 from hipress.optim.averaging import Averaging
+from hipress.rounding import add_product, total
 from hipress.shards import local
 
 AUTO = "auto"
@@ -220,7 +221,7 @@ class Freezing(Averaging):
         for parameter in params:
             if parameter not in self._entered:
                 held = self.buffer(parameter)
-                local(parameter.grad).add_(held, alpha=weight)  # type: ignore[arg-type]
+                add_product(local(parameter.grad), held, weight)  # type: ignore[arg-type]
         values = [local(p).detach() for p in params]
         moved = [local(p.grad) for p in params]  # type: ignore[arg-type]
         moments = [local(self.state[p]["exp_avg"]) for p in params]
@@ -264,7 +265,7 @@ class Freezing(Averaging):
         if not seen or not state[FROZEN]:
             return None
         correction: float = 1 - float(group["betas"][1]) ** state[FROZEN]
-        return float(v.sum(dtype=torch.float64).item()) / seen / correction
+        return total(v) / seen / correction
 
     def _settled(self, steps: int) -> bool:
         """True by 1-bit Adam's rule: over 1 / (1 - b2) steps the sum of v hardly changed."""
@@ -273,7 +274,7 @@ class Freezing(Averaging):
         if steps == 0 or steps % every:
             return False
         held = [local(each["exp_avg_sq"]) for each in self.state.values() if each]
-        now = float(torch.stack([v.sum(dtype=torch.float64) for v in held]).sum())
+        now = sum(map(total, held))
         sums = group[SUMS] = [*group[SUMS], now][-LOOKS - 1 :]  # never in place: states share it
         return len(sums) > LOOKS and abs(now - sums[0]) < SETTLED * sums[0]
 

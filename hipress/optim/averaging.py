@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 
 from hipress import compat
 from hipress.errors import ConfigError, SyncError
+from hipress.rounding import add_product
 from hipress.shards import local
 
 CHANGED = 1e-3  # relative: larger than the rounding of unscaling
@@ -170,7 +171,7 @@ class Averaging(Optimizer):
         for parameter in self._used():
             weight, held = self._entered.get(parameter), self.buffer(parameter)
             if weight is not None and held is not None:
-                local(parameter.grad).sub_(held, alpha=weight)  # type: ignore[arg-type]
+                add_product(local(parameter.grad), held, -weight)  # type: ignore[arg-type]
         self._plain()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import torch
 
 from casync.runtime.deferral import as_torch
 from hipress.plan.codecs import MEAN, REFERENCE
+from hipress.rounding import add_product
 
 __all__ = ["Differences"]
 
@@ -43,7 +44,7 @@ class Differences:
         if self.share == 1:
             mean.copy_(total)
         else:
-            mean.add_(piece, alpha=self.share)
+            add_product(mean, piece, self.share)
         piece.copy_(total)
         wrong = torch.linalg.vector_norm(total, torch.inf).isfinite().logical_not()
         if wrong.is_cuda or wrong:  # the host of a device does not wait

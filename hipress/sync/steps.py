@@ -236,6 +236,12 @@ class Steps:
                 f"was a {kinds[1]} one: only those of nn.Embedding(sparse=True) and "
                 "nn.EmbeddingBag(sparse=True) are sparse"
             )
+        if gradient.dtype != param.dtype:
+            raise SyncError(
+                f"rank {self._engine.name}: the gradient of {param.name!r} is {gradient.dtype}, "
+                f"expected was {param.dtype}: set the parameter's grad_dtype before the "
+                "Synchronizer is made"
+            )
 
     def _name(self, index: int) -> str:
         return self._engine.params[index].name

@@ -29,7 +29,9 @@ def by_codec(rank, world_size, way, codecs):
 
 def _train(module, model, rank, scales, unscales_first=False):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=(scales or [1.0])[0], enabled=scales is not None)
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=(scales or [1.0])[0], enabled=scales is not None
+    )
     following = [*(scales or [1.0] * len(SCALES))[1:], 1.0]
     for step, scale in enumerate(following):
         optimizer.zero_grad()

@@ -177,6 +177,34 @@ def odd(rank, world_size, name, large):
     return start, digest(model), [key for key, good in close if not good], losses
 
 
+def full_precision(rank, world_size):
+    """Distance of float32 averages from the mean, of bfloat16 parameters of which all, or none,
+    were told to have such gradients before; an error instead."""
+    found = []
+    for early in (True, False):
+        models = [make().bfloat16(), make().bfloat16()]
+        if early:
+            _widen(*models)
+        sync = hipress.Synchronizer(models[0], "none", min_size=0)
+        _widen(*models)
+        backwards = [(models[0], rank), *((models[1], each) for each in range(world_size))]
+        for model, each in backwards:
+            nn.functional.mse_loss(
+                model(data(each, 0)[0].bfloat16()).float(), data(each, 0)[1]
+            ).backward()
+        raised = raised_by(sync.step)
+        pairs = zip(*(model.parameters() for model in models), strict=True)
+        far = max((a.grad - b.grad / world_size).abs().max().item() for a, b in pairs)
+        found.append((raised, far))
+    return found
+
+
+def _widen(*models):
+    for model in models:
+        for parameter in model.parameters():
+            parameter.grad_dtype = torch.float32
+
+
 class Heads(nn.Module):
     """Two layers whose gradients come in the order that a rank chooses."""
 

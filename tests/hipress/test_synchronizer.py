@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from hipress.sync.order import LARGE_BYTES
 from tests.hipress import synchronizer_ranks as ranks
@@ -75,6 +76,17 @@ def test_parameters_of_every_kind(large):
     for _, _, far, losses in results:
         assert far == []
         assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_float32_gradients_of_bfloat16_parameters():
+    """Averages were once rounded to bfloat16."""
+    for rank, ((raised, far), (late, _)) in enumerate(launch(ranks.full_precision, 2)):
+        assert raised.kind == "none"
+        assert far < 1e-6
+        assert late.kind == "SyncError"
+        assert late.message.startswith(f"rank {rank}: the gradient of '")
+        assert "set the parameter's grad_dtype before" in late.message
 
 
 def test_ranks_whose_gradients_come_in_other_orders():
