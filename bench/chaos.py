@@ -6,9 +6,10 @@
 
 In each run one rank fails at some moment of `wrap` or of a step, in a training by some way, codec
 and strategy. Every other rank must end with an error that names this rank, at most LATE seconds
-after the time-out. At most EXIT seconds later, everything that casync and hipress run at the end of
-the program must have run. The rest of that end belongs to torch and the interpreter: a second of a
-core, as with plain DDP, or some 20 s on a busy machine.
+after the time-out. No rank may end by another signal than the fault's. At most EXIT seconds later,
+everything that casync and hipress run at the end of the program must have run. The rest of that end
+belongs to torch and the interpreter: a second of a core, as with plain DDP, or some 20 s on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ CODECS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("topk", "allgather", {}), ("thc", "allreduce", {}), ("signsgd", "vote", {}),
     ("topk", "gtopk", {}), ("topk", "oktopk", {}), ("powersgd", "auto", {}), ("none", "auto", {}),
 )  # fmt: skip
-WAYS = ("wrap", "attach", "Synchronizer", "verify", "Gossip", "all_reduce", "auto", "policy")
+WAYS = ("wrap", "attach", "Synchronizer", "verify", "Gossip", "all_reduce", "auto", "trial",
+        "momentum", "policy")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Process:
     wrapping: bool = False  # set when `wrap` begins: its errors are checked from then on
     error: dict[str, Any] | None = None
     ended: float | None = None  # time.monotonic(); None: not yet
+    code: int | None = None  # exit status; negative: of a signal
     left: dict[str, Any] | None = None
 
     @property
@@ -180,9 +183,10 @@ class Server:
         socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
         return int(self._orders.recv(64))
 
-    def reap(self, pid: int) -> None:
-        """Reap a process that has ended."""
+    def reap(self, pid: int) -> int:
+        """Reap a process that has ended; returns its exit status, negative for a signal."""
         self._orders.send(str(pid).encode())
+        return int(self._orders.recv(64))
 
     def close(self) -> None:
         self._orders.close()
@@ -247,7 +251,7 @@ def performed(server: Server, runs: Iterator[Run], together: int) -> Iterator[Jo
                 data = os.read(key.fd, 1 << 16)
                 if not data:
                     job.processes[rank].ended = time.monotonic()
-                    server.reap(job.processes[rank].pid)
+                    job.processes[rank].code = server.reap(job.processes[rank].pid)
                     selector.unregister(key.fileobj)
                 for line in data.splitlines():
                     job.heard(rank, json.loads(line))
@@ -264,6 +268,9 @@ def wrong(job: Job) -> list[str]:
     """Errors of a job, one line each."""
     found, run = [], job.run
     for rank, each in enumerate(job.processes):
+        sent = SIGNALS.get(run.fault) if rank == run.victim else None
+        if each.code is not None and each.code < 0 and each.code != -(sent or 0):
+            found.append(f"rank {rank}: ended by {signal.Signals(-each.code).name}")
         if rank == run.victim or not each.wrapping:
             continue
         late = (

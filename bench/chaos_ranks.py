@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,6 +32,8 @@ import hipress
 import hipress.plan.auto
 import hipress.sync.engine
 from bench.chaos_end import LAST
+from casync.cost import CodecCost, Costs, Line, Transfer
+from hipress.plan import probe, trial
 
 WIDTH = 256
 RATIOS = (0.1, 0.01)
@@ -45,7 +48,8 @@ def serve(orders: socket.socket) -> dict[str, Any]:
         if not text:
             os._exit(0)
         if text.isdigit():
-            os.waitpid(int(text), 0)
+            status = os.waitstatus_to_exitcode(os.waitpid(int(text), 0)[1])
+            orders.send(str(status).encode())
             continue
         child = os.fork()
         if child == 0:
@@ -159,8 +163,13 @@ def _model(way: str) -> nn.Module:
     return DistributedDataParallel(model, bucket_cap_mb=0.2) if way == "attach" else model
 
 
-def _stepping(model: nn.Module, end: Step = lambda: None, begin: Step = lambda: None) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def _stepping(
+    model: nn.Module,
+    end: Step = lambda: None,
+    begin: Step = lambda: None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Step:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -185,6 +194,30 @@ def _all_reduce(model: nn.Module, codec: Mapping[str, Any]) -> Step:
     return lambda: hipress.all_reduce(tensor, **codec)
 
 
+def _momentum(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+    optimizer = hipress.optim.AdamW(model.parameters(), lr=0.01, freeze=4)
+    ddp = hipress.wrap(model, "onebit_fine", min_size=0, exclude=RAW, optimizer=optimizer)
+    return _stepping(ddp, optimizer=optimizer)
+
+
+def _auto(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+    _force_trials()
+    return _stepping(hipress.wrap(model, "auto"))
+
+
+def _force_trials() -> None:
+    """Let "auto" try plans, in short turns: the link seems slow, codecs seem free."""
+    trial.COUNTED = 3
+    trial.SLOW = hipress.plan.auto.FAR = 1e9
+    hipress.plan.auto.MIN_GAIN_SECONDS = hipress.plan.auto.SHARE = 0.0
+    slow = dict.fromkeys(probe.DTYPES, Transfer(Line(1e-3, 1e-6)))
+    probe.measure_link = lambda *_: Costs({1: Transfer(Line(1e-5, 1e-9))}, slow)
+    free = CodecCost(*[Line(1e-6, 1e-10)] * 3)
+    probe.measure_codecs = lambda group, codecs, link, *_: replace(
+        link, codecs=dict.fromkeys(codecs, free)
+    )
+
+
 def _policy(model: nn.Module, codec: Mapping[str, Any]) -> Step:
     policy = hipress.GraVAC("topk", ratios=RATIOS, window=4, every=2)
     return _stepping(hipress.wrap(model, policy=policy))
@@ -195,6 +228,8 @@ WAYS: Mapping[str, Callable[[nn.Module, Mapping[str, Any]], Step]] = {
     "attach": lambda model, codec: _stepping(hipress.attach(model, exclude=RAW, **codec)),
     "verify": lambda model, codec: _stepping(hipress.wrap(model, verify=True, **codec)),
     "auto": lambda model, codec: _stepping(hipress.wrap(model, "auto")),
+    "trial": _auto,
+    "momentum": _momentum,
     "Synchronizer": _synchronizer,
     "Gossip": _gossip,
     "all_reduce": _all_reduce,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,8 +17,8 @@ from hipress.control.phases import Fixed, Phases
 from hipress.control.policy_controller import PolicyController
 from hipress.control.tuner import Tuner
 from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import connect
-from hipress.coordination.store import run_in_thread
+from hipress.coordination.link import Agreement
+from hipress.coordination.store import fulfil
 from hipress.devices import Placement
 from hipress.model import Param
 from hipress.optim import Averaging
@@ -130,7 +132,9 @@ class Planner:
             return Planned(search.unplanned(why), probe)
 
         def tuner() -> PlanController:
-            compiling = run_in_thread(places.compile)  # training need not wait for a compiler
+            compiling = Future[dict[str, "Codec"]]()  # training need not wait for a compiler
+            work = partial(fulfil, compiling, places.compile)
+            threading.Thread(target=work, name="hipress-compile", daemon=True).start()
             return Tuner(places, compiling, self.coordinator, when)
 
         return Planned(search.unplanned(), probe, tuner)
@@ -139,14 +143,12 @@ class Planner:
         """Places with measured links, and the codecs that promise to pay there."""
         from hipress.plan.places import Places
 
-        link = connect(self.coordinator, f"probe{when}")
+        link = Agreement(self.coordinator, f"probe{when}")
         places = Places.of(search, self.coordinator, self.placement)
         what = f"measuring the link between ranks {self.coordinator.ranks}"
         begun = time.perf_counter()
         try:
-            places = self.coordinator.run_watched(
-                lambda: places.measure_links(link), what
-            ).promising()
+            places = link.run(places.measure_links, what).promising()
         except BaseException:
             places.abort()
             raise

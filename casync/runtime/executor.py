@@ -34,9 +34,9 @@ from casync.runtime.jobs import FLOATS, Job, Jobs, Prepared
 from casync.runtime.lanes import Ended, Hooks, Lanes
 from casync.runtime.naming import named_error, rank_names
 from casync.runtime.pieces import States
-from casync.runtime.shutdown import close_at_exit
 from casync.runtime.streams import StreamLanes
 from casync.runtime.threads import ThreadLanes
+from casync.shutdown import close_at_exit
 from casync.transports import SlotTransport, Transport
 
 __all__ = ["Executor", "TraceEvent"]

@@ -7,19 +7,22 @@ of a failed rank learn of it. Gloo cannot tell the length of a received message.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from casync.codec import Operation
 from casync.errors import PeerTimeout, TransportAborted, TransportError
+from casync.shutdown import close_at_exit
 from casync.transports import Handle
 
-__all__ = ["DistributedTransport", "transport_error"]
+__all__ = ["DistributedTransport", "break_group", "start_all_reduce", "transport_error"]
 
 Connect: TypeAlias = Callable[[Sequence[int]], dist.ProcessGroup]
 
@@ -27,6 +30,7 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _TAG = 0x4850  # unlike the tags that a user might choose in the same group
 _ABORT_TAG = _TAG - 1
 _WATCH_TAG = _TAG - 2
+_BREAKS = 0.5  # seconds in which the operations of a broken group end
 _OWN_CLOSURE = "Application timeout caused pair closure"  # gloo's text for a rank's other waits
 
 
@@ -144,12 +148,9 @@ class DistributedTransport:
             raise transport_error(error, what) from None
 
     def abort(self) -> None:
-        """Let an unanswered receive time out: gloo then closes all pairs of the group.
-
-        One receive from every peer: a receive from a peer that is gone fails, and closes nothing.
-        """
+        """Implements Transport.abort."""
         for group in (self._group, *self._some.values()):
-            _break(group)
+            break_group(group)
 
     def close(self) -> None:
         """Destroy the groups if `connect` made them."""
@@ -159,8 +160,65 @@ class DistributedTransport:
                 dist.destroy_process_group(group)
 
 
-def _break(group: dist.ProcessGroup) -> None:
+def break_group(group: dist.ProcessGroup) -> None:
+    """Fail all operations of a gloo group, here and at its other ranks, now and later.
+
+    An unanswered receive times out: gloo then closes all pairs of the group. One receive from every
+    peer: a receive from a peer that is gone fails, and closes nothing.
+    """
     data = torch.zeros(1, dtype=torch.uint8)
     for peer in (each for each in range(group.size()) if each != group.rank()):
         with suppress(RuntimeError):
             group.recv([data], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
+
+
+class _Collectives:
+    """Collectives whose futures have callbacks in Python, which threads of gloo call."""
+
+    def __init__(self) -> None:
+        self._under_way: WeakKeyDictionary[dist.ProcessGroup, set[object]] = WeakKeyDictionary()
+        close_at_exit(self)
+
+    def all_reduce(
+        self, data: torch.Tensor, group: dist.ProcessGroup, options: dist.AllreduceOptions
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Reduce in place; the future's value is `data`."""
+        under_way, one = self._under_way.setdefault(group, set()), object()
+        reduced: torch.futures.Future[torch.Tensor]
+        reduced = torch.futures.Future(devices=[data.device] if data.is_cuda else None)
+
+        def done(future: torch.futures.Future[list[torch.Tensor]]) -> None:
+            try:
+                reduced.set_result(future.value()[0])
+            except Exception as error:
+                reduced.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+            finally:
+                under_way.discard(one)
+
+        future = group.allreduce([data], options).get_future()
+        under_way.add(one)
+        future.add_done_callback(done)
+        return reduced
+
+    def close(self) -> None:
+        """Break the groups of collectives under way: see [Note: exit] in shutdown.py."""
+        for group, under_way in list(self._under_way.items()):
+            if under_way:
+                break_group(group)
+            end = time.monotonic() + _BREAKS
+            while under_way and time.monotonic() < end:
+                time.sleep(1e-3)
+
+
+_COLLECTIVES = _Collectives()
+
+
+def start_all_reduce(
+    data: torch.Tensor, group: dist.ProcessGroup, options: dist.AllreduceOptions, what: str
+) -> torch.futures.Future[torch.Tensor]:
+    """Start an all-reduce in place; the future's value is `data`. Raises TransportError, naming
+    `what`. As the interpreter ends, all that are under way fail."""
+    try:
+        return _COLLECTIVES.all_reduce(data, group, options)
+    except RuntimeError as error:
+        raise transport_error(error, what) from None

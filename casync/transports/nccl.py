@@ -14,7 +14,6 @@ time-outs, or from NCCL if that reports a peer that is gone.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from casync.memory import Memory
 from casync.nccl import Communicator, Connect
 from casync.nccl.distributed import capturing
 from casync.nccl.watchdog import Watchdog
+from casync.shutdown import start_thread
 from casync.transports import Transfer
 
 __all__ = ["NcclTransport"]
@@ -143,7 +143,7 @@ class NcclTransport:
                 if self._error is not None:
                     made.result().abort()
 
-        threading.Thread(target=run, name="casync-nccl-connect", daemon=True).start()
+        start_thread(run, "casync-nccl-connect")
         while not wait([made], _LOOK).done:
             self._check()
         return made.result()
@@ -172,9 +172,7 @@ class NcclTransport:
                 with suppress(Exception), self._memory.current():
                     call(communicator)
 
-        thread = threading.Thread(target=run, name="casync-nccl-end", daemon=True)
-        thread.start()
-        thread.join(_PATIENCE)
+        start_thread(run, "casync-nccl-end").join(_PATIENCE)
 
 
 def _post(communicator: Communicator, transfers: Sequence[Transfer], stream: int) -> None:

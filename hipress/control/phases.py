@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import all_reduce_max, connect
-from hipress.errors import ConfigMismatch, StateError, SyncError
+from hipress.coordination.link import Agreement
+from hipress.errors import StateError, SyncError
 from hipress.plan.plan import Plan
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
 
     from casync.codec import Codec
     from casync.cost import Costs
@@ -77,11 +76,10 @@ class Phases:
         coordinator: Coordinator,
     ) -> None:
         """after: used from the step in which the optimizer is frozen."""
-        self._optimizer, self._coordinator = optimizer, coordinator
-        self._before, self._after = before, after
+        self._optimizer, self._before, self._after = optimizer, before, after
         #: a view: a tuner replaces its codecs by compiled ones
         self.codecs = ChainMap[str, "Codec"]({}, after.codecs, before.codecs)
-        self._group: dist.ProcessGroup | None = connect(coordinator, "freeze")  # None after `close`
+        self._agreement = Agreement(coordinator, "freeze")
 
     @property
     def _now(self) -> PlanController:
@@ -119,16 +117,16 @@ class Phases:
 
     def next(self, step: int) -> Plan:
         """Implements PlanController.next."""
-        if not self._optimizer.averaging and self._group is not None:
-            self._agree(self._group)
+        if not self._optimizer.averaging and self._agreement.open:
+            self._agree()
         return self._now.next(step)
 
-    def _agree(self, group: dist.ProcessGroup) -> None:
+    def _agree(self) -> None:
         """Freeze before this step if all ranks want to. Their inputs are equal to the last bit with
         equal kernels and numbers of threads; they are asked nevertheless."""
         due, steps = self._optimizer.due(), self._optimizer.steps
         ours = [-float(due), float(steps), -float(steps)]
-        found = self._largest(ours, group, "agreeing on a freeze")
+        found = self._agreement.largest(ours, "agreeing on a freeze")
         all_due, most, fewest = -found[0], found[1], -found[2]
         if most != fewest:
             raise SyncError(
@@ -139,19 +137,12 @@ class Phases:
         if all_due:
             self._optimizer.freeze_now()
 
-    def _agree_on_norm(self, square: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def _agree_on_norm(self, square: torch.Tensor) -> None:
         """Let all ranks take the middle of their largest and least norm, as one rank may save the
         optimizer for all."""
         ours = [float(square), -float(square)]
-        largest, least = self._largest(ours, group, "agreeing on a norm")
+        largest, least = self._agreement.largest(ours, "agreeing on a norm")
         self._optimizer.rank_square = square.new_tensor((largest - least) / 2)
-
-    def _largest(self, values: list[float], group: dist.ProcessGroup, what: str) -> list[float]:
-        """The largest of each value over the ranks."""
-        try:
-            return self._coordinator.run_watched(lambda: all_reduce_max(values, group), what)
-        except ConfigMismatch as error:  # another rank failed
-            raise SyncError(str(error)) from error
 
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
@@ -166,8 +157,8 @@ class Phases:
     def averaged(self) -> None:
         """Implements PlanController.averaged."""
         square = self._optimizer.rank_square
-        if square is not None and self._group is not None:
-            self._agree_on_norm(square, self._group)
+        if square is not None and self._agreement.open:
+            self._agree_on_norm(square)
         self._now.averaged()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
@@ -197,6 +188,6 @@ class Phases:
 
     def close(self) -> None:
         """Implements PlanController.close."""
-        self._group = None
+        self._agreement.close()
         self._before.close()
         self._after.close()

@@ -7,26 +7,22 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import all_reduce_max, all_reduce_sum, connect
-from hipress.errors import ConfigMismatch, SyncError
+from hipress.coordination.link import Agreement, all_reduce_sum
 from hipress.plan.plan import Plan, raw, restored
 from hipress.policy_state import DENSE, PolicyState
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
-
     from casync.codec import Codec
     from casync.cost import Costs
     from casync.memory import Moment
     from hipress.model import Param
     from hipress.plan.trial import Tried
 
-T = TypeVar("T")
 log = logging.getLogger("hipress")
 
 
@@ -48,13 +44,9 @@ class PolicyController:
         """plans: by level, equal except for the levels' codecs. moment: returns the present moment
         of the memory in which gradients are compressed."""
         self._moment = moment
-        self._judge, self._levels, self._params, self._coordinator = (
-            judge,
-            plans,
-            params,
-            coordinator,
-        )
-        self._group: dist.ProcessGroup | None = connect(coordinator, "policy")  # None after `close`
+        self._judge, self._levels, self._params = judge, plans, params
+        self._coordinator = coordinator
+        self._agreement = Agreement(coordinator, "policy")
         self.codecs: dict[str, Codec] = {k: c for plan in plans for k, c in plan.codecs.items()}
         self._made: dict[tuple[int, ...], Plan] = {}
         self._handed: list[tuple[Sequence[int], torch.Tensor]] = []
@@ -67,8 +59,8 @@ class PolicyController:
         """Implements PlanController.next."""
         if self._judge.window:
             self._moments.append(self._moment())
-        if self._group is not None and len(self._moments) > self._judge.window > 0:
-            self._look(self._group)
+        if self._agreement.open and len(self._moments) > self._judge.window > 0:
+            self._look()
         before, self.plan, self._step = self.plan, self._choose(step), step
         if before is not self.plan and self._coordinator.rank == 0:
             log.info("hipress: from step %d on %s", step, self.plan.label)
@@ -119,23 +111,18 @@ class PolicyController:
 
     def close(self) -> None:
         """Implements PlanController.close."""
-        self._group = None
+        self._agreement.close()
 
-    def _look(self, group: dist.ProcessGroup) -> None:
+    def _look(self) -> None:
         """End a window: share its measurements, and let the judge look."""
         steps = pairwise(self._moments)
         middle = statistics.median(end.since(begin) for begin, end in steps)
         del self._moments[:-1]
         taken = self._judge.take()
-        sums = self._run_watched(lambda: all_reduce_sum(taken, group))
-        (slowest,) = self._run_watched(lambda: all_reduce_max([middle], group))
+        what = "comparing the measurements of a policy"
+        sums = self._agreement.run_in_step(lambda group: all_reduce_sum(taken, group), what)
+        (slowest,) = self._agreement.largest([middle], what)
         self._judge.look(sums, slowest)
-
-    def _run_watched(self, call: Callable[[], T]) -> T:
-        try:
-            return self._coordinator.run_watched(call, "comparing the measurements of a policy")
-        except ConfigMismatch as error:  # another rank failed
-            raise SyncError(str(error)) from error
 
     def _choose(self, step: int) -> Plan:
         levels = tuple(self._judge.level(step, param.index) for param in self._params)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hipress.control.observer import Observer
 from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import all_reduce_max, connect
-from hipress.errors import ConfigMismatch, SyncError
+from hipress.coordination.link import Agreement, all_reduce_max
 from hipress.plan.plan import Plan, restored
 from hipress.plan.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.plan.workload import Workload
@@ -53,9 +52,7 @@ class Tuner:
         search, memory = places.first.search, places.first.site.memory
         self._places, self._coordinator, self._moment = places, coordinator, memory.moment
         self._compiling = compiling
-        self._group: dist.ProcessGroup | None = connect(
-            coordinator, f"trial{when}"
-        )  # None after `close`
+        self._agreement = Agreement(coordinator, f"trial{when}")
         self.plans: tuple[Plan, ...] = (search.unplanned(),)
         self._trial = Trial(1, kept=0)
         self._observer: Observer | None = Observer(search.params, memory)  # None after some steps
@@ -98,8 +95,8 @@ class Tuner:
         now = self._moment()
         if self._observer is not None:
             self._observer.begin(now)
-        if self._group is not None and self._begun is not None:
-            self._take((self._begun, now), self._group)
+        if self._agreement.open and self._begun is not None:
+            self._take((self._begun, now))
         self._begun = self._moment()
         return self.plan
 
@@ -145,31 +142,32 @@ class Tuner:
         """Implements PlanController.load."""
 
     def close(self) -> None:
-        """Stop comparing; the others then learn at once that this rank has left."""
-        self._group = None  # the group ends with its last reference
+        """Implements PlanController.close."""
+        self._agreement.close()
         self._places.close()
 
-    def _take(self, span: Span, group: dist.ProcessGroup) -> None:
+    def _take(self, span: Span) -> None:
         """Take a finished step; the host waits for a device's time only if a decision needs it."""
         if self._observer is not None:
-            compiling = self._slowest(float(not self._compiling.done()), group)
+            compiling = self._slowest(float(not self._compiling.done()))
             if self._observer.steps >= WATCHED and not compiling:
-                self._plan(self._observer, group)
+                self._plan(self._observer)
         elif not self._trial.over:
-            if self._trial.observe(self._slowest(_seconds(span), group)):
+            if self._trial.observe(self._slowest(_seconds(span))):
                 self._kept()
         else:
             self._window.append(span)
             if len(self._window) == WINDOW:
-                self._compare(group)
+                self._compare()
 
-    def _plan(self, observer: Observer, group: dist.ProcessGroup) -> None:
+    def _plan(self, observer: Observer) -> None:
         """Begin the trial after the first steps have been observed."""
-        codecs = self._run_watched(self._compiling.result)
-        self._settle(codecs)
-        self._places = self._run_watched(lambda: self._places.measure_codecs(group))
-        self._workload = self._run_watched(
-            lambda: observer.workload(lambda values: all_reduce_max(values, group), self._first)
+        self._settle(self._compiling.result())  # all ranks have compiled
+        self._places = self._agree(self._places.measure_codecs)
+        self._workload = self._agree(
+            lambda group: observer.workload(
+                lambda values: all_reduce_max(values, group), self._first
+            )
         )
         self._observer = None
         self._try(self._places.plans(self._workload))
@@ -190,33 +188,30 @@ class Tuner:
         if self._trial.over:
             self._kept()
 
-    def _compare(self, group: dist.ProcessGroup) -> None:
+    def _compare(self) -> None:
         """Check, after a full window, if times have drifted."""
-        step = self._slowest(statistics.median(map(_seconds, self._window)), group)
+        step = self._slowest(statistics.median(map(_seconds, self._window)))
         self._window.clear()
-        message = self._run_watched(lambda: self._places.message_seconds(group))
-        if self._watch.drifted(step, message):
-            self._look_again(group)
+        if self._watch.drifted(step, self._agree(self._places.message_seconds)):
+            self._look_again()
 
-    def _slowest(self, seconds: float, group: dist.ProcessGroup) -> float:
+    def _slowest(self, seconds: float) -> float:
         """The seconds of the slowest rank."""
-        return self._run_watched(lambda: all_reduce_max([seconds], group)[0])
+        return self._agree(lambda group: all_reduce_max([seconds], group)[0])
 
-    def _run_watched(self, call: Callable[[], T]) -> T:
+    def _agree(self, call: Callable[[dist.ProcessGroup], T]) -> T:
         try:
-            return self._coordinator.run_watched(call, "comparing the times of steps")
-        except BaseException as error:
+            return self._agreement.run_in_step(call, "comparing the times of steps")
+        except BaseException:
             self._places.abort()
-            if isinstance(error, ConfigMismatch):  # another rank failed
-                raise SyncError(str(error)) from error
             raise
 
-    def _look_again(self, group: dist.ProcessGroup) -> None:
+    def _look_again(self) -> None:
         """Begin another trial, with the current plan as the one to beat."""
         before = self.plan
-        self._places = self._run_watched(lambda: self._places.measure_links(group))
+        self._places = self._agree(self._places.measure_links)
         if not self.costs.codecs:  # after `hold`
-            self._places = self._run_watched(lambda: self._places.measure_codecs(group))
+            self._places = self._agree(self._places.measure_codecs)
         facts = before.facts()
         found = [plan.owned_as(before) for plan in self._places.plans(self._workload)]
         others = [plan for plan in found if plan.facts() != facts]

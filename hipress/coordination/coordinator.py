@@ -96,15 +96,26 @@ class Coordinator:
             self.fail(error)
             raise
 
-    def run_watched(self, call: Callable[[], T], what: str) -> T:
+    def run_watched(
+        self, call: Callable[[], T], what: str, give_up: Callable[[], None] = lambda: None
+    ) -> T:
         """Return the result of a call that waits for the other ranks; each of them makes it.
 
         The call runs in a thread of its own, so that this rank may be interrupted. Raises
         HipressError for a RuntimeError of the call, AgreementTimeout after the time-out, and
         another rank's stop as soon as that rank cannot go on.
+
+        give_up: ends the call, for which nobody waits any more.
         """
-        deadline = time.monotonic() + self.timeout - self._skew
         outcome = run_in_thread(call)
+        try:
+            return self._wait_watched(outcome, what)
+        finally:
+            if not outcome.done():
+                give_up()
+
+    def _wait_watched(self, outcome: Future[T], what: str) -> T:
+        deadline = time.monotonic() + self.timeout - self._skew
         lost: dict[int, float] = {}  # time at which each ended rank was found
         while True:
             left = max(0.0, min(LOOK_SECONDS, deadline - time.monotonic()))

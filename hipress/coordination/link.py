@@ -16,18 +16,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from casync.runtime.shutdown import keep_when_forked
-from casync.transports.distributed import transport_error
+from casync.shutdown import keep_when_forked
+from casync.transports.distributed import break_group, start_all_reduce, transport_error
 from hipress import compat
 from hipress.coordination.coordinator import Coordinator
-from hipress.errors import HipressError, RankLost
+from hipress.errors import ConfigMismatch, HipressError, RankLost, SyncError
 from hipress.options import LONGEST
+
+T = TypeVar("T")
 
 
 def connect(coordinator: Coordinator, purpose: str) -> dist.ProcessGroup:
@@ -101,17 +104,12 @@ def all_reduce_sum(values: list[float], group: dist.ProcessGroup) -> list[float]
 
 def start_all_reduce_max(
     data: torch.Tensor, group: dist.ProcessGroup
-) -> torch.futures.Future[list[torch.Tensor]]:
+) -> torch.futures.Future[torch.Tensor]:
     """Start an all-reduce; `data` holds the largest values over the ranks once the future is done.
     Raises TransportError."""
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    future: torch.futures.Future[list[torch.Tensor]]
-    try:
-        future = group.allreduce([data], options).get_future()
-    except RuntimeError as error:
-        raise transport_error(error, "an all-reduce") from None
-    return future
+    return start_all_reduce(data, group, options, "an all-reduce")
 
 
 def broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, seconds: float) -> None:
@@ -134,8 +132,46 @@ def share(
 ) -> None:
     """Like `broadcast`; raises the errors of Coordinator.run_watched."""
     coordinator.run_watched(
-        lambda: broadcast(tensors, group, coordinator.timeout), "sharing rank 0's values"
+        lambda: broadcast(tensors, group, coordinator.timeout),
+        "sharing rank 0's values",
+        lambda: break_group(group),
     )
+
+
+class Agreement:
+    """Connections for small collectives by which ranks decide alike. Whoever waits in one is told
+    when a rank has ended. All ranks of the group must make it, with the same calls."""
+
+    def __init__(self, coordinator: Coordinator, purpose: str) -> None:
+        self._coordinator = coordinator
+        self._group: dist.ProcessGroup | None = connect(coordinator, purpose)
+
+    @property
+    def open(self) -> bool:
+        """False after `close`."""
+        return self._group is not None
+
+    def run(self, call: Callable[[dist.ProcessGroup], T], what: str) -> T:
+        """The result of `call(group)`. Raises the errors of Coordinator.run_watched; the group is
+        broken then."""
+        group = self._group
+        assert group is not None
+        return self._coordinator.run_watched(lambda: call(group), what, lambda: break_group(group))
+
+    def run_in_step(self, call: Callable[[dist.ProcessGroup], T], what: str) -> T:
+        """Like `run`, but raises SyncError if another rank failed."""
+        try:
+            return self.run(call, what)
+        except ConfigMismatch as error:
+            raise SyncError(str(error)) from error
+
+    def largest(self, values: list[float], what: str) -> list[float]:
+        """The largest of each value over the ranks, in a step."""
+        return self.run_in_step(lambda group: all_reduce_max(values, group), what)
+
+    def close(self) -> None:
+        """Disconnect: the others then learn at once that this rank has left."""
+        self._group = None  # the group ends with its last reference
 
 
 def gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:

@@ -4,21 +4,22 @@
 whatever the store's own time-out: a host that is stopped or cut off holds up all ranks. So each
 call is made in a thread of its own, and the caller waits for it until the deadline only. The thread
 cannot be ended; while it waits, the store is not used again, since its next reply belongs to that
-call. It is a daemon thread, which does not delay the exit, and torch releases the GIL around the
-call. Until that reply comes, calls on other connections to the same host fail at once: a rank that
-explains a failure asks several times, and would wait as often.
+call. It does not delay the exit, and torch releases the GIL around the call. Until that reply
+comes, calls on other connections to the same host fail at once: a rank that explains a failure asks
+several times, and would wait as often.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
+from casync.shutdown import start_thread
 from hipress import compat
 from hipress.compat import Store
 from hipress.errors import AgreementTimeout, HipressError
@@ -64,13 +65,14 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
 
 
 def run_in_thread(call: Callable[[], T]) -> Future[T]:
-    """Run a call that may never return in a thread of its own; the future of its result."""
+    """Run a call that may wait for ever in a thread of its own; the future of its result."""
     outcome: Future[T] = Future()
-    threading.Thread(target=_call, args=(call, outcome), daemon=True).start()
+    start_thread(partial(fulfil, outcome, call), "hipress-call")
     return outcome
 
 
-def _call(call: Callable[[], T], outcome: Future[T]) -> None:
+def fulfil(outcome: Future[T], call: Callable[[], T]) -> None:
+    """Make the result of a call that of the future, or its error."""
     try:
         outcome.set_result(call())
     except BaseException as error:  # the waiting thread must not wait for ever

@@ -129,6 +129,10 @@ class Places:
             ),
         )
 
+    def measure(self, group: dist.ProcessGroup) -> Places:
+        """The places with all costs, of compiled codecs. Every rank must call this."""
+        return self.measure_links(group).measure_codecs(group)
+
     def message_seconds(self, group: dist.ProcessGroup) -> float:
         """Seconds of a message now. Every rank must call this."""
         return probe.message_seconds(group, self.topology, self.first.site)

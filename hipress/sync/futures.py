@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.errors import copy_to_raise
-from casync.transports.distributed import transport_error
+from casync.transports.distributed import start_all_reduce
 
 #: seconds between the looks of a wait
 POLL_SECONDS = 1.0
@@ -31,12 +31,7 @@ def average(
     options = dist.AllreduceOptions()  # dist.all_reduce has no argument for them
     if timeout is not None:
         options.timeout = timedelta(seconds=timeout)
-    used: Future[torch.Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-    try:
-        future = group.allreduce([buffer], options).get_future()
-    except RuntimeError as error:
-        raise transport_error(error, "the all-reduce of uncompressed gradients") from None
-    return map_future(future, lambda done: done[0], used)
+    return start_all_reduce(buffer, group, options, "the all-reduce of uncompressed gradients")
 
 
 def map_future(

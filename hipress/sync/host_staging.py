@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ import torch
 from torch.futures import Future
 
 from casync.memory import Event, Memory
-from casync.runtime.shutdown import close_at_exit
+from casync.shutdown import close_at_exit, start_thread
 from hipress.errors import SyncError
 
 __all__ = ["Average", "HostCopies"]
@@ -52,8 +51,7 @@ class HostCopies:
         self._rooms: dict[int, _Room] = {}
         self._brought: queue.SimpleQueue[_Brought | None] = queue.SimpleQueue()
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="hipress-copies", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "hipress-copies")
         close_at_exit(self)
 
     def average(self, number: int, average: Average, bucket: torch.Tensor) -> Future[torch.Tensor]:

@@ -156,12 +156,12 @@ class Steps:
             self._engine.fail(named, what)
             raise named from error.__cause__
 
-    def _ask_used(self) -> tuple[torch.Tensor, Future[list[torch.Tensor]]]:
+    def _ask_used(self) -> tuple[torch.Tensor, Future[torch.Tensor]]:
         """Flags of parameters with a gradient on any rank, valid when the future is done."""
         used = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.uint8)
         return used, start_all_reduce_max(used, self._own())
 
-    def _wait(self, asked: Future[list[torch.Tensor]]) -> None:
+    def _wait(self, asked: Future[torch.Tensor]) -> None:
         try:
             wait_within(asked, self._engine.options.timeout)
         except Exception as error:

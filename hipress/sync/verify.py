@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
-import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.memory import Memory
-from casync.runtime.shutdown import close_at_exit
-from casync.transports.distributed import transport_error
+from casync.shutdown import close_at_exit, start_thread
+from casync.transports.distributed import break_group, transport_error
 from hipress.coordination.link import gather
 from hipress.errors import DivergenceError, SyncError
 from hipress.model import Param
 
+GRACE = 1.0  # seconds in which comparisons under way may end
 VERIFY_STEPS = 100
 """Parameters are compared before the second step, and every VERIFY_STEPS steps after it."""
 
@@ -62,8 +62,7 @@ class Verifier:
         self._name = ranks[group.rank()]
         self._process = os.getpid()
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="hipress-verify", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "hipress-verify")
         close_at_exit(self)
 
     def check(
@@ -93,9 +92,11 @@ class Verifier:
         if os.getpid() != self._process:
             return
         self._requests.put(None)
-        self._thread.join(timeout=5)
-        if not self._thread.is_alive():
-            self._group = None  # the group ends with its last reference
+        self._thread.join(GRACE)
+        group, self._group = self._group, None  # the group ends with its last reference
+        if self._thread.is_alive() and group is not None:
+            break_group(group)
+            self._thread.join(GRACE)
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:

@@ -16,7 +16,7 @@ from casync.errors import TransportError
 from hipress import options
 from hipress.coordination import coordinator as coordinators
 from hipress.coordination import nodes
-from hipress.coordination.link import connect
+from hipress.coordination.link import Agreement
 from hipress.devices import NCCL, ON_HOST, Placement, place
 from hipress.errors import ConfigError, HipressError
 from hipress.model import Param
@@ -107,11 +107,8 @@ def measure_profile(output: Path, wanted: options.Options, placement: Placement)
     with coordinator.failures_told():
         places = Places.of(search, coordinator, placement)
         places.take(places.compile())
-    link = connect(coordinator, "probe")
-    begun, what = time.perf_counter(), "measuring the link"
-    measured = coordinator.run_watched(
-        lambda: places.measure_links(link).measure_codecs(link), what
-    )
+    link, begun = Agreement(coordinator, "probe"), time.perf_counter()
+    measured = link.run(places.measure, "measuring the link")
     if coordinator.rank == 0:
         profiles.write(output, measured.by_name, topology, codecs, placement.device.type)
         seconds = time.perf_counter() - begun

@@ -98,7 +98,7 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     def measure_link(*_):
         raise RuntimeError("closed by peer")
 
-    monkeypatch.setattr("hipress.planning.connect", lambda coordinator, purpose: None)
+    monkeypatch.setattr("hipress.coordination.link.connect", lambda coordinator, purpose: object())
     monkeypatch.setattr("hipress.plan.probe.measure_link", measure_link)
     coordinator = Coordinator(StoreMailbox(dist.HashStore(), 1, (3, 5), "here"), 0.05)
     planner = Planner((), Options(), Topology.flat(2), NO_RULES, coordinator, ON_HOST)

@@ -14,6 +14,7 @@ from casync.topology import Topology
 from hipress.control import tuner as tuners
 from hipress.control.observer import Observer
 from hipress.control.tuner import WATCHED, Tuner
+from hipress.coordination import link as link_
 from hipress.errors import ConfigError, RankLost
 from hipress.model import Param
 from hipress.options import Options
@@ -179,12 +180,12 @@ class Clock(HostMemory):
 def scripted(monkeypatch):
     """A tuner, and a function that takes steps and returns their plans."""
     link = SimpleNamespace(costs=SLOW, message=0.01)
-    monkeypatch.setattr(tuners, "connect", lambda coordinator, purpose: object())
+    monkeypatch.setattr(link_, "connect", lambda coordinator, purpose: object())
     monkeypatch.setattr(tuners, "all_reduce_max", lambda values, group: values)
     monkeypatch.setattr(probe, "message_seconds", lambda *_: link.message)
     monkeypatch.setattr(probe, "measure_link", lambda *_: link.costs)
     monkeypatch.setattr(probe, "measure_codecs", lambda group, codecs, link, site: link)
-    coordinator = SimpleNamespace(rank=0, run_watched=lambda call, what: call())
+    coordinator = SimpleNamespace(rank=0, run_watched=lambda call, what, end: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
     compiling = SimpleNamespace(done=lambda: True, result=dict)
     places = Places((Device("gloo", Search(), Site(clock, clock)),), (SLOW,))
@@ -253,7 +254,7 @@ def test_a_measurement_that_fails_is_not_waited_for(scripted):
     slots = SimpleNamespace(abort=lambda: told.append("abort"), close=lambda: told.append("close"))
     tuner._places = Places((Device("nccl", Search(), Site(clock, clock, slots)),), (SLOW,))
 
-    def lost(call, what):
+    def lost(call, what, end):
         raise RankLost("rank 1 ended")
 
     tuner._coordinator.run_watched = lost

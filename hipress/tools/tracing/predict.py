@@ -10,7 +10,7 @@ from casync.codec import FLOAT_BYTES
 from casync.cost import Costs, Transfer
 from casync.predict.timeline import Event, Load
 from casync.stages import WORK
-from hipress.coordination.link import connect
+from hipress.coordination.link import Agreement
 from hipress.plan.auto import Search
 from hipress.plan.objective import Objective, Way
 from hipress.plan.places import Places
@@ -29,11 +29,9 @@ def measure_costs(session: Session) -> Costs:
     registry = Registry(plan.codecs, session.options, placement.target)
     search = Search(session.params, registry, session.options, plan.topology)
     places = Places.of(search, session.coordinator, placement)
-    link = connect(session.coordinator, "trace")
+    link = Agreement(session.coordinator, "trace")
     try:
-        measured = session.coordinator.run_watched(
-            lambda: places.measure_links(link).measure_codecs(link), "measuring the link"
-        )
+        measured = link.run(places.measure, "measuring the link")
     finally:
         places.close()
     return measured.costs[0]

@@ -1,0 +1,97 @@
+"""Closing of objects with threads before the interpreter ends.
+
+[Note: exit] A daemon thread that is in C++ when the interpreter ends (completing a future, for
+example, for which the main thread no longer waits) cannot come back: before 3.14 Python unwinds
+it through frames that must not be unwound, and the process aborts although all work is done. Other
+threads would keep a process alive whose main thread has failed. So objects end their threads before
+that, and groups are broken whose collectives would call back. A thread that still waits in a
+library (for the answer of a stopped process, say) is kept there, as 3.14 does: a signal, whose
+handler is pause(), lets it never come back.
+
+[Note: fork] A forked child has none of these threads, and its parent's connections: closing or
+dropping them would wait for missing threads, or break connections that the parent still uses. So a
+child (a DataLoader's worker, for example) keeps all that it inherits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+from weakref import WeakSet
+
+__all__ = ["close_at_exit", "keep_when_forked", "start_thread"]
+
+_PATIENCE = 0.5  # seconds in which threads end whose waits were ended
+
+
+class Closing(Protocol):
+    """An object that ends its threads in close(), which may be called repeatedly."""
+
+    def close(self) -> None:
+        """End the threads."""
+        ...
+
+
+_open: WeakSet[Closing] = WeakSet()
+_threads: WeakSet[threading.Thread] = WeakSet()
+_connected: WeakSet[object] = WeakSet()
+_inherited: list[object] = []
+
+
+def close_at_exit(one: Closing) -> None:
+    """Close an object when the interpreter ends, if it still exists."""
+    _open.add(one)
+
+
+def keep_when_forked(one: object) -> None:
+    """Keep an object alive in forked children: its end would end threads and connections."""
+    _connected.add(one)
+
+
+def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread that may wait inside of a library: see [Note: exit]."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in list(_open):
+        with suppress(Exception):
+            one.close()
+    end = time.monotonic() + _PATIENCE
+    threads = [each for each in _threads if each is not threading.current_thread()]
+    for each in threads:
+        each.join(max(0.0, end - time.monotonic()))
+    if sys.version_info < (3, 14):
+        _keep_waiting([each for each in threads if each.is_alive()])
+
+
+def _keep_waiting(threads: list[threading.Thread]) -> None:
+    """Let threads that wait in C never return to Python."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+    libc.signal(signal.SIGRTMAX, ctypes.cast(libc.pause, ctypes.c_void_p))
+    for each in threads:
+        if each.ident is not None:
+            signal.pthread_kill(each.ident, signal.SIGRTMAX)
+
+
+def _keep_all() -> None:
+    """Keep all inherited objects in a forked child: see [Note: fork]."""
+    _inherited.extend([*_open, *_connected])
+    _open.clear()
+    _threads.clear()
+
+
+os.register_at_fork(after_in_child=_keep_all)

@@ -1,0 +1,98 @@
+"""Programs that end while gloo or a store waits in a thread: their exit status is their own.
+
+Each program lets a call return, in its thread, in the moment in which the interpreter is half
+gone: an object that is collected then makes the call's peer answer, and gives the call time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.patience import HANG
+from tests.tiers import first_fast
+
+#: the peer is rank 1, a process that does nothing but be there, and is killed at the end
+BEGIN = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from datetime import timedelta
+from hipress import compat
+from hipress.coordination.coordinator import Coordinator
+from hipress.coordination.link import Agreement, all_reduce_max, start_all_reduce_max
+from hipress.coordination.store import run_in_thread
+from hipress.errors import HipressError
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = dist.TCPStore("127.0.0.1", port, is_master=rank == 1, wait_for_workers=False)
+dist.init_process_group(
+    "gloo", store=dist.PrefixStore("torch", store), rank=rank, world_size=2,
+    timeout=timedelta(seconds=60),
+)
+
+class Last:
+    "Lets the peer end as this interpreter does."
+    def __del__(self, kill=os.kill, peer=int(sys.argv[3]), how=signal.SIGKILL, sleep=time.sleep):
+        kill(peer, how)
+        sleep(1)
+
+sys.last = Last()
+"""
+CALLS = {
+    "a watched call": """
+from hipress.coordination import coordinator as coordinators
+coordinator = coordinators.coordinator(dist.group.WORLD, 3)
+agreement = Agreement(coordinator, "a test")
+if rank == 1:
+    time.sleep(3600)
+try:
+    agreement.largest([1.0], "waiting")
+except HipressError as error:
+    print(type(error).__name__, flush=True)
+sys.exit(7)
+""",
+    "a collective that calls back": """
+if rank == 1:
+    time.sleep(3600)
+future = start_all_reduce_max(torch.ones(3), dist.group.WORLD)
+future.add_done_callback(lambda _: None)
+sys.exit(7)
+""",
+    "a call of the store": """
+if rank == 1:
+    time.sleep(3600)
+run_in_thread(lambda: store.get("what nobody sets"))
+time.sleep(0.5)
+sys.exit(7)
+""",
+    "connecting": """
+if rank == 1:
+    time.sleep(3600)
+group = lambda: compat.gloo_group(store.clone(), 0, 2, timedelta(seconds=60))
+run_in_thread(group)
+time.sleep(0.5)
+sys.exit(7)
+""",
+}
+
+
+@pytest.mark.parametrize("call", first_fast(CALLS))
+def test_the_exit_status_of_a_program_whose_call_still_waits(call):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", BEGIN + CALLS[call]]
+    peer = subprocess.Popen([*program, "1", port, "0"], env=environment)
+    try:
+        found = subprocess.run(
+            [*program, "0", port, str(peer.pid)], env=environment, capture_output=True, text=True,
+            timeout=HANG,
+        )  # fmt: skip
+        assert found.returncode == 7, found.stderr
+    finally:
+        peer.kill()
+        peer.wait()
