@@ -45,7 +45,7 @@ BUCKET = 25 << 20  # bytes
 CODEC = "int4_group"
 CODECS = {CODEC: compile_codec(CODEC, {})}
 #: strategy, MB of gradient at which a message closes
-PLANS = (("ps", 1), ("ps", 16), ("ring", 4), ("allgather", 4))
+PLANS = (("ps", 1), ("ps", 16), ("ring", 4), ("exchange", 4))
 SMALL = 64 << 10  # bytes of a chunk: where messages were cut without bulk
 
 

@@ -40,7 +40,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.S
 CODECS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("onebit", "hierarchical", {"topology": 2}),
     ("int8_group", "ps", {}), ("int8_group", "ring", {}),
-    ("topk", "allgather", {}), ("thc", "allreduce", {}), ("signsgd", "vote", {}),
+    ("topk", "exchange", {}), ("thc", "allreduce", {}), ("signsgd", "vote", {}),
     ("topk", "gtopk", {}), ("topk", "oktopk", {}), ("powersgd", "auto", {}), ("none", "auto", {}),
 )  # fmt: skip
 WAYS = ("wrap", "attach", "Synchronizer", "verify", "Gossip", "all_reduce", "auto", "trial",

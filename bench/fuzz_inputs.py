@@ -341,7 +341,7 @@ def plans() -> Trial:
                 codecs,
             )
         )
-        for way in ("ps", "allgather", "ring")
+        for way in ("ps", "exchange", "ring")
     ]
     known = mutations.tokens(texts)
 

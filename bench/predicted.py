@@ -35,7 +35,7 @@ from hipress.tools.demo.report import markdown_table
 
 HOSTS, RATES = (2, 4), ("10gbit", "1gbit", "100mbit")
 CODECS = ("onebit_group", "int4_group", "int8_group")
-STRATEGIES = ("ps", "ring", "allgather")
+STRATEGIES = ("ps", "ring", "exchange")
 ALONE, FP32 = "ddp-noop", "ddp-fp32"
 WARM_UP = 2  # steps, that are not timed
 MEDIAN, WORST = 0.07, 0.25  # aims

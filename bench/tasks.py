@@ -23,7 +23,7 @@ from casync.graph.graph import Program
 from casync.runtime.executor import Executor
 from casync.transports.distributed import DistributedTransport
 
-STRATEGIES = ("ps", "ring", "allgather")
+STRATEGIES = ("ps", "ring", "exchange")
 BUCKETS, TENSORS, ELEMENTS, BYTES = 4, 8, 1024, 64
 
 

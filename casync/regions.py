@@ -28,7 +28,7 @@ from casync.codec import (
     State,
 )
 
-__all__ = ["NONZERO", "Codecs", "region_key", "whole_key"]
+__all__ = ["NONZERO", "Codecs", "region_key", "region_of", "whole_key"]
 
 NONZERO = "nonzero"  # codec part of the region keys of Nonzero
 _KEY = re.compile(r"(.+):(\d+)of(\d+)by(\d+)")
@@ -46,6 +46,12 @@ def whole_key(key: str) -> tuple[str, int]:
     """Key of the whole codec, and the number of regions; 1 if the key names no region."""
     match = _KEY.fullmatch(key)
     return (match[1], int(match[3])) if match else (key, 1)
+
+
+def region_of(key: str) -> tuple[int, int]:
+    """Number of the region that a key names, and how many there are; (0, 1) if it names none."""
+    match = _KEY.fullmatch(key)
+    return (int(match[2]), int(match[3])) if match else (0, 1)
 
 
 class Codecs(dict[str, Codec]):

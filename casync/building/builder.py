@@ -112,10 +112,11 @@ class Builder:
         self._available[rank, payload] = touch(task, ())
         return payload
 
-    def encode_mean(self, part: Part) -> int:
-        """The owner encodes the average of all ranks, from the sum in its bucket piece."""
+    def encode_owned(self, part: Part, *, average: bool) -> int:
+        """The owner encodes its bucket piece, and takes over what others decode. average: the piece
+        is the sum of all ranks, and is divided by their number."""
         codec = part.down or part.codec
-        return self.encode(part.owner, part, codec, "aggregator", average=True, writeback=True)
+        return self.encode(part.owner, part, codec, "aggregator", average=average, writeback=True)
 
     def decode(self, rank: int, part: Part, payload: int) -> None:
         """Overwrite the rank's bucket piece by the payload."""

@@ -1,4 +1,5 @@
-"""Symbolic run of a graph over all ranks: proves that it cannot deadlock, and counts bytes.
+"""Symbolic run of a graph over all ranks: proves that it cannot deadlock and that buckets end as
+their strategies say (values.py), and counts bytes.
 
 With the semantics "gloo" lanes are those of the executor: receives wait for nothing, sends are FIFO
 per peer and channel, reduces FIFO per group of ranks, and any ready task runs on the compute lane.
@@ -17,6 +18,7 @@ from casync.building.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task
 from casync.errors import DeadlockError
 from casync.graph import rendezvous
 from casync.graph.graph import Graph
+from casync.graph.values import check_values
 
 __all__ = ["DryRun", "Semantics", "dry_run"]
 
@@ -37,7 +39,8 @@ class DryRun:
 
 
 def dry_run(graph: Graph, semantics: Semantics = "gloo") -> DryRun:
-    """Run a graph; raises DeadlockError with the cycle, or the unmatched or stuck tasks."""
+    """Run a graph. Raises DeadlockError with the cycle, or the unmatched or stuck tasks, and
+    PlanError if a bucket would end with wrong values."""
     if semantics == "gloo":
         _check_messages(graph)
         _check_reduces(graph)
@@ -46,6 +49,7 @@ def dry_run(graph: Graph, semantics: Semantics = "gloo") -> DryRun:
     if len(order) < len(graph.tasks):
         rendezvous.raise_stuck(graph, order)
     _check_payloads(graph, order)
+    check_values(graph, order)
     return DryRun(
         _sum(graph, Send), _sum(graph, Recv), _sum(graph, Reduce), _between(graph),
         _count(graph, Send), _count(graph, object), order,

@@ -1,6 +1,6 @@
 """Synchronization strategies; the module's name is the strategy's name.
 
-A strategy module has three functions and two constants, described by `Strategy`. To add one, add a
+A strategy module has the members of `Strategy`. To add one, add a
 file here. A name may have an argument after a colon, as in `gossip:torus`: its module reads the
 argument from `Part.strategy`.
 """
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from casync.errors import PlanError
 
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from casync.topology import Spread, Topology
 
 __all__ = [
+    "HALVES",
+    "Result",
     "Strategy",
     "TwoWay",
+    "current_name",
     "encodes_shares",
     "instead",
     "list_strategies",
@@ -34,6 +38,15 @@ __all__ = [
     "refuses",
 ]
 
+#: contents of the buckets in the end: the mean of all; the sign of the sum (codecs that vote); the
+#: sum at a part's owner, and elsewhere as before; the owner's values; on each rank as before, while
+#: copies of neighbours' values follow them
+Result: TypeAlias = Literal["mean", "majority", "sum at owner", "owner's", "own"]
+#: results of half an average, for callers that need no more
+HALVES: tuple[Result, ...] = ("sum at owner", "owner's")
+
+_RENAMED = {"allgather": "exchange"}  # old name -> name
+
 
 class Strategy(Protocol):
     """Members of a strategy module."""
@@ -41,6 +54,7 @@ class Strategy(Protocol):
     SPREADS: Spread  # the owners over which a tensor's chunks are spread
     TWO_WAY: bool  # True if owners may encode with a codec of their own (`down`)
     SHARES: bool  # True if workers encode 1/world_size of their values
+    RESULT: Result  # what the dry run proves: see casync/graph/values.py
 
     def refuses(self, codec: Codec, down: Codec) -> str | None:
         """The reason why this strategy cannot carry these codecs, with an alternative; or None.
@@ -70,10 +84,20 @@ def list_strategies() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
+def current_name(name: str) -> str:
+    """The name of a strategy that was renamed, with a warning; otherwise the same name."""
+    if name not in _RENAMED:
+        return name
+    warnings.warn(
+        f"strategy {name!r} is called {_RENAMED[name]!r} now", FutureWarning, stacklevel=1
+    )
+    return _RENAMED[name]
+
+
 @cache
 def load(name: str) -> Strategy:
     """The strategy module of a name; raises PlanError when there is none."""
-    module, *_ = name.split(":")
+    module, *_ = current_name(name).split(":")
     if module not in list_strategies():
         raise PlanError(f"unknown strategy {name!r}; one of {', '.join(list_strategies())}")
     return cast(Strategy, importlib.import_module(f"{__name__}.{module}"))
@@ -82,7 +106,7 @@ def load(name: str) -> Strategy:
 def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
     """The reason why the strategy cannot carry the codec, or None. down: the owners' codec."""
     strategy = load(name)
-    if codec.difference is not None and strategy is not load("allgather"):
+    if codec.difference is not None and strategy is not load("exchange"):
         return (
             f"codec {codec.name!r} sends differences from references, so every rank must decode "
             f"every payload, which strategy {name!r} does not do; use {instead(codec)}"
@@ -115,7 +139,7 @@ def instead(codec: Codec) -> str:
         return "strategy 'allreduce'"
     if codec.vote:
         return "strategy 'vote'"
-    return "strategy 'ps' or 'ring'" if codec.reencodes else "strategy 'allgather'"
+    return "strategy 'ps' or 'ring'" if codec.reencodes else "strategy 'exchange'"
 
 
 def refuse_rounds(codec: Codec, strategy: str) -> str | None:

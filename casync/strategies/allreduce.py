@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = ""
 TWO_WAY = False
 SHARES = True
+RESULT: Result = "mean"
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
@@ -34,7 +36,7 @@ def refuses(codec: Codec, down: Codec) -> str | None:
             f"use {instead(codec)}"
         )
     if not codec.fixed:
-        return f"codec {codec.name!r} is additive but of varying length; use strategy 'allgather'"
+        return f"codec {codec.name!r} is additive but of varying length; use strategy 'exchange'"
     return None
 
 

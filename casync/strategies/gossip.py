@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 __all__ = ["LINKS", "Grid", "grid"]
@@ -29,6 +30,7 @@ __all__ = ["LINKS", "Grid", "grid"]
 SPREADS: Spread = ""
 TWO_WAY = False
 SHARES = False
+RESULT: Result = "own"
 stages = None  # not predicted
 
 LINKS = ("ring", "torus", "complete")

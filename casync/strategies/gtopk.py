@@ -3,7 +3,7 @@
 Ranks form a binomial tree below a tensor's owner. Each rank adds its children's payloads to its own
 gradient, encodes the sum once, and sends that to its parent; the owner's payload, the average, goes
 down the tree unchanged. So every message has k values, and a rank takes part in log2(N) of them up
-and down, whereas `allgather` makes it receive (N-1) k values.
+and down, whereas `exchange` makes it receive (N-1) k values.
 
 As in the paper, the k values are selected from whole tensors. Two differences keep every value. The
 paper's ranks select before they merge; here unselected values take part in the merge as well. The
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "tensors"
 TWO_WAY = True
 SHARES = False
+RESULT: Result = "mean"
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
@@ -53,7 +55,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
         b.send(payload, part, source, target, channel=0)
         b.merge(target, part, payload)
     b.phase = levels
-    mean = b.encode_mean(part)
+    mean = b.encode_owned(part, average=True)
     for level, parent, child in reversed(edges):
         b.phase = 2 * levels - 1 - level
         target = (owner + child) % n

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "nodes"
 TWO_WAY = True
 SHARES = False
+RESULT: Result = "mean"
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
@@ -55,7 +57,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
     b.phase = inside
     for payload in b.gather(part, leaders, owner, part.codec):
         b.merge(owner, part, payload)
-    mean = b.encode_mean(part)
+    mean = b.encode_owned(part, average=True)
     b.broadcast(part, leaders, owner, mean)
     last = b.phase
     for number in numbers:

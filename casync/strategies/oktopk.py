@@ -3,7 +3,7 @@
 Each rank selects once, from its whole tensor. Each region of the tensor has an owner; the other
 ranks send it the values that they selected there, however many. The owner adds them up, selects
 from the sum, and sends the result to all. With k values selected in either direction a rank sends
-about 2 (N-1)/N k values, whatever the world size; with `allgather` it sends (N-1) k.
+about 2 (N-1)/N k values, whatever the world size; with `exchange` it sends (N-1) k.
 
 As in the paper: selection from whole tensors, a split of the selected values, a second selection
 from the sums. Unlike the paper: an owner keeps the values that it rejects, which the paper returns
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "tensors"
 TWO_WAY = True
 SHARES = False
+RESULT: Result = "mean"
 
 SMALLEST = 64 << 10  # bytes of gradient in a region: see [Note: how large a share is]
 

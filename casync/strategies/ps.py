@@ -1,4 +1,4 @@
-"""Parameter server on the workers: every rank owns parts, workers push, owners broadcast.
+"""Parameter server on the workers: every rank owns parts. `push`, then `pull`.
 
 The owner may encode with another codec than the workers (`Part.down`). Each side keeps the error
 feedback of its own codec; with raw on one side only the other direction is compressed, as in MXNet.
@@ -9,17 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from casync.stages import Item, Setting, Stage, work
-from casync.strategies import refuse_single_encoder
+from casync.strategies import pull, push, refuse_single_encoder
 
 if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = True
 SHARES = False
+RESULT: Result = "mean"
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
@@ -33,10 +35,9 @@ def owners(part: Part, world_size: int) -> tuple[int, ...]:
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
-    """Push to the owner; it adds in rank order, encodes the average once, and broadcasts."""
-    for payload in b.gather(part, topology.ranks, part.owner, part.codec):
-        b.merge(part.owner, part, payload)
-    b.broadcast(part, topology.ranks, part.owner, b.encode_mean(part))
+    """The owner adds in rank order, encodes the average once, and broadcasts."""
+    push.build(b, part, topology)
+    pull.build(b, part, topology, average=True)
 
 
 def stages(item: Item, s: Setting) -> tuple[Stage, ...]:

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = True
 SHARES = False
+RESULT: Result = "mean"
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
@@ -44,7 +46,7 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
         b.send(payload, part, rank, following, channel=0)
         b.merge(following, part, payload)
     b.phase = n - 1
-    mean = b.encode_mean(part)
+    mean = b.encode_owned(part, average=True)
     for hop in _hops(b, owner):
         b.phase = n - 1 + hop
         rank = (owner + hop + 1) % n

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = False
 SHARES = False
+RESULT: Result = "majority"
 stages = None  # not predicted
 
 

@@ -157,9 +157,14 @@ def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> 
     from casync import strategies
 
     suited = _suited(codec) if down is None else "ps"
-    name = suited if asked == AUTO else asked
+    name = strategies.current_name(suited if asked == AUTO else asked)
     if name not in strategies.list_strategies():
         raise unknown("strategy", name, (AUTO, *strategies.list_strategies()))
+    if strategies.load(name).RESULT in strategies.HALVES:
+        raise ConfigError(
+            f"strategy {name!r} is half of an average: it leaves ranks with other values; "
+            "use strategy 'ps'"
+        )
     refusal = strategies.refuses(name, codec, down)
     if refusal is not None:
         raise ConfigError(refusal)
@@ -173,7 +178,7 @@ def ways_for(codec: Codec, asked: str, topology: Topology) -> tuple[str, ...]:
     if asked != AUTO or name != "ps":
         return (name,)
     ring = () if codec.states else ("ring",)  # encodes N times, with feedback or without
-    return (name, "allgather", *ring, *(["hierarchical"] * topology.nested))
+    return (name, "exchange", *ring, *(["hierarchical"] * topology.nested))
 
 
 def _suited(codec: Codec) -> str:
@@ -181,4 +186,4 @@ def _suited(codec: Codec) -> str:
         return "allreduce"
     if codec.vote:
         return "vote"
-    return "ps" if codec.reencodes and codec.fixed else "allgather"
+    return "ps" if codec.reencodes and codec.fixed else "exchange"

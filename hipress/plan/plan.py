@@ -124,6 +124,7 @@ def restored(
     least = max((way[4] for way in saved.values() if len(way) > 4), default=LEAST_BYTES)
     for param in params:
         key, strategy, cut, *_ = saved[param.name]
+        strategy = strategies.current_name(strategy)
         if key not in ("", *codecs) or strategy not in strategies.list_strategies():
             return None
         why = "as it was when the state was saved"

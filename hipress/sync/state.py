@@ -104,7 +104,7 @@ class Residuals:
 
     def state_scheme(self, index: int) -> str:
         """Text on the way of a parameter, which decides the meaning and the place of its state:
-        `ring` keeps at workers what `ps` keeps at aggregators, `allgather` keeps shares of the
+        `ring` keeps at workers what `ps` keeps at aggregators, `exchange` keeps shares of the
         mean, and `hierarchical` keeps a node's state at its leaders."""
         strategy = self.plan.decisions[index].strategy
         if strategies.load(strategy).SPREADS == "nodes":

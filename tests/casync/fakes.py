@@ -17,7 +17,7 @@ from casync.graph.graph import Graph, build
 from casync.graph.plan import partition
 from casync.raw import with_raw
 from casync.runtime.executor import Executor
-from casync.strategies import list_strategies, refuses
+from casync.strategies import list_strategies, load, refuses
 from casync.testing import Hub
 from casync.topology import Topology
 from tests.casync.rendezvous import Endpoint, Meeting
@@ -163,6 +163,9 @@ PAIRS = [
     for codec in CODECS
     if refuses(strategy, CODECS[codec]) is None
 ]
+
+#: those that leave the mean on all ranks
+MEANS = [pair for pair in PAIRS if load(pair[0]).RESULT == "mean"]
 
 
 def tensors_of(lengths: Sequence[int], first: int = 0) -> list[Tensor]:

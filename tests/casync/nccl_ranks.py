@@ -23,7 +23,7 @@ TOTAL, STEPS = sum(LENGTHS), 5
 #: all strategies that run on devices; lengths of threshold vary, which no graph can capture
 PROGRAMS = (
     ("ps", "int8_group"), ("ps", "topk"), ("ring", "onebit_group"), ("hierarchical", "int4_group"),
-    ("allgather", "onebit_group"), ("allgather", "threshold"), ("allreduce", "powersgd"),
+    ("exchange", "onebit_group"), ("exchange", "threshold"), ("allreduce", "powersgd"),
     ("vote", "signum"), ("gtopk", "topk"),
 )  # fmt: skip
 

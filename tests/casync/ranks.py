@@ -18,7 +18,7 @@ from casync.transports.nccl import NcclTransport
 from tests.casync.emulated import DeviceMemory, compiled
 from tests.casync.fakes import (
     CODECS,
-    PAIRS,
+    MEANS,
     SIZES,
     Sparse,
     gradients,
@@ -45,7 +45,7 @@ def same_everywhere(bucket):
 def exchange(rank, size):
     """All strategies at once, three steps; compares each result with the mean."""
     transport = DistributedTransport.connect(HANG)
-    graphs = [graph_of(SIZES, strategy, codec, size) for strategy, codec in PAIRS]
+    graphs = [graph_of(SIZES, strategy, codec, size) for strategy, codec in MEANS]
     programs = [graph.slice(rank) for graph in graphs]
     states = [states_of(TOTAL) for _ in graphs]
     with Executor(transport, CODECS, timeout=HANG, delay=jitter(rank)) as executor:
@@ -57,12 +57,12 @@ def exchange(rank, size):
                 for p, b, s in zip(programs, buckets, states, strict=True)
             ]
             torch.futures.wait_all(futures)
-            for (strategy, codec), bucket, given in zip(PAIRS, buckets, inputs, strict=True):
+            for (strategy, codec), bucket, given in zip(MEANS, buckets, inputs, strict=True):
                 assert same_everywhere(bucket), (strategy, codec)
                 tolerance = {"half": 4e-3, "sign": 9.0}.get(codec, 1e-6)
                 mean = torch.stack(given).mean(0)
                 torch.testing.assert_close(bucket, mean, rtol=tolerance, atol=tolerance)
-        assert executor.counters.jobs == 3 * len(PAIRS)
+        assert executor.counters.jobs == 3 * len(MEANS)
     dist.barrier()
     transport.close()
 
@@ -143,7 +143,7 @@ class Corrupt(Sparse):
 def corrupt(rank, size):
     """The last rank sends garbage: all ranks end at once, and those that received it name it."""
     transport = DistributedTransport.connect(HANG)
-    program = graph_of([5000], "allgather", "sparse", size).slice(rank)
+    program = graph_of([5000], "exchange", "sparse", size).slice(rank)
     codecs = {"sparse": Corrupt()} if rank == size - 1 else CODECS
     executor = Executor(transport, codecs, timeout=HANG)
     if rank < size - 1:

@@ -9,13 +9,13 @@ from casync.memory.repeat_elision import MARK
 from casync.memory.slots import CHECKSUM
 from casync.runtime.executor import Executor
 from casync.testing import Hub
-from tests.casync.fakes import CODECS, PAIRS, SIZES, gradients, graph_of, states_of, world
+from tests.casync.fakes import CODECS, MEANS, SIZES, gradients, graph_of, states_of, world
 from tests.casync.test_executor import assert_identical, run
 from tests.patience import HANG
 
 WHERE = "step 7 failed: rank 0, peer 1, task `recv rank=0 part=0 "
 TOTAL = sum(SIZES)
-CARRIED = [(strategy, codec) for strategy, codec in PAIRS if strategy != "allreduce"]
+CARRIED = [(strategy, codec) for strategy, codec in MEANS if strategy != "allreduce"]
 
 
 class Damaging:
@@ -65,7 +65,7 @@ def test_checksums_change_no_result(strategy, codec):
 @pytest.mark.parametrize("at", [0, 3, CHECKSUM, CHECKSUM + MARK, 1001, -1])
 @pytest.mark.parametrize("codec", ["exact", "sparse", "sign"])
 def test_one_bit_is_noticed(codec, at):
-    graph = graph_of([5000], "allgather", codec, 2)
+    graph = graph_of([5000], "exchange", codec, 2)
     told = damaged(graph, gradients(5000, 2, seed=0), at)
     assert told.startswith(WHERE)
 
@@ -75,6 +75,6 @@ def test_one_bit_of_a_squeezed_message_is_noticed(at):
     buckets = [torch.zeros(200_000) for _ in range(2)]
     for bucket in buckets:
         bucket[:1000] = torch.randn(1000)
-    graph = graph_of([200_000], "allgather", "exact", 2, partitions=1)
+    graph = graph_of([200_000], "exchange", "exact", 2, partitions=1)
     told = damaged(graph, buckets, at)
     assert told.startswith(WHERE)

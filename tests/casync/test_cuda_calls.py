@@ -119,7 +119,7 @@ def test_new_tensors_are_recorded_on_all_streams(cuda, rank):
     assert all(streams == list(range(1, 9)) for streams in told.values())
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange"])
 def test_a_step_is_put_to_streams_and_the_host_waits_for_nothing(cuda, strategy):
     rank = Rank(cuda, Wire(cuda), strategy)
     rank.step(0)

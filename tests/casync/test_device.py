@@ -42,16 +42,16 @@ PROGRAMS = [
     ("allreduce", "powersgd"),
     ("ring", "onebit_group"),
     ("hierarchical", "onebit_group"),
-    ("allgather", "dgc"),
+    ("exchange", "dgc"),
     ("ps", "int4_group"),
     ("ring", "int4_group"),
     ("hierarchical", "int4_group"),
-    ("allgather", "int4_group"),
+    ("exchange", "int4_group"),
     ("ps", "topk"),
     ("ring", "topk"),
     ("hierarchical", "topk"),
-    ("allgather", "topk"),
-    ("allgather", "onebit_group"),
+    ("exchange", "topk"),
+    ("exchange", "onebit_group"),
 ]
 
 
@@ -188,7 +188,7 @@ WHOLE = [(*each, torch.float32) for each in PROGRAMS]
 WAITING = [
     ("ring", "onebit_group", torch.bfloat16, ["residual"]),
     ("ps", "onebit_group", torch.float32, ["residual"]),
-    ("allgather", "dgc", torch.float32, ["u", "v"]),
+    ("exchange", "dgc", torch.float32, ["u", "v"]),
     ("allreduce", "powersgd", torch.bfloat16, ["residual"]),
 ]
 
@@ -271,7 +271,7 @@ def has_averages_of_the_cpu(graph, codec, name):
 
 def test_rooms_that_follow_need_are_held():
     """They are held until new ones replace them; a dropped one would cost a wait later."""
-    graph = graph_by("allgather", compll.compile("threshold", **PARAMS["threshold"]))
+    graph = graph_by("exchange", compll.compile("threshold", **PARAMS["threshold"]))
     programs, meeting = [graph.slice(rank) for rank in range(RANKS)], Meeting(RANKS)
     ends, schedule = [FakeEnd(meeting, r, lambda *_: None) for r in range(RANKS)], Schedule(3)
     with closing(Devices(ends, "threshold", schedule)) as devices:

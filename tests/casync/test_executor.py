@@ -33,6 +33,7 @@ from casync.testing import Hub
 from casync.topology import Topology
 from tests.casync.fakes import (
     CODECS,
+    MEANS,
     PAIRS,
     SIZES,
     Exact,
@@ -49,7 +50,7 @@ from tests.patience import HANG
 from tests.tiers import first_fast
 
 TOTAL = sum(SIZES)
-LOSSLESS = [pair for pair in PAIRS if pair[1] != "sign"]
+LOSSLESS = [pair for pair in MEANS if pair[1] != "sign"]
 
 
 def run(executors, graph, buckets, states=None, step=0):
@@ -121,7 +122,7 @@ def expected_ring(xs, worker, aggregator, owner):
     return mean
 
 
-def expected_allgather(xs, worker, aggregator, owner):
+def expected_exchange(xs, worker, aggregator, owner):
     parts = []
     for rank, x in enumerate(xs):
         decoded, worker[rank] = encode(x * np.float32(1 / len(xs)), worker[rank])
@@ -189,7 +190,7 @@ def expected_oktopk(xs, worker, aggregator, owner):
 EXPECTED = {
     "ps": expected_ps,
     "ring": expected_ring,
-    "allgather": expected_allgather,
+    "exchange": expected_exchange,
     "hierarchical": expected_hierarchical,
     "gtopk": expected_gtopk,
     "oktopk": expected_oktopk,
@@ -296,7 +297,7 @@ def test_an_empty_bucket_is_done_at_once():
 @pytest.mark.parametrize("seed", range(3))
 def test_many_buckets_in_flight(seed):
     """Different strategies at once, submitted before any is done, with random delays."""
-    kinds = [("ps", "sign"), ("ring", "sparse"), ("allreduce", RAW), ("allgather", "once")]
+    kinds = [("ps", "sign"), ("ring", "sparse"), ("allreduce", RAW), ("exchange", "once")]
     graphs = [graph_of([50, 4000, 70000], s, c, 3) for s, c in kinds] * 2
     programs = [[graph.slice(rank) for rank in range(3)] for graph in graphs[:4]] * 2
     with world(3) as executors:
@@ -324,7 +325,7 @@ def enums(executors):
 
 def test_a_tensor_with_another_choice_in_the_same_bucket():
     tensors = tensors_of([10, 20000, 30, 40000, 50])
-    kinds = [("exact", "ps"), (RAW, "allreduce"), ("sparse", "ring"), ("exact", "allgather")]
+    kinds = [("exact", "ps"), (RAW, "allreduce"), ("sparse", "ring"), ("exact", "exchange")]
     pairs = [*kinds, (RAW, "allreduce")]
     choices = {t.name: Choice(c, s, 2) for t, (c, s) in zip(tensors, pairs, strict=True)}
     graph = planned(tensors, choices, 4, CODECS)
@@ -370,7 +371,7 @@ def test_counters_agree_with_the_dry_run(strategy, codec):
 
 
 def test_only_used_bytes_are_counted():
-    graph = graph_of([80000], "allgather", "once", 2, partitions=1)
+    graph = graph_of([80000], "exchange", "once", 2, partitions=1)
     buckets = [torch.zeros(80000) for _ in range(2)]
     buckets[0][5] = 1.0
     with world(2) as executors:
@@ -514,7 +515,7 @@ class Flips(Sparse):
 
 
 def test_a_corrupt_payload_names_rank_peer_and_task():
-    graph = graph_of([100], "allgather", "sparse", 2)
+    graph = graph_of([100], "exchange", "sparse", 2)
     ends = Hub(2).endpoints()
     good, bad = Executor(ends[0], CODECS), Executor(ends[1], {"sparse": Flips()})
     future = good.submit(graph.slice(0), torch.ones(100), {}, 0)
@@ -530,7 +531,7 @@ def test_a_corrupt_payload_names_rank_peer_and_task():
 @pytest.mark.parametrize("message", [b"", b"\1\0\0\0\0\0\0\0", b"\377" * 8, b"\20" + b"\0" * 7])
 def test_a_message_of_a_wrong_length_is_refused(message):
     """The peer is a bare transport that sends malformed messages."""
-    graph = graph_of([100], "allgather", "sparse", 2)
+    graph = graph_of([100], "exchange", "sparse", 2)
     ends = Hub(2).endpoints()
     with Executor(ends[0], CODECS) as executor:
         future = executor.submit(graph.slice(0), torch.ones(100), {}, 0)
@@ -604,7 +605,7 @@ def on_look(monkeypatch, executor, call):
 
 def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
     monkeypatch.setattr(watch, "LOOK", 0.01)
-    graph, hub, stuck = graph_of([50000], "allgather", "exact", 3, partitions=1), Hub(3), Stuck()
+    graph, hub, stuck = graph_of([50000], "exchange", "exact", 3, partitions=1), Hub(3), Stuck()
     ends = hub.endpoints()
     receive = ends[0].post_recv
     monkeypatch.setattr(ends[0], "post_recv", lambda *a: stuck if a[1] == 2 else receive(*a))
@@ -637,7 +638,7 @@ def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
 def test_a_peer_may_leave_when_it_has_done_its_part(monkeypatch):
     """Rank 0 has its message, and waits for another rank's."""
     monkeypatch.setattr(watch, "LOOK", 0.01)
-    graph = graph_of([50000], "allgather", "exact", 3, partitions=1)
+    graph = graph_of([50000], "exchange", "exact", 3, partitions=1)
     looks = threading.Semaphore(0)
     before = threading.active_count()
     with world(3, timeout=HANG, watch=True) as executors:
@@ -737,7 +738,7 @@ def work(task):
         torch.mm(a, a)
 
 executor = Executor(Hub(2).endpoints()[0], CODECS, delay=work)
-executor.submit(graph_of([100], "allgather", "sparse", 2).slice(0), torch.ones(100), {}, 0)
+executor.submit(graph_of([100], "exchange", "sparse", 2).slice(0), torch.ones(100), {}, 0)
 begun.wait()
 """
 
@@ -766,7 +767,7 @@ class Slow:
 
 
 def test_a_job_may_end_before_its_submit_does():
-    graph = graph_of([7], "allgather", "exact", 2)
+    graph = graph_of([7], "exchange", "exact", 2)
     with world(2, timeout=HANG) as executors:
         executors[0]._lock = Slow(executors[0])
         other = executors[1].submit(graph.slice(1), torch.ones(7), {}, 0)
@@ -784,7 +785,7 @@ def test_sums_of_two_executors_of_a_rank():
 
 def test_lanes_keep_denormal_numbers_whatever_the_thread_that_makes_them_does():
     """Ranks that differ in flushing would decode a payload to different bits."""
-    graph = graph_of([300], "allgather", "exact", 2)
+    graph = graph_of([300], "exchange", "exact", 2)
     buckets = [torch.full((300,), 1e-40) for _ in range(2)]
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor always keeps them")

@@ -82,11 +82,11 @@ def test_raw_runs_are_summed_where_they_lie():
     choices = {t.name: Choice(RAW, "allreduce") for t in tensors}
     program = planned(tensors, choices, 2, CODECS).slice(0)
     assert in_place(program) == {task.payload for task in program.tasks}
-    for strategy in ("ps", "hierarchical", "allgather"):
+    for strategy in ("ps", "hierarchical", "exchange"):
         assert not in_place(graph_of(SIZES, strategy, RAW, 3).slice(0))
 
 
 def test_the_sum_of_an_all_gather_is_not_taken_in():
     fusing = Fusing()
-    synchronized(fusing, "allgather", 3)
+    synchronized(fusing, "exchange", 3)
     assert fusing.taken == 0

@@ -117,7 +117,7 @@ class Counting(HostMemory):
         return super().zeros(count, dtype)
 
 
-@pytest.mark.parametrize("strategy", ["ps", "allgather"])
+@pytest.mark.parametrize("strategy", ["ps", "exchange"])
 def test_a_device_keeps_the_sums_that_a_rank_makes(strategy):
     """With "ps" the sums that it owns, otherwise all; allocated before the first step only."""
     graph = graph_of([1 << 20, 40], strategy, "half", 4, partitions=8)

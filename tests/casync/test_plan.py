@@ -29,13 +29,15 @@ def plan(tensors, choice, world_size, **options):
 
 def test_strategies_are_found():
     found = (
-        "allgather",
         "allreduce",
+        "exchange",
         "gossip",
         "gtopk",
         "hierarchical",
         "oktopk",
         "ps",
+        "pull",
+        "push",
         "ring",
         "vote",
     )
@@ -92,7 +94,7 @@ def test_a_big_tensor_is_spread_over_all_owners():
 
 
 def test_a_gathered_tensor_is_cut_into_partitions_only():
-    assert len(plan(tensors_of([10000]), Choice("sign", "allgather", 2), 4)) == 2
+    assert len(plan(tensors_of([10000]), Choice("sign", "exchange", 2), 4)) == 2
 
 
 def test_pieces_of_one_owner_share_a_message():
@@ -122,7 +124,7 @@ def test_cuts_are_at_even_numbers_of_groups(sizes, world_size):
 
 
 def test_a_batch_closes_at_its_size():
-    parts = plan(tensors_of([10] * 9), Choice("exact", "allgather"), 3, batch_bytes=120)
+    parts = plan(tensors_of([10] * 9), Choice("exact", "exchange"), 3, batch_bytes=120)
     assert [len(part.rows) for part in parts] == [3, 3, 3]
 
 
@@ -201,14 +203,14 @@ def test_small_tensors_have_one_owner():
 @pytest.mark.parametrize(
     "choice, words",
     [
-        (Choice("once", "ps"), ["once", "ps", "allgather"]),
-        (Choice("once", "ring"), ["once", "ring", "allgather"]),
+        (Choice("once", "ps"), ["once", "ps", "exchange"]),
+        (Choice("once", "ring"), ["once", "ring", "exchange"]),
         (Choice("sign", "allreduce"), ["sign", "allreduce", "'ps' or 'ring'"]),
-        (Choice("once", "allreduce"), ["once", "allreduce", "'allgather'"]),
+        (Choice("once", "allreduce"), ["once", "allreduce", "'exchange'"]),
         (Choice("exact", "ring", down="sign"), ["ring", "one direction", "'ps'"]),
         (Choice("exact", "ps", down="once"), ["once", "ps", "encode twice"]),
         (Choice("exact", "ps", down="zip"), ["zip", "exact"]),
-        (Choice("exact", "star"), ["star", "allgather, allreduce, gossip, gtopk, "]),
+        (Choice("exact", "star"), ["star", "allreduce, exchange, gossip, gtopk, "]),
         (Choice("zip", "ps"), ["zip", "exact"]),
         (Choice("exact", "ps", 0), ["partitions 0"]),
     ],

@@ -124,7 +124,7 @@ def test_slots_tell_messages_that_did_not_come_whole():
 
 
 @pytest.mark.parametrize("strategy, codec", [
-    ("ps", "exact"), ("ring", "exact"), ("allgather", "exact"), ("allgather", "sparse"),
+    ("ps", "exact"), ("ring", "exact"), ("exchange", "exact"), ("exchange", "sparse"),
 ])  # fmt: skip
 def test_an_embeddings_gradient_travels_without_its_zeros(strategy, codec):
     graph = graph_of([512 * 400], strategy, codec, 3)

@@ -112,7 +112,7 @@ def gradient(share, number, rank):
     return values * (torch.rand(TOTAL, generator=generator) < share)
 
 
-@pytest.mark.parametrize("strategy, share", [("ps", 4), ("allgather", 1)])
+@pytest.mark.parametrize("strategy, share", [("ps", 4), ("exchange", 1)])
 def test_room_follows_need_and_nothing_is_lost(strategy, share, start):
     """Steps with few large elements, two with many, then none.
 
@@ -180,7 +180,7 @@ class Exactly:
         return [future.exception(HANG) for future in futures]
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange"])
 def test_lengths_go_first_where_the_host_may_wait(strategy):
     """From the second step on, after the first has shown that room for all is too much."""
     world, took = Exactly(Sparse(), strategy), []

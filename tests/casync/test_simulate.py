@@ -45,7 +45,7 @@ def test_a_later_bucket_waits_for_its_gradients():
 
 
 def test_less_payload_takes_less_time():
-    graph = graph_of([4000], "allgather", "sparse", 3, per_node=1)
+    graph = graph_of([4000], "exchange", "sparse", 3, per_node=1)
     full, tenth = (
         simulate([graph], Cluster(Link(LINK, 0.0), ALL, payload_share=share)).makespan
         for share in (1.0, 0.1)

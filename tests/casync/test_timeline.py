@@ -122,7 +122,7 @@ LINK, SPEED = 1e6, 4e6  # bytes a second
 
 
 @pytest.mark.parametrize("topology", [TWO, FOUR])
-@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather", "gtopk"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange", "gtopk"])
 def test_as_the_graph_is_simulated(strategy, topology):
     """Four buckets, one after the other; every task is simulated."""
     n, elements = topology.world_size, 40_000
@@ -164,7 +164,7 @@ def test_transfers_within_a_node_take_their_own_lane():
 def test_bytes_on_the_link():
     assert transferred("ps", FOUR) == pytest.approx(2 * 3 / 4 * 100)
     assert transferred("ring", FOUR) == pytest.approx(2 * 3 / 4 * 100)
-    assert transferred("allgather", FOUR) == pytest.approx(3 * 100)
+    assert transferred("exchange", FOUR) == pytest.approx(3 * 100)
     assert transferred("allreduce", FOUR) == pytest.approx(2 * 100)
     assert transferred("gtopk", FOUR) == transferred("oktopk", FOUR) == transferred("ps", FOUR)
     nodes = Topology.even(8, 4)
@@ -176,7 +176,7 @@ def test_bytes_on_the_link():
 def test_work_of_a_rank(strategy):
     """In gradients: ps encodes and decodes the others' parts, adds and encodes its own."""
     wanted = {"ps": 2 * 3 / 4 + 2 / 4 + 10 / 4, "ring": 1 / 4 + 3 / 4 * 10 + 3 / 4,
-              "allgather": 1 + 4, "allreduce": 2, "hierarchical": None,
+              "exchange": 1 + 4, "allreduce": 2, "hierarchical": None,
               "gtopk": 2 / 4 + 1 / 4 + 2 / 4 * 10 + 3 / 4,
               "oktopk": 1 + 3 / 4 + 3 / 4 + 1 / 4 + 3 / 4}[strategy]  # fmt: skip
     costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})
@@ -188,7 +188,7 @@ def test_work_of_a_rank(strategy):
     assert total == pytest.approx(wanted or 1 / 4 + 10 / 4 + 1)
 
 
-@pytest.mark.parametrize("strategy", ["ps", "allgather", "allreduce"])
+@pytest.mark.parametrize("strategy", ["ps", "exchange", "allreduce"])
 @pytest.mark.parametrize("lengths, cut", [([3000] * 40, 4), ([100_000] * 40, 8)])
 def test_calls_of_an_encode_are_those_of_the_joined_program(strategy, lengths, cut):
     """Parts of a bucket that are encoded together, up to 4 MB of gradient."""

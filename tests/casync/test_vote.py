@@ -47,7 +47,7 @@ def test_the_majority_wins(world_size):
         assert torch.equal(bucket, torch.from_numpy(np.where(count < 0, -1, 1).astype(np.float32)))
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "allgather"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange"])
 def test_strategies_that_average_refuse_votes(strategy):
     assert "use strategy 'vote'" in refuses(strategy, Voter())
 

@@ -395,7 +395,7 @@ MODES = {
     "mesh": (make, mesh),
     "subgroup": (make, subgroup),
     "ring": (make, wrapped(strategy="ring")),
-    "allgather": (make, wrapped(strategy="allgather")),
+    "exchange": (make, wrapped(strategy="exchange")),
     "checksum": (make, wrapped(checksum=True)),
     "excluded": (make, wrapped(exclude="*.bias")),
     "rules": (make, wrapped(rules={"last.*": "topk"})),

@@ -112,7 +112,7 @@ def handed_on(rank, world_size, compressor, strategy):
         made.zero_grad()
         labels.append(hipress.report(made).decisions[0].codec)
     state = hipress.state_dict(made)["state"]["one"]
-    share = {"worker": 1.0 if strategy == "allgather" else 1.0 / world_size, "aggregator": 1.0}
+    share = {"worker": 1.0 if strategy == "exchange" else 1.0 / world_size, "aggregator": 1.0}
     left = sum(share[side] * values["residual"].flatten() for side, values in state.items())
     dist.all_reduce(left)
     return (total + left - exact).abs().max().item(), labels

@@ -84,7 +84,7 @@ def refused(rank, world_size):
         "twice": {"strategy": "hierarchical", "topology": [[0, 1], [1]]},
         "type": {"topology": "two"},
         "differ": {"strategy": "hierarchical", "topology": different[0]},
-        "direction": {"strategy": "allgather", "down": "int4_group"},
+        "direction": {"strategy": "exchange", "down": "int4_group"},
         "down": {"down": "int4_grup"},
         "downs": {"down": ["int4_group", "int8_group"][rank % 2]},
         "not twice": {"strategy": "ps", "down": "dgc"},

@@ -169,7 +169,7 @@ def test_a_failure_reaches_who_waits_for_copies():
         assert all("no gradient" in text or "closed the conn" in text for text in told), told
 
 
-@pytest.mark.parametrize("strategy", first_fast(["ps", "allgather"]))
+@pytest.mark.parametrize("strategy", first_fast(["ps", "exchange"]))
 def test_a_payload_that_a_kernel_refuses_ends_the_step(strategy):
     """No optimizer steps on the decoding rank, and the next step fails on all ranks."""
     told = launch(device_ranks.broken, 3, strategy)

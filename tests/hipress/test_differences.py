@@ -70,5 +70,5 @@ def test_other_strategies_and_types_are_refused():
     for name, error in found.items():
         assert error.kind == "ConfigError", name
         assert "sends differences from references" in error.message
-        assert "use strategy 'allgather'" in error.message
+        assert "use strategy 'exchange'" in error.message
     assert "references of ef21 follow float32 gradients only" in why

@@ -161,7 +161,7 @@ def test_a_path_is_what_its_text_is():
 
 @pytest.mark.parametrize(
     "codec, suits",
-    [(Halves(), "allreduce"), (Int8(), "ps"), (Sparse(), "allgather")],
+    [(Halves(), "allreduce"), (Int8(), "ps"), (Sparse(), "exchange")],
 )
 def test_automatic_strategy(codec, suits):
     assert strategy_for(codec) == suits
@@ -172,7 +172,7 @@ def test_automatic_strategy(codec, suits):
     [
         (Int8(), "pss", "did you mean 'ps'"),
         (Int8(), "allreduce", "do not add"),
-        (Sparse(), "ring", "allgather"),
+        (Sparse(), "ring", "exchange"),
     ],
 )
 def test_strategy_that_cannot_work(codec, asked, message):

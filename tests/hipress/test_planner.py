@@ -346,7 +346,7 @@ def test_one_quantization_where_it_costs_as_little_as_two(params):
     """An exchange of all payloads moves N-1 times a payload, the way through owners less than
     twice; but owners encode once more."""
     rates = costs(link=1e7, codec=1e10)
-    for ranks, strategy in ((2, "allgather"), (16, "ps")):
+    for ranks, strategy in ((2, "exchange"), (16, "ps")):
         codecs, topology = {"int8_fake": Int8()}, Topology.flat(ranks)
         made = plan(params, rates, codecs=codecs, topology=topology)
         assert made.decisions[0].strategy == strategy
@@ -451,7 +451,7 @@ def test_partitions_follow_size_and_codec():
     assert partitions(100, Int8(), "ps", 2) == 1
     assert partitions(8 << 20, Int8(), "ps", 2) == 4
     assert partitions(8 << 20, Halves(), "allreduce", 2) == 8
-    assert partitions(8 << 20, Sparse(), "allgather", 2) == 1
+    assert partitions(8 << 20, Sparse(), "exchange", 2) == 1
 
 
 def test_fit_is_exact_on_a_line_and_never_negative():
@@ -505,7 +505,7 @@ def test_a_model_without_eligible_tensors_is_told_why():
     assert "fewer than 1024 elements (1)" in made.why
 
 
-@pytest.mark.parametrize(("strategy", "ahead"), [("ps", 1), ("ring", 1), ("allgather", 0)])
+@pytest.mark.parametrize(("strategy", "ahead"), [("ps", 1), ("ring", 1), ("exchange", 0)])
 def test_codecs_are_compiled_ahead_by_strategy(params, monkeypatch, strategy, ahead):
     codec, prepared = compll.compile("int8_group", "reference"), []
     monkeypatch.setattr(codec, "prepare", lambda: prepared.append(1), raising=False)

@@ -61,7 +61,7 @@ def test_accordion_compresses_what_no_longer_changes(slower):
     assert {codecs[1] for codecs in first} == {LEVELS[0]}
 
 
-@pytest.mark.parametrize("strategy", first_fast(["allgather", "ps"]))
+@pytest.mark.parametrize("strategy", first_fast(["exchange", "ps"]))
 def test_nothing_is_lost_as_levels_change(strategy):
     results = launch(policy_ranks.handed_on, 2, "topk", strategy)
     for off, labels in results:
@@ -77,7 +77,7 @@ def test_momentum_moves_along_and_training_resumes():
 
 
 @pytest.mark.parametrize("scope", first_fast(["tensor", "bucket"]))
-@pytest.mark.parametrize("strategy", first_fast(["ps", "allgather", "ring"]))
+@pytest.mark.parametrize("strategy", first_fast(["ps", "exchange", "ring"]))
 @pytest.mark.parametrize("policy", policy_ranks.POLICIES)
 def test_a_resumed_training_loses_no_gradient(policy, strategy, scope):
     """At whatever step; GraVAC once began uncompressed, and dropped all residuals."""

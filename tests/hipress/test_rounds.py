@@ -43,7 +43,7 @@ def test_training_follows_plain_ddp(name, world_size):
 SPECTRAL = {
     "owners": ({"rank": 8, "strategy": "ps"}, {}),
     "all-gather, narrow": (
-        {"rank": 4, "columns": 8, "strategy": "allgather"},
+        {"rank": 4, "columns": 8, "strategy": "exchange"},
         common.SMALL_BUCKETS,
     ),
 }

@@ -69,14 +69,14 @@ def test_bad_options_raise_on_every_rank():
             "twice": ("ConfigError", "each rank once"),
             "type": ("ConfigError", "topology is the number of ranks per node"),
             "differ": ("ConfigMismatch", "ranks disagree on topology: rank 0: 1, rank 1: 2"),
-            "direction": ("ConfigError", "'allgather' has one direction"),
+            "direction": ("ConfigError", "'exchange' has one direction"),
             "down": ("ConfigError", "did you mean 'int4_group'"),
             "downs": ("ConfigMismatch", "ranks disagree on down"),
             "not twice": ("ConfigError", "'dgc' cannot encode twice"),
             "auto": ("ConfigError", "down needs a compressor that is named"),
             "hierarchical": ("ConfigError", "'dgc' cannot encode twice"),
-            "gtopk": ("ConfigError", "strategy 'gtopk' needs; use strategy 'allgather'"),
-            "oktopk": ("ConfigError", "strategy 'oktopk' needs; use strategy 'allgather'"),
+            "gtopk": ("ConfigError", "strategy 'gtopk' needs; use strategy 'exchange'"),
+            "oktopk": ("ConfigError", "strategy 'oktopk' needs; use strategy 'exchange'"),
         }.items():
             assert errors[title].kind == kind, (title, errors[title])
             assert expected in errors[title].message, title

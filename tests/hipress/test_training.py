@@ -38,12 +38,12 @@ def test_follows_plain_ddp(name, world_size):
             assert each["difference"] <= FAR[name], title
             assert each["report"]["measured"]["steps"] == 10
     strategies = {d["strategy"] for d in results[0]["one bucket"]["report"]["decisions"]}
-    assert {"half": "allreduce", "int8": "ps", "sparse": "allgather"}[name] in strategies
+    assert {"half": "allreduce", "int8": "ps", "sparse": "exchange"}[name] in strategies
 
 
 def test_strategies_of_four_ranks():
     cases = {
-        name: ({"strategy": name}, common.SMALL_BUCKETS, {}) for name in ("ps", "ring", "allgather")
+        name: ({"strategy": name}, common.SMALL_BUCKETS, {}) for name in ("ps", "ring", "exchange")
     }
     results = launch(training_ranks.parity, 4, "int8", cases)
     for title in cases:
@@ -90,7 +90,7 @@ EMPTIES = {
     "one bucket": ({}, {}),
     "verified": ({"verify": True}, common.SMALL_BUCKETS),
     "ring": ({"strategy": "ring"}, {}),
-    "allgather": ({"strategy": "allgather"}, common.SMALL_BUCKETS),
+    "exchange": ({"strategy": "exchange"}, common.SMALL_BUCKETS),
     "static graph": ({}, {"static_graph": True}),
     "bucket scope": ({"scope": "bucket"}, common.SMALL_BUCKETS),
     "views": ({"min_size": 0}, {"gradient_as_bucket_view": True}),

@@ -53,8 +53,8 @@ PLANS = {
     "int8": (Int8, "ps"),
     "ring": (Int8, "ring"),
     "nodes": (Int8, "hierarchical"),
-    "all": (Int8, "allgather"),
-    "sparse": (Sparse, "allgather"),
+    "all": (Int8, "exchange"),
+    "sparse": (Sparse, "exchange"),
 }
 
 

@@ -1,4 +1,4 @@
-"""All-gather: every rank encodes once and decodes every rank's payload; for sparse payloads.
+"""Every rank encodes once, and decodes and adds up every rank's payload; for sparse payloads.
 
 The sum runs in rank order on every rank, the own payload included, so results are identical.
 """
@@ -14,18 +14,20 @@ if TYPE_CHECKING:
     from casync.building.builder import Builder
     from casync.building.parts import Part
     from casync.codec import Codec
+    from casync.strategies import Result
     from casync.topology import Spread, Topology
 
 SPREADS: Spread = ""
 TWO_WAY = False
 SHARES = True
+RESULT: Result = "mean"
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts every codec that averages in one exchange."""
-    if refusal := refuse_rounds(codec, "allgather"):
+    if refusal := refuse_rounds(codec, "exchange"):
         return refusal
-    return refuse_vote(codec, "allgather") if codec.vote else None
+    return refuse_vote(codec, "exchange") if codec.vote else None
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

@@ -1,0 +1,35 @@
+"""The owner's values go to all, as in an all-gather, encoded once.
+
+The owner overwrites its own values by what the others decode, so all ranks hold the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from casync.strategies import refuse_rounds, refuse_vote
+
+if TYPE_CHECKING:
+    from casync.building.builder import Builder
+    from casync.building.parts import Part
+    from casync.codec import Codec
+    from casync.strategies import Result
+    from casync.topology import Spread, Topology
+
+SPREADS: Spread = "ranks"
+TWO_WAY = False
+SHARES = False
+RESULT: Result = "owner's"
+stages = None  # not predicted
+
+
+def refuses(codec: Codec, down: Codec) -> str | None:
+    """Accepts every codec that encodes a rank's values once."""
+    if refusal := refuse_rounds(codec, "pull"):
+        return refusal
+    return refuse_vote(codec, "pull") if codec.vote else None
+
+
+def build(b: Builder, part: Part, topology: Topology, *, average: bool = False) -> None:
+    """The owner encodes, as an aggregator, and broadcasts. average: a sum becomes the mean."""
+    b.broadcast(part, topology.ranks, part.owner, b.encode_owned(part, average=average))

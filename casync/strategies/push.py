@@ -1,0 +1,36 @@
+"""The sum ends at its owner, as in a reduce-scatter; other ranks' buckets stay as they are.
+
+The owner adds its own values without encoding them. With `pull` after it, an average: see `ps`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from casync.strategies import refuse_rounds, refuse_vote
+
+if TYPE_CHECKING:
+    from casync.building.builder import Builder
+    from casync.building.parts import Part
+    from casync.codec import Codec
+    from casync.strategies import Result
+    from casync.topology import Spread, Topology
+
+SPREADS: Spread = "ranks"
+TWO_WAY = False
+SHARES = False
+RESULT: Result = "sum at owner"
+stages = None  # not predicted
+
+
+def refuses(codec: Codec, down: Codec) -> str | None:
+    """Accepts every codec that encodes a rank's values once."""
+    if refusal := refuse_rounds(codec, "push"):
+        return refusal
+    return refuse_vote(codec, "push") if codec.vote else None
+
+
+def build(b: Builder, part: Part, topology: Topology) -> None:
+    """All other ranks encode and send to the owner, which adds in rank order."""
+    for payload in b.gather(part, topology.ranks, part.owner, part.codec):
+        b.merge(part.owner, part, payload)
