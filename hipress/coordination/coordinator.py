@@ -75,6 +75,7 @@ class Coordinator:
         except BaseException as error:
             self.board.stop(round_, Stop.of(error, self.board.here))
             raise
+        self.board.forget(round_ - 1)  # all have posted this round: all have read the one before
         owned = [each.pop(OWN) for each in posted]
         compare(posted, self.ranks)
         return owned

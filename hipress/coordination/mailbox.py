@@ -79,6 +79,12 @@ class StoreMailbox:
         key, text = self._key(round_, place), json.dumps(facts, sort_keys=True, default=str)
         self._call(lambda store: store.set(key, text), deadline)
 
+    def forget(self, round_: int) -> None:
+        """Delete this rank's note of a round that all have read, if the store answers."""
+        key = self._key(round_, self.rank)
+        with suppress(HipressError):
+            self._call(lambda store: store.delete_key(key), time.monotonic() + TELL_SECONDS)
+
     def tell(self, round_: int | str, facts: Mapping[str, Any]) -> None:
         """Post this rank's note, if the store answers, and send it to watching processes."""
         liveness.tell(self._key(round_, self.rank), facts)

@@ -568,7 +568,7 @@ def all_reduced(rank, world_size, names):
         raised_by(hipress.all_reduce, torch.ones(3 + rank), "none"),
         raised_by(hipress.all_reduce, torch.ones(3), "none", topology=3),
         raised_by(hipress.all_reduce, torch.ones(3), "int4_group", topology=1 + rank),
-        raised_by(hipress.all_reduce, torch.ones(3), "topk", strategy="ring", down="none"),
+        raised_by(hipress.all_reduce, torch.ones(3), "topk", strategy="exchange", down="none"),
     ]
     return found, errors
 

@@ -1,0 +1,105 @@
+"""Ranks of test_exchange.py."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import torch
+
+import hipress
+from hipress import compat, options
+from hipress.coordination import coordinator as coordinators
+from hipress.plan.codecs import compile_codec
+from hipress.sync.exchange import Exchange, Piece, rows
+from tests.hipress.common import raised_by
+
+
+def exchange(**given) -> Exchange:
+    """An exchange of all ranks."""
+    group = torch.distributed.group.WORLD
+    made = options.make("none", timeout=60.0)
+    return Exchange("test", made, coordinators.coordinator(group, 60.0), **given)
+
+
+def values(rank: int, elements: int) -> torch.Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(rank))
+
+
+def distance(found, exact) -> float:
+    """Relative error of the mean of several tensors."""
+    return float((torch.stack(found).mean(0) - exact).norm() / exact.norm())
+
+
+def halves(rank, world_size, name):
+    """Rows summed at their owners, and rows given to all, with feedback, in eight steps of equal
+    values: errors in the first step and of all, and the values that all hold alike."""
+    made, elements = exchange(), 3000 * world_size
+    pieces = rows(elements, world_size, made.add(compile_codec(name, {})))
+    every = torch.stack([values(each, elements) for each in range(world_size)])
+    mine = slice(3000 * rank, 3000 * (rank + 1))
+    owners = torch.cat([row[3000 * r : 3000 * (r + 1)] for r, row in enumerate(every)])
+    sums, copies, untouched = [], [], True
+    for _ in range(8):
+        summed, given = values(rank, elements), values(rank, elements)
+        made.submit(summed, "push", pieces, name="gradients", feedback=True).wait()
+        made.submit(given, "pull", pieces, name="weights", feedback=True).wait()
+        sums.append(summed[mine].clone())
+        copies.append(given)
+        summed[mine] = every[rank][mine]
+        untouched &= torch.equal(summed, every[rank])
+    wanted = ((sums, every.sum(0)[mine]), (copies, owners))
+    errors = [[distance(found[:count], exact) for count in (1, 8)] for found, exact in wanted]
+    sizes = {
+        n: [array.size for state in kept.values() for array in state.values()]
+        for n, kept in made.states.items()
+    }
+    other = rows(12, 2, pieces[0].codec)
+    error = raised_by(made.submit, torch.ones(12), "push", other, name="weights", feedback=True)
+    made.close()
+    return errors, untouched, torch.stack(copies).tolist(), sizes, error
+
+
+def many_lengths(rank, world_size):
+    """Programs that are kept after many lengths, and keys of the store before and after more."""
+    made = exchange(room=1 << 20)
+    key, keys, right = made.add(compile_codec("int8_group", {})), [], True
+    for number in range(40):
+        tensor = torch.full((50_000 + number,), float(rank))
+        made.submit(tensor, "ps", [Piece(len(tensor), key)]).wait()
+        right &= bool((tensor - 0.5).abs().max() < 0.01)
+        if number in (9, 39):
+            gc.collect()
+            keys.append(compat.job_store().num_keys())
+    kept = len(made.executor._prepared)
+    made.close()
+    return right, kept, keys
+
+
+def overlapping(rank, world_size):
+    """Sums of tensors of one kind that travel at the same time, by as many programs as allowed."""
+    made = exchange()
+    tensors = [torch.full((10_000,), float(rank + i)) for i in range(6)]
+    futures = [made.submit(t, "push", rows(10_000, 2)) for t in tensors]
+    for future in futures:
+        future.wait()
+    programs = len(made.executor._prepared)
+    made.close()
+    at = 5000 * rank
+    return [t[at : at + 5000].unique().tolist() for t in tensors], programs
+
+
+def other_tensors(rank, world_size):
+    """Errors of ranks that average different tensors of a length, by name, for the first time."""
+    order = ("a", "b") if rank == 0 else ("b", "a")
+    return raised_by(hipress.all_reduce, torch.ones(300), "none", name=order[0])
+
+
+def threads(rank, world_size):
+    """Threads of this process after all_reduces with several codecs: one executor for all."""
+    for name in ("none", "int8_group"):
+        hipress.all_reduce(torch.ones(3000), name)
+    before = len(os.listdir("/proc/self/task"))
+    for name in ("int4_group", "onebit_group"):
+        hipress.all_reduce(torch.ones(3000), name)
+    return len(os.listdir("/proc/self/task")) - before

@@ -1,0 +1,51 @@
+"""Halves of an average, and memory that is bounded for tensors of any length."""
+
+import pytest
+
+from hipress.errors import ConfigError
+from hipress.sync.exchange import OVERLAP, Piece, rows
+from tests.hipress import exchange_ranks as ranks
+from tests.hipress.launch import launch
+
+
+def test_rows_are_of_one_length():
+    assert rows(6, 2, "int8") == (Piece(3, "int8", 0), Piece(3, "int8", 1))
+    with pytest.raises(ConfigError, match="7 elements do not make rows"):
+        rows(7, 2)
+
+
+def test_push_and_pull_with_feedback():
+    """Values that one bit leaves out come later: the error of eight steps is half of one step's."""
+    results = launch(ranks.halves, 2, "onebit_group")
+    for errors, untouched, copies, sizes, error in results:
+        for first, all_steps in errors:
+            assert all_steps < 0.5 * first
+        assert untouched
+        assert copies == results[0][2]
+        # a worker's state is that of the whole tensor, an owner's that of its row
+        assert sizes == {"gradients": [6000], "weights": [3000]}
+        assert error.kind == "ConfigError"
+        assert "the pieces of 'weights' are not those" in error.message
+
+
+def test_many_lengths_take_bounded_memory():
+    for right, kept, keys in launch(ranks.many_lengths, 2):
+        assert right
+        assert kept <= 6  # 1 MB of tensors of 200 kB
+        assert keys[1] <= keys[0] + 2  # notes are deleted once all have read them
+
+
+def test_tensors_of_a_kind_travel_at_the_same_time():
+    for sums, programs in launch(ranks.overlapping, 2):
+        assert sums == [[2.0 * i + 1] for i in range(6)]
+        assert programs == OVERLAP
+
+
+def test_other_tensors_are_named():
+    for error in launch(ranks.other_tensors, 2):
+        assert error.kind == "ConfigMismatch"
+        assert "tensor of all_reduce: rank 0: a, rank 1: b" in error.message
+
+
+def test_codecs_share_connections():
+    assert launch(ranks.threads, 2) == [0, 0]
