@@ -34,7 +34,7 @@ def adamw(model):
 #: ways to train: arguments of wrap, and the optimizer
 WAYS = {
     "onebit_group": ({"compressor": "onebit_group", "strategy": "ps"}, None),
-    "topk": ({"compressor": "topk", "ratio": 0.1, "strategy": "allgather"}, None),
+    "topk": ({"compressor": "topk", "ratio": 0.1, "strategy": "exchange"}, None),
     "powersgd": ({"compressor": "powersgd"}, None),
     "AdamW": ({"compressor": "onebit_fine"}, adamw),
     **{name: ({"policy": policy}, None) for name, policy in device_plan_ranks.POLICIES.items()},
