@@ -50,7 +50,11 @@ MOMENTUM = "ddp-fp32,hipress:auto:optimizer=adamw,momentum:onebit_fine:freeze=20
 ON_GPU, SMALL = ("--device", "cuda", "--steps", "20"), ("--steps", "2")
 SIZES, FAST, FEW = "1,1000,1048579", ("--repeat", "7"), ("--processes", "3")
 BINDINGS = ("tests/casync/test_nccl_gpu.py", "tests/casync/test_nccl_alone.py")
-PAIR, LOST, BY_PAIRS = "tests/hipress/test_gpus.py", "lost or late or again", "test_gpus"
+PAIR, LOST = "tests/hipress/test_gpus.py", "lost or late or again"
+#: other tests that need a GPU, by name: files beside them import what a bare machine lacks
+OTHERS = ("tests/casync/test_device.py", "tests/casync/test_memory.py",
+          "tests/hipress/test_device_plans.py", "tests/hipress/test_devices.py",
+          "tests/compll/test_cuda.py", "tests/compll/test_cuda_device.py")  # fmt: skip
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 #: packages that the day needs, and those that some of its tests need
 NEEDED = ("torch", "numpy", "cupy", "llvmlite", "networkx", "yaml", "platformdirs", "typer",
@@ -125,11 +129,8 @@ def day(folder: Path, throttle: str) -> list[list[Lane]]:
         ],
         [[Step("speed", 150, ("-m", "bench.gpu", *TIMED, "--sizes", "16,256", *FAST, *out))]],
         [
-            [in_tests("gpu_casync", 150, "gpu and not nccl", "tests/casync", processes=4)],
-            [in_tests("gpu_hipress", 150, f"gpu and not gpt2 and not {BY_PAIRS}", "tests/hipress",
-                      processes=3)],
-            [in_tests("gpu_compll", 200, "gpu and not bad_access and not measured",
-                      "tests/compll", processes=6)],
+            [in_tests("others", 200, "gpu and not bad_access and not measured", *OTHERS,
+                      processes=12)],
         ],
     ]  # fmt: skip
 
@@ -164,7 +165,7 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
         [
             [
                 in_tests("speed", 300, "not slow", "tests/bench/test_gpu.py"),
-                in_tests("gpu_casync", 300, "gpu", "tests/casync/test_device.py"),
+                in_tests("others", 300, "gpu", *OTHERS),
             ],
         ],
     ]
