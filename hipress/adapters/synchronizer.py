@@ -99,7 +99,7 @@ class Synchronizer:
             hooks += _hooks(self._steps)
         if self._stepper is not None:
             hooks.append(self._stepper.guard())
-        self._session.start(self, engine, partial(_remove, hooks))
+        self._session.start(self, engine, partial(_release, hooks, self._steps))
         SESSIONS[self] = self._session
         tell_plan(self._session)
         if self._session.rank == 0:
@@ -167,6 +167,8 @@ def _hooks(steps: Steps) -> list[RemovableHandle]:
     ]
 
 
-def _remove(hooks: Iterable[RemovableHandle]) -> None:
+def _release(hooks: Iterable[RemovableHandle], steps: Steps | None) -> None:
     for hook in hooks:
         hook.remove()
+    if steps is not None:
+        steps.show()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +12,7 @@ from hipress.errors import ConfigError
 from hipress.model import Param
 from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
+from hipress.optim.averaging import marks_of
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import owed_names
 from hipress.shards import is_sharded
@@ -111,13 +111,14 @@ class Momentum:
             self._optimizer.rank_square = torch.stack(norms).square().sum()
         if not self._handed:
             return
+        wants = self._optimizer.wants_norms
         marks: dict[torch.Tensor, torch.Tensor] = {}
-        for indices, buffer in self._handed:
-            ends = accumulate(self._params[index].reals for index in indices)
-            last = {i: end - 1 for i, end in zip(indices, ends, strict=True) if self._enters(i)}
-            if last:  # otherwise the bucket may be empty
-                values = buffer[torch.tensor([*last.values()], device=buffer.device)]
-                marks |= {self._parameters[i]: each for i, each in zip(last, values, strict=True)}
+        for handed in self._handed:
+            pieces = dict(self._pieces(*handed))
+            if pieces:  # otherwise the bucket may be empty
+                entered = [self._parameters[index] for index in pieces]
+                rows = marks_of([*pieces.values()], wants)
+                marks.update(zip(entered, rows, strict=True))
         self._handed.clear()
         self._optimizer.arrived(marks)
 

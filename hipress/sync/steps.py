@@ -17,6 +17,7 @@ from hipress.coordination.link import broadcast, start_all_reduce_max
 from hipress.errors import SyncError
 from hipress.model import Param, writable
 from hipress.shards import as_gradient, is_sharded, local, place_gradient
+from hipress.sync.awaited import Awaited, changed, hide
 from hipress.sync.engine import Engine
 from hipress.sync.futures import wait_within
 from hipress.sync.order import Bucket, Turns, buckets
@@ -35,7 +36,7 @@ class _Sent:
 
 class Steps:
     """Sends gradients as they are ready and, at the end of a step, the rest. See [Note: one order]
-    in order.py. Refers to parameters, never to the module."""
+    in order.py and [Note: awaited] in awaited.py. Refers to parameters, never to the module."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Steps:
         self._engine, self.parameters, self._arrived = engine, parameters, arrived
         self._group: dist.ProcessGroup | None = group  # None after a failure
         self._turns: Turns | None = None  # None before the end of the first step
-        # ready gradients, in order, with their `_mark`
+        # ready gradients, hidden, in order, with their `_mark`
         self._ready: dict[int, tuple[torch.Tensor | None, tuple[object, ...]]] = {}
         self._sent: list[_Sent] = []
         self._unused: frozenset[int] = frozenset()  # used by no rank in this step
@@ -78,6 +79,8 @@ class Steps:
                 )
             gradient = self._settle(index)
             self._ready[index] = gradient, self._mark(gradient)
+            if gradient is not None:
+                hide(self.parameters[index], gradient, (self._engine.name, self._name(index)))
             for bucket in self._turns.ready(index) if self._turns is not None else ():
                 self._send(bucket)
 
@@ -114,18 +117,18 @@ class Steps:
         return parameter.grad
 
     def _refuse_changed(self) -> None:
-        """Raise SyncError for a gradient changed after it was ready: it may have been sent."""
+        """Show the gradients again; raise SyncError for one that was changed after it was ready."""
+        hidden = {index: self.parameters[index].grad for index in self._ready}
+        self.show()
         for index, (gradient, mark) in self._ready.items():
-            now = self.parameters[index].grad
-            if now is None or now is not gradient or self._mark(now) != mark:
-                raise SyncError(
-                    f"rank {self._engine.name}: the gradient of {self._name(index)!r} was changed "
-                    "between its backward pass and sync.step(), when it may be on its way already. "
-                    "Clip, unscale and zero gradients after sync.step(), and take no steps of an "
-                    "optimizer in hooks: optimizer= takes them as averages arrive. To change what "
-                    "is averaged, run all backward passes within `with sync.no_sync():`, or "
-                    "register hooks of parameters before the Synchronizer is made"
-                )
+            if not isinstance(hidden[index], Awaited) or self._mark(gradient) != mark:
+                raise changed(self._engine.name, self._name(index))
+
+    def show(self) -> None:
+        """Make hidden gradients those of their parameters again."""
+        for index, (gradient, _) in self._ready.items():
+            if isinstance(self.parameters[index].grad, Awaited):
+                self.parameters[index].grad = gradient
 
     def _mark(self, gradient: torch.Tensor | None) -> tuple[object, ...]:
         """A value that changes when a gradient is written to, or moved to other memory: autograd's
@@ -150,6 +153,7 @@ class Steps:
             yield
         except BaseException as error:
             self._group = None
+            self.show()
             if self._engine.broken:
                 raise
             named = self._engine.explained(error) if isinstance(error, Exception) else error
@@ -214,9 +218,10 @@ class Steps:
 
     def _gradient(self, index: int) -> torch.Tensor:
         """A parameter's gradient; zeros if this rank has none."""
-        parameter, param = self.parameters[index], self._engine.params[index]
-        if parameter.grad is not None:
-            gradient = local(parameter.grad)
+        param, (held, _) = self._engine.params[index], self._ready.get(index, (None, ()))
+        held = self.parameters[index].grad if held is None else held
+        if held is not None:
+            gradient = local(held)
             self._check(gradient, param)
             return gradient
         if param.sparse:

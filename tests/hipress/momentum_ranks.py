@@ -136,20 +136,24 @@ def norms(rank, world_size, way):
 
 
 def scaled(rank, world_size):
-    """A step that overflows on rank 1: compares parameters, momentum and feedback before and after
-    it, and later steps with those of a run without it, in other scales."""
+    """Steps that overflow on rank 1, one as a whole and one in some elements: compares parameters,
+    momentum and feedback before and after them, and later steps with those of a run without them,
+    in other scales."""
     digests = []
     for overflows in (False, True):
         model = make()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
         optimizer = adam(model, 2, max_norm=0.5, scaler=scaler)
         ddp = hipress.wrap(model, CODEC, optimizer=optimizer, ddp_kwargs=SMALL_BUCKETS)
+        parts = [1.0]  # factor of a few elements
+        model.second.weight.register_hook(lambda given, parts=parts: _times(given, parts[0]))
         for step in range(9):
-            for factor in (float("inf"), 1.0) if overflows and step == 5 else (1.0,):
+            for factor in (float("inf"), 1.0) if overflows and step in (5, 7) else (1.0,):
                 before = _held(model, optimizer, ddp)
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(ddp(data(rank, step)[0]), data(rank, step)[1])
-                scaler.scale(loss * (factor if rank == 1 else 1.0)).backward()
+                parts[0] = factor if rank == 1 else 1.0
+                scaler.scale(loss * (parts[0] if step == 5 else 1.0)).backward()
                 scaler.step(optimizer)
                 if factor > 1:
                     digests.append(_held(model, optimizer, ddp) == before)
@@ -157,6 +161,12 @@ def scaled(rank, world_size):
         digests.append(digest(model))
         hipress.detach(ddp)
     return digests
+
+
+def _times(gradient, factor):
+    changed = gradient.clone()
+    changed[:2] *= factor
+    return changed
 
 
 def _held(model, optimizer, ddp):
@@ -255,6 +265,16 @@ def mistakes(rank, world_size):
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     found["clipped"] = raised_by(optimizer.step)
     found["no step"] = raised_by(backward, ddp, rank, 5)
+    for title in (".data", ".numpy()"):
+        model = make()
+        optimizer = adam(model, 2)
+        ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+        fit(ddp, optimizer, rank, range(2))
+        backward(ddp, rank, 2)
+        gradient = model.second.weight.grad
+        rows = gradient.data if title == ".data" else gradient.numpy()
+        rows[:100] = 0
+        found[title] = raised_by(optimizer.step)
     for codec in ("dgc", "int4_group"):
         found[codec] = raised_by(hipress.wrap, make(), codec, optimizer=adam(make()))
     policy = hipress.Warmup("topk", ratios=(0.1, 0.01), steps=5)

@@ -17,6 +17,7 @@ import hipress
 from hipress.session import SESSIONS
 from hipress.sync import order
 from tests.hipress.common import (
+    Raised,
     codec,
     data,
     difference,
@@ -285,7 +286,7 @@ def second_gradient(rank, world_size):
 
 
 def changed(rank, world_size):
-    """Errors of sync.step() by change to gradients before it."""
+    """Errors by change to gradients between a backward pass and sync.step()."""
 
     def clip(model):
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
@@ -293,9 +294,20 @@ def changed(rank, world_size):
     def take(parameter):
         parameter.grad = None
 
+    def by(alias):
+        def clamp(model):
+            for parameter in model.parameters():
+                alias(parameter.grad)
+
+        return clamp
+
     found = {}
     for title, before, hook, steps in [
         ("clipped", clip, None, 1),
+        ("clamped by .data", by(lambda gradient: gradient.data.clamp_(-1, 1)), None, 1),
+        ("clamped by .data later", by(lambda gradient: gradient.data.clamp_(-1, 1)), None, 3),
+        ("scaled by .detach()", by(lambda gradient: gradient.detach().mul_(0.5)), None, 3),
+        ("scaled by .numpy()", by(lambda gradient: gradient.numpy().__imul__(0.5)), None, 3),
         ("zeroed", nn.Module.zero_grad, None, 1),
         ("zeroed later", nn.Module.zero_grad, None, 2),
         ("taken by an earlier hook", None, "earlier", 1),
@@ -313,10 +325,26 @@ def changed(rank, world_size):
             x, y = data(rank, 0)
             with contextlib.nullcontext() if steps else sync.no_sync():
                 nn.functional.mse_loss(model(x), y).backward()
-            if before is not None:
-                before(model)
-            found[title] = raised_by(sync.step)
+            raised = raised_by(before, model) if before is not None else Raised("none", "")
+            found[title] = raised if raised.kind != "none" else raised_by(sync.step)
             hipress.detach(sync)
+    return found
+
+
+def shown_again(rank, world_size):
+    """True if gradients can be used after a step that did not end, by its end."""
+    found = {}
+    for end in ("detach", "failure"):
+        model = make()
+        sync = hipress.Synchronizer(model, Int8())
+        for _ in range(1 if end == "detach" else 2):  # a second gradient is an error
+            raised = raised_by(
+                nn.functional.mse_loss(model(data(rank, 0)[0]), data(rank, 0)[1]).backward
+            )
+        if end == "detach":
+            hipress.detach(sync)
+        assert raised.kind == ("none" if end == "detach" else "SyncError")
+        found[end] = all(parameter.grad.norm() > 0 for parameter in model.parameters())
     return found
 
 

@@ -50,7 +50,7 @@ def test_gradients_may_be_conjugate_or_negative_views(size):
 def test_a_hook_that_changes_gradients_later_on_is_told(large):
     for rank, (kind, message) in enumerate(launch(idiom_ranks.clamped_late, 2, large)):
         assert kind == "SyncError"
-        assert message.startswith(f"rank {rank}: the gradient of '0.weight' was changed")
+        assert message.startswith(f"rank {rank}: the gradient of '0.weight' was used")
 
 
 def test_steps_may_end_in_inference_mode():

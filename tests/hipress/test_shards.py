@@ -86,7 +86,7 @@ def test_shards_that_cannot_be_averaged_are_refused_and_drift_is_warned_of():
         assert "fully_shard" in older[1]
         assert "gossip averages whole parameters" in gossip[1]
         assert changed[0] == "SyncError"
-        assert "was changed between its backward pass and sync.step()" in changed[1]
+        assert "was used between its backward pass and sync.step()" in changed[1]
         assert "pass tensor.to_local()" in single[1]
         whole = "fully_shard left 7 parameters whole, such as 'scale'"
         assert any(whole in line for line in told) == (rank < 2)

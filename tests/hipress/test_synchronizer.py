@@ -115,7 +115,13 @@ def test_gradients_that_are_changed_before_they_are_averaged_are_told():
         for title, (kind, message) in found.items():
             assert kind == "SyncError", title
             assert message.startswith(f"rank {rank}: the gradient of '"), title
-            assert "was changed between its backward pass and sync.step()" in message
+            what = "changed" if title.startswith(("zeroed", "taken")) else "used"
+            assert f"was {what} between its backward pass and sync.step()" in message
+
+
+def test_gradients_are_shown_again_after_detach_and_after_a_failure():
+    for found in launch(ranks.shown_again, 2):
+        assert found == {"detach": True, "failure": True}
 
 
 REFUSALS = {
