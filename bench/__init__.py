@@ -2,8 +2,8 @@
 
 - Of a training: `training` (step times, on emulated links or on a cluster), `auto`, `throttle` and
   `policies` (what these choose), `losses`.
-- Of kernels: `codecs`, `gpu`, `gpu_step`, `gpu_code`, `sidco` (threshold estimators).
-- Of the engine: `tasks`, `slices`, `volumes`; `nodes` and `shards`, on the hosts of `netns`.
+- Of kernels: `codecs`, `gpu`, `gpu_step`, `gpu_code`.
+- Of the engine: `tasks`; `nodes` and `shards`, on the hosts of `netns`.
 - Of failures: `chaos` (ranks that end or stop at any moment, and what the others say).
 - From what is recorded: `spec_table` (tables of the documents), `picture` (README's chart).
 """

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from importlib import resources
+from importlib.resources.abc import Traversable
 from itertools import accumulate
 from math import prod
 from pathlib import Path
 
-from compll.frontend.source import Items, Text, Value
-from hipress import reading
 from hipress.errors import unknown
 from hipress.tools.models.work import NOTHING, Speed, Work
 
 __all__ = ["Gradient", "Model", "Pass", "list_models", "load", "read", "write"]
 
 FORMAT = 1
-_KEYS = ("format", "name", "source", "batch", "unit", "forward", "gradients")
 
 
 @dataclass(frozen=True)
@@ -96,10 +93,7 @@ def load(name: str) -> Model:
     """A model that comes with the package. ConfigError for an unknown name."""
     if name not in list_models():
         raise unknown("model", name, list_models())
-    with resources.as_file(
-        resources.files("hipress.tools.models").joinpath(f"{name}.json")
-    ) as path:
-        return read(path)
+    return read(resources.files("hipress.tools.models").joinpath(f"{name}.json"))
 
 
 def write(model: Model, path: Path) -> None:
@@ -121,60 +115,12 @@ def _numbers(work: Work) -> list[int]:
     return [round(each) for each in astuple(work)]
 
 
-def read(path: Path) -> Model:
-    """Read a file that `write` made. Raises ConfigError with the places of all mistakes."""
-    fields = reading.read(path, "a model", f"begin with `format: {FORMAT}`")
-    fields.only(_KEYS)
-    if (found := fields.count("format", least=0)) != FORMAT:
-        fields.problems.add(fields.at("format"), f"format {found}; this reads {FORMAT}")
-    reader = _Reader(fields)
-    model = Model(
-        fields.text("name"),
-        tuple(reader.gradients()),
-        reader.work(fields.items("forward"), "forward"),
-        fields.text("source"),
-        fields.count("batch"),
-        fields.text("unit"),
+def read(path: Traversable) -> Model:
+    """Read a file that `write` made."""
+    data = json.loads(path.read_text("utf-8"))
+    gradients = tuple(
+        Gradient(name, tuple(shape), Work(*map(float, work)))
+        for name, shape, work in data["gradients"]
     )
-    reading.refuse(fields.problems)
-    return model
-
-
-@dataclass(frozen=True)
-class _Reader:
-    fields: reading.Fields
-
-    def gradients(self) -> Iterator[Gradient]:
-        for value in self.fields.items("gradients"):
-            row = value.values if isinstance(value, Items) else ()
-            if len(row) == 3 and isinstance(row[0], Text):
-                name = row[0].value
-                yield Gradient(name, self.shape(row[1], name), self.work(_items(row[2]), name))
-                continue
-            message = (
-                "a gradient is a list of name, shape and work, like [w, [3, 4], [24, 96, 0, 1]]"
-            )
-            self.fields.problems.add(value.span, message)
-
-    def shape(self, value: Value, name: str) -> tuple[int, ...]:
-        found = tuple(
-            self.fields.measure(each, f"shape of {name!r}", least=1) for each in _items(value)
-        )
-        if not isinstance(value, Items) or any(each % 1 for each in found if each == each):
-            self.fields.problems.add(
-                value.span, f"the shape of {name!r} is a list of whole numbers"
-            )
-            return ()
-        return tuple(int(each) for each in found if each == each)
-
-    def work(self, values: Sequence[Value], name: str) -> Work:
-        if len(values) == 4:
-            return Work(*(self.fields.measure(each, f"work of {name!r}") for each in values))
-        place = values[0].span if values else self.fields.at("forward")
-        message = f"the work of {name!r} is four numbers: operations and bytes of products, "
-        self.fields.problems.add(place, message + "bytes of all else, kernels")
-        return NOTHING
-
-
-def _items(value: Value) -> tuple[Value, ...]:
-    return value.values if isinstance(value, Items) else ()
+    forward = Work(*map(float, data["forward"]))
+    return Model(data["name"], gradients, forward, data["source"], data["batch"], data["unit"])

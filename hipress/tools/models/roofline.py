@@ -29,45 +29,13 @@ __all__ = ["Loss", "mean", "measure"]
 Loss = Callable[[Any, Any], torch.Tensor | Iterable[torch.Tensor]]
 
 #: operators that move no data: views and allocations
-_FREE = frozenset(
-    {
-        "view",
-        "t",
-        "transpose",
-        "reshape",
-        "permute",
-        "expand",
-        "detach",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "alias",
-        "_unsafe_view",
-        "split",
-        "chunk",
-        "as_strided",
-        "unbind",
-        "empty",
-        "empty_strided",
-        "split_with_sizes",
-        "empty_like",
-        "zeros_like",
-        "new_zeros",
-        "new_empty",
-        "new_empty_strided",
-        "zeros",
-        "ones_like",
-        "expand_as",
-        "unfold",
-        "lift_fresh",
-        "diagonal",
-        "real",
-        "view_as_real",
-        "view_as_complex",
-        "narrow",
-    }
-)
+_FREE = frozenset({
+    "view", "t", "transpose", "reshape", "permute", "expand", "detach", "unsqueeze", "squeeze",
+    "slice", "select", "alias", "_unsafe_view", "split", "chunk", "as_strided", "unbind",
+    "empty", "empty_strided", "split_with_sizes", "empty_like", "zeros_like", "new_zeros",
+    "new_empty", "new_empty_strided", "zeros", "ones_like", "expand_as", "unfold", "lift_fresh",
+    "diagonal", "real", "view_as_real", "view_as_complex", "narrow",
+})  # fmt: skip
 
 
 class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
