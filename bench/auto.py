@@ -24,12 +24,12 @@ from bench.commands import RESULTS, given, now, refusing
 from hipress import options
 from hipress.plan.candidates import candidates
 from hipress.tools.bench.measure import Suite, describe, measure, off, prediction
-from hipress.tools.demo import place, runner
-from hipress.tools.demo.command import check_output
-from hipress.tools.demo.ending import orderly_end
-from hipress.tools.demo.job import Job, Result
-from hipress.tools.demo.netns import parse_rate
-from hipress.tools.demo.report import markdown_table, percentile, versions_here
+from hipress.tools.demo_command import check_output
+from hipress.tools.run import place, runner
+from hipress.tools.run.ending import orderly_end
+from hipress.tools.run.figures import markdown_table, percentile, versions_here
+from hipress.tools.run.jobs import Job, Result
+from hipress.tools.run.netns import parse_rate
 
 #: methods that need no planner; DDP's own hook for bf16 needs a GPU
 DDP = ("ddp-fp32", "ddp-fp16", "hipress:bf16")

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from hipress.tools.demo import methods
+from hipress.tools.run import methods
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hipress.tools.demo import corpus, model
-from hipress.tools.demo.job import Workload
-from hipress.tools.demo.model import LanguageModel
+from hipress.tools.run import corpus, lstm
+from hipress.tools.run.jobs import Workload
+from hipress.tools.run.lstm import LanguageModel
 
 __all__ = ["KINDS", "LATE", "TRAINED", "Huge", "LateModel", "huge", "late", "on_meta"]
 
 TRAINED = Workload()
 LATE = 0.05  # seconds by which the last gradients of rank 1 are late
 WIDE, HIGH, BATCH = 4096, 2048, 8  # of the large tensor, and its inputs
-#: models by name, as hipress.tools.demo.model.make takes them
+#: models by name, as hipress.tools.run.lstm.make takes them
 KINDS = {"lstm": "lstm", "late": "bench.emulated_models:late", "huge": "bench.emulated_models:huge"}
 
 
@@ -77,7 +77,7 @@ def late() -> Made:
     numbers = np.load(str(corpus.prepare()), mmap_mode="r")
 
     def inputs(rank: int, step: int) -> tuple[Tensor, float]:
-        return model.batch(numbers, TRAINED, rank, step), LATE * (rank == 1)
+        return lstm.batch(numbers, TRAINED, rank, step), LATE * (rank == 1)
 
     return LateModel(TRAINED), inputs
 

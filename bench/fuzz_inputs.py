@@ -49,10 +49,9 @@ from hipress.plan.registry import Registry
 from hipress.plan.workload import timed
 from hipress.sync.state import Residuals
 from hipress.tools import profile
-from hipress.tools.bench import results as results_
-from hipress.tools.demo.job import Curve, Result, Workload
-from hipress.tools.demo.report import Report
-from hipress.tools.models import model
+from hipress.tools import results as results_
+from hipress.tools.run.figures import Report
+from hipress.tools.run.jobs import Curve, Result, Workload
 from hipress.tools.simulate import cluster
 
 Trial = Callable[[Random], str]
@@ -191,7 +190,6 @@ def states() -> Trial:
     return trial
 
 
-MODELS = ("lstm", "vgg16")
 CLUSTER = """nodes: 8
 ranks_per_node: 4
 device: {name: v100, memory: 900 GB/s}
@@ -265,12 +263,6 @@ def _files(texts: Sequence[str], read: Callable[[Path], Any], suffix: str) -> Tr
 def clusters() -> Trial:
     """Files of clusters."""
     return _files([CLUSTER], cluster.read, "yaml")
-
-
-def models() -> Trial:
-    """Files of models."""
-    folder = Path(model.__file__).parent
-    return _files([(folder / f"{name}.json").read_text() for name in MODELS], model.read, "json")
 
 
 def results() -> Trial:

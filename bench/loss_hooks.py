@@ -17,8 +17,8 @@ from torch.multiprocessing.spawn import start_processes
 
 from bench.loss_ranks import Curve, train
 from bench.loss_workloads import ALL
-from hipress.tools.demo import methods
-from hipress.tools.demo.synchronize import synchronize
+from hipress.tools.run import methods
+from hipress.tools.run.synchronize import synchronize
 
 #: that a rank waits for another
 TIMEOUT = timedelta(minutes=5)

@@ -33,8 +33,8 @@ from hipress.plan.plan import fixed_plan
 from hipress.plan.trial import COUNTED, SETTLING, TURNS
 from hipress.sync.buckets import BucketPlan, BucketPlans
 from hipress.sync.momentum import Momentum
-from hipress.tools.demo.methods import Method, parse
-from hipress.tools.demo.report import FINAL
+from hipress.tools.run.figures import FINAL
+from hipress.tools.run.methods import Method, parse
 
 
 class Average(Protocol):

@@ -20,7 +20,7 @@ from bench.loss_cells import BASELINES, FP32, MOMENTUM, TRIAL, Cell, spec_of
 from bench.loss_workloads import ALL, OTHERS, WORKLOADS
 from hipress.optimizers import KINDS
 from hipress.plan.evidence import Finding
-from hipress.tools.demo import methods
+from hipress.tools.run import methods
 
 Place = tuple[str, int, str]  # workload, steps, data
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from hipress import optim
 from hipress.optimizers import PLAIN_SGD
-from hipress.tools.demo import corpus, job, model
+from hipress.tools.run import corpus, jobs, lstm
 
 Batch = tuple[Tensor, ...]
 HELD_OUT = 100_000  # words at the end of the text
-LSTM = job.Workload()  # the demo's
-GPT = job.Workload(vocabulary=2000, width=64, batch=4, length=32)
+LSTM = jobs.Workload()  # the demo's
+GPT = jobs.Workload(vocabulary=2000, width=64, batch=4, length=32)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Workload:
     build: Callable[[int], nn.Module]  # by seed; the module returns the mean loss of a batch
     batch: Callable[[int, int, int], Batch]  # by seed, rank and step
     held_out: Callable[[], list[Batch]] | None  # None: the last batches of the training
-    training: model.Training
+    training: lstm.Training
     data: Callable[[], str]  # a short hash of its training data
     ranks: int = 2
     decays: bool = False  # whether the rate falls to zero, step by step: the end is less of a draw
@@ -49,7 +49,7 @@ class GPT2(nn.Module):
     """nanoGPT's shape, smaller (4 layers, 4 heads, tied embeddings); returns the mean cross-entropy
     (nats per word)."""
 
-    def __init__(self, workload: job.Workload, layers: int = 4, heads: int = 4) -> None:
+    def __init__(self, workload: jobs.Workload, layers: int = 4, heads: int = 4) -> None:
         super().__init__()
         width = workload.width
         self.words = nn.Embedding(workload.vocabulary, width)
@@ -99,19 +99,19 @@ def _text() -> NDArray[np.int64]:
 
 
 def _words(seed: int, rank: int, step: int) -> Batch:
-    return (model.batch(_text()[:-HELD_OUT], replace(GPT, seed=seed), rank, step),)
+    return (lstm.batch(_text()[:-HELD_OUT], replace(GPT, seed=seed), rank, step),)
 
 
 def _held_out_words() -> list[Batch]:
-    return [(model.batch(_text()[-HELD_OUT:], GPT, 0, step),) for step in range(40)]
+    return [(lstm.batch(_text()[-HELD_OUT:], GPT, 0, step),) for step in range(40)]
 
 
 def _demo_words(seed: int, rank: int, step: int) -> Batch:
-    return (model.batch(_text(), replace(LSTM, seed=seed), rank, step),)
+    return (lstm.batch(_text(), replace(LSTM, seed=seed), rank, step),)
 
 
 def _lstm(seed: int) -> nn.Module:
-    return model.build(replace(LSTM, seed=seed))
+    return lstm.build(replace(LSTM, seed=seed))
 
 
 def _gpt(seed: int, width: int = GPT.width) -> nn.Module:
@@ -183,7 +183,7 @@ WORKLOADS = {
         _conv_net,
         _some_digits,
         _held_out_digits,
-        model.Training(partial(torch.optim.SGD, lr=0.05, momentum=0.9), inf),
+        lstm.Training(partial(torch.optim.SGD, lr=0.05, momentum=0.9), inf),
         _hash_of_digits,
         decays=True,
     ),
@@ -193,7 +193,7 @@ WORKLOADS = {
         _gpt,
         _words,
         _held_out_words,
-        model.Training(partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.99)), 1.0),
+        lstm.Training(partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.99)), 1.0),
         _hash_of_text,
         decays=True,
     ),
@@ -203,7 +203,7 @@ WORKLOADS = {
         _lstm,
         _demo_words,
         None,
-        model.OPTIMIZERS["adamw"],
+        lstm.OPTIMIZERS["adamw"],
         _hash_of_text,
     ),
     "lstm-sgd": Workload(
@@ -212,7 +212,7 @@ WORKLOADS = {
         _lstm,
         _demo_words,
         None,
-        model.OPTIMIZERS["sgd"],
+        lstm.OPTIMIZERS["sgd"],
         _hash_of_text,
     ),
 }
@@ -229,7 +229,7 @@ OTHERS = {
         WORKLOADS["gpt"],
         about="the same, Lion lr .0003 to 0, clipping 1",
         kind="lion",
-        training=model.Training(partial(optim.Lion, lr=3e-4, betas=(0.9, 0.99)), 1.0),
+        training=lstm.Training(partial(optim.Lion, lr=3e-4, betas=(0.9, 0.99)), 1.0),
     ),
 }
 if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
@@ -238,6 +238,6 @@ if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
         about="the same of matrices only, Muon lr .002 to 0, clipping 1",
         kind="muon",
         build=_gpt_of_matrices,
-        training=model.Training(partial(optim.Muon, lr=2e-3, adjust_lr_fn="match_rms_adamw"), 1.0),
+        training=lstm.Training(partial(optim.Muon, lr=2e-3, adjust_lr_fn="match_rms_adamw"), 1.0),
     )
 ALL = WORKLOADS | OTHERS

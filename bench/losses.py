@@ -29,8 +29,8 @@ from bench.commands import check_codecs, given, now, refusing
 from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, TRIAL, Cell, read, spec_of
 from bench.loss_ranks import Averaged, Compressed, Curve, Tried, fp32, train
 from bench.loss_workloads import ALL, WORKLOADS, Workload
-from hipress.tools.demo import methods as methods_
-from hipress.tools.demo.report import FINAL
+from hipress.tools.run import methods as methods_
+from hipress.tools.run.figures import FINAL
 
 FREEZE = 0.15  # of the steps: when Adam's second moments are frozen
 #: PyTorch's own methods: their names here, and in `hipress demo`

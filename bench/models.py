@@ -22,7 +22,7 @@ from bench.commands import refusing
 from hipress.errors import unknown
 from hipress.tools import models
 from hipress.tools.models import roofline
-from hipress.tools.models.model import Model, write
+from hipress.tools.models.known import Model, write
 
 PATH = Path(models.__file__).parent
 

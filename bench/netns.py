@@ -26,8 +26,8 @@ from typing import Annotated
 import typer
 
 from bench.commands import refusing
-from hipress.tools.demo.ending import orderly_end
-from hipress.tools.demo.netns import (
+from hipress.tools.run.ending import orderly_end
+from hipress.tools.run.netns import (
     INTERFACE,
     Counters,
     Network,

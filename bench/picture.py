@@ -14,10 +14,10 @@ import typer
 
 from bench import loss_cells
 from bench.commands import RESULTS
-from hipress.tools.demo import chart
-from hipress.tools.demo.job import Result
-from hipress.tools.demo.methods import DEFAULTS
-from hipress.tools.demo.report import FINAL, Report
+from hipress.tools import charts
+from hipress.tools.run.figures import FINAL, Report
+from hipress.tools.run.jobs import Result
+from hipress.tools.run.methods import DEFAULTS
 
 PATH = Path(__file__).parents[1] / "docs" / "demo.png"
 
@@ -46,12 +46,12 @@ def _joined(times: Result, losses: list[float]) -> Result:
     if not rounds:  # trained without communication: no losses
         return times
     seconds = [0.0] * warmup + times.timed * rounds
-    return dataclasses.replace(times, losses=losses, seconds=seconds, warmup=warmup)
+    return dataclasses.replace(times, losses=losses, seconds=seconds, warmup=warmup, curves=[])
 
 
 def main() -> None:
     """Draw README's chart from recorded results."""
-    chart.draw(recorded(), PATH)
+    charts.draw(recorded(), PATH)
 
 
 if __name__ == "__main__":

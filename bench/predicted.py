@@ -29,9 +29,9 @@ from bench.netns import Network, require
 from bench.published import data as data_
 from bench.published.data import Cell
 from bench.published.emulated import Emulated, Measured, quality
-from hipress.tools.demo import runner
-from hipress.tools.demo.command import check_output
-from hipress.tools.demo.report import markdown_table
+from hipress.tools.demo_command import check_output
+from hipress.tools.run import runner
+from hipress.tools.run.figures import markdown_table
 
 HOSTS, RATES = (2, 4), ("10gbit", "1gbit", "100mbit")
 CODECS = ("onebit_group", "int4_group", "int8_group")
@@ -84,15 +84,15 @@ def rank(rate: str, steps: int) -> None:
     from torch.nn.parallel import DistributedDataParallel as Wrapped
 
     import hipress
-    from hipress.tools.demo import corpus, model, worker
-    from hipress.tools.demo import methods as texts
-    from hipress.tools.demo.job import Workload
-    from hipress.tools.demo.synchronize import synchronize
+    from hipress.tools.run import corpus, lstm, worker
+    from hipress.tools.run import methods as texts
+    from hipress.tools.run.jobs import Workload
+    from hipress.tools.run.synchronize import synchronize
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for kind, text in methods(rate):
-        task = model.make(Workload(model=KINDS[kind]), str(corpus.prepare()))
+        task = lstm.make(Workload(model=KINDS[kind]), str(corpus.prepare()))
         synchronized = synchronize(task.module, texts.parse(text), task.training)
         trainer = worker.Trainer(task, dist.get_rank(), synchronized)
         for step in range(WARM_UP + steps):

@@ -14,8 +14,8 @@ import typer
 
 from bench import commands
 from bench.netns import Network, NetworkError, environment
-from hipress.tools.demo.ending import orderly_end
-from hipress.tools.demo.report import versions_here
+from hipress.tools.run.ending import orderly_end
+from hipress.tools.run.figures import versions_here
 
 _MARK = b"measured "  # others print, too
 

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import hipress
 from bench.loss_workloads import GPT2
 from bench.nodes import PER_NODE, on_host, sent_here
-from hipress.tools.demo.job import Workload
+from hipress.tools.run.jobs import Workload
 
 GPT = Workload(vocabulary=8000, width=256, batch=4, length=32)
 STEPS, ROUNDS, WARM_UP = 10, 3, 4

@@ -22,7 +22,7 @@ from bench import loss_cells, loss_tables, step_times
 from bench.codecs import RESULTS, encoding, speedup
 from bench.loss_tables import Row
 from bench.spec_facts import HIPRESS, Facts, facts
-from hipress.tools.demo.report import markdown_table
+from hipress.tools.run.figures import markdown_table
 
 DOCS = Path(__file__).parents[1] / "docs" / "compressors.md"
 README = DOCS.parents[1] / "README.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hipress.tools.demo.report import Report, rows
+from hipress.tools.run.figures import Report, rows
 
 #: titles of columns, by group of bench.training
 COLUMNS = {

@@ -20,8 +20,8 @@ from bench import ranks
 from bench.commands import RESULTS, refusing
 from bench.losses import smoothed
 from bench.netns import Network, require
-from hipress.tools.demo.command import check_optimizer, check_output
-from hipress.tools.demo.report import markdown_table
+from hipress.tools.demo_command import check_optimizer, check_output
+from hipress.tools.run.figures import markdown_table
 
 HOSTS = 2
 AIM = 100  # steps until the plan is looked at again
@@ -115,14 +115,14 @@ def rank(optimizer: str, steps: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from hipress.tools.demo import corpus, methods, model, worker
-    from hipress.tools.demo.job import Workload
-    from hipress.tools.demo.synchronize import synchronize
+    from hipress.tools.run import corpus, lstm, methods, worker
+    from hipress.tools.run.jobs import Workload
+    from hipress.tools.run.synchronize import synchronize
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     workload, method = Workload(optimizer=optimizer), f"hipress:auto:optimizer={optimizer}"
-    task = model.make(workload, str(corpus.prepare()))
+    task = lstm.make(workload, str(corpus.prepare()))
     synchronized = synchronize(task.module, methods.parse(method), task.training)
     trainer = worker.Trainer(task, dist.get_rank(), synchronized)
     for step in range(steps):

@@ -11,7 +11,7 @@ from typing import Protocol
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from hipress.tools.demo.chart import INK, style
+from hipress.tools.charts import INK, label, style
 
 OURS, THEIRS = "#2166ac", "#b8bfc7"
 LABELS = {
@@ -61,22 +61,16 @@ def _bars(axes: Axes, methods: Mapping[str, Timed], names: Sequence[str], steps:
         minutes = methods[name].minutes if name in methods else []
         if not minutes:
             text = f"not in {steps} steps" if name in methods else "not measured"
-            _write(axes, 0.0, position, text)
+            label(axes, 0.0, position, text)
             continue
         mean, color = statistics.fmean(minutes), OURS if _ours(name) else THEIRS
         around = [[mean - min(minutes)], [max(minutes) - mean]]
         axes.barh(position, mean, color=color, height=0.68, xerr=around, ecolor=INK)
-        _write(axes, max(minutes), position, f"{mean:.1f}")
+        label(axes, max(minutes), position, f"{mean:.1f}")
     axes.set_yticks(range(len(names)), [LABELS.get(name, name) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, axes.get_xlim()[1] * 1.12)
-
-
-def _write(axes: Axes, x: float, y: int, text: str) -> None:
-    axes.annotate(
-        text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK
-    )
 
 
 def _ours(name: str) -> bool:

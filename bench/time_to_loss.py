@@ -28,8 +28,8 @@ from bench import time_chart
 from bench.commands import refusing
 from bench.loss_cells import FP32, MOMENTUM, Cell, read
 from bench.losses import FREEZE, smoothed
-from hipress.tools.demo.job import Workload
-from hipress.tools.demo.report import FINAL, markdown_table
+from hipress.tools.run.figures import FINAL, markdown_table
+from hipress.tools.run.jobs import Workload
 
 WINDOW = 100  # steps
 SLACK = 0.01  # of float32's loss, by default

@@ -8,7 +8,7 @@ On a cluster: `hipress bench`.
 
 The methods of a group take turns, round after round, so that a slow minute of the machine falls on
 all of them; a figure is the median over the timed steps of all rounds. Links are emulated
-(hipress/tools/demo/netns.py). Writes GROUP.json and GROUP.md. Losses: bench/losses.py.
+(hipress/tools/run/netns.py). Writes GROUP.json and GROUP.md. Losses: bench/losses.py.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ import typer
 
 from bench.commands import RESULTS, given, refusing
 from hipress.tools.bench.measure import Suite, measure, predictions
-from hipress.tools.demo import methods as methods_
-from hipress.tools.demo import place, runner
-from hipress.tools.demo.command import check_device, check_optimizer, check_output
-from hipress.tools.demo.ending import orderly_end
-from hipress.tools.demo.job import Result
-from hipress.tools.demo.methods import ALONE, DEFAULTS
-from hipress.tools.demo.netns import parse_rate
-from hipress.tools.demo.report import Report, markdown, rows
+from hipress.tools.demo_command import check_device, check_optimizer, check_output
+from hipress.tools.run import methods as methods_
+from hipress.tools.run import place, runner
+from hipress.tools.run.ending import orderly_end
+from hipress.tools.run.figures import Report, markdown, rows
+from hipress.tools.run.jobs import Result
+from hipress.tools.run.methods import ALONE, DEFAULTS
+from hipress.tools.run.netns import parse_rate
 
 _STEPS = (
     *(*ALONE, *(name for name in DEFAULTS if name not in ALONE)),

@@ -7,7 +7,7 @@ y = codec.decode(payload, len(x))
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from compll.errors import CompllError, Diagnostic, PayloadError, Span, SpecError, UsageError
 from compll.runtime.codec import Codec

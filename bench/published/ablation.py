@@ -15,7 +15,7 @@ from typing import Any
 from bench.published.data import Cell, Data, Number
 from bench.published.hipress_paper import model_of, plain
 from bench.published.systems import Features, Kernels, Stack, Training, byteps, hipress, ring
-from hipress.tools.models.devices import DEVICES
+from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.simulate.cluster import Cluster, Link
 
 __all__ = ["MODELS", "ablation", "in_order"]

@@ -28,15 +28,15 @@ from casync.cost import CodecCost, Line
 from hipress.model import Param, describe
 from hipress.plan.objective import Objective
 from hipress.plan.workload import Workload, timed
-from hipress.tools.demo.netns import parse_rate
 from hipress.tools.models import roofline
-from hipress.tools.models.devices import DEVICES
-from hipress.tools.models.model import Model
-from hipress.tools.simulate import codecs as speeds
-from hipress.tools.simulate import methods
+from hipress.tools.models.device_speeds import DEVICES
+from hipress.tools.models.known import Model
+from hipress.tools.run.netns import parse_rate
+from hipress.tools.simulate import codec_speeds as speeds
+from hipress.tools.simulate import compared
 from hipress.tools.simulate.cluster import Cluster, Link
+from hipress.tools.simulate.compared import Method
 from hipress.tools.simulate.costs import costs
-from hipress.tools.simulate.methods import Method
 
 __all__ = ["Emulated", "Measured", "measured", "quality"]
 
@@ -131,7 +131,7 @@ class Emulated:
 
     def step(self, place: Measured, text: str) -> float:
         """Seconds, by the fastest strategy."""
-        method = methods.parse(text)
+        method = compared.parse(text)
         cluster = self.cluster(place)
         codecs = {} if method.codec is None else {text: method.codec}
         params = _params(place.kind)

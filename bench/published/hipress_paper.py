@@ -17,10 +17,10 @@ from bench.published import data as data_
 from bench.published.data import Cell, Data, Number
 from bench.published.systems import Kernels, Stack, Training, byteps, hipress, inline, ring
 from hipress.plan.codecs import compile_codec
-from hipress.tools.models.devices import DEVICES
-from hipress.tools.models.model import Model, load
+from hipress.tools.models.device_speeds import DEVICES
+from hipress.tools.models.known import Model, load
 from hipress.tools.simulate.cluster import Cluster, Link
-from hipress.tools.simulate.codecs import touched
+from hipress.tools.simulate.codec_speeds import touched
 
 __all__ = ["PLACE", "Paper", "kernels", "model_of", "plain"]
 

@@ -64,7 +64,7 @@ def sidco(data: Data) -> tuple[Sidco, ...]:
 
 
 def _sidco(c: Data, share: float) -> Sidco:
-    from hipress.tools.models.devices import DEVICES
+    from hipress.tools.models.device_speeds import DEVICES
 
     work = Training.of(model_of(c["model"]), c["step"])
     device, hop = replace(DEVICES["v100"], slows=0.1), c["collective"] / (2 * (c["workers"] - 1))

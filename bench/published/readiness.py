@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bench.published.data import FOLDER
 from bench.published.hipress_paper import model_of
-from hipress.tools.models.devices import DEVICES
+from hipress.tools.models.device_speeds import DEVICES
 
 __all__ = ["Readiness", "measured", "readiness"]
 

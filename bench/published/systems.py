@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from casync.predict.timeline import Load, simulate_step
 from casync.stages import INSIDE, WIRE, WORK, Stage
-from hipress.tools.models.model import Model
+from hipress.tools.models.known import Model
 from hipress.tools.models.work import Speed
 from hipress.tools.simulate.cluster import Cluster
 

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from hipress import __version__
-from hipress.tools.bench.command import app as bench
-from hipress.tools.bench.trace import trace
-from hipress.tools.demo.command import demo
+from hipress.tools.bench_command import app as bench
+from hipress.tools.demo_command import demo
 from hipress.tools.plan_command import plan, probe
-from hipress.tools.simulate.command import simulate
+from hipress.tools.simulate_command import simulate
+from hipress.tools.trace_command import trace
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -28,7 +28,7 @@ from hipress.plan.registry import Registry
 from hipress.plan.workload import timed
 from hipress.tools import profile as profiles
 from hipress.tools.models import own
-from hipress.tools.models.devices import DEVICES
+from hipress.tools.models.device_speeds import DEVICES
 
 Optimizer = Annotated[
     str | None, typer.Option(help="Optimizer of the training, such as sgd or adamw.")

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from bench import auto
-from hipress.tools.demo.job import Job, Result
+from hipress.tools.run.jobs import Job, Result
 
 KEPT = {"plan": "a (ps)", "predicted_seconds": 0.12, "step_seconds": 0.1, "verdict": "kept"}
 LEFT = {"plan": "b", "predicted_seconds": 1.0, "step_seconds": None, "verdict": "not tried"}

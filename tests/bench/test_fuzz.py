@@ -10,12 +10,12 @@ from bench import fuzz, fuzz_inputs
 
 #: trials of a kind, in the fast tests and in all of them
 SOME = {
-    "states": 300, "rules": 20, "profiles": 100, "clusters": 50, "models": 50, "results": 50,
+    "states": 300, "rules": 20, "profiles": 100, "clusters": 50, "results": 50,
     "plans": 200,
 }  # fmt: skip
 MANY = {
     "payloads": 4000, "specs": 200, "states": 4000, "rules": 300, "profiles": 1000,
-    "clusters": 1000, "models": 300, "results": 1000, "plans": 3000,
+    "clusters": 1000, "results": 1000, "plans": 3000,
 }  # fmt: skip
 
 

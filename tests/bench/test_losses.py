@@ -11,8 +11,8 @@ from bench import loss_cells, loss_hooks, loss_ranks, loss_tables, losses
 from bench.loss_cells import Cell
 from bench.loss_ranks import Compressed, fp32, train
 from bench.loss_workloads import WORKLOADS
-from hipress.tools.demo import corpus, methods, place, runner
-from hipress.tools.demo.job import Job, Workload
+from hipress.tools.run import corpus, methods, place, runner
+from hipress.tools.run.jobs import Job, Workload
 from tests.hipress import common, momentum_ranks
 from tests.hipress.launch import launch
 

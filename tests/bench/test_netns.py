@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench import netns
-from hipress.tools.demo import netns as implementation
+from hipress.tools.run import netns as implementation
 
 REASON = netns.unavailable()
 emulated = pytest.mark.skipif(REASON is not None, reason=f"no emulated hosts: {REASON}")

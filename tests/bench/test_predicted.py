@@ -13,7 +13,7 @@ from bench.netns import unavailable
 from bench.published import data
 from bench.published.data import Cell
 from bench.published.emulated import Emulated, Measured
-from hipress.tools.demo.model import LanguageModel
+from hipress.tools.run.lstm import LanguageModel
 
 PLACE = Measured("", 2, "10gbit", "sgd", 0.15, {})
 TEXT = "int4_group:strategy=ps"

@@ -23,7 +23,7 @@ from bench.published.systems import (
     ring,
 )
 from hipress.errors import ConfigError
-from hipress.tools.models.devices import DEVICES
+from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.simulate.cluster import Cluster, Link
 
 SLOWS = replace(DEVICES["v100"], slows=0.0)

@@ -7,9 +7,9 @@ from bench import picture, training
 from bench.codecs import RESULTS
 from hipress.tools.bench import measure
 from hipress.tools.bench.measure import Suite
-from hipress.tools.demo import methods
-from hipress.tools.demo.job import Result
-from hipress.tools.demo.report import Report, Workload, rows
+from hipress.tools.run import methods
+from hipress.tools.run.figures import Report, Workload, rows
+from hipress.tools.run.jobs import Result
 
 
 def result(method, seconds, loss=5.0, losses=None, **more):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hipress.tools.bench.cluster import Started, master
-from hipress.tools.bench.results import Results
-from hipress.tools.demo import netns
+from hipress.tools.bench.started import Started, master
+from hipress.tools.results import Results
+from hipress.tools.run import netns
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hipress.tools.bench.results import Results
 from hipress.tools.cli import app
+from hipress.tools.results import Results
 from tests.cluster.test_results import a_report, a_result
 
 ROOT = Path(__file__).parents[2]

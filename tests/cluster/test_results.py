@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from hipress.errors import ConfigError
-from hipress.tools.bench import charts, measure, page, results
-from hipress.tools.bench.command import app
+from hipress.tools import charts, results
+from hipress.tools.bench import measure, page
 from hipress.tools.bench.measure import Suite
-from hipress.tools.bench.results import Results, Trace
-from hipress.tools.demo.job import Curve, Result, Workload
-from hipress.tools.demo.report import Report
+from hipress.tools.bench_command import app
+from hipress.tools.results import Results, Trace
+from hipress.tools.run.figures import Report
+from hipress.tools.run.jobs import Curve, Result, Workload
 from hipress.tools.tracing.spans import BACKWARD, DECODE, ENCODE, WIRE, Point, Process, Span
 
 

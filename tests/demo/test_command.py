@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 import compll
 import hipress
 from compll.tools import scaffold
+from hipress.tools import demo_command
 from hipress.tools.cli import app
-from hipress.tools.demo import command, ending, methods
-from hipress.tools.demo.job import Workload
+from hipress.tools.run import ending, methods
+from hipress.tools.run.jobs import Workload
 
 KNOWN = ["auto", "onebit_group", "int4_group", "dgc"]
 
@@ -96,7 +97,7 @@ def test_a_codec_may_be_a_path(tmp_path):
 @pytest.mark.slow
 def test_a_small_demo_writes_figures_and_chart(tmp_path, monkeypatch):
     tiny = Workload(vocabulary=200, width=16, batch=2, length=5)
-    monkeypatch.setattr(command, "Workload", lambda **options: replace(tiny, **options))
+    monkeypatch.setattr(demo_command, "Workload", lambda **options: replace(tiny, **options))
     arguments = ["--methods", "none,ddp-fp32", "--steps", "3", "--loopback"]
     result = CliRunner().invoke(app, ["demo", *arguments, "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output

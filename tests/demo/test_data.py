@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hipress.tools.demo import corpus, model
-from hipress.tools.demo.job import Workload
+from hipress.tools.run import corpus, lstm
+from hipress.tools.run.jobs import Workload
 
 
 @pytest.fixture
@@ -59,18 +59,18 @@ def test_numbers_are_kept_between_runs(tmp_path, monkeypatch):
 
 def test_a_batch_depends_on_seed_rank_and_step_alone():
     numbers, workload = np.arange(5000), Workload(batch=3, length=4)
-    first = model.batch(numbers, workload, rank=0, step=7)
+    first = lstm.batch(numbers, workload, rank=0, step=7)
     assert first.shape == (3, 5)
-    assert first.equal(model.batch(numbers, workload, rank=0, step=7))
-    assert not first.equal(model.batch(numbers, workload, rank=1, step=7))
-    assert not first.equal(model.batch(numbers, workload, rank=0, step=8))
+    assert first.equal(lstm.batch(numbers, workload, rank=0, step=7))
+    assert not first.equal(lstm.batch(numbers, workload, rank=1, step=7))
+    assert not first.equal(lstm.batch(numbers, workload, rank=0, step=8))
 
 
 @pytest.mark.parametrize("workload", [Workload(), Workload(vocabulary=50, width=8)])
 def test_the_model_has_as_many_parameters_as_it_says(workload):
-    built = model.build(workload)
+    built = lstm.build(workload)
     assert sum(each.numel() for each in built.parameters()) == workload.parameters
-    assert model.build(workload).output.weight.equal(built.output.weight)
+    assert lstm.build(workload).output.weight.equal(built.output.weight)
 
 
 def test_the_default_model_has_twelve_million_parameters():

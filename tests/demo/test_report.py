@@ -7,8 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from hipress.tools.demo import chart, report
-from hipress.tools.demo.job import Result, Workload
+from hipress.tools import charts
+from hipress.tools.run import figures
+from hipress.tools.run.jobs import Result, Workload
 
 
 def result(method, label, seconds, payload, loss, identical=True):
@@ -27,7 +28,7 @@ def canned():
         result("hipress:onebit_group", "HiPress onebit_group", 0.150, 1.6e6, 5.05),
         Result("powersgd", "DDP PowerSGD rank 4", 2, error="rank 1: broke"),
     ]
-    return report.Report("2 hosts", 2, "1gbit", 21, Workload(), results, "hipress demo")
+    return figures.Report("2 hosts", 2, "1gbit", 21, Workload(), results, "hipress demo")
 
 
 def text(tables, width=80):
@@ -37,7 +38,7 @@ def text(tables, width=80):
 
 
 def test_figures_are_medians_and_ratios(canned):
-    row = report.rows(canned.results)[3]
+    row = figures.rows(canned.results)[3]
     assert row.median == pytest.approx(0.150)
     assert (row.low, row.high) == (pytest.approx(0.13), pytest.approx(0.17))
     assert row.over_fp16 == pytest.approx(335 / 150)
@@ -47,39 +48,39 @@ def test_figures_are_medians_and_ratios(canned):
 
 
 def test_the_table_fits_eighty_columns_and_names_what_failed(canned):
-    shown = text(report.tables(canned))
+    shown = text(figures.tables(canned))
     assert "…" not in shown
     for figure in ("2.23x", "3.70x", "1.30", "+1.00%", "24.70", "49.50", "612", "failed", "equal"):
         assert figure in shown
-    assert report.failures(canned) == ["DDP PowerSGD rank 4: rank 1: broke"]
+    assert figures.failures(canned) == ["DDP PowerSGD rank 4: rank 1: broke"]
 
 
 def test_ranks_that_differ_are_shouted(canned):
     bad = dataclasses.replace(canned.results[3], identical=False)
-    shown = text(report.tables(dataclasses.replace(canned, results=[bad])))
+    shown = text(figures.tables(dataclasses.replace(canned, results=[bad])))
     assert "DIFFER" in shown
 
 
 def test_ratios_without_their_baseline_are_left_empty(canned):
-    row = report.rows(canned.results[3:4])[0]
+    row = figures.rows(canned.results[3:4])[0]
     assert (row.over_fp16, row.over_fp32, row.of_floor, row.loss_difference) == (None,) * 4
 
 
 def test_markdown_has_a_line_per_method(canned):
-    lines = report.markdown(canned).splitlines()
+    lines = figures.markdown(canned).splitlines()
     assert len({line.count("|") for line in lines[:6]}) == 1
     assert "| HiPress onebit_group | 150 | 130-170 | 2.23x |" in lines[5]
 
 
 def test_json_reads_back(canned, tmp_path):
     canned.write(tmp_path / "demo.json")
-    assert report.Report.read(tmp_path / "demo.json") == canned
+    assert figures.Report.read(tmp_path / "demo.json") == canned
 
 
 @pytest.mark.parametrize("keep", [5, 1, 3])
 def test_the_chart_is_a_picture_of_the_promised_size(canned, tmp_path, keep):
     path = tmp_path / "demo.png"
-    chart.draw(dataclasses.replace(canned, results=canned.results[-keep:]), path)
+    charts.draw(dataclasses.replace(canned, results=canned.results[-keep:]), path)
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert [int.from_bytes(data[at : at + 4]) for at in (16, 20)] == [1800, 660]
@@ -87,9 +88,9 @@ def test_the_chart_is_a_picture_of_the_promised_size(canned, tmp_path, keep):
 
 def test_each_number_of_the_chart_stands_at_its_own_mark(canned):
     twice = dataclasses.replace(canned.results[3], wire_bytes=3.3e6)
-    good = report.rows([canned.results[1], twice, canned.results[0]])
+    good = figures.rows([canned.results[1], twice, canned.results[0]])
     axes = Figure().subplots()
-    chart._sizes(axes, good, {row.result.method: "red" for row in good})
+    charts._sizes(axes, good, {row.result.method: "red" for row in good})
     found = [(text.get_text(), *text.xy) for text in axes.texts]
     at = [(round(float(text), 3), round(x, 1)) for text, x, _ in found]
     assert at == [(49.4, 49.4), (49.5, 49.5), (1.6, 1.6), (3.3, 3.3), (0, 0)]
@@ -103,10 +104,10 @@ def test_each_number_of_the_chart_stands_at_its_own_mark(canned):
 def test_the_number_of_a_mark_within_a_bar_stands_beside_the_bar(canned):
     less = dataclasses.replace(canned.results[3], wire_bytes=1e6)
     axes = Figure().subplots()
-    chart._sizes(axes, report.rows([less]), {less.method: "red"})
+    charts._sizes(axes, figures.rows([less]), {less.method: "red"})
     assert [(float(text.get_text()), round(text.xy[0], 1)) for text in axes.texts][1] == (1.0, 1.6)
     assert axes.lines[0].get_xdata() == [1.0]
 
 
 def test_smoothing_is_a_running_mean():
-    assert chart.smooth([2, 4, 6, 8], width=2) == [2, 3, 5, 7]
+    assert figures.smooth([2, 4, 6, 8], width=2) == [2, 3, 5, 7]

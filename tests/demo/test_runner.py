@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 import hipress
 from hipress import devices
-from hipress.tools.demo import methods, runner, worker
-from hipress.tools.demo.job import TRAINED, Job, Workload
-from hipress.tools.demo.model import OPTIMIZERS
-from hipress.tools.demo.place import Loopback
-from hipress.tools.demo.synchronize import synchronize
+from hipress.tools.run import methods, runner, worker
+from hipress.tools.run.jobs import TRAINED, Job, Workload
+from hipress.tools.run.lstm import OPTIMIZERS
+from hipress.tools.run.place import Loopback
+from hipress.tools.run.synchronize import synchronize
 from tests.patience import HANG
 from tests.tiers import first_fast
 
@@ -176,7 +176,7 @@ def test_a_run_that_stands_still_times_out():
 
 def test_a_rank_ends_when_its_parent_is_gone():
     child = subprocess.Popen(
-        [sys.executable, "-m", "hipress.tools.demo.worker", "not an order"],
+        [sys.executable, "-m", "hipress.tools.run.worker", "not an order"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

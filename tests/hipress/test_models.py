@@ -10,7 +10,7 @@ from torch import nn
 
 from hipress.errors import ConfigError
 from hipress.tools.models import own, roofline
-from hipress.tools.models.model import Gradient, Model, list_models, load, read, write
+from hipress.tools.models.known import Gradient, Model, list_models, load, read, write
 from hipress.tools.models.work import Speed, Work
 
 NUMBERS = Speed(flops=1e9, bandwidth=1e8, launch=1e-3)

@@ -17,11 +17,11 @@ from hipress.plan.probe import DTYPES
 from hipress.tools import profile
 from hipress.tools.cli import app
 from hipress.tools.models import own
-from hipress.tools.models.devices import DEVICES
-from hipress.tools.simulate import codecs, methods
+from hipress.tools.models.device_speeds import DEVICES
+from hipress.tools.simulate import codec_speeds, compared
 from hipress.tools.simulate.cluster import Cluster, Link, read
 from hipress.tools.simulate.costs import costs
-from hipress.tools.simulate.predict import Simulation
+from hipress.tools.simulate.simulation import Simulation
 
 CLUSTER = """\
 nodes: 4
@@ -75,7 +75,7 @@ def test_a_profile_stands_for_assumptions(path, tmp_path):
     assert (found.device.overlap, found.device.slows) == (0.4, 0.2)
     assert found.between.collective == pytest.approx(1e-4)
     assert "10 Gbit/s" not in "".join(found.assumed)
-    made = Simulation(found, own.find("resnet50"), [methods.parse("int4_group")])
+    made = Simulation(found, own.find("resnet50"), [compared.parse("int4_group")])
     assert made._costs["int4_group"] == known
     assert not [each for each in made.assumed if each.startswith("codecs:")]
     (tmp_path / "p.json").write_text("{}")
@@ -142,21 +142,23 @@ def test_link_costs():
 
 def test_bytes_touched_by_codecs():
     """int4_group reads a gradient and writes 4.25 bits per element; a joint kernel reads both."""
-    found = codecs.touched(compile_codec("int4_group", {}, "reference"))
+    found = codec_speeds.touched(compile_codec("int4_group", {}, "reference"))
     payload = 4.25 / 8
     assert found.encode == pytest.approx((4 + payload) / 4)
     assert found.decode == pytest.approx((8 + payload) / 4)
     assert found.hop == pytest.approx((4 + 2 * payload) / 4)
-    kept = codecs.touched(compile_codec("topk", {"ratio": 0.01}, "reference"))
+    kept = codec_speeds.touched(compile_codec("topk", {"ratio": 0.01}, "reference"))
     assert kept.decode < 0.1
-    made = codecs.cost(compile_codec("int4_group", {}, "reference"), DEVICES["h100"])
+    made = codec_speeds.cost(compile_codec("int4_group", {}, "reference"), DEVICES["h100"])
     assert made.encode.per_byte == pytest.approx(found.encode / (0.8 * 3.35e12))
-    on_host = codecs.cost(compile_codec("int4_group", {}, "reference"), DEVICES["cpu"])
-    assert on_host == CodecCost(*(Line(2e-6, each) for each in codecs.measured()["int4_group"]))
+    on_host = codec_speeds.cost(compile_codec("int4_group", {}, "reference"), DEVICES["cpu"])
+    assert on_host == CodecCost(
+        *(Line(2e-6, each) for each in codec_speeds.measured()["int4_group"])
+    )
 
 
 def simulation(cluster=SIMPLE, model="resnet50", given=("fp32", "bf16", "int4_group"), **more):
-    return Simulation(cluster, own.find(model), [methods.parse(each) for each in given], **more)
+    return Simulation(cluster, own.find(model), [compared.parse(each) for each in given], **more)
 
 
 def test_a_step_without_compression_by_hand():

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hipress.tools.demo import methods as methods_
-from hipress.tools.demo.job import LSTM, Curve, Job, Result, Workload
-from hipress.tools.demo.report import markdown_table, rows
+from hipress.tools.run import methods as methods_
+from hipress.tools.run.figures import markdown_table, rows
+from hipress.tools.run.jobs import LSTM, Curve, Job, Result, Workload
 
 TRIAL = 80  # steps: three are observed, four plans take 14 each; codecs compile meanwhile
 

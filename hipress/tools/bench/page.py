@@ -8,12 +8,12 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from hipress.tools.bench import charts
+from hipress.tools import charts
 from hipress.tools.bench.measure import off, prediction
-from hipress.tools.bench.results import Results, TimeToLoss, Trace, bytes_that_differ, times_to_loss
-from hipress.tools.demo.job import LSTM, PHASES
-from hipress.tools.demo.methods import ALONE
-from hipress.tools.demo.report import PRICE, SPEED, Report, Row, cells, failures, rows
+from hipress.tools.results import Results, TimeToLoss, Trace, bytes_that_differ, times_to_loss
+from hipress.tools.run.figures import PRICE, SPEED, Report, Row, cells, failures, rows
+from hipress.tools.run.jobs import LSTM, PHASES
+from hipress.tools.run.methods import ALONE
 from hipress.tools.tracing.spans import comparison
 
 

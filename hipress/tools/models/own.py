@@ -14,9 +14,8 @@ from torch import nn
 
 from hipress.errors import ConfigError
 from hipress.model import Param, describe
-from hipress.tools.models import model as known
-from hipress.tools.models import roofline
-from hipress.tools.models.model import Gradient, Model
+from hipress.tools.models import known, roofline
+from hipress.tools.models.known import Gradient, Model
 from hipress.tools.models.work import Work
 
 __all__ = ["BY_ELEMENTS", "Found", "Made", "by_elements", "find", "make"]

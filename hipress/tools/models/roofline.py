@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from hipress.errors import ConfigError
-from hipress.tools.models.model import Gradient, Model
+from hipress.tools.models.known import Gradient, Model
 from hipress.tools.models.work import Work
 
 __all__ = ["Loss", "mean", "measure"]

@@ -12,8 +12,8 @@ from casync.topology import Topology
 from hipress import reading
 from hipress.reading import BANDWIDTH, SHARE, TIME, Fields
 from hipress.tools import profile as profiles
-from hipress.tools.models import devices
-from hipress.tools.models.devices import Device
+from hipress.tools.models import device_speeds
+from hipress.tools.models.device_speeds import Device
 from hipress.tools.profile import Profile
 
 __all__ = ["Cluster", "Link", "read"]
@@ -110,7 +110,7 @@ def read(path: Path) -> Cluster:
     fields.only(_KEYS)
     reader = _Reader(fields, path.parent)
     nodes, per_node = reader.sizes()
-    device = _probed(devices.read(fields), reader.probed, fields.is_mapping("device"))
+    device = _probed(device_speeds.read(fields), reader.probed, fields.is_mapping("device"))
     found = Cluster(
         nodes, per_node, device, *reader.links(nodes, per_node), reader.pcie(),
         *reader.rack(), fields.quantity("jitter", SHARE, 0.0, most=1.0),

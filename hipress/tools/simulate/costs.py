@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from casync.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
 from casync.stages import TASK
-from hipress.tools.simulate import codecs as speeds
+from hipress.tools.simulate import codec_speeds as speeds
 from hipress.tools.simulate.cluster import Cluster
-from hipress.tools.simulate.methods import BASELINE
+from hipress.tools.simulate.compared import BASELINE
 
 if TYPE_CHECKING:
     from casync.codec import Codec

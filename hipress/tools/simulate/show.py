@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table as Printed
 
-from hipress.tools.simulate.results import Row, Table
+from hipress.tools.simulate.predictions import Row, Table
 
 __all__ = ["bandwidth", "show"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from casync.predict.timeline import Event
 from hipress import __version__
-from hipress.tools.models.model import Model
-from hipress.tools.simulate.methods import BASELINE
-from hipress.tools.simulate.predict import Outcome, Simulation
+from hipress.tools.models.known import Model
+from hipress.tools.simulate.compared import BASELINE
+from hipress.tools.simulate.simulation import Outcome, Simulation
 
 __all__ = ["Curve", "Row", "Table", "Timeline", "curve", "table", "timeline", "to_dict"]
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from hipress.tools.bench.command import check_model, refusing
-from hipress.tools.demo import methods, place
-from hipress.tools.demo.command import check_device, check_optimizer, check_output
-from hipress.tools.demo.ending import orderly_end
-from hipress.tools.demo.job import LSTM, TRACED, Job, Workload
+from hipress.tools.bench_command import check_model, refusing
+from hipress.tools.demo_command import check_device, check_optimizer, check_output
+from hipress.tools.run import methods, place
+from hipress.tools.run.ending import orderly_end
+from hipress.tools.run.jobs import LSTM, TRACED, Job, Workload
 
 
 def trace(
@@ -59,8 +59,8 @@ def _run(job: Job, where: place.Choice, output: Path) -> None:
     import dataclasses
     import os
 
-    from hipress.tools.bench.cluster import Cluster, Started
-    from hipress.tools.demo import runner
+    from hipress.tools.bench.started import Cluster, Started
+    from hipress.tools.run import runner
 
     try:
         if not Started.there(os.environ):

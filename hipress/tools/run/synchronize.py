@@ -15,9 +15,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from hipress.tools.demo.job import PHASES
-from hipress.tools.demo.methods import FREEZE, MOMENTUM, Method, wrapped
-from hipress.tools.demo.model import Training
+from hipress.tools.run.jobs import PHASES
+from hipress.tools.run.lstm import Training
+from hipress.tools.run.methods import FREEZE, MOMENTUM, Method, wrapped
 
 ONE_BUCKET = 4096  # MB: with several buckets PowerSGD's two all-reduces would mix on gloo
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from casync.codec import FLOAT_BYTES
 from casync.cost import CodecCost, Line
-from hipress.tools.models.devices import Device
+from hipress.tools.models.device_speeds import Device
 
 if TYPE_CHECKING:
     from casync.codec import Codec

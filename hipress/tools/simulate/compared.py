@@ -18,7 +18,7 @@ from hipress.plan import evidence
 from hipress.plan.codecs import compile_codec, for_shape, ways_for
 from hipress.plan.objective import Way
 from hipress.plan.plan import excluded, unsuited
-from hipress.tools.demo import methods as texts
+from hipress.tools.run import methods as texts
 
 if TYPE_CHECKING:
     from casync.codec import Codec

@@ -17,11 +17,11 @@ from casync.predict.timeline import PredictedStep
 from casync.stages import WIRE
 from hipress.plan.objective import Objective, Way
 from hipress.plan.workload import Workload, timed
-from hipress.tools.models.model import Model
+from hipress.tools.models.known import Model
 from hipress.tools.models.own import Found
 from hipress.tools.simulate import costs as cost_tables
 from hipress.tools.simulate.cluster import Cluster
-from hipress.tools.simulate.methods import BASELINE, Method
+from hipress.tools.simulate.compared import BASELINE, Method
 
 if TYPE_CHECKING:
     from casync.codec import Codec

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hipress import optim
-from hipress.tools.demo.job import LSTM, Workload
+from hipress.tools.run.jobs import LSTM, Workload
 
 
 class LanguageModel(nn.Module):

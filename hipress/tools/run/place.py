@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hipress.tools.demo import netns
+from hipress.tools.run import netns
 
 
 class TestNetwork(Protocol):

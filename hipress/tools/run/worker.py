@@ -1,4 +1,4 @@
-"""A rank of a run: `python -m hipress.tools.demo.worker JSON`.
+"""A rank of a run: `python -m hipress.tools.run.worker JSON`.
 
 Reports events on standard output, one JSON object a line::
 
@@ -31,9 +31,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress.reading import build
-from hipress.tools.demo import methods, model
-from hipress.tools.demo.job import PROBED, TRACED, TRAINED, Job
-from hipress.tools.demo.synchronize import Synchronized, synchronize
+from hipress.tools.run import lstm, methods
+from hipress.tools.run.jobs import PROBED, TRACED, TRAINED, Job
+from hipress.tools.run.synchronize import Synchronized, synchronize
 
 if TYPE_CHECKING:
     from hipress.tools.tracing.spans import Span
@@ -75,7 +75,7 @@ def main() -> None:
 
 def _run(order: Order) -> dict[str, Any]:
     torch.set_num_threads(1)
-    model.take_device(order.job.workload, order.gpu)
+    lstm.take_device(order.job.workload, order.gpu)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if order.nccl else "gloo",
         init_method=order.rendezvous,
@@ -105,7 +105,7 @@ def _probe(order: Order) -> dict[str, Any]:
 
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
-    task = model.make(workload, order.corpus)
+    task = lstm.make(workload, order.corpus)
     synchronized = synchronize(task.module, methods.parse(job.method), task.training)
     trainer = Trainer(task, order.rank, synchronized)
     dist.barrier()
@@ -128,27 +128,27 @@ def _train(order: Order) -> dict[str, Any]:
 
 def _trace(order: Order) -> dict[str, Any]:
     """Spans of a step on this rank, and of the predicted one."""
-    from hipress.tools.tracing import predict, record
+    from hipress.tools.tracing import predicted, record
 
     job = order.job
-    task = model.make(job.workload, order.corpus)
+    task = lstm.make(job.workload, order.corpus)
     synchronized = synchronize(task.module, methods.parse(job.method), task.training)
     session = record.session_of(synchronized.module)
     trainer = Trainer(task, order.rank, synchronized)
     for step in range(job.steps):
         trainer.step(step)
-    costs = predict.measure_costs(session)
+    costs = predicted.measure_costs(session)
     passes = [trainer.passes_alone(job.steps + number) for number in range(ALONE)]
     forward, alone = map(min, zip(*passes, strict=True))
     spans, update = trainer.traced(job.steps + ALONE)
-    predicted = predict.predict(session, costs, alone, spans)
+    spans_then = predicted.predict(session, costs, alone, spans)
     rest = forward + update
     return {
         "alone": alone,
         "rest": rest,
         "spans": [astuple(span) for span in spans],
-        "predicted": [astuple(span) for span in predicted],
-        "sweep": [astuple(p) for p in predict.sweep(session, costs, alone, spans, rest)],
+        "predicted": [astuple(span) for span in spans_then],
+        "sweep": [astuple(p) for p in predicted.sweep(session, costs, alone, spans, rest)],
     }
 
 
@@ -158,7 +158,7 @@ PURPOSES = {TRAINED: _train, PROBED: _probe, TRACED: _trace}
 class Trainer:
     """Trains on this rank, and reports each step."""
 
-    def __init__(self, task: model.Task, rank: int, synchronized: Synchronized) -> None:
+    def __init__(self, task: lstm.Task, rank: int, synchronized: Synchronized) -> None:
         self._task, self._rank = task, rank
         self._module, self._synchronize = synchronized.module, synchronized.step
         own = synchronized.optimizer

@@ -14,12 +14,11 @@ from hipress.errors import ConfigError, HipressError
 from hipress.reading import SHARE
 from hipress.tools.models import own
 from hipress.tools.simulate import cluster as clusters
-from hipress.tools.simulate import methods as known
-from hipress.tools.simulate import results
-from hipress.tools.simulate.methods import BASELINE, FP32
-from hipress.tools.simulate.predict import Simulation
+from hipress.tools.simulate import compared, predictions
+from hipress.tools.simulate.compared import BASELINE, FP32
 from hipress.tools.simulate.profiles import write_profile
 from hipress.tools.simulate.show import bandwidth, show
+from hipress.tools.simulate.simulation import Simulation
 
 __all__ = ["simulate"]
 
@@ -68,11 +67,11 @@ def simulate(
     """
     gc.freeze()  # else each full collection, of which parts make some, looks at all of torch: 0.2 s
     try:
-        methods = [known.parse(each) for each in method or known.DEFAULTS]
+        methods = [compared.parse(each) for each in method or compared.DEFAULTS]
         simulation = Simulation(
             clusters.read(cluster), own.find(model), methods, None if step is None else step * 1e-3
         )
-        made = results.table(simulation, optimizer)
+        made = predictions.table(simulation, optimizer)
         if profile is not None:
             write_profile(profile, simulation.cluster, optimizer)
         wanted = _share(bandwidth_for) if bandwidth_for else None
@@ -102,27 +101,27 @@ def _tell_bandwidths(simulation: Simulation, wanted: float) -> None:
 
 def _write(
     simulation: Simulation,
-    made: results.Table,
+    made: predictions.Table,
     chart: Path | None,
     timeline: Path | None,
     output: Path | None,
 ) -> None:
-    curve = results.curve(simulation) if chart or output else None
-    timelines = [results.timeline(simulation, each) for each in _drawn(simulation, made)]
+    curve = predictions.curve(simulation) if chart or output else None
+    timelines = [predictions.timeline(simulation, each) for each in _drawn(simulation, made)]
     if chart is not None and curve is not None:
-        from hipress.tools.simulate.chart import draw
+        from hipress.tools import charts
 
-        draw(made, curve, chart)
+        charts.draw_prediction(made, curve, chart)
     if timeline is not None:
-        from hipress.tools.simulate.chart import draw_timelines
+        from hipress.tools import charts
 
-        draw_timelines(timelines, timeline)
+        charts.draw_timelines(timelines, timeline)
     if output is not None:
-        data = results.to_dict(made, curve, timelines)
+        data = predictions.to_dict(made, curve, timelines)
         output.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
 
 
-def _drawn(simulation: Simulation, made: results.Table) -> Sequence[str]:
+def _drawn(simulation: Simulation, made: predictions.Table) -> Sequence[str]:
     """The baseline and the fastest codec."""
     ours = [r.outcome.method for r in made.rows if r.outcome.method not in (FP32, BASELINE)]
     base = [name for name in (BASELINE, FP32) if name in simulation.methods]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from hipress.tools.demo.corpus import VOCABULARY
+from hipress.tools.run.corpus import VOCABULARY
 
 LSTM = "lstm"
 #: purposes of a job: to train, to measure link and compressors, to trace the step after the last

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import IO, Any
 
-from hipress.tools.demo import corpus, methods
-from hipress.tools.demo.job import Job, Result
-from hipress.tools.demo.place import Loopback, TestNetwork
+from hipress.tools.run import corpus, methods
+from hipress.tools.run.jobs import Job, Result
+from hipress.tools.run.place import Loopback, TestNetwork
 
 Event = dict[str, Any]
 OnStep = Callable[[int], None]  # called with the number of steps done
@@ -190,7 +190,7 @@ def _start(
     }
     return place.start(
         rank,
-        [sys.executable, "-m", "hipress.tools.demo.worker", json.dumps(order)],
+        [sys.executable, "-m", "hipress.tools.run.worker", json.dumps(order)],
         env=_environment(place),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

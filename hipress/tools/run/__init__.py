@@ -1,10 +1,10 @@
-"""`hipress demo`: a real training run over throttled links, with and without compression.
+"""A training run of several methods, for `hipress demo`, `hipress bench` and bench/.
 
-corpus, model   the workload: a word-level LSTM on the standard library's source
+corpus, lstm    the workload: a word-level LSTM on the standard library's source, or a user's model
 methods         the synchronization: PyTorch's baselines and HiPress codecs
+jobs            the order of a run, and its result
 worker          one rank: trains, counts bytes, reports events as JSON lines
 netns, place    the places of ranks: network namespaces on throttled links, or loopback
 runner          starts the ranks of one method, watches them, returns a Result
-report          medians, table and JSON; chart draws the PNG
-command         the command line
+figures         medians, tables and the report of a run
 """

@@ -19,9 +19,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from hipress.tools.demo import methods, place
-from hipress.tools.demo.ending import orderly_end
-from hipress.tools.demo.job import Job, Result, Workload
+from hipress.tools.run import methods, place
+from hipress.tools.run.ending import orderly_end
+from hipress.tools.run.jobs import Job, Result, Workload
 
 _OPTIMIZERS = ("sgd", "adamw")
 
@@ -109,13 +109,13 @@ def _refuse(message: str) -> NoReturn:
 
 def _patience(hosts: int, rate: str) -> float:
     """Seconds that a step may take: a minute, and ten times what fp32 needs on these links."""
-    from hipress.tools.demo.netns import parse_rate
+    from hipress.tools.run.netns import parse_rate
 
     return 60 + 10 * 2 * hosts * Workload().parameters * 32 / parse_rate(rate)
 
 
 def _train(console: Console, where: place.Choice, jobs: Sequence[Job]) -> list[Result]:
-    from hipress.tools.demo import runner
+    from hipress.tools.run import runner
 
     columns = (
         TextColumn("{task.description:<28}"),
@@ -148,7 +148,7 @@ def _advance(bars: Progress, task: TaskID, done: int) -> None:
 
 
 def _note(result: Result) -> str:
-    from hipress.tools.demo.report import rows
+    from hipress.tools.run.figures import rows
 
     return "[red]failed" if result.error else f"{1e3 * rows([result])[0].median:.0f} ms a step"
 
@@ -156,17 +156,20 @@ def _note(result: Result) -> str:
 def _show(
     console: Console, where: place.Choice, job: Job, results: list[Result], output: Path
 ) -> None:
-    from hipress.tools.demo import chart, report
+    from hipress.tools import charts
+    from hipress.tools.run import figures
 
     command = shlex.join(["hipress", *sys.argv[1:]])
     rate = where.rate if where.emulated else "none"
-    done = report.Report(where.sentence, job.hosts, rate, job.steps, job.workload, results, command)
+    done = figures.Report(
+        where.sentence, job.hosts, rate, job.steps, job.workload, results, command
+    )
     done.write(output / "demo.json")
-    console.print(report.tables(done))
-    for line in report.failures(done):
+    console.print(figures.tables(done))
+    for line in figures.failures(done):
         console.print(f"[red]failed[/red] {line}", highlight=False)
-    if report.rows(results):
-        chart.draw(done, output / "demo.png")
+    if figures.rows(results):
+        charts.draw(done, output / "demo.png")
         console.print(f"Chart: {output / 'demo.png'}   figures: {output / 'demo.json'}")
-    if len(report.failures(done)) == len(results):
+    if len(figures.failures(done)) == len(results):
         raise typer.Exit(1)

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from hipress.errors import HipressError
-from hipress.tools.demo import corpus, runner
-from hipress.tools.demo.job import Job, Result
-from hipress.tools.demo.place import Loopback
+from hipress.tools.run import corpus, runner
+from hipress.tools.run.jobs import Job, Result
+from hipress.tools.run.place import Loopback
 
 PORT = "29500"
 #: names of the variables that hold a rank's number, their count, and its number on its host

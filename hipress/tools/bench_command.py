@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from hipress.tools.demo import methods as methods_
-from hipress.tools.demo import place
-from hipress.tools.demo.command import check_device, check_optimizer, check_output
-from hipress.tools.demo.ending import orderly_end
-from hipress.tools.demo.job import LSTM, PROBED, TRACED, Job, Result, Workload
-from hipress.tools.demo.netns import parse_rate
+from hipress.tools.demo_command import check_device, check_optimizer, check_output
+from hipress.tools.run import methods as methods_
+from hipress.tools.run import place
+from hipress.tools.run.ending import orderly_end
+from hipress.tools.run.jobs import LSTM, PROBED, TRACED, Job, Result, Workload
+from hipress.tools.run.netns import parse_rate
 
 METHODS = (
     *("none", "ddp-fp32", "ddp-fp16", "hipress:bf16", "powersgd"),
@@ -100,7 +100,7 @@ def compare(
     from rich.console import Console
     from rich.table import Table
 
-    from hipress.tools.bench import results
+    from hipress.tools import results
 
     with refusing():
         one, two = results.Results.read(before), results.Results.read(after)
@@ -122,7 +122,7 @@ def compare(
 
 def run(asked: Asked) -> None:
     """Measure, and write bench.html and bench.json. Raises ValueError or OSError for bad input."""
-    from hipress.tools.bench.cluster import Cluster, Started
+    from hipress.tools.bench.started import Cluster, Started
 
     asked.check()
     if Started.there(os.environ):
@@ -164,7 +164,7 @@ def _on_cluster(asked: Asked, cluster: Any) -> None:
 
 
 def _on_emulated_hosts(asked: Asked) -> None:
-    from hipress.tools.demo import runner
+    from hipress.tools.run import runner
 
     profile, reports, traces = None, [], []
     for rate in ("none",) if asked.loopback else asked.rates:
@@ -190,7 +190,7 @@ def _probed(
     tell: Callable[[str], object],
 ) -> dict[str, Any] | None:
     """The profile of link and compressors; None, with a message, if that failed."""
-    from hipress.tools.demo.runner import RunError
+    from hipress.tools.run.runner import RunError
 
     load = Workload(optimizer=asked.optimizer, device=asked.device)
     try:
@@ -213,7 +213,7 @@ def _measured(
 ) -> Any:
     """The report of a model at this number of ranks and rate."""
     from hipress.tools.bench.measure import Suite, measure
-    from hipress.tools.demo.report import Report
+    from hipress.tools.run.figures import Report
 
     suite = Suite(
         asked.methods, hosts=at[0], rate=at[1], device=asked.device, optimizer=asked.optimizer,
@@ -228,8 +228,8 @@ def _traced(
     report: Any, events: Callable[[Job], Sequence[dict[str, Any]]], tell: Callable[[str], object]
 ) -> list[Any]:
     """A traced step of each method by `hipress.wrap` that ran."""
-    from hipress.tools.bench.results import Trace
-    from hipress.tools.demo.runner import RunError
+    from hipress.tools.results import Trace
+    from hipress.tools.run.runner import RunError
 
     found = []
     for each in report.results:
@@ -251,8 +251,8 @@ def _write(
     from rich.console import Console
 
     from hipress.tools.bench import page
-    from hipress.tools.bench.results import Results
-    from hipress.tools.demo.report import tables
+    from hipress.tools.results import Results
+    from hipress.tools.run.figures import tables
 
     found = Results(
         reports, traces, profile, problems=[] if profile else ["The link was not probed."]

@@ -13,10 +13,9 @@ from typing import Any, Self
 from hipress import __version__
 from hipress.errors import ConfigError
 from hipress.reading import read_json
-from hipress.tools.demo.chart import smooth
-from hipress.tools.demo.job import Result
-from hipress.tools.demo.methods import ALONE
-from hipress.tools.demo.report import Report, final_loss
+from hipress.tools.run.figures import Report, final_loss, rows, smooth
+from hipress.tools.run.jobs import Result
+from hipress.tools.run.methods import ALONE
 from hipress.tools.tracing.spans import Point, Process, Span
 
 FORMAT = 1
@@ -159,8 +158,6 @@ def compare(before: Results, after: Results) -> list[Compared]:
 
 
 def _by_key(results: Results) -> Iterator[tuple[tuple[str, ...], Any]]:
-    from hipress.tools.demo.report import rows
-
     for report in results.reports:
         load = report.workload
         where = f"{report.hosts} ranks, {report.rate}, {load.model}, {load.optimizer}"

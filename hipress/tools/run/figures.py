@@ -17,8 +17,8 @@ from rich.table import Table
 
 from compll.tools.bench_report import cpu
 from hipress.reading import read_json
-from hipress.tools.demo.job import Result, Workload
-from hipress.tools.demo.methods import ALONE
+from hipress.tools.run.jobs import Result, Workload
+from hipress.tools.run.methods import ALONE
 
 SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
 PRICE = ("payload MB", "wire MB", "peak MB", "loss", "to fp32", "ranks")
@@ -75,6 +75,11 @@ def rows(results: Sequence[Result]) -> list[Row]:
 def final_loss(result: Result) -> float:
     """The mean loss of the last steps, nats per word."""
     return statistics.fmean(result.losses[-FINAL:])
+
+
+def smooth(values: Sequence[float], width: int = 10) -> list[float]:
+    """The running mean of up to `width` last values."""
+    return [statistics.fmean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))]
 
 
 def tables(report: Report) -> Group:
