@@ -357,7 +357,6 @@ KINDS: Mapping[str, tuple[str, Callable[[], Trial]]] = {
     "rules": ("files", rules),
     "profiles": ("files", profiles),
     "clusters": ("files", clusters),
-    "models": ("files", models),
     "results": ("files", results),
     "plans": ("files", plans),
 }
