@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -120,6 +120,16 @@ def _zero(plan: BucketPlan | None) -> None:
             array[:] = 0
 
 
+class _Kept:
+    """A step whose averages are all used."""
+
+    def keep(self, indices: Iterable[int]) -> None:
+        """Implements Step.keep."""
+
+    def undo(self, indices: Collection[int]) -> None:
+        """Implements Step.undo."""
+
+
 class Averaged(AbstractContextManager["Averaged"]):
     """Averages gradients by int4_group until the optimizer freezes, as "auto" does on slow links,
     and then its momentum by a codec, as `hipress.wrap(model, codec, optimizer=optimizer)` does."""
@@ -166,7 +176,7 @@ class Averaged(AbstractContextManager["Averaged"]):
         """Hand over a rank's gradient, as an engine does; its momentum is added after a freeze."""
         entered: Future[Tensor] = Future()
         entered.set_result(gradient)
-        self._momentum.begin(self._after.residuals)
+        self._momentum.begin(_Kept(), self._after.residuals)
         self._momentum.hand(self._every, gradient, lambda: entered, Future())
         self._momentum.release()
 

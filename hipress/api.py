@@ -37,7 +37,8 @@ def detach(ddp: Synchronized) -> None:
     """
     ddp = _target(ddp)
     session = _session(ddp)
-    if session.engine is not None and session.engine.under_way and compat.backward_id() >= 0:
+    step = None if session.engine is None else session.engine.round
+    if step is not None and compat.backward_id() >= 0:
         raise StateError(
             f"rank {session.rank}: hipress.detach in a backward pass of which gradients are on "
             "their way; call it between steps"

@@ -33,6 +33,7 @@ __all__ = [
     "call_after_backward",
     "comm_hooks",
     "divides_by_active_ranks",
+    "end_event_with",
     "gloo_group",
     "gradient_type",
     "group_name",
@@ -44,7 +45,6 @@ __all__ = [
     "parameters_in_buckets",
     "parameters_of",
     "profiled",
-    "profiled_until_done",
     "skips_unused_buckets",
     "sparse_bytes",
     "store_address",
@@ -162,16 +162,11 @@ def profiled(name: str) -> AbstractContextManager[object]:
     return record_function(f"hipress:{name}") if running else _NO_EVENT
 
 
-def profiled_until_done(
-    name: str, start: Callable[[], torch.futures.Future[torch.Tensor]]
-) -> torch.futures.Future[torch.Tensor]:
-    """Return the future of `start`, and record an event from now until that is done, in any thread,
-    like those of DDP's all-reduces."""
-    with profiled(name) as event:
-        future = start()
-        if isinstance(event, record_function):
-            event._call_end_callbacks_on_future(future)
-    return future
+def end_event_with(event: object, future: torch.futures.Future[torch.Tensor]) -> None:
+    """Let an event of `profiled` last until this future is done, in any thread, like those of DDP's
+    all-reduces."""
+    if isinstance(event, record_function):
+        event._call_end_callbacks_on_future(future)
 
 
 def skips_unused_buckets(ddp: DistributedDataParallel) -> bool:

@@ -38,6 +38,7 @@ from hipress.planning import Planner, codecs_of, compile_ahead, refuse_misplaced
 from hipress.sync import momentum
 from hipress.sync.engine import Engine
 from hipress.sync.momentum import Momentum
+from hipress.sync.world import World
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -102,15 +103,19 @@ class Session:
         """An engine for `start`. Every rank must call this.
 
         group: of uncompressed buckets; parameters: those of `params`, for an optimizer whose
-        momentum is averaged; skips, unused: see Engine.
+        momentum is averaged; skips, unused: see Engine and World.
         """
         tuner = None if self.controller is None else self.controller()
-        plan = self.plan if tuner is None else tuner.plan
+        plan, codecs = self.plan, self.plan.codecs
+        if tuner is not None:
+            plan, codecs = tuner.plan, tuner.codecs
+        momentum = self._momentum(parameters, unused)
+        world = World(
+            codecs, self.options, group, self.coordinator, placement=self.placement, unused=unused
+        )
         return Engine(
-            self.params, plan, self.options, group, self.coordinator,
-            placement=self.placement, tuner=tuner, skips=skips, unused=unused,
-            momentum=self._momentum(parameters, unused),
-        )  # fmt: skip
+            self.params, plan, self.options, world, tuner=tuner, skips=skips, momentum=momentum
+        )
 
     def _momentum(self, parameters: Sequence[torch.Tensor], unused: bool) -> Momentum | None:
         if self.optimizer is None:

@@ -26,6 +26,7 @@ from hipress.errors import SyncError
 from hipress.model import laid_out, layout_of
 from hipress.sync.engine import Engine
 from hipress.sync.futures import average, map_future
+from hipress.sync.round import Round
 
 
 class HookState:
@@ -36,6 +37,7 @@ class HookState:
         self.ddp = weakref.ref(ddp)
         self.group = group
         self.views = ddp.gradient_as_bucket_view
+        self.latest = 0  # number of the last bucket
         self.active_ranks = 0  # in a `join`: ranks with data for the current step
         self.index: dict[torch.Tensor, int] = {}
         self.engine: Engine | None = None  # None after detach: plain averaging
@@ -74,14 +76,16 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         return _as_read(state, bucket, average(bucket.buffer(), state.group))
     try:
         _divide_by_active_ranks(state, bucket)
-        engine.begin(bucket.index(), state.index)
+        step = _step_of(state, engine, bucket)
         if bucket.index() == 0:
             _follow_rebuild(state, engine)
         _at_end_of_backward(state, engine)
         indices = _indices(state, bucket)
         if state.views and not bucket.buffer().is_sparse:
             _refuse_moved(engine, bucket, indices)
-        future = engine.reduce(indices, bucket.buffer(), last=bucket.is_last())
+        future = step.reduce(indices, bucket.buffer())
+        if bucket.is_last():
+            step.close()
     except BaseException as error:  # a KeyboardInterrupt, too
         engine.fail(error)
         raise
@@ -89,6 +93,16 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         engine.finish()  # nothing will call it before DDP itself waits
         state.first_step_delayed = False
     return _as_read(state, bucket, future)
+
+
+def _step_of(state: HookState, engine: Engine, bucket: GradBucket) -> Round:
+    """The bucket's step, which it may begin. Buckets come in order, but DDP may leave out the first
+    and the last ones, whose parameters are unused (`skip_all_reduce_unused_params`)."""
+    step, before = engine.round, state.latest
+    state.latest = bucket.index()
+    if step is None or step.closed or state.latest <= before:
+        step = engine.begin(state.index)
+    return step
 
 
 def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:

@@ -35,11 +35,11 @@ def owed_names(codec: Codec) -> set[str]:
 
 def state_of(codec: Codec, memory: Memory, n: int, tensors: int = 1) -> dict[str, Any]:
     """Zeroed states of n elements of a number of tensors, in a memory, as codecs take them."""
-    sizes = {"element": n, "tensor": tensors}
-    return {
-        state.name: memory.array(memory.zeros(sizes[state.per], getattr(torch, state.dtype)))
-        for state in codec.states
-    }
+    made, sizes = dict[str, Any](), {"element": n, "tensor": tensors}
+    for state in codec.states:
+        zeros = memory.zeros(sizes[state.per], getattr(torch, state.dtype))
+        made[state.name] = memory.array(zeros) if memory.host else zeros
+    return made
 
 
 def resolve(options: Options, target: str = "cpu") -> Codec:

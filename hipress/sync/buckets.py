@@ -139,6 +139,17 @@ class BucketPlans:
         """Pieces of a bucket, by parameter."""
         return torch.split(buffer, [self._params[index].reals for index in indices])
 
+    def undelivered(self, indices: Sequence[int]) -> torch.Tensor:
+        """The undelivered gradients of a bucket's parameters, flat float32 in its order; zeros of
+        those that have none."""
+        elements = sum(self._params[index].reals for index in indices)
+        whole = self.residuals.memory.zeros(elements, torch.float32)
+        for index, piece in zip(indices, self.pieces(indices, whole), strict=True):
+            held = self.residuals.undelivered(index)
+            if held is not None:
+                piece.copy_(held)
+        return whole
+
     def _forget(self, indices: Sequence[int]) -> None:
         """Drop the plans of these parameters' earlier buckets, which DDP has rebuilt, with their
         programs and the executor's buffers."""

@@ -42,12 +42,11 @@ class Mixing:
         engine = self._engine
         engine.refuse_broken()
         try:
-            sent = []
+            step, sent = engine.begin(), []
             for number, bucket in enumerate(self._buckets):
-                engine.begin(number)
                 sent.append(bucket.gather(self._values(number)))
-                engine.reduce(bucket.indices, sent[-1], last=False)
-            engine.finish(lambda number: self._mix(number, sent[number]))
+                step.reduce(bucket.indices, sent[-1])
+            step.finish(lambda number: self._mix(number, sent[number]))
         except BaseException as error:
             engine.fail(error, "gossip.step()")
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.futures import Future
@@ -18,7 +18,7 @@ from hipress.plan.codecs import owed_names
 from hipress.shards import is_sharded
 from hipress.sync.futures import map_future
 from hipress.sync.scaling import belongs
-from hipress.sync.state import Copied, Residuals
+from hipress.sync.state import Residuals
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -27,6 +27,18 @@ __all__ = ["Momentum", "check"]
 
 Begin = Callable[[], Future[torch.Tensor]]  # of the average of a bucket
 Handed = tuple[Sequence[int], torch.Tensor]
+
+
+class Step(Protocol):
+    """A step that can be undone: see Round."""
+
+    def keep(self, indices: Iterable[int]) -> None:
+        """Copy these parameters' states."""
+        ...
+
+    def undo(self, indices: Collection[int]) -> None:
+        """Give them back, as these parameters' averages are dropped."""
+        ...
 
 
 class Momentum:
@@ -57,23 +69,22 @@ class Momentum:
         self._norms: dict[int, torch.Tensor] = {}  # of their gradients, by index
         self._handed: list[Handed] = []
         self._held: list[tuple[Handed, Begin, Future[torch.Tensor]]] = []
-        self._residuals: Residuals | None = None  # of the current step
-        self._kept: Copied = {}  # copies from before the step
+        self._step: Step | None = None  # the last one
         if optimizer.scaler is not None and optimizer.scaler.is_enabled():
             belongs(optimizer.scaler, optimizer)
         optimizer.told = self._put_back
 
-    def begin(self, residuals: Residuals) -> None:
+    def begin(self, step: Step, residuals: Residuals) -> None:
         """Begin a step with these residuals; its first bucket is ready."""
         optimizer = self._optimizer
         self._handed.clear()
         self._sampled = optimizer.groups().keys() if optimizer.samples else frozenset()
         self._norms.clear()
         optimizer.rank_square = None
-        self._residuals, self._kept = residuals, {}
+        self._step = step
         self._groups = optimizer.groups() if optimizer.averaging else {}
         if self._groups and optimizer.scaler is not None and optimizer.scaler.is_enabled():
-            self._kept = residuals.copy(residuals.places)
+            step.keep(residuals.places)
 
     def hand(
         self,
@@ -147,8 +158,8 @@ class Momentum:
     def _enter(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
         for index, piece in self._pieces(indices, buffer):
             param, parameter = self._params[index], self._parameters[index]
-            if self._unused and self._residuals is not None and not piece.any():
-                self._kept |= self._residuals.copy([index])
+            if self._unused and self._step is not None and not piece.any():
+                self._step.keep([index])
             share = self._optimizer.enter(parameter, self._groups[parameter])
             if share is not None:
                 momentum, weight = share
@@ -167,10 +178,8 @@ class Momentum:
 
     def _put_back(self, parameters: Collection[torch.Tensor]) -> None:
         """Restore these parameters' states from before the step, as averages are dropped."""
-        indices = {self._index[p] for p in parameters if p in self._index}
-        kept = {index: states for index, states in self._kept.items() if index in indices}
-        if self._residuals is not None and kept:
-            self._residuals.put_back(kept)
+        if self._step is not None:
+            self._step.undo({self._index[p] for p in parameters if p in self._index})
 
 
 def _refuse_shards(optimizer: Averaging, parameters: Iterable[torch.Tensor]) -> None:

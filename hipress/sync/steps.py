@@ -21,7 +21,6 @@ from hipress.sync.awaited import Awaited, changed, hide
 from hipress.sync.engine import Engine
 from hipress.sync.futures import wait_within
 from hipress.sync.order import Bucket, Turns, buckets
-from hipress.sync.state import Copied
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Steps:
         self._ready: dict[int, tuple[torch.Tensor | None, tuple[object, ...]]] = {}
         self._sent: list[_Sent] = []
         self._unused: frozenset[int] = frozenset()  # used by no rank in this step
-        self._kept: Copied = {}  # states of unused parameters
         self._paused = False
 
     @contextmanager
@@ -97,12 +95,15 @@ class Steps:
             if self._turns.left:
                 self._wait(asked)
                 self._send_rest(self._turns, used.tolist())
-            self._engine.finish(self._take)
+            step = self._engine.round  # None if no rank has a gradient
+            if step is not None:
+                step.finish(self._take)
             self._wait(asked)
-        self._engine.buckets.residuals.put_back(self._kept)
+        if step is not None:
+            step.undo(self._unused)  # their averages are dropped
         self._turns.reset()
-        for each in (self._ready, self._sent, self._kept):
-            each.clear()
+        self._ready.clear()
+        self._sent.clear()
         self._unused = frozenset()
 
     def _settle(self, index: int) -> torch.Tensor | None:
@@ -194,11 +195,12 @@ class Steps:
     def _send(self, bucket: Bucket) -> None:
         gradients = [self._gradient(index) for index in bucket.indices]
         unused = self._unused.intersection(bucket.indices)
-        self._engine.begin(len(self._sent), self.parameters)
-        self._kept |= self._engine.buckets.residuals.copy(unused)
+        step = self._engine.round if self._sent else self._engine.begin(self.parameters)
+        assert step is not None  # it is under way as long as something is sent
+        step.keep(unused)
         # not detach, with which the engine's writes would count as the user's: see _mark
         flat = bucket.gather([gradient.data for gradient in gradients])
-        future = self._engine.reduce(bucket.indices, flat, last=False)
+        future = step.reduce(bucket.indices, flat)
         self._sent.append(_Sent(bucket, gradients, flat, future))
 
     def _take(self, number: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,31 +56,22 @@ class PlanSwitch:
         if old.index in self.owed:
             self.owed[old.index] = in_layout(in_shape(self.owed[old.index], old), new)
 
-    def hand(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
-        """Add owed gradients to those of a ready bucket, and show them to the tuner."""
-        self._add_owed(indices, buffer)
-        if self._tuner is not None:
-            self._tuner.handed(indices, buffer, partial(self._undelivered, indices))
+    def owe(self, index: int, gradient: torch.Tensor) -> None:
+        """Add a gradient to this rank's next one of the parameter. It is flat float32 in bucket
+        order."""
+        self.owed[index] = self.owed.get(index, 0) + gradient
 
-    def _undelivered(self, indices: tuple[int, ...]) -> torch.Tensor:
-        """Undelivered gradients of a bucket's parameters, in its order."""
-        residuals = self.buckets.residuals
-        pieces = [
-            residuals.memory.zeros(residuals.params[index].reals, torch.float32)
-            if (values := residuals.undelivered(index)) is None
-            else values
-            for index in indices
-        ]
-        return torch.cat(pieces)
-
-    def _add_owed(self, indices: tuple[int, ...], buffer: torch.Tensor) -> None:
-        """Add owed gradients to those of a bucket, unless these are zero, as for parameters
-        that this rank did not use: see [Note: unused parameters] in state.py."""
+    def add_owed(self, indices: tuple[int, ...], buffer: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Add owed gradients to those of a bucket, unless these are zero, as for parameters that
+        this rank did not use: see [Note: unused parameters] in state.py. Returns the added ones."""
+        added: dict[int, torch.Tensor] = {}
         if self.owed.keys().isdisjoint(indices):
-            return
+            return added
         for index, piece in zip(indices, self.buckets.pieces(indices, buffer), strict=True):
             if index in self.owed and piece.any():
-                piece.add_(self.owed.pop(index))
+                added[index] = self.owed.pop(index)
+                piece.add_(added[index])
+        return added
 
     def _go_by(self, plan: Plan) -> None:
         """Switch to a plan between two steps."""
@@ -91,7 +81,7 @@ class PlanSwitch:
         for index in before.residuals.places.keys() - moved:
             values = before.residuals.undelivered(index)
             if values is not None and values.any():
-                self.owed[index] = self.owed.get(index, 0) + _in(memory, values)
+                self.owe(index, _in(memory, values))
         self.buckets = made
 
 

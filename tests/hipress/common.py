@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import hipress
+from hipress.sync.engine import Engine
+from hipress.sync.world import World
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}
@@ -180,3 +182,18 @@ def left(ddp):
         name: any(bool(value.any()) for values in sides.values() for value in values.values())
         for name, sides in hipress.state_dict(ddp)["state"].items()
     }
+
+
+def engine_of_world(params, plan, options, group, coordinator, *, tuner=None, skips=False, **where):
+    """An engine over a world of its own. where: placement, memory and unused, as of World."""
+    codecs = plan.codecs if tuner is None else tuner.codecs
+    world = World(codecs, options, group, coordinator, **where)
+    return Engine(params, plan, options, world, tuner=tuner, skips=skips)
+
+
+def averaged(engine, buckets):
+    """A step of these buckets, by parameters."""
+    step = engine.begin()
+    for indices, bucket in buckets.items():
+        step.reduce(indices, bucket)
+    step.finish()

@@ -18,10 +18,10 @@ from hipress.model import describe
 from hipress.plan import auto, candidates, evidence, levels, probe, timing, trial
 from hipress.plan.codecs import compile_codec
 from hipress.plan.rules import NO_RULES
-from hipress.sync.engine import Engine
 from tests.casync import emulated
 from tests.casync.streams import FakeMoment, Schedule
 from tests.casync.test_device import GPU
+from tests.hipress.common import averaged, engine_of_world
 from tests.hipress.device_ranks import exported, gradients
 from tests.hipress.policy_ranks import spiked
 
@@ -59,10 +59,7 @@ def params_of(*shapes):
 
 
 def step(engine, buckets):
-    for index, bucket in enumerate(buckets):
-        engine.begin(index)
-        engine.reduce((index,), bucket, last=index == len(buckets) - 1)
-    engine.finish()
+    averaged(engine, {(index,): bucket for index, bucket in enumerate(buckets)})
 
 
 def steered(params, policy, coordinator, placement, memory):
@@ -75,7 +72,7 @@ def steered(params, policy, coordinator, placement, memory):
             params, wanted, Topology.flat(2), NO_RULES, coordinator, placement
         )
         made = planner.plan(codecs)
-        return Engine(
+        return engine_of_world(
             params, made.plan, wanted, dist.group.WORLD, coordinator,
             placement=placement, memory=memory, tuner=made.controller(),
         )  # fmt: skip
@@ -136,7 +133,7 @@ def by_trial(rank, size, gpu=False):
         codecs = planning.codecs_of(wanted, staged)
         planner = planning.Planner(params, wanted, Topology.flat(2), NO_RULES, coordinator, staged)
         made = planner.plan(codecs)
-        engine = Engine(
+        engine = engine_of_world(
             params, made.plan, wanted, dist.group.WORLD, coordinator,
             placement=staged, memory=memory, tuner=made.controller(), unused=True,
         )  # fmt: skip
@@ -155,9 +152,7 @@ def by_trial(rank, size, gpu=False):
             after += tuner.trial_seconds is not None
             total = total + averages[-1]
             exact = exact + sum(gradients(params, r, number) for r in range(size)) / size
-        left = [engine.buckets.residuals.undelivered(p.index) for p in params]
-        kept = [x.cpu() for x in left if x is not None]
-        shared = torch.cat(kept)
+        shared = engine.undelivered(range(len(params))).cpu()
         dist.all_reduce(shared)
         off = (total + shared / size - exact).abs().max().item()
         tried = [(each.plan, each.verdict, each.steps) for each in tuner.tried]

@@ -24,10 +24,17 @@ from hipress.errors import HipressError
 from hipress.model import describe
 from hipress.plan.plan import fixed_plan
 from hipress.sync import executors
-from hipress.sync.engine import Engine
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
 from tests.casync.streams import Schedule
-from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
+from tests.hipress.common import (
+    SMALL_BUCKETS,
+    averaged,
+    data,
+    digest,
+    engine_of_world,
+    make,
+    train,
+)
 from tests.hipress.fakes import Int8
 
 SHAPES = ((1, 40), (30, 100))
@@ -44,7 +51,7 @@ def engine_of(params, codec, coordinator, strategy="auto", min_size=0, **how):
     )
     topology = Topology.flat(len(coordinator.ranks))
     plan = fixed_plan(params, codec, wanted, topology)
-    return Engine(params, plan, wanted, dist.group.WORLD, coordinator, **how)
+    return engine_of_world(params, plan, wanted, dist.group.WORLD, coordinator, **how)
 
 
 def gradients(params, rank, step):
@@ -54,9 +61,7 @@ def gradients(params, rank, step):
 
 def reduced(engine, bucket):
     """A step of one bucket."""
-    engine.begin(0)
-    engine.reduce(tuple(range(len(engine.params))), bucket, last=True)
-    engine.finish()
+    averaged(engine, {tuple(range(len(engine.params))): bucket})
 
 
 def alike(rank, size, dtype):
@@ -166,10 +171,7 @@ def two_buckets(rank, size, dtype, transport, codec, hosts_codec, how):
             pieces = values.split([param.numel for param in params])
             theirs = [memory.filled(piece) for piece in pieces]
             for engine, each in ((device, theirs), (host, pieces)):
-                for indices, bucket in zip(BUCKETS, each, strict=True):
-                    engine.begin(indices[0])
-                    engine.reduce(indices, bucket, last=indices == BUCKETS[-1])
-                engine.finish()
+                averaged(engine, dict(zip(BUCKETS, each, strict=True)))
             assert all(map(torch.equal, map(memory.download, theirs), pieces))
             staged.append(len(memory.staged))
         assert through == (staged[0] > 0)
@@ -209,10 +211,10 @@ def in_turn(rank, size):
         for step in range(2):
             made, values = [], gradients(params, rank, step)
             pieces = values.split([param.numel for param in params])
+            round_ = engine.begin()
             for indices, bucket in zip(BUCKETS, map(memory.filled, pieces), strict=True):
-                engine.begin(indices[0])
-                engine.reduce(indices, bucket, last=False)
-            engine.finish(lambda number: calls.append(f"took {number}"))
+                round_.reduce(indices, bucket)
+            round_.finish(lambda number: calls.append(f"took {number}"))
             assert calls == [0, "took 0", 1, "took 1"], calls
             calls.clear()
         dist.barrier()
@@ -264,7 +266,6 @@ def lost(rank, size):
         told = []
         for step in range(2):
             try:
-                engine.begin(0)
                 if rank == size - 1:
                     engine.fail(RuntimeError("no gradient"), "a backward pass")
                 reduced(engine, memory.filled(gradients(params, rank, step)))

@@ -14,21 +14,22 @@ import compll
 import hipress
 from hipress import session
 from hipress.devices import NCCL, Placement
-from hipress.sync.engine import Engine
+from hipress.sync import engine
 from hipress.sync.futures import map_future
+from hipress.sync.round import Round
 from tests.casync import emulated
 from tests.casync.streams import Schedule
 from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
 from tests.hipress.device_ranks import slots_by
 
 
-class Moved(Engine):
+class Moved(Round):
     """Buckets are copied to the device by the caller's stream, and averages back."""
 
-    def reduce(self, indices, buffer, *, last):
+    def reduce(self, indices, buffer):
         memory = Placement.memory(None)
         there = memory.filled(buffer.detach())
-        averaged = super().reduce(indices, there, last=last)
+        averaged = super().reduce(indices, there)
         return map_future(averaged, lambda _: buffer.copy_(memory.download(there)), Future())
 
 
@@ -41,7 +42,7 @@ def on_device(rank, *, transport="staged"):
         for where, name, value in (
             (session, "place", mock.Mock(return_value=Placement(memory.device, transport))),
             (Placement, "memory", mock.Mock(return_value=memory)),
-            (session, "Engine", Moved),
+            (engine, "Round", Moved),
         ):
             stack.enter_context(mock.patch.object(where, name, value))
         if transport in NCCL:

@@ -83,10 +83,10 @@ def restore(rank, _):
     ddp(torch.randn(4, 7)).sum().backward()
     engine = SESSIONS[ddp].engine
     held = [
-        engine._routes.every[0].executor._transport,
-        engine._routes.every[0].executor._transport._group,
+        engine.world.routes[0].executor._transport,
+        engine.world.routes[0].executor._transport._group,
     ]
-    held.append(engine._verifier._group)
+    held.append(engine.world.verifier._group)
     left = [weakref.ref(one) for one in held]
     del engine, held
     hipress.detach(ddp)
@@ -133,21 +133,21 @@ def interrupted(rank, _):
     except KeyboardInterrupt:
         found = engine.unfinished
     store.set("interrupted", "")
-    for future, _ in engine.pending:
-        told(future.wait)
+    for average in engine.round.averages:
+        told(average.future.wait)
     return found, told(lambda: hipress.state_dict(ddp))
 
 
 def raised_after_the_last_bucket(rank, _):
     """In the backward pass of the model's input: DDP never hands the averages over."""
     ddp = hipress.wrap(make(), Int8())
-    pending = SESSIONS[ddp].engine.pending
+    engine = SESSIONS[ddp].engine
     x = torch.randn(4, 7, requires_grad=True)
     before = x * 1
     before.register_hook(lambda _: 1 / 0)
     found = told(ddp(before).sum().backward)
-    for future, _ in pending:
-        future.wait()
+    for average in engine.round.averages:
+        average.future.wait()
     return found, told(lambda: hipress.state_dict(ddp))
 
 

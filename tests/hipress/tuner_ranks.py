@@ -24,8 +24,17 @@ from hipress.plan import probe, trial
 from hipress.plan.places import Places
 from hipress.plan.plan import NATIVE, Plan, fixed_plan, raw
 from hipress.session import SESSIONS
-from hipress.sync.engine import Engine
-from tests.hipress.common import SMALL_BUCKETS, UNREBUILT, data, digest, error_of, make, train
+from tests.hipress.common import (
+    SMALL_BUCKETS,
+    UNREBUILT,
+    averaged,
+    data,
+    digest,
+    engine_of_world,
+    error_of,
+    make,
+    train,
+)
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 
@@ -81,16 +90,14 @@ def handed_on(rank, world_size, names, scope):
     script = [plans[name] for name in names]
     wanted = options.make("auto", min_size=0, timeout=30, scope=scope)
     group = dist.group.WORLD
-    engine = Engine(
+    engine = engine_of_world(
         params, script[0], wanted, group, coordinators.coordinator(group, 30), tuner=Script(script)
     )
     total = exact = torch.zeros(1)
     found = []
     for step in range(len(script)):
         buffer = gradients(params, rank, step)
-        engine.begin(0)
-        engine.reduce(tuple(range(len(params))), buffer, last=True)
-        engine.finish()
+        averaged(engine, {tuple(range(len(params))): buffer})
         total = total + buffer
         exact = exact + sum(gradients(params, r, step) for r in range(world_size)) / world_size
         found.append(((total - exact).abs().max().item(), total.tolist()))
@@ -276,7 +283,7 @@ def zeroed(rank, world_size):
     group, found = dist.group.WORLD, []
     for first in ([low_rank, native], [native, native], [low_rank, low_rank]):
         script = [*first, low_rank]
-        engine = Engine(
+        engine = engine_of_world(
             params,
             script[0],
             wanted,
@@ -286,9 +293,7 @@ def zeroed(rank, world_size):
         )
         for _ in script:
             buffer = gradients(params, rank, 0)
-            engine.begin(0)
-            engine.reduce(tuple(range(len(params))), buffer, last=True)
-            engine.finish()
+            averaged(engine, {tuple(range(len(params))): buffer})
         engine.close()
         found.append(buffer.tolist())
     return found
