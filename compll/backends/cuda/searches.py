@@ -18,7 +18,7 @@ from compll.ir.static import depends
 from compll.ir.tile import SCRATCH, KthLargest, Store, ThresholdSearch, Value, Walk
 
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
-EACH = 4096  # keys of a block
+EACH = 16384  # keys of a block, whose histogram has 2048 bins to clear and to add to the piece's
 KEYS = Field("keys", "int32", 0, SCRATCH)
 #: length of a search's array, and indices in it: see Search in searches.cuh
 SEARCH, TRIES, LAST = 11, 2, 10

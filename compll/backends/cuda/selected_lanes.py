@@ -60,40 +60,51 @@ class SelectedLanes:
         needed = {id(v) for v in self.walk.order(loop)}
         for k, v in enumerate(self.spreads):
             if id(v) in needed:
-                self.ranks(f"spread{k}", v.args[0])
+                self.hits(f"spread{k}", v.args[0])
+                self.ranks(f"spread{k}")
 
-    def ranks(self, name: str, condition: Value) -> None:
-        """Declare, for four lanes, if each is selected, and its place."""
-        b, team = self.body, self.shape.team
-        b.add(f"bool is_{name}[4];")
-        b.add(f"i64 rank_{name}[4];")
+    def hits(self, name: str, condition: Value) -> None:
+        """Declare, for four lanes, if a condition holds for each."""
+        self.body.add(f"bool is_{name}[4];")
         with self.walk.each_of_row(self.walk.order(Loop(0, 0, folds=[fold_of(condition)]))):
-            b.add(f"is_{name}[j] = i < m && {self.walk.named(condition)};")
-        b.add(f"ranks<{team}>(is_{name}, next_{name}, rank_{name});")
+            self.body.add(f"is_{name}[j] = i < m && {self.walk.named(condition)};")
+
+    def ranks(self, name: str) -> None:
+        """Declare the places of four lanes' hits."""
+        self.body.add(f"i64 rank_{name}[4];")
+        self.body.add(f"ranks<{self.shape.team}>(is_{name}, next_{name}, rank_{name});")
 
     def compact_row(self, one: Compact) -> None:
+        """Append a row's selected lanes. Most rows of a sparse selection have none."""
+        b, s = self.body, one.selection
+        found = []
+        for name, condition in ((f"always_{s}", one.always), (f"first_{s}", one.first)):
+            if condition is not None:
+                self.hits(name, condition)
+                found.append(name)
+        b.add(f"bool is_{s}[4] = {{}};")
+        some = " || ".join(f"is_{name}[{j}]" for name in found for j in range(4))
+        with b.block(f"if (__any_sync(FULL, {some}))"):
+            for name in found:
+                self.ranks(name)
+            with self.walk.each_of_row(self.walk.order(Loop(0, 0, compacts=[one]))):
+                self.append(one)
+
+    def append(self, one: Compact) -> None:
+        """Append the current lane if it is selected."""
         b, s = self.body, one.selection
         taken, place = [], []
         if one.always is not None:
-            self.ranks(f"always_{s}", one.always)
             taken, place = [f"is_always_{s}[j]"], [f"rank_always_{s}[j]"]
         if one.first is not None:
-            self.ranks(f"first_{s}", one.first)
             limit = b.value(one.limit)
             taken.append(f"(is_first_{s}[j] && rank_first_{s}[j] < {limit})")
             place.append(f"op_min(rank_first_{s}[j], {limit})")
-        b.add(f"bool is_{s}[4];")
-        b.add(f"i64 rank_{s}[4];")
-        with b.block("for (int j = 0; j < 4; ++j)"):
-            b.add(f"is_{s}[j] = {' || '.join(taken)};")
-            b.add(f"rank_{s}[j] = {' + '.join(place)};")
-
-    def take(self, loop: Loop) -> None:
-        """Append the current lane if it is selected."""
-        for one in loop.compacts:
-            for f, value in one.parts:
-                to = f"{self.walk.arrays.own(f)}[rank_{one.selection}[j]]"
-                self.body.add(f"if (is_{one.selection}[j]) {to} = {self.walk.named(value)};")
+        b.add(f"is_{s}[j] = {' || '.join(taken)};")
+        b.add(f"const i64 rank = {' + '.join(place)};")
+        for f, value in one.parts:
+            to = f"{self.walk.arrays.own(f)}[rank]"
+            b.add(f"if (is_{s}[j]) {to} = {self.walk.named(value)};")
 
     def lane(self, v: Value) -> str:
         """True for a selected lane; for a spread, the value that the lane takes."""

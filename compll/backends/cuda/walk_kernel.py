@@ -163,7 +163,6 @@ class WalkKernel:
                 with self.each_of_row(values):
                     self.folds.take(one.folds)
                     self.stores.take(one.stores)
-                    self.selected.take(one)
                 self.stores.row(one.stores)
         self.stores.rows(one.stores)
         self.stores.codes(one.stores)

@@ -581,6 +581,10 @@ D i64 as_count(double value, i64 n) {
 // Of the four elements that a thread of a team has in a row, which number each hit has; `next`: that of
 // the row's first, then of the next row's.
 template <int T> D void ranks(const bool* hit, i64& next, i64* rank) {
+  if (!__any_sync(FULL, hit[0] || hit[1] || hit[2] || hit[3])) {
+    for (int j = 0; j < 4; ++j) rank[j] = next;
+    return;
+  }
   const int lane = threadIdx.x % 32;
   const u32 team = T == 32 ? FULL : ((1u << T % 32) - 1u) << lane / T * T, below = (1u << lane) - 1u;
   i64 own = next;

@@ -11,11 +11,18 @@ template <int BITS, int SHIFT> D void histogram(const i32* keys, i64 begin, i64 
   __shared__ u32 bins[1 << BITS];
   for (int b = threadIdx.x; b < 1 << BITS; b += blockDim.x) bins[b] = 0;
   __syncthreads();
-  const i64 end = size - begin < count ? size : begin + count;
-  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    const u32 y = digits(keys[i]);
+  const auto take = [&](i32 key) {
+    const u32 y = digits(key);
     if (BITS + SHIFT == 32 || y >> (BITS + SHIFT) % 32 == prefix) atomicAdd(&bins[y >> SHIFT & ((1u << BITS) - 1u)], 1u);
+  };
+  keys += begin;
+  const int own = size - begin < count ? (int)(size - begin) : count, quads = own / 4;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < quads; i += blockDim.x) {
+    const Quad q = ((const Quad*)keys)[i];
+    for (int j = 0; j < 4; ++j) take((i32)q.v[j]);
   }
+  for (int i = 4 * quads + (int)threadIdx.x; i < own; i += blockDim.x) take(keys[i]);
   __syncthreads();
   for (int b = threadIdx.x; b < 1 << BITS; b += blockDim.x)
     if (bins[b]) atomicAdd(&hist[b], (u64)bins[b]);
