@@ -1,8 +1,8 @@
 """Files written by users, read with the places of their values: YAML or JSON.
 
 Mistakes are reported together, each as `file:line:column: message`, by the reader of specs, which
-limits length, depth and number of values. Results, which a program wrote, are long: JSON alone,
-whose mistakes are told by their path in it.
+limits length, depth and number of values. Results and profiles, which a program wrote, are JSON,
+whose first mistake is told by its path in it.
 """
 
 from __future__ import annotations
@@ -276,8 +276,12 @@ def build(kind: Any, data: Any, place: str = "") -> Any:
         return _build(base, data, place)
     if base in (list, tuple) and isinstance(data, list):
         return base(build(inner[0], each, f"{place}[{i}]") for i, each in enumerate(data))
-    if base is dict and isinstance(data, Mapping):
-        return {source.visible(k): build(inner[1], v, f"{place}.{k}") for k, v in data.items()}
+    if base in (dict, Mapping) and isinstance(data, Mapping):
+        numbers = inner[0] is int
+        if numbers and (odd := [k for k in data if not k.isdecimal()]):
+            raise ConfigError(f"{place}.{source.visible(odd[0])}: expected a whole number")
+        read_key = int if numbers else source.visible
+        return {read_key(k): build(inner[1], v, f"{place}.{k}".strip(".")) for k, v in data.items()}
     if isinstance(data, str) and base is str:
         return source.visible(data)
     if base is float and type(data) is int and abs(data) < 1 << 1023:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from casync.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
+from casync.cost import Costs
 from casync.errors import PlanError
 from casync.topology import Topology
-from compll.frontend.source import Items
-from hipress import __version__, reading
+from hipress import __version__
 from hipress.errors import ConfigError
-from hipress.reading import Fields
+from hipress.reading import read_json
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
 FORMAT = 4
-_KIND = "a profile of `hipress probe`"
 
 
 @dataclass(frozen=True)
@@ -135,105 +135,48 @@ def refuse_unwritable(path: Path) -> None:
         raise ConfigError(f"profile {path} cannot be written: {error}") from error
 
 
+@dataclass(frozen=True)
+class _File:
+    """A profile as `write` lays it out."""
+
+    format: int
+    versions: dict[str, str]
+    nodes: list[list[int]]
+    link: Link
+    digests: dict[str, str]
+    places: dict[str, Costs]
+
+
 def read(path: Path) -> Profile:
-    """Read a profile. Raises ConfigError with the places of all mistakes."""
-    fields = reading.read(path, _KIND, "`hipress probe` writes one")
-    if (found := fields.count("format", least=0)) != FORMAT and not fields.problems.found:
-        fields.problems.add(fields.at("format"), f"format {found}; this reads {FORMAT}")
-    reading.refuse(fields.problems)
-    fields.only(("format", "versions", "nodes", "link", "digests", "places"))
-    places = {name: _costs(each) for name, each in _mappings(fields, "places")}
-    if not places:
-        fields.problems.add(fields.at("places"), "no place was measured")
-    topology, link = _topology(fields), _link(fields.fields("link", needed=True))
-    digests, versions = _texts(fields, "digests"), _texts(fields, "versions")
-    reading.refuse(fields.problems)
-    return Profile(places, topology, digests, versions, link)
-
-
-def _topology(fields: Fields) -> Topology:
-    nodes = [
-        [int(n) for rank in node.values if (n := fields.measure(rank, "a rank")) % 1 == 0]
-        for node in fields.items("nodes")
-        if isinstance(node, Items)
-    ]
+    """Read a profile. Raises ConfigError with the path of the first mistake in the file."""
+    found = read_json(path, "profile of `hipress probe`", _File, FORMAT)
+    wrong = next(chain(_unmeasured(found.places), _no_measures(asdict(found))), None)
+    if wrong is not None:
+        raise ConfigError(f"{path}: {wrong}")
     try:
-        return Topology.of(nodes)
+        topology = Topology.of(found.nodes)
     except PlanError as error:
-        fields.problems.add(fields.at("nodes"), str(error))
-        return Topology.flat(1)
+        raise ConfigError(f"{path}: nodes: {error}") from error
+    return Profile(found.places, topology, found.digests, found.versions, found.link)
 
 
-def _mappings(fields: Fields, name: str) -> Iterator[tuple[str, Fields]]:
-    """Mappings by key in a required mapping."""
-    inner = fields.fields(name, needed=True)
-    for key in inner.names() if inner is not None else ():
-        assert inner is not None
-        each = inner.fields(key, needed=True)
-        if each is not None:
-            yield key, each
+def _unmeasured(places: Mapping[str, Costs]) -> Iterator[str]:
+    """Texts on costs that every profile has, and this one lacks."""
+    if not places:
+        yield "places: no place was measured"
+    for name, costs in places.items():
+        if not costs.exchange:
+            yield f"places.{name}: no exchange was measured"
+        if lacking := {"float32", "bfloat16", "float16"} - set(costs.reduce):
+            yield f"places.{name}: no all-reduce of {min(lacking)} was measured"
 
 
-def _texts(fields: Fields, name: str) -> dict[str, str]:
-    inner = fields.fields(name, needed=True)
-    return {} if inner is None else {key: inner.text(key) for key in inner.names()}
-
-
-def _link(fields: Fields | None) -> Link:
-    if fields is None:
-        return Link("", 0.0, 0.0, 0.0)
-    fields.only(("interface", "bandwidth", "reach", "collective"))
-    numbers = (fields.quantity(name) for name in ("bandwidth", "reach", "collective"))
-    return Link(fields.text("interface"), *numbers)
-
-
-def _costs(fields: Fields) -> Costs:
-    fields.only(("exchange", "reduce", "codecs", "inside", "overlap", "copies"))
-    exchange = {
-        int(peers): _transfer(each)
-        for peers, each in _mappings(fields, "exchange")
-        if peers.isdigit()
-    }
-    if not exchange:
-        fields.problems.add(fields.at("exchange"), "no exchange was measured")
-    reduce = {name: _transfer(each) for name, each in _mappings(fields, "reduce")}
-    if lacking := {"float32", "bfloat16", "float16"} - set(reduce):
-        problem = f"no all-reduce of {min(lacking)} was measured"
-        fields.problems.add(fields.at("reduce"), problem)
-    return Costs(
-        exchange,
-        reduce,
-        {name: _codec(each) for name, each in _mappings(fields, "codecs")},
-        _transfer(fields.fields("inside", needed=True)),
-        fields.quantity("overlap", most=1.0),
-        _copies(fields.fields("copies")) if fields.is_mapping("copies") else None,
-    )
-
-
-def _codec(fields: Fields) -> CodecCost:
-    kinds = ("encode", "decode", "hop")
-    fields.only(kinds)
-    return CodecCost(*(_line(fields.fields(kind, needed=True)) for kind in kinds))
-
-
-def _copies(fields: Fields | None) -> Copies:
-    if fields is None:
-        return Copies(FREE, FREE, True)
-    fields.only(("leave", "enter", "gradients"))
-    leave, enter = (_line(fields.fields(way, needed=True)) for way in ("leave", "enter"))
-    return Copies(leave, enter, fields.text("gradients") == "true")
-
-
-def _transfer(fields: Fields | None) -> Transfer:
-    if fields is None:
-        return Transfer(FREE)
-    fields.only(("line", "cores", "slows"))
-    line = _line(fields.fields("line", needed=True))
-    return Transfer(line, fields.quantity("cores"), fields.quantity("slows", most=1.0))
-
-
-def _line(fields: Fields | None) -> Line:
-    if fields is None:
-        return FREE
-    fields.only(("latency", "per_byte"))
-    return Line(fields.quantity("latency"), fields.quantity("per_byte"))
+def _no_measures(value: object, place: str = "") -> Iterator[str]:
+    """Texts on numbers that no measurement gives, in nested mappings."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _no_measures(each, f"{place}.{key}".strip("."))
+    elif isinstance(value, float):
+        most = 1.0 if place.endswith((".overlap", ".slows")) else sys.float_info.max
+        if not 0 <= value <= most:
+            yield f"{place}: {value:g} is not {'0 to 1' if most == 1 else 'at least 0, and finite'}"
