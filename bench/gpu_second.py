@@ -18,6 +18,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,8 +290,8 @@ def put_nccl(packed: Path, scratch: Path) -> dict[str, str]:
     try:
         old = Path(places[0], "lib", "libnccl.so.2")
         old.unlink()  # a process that runs keeps it
-        old.symlink_to(library)
-        return {"NUMBA_NCCLLIB": str(scratch)}
+        shutil.move(library, old)
+        return {"NUMBA_NCCLLIB": str(old.parent)}
     except (IndexError, OSError) as why:
         print(f"libnccl is loaded first, since torch's stays: {why}")
         return {"NUMBA_NCCLLIB": str(scratch), "LD_PRELOAD": str(library)}
