@@ -51,17 +51,22 @@ def report(ddp: Synchronized) -> Report:
     """Choices, bytes and times so far; print it, or take its `to_dict()`."""
     from hipress.reporting.measured import measure_of
     from hipress.reporting.report import Report
-    from hipress.reporting.summary import describe_plan
 
     session = _session(_target(ddp))
     engine, size = session.engine, session.world_size
     tuner = None if engine is None else engine.tuner
-    measured = measure_of(engine.traffic, engine.counters, size) if engine else None
+    measured = before = None
+    if engine is not None:
+        traffic, counters = engine.traffic, engine.counters
+        if engine.at_freeze is not None:
+            before = measure_of(*engine.at_freeze, size)
+            traffic, counters = traffic - engine.at_freeze[0], counters - engine.at_freeze[1]
+        measured = measure_of(traffic, counters, size)
     return Report(
         rank=session.rank,
         world_size=size,
         installed=engine is not None,
-        why=describe_plan(session.current_plan, session.params) + _averages(session, tuner),
+        why=_why(session, tuner),
         options=plain_options(session.options),
         decisions=session.current_plan.decisions,
         measured=measured,
@@ -69,18 +74,21 @@ def report(ddp: Synchronized) -> Report:
         cuts={name: codec.cuts for name, codec in session.current_plan.codecs.items()},
         tried=tuner.tried if tuner else (),
         trial_seconds=tuner.trial_seconds if tuner else None,
+        before_freeze=before,
     )
 
 
-def _averages(session: Session, tuner: PlanController | None) -> str:
-    """Text on averages other than those of gradients; "" if there are none."""
+def _why(session: Session, tuner: PlanController | None) -> str:
+    """Text on the plan of gradients, and on that of momentum."""
     from hipress.control.phases import Phases
+    from hipress.reporting.summary import describe_plan
 
-    if session.optimizer is None:
-        return ""
     if isinstance(tuner, Phases):
-        return f"; {tuner.told}"
-    return f"; averages of the momentum of hipress.optim.{type(session.optimizer).__name__}"
+        return tuner.told(session.params)
+    plan = describe_plan(session.current_plan, session.params)
+    if session.optimizer is None:
+        return plan
+    return f"{plan}; averages of the momentum of hipress.optim.{type(session.optimizer).__name__}"
 
 
 def _probe_of(session: Session, tuner: PlanController | None) -> Probe | None:

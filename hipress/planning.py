@@ -46,6 +46,7 @@ class Planned:
     probe: Probe | None = None
     #: of plans during training; all ranks make one
     controller: Callable[[], PlanController] | None = None
+    after: Plan | None = None  # of momentum, from the freeze of an optimizer on
 
 
 def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
@@ -104,7 +105,7 @@ class Planner:
             one, two = (each.controller or partial(Fixed, each.plan) for each in (before, after))
             return Phases(optimizer, one(), two(), self.coordinator)
 
-        return Planned(before.plan, before.probe or after.probe, phases)
+        return Planned(before.plan, before.probe or after.probe, phases, after.plan)
 
     def _phase(self, codecs: Mapping[str, Codec], when: str = "") -> Planned:
         """A plan, or more to choose from; connections are named by `when`."""

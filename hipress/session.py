@@ -25,6 +25,7 @@ from hipress.coordination.coordinator import Coordinator
 from hipress.devices import Placement, backends_of, place
 from hipress.model import Param, describe
 from hipress.optim import Averaging
+from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
 from hipress.plan import evidence, rules
 from hipress.plan.codecs import (
@@ -66,6 +67,7 @@ class Session:
     #: of plans during training; all ranks make one
     controller: Callable[[], PlanController] | None = None
     optimizer: Averaging | None = None  # an optimizer whose momentum is averaged
+    after: Plan | None = None  # of momentum, from the freeze of `optimizer` on
     engine: Engine | None = None
     finalizer: Any = None
     loaded_step: int = 0  # of a loaded state, if there is no engine
@@ -241,22 +243,26 @@ def prepare(
         compile_ahead(plan)
     coordinator.require_equal({"plan": plan.facts()})
     return Session(
-        params, options, plan, group, coordinator, placement, made.probe, made.controller, optimizer
-    )
+        params, options, plan, group, coordinator, placement,
+        made.probe, made.controller, optimizer, made.after,
+    )  # fmt: skip
 
 
 def tell_plan(session: Session) -> None:
     """Log the plan on rank 0: at INFO, or as a warning if a compressor was named and most stays
     uncompressed; warn if the compressor lost under the optimizer in measurements."""
-    from hipress.reporting.summary import compressed_share, describe_plan
+    from hipress.reporting.summary import compressed_share, describe_phases, describe_plan
 
     if session.rank != 0:
         return
     asked = session.world_size > 1 and not session.options.automatic
     all_asked = asked and not (session.options.exclude or session.options.rules)
-    unexpected = all_asked and compressed_share(session.plan, session.params) < 0.5
-    level = logging.WARNING if unexpected else logging.INFO
-    log.log(level, "hipress: %s", describe_plan(session.plan, session.params))
+    params, named = session.params, session.after or session.plan
+    unexpected = all_asked and compressed_share(named, params) < 0.5
+    text = describe_plan(session.plan, params)
+    if session.after is not None and isinstance(session.optimizer, Freezing):
+        text = describe_phases(session.optimizer, session.plan, session.after, params)
+    log.log(logging.WARNING if unexpected else logging.INFO, "hipress: %s", text)
     if asked and session.options.optimizer is not None and session.options.policy is None:
         _tell_loss(session.options)
 

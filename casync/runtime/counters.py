@@ -57,10 +57,19 @@ class Counters:
 
     def __add__(self, other: Counters) -> Counters:
         """Sums of two executors of a rank."""
+        return self._with(other, 1)
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        """Sums since an earlier copy."""
+        return self._with(earlier, -1)
+
+    def _with(self, other: Counters, sign: int) -> Counters:
         both = Counters(self.world_size)
         for name in (each.name for each in fields(self) if each.name not in _OTHERS):
-            setattr(both, name, getattr(self, name) + getattr(other, name))
-        both.bytes_unused = Sums(self.bytes_unused) + Sums(other.bytes_unused)
+            setattr(both, name, getattr(self, name) + sign * getattr(other, name))
+        unused = Sums(self.bytes_unused)
+        unused.update({name: sign * size for name, size in other.bytes_unused.items()})
+        both.bytes_unused = unused
         return both
 
     @property

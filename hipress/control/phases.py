@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from hipress.coordination.coordinator import Coordinator
 from hipress.coordination.link import Agreement
 from hipress.errors import StateError, SyncError
+from hipress.model import Param
 from hipress.plan.plan import Plan
+from hipress.reporting.summary import describe_phases
 
 if TYPE_CHECKING:
     import torch
@@ -85,15 +87,9 @@ class Phases:
     def _now(self) -> PlanController:
         return self._after if self._optimizer.averaging else self._before
 
-    @property
-    def told(self) -> str:
+    def told(self, params: Sequence[Param]) -> str:
         """Text on the plans of gradients and momentum, for reports."""
-        name = f"hipress.optim.{type(self._optimizer).__name__}"
-        return (
-            f"gradients by {self._before.plan.label} until {name} freezes (freeze="
-            f"{self._optimizer.freeze}), its momentum by {self._after.plan.label} then; now "
-            f"{'after' if self._optimizer.averaging else 'before'} the freeze"
-        )
+        return describe_phases(self._optimizer, self._before.plan, self._after.plan, params)
 
     @property
     def plan(self) -> Plan:

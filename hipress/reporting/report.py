@@ -25,16 +25,17 @@ class Report:
     why: str
     options: Mapping[str, Any]
     decisions: tuple[Decision, ...]
-    measured: Measured | None
+    measured: Measured | None  # since an optimizer froze, if one has
     probe: Probe | None
     cuts: Mapping[str, bool] = field(default_factory=dict)  # True for codecs that take a capacity
     tried: tuple[Tried, ...] = ()  # by "auto", in the last trial
     trial_seconds: float | None = None  # cost of the last trial; None before its end
+    before_freeze: Measured | None = None  # of the steps until an optimizer froze
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent so far; 0 if nothing is installed that counts them."""
-        return 0 if self.measured is None else round(self.measured.wire_bytes * self.measured.steps)
+        return sum(round(m.wire_bytes * m.steps) for m in (self.before_freeze, self.measured) if m)
 
     @property
     def bytes_per_step(self) -> float:
@@ -59,12 +60,16 @@ class Report:
             "cuts": dict(self.cuts),
             "tried": [asdict(each) for each in self.tried],
             "trial_seconds": self.trial_seconds,
+            "before_freeze": None if self.before_freeze is None else asdict(self.before_freeze),
         }
 
     def __str__(self) -> str:
         parts = [f"hipress, rank {self.rank} of {self.world_size}: {self.why}"]
+        if self.before_freeze is not None:
+            parts.append(str(tables.sent_table(self.before_freeze, "before the freeze")))
         if self.measured is not None:
-            parts.append(str(tables.sent_table(self.measured)))
+            since = "since the freeze" if self.before_freeze is not None else ""
+            parts.append(str(tables.sent_table(self.measured, since)))
             if self.measured.unused_bytes:
                 parts.append(str(tables.room_table(self.measured, self.cuts)))
         parts.append(str(tables.decision_table(self.decisions)))

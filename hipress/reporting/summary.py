@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hipress.model import Param
 from hipress.plan.plan import UNCOMPRESSED, Decision, Plan
+
+if TYPE_CHECKING:
+    from hipress.optim.adam import Freezing
 
 
 def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
@@ -26,6 +30,18 @@ def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
         f"{compressed_share(plan, params):.1%} of {sum(p.numel for p in dense):,} elements: "
         f"{before / 1e6:.4g} MB a step{sparse} become at most {after / 1e6:.4g} MB; "
         f"{plan.why}"
+    )
+
+
+def describe_phases(optimizer: Freezing, before: Plan, after: Plan, params: Sequence[Param]) -> str:
+    """Text on the plans of gradients, until `optimizer` freezes, and of its momentum from then
+    on."""
+    name = f"hipress.optim.{type(optimizer).__name__}"
+    now = "after" if optimizer.averaging else "before"
+    return (
+        f"until {name} freezes (freeze={optimizer.freeze!r}), gradients: "
+        f"{describe_plan(before, params)}; from then on its momentum: "
+        f"{describe_plan(after, params)}; now {now} the freeze"
     )
 
 

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from hipress.plan.probe import Probe
 
 
-def sent_table(m: Measured) -> Table:
-    """Bytes that this rank sends in a step, a row for each kind of gradients."""
+def sent_table(m: Measured, when: str = "") -> Table:
+    """Bytes that this rank sends in a step, a row for each kind of gradients. when: the phase that
+    these steps belong to."""
     table = Table(
-        f"Sent by this rank in a step, mean of {m.steps}",
+        f"Sent by this rank in a step, mean of {m.steps} {when}".rstrip(),
         "DDP: sent by DDP alone for the same gradients. reduction: DDP / sent.",
     )
     table.add_columns(["gradients"], ["MB", "share", "DDP MB", "sent MB", "reduction"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -58,6 +59,7 @@ class Engine:
         self.round: Round | None = None  # the step under way; None between steps
         self._scale = Scale()
         self.traffic = Traffic()
+        self.at_freeze: tuple[Traffic, Counters] | None = None  # sums until an optimizer froze
         self._skips = skips
         make = partial(_buckets, self.params, options, world)  # no cycle through the engine
         self._switch = PlanSwitch(make, plan, tuner)
@@ -101,11 +103,14 @@ class Engine:
         """
         step, self.step = self.step, self.step + 1
         self.round = Round(self, step, self._scale.now(parameters))
-        self.traffic.steps += 1
         if not self.broken:
+            averaging = self._averaging
             self._switch.begin(step)  # maybe by another plan: ranks may meet here
+            if self._averaging and not averaging:
+                self.at_freeze = replace(self.traffic), self.counters
             if self.momentum is not None:
                 self.momentum.begin(self.round, self.buckets.residuals)
+        self.traffic.steps += 1
         failed = take_failed(parameters)
         if failed is not None:
             self.world.failures.refuse_parted(failed, step)
@@ -114,6 +119,10 @@ class Engine:
             held = map(local, parameters)
             self.round.compare(verifier.check_parameters(held, self.params, step))
         return self.round
+
+    @property
+    def _averaging(self) -> bool:
+        return self.momentum is not None and self.momentum.averaging
 
     def finish(self, arrived: Callable[[int], None] | None = None) -> None:
         """Finish the step under way, if its last bucket has come: see Round.finish."""

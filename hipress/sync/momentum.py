@@ -74,6 +74,11 @@ class Momentum:
             belongs(optimizer.scaler, optimizer)
         optimizer.told = self._put_back
 
+    @property
+    def averaging(self) -> bool:
+        """True if the next step averages momentum instead of gradients."""
+        return self._optimizer.averaging
+
     def begin(self, step: Step, residuals: Residuals) -> None:
         """Begin a step with these residuals; its first bucket is ready."""
         optimizer = self._optimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -35,3 +35,7 @@ class Traffic:
             self.compressed_bytes += plan.compressed * buffer.element_size()
             size = FLOAT_BYTES if plan.units else buffer.element_size()
             self.mixed_bytes += (buffer.numel() - plan.compressed) * size
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        """Sums since an earlier copy."""
+        return Traffic(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))

@@ -13,6 +13,7 @@ import hipress
 from hipress import optim
 from hipress.control.tuner import WATCHED
 from hipress.session import SESSIONS
+from tests.hipress.codec_ranks import logged
 from tests.hipress.common import SMALL_BUCKETS, Scaled, data, digest, make, raised_by
 
 CODEC = "onebit_fine"
@@ -49,7 +50,7 @@ def fit(ddp, optimizer, rank, steps):
 
 
 def ways(rank, world_size, name, codec):
-    """Losses, digests, and the plan at the end, by wrap and by Synchronizer."""
+    """Losses, digests, the plan at the end and `phases`, by wrap and by Synchronizer."""
     found = []
     for way in ("wrap", "synchronizer"):
         model = make()
@@ -66,9 +67,16 @@ def ways(rank, world_size, name, codec):
                 ddp.step()
                 if name == "clipped":  # which needs all gradients before a step
                     optimizer.step()
-        found.append((losses, digest(model), hipress.report(ddp).why))
+        report = hipress.report(ddp)
+        found.append((losses, digest(model), report.why, phases(report)))
         hipress.detach(ddp)
     return found
+
+
+def phases(report):
+    """Steps, and kinds of gradients that were sent, before and after a freeze."""
+    both = [each for each in (report.before_freeze, report.measured) if each is not None]
+    return [(m.steps, {kind for kind, sent in m.kinds.items() if sent.ddp_bytes}) for m in both]
 
 
 def stored(model, optimizer, ddp):
@@ -443,6 +451,12 @@ def joins(rank, world_size):
             fit(ddp, optimizer, rank, range(4 + 4 * rank))
 
     return raised_by(run)
+
+
+def first_line(rank, world_size):
+    """Levels and texts that `wrap` logs."""
+    model = make()
+    return logged(model, CODEC, optimizer=adam(model))
 
 
 def unmeasured(rank, world_size, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hipress.control.tuner import WATCHED
 from tests.hipress import momentum_ranks
 from tests.hipress.common import make
 from tests.hipress.launch import launch
@@ -21,12 +22,22 @@ def test_both_ways_in_train_alike_and_ranks_stay_equal(name):
     (wrapped, synchronized), other = launch(momentum_ranks.ways, 2, name, momentum_ranks.CODEC)
     assert [each[1:] for each in (wrapped, synchronized)] == [each[1:] for each in other]
     assert wrapped == synchronized
-    assert wrapped[2].startswith("onebit_fine (ps)")
     if name in ("adam", "clipped"):
-        assert "its momentum by onebit_fine (ps) then; now after the freeze" in wrapped[2]
+        assert "from then on its momentum: onebit_fine (ps) for " in wrapped[2]
+        assert wrapped[2].endswith("now after the freeze")
+        assert wrapped[3] == [(WATCHED, {"uncompressed"}), (14 - WATCHED, {"compressed"})]
     else:
+        assert wrapped[2].startswith("onebit_fine (ps)")
         assert "averages of the momentum of hipress.optim." in wrapped[2]
     assert wrapped[0][-1] < 0.8 * wrapped[0][0]
+
+
+def test_a_named_compressor_is_told_with_the_phase_that_uses_it():
+    """A warning once said that nothing is compressed."""
+    (((level, line),), _) = launch(momentum_ranks.first_line, 2)
+    assert level == "INFO"
+    assert "freezes (freeze=4), gradients: nothing is compressed" in line
+    assert "from then on its momentum: onebit_fine (ps) for " in line
 
 
 @pytest.mark.parametrize("name", ["adam", *slowly("sgd", "lion")])
