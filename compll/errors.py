@@ -52,14 +52,15 @@ class Span:
 class Diagnostic:
     """A mistake in a spec, and a hint for mending it."""
 
-    path: str
+    path: str  # "" for a mistake in a call
     span: Span
     message: str
     hint: str = ""
 
     def __str__(self) -> str:
         hint = f"\n    hint: {self.hint}" if self.hint else ""
-        return f"{self.path}:{self.span.line}:{self.span.col}: {self.message}{hint}"
+        place = f"{self.path}:{self.span.line}:{self.span.col}: " if self.path else ""
+        return f"{place}{self.message}{hint}"
 
 
 class SpecError(CompllError):
@@ -110,17 +111,9 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint with the closest entry of `known`; if none is close, all of few entries, or the
-    nearest."""
+    """A hint with the closest entry of `known`; if none is close, all of few entries, or ""."""
     names = sorted(known)
     close = closest(name, names)
     if close:
         return f"did you mean {close!r}?"
-    if len(names) > LISTED:
-        return f"nearest of {len(names)}: {', '.join(few_nearest(name, names))}"
-    return f"known here: {', '.join(names)}" if names else ""
-
-
-def few_nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The three most similar entries of `known`."""
-    return difflib.get_close_matches(name.lower(), sorted(known), n=3, cutoff=0.0)
+    return f"known here: {', '.join(names)}" if 0 < len(names) <= LISTED else ""

@@ -64,17 +64,20 @@ def of_casync(error: CasyncError, text: str) -> HipressError:
     return made
 
 
-def unknown(kind: str, name: str, known: Iterable[str], meant: str = "") -> ConfigError:
-    """A ConfigError for an unknown name, with the intended one, the nearest one, or all."""
+def unknown(
+    kind: str, name: str, known: Iterable[str], meant: str = "", every: str = ""
+) -> ConfigError:
+    """A ConfigError for an unknown name, with the intended one (`meant`), a close one, or all, as
+    `every` tells where there are many."""
     names = sorted(known)
-    close = closest(name, names, 0.5)
-    hint = meant or (f"did you mean {close!r}?" if close else "")
+    close = closest(name, names)
+    hint = meant or (f"did you mean {close!r}?" if close else every)
     return ConfigError(
         f"unknown {kind} {name!r}. {hint or 'Known: ' + (', '.join(names) or '(none)') + '.'}"
     )
 
 
-def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
-    """The one of `known` closest to `name`, at least so similar (0 to 1); None if there is none."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=least)
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `name` was probably meant to be, or None."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None

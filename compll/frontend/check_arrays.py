@@ -33,9 +33,10 @@ def field(
     """
     allowed = ADDITIVE if added else (*FLOATS, "uint")
     if expr.type.shape == "matrix" and storage not in allowed:
-        what = f"{', '.join(allowed)}{' where ranks add' * added}"
-        hint = "codes that ranks add travel by element: flat(m), and [n]" if added else ""
-        problems.add(item.span, f"{item.name!r}: a matrix is {what}", hint)
+        what = f"{', '.join(FLOATS)} or uint of 1 to 15 bits"
+        what = f"{', '.join(ADDITIVE)} where ranks add" if added else what
+        hint = "other types travel by element: flat(m), and [n]"
+        problems.add(item.span, f"{item.name!r}: a matrix is {what}, not {item.base}", hint)
         return None
     if expr.type.shape != "matrix" or dims != expr.type.dims:
         declared = "no matrix" if dims is None else str(Type("float", "matrix", dims=dims))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from compll.errors import LISTED, Problems, Span, closest, few_nearest, nearest
+from compll.errors import Problems, Span, closest, nearest
 from compll.frontend.operators import CALLABLE, CONSTANTS, MEANT, OPERATORS, RESERVED, SYNONYMS
 from compll.frontend.spec import Binding, Spec
 from compll.frontend.syntax import SYMBOLS, Name, called, names
@@ -82,16 +82,7 @@ def unknown_operator(op: str, env: Container[str]) -> Advice:
         return f"unknown operator {symbol!r}", MEANT[op]
     if op in SYNONYMS:
         return f"unknown operator {symbol!r}", f"did you mean {SYNONYMS[op]!r}?"
-    return f"unknown operator {symbol!r}", f"{nearest(op, CALLABLE)}{_kin(op)}"
-
-
-def _kin(op: str) -> str:
-    """Operators with the typing rule of the nearest one, for a hint; "" if that one is close."""
-    if closest(op, CALLABLE):
-        return ""
-    (first, *_), rows = few_nearest(op, CALLABLE), OPERATORS
-    kin = [name for name in CALLABLE if rows[name].rule == rows[first].rule and name != first]
-    return f"; used as {first} is: {', '.join(kin[:LISTED])}" if kin else ""
+    return f"unknown operator {symbol!r}", nearest(op, CALLABLE)
 
 
 def meant_operator(op: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compll.errors import Problems, Span, nearest
+from compll.errors import Diagnostic, Problems, Span, nearest
 from compll.frontend import derived
 from compll.frontend.spec import ANY, ParamValue, Spec, as_float
 
@@ -16,10 +16,11 @@ def parameters(
     known = {p.name: p for p in derived.accepted(spec)}
     for name, value in given.items():
         if name in known and (wrong := known[name].check(value)):
-            problems.add(known[name].span, wrong)
+            problems.found.append(Diagnostic("", Span(), wrong))  # of the call, not of the file
         elif name not in known and not spec.broken & {name, ANY}:
             hint = nearest(name, known) or "it has no parameters"
-            problems.add(Span(), f"{spec.name} has no parameter {name!r}", hint)
+            unknown = f"{spec.name} has no parameter {name!r}"
+            problems.found.append(Diagnostic("", Span(), unknown, hint))
     chosen = {p.name: given.get(p.name, p.default) for p in spec.params}
     legal = {n: known[n].default if known[n].check(v) else v for n, v in chosen.items()}
     return {name: _exact(known[name].type, value) for name, value in legal.items()}

@@ -70,8 +70,8 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
         return Path(text)
     path = specs_dir() / f"{text}.yaml"
     if not os.path.isfile(path):
-        hint = meant(text) or nearest(text, list_specs())
-        raise SpecError([Diagnostic(text, Span(), f"there is no spec {text!r}", hint)])
+        hint = meant(text) or nearest(text, list_specs()) or "`compll list` prints all"
+        raise SpecError([Diagnostic("", Span(), f"there is no spec {text!r}", hint)])
     return path
 
 

@@ -56,7 +56,8 @@ def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> 
 
     _refuse_arguments(params)
     if not library.is_path(name) and name not in compll.list_specs():
-        raise unknown("compressor", name, (AUTO, *compll.list_specs()), library.meant(name))
+        known, every = (AUTO, *compll.list_specs()), "`compll list` prints all."
+        raise unknown("compressor", name, known, library.meant(name), every)
     try:
         _refuse_unknown(name, params)
         # compll does not know casync's Protocol; its codecs have these members.

@@ -49,7 +49,7 @@ def test_check(tmp_path):
     assert result.exit_code == 1
     assert re.search(r"wrong.yaml:2:13: unknown operator 'meen'\n    hint: .*'mean'", result.output)
     assert "wrong.yaml:4:13: unknown name 't'" in result.output
-    assert "onebitt:1:1: there is no spec" in result.output
+    assert "there is no spec 'onebitt'\n    hint: did you mean 'onebit'?" in result.output
     assert "Traceback" not in result.output
 
 

@@ -75,8 +75,10 @@ def test_codes_of_a_matrix(tmp_path):
     assert run("check", path).exit_code == 0
     path.write_text(path.read_text() + "rounds: {q: mean}\n")
     output = run("check", path).output
-    assert "6:6: 'q': a matrix is float32, float16, bfloat16" in output
+    assert "6:6: 'q': a matrix is float32, float16, bfloat16 where ranks add, not uint1" in output
     assert "flat(m)" in output
+    path.write_text(text.format("uint16[ceil(n / 8), 8]", "flat(where(q, -1, 1))"))
+    assert "float8_e4m3 or uint of 1 to 15 bits, not uint16" in run("check", path).output
 
 
 def test_a_number_of_elements_that_varies_with_the_step(tmp_path):
@@ -228,6 +230,7 @@ def test_scalars_of_the_wrong_kind_are_refused(spec, given, message):
     with pytest.raises(compll.SpecError) as error:
         compll.compile(spec, "reference", **given)
     assert message in str(error.value)
+    assert ".yaml" not in str(error.value)  # the mistake is in the call
 
 
 STATED = """name: example
