@@ -79,6 +79,15 @@ class Taken:
             if not every:
                 return
 
+    def refuse_frozen(self) -> None:
+        """Raise SyncError for a parameter that was frozen since: DDP waits for its gradient."""
+        for param, parameter in zip(self._params, self._parameters, strict=True):
+            if not parameter.requires_grad:
+                raise SyncError(
+                    f"rank {self._rank}: {param.name!r} was frozen after hipress took the model, "
+                    f"and DDP still waits for its gradient. {self._again}"
+                )
+
     def _refuse_new(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
             # a parameter gathered by FSDP2 is another object than its shard

@@ -51,6 +51,7 @@ def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
     try:
         if session is not None and session.taken is not None:
             session.taken.refuse_unhooked(every=True)
+            session.taken.refuse_frozen()
     except SyncError as changed:
         note = str(changed)
     if note not in getattr(error, "__notes__", ()):

@@ -53,14 +53,36 @@ def check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
     """Errors in names of parameters, codecs and strategies."""
     here = stateful_params(residuals)
     there: Mapping[str, str] = saved["codecs"]
-    wrong = [f"{name}: missing from the saved state" for name in here if name not in there]
-    known = {**there, **saved["state"]}
-    wrong += [f"{name}: has no codec state here" for name in known if name not in here]
     others: dict[str, list[str]] = {}
     for name, (param, key) in here.items():
-        if name in there and (other := _other(residuals, saved, param, key)):
+        if name not in there:
+            others.setdefault(_without(residuals, saved, name, key), []).append(name)
+        elif other := _other(residuals, saved, param, key):
             others.setdefault(other, []).append(name)
-    return wrong + [f"{_shortened(names)}: {other}" for other, names in others.items()]
+    for name in {**there, **saved["state"]}:
+        if name not in here:
+            others.setdefault(_unwanted(residuals, saved, name), []).append(name)
+    return [f"{_shortened(names)}: {other}" for other, names in others.items()]
+
+
+def _without(residuals: Residuals, saved: Mapping[str, Any], name: str, key: str) -> str:
+    """Text for a parameter without values in the saved state. key: of its codec here."""
+    before = saved.get("plan", {}).get(name, [key])[0]
+    if before == key:
+        return "missing from the saved state"
+    before = before or "no compressor"
+    return f"saved with {before}, which keeps no state, this is {text_of(residuals, key)}"
+
+
+def _unwanted(residuals: Residuals, saved: Mapping[str, Any], name: str) -> str:
+    """Text for a parameter whose saved values have no use here."""
+    before = saved.get("compressors", {}).get(name, "another compressor")
+    index = next((param.index for param in residuals.params if param.name == name), None)
+    if index is None:
+        return f"saved with {before}, and there is no such parameter here"
+    key = residuals.codec_of(index)
+    now = "no compressor" if key is None else text_of(residuals, key)
+    return f"saved with {before}, this is {now}, which keeps no state"
 
 
 def _shortened(names: Sequence[str]) -> str:

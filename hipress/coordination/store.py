@@ -60,7 +60,7 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
     try:
         return outcome.result()
     except RuntimeError as error:
-        message = f"the job's store{_store_address(store)} ({error})"
+        message = f"rank {rank} cannot use the job's store{_store_address(store)} ({error})"
         raise HipressError(message) from error
 
 

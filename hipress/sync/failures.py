@@ -10,7 +10,13 @@ from casync.errors import CasyncError, TransportError, copy_to_raise
 from casync.runtime.watch import LOOK, REDUCE_LOOKS
 from casync.transports.distributed import transport_error
 from hipress.coordination.coordinator import Coordinator
-from hipress.errors import HipressError, SyncError
+from hipress.errors import HipressError, RankLost, SyncError
+
+#: a note on the error of ranks that go on after another one has ended
+UNEVEN = (
+    "If it had come to the end of its data before this rank: train within DDP's "
+    "`with model.join():`, or take the same number of steps on every rank"
+)
 
 
 class Failures:
@@ -63,7 +69,10 @@ class Failures:
 
     def explained(self, error: Exception, step: int) -> Exception:
         """The error with what is known of other ranks that caused it."""
-        return self._coordinator.named(error, f"step {step}")
+        named = self._coordinator.named(error, f"step {step}")
+        if isinstance(named, RankLost) and " ended during " in str(named).partition("\n")[0]:
+            named.add_note(UNEVEN)
+        return named
 
     def look(self) -> None:
         """Raise TransportError if a rank ended so long ago that its data will not come: see

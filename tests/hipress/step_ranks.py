@@ -210,11 +210,15 @@ def of_a_group(rank, _):
 
 
 def unused(rank, world_size):
-    """Errors of a model with an unused parameter: by wrap, also without codec, and by attach."""
+    """Errors of a model with an unused parameter: by wrap, also without codec, and by attach; and
+    of one with a parameter that is frozen after wrap."""
     found = []
-    for options in {"compressor": Int8()}, {"compressor": "auto"}, None:
+    for options in {"compressor": Int8()}, {"compressor": "auto"}, None, {}:
         if options is None:
             ddp = hipress.attach(DistributedDataParallel(make(unused=True)), Int8())
+        elif not options:
+            ddp = hipress.wrap(make(), Int8())
+            ddp.module.first.weight.requires_grad_(False)
         else:
             ddp = hipress.wrap(make(unused=True), **options)
         try:

@@ -10,6 +10,7 @@ from torch.futures import Future
 
 from casync.errors import TransportError
 from hipress.coordination.mailbox import Stop
+from hipress.errors import RankLost
 from hipress.sync import failures, futures
 from tests.hipress import failure_ranks
 from tests.hipress.launch import DIED, launch
@@ -131,6 +132,15 @@ def test_a_native_reduce_to_which_a_rank_that_ended_owes_is_given_up(monkeypatch
     now += 2.0
     with pytest.raises(TransportError, match="rank 0: rank 1 ended, and this rank waits for its"):
         futures.wait_within(Future(), None, found.look)
+
+
+def test_a_rank_that_may_have_had_fewer_batches_is_told_with_the_remedy():
+    for told, noted in (("rank 1 ended during step 3\nbroken", True), ("rank 1 failed", False)):
+        coordinator = SimpleNamespace(
+            ranks=(0, 1), rank=0, named=lambda error, what, told=told: RankLost(told)
+        )
+        error = failures.Failures(coordinator, 1.0).explained(TransportError("broken"), 3)
+        assert ("model.join()" in "".join(getattr(error, "__notes__", ()))) == noted
 
 
 def test_a_rank_that_compares_no_hashes():

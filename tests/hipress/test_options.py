@@ -114,7 +114,7 @@ def test_names_that_are_near_nothing_list_the_parameters():
         resolve(options.make("topk", params={"xyz": 1}))
     with pytest.raises(ConfigError, match="need a compressor given by name"):
         options.make("auto", params={"xyz": 1})
-    with pytest.raises(ConfigError, match="compressor 'foo'. `compll list` prints all"):
+    with pytest.raises(ConfigError, match=r"compressor 'foo'\. `compll list` prints all"):
         resolve(options.make("foo"))  # not "did you mean 'atomo'?"
 
 

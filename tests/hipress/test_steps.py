@@ -88,11 +88,13 @@ def test_errors_name_the_ranks_of_the_job():
 
 
 def test_advice_on_unused_parameters_is_that_of_wrap():
-    for wrapped, automatic, attached in launch(step_ranks.unused, 2):
+    for wrapped, automatic, attached, frozen in launch(step_ranks.unused, 2):
         for message, text in wrapped, automatic:
             assert "Expected to have finished reduction" in message
             assert 'hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})' in text
         assert "hipress.wrap" not in attached[1]
+        assert "'first.weight' was frozen after hipress took the model" in frozen[1]
+        assert "hipress.wrap its .module anew" in frozen[1]
 
 
 def test_forward_hooks_of_wrap_are_not_compiled():
