@@ -81,10 +81,11 @@ def report(ddp: Synchronized) -> Report:
 def _why(session: Session, tuner: PlanController | None) -> str:
     """Text on the plan of gradients, and on that of momentum."""
     from hipress.control.phases import Phases
-    from hipress.reporting.summary import describe_plan
+    from hipress.optim.adam import Freezing
+    from hipress.reporting.summary import describe_phases, describe_plan
 
-    if isinstance(tuner, Phases):
-        return tuner.told(session.params)
+    if isinstance(tuner, Phases) and isinstance(session.optimizer, Freezing):
+        return describe_phases(session.optimizer, *tuner.plans, session.params)
     plan = describe_plan(session.current_plan, session.params)
     if session.optimizer is None:
         return plan

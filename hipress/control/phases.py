@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hipress.coordination.coordinator import Coordinator
 from hipress.coordination.link import Agreement
 from hipress.errors import StateError, SyncError
-from hipress.model import Param
 from hipress.plan.plan import Plan
-from hipress.reporting.summary import describe_phases
 
 if TYPE_CHECKING:
     import torch
@@ -87,9 +85,10 @@ class Phases:
     def _now(self) -> PlanController:
         return self._after if self._optimizer.averaging else self._before
 
-    def told(self, params: Sequence[Param]) -> str:
-        """Text on the plans of gradients and momentum, for reports."""
-        return describe_phases(self._optimizer, self._before.plan, self._after.plan, params)
+    @property
+    def plans(self) -> tuple[Plan, Plan]:
+        """Plans of gradients and of momentum."""
+        return self._before.plan, self._after.plan
 
     @property
     def plan(self) -> Plan:
