@@ -19,6 +19,7 @@ from hipress import options as options_
 from hipress.coordination.link import group_timeout
 from hipress.errors import ConfigError
 from hipress.optim import Averaging
+from hipress.optimizers import unwrapped
 from hipress.options import AUTO, SCRATCH, Options
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def arguments(
             capture=capture, scratch=scratch, params=params,
         )  # fmt: skip
 
-    return Arguments(model, process_group, ddp_kwargs, optimizer, options)
+    return Arguments(model, process_group, ddp_kwargs, unwrapped(optimizer), options)
 
 
 class _Reader(Generic[P]):

@@ -1,6 +1,9 @@
-"""Kinds of optimizers, by which losses were measured: see docs/losses.md."""
+"""Kinds of optimizers, by which losses were measured (see docs/losses.md), and their wrappers."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -26,9 +29,44 @@ _BY_NAME = {
 }
 
 
+#: classes that pass each step on to an optimizer, by package and name, and where they have it
+_WRAPPERS = {
+    ("accelerate", "AcceleratedOptimizer"): "optimizer",
+    **{
+        (package, name): "_optimizer"
+        for package in ("lightning", "pytorch_lightning", "lightning_fabric")
+        for name in ("LightningOptimizer", "_FabricOptimizer")
+    },
+}
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer that Accelerate, Lightning or Fabric has wrapped; any other object itself."""
+    for each in type(optimizer).__mro__:
+        place = _WRAPPERS.get((each.__module__.partition(".")[0], each.__name__))
+        if place is not None and isinstance(vars(optimizer).get(place), Optimizer):
+            return unwrapped(vars(optimizer)[place])
+    return optimizer
+
+
+def holds(optimizer: Optimizer, identities: Collection[int]) -> bool:
+    """True if the optimizer steps one of the parameters with these identities."""
+    return any(id(p) in identities for group in optimizer.param_groups for p in group["params"])
+
+
+def _inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Optimizers that an unknown wrapper holds, alone or in lists."""
+    for value in vars(optimizer).values():
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, Optimizer) and each is not optimizer:
+                yield each
+
+
 def kind_of(optimizer: object) -> str | None:
     """The kind of an optimizer or of its class's name, one of KINDS; None for None and for an
-    unknown class. Raises ConfigError for another object."""
+    unknown class. Raises ConfigError for another object, and for an unknown one that holds an
+    optimizer of hipress.optim."""
+    optimizer = unwrapped(optimizer)
     if optimizer is None:
         return None
     if isinstance(optimizer, str):
@@ -51,6 +89,13 @@ def kind_of(optimizer: object) -> str | None:
     if isinstance(optimizer, Averaging) and optimizer.averages:
         kinds = (f"{MOMENTUM}-{name}" for name in names)
         return next((kind for kind in kinds if kind in AVERAGED), AVERAGED[-1])
+    for inner in _inner(optimizer):
+        if isinstance(unwrapped(inner), Averaging):
+            raise ConfigError(
+                f"optimizer={type(optimizer).__name__} holds a hipress.optim."
+                f"{type(unwrapped(inner)).__name__}, and how it steps that is not known: step the "
+                "latter itself, and pass it as optimizer="
+            )
     found = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
     plain = found == "sgd" and not any(group.get("momentum") for group in optimizer.param_groups)
     return PLAIN_SGD if plain else found

@@ -18,7 +18,7 @@ from hipress.plan.plan import Plan
 from hipress.shards import local
 from hipress.sync.buckets import BucketPlans
 from hipress.sync.momentum import Momentum
-from hipress.sync.optimizers import take_failed, watch_steps
+from hipress.sync.optimizers import refuse_forgotten, take_failed, watch_steps
 from hipress.sync.round import Round
 from hipress.sync.scaling import Scale
 from hipress.sync.switch import PlanSwitch
@@ -99,7 +99,8 @@ class Engine:
         """Begin a step, whose first bucket is ready. All ranks begin alike.
 
         parameters: the model's, to check that ranks have not diverged since the last step. Raises
-        SyncError if an optimizer failed on this rank only.
+        SyncError if an optimizer failed on this rank only, or if ranks should average the momentum
+        of one that hipress does not know.
         """
         step, self.step = self.step, self.step + 1
         self.round = Round(self, step, self._scale.now(parameters))
@@ -114,6 +115,7 @@ class Engine:
         failed = take_failed(parameters)
         if failed is not None:
             self.world.failures.refuse_parted(failed, step)
+        refuse_forgotten(parameters)
         verifier = self.world.verifier
         if verifier and parameters and step % VERIFY_STEPS == 1:
             held = map(local, parameters)

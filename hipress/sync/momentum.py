@@ -60,6 +60,11 @@ class Momentum:
                 f"this {type(optimizer).__name__} steps a module that hipress synchronizes "
                 "already: hipress.detach that first, or make an optimizer for each"
             )
+        if optimizer.groups().keys().isdisjoint(parameters):
+            raise ConfigError(
+                f"optimizer={type(optimizer).__name__} steps none of the model's parameters: make "
+                "it of them as they are when hipress takes the model"
+            )
         _refuse_shards(optimizer, parameters)
         self._optimizer, self._parameters, self._params = optimizer, parameters, params
         self._index = {parameter: index for index, parameter in enumerate(parameters)}

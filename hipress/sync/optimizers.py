@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -18,7 +18,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hipress.sync.scaling import steps_alone, watch_scalers
+from hipress.errors import SyncError
+from hipress.optim import Averaging
+from hipress.optimizers import holds
+from hipress.sync.scaling import stepped, steps_alone, watch_scalers
 
 #: a mapping, since other threads may add to it while one reads `keyrefs`
 _begun: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
@@ -36,12 +39,25 @@ def take_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
     """An optimizer of some of these parameters whose step raised, or None; reported only once."""
     for reference in _begun.keyrefs():
         optimizer, known = reference(), set(map(id, parameters))
-        if optimizer is None:
-            continue
-        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+        if optimizer is not None and holds(optimizer, known):
             _begun.pop(optimizer, None)
             return optimizer
     return None
+
+
+def refuse_forgotten(parameters: Collection[torch.Tensor]) -> None:
+    """Raise SyncError for an optimizer that has stepped some of these parameters and of which ranks
+    should average the momentum, but do not."""
+    for optimizer in stepped():
+        if not isinstance(optimizer, Averaging) or optimizer.told is not None:
+            continue
+        if optimizer.averages and holds(optimizer, set(map(id, parameters))):
+            name = type(optimizer).__name__
+            raise SyncError(
+                f"a hipress.optim.{name} steps parameters that hipress averages, and hipress does "
+                f"not know it, so ranks would never average its momentum: pass it as optimizer= "
+                f"where hipress takes the model, or use torch.optim.{name}"
+            )
 
 
 def _begin(

@@ -24,9 +24,10 @@ from torch.futures import Future
 from torch.optim import Optimizer
 
 from hipress import compat
+from hipress.optimizers import holds
 from hipress.sync.futures import map_future
 
-__all__ = ["Scale", "average_unscaled", "belongs", "steps_alone", "watch_scalers"]
+__all__ = ["Scale", "average_unscaled", "belongs", "stepped", "steps_alone", "watch_scalers"]
 
 #: scaler of each optimizer that has stepped; None: it steps without
 _SCALERS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[GradScaler] | None]
@@ -65,6 +66,11 @@ def steps_alone(optimizer: Optimizer) -> None:
     _SCALERS.setdefault(optimizer, None)
 
 
+def stepped() -> list[Optimizer]:
+    """The optimizers that have stepped."""
+    return [one for each in _SCALERS.keyrefs() if (one := each()) is not None]
+
+
 class Scale:
     """The scale of a module's gradients."""
 
@@ -90,11 +96,8 @@ class Scale:
 def _optimizer_of(parameters: Collection[torch.Tensor]) -> Optimizer | None:
     """An optimizer that has stepped some of these parameters; one with a scaler, if there is."""
     known, found = set(map(id, parameters)), None
-    for reference in _SCALERS.keyrefs():
-        optimizer = reference()
-        if optimizer is None:
-            continue
-        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+    for optimizer in stepped():
+        if holds(optimizer, known):
             found = optimizer
             if _SCALERS[optimizer] is not None:
                 break

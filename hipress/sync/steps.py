@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class Steps:
         self._sent: list[_Sent] = []
         self._unused: frozenset[int] = frozenset()  # used by no rank in this step
         self._paused = False
+        # see `_average_left`; None after a backward pass
+        self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -66,6 +69,7 @@ class Steps:
 
     def ready(self, index: int) -> None:
         """Take a ready gradient; called by autograd."""
+        self._last = None
         if self._paused or self._engine.broken:  # `finish` raises the failure
             return
         with self.failing("a backward pass"):
@@ -86,6 +90,7 @@ class Steps:
         """Send all that has not gone, and wait until every `.grad` is the average."""
         self._engine.refuse_broken()
         with self.failing("sync.step()"):
+            self._refuse_again()
             self._refuse_changed()
             for index in range(len(self.parameters)):  # gradients of backward passes within no_sync
                 self._settle(index)
@@ -105,6 +110,27 @@ class Steps:
         self._ready.clear()
         self._sent.clear()
         self._unused = frozenset()
+        self._last = self._average_left()
+
+    def _average_left(self) -> tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None:
+        """The first average in a `.grad`, its writes and its sum, which stay as they are until
+        somebody changes it."""
+        gradient = next((p.grad for p in self.parameters if p.grad is not None), None)
+        if gradient is None or gradient.is_sparse:
+            return None
+        return weakref.ref(gradient), compat.writes(gradient), local(gradient).sum()
+
+    def _refuse_again(self) -> None:
+        """Raise SyncError if there is no gradient since the last step but its own averages."""
+        before, now = self._last, self._average_left() if self._last is not None else None
+        if before is None or now is None or before[0]() is not now[0]():
+            return
+        if before[1] == now[1] and torch.equal(before[2], now[2]):
+            raise SyncError(
+                f"rank {self._engine.name}: sync.step() a second time, and no gradient since: the "
+                "averages would be averaged again, with what compressors left out. Call it once "
+                "for each optimizer.step(), and zero gradients in between"
+            )
 
     def _settle(self, index: int) -> torch.Tensor | None:
         """A gradient distributed like its parameter, with memory of its own for each element."""

@@ -291,8 +291,30 @@ def mistakes(rank, world_size):
     found["torch's"] = raised_by(hipress.wrap, make(), CODEC, optimizer=torchs, freeze=4)
     accepted = {"optimizer": torchs, "accept_loss": 0.01 * (1 + rank)}
     found["accepted"] = raised_by(hipress.wrap, make(), **accepted)
+    others = adam(make())
+    found["of others"] = raised_by(hipress.wrap, make(), CODEC, optimizer=others)
+    for way in ("wrap", "Synchronizer"):
+        model = make()
+        module = getattr(hipress, way)(model, CODEC)
+        forgotten = adam(model, 100)
+        found[f"forgotten by {way}"] = raised_by(_steps_of, module, model, forgotten, rank)
+    model = make()
+    sync = hipress.Synchronizer(model, CODEC)
+    _steps_of(sync, model, torch.optim.SGD(model.parameters(), lr=0.01), rank)
+    found["second step"] = raised_by(sync.step)
     found["ranks"] = raised_by(hipress.wrap, make(), CODEC, optimizer=adam(make(), 4 + rank))
     return found
+
+
+def _steps_of(module, model, optimizer, rank):
+    """Two steps by wrap or Synchronizer."""
+    synchronizer = isinstance(module, hipress.Synchronizer)
+    for step in range(2):
+        model.zero_grad()
+        backward(model if synchronizer else module, rank, step)
+        if synchronizer:
+            module.step()
+        optimizer.step()
 
 
 def apart(rank, world_size):

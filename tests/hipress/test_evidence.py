@@ -10,7 +10,7 @@ import torch
 import compll
 from hipress import optim, options
 from hipress.errors import ConfigError
-from hipress.optimizers import KINDS, kind_of
+from hipress.optimizers import KINDS, kind_of, unwrapped
 from hipress.plan import candidates, evidence
 from hipress.plan.evidence import Finding
 
@@ -212,3 +212,50 @@ def test_kinds_of_optimizers(optimizer, kind):
 def test_an_unknown_optimizer_is_refused(wrong, told):
     with pytest.raises(ConfigError, match=told):
         options.make("auto", optimizer=wrong)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """A wrapper as frameworks have them."""
+
+    def __init__(self, name, inner):
+        vars(self)[name] = inner
+
+
+def wrapper(package, name, place, inner):
+    return type(name, (Wrapper,), {"__module__": f"{package}.some.module"})(place, inner)
+
+
+@pytest.mark.parametrize(
+    "package, name, place",
+    [
+        ("accelerate", "AcceleratedOptimizer", "optimizer"),
+        ("lightning", "LightningOptimizer", "_optimizer"),
+        ("lightning", "_FabricOptimizer", "_optimizer"),
+    ],
+)
+def test_known_wrappers_are_seen_through(package, name, place):
+    """Momentum was not averaged, and gradients travelled at one bit while v was frozen."""
+    inner = optim.AdamW(parameters())
+    outer = wrapper(package, name, place, wrapper(package, name, place, inner))
+    assert unwrapped(outer) is inner
+    assert kind_of(outer) == "momentum"
+    assert kind_of(wrapper(package, name, place, torch.optim.Adam(parameters()))) == "adam"
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_unknown_wrappers_of_momentum_are_refused(several):
+    inner = optim.AdamW(parameters())
+    outer = wrapper("mine", "Mine", "any", [inner] if several else inner)
+    with pytest.raises(ConfigError, match=r"optimizer=Mine holds a hipress.optim.AdamW"):
+        kind_of(outer)
+
+
+@pytest.mark.slow  # imports frameworks
+def test_wrappers_of_frameworks():
+    accelerate = pytest.importorskip("accelerate")
+    fabric = pytest.importorskip("lightning.fabric.wrappers")
+    lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
+    inner = optim.AdamW(parameters())
+    assert unwrapped(accelerate.Accelerator(cpu=True).prepare(inner)) is inner
+    assert unwrapped(lightning.LightningOptimizer(inner)) is inner
+    assert unwrapped(fabric._FabricOptimizer(inner, None)) is inner

@@ -114,6 +114,10 @@ def test_mistakes_are_told_on_every_rank():
                 "'freeze' is an argument of the optimizers",
             ),
             "accepted": ("ConfigMismatch", "accept_loss"),
+            "of others": ("ConfigError", "steps none of the model's parameters"),
+            "forgotten by wrap": ("SyncError", "pass it as optimizer="),
+            "forgotten by Synchronizer": ("SyncError", "pass it as optimizer="),
+            "second step": ("SyncError", "sync.step() a second time, and no gradient since"),
             "ranks": ("ConfigMismatch", "'freeze': 4"),
         }
         assert {what: error.kind for what, error in found.items()} == {
