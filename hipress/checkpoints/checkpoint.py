@@ -43,7 +43,7 @@ def export(
 ) -> dict[str, Any]:
     """A copy of this rank's state after `step` steps.
 
-    owed: gradients of earlier plans, by parameter (see PlanSwitch); measured: PlanController.state.
+    owed: gradients of earlier plans, by parameter (see Engine); measured: PlanController.state.
     """
     stateful, params = stateful_params(residuals), residuals.params
     return {
@@ -93,7 +93,7 @@ def plan_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def owed_of(residuals: Residuals, saved: Mapping[str, Any]) -> dict[int, torch.Tensor]:
-    """Owed gradients of a validated state that fit, by parameter: see PlanSwitch."""
+    """Owed gradients of a validated state that fit, by parameter: see Engine."""
     good, _ = check_owed(residuals, saved)
     return {param.index: _laid_out(saved["owed"][param.name], param).float() for param in good}
 

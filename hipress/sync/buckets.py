@@ -72,7 +72,7 @@ class BucketPlans:
     ) -> None:
         """memory: of states; by default the host's. rotates: see casync.build."""
         self._rotates = rotates or plan.turns
-        self._params, self.plan = params, plan
+        self._params, self.plan, self.hosted = params, plan, plan.hosted
         self._rank, self._topology = rank, plan.topology
         self._merges = plan.fused or options.scope != "tensor"
         shares = share_out([p.numel for p in params], plan.topology.world_size, plan.least)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
+from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.runtime.executor import TraceEvent
 from hipress.model import Param
@@ -21,7 +21,7 @@ from hipress.sync.momentum import Momentum
 from hipress.sync.optimizers import refuse_forgotten, take_failed, watch_steps
 from hipress.sync.round import Round
 from hipress.sync.scaling import Scale
-from hipress.sync.switch import PlanSwitch
+from hipress.sync.state import in_layout, in_shape
 from hipress.sync.traffic import Traffic
 from hipress.sync.verify import VERIFY_STEPS
 from hipress.sync.world import World
@@ -61,8 +61,10 @@ class Engine:
         self.traffic = Traffic()
         self.at_freeze: tuple[Traffic, Counters] | None = None  # sums until an optimizer froze
         self._skips = skips
-        make = partial(_buckets, self.params, options, world)  # no cycle through the engine
-        self._switch = PlanSwitch(make, plan, tuner)
+        self.buckets = self.planned(plan)  # of the current plan
+        #: undelivered gradients of this rank from earlier plans, which wait for the parameters'
+        #: next ones: flat float32 in bucket order, by parameter
+        self.owed: dict[int, torch.Tensor] = {}
         watch_steps()
 
     @property
@@ -106,7 +108,8 @@ class Engine:
         self.round = Round(self, step, self._scale.now(parameters))
         if not self.broken:
             averaging = self._averaging
-            self._switch.begin(step)  # maybe by another plan: ranks may meet here
+            if self.tuner is not None:
+                self._go_by(self.tuner.next(step))  # ranks may meet here
             if self._averaging and not averaging:
                 self.at_freeze = replace(self.traffic), self.counters
             if self.momentum is not None:
@@ -167,35 +170,47 @@ class Engine:
             self.tuner.close()
 
     @property
-    def buckets(self) -> BucketPlans:
-        """Buckets of the current plan."""
-        return self._switch.buckets
-
-    @property
     def plan(self) -> Plan:
         """The current plan."""
         return self.buckets.plan
 
-    @property
-    def owed(self) -> Mapping[int, torch.Tensor]:
-        """Gradients of earlier plans that wait for their parameters' next ones: see PlanSwitch."""
-        return self._switch.owed
-
     def owe(self, index: int, gradient: torch.Tensor) -> None:
-        """Add this to the parameter's next gradient of this rank."""
-        self._switch.owe(index, gradient)
+        """Add a gradient to this rank's next one of the parameter."""
+        self.owed[index] = self.owed.get(index, 0) + gradient
 
-    def add_owed(self, indices: tuple[int, ...], buffer: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Add owed gradients to those of a ready bucket; return what was added, by parameter."""
-        return self._switch.add_owed(indices, buffer)
+    def add_owed(self, indices: Sequence[int], buffer: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Add owed gradients to those of a bucket, unless these are zero, as for parameters that
+        this rank did not use: see [Note: unused parameters] in state.py. Returns the added ones."""
+        added: dict[int, torch.Tensor] = {}
+        for index, piece in zip(indices, self.buckets.pieces(indices, buffer), strict=True):
+            if index in self.owed and piece.any():
+                added[index] = self.owed.pop(index)
+                piece.add_(added[index])
+        return added
+
+    def _go_by(self, plan: Plan) -> None:
+        """Use this plan from now on. What this rank has not delivered moves to it in one of two
+        ways: as states of codecs, bit for bit, where these fit; else as a gradient that is owed.
+        See [Note: undelivered gradient] in state.py."""
+        if plan is self.plan:
+            return
+        before, self.buckets = self.buckets, self.planned(plan)
+        moved, memory = self.buckets.adopt(before), self.buckets.residuals.memory
+        self.owed = {index: _in(memory, values) for index, values in self.owed.items()}
+        for index in before.residuals.places.keys() - moved:
+            values = before.residuals.undelivered(index)
+            if values is not None and values.any():
+                self.owe(index, _in(memory, values))
 
     def undelivered(self, indices: Sequence[int]) -> torch.Tensor:
         """Gradients of a bucket that this rank's states hold back: flat, in its order."""
         return self.buckets.undelivered(indices)
 
     def planned(self, plan: Plan) -> BucketPlans:
-        """Buckets of this plan, without any state: for `resume`."""
-        return self._switch.make(plan)
+        """Buckets of this plan, without any state."""
+        route = self.world.routes[plan.hosted]
+        rank, rotates = self.world.coordinator.rank, route.executor.rotates
+        return BucketPlans(self.params, plan, self.options, rank, route.memory, rotates=rotates)
 
     def resume(
         self,
@@ -206,21 +221,27 @@ class Engine:
     ) -> None:
         """Go on from this step with these buckets and their state, gradients owed from earlier
         plans, and what the tuner had measured (see PlanController.state)."""
-        self._switch.resume(buckets, owed)
+        if self.tuner is not None and buckets is not self.buckets:
+            self.tuner.hold(buckets.plan)
         if self.tuner is not None and measured:
             self.tuner.load(measured)
+        memory, self.buckets = buckets.residuals.memory, buckets
+        self.owed = {index: _in(memory, values) for index, values in owed.items()}
         self.step = step
 
     def lay_out(self, params: Sequence[Param]) -> None:
         """Adopt new strides of gradients in buckets, and move states along."""
         for old, new in zip(self.params, params, strict=True):
             if old.layout != new.layout:
-                self._switch.lay_out(old, new)
+                self.buckets.residuals.lay_out(old, new)
+                if old.index in self.owed:
+                    self.owed[old.index] = in_layout(in_shape(self.owed[old.index], old), new)
         self.params[:] = params  # in place: makers of buckets share the list
 
 
-def _buckets(params: Sequence[Param], options: Options, world: World, plan: Plan) -> BucketPlans:
-    """Buckets of a plan, without any state."""
-    route = world.routes[plan.hosted]
-    rank, rotates = world.coordinator.rank, route.executor.rotates
-    return BucketPlans(params, plan, options, rank, route.memory, rotates=rotates)
+def _in(memory: Memory, values: torch.Tensor) -> torch.Tensor:
+    """The values in the memory in which gradients are compressed now."""
+    if values.device == memory.device:
+        return values
+    host = values.cpu()
+    return host if memory.host else memory.zeros(len(host), host.dtype).copy_(host)

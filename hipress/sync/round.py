@@ -102,7 +102,7 @@ class Round:
     def _start(self, average: Average, number: int, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """Hand a bucket over where the plan compresses: in place, or as a copy on the host."""
         world = self._engine.world
-        if buffer.is_sparse or not world.compresses_copies(self._engine.plan):
+        if buffer.is_sparse or not (world.copies_all or self._engine.buckets.hosted):
             return self._hand_over(average, number, buffer)
         hand_over = partial(self._hand_over, average, number, copied=True)
         return world.copies.average(number, hand_over, buffer)  # called in its own thread
@@ -115,7 +115,8 @@ class Round:
         try:
             if not values.is_sparse:
                 plan = engine.buckets.plan_for(indices)
-                self._owed |= engine.add_owed(indices, values)  # before they are encoded
+                if engine.owed:  # before values are encoded
+                    self._owed |= engine.add_owed(indices, values)
             if engine.tuner is not None:
                 engine.tuner.handed(indices, values, partial(engine.undelivered, indices))
             if plan is None and world.sums_by_executor(values):
@@ -136,7 +137,7 @@ class Round:
     ) -> Future[torch.Tensor]:
         """Average by a program of the executor."""
         engine, world = self._engine, self._engine.world
-        executor, states = world.routes[engine.plan.hosted].executor, plan.states
+        executor, states = world.routes[engine.buckets.hosted].executor, plan.states
         average.job = executor.submit(plan.program, values, states, self.step)
         if not plan.differences:
             return average.job

@@ -15,7 +15,7 @@ worker's, but a rank writes only the parts that it owns.
 average of the ranks' gradients lacks 1/N of a worker's residual, but all of an owner's, which has
 been divided by N already; so has a worker's where ranks encode shares of the mean. As a gradient of
 one rank an owner's residual therefore counts N times. This is independent of codec, strategy and
-buckets, and is what moves when they change: see PlanSwitch.
+buckets, and is what moves when they change: see Engine.
 
 [Note: unused parameters] With find_unused_parameters DDP drops the average of a parameter that no
 rank used in a step, and with it the sent part of its residuals. So residuals wait while the input

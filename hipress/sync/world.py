@@ -21,7 +21,7 @@ from hipress.coordination.coordinator import Coordinator
 from hipress.coordination.link import connect
 from hipress.devices import ON_HOST, Placement, by_gloo
 from hipress.options import Options
-from hipress.plan.plan import Plan, hosted
+from hipress.plan.plan import hosted
 from hipress.sync.executors import start_executor
 from hipress.sync.failures import Failures
 from hipress.sync.futures import average
@@ -76,6 +76,7 @@ class World:
         self.name = coordinator.ranks[coordinator.rank]  # this rank's global number
         self.failures = Failures(coordinator, options.timeout)
         self._options, self._placement, self._group = options, placement, group
+        self.copies_all = placement.copies  # True if each plan compresses copies on the host
         # gloo's futures do not order streams after its copies to a device
         self._native_copied = not placement.on_host and by_gloo(group)
         copies = placement.copies or self._native_copied or any(map(hosted, codecs))
@@ -109,10 +110,6 @@ class World:
             first.close()
             raise
         return (Route(memory, first), Route(HostMemory(), host))
-
-    def compresses_copies(self, plan: Plan) -> bool:
-        """True if a device's buckets are compressed as copies on the host."""
-        return self._placement.copies or plan.hosted
 
     def sums_by_executor(self, values: torch.Tensor) -> bool:
         """True if a device's uncompressed values go over the executor's own transport, since the
