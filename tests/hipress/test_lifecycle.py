@@ -91,7 +91,7 @@ def test_forked_children_touch_nothing():
     results = launch(lifecycle_ranks.forked, 2)
     for rank, (status, (kind, message), _) in enumerate(results):
         assert status == 0
-        assert kind == "ExecutorClosed"
+        assert kind == "SyncError"
         assert message.startswith(f"rank {rank}: process ")
         assert "is a fork of" in message
     assert results[0][2] == results[1][2]
