@@ -22,7 +22,7 @@ import typer
 
 from bench.commands import RESULTS, given, now, refusing
 from hipress import options
-from hipress.plan.candidates import candidates
+from hipress.auto.candidates import candidates
 from hipress.tools.bench.measure import Suite, describe, measure, off, prediction
 from hipress.tools.demo_command import check_output
 from hipress.tools.run import place, runner

@@ -27,11 +27,11 @@ from casync.graph.shares import share_out
 from casync.raw import with_raw
 from casync.stages import TASK
 from casync.topology import Topology
-from hipress.model import describe
+from hipress.auto.objective import Objective, Way
+from hipress.auto.workload import BUCKET, FIRST_BUCKET, timed
+from hipress.model.params import describe
 from hipress.plan.codecs import compile_codec
-from hipress.plan.objective import Objective, Way
 from hipress.plan.plan import partitions
-from hipress.plan.workload import BUCKET, FIRST_BUCKET, timed
 
 CODEC = "int4_group"
 CODECS = with_raw({CODEC: compile_codec(CODEC, {})})

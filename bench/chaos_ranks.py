@@ -29,11 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 import hipress
-import hipress.plan.auto
-import hipress.sync.engine
+import hipress.auto.search
+import hipress.engine.engine
 from bench.chaos_end import LAST
 from casync.cost import CodecCost, Costs, Line, Transfer
-from hipress.plan import probe, trial
+from hipress.auto import probe, trial
 
 WIDTH = 256
 RATIOS = (0.1, 0.01)
@@ -208,8 +208,8 @@ def _auto(model: nn.Module, codec: Mapping[str, Any]) -> Step:
 def _force_trials() -> None:
     """Let "auto" try plans, in short turns: the link seems slow, codecs seem free."""
     trial.COUNTED = 3
-    trial.SLOW = hipress.plan.auto.FAR = 1e9
-    hipress.plan.auto.MIN_GAIN_SECONDS = hipress.plan.auto.SHARE = 0.0
+    trial.SLOW = hipress.auto.search.FAR = 1e9
+    hipress.auto.search.MIN_GAIN_SECONDS = hipress.auto.search.SHARE = 0.0
     slow = dict.fromkeys(probe.DTYPES, Transfer(Line(1e-3, 1e-6)))
     probe.measure_link = lambda *_: Costs({1: Transfer(Line(1e-5, 1e-9))}, slow)
     free = CodecCost(*[Line(1e-6, 1e-10)] * 3)

@@ -36,18 +36,18 @@ from compll.backends.cpu import backend
 from compll.runtime import claims, library
 from compll.runtime.library import locate
 from hipress import options
-from hipress.checkpoints import checkpoint
+from hipress.auto.candidates import candidates
+from hipress.auto.places import Places
+from hipress.auto.registry import Registry
+from hipress.auto.search import Search
+from hipress.auto.workload import timed
+from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError, StateError
-from hipress.model import describe
+from hipress.model.params import describe
 from hipress.plan import rules as rules_
-from hipress.plan.auto import Search
-from hipress.plan.candidates import candidates
 from hipress.plan.codecs import compile_codec
-from hipress.plan.places import Places
 from hipress.plan.plan import fixed_plan
-from hipress.plan.registry import Registry
-from hipress.plan.workload import timed
-from hipress.sync.state import Residuals
+from hipress.state import checkpoint
 from hipress.tools import profile
 from hipress.tools import results as results_
 from hipress.tools.run.figures import Report

@@ -18,7 +18,7 @@ import numpy as np
 import compll
 from bench.loss_cells import BASELINES, FP32, MOMENTUM, TRIAL, Cell, spec_of
 from bench.loss_workloads import ALL, OTHERS, WORKLOADS
-from hipress.optimizers import KINDS
+from hipress.optim.optimizer_kinds import KINDS
 from hipress.plan.evidence import Finding
 from hipress.tools.run import methods
 

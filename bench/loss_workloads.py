@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hipress import optim
-from hipress.optimizers import PLAIN_SGD
+from hipress.optim.optimizer_kinds import PLAIN_SGD
 from hipress.tools.run import corpus, jobs, lstm
 
 Batch = tuple[Tensor, ...]
@@ -35,7 +35,7 @@ class Workload:
     """A model, its data and its optimizer."""
 
     about: str
-    kind: str  # of optimizer, one of hipress.optimizers.KINDS
+    kind: str  # of optimizer, one of hipress.optim.optimizer_kinds.KINDS
     build: Callable[[int], nn.Module]  # by seed; the module returns the mean loss of a batch
     batch: Callable[[int, int, int], Batch]  # by seed, rank and step
     held_out: Callable[[], list[Batch]] | None  # None: the last batches of the training

@@ -17,12 +17,7 @@ from __future__ import annotations
 __version__ = "0.2.0"
 
 from hipress import optim
-from hipress.adapters.gossip import Gossip
-from hipress.adapters.synchronizer import Synchronizer
-from hipress.adapters.wrapping import attach, wrap
 from hipress.api import detach, load_state_dict, report, state_dict
-from hipress.collective import all_reduce
-from hipress.consensus import consensus_distance
 from hipress.errors import (
     AgreementTimeout,
     ConfigError,
@@ -33,7 +28,12 @@ from hipress.errors import (
     StateError,
     SyncError,
 )
-from hipress.policies import Accordion, GraVAC, Warmup
+from hipress.frontends.all_reduce import all_reduce
+from hipress.frontends.consensus import consensus_distance
+from hipress.frontends.gossip import Gossip
+from hipress.frontends.synchronizer import Synchronizer
+from hipress.frontends.wrapping import attach, wrap
+from hipress.policies.policies import Accordion, GraVAC, Warmup
 
 __all__ = [
     "Accordion",

@@ -10,19 +10,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from casync.errors import copy_to_raise
 from hipress import compat
-from hipress.adapters.gossip import Gossip
-from hipress.adapters.synchronizer import Synchronizer
 from hipress.errors import ConfigError, ConfigMismatch, StateError
-from hipress.model import as_ddp
-from hipress.modes import ordinary
+from hipress.frontends.gossip import Gossip
+from hipress.frontends.synchronizer import Synchronizer
+from hipress.model.params import as_ddp
+from hipress.model.torch_modes import ordinary
 from hipress.session import SESSIONS, Session, plain_options
 
 if TYPE_CHECKING:
+    from hipress.auto.probe import Probe
     from hipress.control.plan_controller import PlanController
-    from hipress.plan.probe import Probe
+    from hipress.engine.buckets import BucketPlans
+    from hipress.engine.engine import Engine
     from hipress.reporting.report import Report
-    from hipress.sync.buckets import BucketPlans
-    from hipress.sync.engine import Engine
 
 Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip
 
@@ -109,8 +109,8 @@ def state_dict(ddp: Synchronized) -> dict[str, Any]:
     Raises StateError during a step, or after a step failed: ranks may differ in their progress in
     it.
     """
-    from hipress.checkpoints import checkpoint
-    from hipress.sync.state import Residuals
+    from hipress.engine.residuals import Residuals
+    from hipress.state import checkpoint
 
     session = _session(_target(ddp))
     _refuse_unfinished(session)
@@ -138,8 +138,8 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     AgreementTimeout for ranks that do not arrive; another rank may then have loaded its state, so
     the module cannot take another step.
     """
-    from hipress.checkpoints import checkpoint
-    from hipress.sync.state import Residuals
+    from hipress.engine.residuals import Residuals
+    from hipress.state import checkpoint
 
     session = _session(_target(ddp))
     _refuse_unfinished(session)
@@ -175,7 +175,7 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
 
 def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     """The engine's buckets; if its plan may change, those of the state's plan."""
-    from hipress.checkpoints import checkpoint
+    from hipress.state import checkpoint
 
     if engine.tuner is None:
         return engine.buckets

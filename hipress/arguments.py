@@ -16,15 +16,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hipress import options as options_
-from hipress.coordination.link import group_timeout
 from hipress.errors import ConfigError
 from hipress.optim import Averaging
-from hipress.optimizers import unwrapped
+from hipress.optim.optimizer_kinds import unwrapped
 from hipress.options import AUTO, SCRATCH, Options
+from hipress.ranks.link import group_timeout
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from hipress.policies import Policy
+    from hipress.policies.policies import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,13 +14,13 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress.errors import ConfigError, closest, unknown
-from hipress.optimizers import KINDS, kind_of
+from hipress.optim.optimizer_kinds import KINDS, kind_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from casync.codec import Codec
-    from hipress.policies import Policy
+    from hipress.policies.policies import Policy
 
 SCOPES = ("tensor", "bucket", "model")
 AUTO = "auto"
@@ -76,7 +76,7 @@ class Options:
         optimizer: the optimizer of the training, a torch.optim.Optimizer or its class's name.
             "auto" then chooses among all codecs that kept the loss under its kind in measurements,
             and a named codec that did not is reported. None: among those that kept it under every
-            kind. Here it is the kind, one of hipress.optimizers.KINDS (docs/losses.md).
+            kind. Here it is the kind, one of hipress.optim.optimizer_kinds.KINDS (docs/losses.md).
         accept_loss: the share by which the loss may end above float32's, such as 0.01: "auto" then
             also takes codecs that lose, or that have rounds or states of their own (powersgd, dgc),
             if all measurements under this kind of optimizer are within it. Such a state starts at
@@ -87,7 +87,7 @@ class Options:
             the path of a YAML file with one; a value is a name, a path, a compiled codec, None
             (uncompressed) or a mapping of `compressor` and its parameters.
         policy: changes of the compression during training, with a compressor of its own: a
-            hipress.GraVAC, Accordion or Warmup, or another hipress.policies.Policy.
+            hipress.GraVAC, Accordion or Warmup, or another hipress.policies.policies.Policy.
         transport: the transport of payloads. "auto": "gloo" for a model on the CPU, and "nccl" for
             a model on a GPU with an NCCL process group. "staged": a GPU's payloads over gloo,
             through pinned memory. "host": gradients are copied to the host and compressed by the

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch import nn
 
 from hipress import __version__, compat
-from hipress.coordination import coordinator as coordinators
-from hipress.coordination import job, nodes
-from hipress.coordination.coordinator import Coordinator
-from hipress.devices import Placement, backends_of, place
-from hipress.model import Param, describe
+from hipress.control.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
+from hipress.engine import momentum
+from hipress.engine.engine import Engine
+from hipress.engine.momentum import Momentum
+from hipress.engine.world import World
+from hipress.model.devices import Placement, backends_of, place
+from hipress.model.params import Param, describe
 from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
@@ -35,19 +37,17 @@ from hipress.plan.codecs import (
     resolve,
 )
 from hipress.plan.plan import check_patterns
-from hipress.planning import Planner, codecs_of, compile_ahead, refuse_misplaced
-from hipress.sync import momentum
-from hipress.sync.engine import Engine
-from hipress.sync.momentum import Momentum
-from hipress.sync.world import World
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks import job, nodes
+from hipress.ranks.coordinator import Coordinator
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from hipress.auto.probe import Probe
     from hipress.control.plan_controller import PlanController
+    from hipress.engine.residuals import Residuals
+    from hipress.model.snapshot import Taken
     from hipress.plan.plan import Plan
-    from hipress.plan.probe import Probe
-    from hipress.sync.state import Residuals
-    from hipress.taken import Taken
 
 log = logging.getLogger("hipress")
 

@@ -50,3 +50,8 @@ def test_a_note_is_in_one_file():
 def test_files_and_folders_that_a_page_names_exist(page):
     names = [n for n in NAMED.findall(page.read_text("utf-8")) if not TEMPLATE.search(n)]
     assert not [n for n in names if not (ROOT / n).exists()]
+
+
+def test_a_file_name_of_hipress_is_used_once():
+    names = Counter(p.name for p in (ROOT / "hipress").rglob("*.py") if p.name != "__init__.py")
+    assert not [name for name, count in names.items() if count > 1]

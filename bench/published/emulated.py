@@ -25,9 +25,9 @@ from bench.emulated_models import TRAINED, on_meta
 from bench.published.data import Cell, Data
 from bench.published.hipress_paper import plain
 from casync.cost import CodecCost, Line
-from hipress.model import Param, describe
-from hipress.plan.objective import Objective
-from hipress.plan.workload import Workload, timed
+from hipress.auto.objective import Objective
+from hipress.auto.workload import Workload, timed
+from hipress.model.params import Param, describe
 from hipress.tools.models import roofline
 from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.models.known import Model

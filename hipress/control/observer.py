@@ -12,9 +12,9 @@ import torch
 from casync.codec import FLOAT_BYTES
 from casync.memory import Memory, Moment
 from casync.memory.repeat_elision import MARK, promises, squeeze
-from hipress.model import Param
+from hipress.auto.workload import Bucket, Workload, kinds
+from hipress.model.params import Param
 from hipress.plan.codecs import state_of
-from hipress.plan.workload import Bucket, Workload, kinds
 
 if TYPE_CHECKING:
     from casync.codec import Codec

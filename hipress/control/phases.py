@@ -6,19 +6,19 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import Agreement
 from hipress.errors import StateError, SyncError
 from hipress.plan.plan import Plan
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import Agreement
 
 if TYPE_CHECKING:
     import torch
 
     from casync.codec import Codec
     from casync.cost import Costs
+    from hipress.auto.trial import Tried
     from hipress.control.plan_controller import PlanController
     from hipress.optim.adam import Freezing
-    from hipress.plan.trial import Tried
 
 
 class Fixed:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from casync.codec import Codec
     from casync.cost import Costs
+    from hipress.auto.trial import Tried
     from hipress.plan.plan import Plan
-    from hipress.plan.trial import Tried
 
 
 class PlanController(Protocol):

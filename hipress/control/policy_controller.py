@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import Agreement, all_reduce_sum
 from hipress.plan.plan import Plan, raw, restored
-from hipress.policy_state import DENSE, PolicyState
+from hipress.policies.policy_state import DENSE, PolicyState
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import Agreement, all_reduce_sum
 
 if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.cost import Costs
     from casync.memory import Moment
-    from hipress.model import Param
-    from hipress.plan.trial import Tried
+    from hipress.auto.trial import Tried
+    from hipress.model.params import Param
 
 log = logging.getLogger("hipress")
 

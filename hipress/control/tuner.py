@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from hipress.auto.trial import WINDOW, Trial, Tried, Watch, results
+from hipress.auto.workload import Workload
 from hipress.control.observer import Observer
-from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import Agreement, all_reduce_max
 from hipress.plan.plan import Plan, restored
-from hipress.plan.trial import WINDOW, Trial, Tried, Watch, results
-from hipress.plan.workload import Workload
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import Agreement, all_reduce_max
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from casync.codec import Codec
     from casync.cost import Costs
     from casync.memory import Moment
-    from hipress.plan.places import Places
+    from hipress.auto.places import Places
 
 WATCHED = 3  # least number of observed steps; DDP rebuilds its buckets after the first
 MOST_PATIENCE = 64  # windows

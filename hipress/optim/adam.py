@@ -25,9 +25,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import ParamsT
 
 from hipress.errors import ConfigError, StateError
+from hipress.model.rounding import add_product, total
+from hipress.model.shards import local
 from hipress.optim.averaging import Averaging
-from hipress.rounding import add_product, total
-from hipress.shards import local
 
 AUTO = "auto"
 FLOOR = 0.01

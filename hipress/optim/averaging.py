@@ -14,8 +14,8 @@ from torch.optim.optimizer import ParamsT
 
 from hipress import compat
 from hipress.errors import ConfigError, SyncError
-from hipress.rounding import add_product
-from hipress.shards import local
+from hipress.model.rounding import add_product
+from hipress.model.shards import local
 
 CHANGED = 1e-3  # relative: larger than the rounding of unscaling
 CHECKED = 8  # averages from one check of norms to the next

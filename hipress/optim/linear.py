@@ -81,7 +81,7 @@ class _Lion(Optimizer):
 
 
 def _mixed(moments: list[Tensor], gradients: list[Tensor], b: float) -> list[Tensor]:
-    """b m + (1 - b) g, each operation rounded by itself: see hipress/rounding.py."""
+    """b m + (1 - b) g, each operation rounded by itself: see hipress/model/rounding.py."""
     shares = torch._foreach_mul(moments, b)
     torch._foreach_add_(shares, torch._foreach_mul(gradients, 1 - b))
     return list(shares)

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, cast
 
-from hipress.optimizers import AVERAGED, PLAIN_SGD
+from hipress.optim.optimizer_kinds import AVERAGED, PLAIN_SGD
 
 if TYPE_CHECKING:
     from casync.codec import Codec

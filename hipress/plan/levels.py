@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from casync.topology import Topology
 from hipress.errors import ConfigError
-from hipress.model import Param
+from hipress.model.params import Param
 from hipress.options import Options
 from hipress.plan.codecs import compile_codec, described, strategy_for
 from hipress.plan.plan import Plan, fixed_plan
 from hipress.plan.rules import Overrides
-from hipress.policies import Policy
+from hipress.policies.policies import Policy
 
 if TYPE_CHECKING:
     from casync.codec import Codec

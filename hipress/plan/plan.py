@@ -18,8 +18,8 @@ from casync.graph.shares import LEAST_BYTES
 from casync.rounds import refuse_workers
 from casync.topology import Topology
 from hipress.errors import ConfigError
-from hipress.kinds import is_kind, refuse_unknown
-from hipress.model import Param
+from hipress.model.param_kinds import is_kind, refuse_unknown
+from hipress.model.params import Param
 from hipress.options import SMALL, Options
 from hipress.plan.codecs import for_shape, strategy_for
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from compll.frontend.spec import shown as shortly
 from hipress import reading
 from hipress.errors import ConfigError
-from hipress.kinds import is_kind, refuse_unknown
-from hipress.model import Param
+from hipress.model.param_kinds import is_kind, refuse_unknown
+from hipress.model.params import Param
 from hipress.options import Options
 from hipress.plan.codecs import compile_codec, described, strategy_for
 from hipress.plan.plan import Decision, Plan, fixed, own_codec, raw, refuse_many

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hipress.model import Param
+from hipress.model.params import Param
 from hipress.plan.plan import UNCOMPRESSED, Decision, Plan
 
 if TYPE_CHECKING:

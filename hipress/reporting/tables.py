@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hipress.auto.trial import Tried
 from hipress.plan.plan import Decision
-from hipress.plan.trial import Tried
 from hipress.reporting.measured import Measured, total_of
 from hipress.reporting.summary import codec_name
 from hipress.reporting.text_table import Table
 
 if TYPE_CHECKING:
     from casync.cost import Line
-    from hipress.plan.probe import Probe
+    from hipress.auto.probe import Probe
 
 
 def sent_table(m: Measured, when: str = "") -> Table:

@@ -14,18 +14,18 @@ import typer
 
 from casync.errors import TransportError
 from hipress import options
-from hipress.coordination import coordinator as coordinators
-from hipress.coordination import nodes
-from hipress.coordination.link import Agreement
-from hipress.devices import NCCL, ON_HOST, Placement, place
+from hipress.auto.candidates import candidates
+from hipress.auto.places import Places
+from hipress.auto.registry import Registry
+from hipress.auto.search import Search
+from hipress.auto.workload import timed
 from hipress.errors import ConfigError, HipressError
-from hipress.model import Param
-from hipress.plan.auto import Search
-from hipress.plan.candidates import candidates
-from hipress.plan.places import Places
+from hipress.model.devices import NCCL, ON_HOST, Placement, place
+from hipress.model.params import Param
 from hipress.plan.plan import Decision, Plan
-from hipress.plan.registry import Registry
-from hipress.plan.workload import timed
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks import nodes
+from hipress.ranks.link import Agreement
 from hipress.tools import profile as profiles
 from hipress.tools.models import own
 from hipress.tools.models.device_speeds import DEVICES

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import hipress
-from hipress import devices
+from hipress.model import devices
 from hipress.tools.run import methods, runner, worker
 from hipress.tools.run.jobs import TRAINED, Job, Workload
 from hipress.tools.run.lstm import OPTIMIZERS

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import hipress
-from hipress.sync.engine import Engine
-from hipress.sync.world import World
+from hipress.engine.engine import Engine
+from hipress.engine.world import World
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}

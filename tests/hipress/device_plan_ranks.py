@@ -11,13 +11,15 @@ import torch.distributed as dist
 import hipress
 from casync.memory.host import HostMemory
 from casync.topology import Topology
-from hipress import options, planning
-from hipress.coordination import coordinator as coordinators
-from hipress.devices import ON_HOST, Placement
-from hipress.model import describe
-from hipress.plan import auto, candidates, evidence, levels, probe, timing, trial
+from hipress import options
+from hipress.auto import candidates, probe, search, timing, trial
+from hipress.control.planner import Planner, codecs_of
+from hipress.model.devices import ON_HOST, Placement
+from hipress.model.params import describe
+from hipress.plan import evidence, levels
 from hipress.plan.codecs import compile_codec
 from hipress.plan.rules import NO_RULES
+from hipress.ranks import coordinator as coordinators
 from tests.casync import emulated
 from tests.casync.streams import FakeMoment, Schedule
 from tests.casync.test_device import GPU
@@ -67,10 +69,8 @@ def steered(params, policy, coordinator, placement, memory):
     wanted = options.make("auto", policy=policy, min_size=0, timeout=60)
     placed = mock.patch.object(Placement, "memory", return_value=memory)
     with placed:
-        codecs = planning.codecs_of(wanted, placement)
-        planner = planning.Planner(
-            params, wanted, Topology.flat(2), NO_RULES, coordinator, placement
-        )
+        codecs = codecs_of(wanted, placement)
+        planner = Planner(params, wanted, Topology.flat(2), NO_RULES, coordinator, placement)
         made = planner.plan(codecs)
         return engine_of_world(
             params, made.plan, wanted, dist.group.WORLD, coordinator,
@@ -112,8 +112,8 @@ def by_policy(rank, size, name, gpu=False):
 def quick(stack):
     """Short trials of few codecs, which are timed with few elements."""
     for where, name, value in (
-        (trial, "COUNTED", 3), (trial, "SLOW", 1e9), (auto, "MIN_GAIN_SECONDS", -1e9),
-        (auto, "FAR", 1e9), (auto, "SHARE", 0.0), (timing, "ELEMENTS", (1 << 7, 1 << 9)),
+        (trial, "COUNTED", 3), (trial, "SLOW", 1e9), (search, "MIN_GAIN_SECONDS", -1e9),
+        (search, "FAR", 1e9), (search, "SHARE", 0.0), (timing, "ELEMENTS", (1 << 7, 1 << 9)),
         (timing, "REPEATS", 1), (timing, "SIDES", (8, 8)), (timing, "WORKED", (64, 64)),
         (probe, "HUGE", 1 << 16), (probe, "LARGE", 1 << 14),
         (evidence, "trusted", lambda optimizer: TRIED),
@@ -130,8 +130,8 @@ def by_trial(rank, size, gpu=False):
         staged = Placement(memory.device, "staged")
         coordinator = coordinators.coordinator(dist.group.WORLD, 60)
         wanted = options.make("auto", min_size=0, timeout=60)
-        codecs = planning.codecs_of(wanted, staged)
-        planner = planning.Planner(params, wanted, Topology.flat(2), NO_RULES, coordinator, staged)
+        codecs = codecs_of(wanted, staged)
+        planner = Planner(params, wanted, Topology.flat(2), NO_RULES, coordinator, staged)
         made = planner.plan(codecs)
         engine = engine_of_world(
             params, made.plan, wanted, dist.group.WORLD, coordinator,

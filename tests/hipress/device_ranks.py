@@ -16,14 +16,14 @@ from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
 from hipress import options, session
-from hipress.checkpoints import checkpoint
-from hipress.coordination import coordinator as coordinators
-from hipress.coordination.link import connect
-from hipress.devices import Placement
+from hipress.engine import executors
 from hipress.errors import HipressError
-from hipress.model import describe
+from hipress.model.devices import Placement
+from hipress.model.params import describe
 from hipress.plan.plan import fixed_plan
-from hipress.sync import executors
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks.link import connect
+from hipress.state import checkpoint
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
 from tests.casync.streams import Schedule
 from tests.hipress.common import (

@@ -13,10 +13,10 @@ from torch.futures import Future
 import compll
 import hipress
 from hipress import session
-from hipress.devices import NCCL, Placement
-from hipress.sync import engine
-from hipress.sync.futures import map_future
-from hipress.sync.round import Round
+from hipress.engine import engine
+from hipress.engine.futures import map_future
+from hipress.engine.round import Round
+from hipress.model.devices import NCCL, Placement
 from tests.casync import emulated
 from tests.casync.streams import Schedule
 from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train

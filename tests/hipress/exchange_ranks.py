@@ -9,9 +9,9 @@ import torch
 
 import hipress
 from hipress import compat, options
-from hipress.coordination import coordinator as coordinators
+from hipress.engine.exchange import Exchange, Piece, rows
 from hipress.plan.codecs import compile_codec
-from hipress.sync.exchange import Exchange, Piece, rows
+from hipress.ranks import coordinator as coordinators
 from tests.hipress.common import raised_by
 
 

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import compll
 import hipress
 from compll.runtime.library import specs_dir
+from hipress.engine import verify
 from hipress.session import SESSIONS
-from hipress.sync import verify
 from tests.hipress.common import codec, digest, error_of, make, raised_by, train
 from tests.hipress.fakes import Int8
 from tests.patience import HANG, SILENCE

@@ -11,7 +11,7 @@ from torch import nn
 import hipress
 from casync.estimates import OWN, copy_of
 from casync.strategies.gossip import grid
-from hipress.sync import order
+from hipress.engine import order
 from tests.hipress.common import data, digest, error_of, make, raised_by
 from tests.patience import SILENCE
 

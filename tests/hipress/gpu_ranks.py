@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 import hipress
 from hipress import compat, optim, session
-from hipress.devices import Placement
-from hipress.plan import candidates, codecs, levels
+from hipress.auto import candidates
+from hipress.model.devices import Placement
+from hipress.plan import codecs, levels
 from hipress.plan.codecs import compile_codec
 from tests import gpus
 from tests.hipress import device_plan_ranks

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hipress
-from hipress.coordination import coordinator as coordinators
+from hipress.ranks import coordinator as coordinators
 from tests.hipress.common import error_of, raised_by
 
 

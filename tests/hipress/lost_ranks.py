@@ -11,8 +11,8 @@ from torch._C._distributed_c10d import TCPStore
 
 import hipress
 from hipress import compat, session
-from hipress.coordination import link, mailbox
-from hipress.plan import probe
+from hipress.auto import probe
+from hipress.ranks import link, mailbox
 from tests.hipress.common import codec, error_of, make, train
 from tests.patience import HANG
 

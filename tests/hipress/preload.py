@@ -12,8 +12,8 @@ import torch.optim
 
 import compll
 import compll.backends.cpu.printer
-import hipress.adapters.ddp
-import hipress.sync.engine
+import hipress.engine.engine
+import hipress.frontends.ddp
 
 __all__ = ["compll", "hipress", "networkx", "torch"]
 

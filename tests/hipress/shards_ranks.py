@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 import hipress
-from hipress.coordination import job
-from hipress.shards import local
-from hipress.sync import order
+from hipress.engine import order
+from hipress.model.shards import local
+from hipress.ranks import job
 from tests.hipress.common import Net, data, error_of, make, raised_by
 
 GRID = (2, 2)

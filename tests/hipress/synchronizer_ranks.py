@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
+from hipress.engine import order
 from hipress.session import SESSIONS
-from hipress.sync import order
 from tests.hipress.common import (
     Raised,
     codec,

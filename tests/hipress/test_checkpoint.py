@@ -10,12 +10,12 @@ import torch
 import hipress
 from casync.topology import Topology
 from hipress import api
-from hipress.checkpoints import checkpoint
+from hipress.engine.residuals import Residuals
 from hipress.errors import StateError
-from hipress.model import describe
+from hipress.model.params import describe
 from hipress.options import Options
 from hipress.plan.plan import fixed_plan
-from hipress.sync.state import Residuals
+from hipress.state import checkpoint
 from tests.hipress import checkpoint_ranks, common
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch

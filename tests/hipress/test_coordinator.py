@@ -16,20 +16,20 @@ import pytest
 import torch.distributed as dist
 
 from hipress import compat
-from hipress.coordination import coordinator as coordinators
-from hipress.coordination import job
-from hipress.coordination import mailbox as boards
-from hipress.coordination import store as stores
-from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.mailbox import StoreMailbox
 from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks import job
+from hipress.ranks import mailbox as boards
+from hipress.ranks import store as stores
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.mailbox import StoreMailbox
 from tests.hipress.launch import CONTEXT
 from tests.patience import HANG
 
 SILENT = "the job's store at 127.0.0.1:{port}, which does not answer"
 EXIT = """
 import sys, torch.distributed as dist
-from hipress.coordination import coordinator as coordinators, store as stores
+from hipress.ranks import coordinator as coordinators, store as stores
 stores.MIN_CALL_SECONDS = 0.1
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), wait_for_workers=False)
 print("connected", flush=True)

@@ -7,8 +7,8 @@ import torch
 from torch.futures import Future
 
 from casync.memory.host import HostMemory
+from hipress.engine.host_staging import HostCopies
 from hipress.errors import SyncError
-from hipress.sync.host_staging import HostCopies
 from tests.patience import HANG
 
 

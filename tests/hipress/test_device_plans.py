@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from casync.topology import Topology
-from hipress.plan import probe, timing
-from hipress.plan.site import Site
+from hipress.auto import probe, timing
+from hipress.auto.site import Site
 from tests.casync.emulated import DeviceMemory
 from tests.casync.rendezvous import Meeting
 from tests.casync.streams import FakeEnd, Schedule

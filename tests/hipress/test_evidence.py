@@ -9,9 +9,10 @@ import torch
 
 import compll
 from hipress import optim, options
+from hipress.auto import candidates
 from hipress.errors import ConfigError
-from hipress.optimizers import KINDS, kind_of, unwrapped
-from hipress.plan import candidates, evidence
+from hipress.optim.optimizer_kinds import KINDS, kind_of, unwrapped
+from hipress.plan import evidence
 from hipress.plan.evidence import Finding
 
 

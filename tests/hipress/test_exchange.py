@@ -2,8 +2,8 @@
 
 import pytest
 
+from hipress.engine.exchange import OVERLAP, Piece, rows
 from hipress.errors import ConfigError
-from hipress.sync.exchange import OVERLAP, Piece, rows
 from tests.hipress import exchange_ranks as ranks
 from tests.hipress.launch import launch
 

@@ -21,9 +21,9 @@ BEGIN = """
 import os, signal, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
 from hipress import compat
-from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import Agreement, all_reduce_max, start_all_reduce_max
-from hipress.coordination.store import run_in_thread
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import Agreement, all_reduce_max, start_all_reduce_max
+from hipress.ranks.store import run_in_thread
 from hipress.errors import HipressError
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
@@ -43,7 +43,7 @@ sys.last = Last()
 """
 CALLS = {
     "a watched call": """
-from hipress.coordination import coordinator as coordinators
+from hipress.ranks import coordinator as coordinators
 coordinator = coordinators.coordinator(dist.group.WORLD, 3)
 agreement = Agreement(coordinator, "a test")
 if rank == 1:

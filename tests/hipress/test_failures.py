@@ -9,9 +9,9 @@ import torch
 from torch.futures import Future
 
 from casync.errors import TransportError
-from hipress.coordination.mailbox import Stop
+from hipress.engine import failures, futures
 from hipress.errors import RankLost
-from hipress.sync import failures, futures
+from hipress.ranks.mailbox import Stop
 from tests.hipress import failure_ranks
 from tests.hipress.launch import DIED, launch
 from tests.patience import HANG, SILENCE

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hipress.model import describe
+from hipress.model.params import describe
 from tests.hipress import idiom_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast

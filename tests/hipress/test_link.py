@@ -8,16 +8,16 @@ import torch.distributed as dist
 
 from casync.topology import Topology
 from hipress import compat
-from hipress.coordination import coordinator as coordinators
-from hipress.coordination import link as links
-from hipress.coordination.coordinator import Coordinator
-from hipress.coordination.link import connect
-from hipress.coordination.mailbox import StoreMailbox
-from hipress.devices import ON_HOST
+from hipress.control.planner import Planner
 from hipress.errors import AgreementTimeout, HipressError
+from hipress.model.devices import ON_HOST
 from hipress.options import Options
 from hipress.plan.rules import NO_RULES
-from hipress.planning import Planner
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks import link as links
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import connect
+from hipress.ranks.mailbox import StoreMailbox
 from tests.hipress.launch import launch
 from tests.patience import HANG
 
@@ -98,8 +98,8 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     def measure_link(*_):
         raise RuntimeError("closed by peer")
 
-    monkeypatch.setattr("hipress.coordination.link.connect", lambda coordinator, purpose: object())
-    monkeypatch.setattr("hipress.plan.probe.measure_link", measure_link)
+    monkeypatch.setattr("hipress.ranks.link.connect", lambda coordinator, purpose: object())
+    monkeypatch.setattr("hipress.auto.probe.measure_link", measure_link)
     coordinator = Coordinator(StoreMailbox(dist.HashStore(), 1, (3, 5), "here"), 0.05)
     planner = Planner((), Options(), Topology.flat(2), NO_RULES, coordinator, ON_HOST)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"

@@ -12,16 +12,16 @@ from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
 from casync.topology import Topology
 from hipress import options
-from hipress.checkpoints.checkpoint import export
-from hipress.checkpoints.checkpoint_format import check_format
-from hipress.model import describe
+from hipress.auto.registry import Registry
+from hipress.auto.search import Search
+from hipress.engine.buckets import BucketPlans
+from hipress.engine.residuals import Residuals
+from hipress.model.params import describe
 from hipress.options import Options
-from hipress.plan.auto import Search
 from hipress.plan.messages import least_share
 from hipress.plan.plan import fixed_plan, restored
-from hipress.plan.registry import Registry
-from hipress.sync.buckets import BucketPlans
-from hipress.sync.state import Residuals
+from hipress.state.checkpoint import export
+from hipress.state.checkpoint_format import check_format
 from tests.hipress.fakes import Int8
 
 CODEC = Int8()  # 1.25 bytes of payload for 4 of gradient

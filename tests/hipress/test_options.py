@@ -11,9 +11,9 @@ import torch
 
 from compll.runtime.library import specs_dir
 from hipress import options
-from hipress.devices import Placement
+from hipress.auto.candidates import candidates
 from hipress.errors import ConfigError
-from hipress.plan.candidates import candidates
+from hipress.model.devices import Placement
 from hipress.plan.codecs import resolve, strategy_for
 from hipress.session import label
 from tests.hipress.fakes import Halves, Int8, Sparse

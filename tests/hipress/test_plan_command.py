@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from casync.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
+from hipress.auto.candidates import candidates
 from hipress.errors import ConfigError
-from hipress.plan.candidates import candidates
 from hipress.tools import profile
 from hipress.tools.cli import app
 from tests.hipress.fakes import Int8

@@ -16,21 +16,22 @@ from casync.cost import CodecCost, Copies, Costs, Line, Transfer, fit
 from casync.predict import timeline
 from casync.runtime.counters import Counters
 from casync.topology import Topology
-from hipress import options, planning
+from hipress import options
+from hipress.auto import probe
+from hipress.auto.candidates import candidates
+from hipress.auto.objective import LOADS
+from hipress.auto.registry import Registry
+from hipress.auto.search import BUDGET, FAR, TRIED, Search
+from hipress.auto.workload import Bucket, Workload, estimate, timed
+from hipress.control import planner
+from hipress.engine.traffic import Traffic
 from hipress.errors import ConfigError
-from hipress.model import Param, describe
-from hipress.plan import probe
-from hipress.plan.auto import BUDGET, FAR, TRIED, Search
-from hipress.plan.candidates import candidates
-from hipress.plan.objective import LOADS
+from hipress.model.params import Param, describe
 from hipress.plan.plan import check_patterns, fixed_plan, partitions
-from hipress.plan.registry import Registry
-from hipress.plan.workload import Bucket, Workload, estimate, timed
 from hipress.reporting.measured import measure_of
 from hipress.reporting.report import Report
 from hipress.reporting.summary import describe_plan
 from hipress.reporting.tables import probe_table
-from hipress.sync.traffic import Traffic
 from hipress.tools.models.own import by_elements
 from hipress.tools.models.work import Speed
 from tests.hipress.common import Net
@@ -86,7 +87,7 @@ def test_slow_link_compresses_most(params):
 
 
 def test_the_fastest_predictions_are_tried_and_the_native_all_reduce(params, monkeypatch):
-    monkeypatch.setattr("hipress.plan.auto.FAR", 9.0)
+    monkeypatch.setattr("hipress.auto.search.FAR", 9.0)
     made = plans(params, costs(link=1e7, codec=1e10))
     assert len(made) == TRIED + 1
     assert [each.compresses for each in made] == [True, True, True, False]
@@ -126,7 +127,7 @@ def test_far_slower_plans_are_not_tried(params, monkeypatch):
     made = plans(params, costs(link=1e7, codec=1e10))
     best = made[0].seconds
     assert all(each.seconds <= 1.1 * FAR * best for each in made if each.compresses)
-    monkeypatch.setattr("hipress.plan.auto.FAR", 1.05)
+    monkeypatch.setattr("hipress.auto.search.FAR", 1.05)
     made = plans(params, costs(link=1e7, codec=1e10))
     assert all("int8_fake" in each.label for each in made[:-1])
     assert not made[-1].compresses
@@ -509,7 +510,7 @@ def test_a_model_without_eligible_tensors_is_told_why():
 def test_codecs_are_compiled_ahead_by_strategy(params, monkeypatch, strategy, ahead):
     codec, prepared = compll.compile("int8_group", "reference"), []
     monkeypatch.setattr(codec, "prepare", lambda: prepared.append(1), raising=False)
-    planning.compile_ahead(fixed_plan(params, codec, options.Options(strategy=strategy), TWO))
+    planner.compile_ahead(fixed_plan(params, codec, options.Options(strategy=strategy), TWO))
     assert len(prepared) == ahead
 
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from hipress.coordination import door as doors
-from hipress.coordination import liveness as presences
-from hipress.coordination.door import STRANGERS, Door
-from hipress.coordination.liveness import Liveness
+from hipress.ranks import door as doors
+from hipress.ranks import liveness as presences
+from hipress.ranks.door import STRANGERS, Door
+from hipress.ranks.liveness import Liveness
 from tests.hipress.launch import CONTEXT
 from tests.patience import HANG
 

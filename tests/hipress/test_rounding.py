@@ -10,13 +10,13 @@ import sys
 import numpy as np
 import torch
 
-from hipress.rounding import total
+from hipress.model.rounding import total
 
 BITS = """
 import hashlib, numpy as np, torch
 from hipress.optim import Lion
-from hipress.rounding import total
-from hipress.sync.differences import Differences
+from hipress.model.rounding import total
+from hipress.engine.differences import Differences
 
 def draw(seed):
     return torch.from_numpy(np.random.RandomState(seed).standard_normal(10001).astype("float32"))

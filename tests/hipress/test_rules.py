@@ -10,7 +10,7 @@ from torch import nn
 from casync.topology import Topology
 from hipress import options
 from hipress.errors import ConfigError
-from hipress.model import describe
+from hipress.model.params import describe
 from hipress.plan import rules as overrides
 from hipress.plan.plan import check_patterns, fixed_plan
 from hipress.session import plain_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hipress.sync.order import LARGE_BYTES
+from hipress.engine.order import LARGE_BYTES
 from tests.hipress import shards_ranks as ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast

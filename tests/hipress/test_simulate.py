@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
+from hipress.auto.probe import DTYPES
 from hipress.errors import ConfigError
 from hipress.plan.codecs import compile_codec
-from hipress.plan.probe import DTYPES
 from hipress.tools import profile
 from hipress.tools.cli import app
 from hipress.tools.models import own

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from casync.topology import Topology
-from hipress.coordination.nodes import topology_of
+from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError
-from hipress.model import describe
+from hipress.model.params import describe
 from hipress.options import Options
 from hipress.plan.plan import fixed_plan
-from hipress.sync.state import Residuals
+from hipress.ranks.nodes import topology_of
 from tests.hipress import strategy_ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch

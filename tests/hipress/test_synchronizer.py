@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hipress.sync.order import LARGE_BYTES
+from hipress.engine.order import LARGE_BYTES
 from tests.hipress import synchronizer_ranks as ranks
 from tests.hipress.launch import DIED, launch
 from tests.hipress.test_training import together

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from hipress.plan.trial import COUNTED, SETTLING, TURNS, WINDOW, Trial, Watch, results
+from hipress.auto.trial import COUNTED, SETTLING, TURNS, WINDOW, Trial, Watch, results
 
 TURN = SETTLING + COUNTED
 

@@ -11,19 +11,19 @@ import torch
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.memory.host import HostMemory, Instant
 from casync.topology import Topology
+from hipress.auto import probe, trial
+from hipress.auto.places import Device, Places
+from hipress.auto.registry import Registry
+from hipress.auto.site import Site
 from hipress.control import tuner as tuners
 from hipress.control.observer import Observer
 from hipress.control.tuner import WATCHED, Tuner
-from hipress.coordination import link as link_
 from hipress.errors import ConfigError, RankLost
-from hipress.model import Param
+from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan import probe, trial
-from hipress.plan.places import Device, Places
 from hipress.plan.plan import NATIVE
-from hipress.plan.registry import Registry
 from hipress.plan.rules import NO_RULES
-from hipress.plan.site import Site
+from hipress.ranks import link as link_
 from tests.hipress import tuner_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast

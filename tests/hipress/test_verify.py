@@ -7,9 +7,9 @@ import torch
 from torch.futures import Future
 
 from casync.memory.host import HostMemory
+from hipress.engine import verify
 from hipress.errors import SyncError
-from hipress.model import Param
-from hipress.sync import verify
+from hipress.model.params import Param
 
 
 class Group:

@@ -12,17 +12,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 import hipress
-import hipress.plan.auto
-import hipress.plan.candidates
+import hipress.auto.candidates
+import hipress.auto.search
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from compll.runtime.codec import Codec
 from hipress import optim, options
-from hipress.coordination import coordinator as coordinators
-from hipress.model import describe
-from hipress.plan import probe, trial
-from hipress.plan.places import Places
+from hipress.auto import probe, trial
+from hipress.auto.places import Places
+from hipress.model.params import describe
 from hipress.plan.plan import NATIVE, Plan, fixed_plan, raw
+from hipress.ranks import coordinator as coordinators
 from hipress.session import SESSIONS
 from tests.hipress.common import (
     SMALL_BUCKETS,
@@ -120,13 +120,13 @@ def fast_codecs(group, codecs, link, *_):
 def quick(plans=None):
     """Trials of short turns with all plans. plans: fake codecs."""
     trial.COUNTED = 3
-    hipress.plan.auto.MIN_GAIN_SECONDS = 0.0
-    hipress.plan.auto.FAR = 1e9
+    hipress.auto.search.MIN_GAIN_SECONDS = 0.0
+    hipress.auto.search.FAR = 1e9
     trial.SLOW = 1e9
-    hipress.plan.auto.SHARE = 0.0
+    hipress.auto.search.SHARE = 0.0
     probe.measure_link, probe.measure_codecs = slow_link, fast_codecs
     if plans is not None:
-        hipress.plan.candidates.candidates = lambda *_, **__: {c.name: c for c in plans}
+        hipress.auto.candidates.candidates = lambda *_, **__: {c.name: c for c in plans}
 
 
 def steps(sync, model, rank, count):
@@ -255,8 +255,8 @@ def resumed(rank, world_size):
 def by_word(rank, world_size, momentum, accepted):
     """Plans with rounds that a trial tried; reasons by codec; the accept_loss; a digest."""
     quick()
-    usual = hipress.plan.candidates.candidates
-    hipress.plan.candidates.candidates = lambda *args, **more: {
+    usual = hipress.auto.candidates.candidates
+    hipress.auto.candidates.candidates = lambda *args, **more: {
         key: codec for key, codec in usual(*args, **more).items() if "powersgd" in key
     }
     model, whys = make(), {}

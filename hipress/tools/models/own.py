@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hipress.errors import ConfigError
-from hipress.model import Param, describe
+from hipress.model.params import Param, describe
 from hipress.tools.models import known, roofline
 from hipress.tools.models.known import Gradient, Model
 from hipress.tools.models.work import Work

@@ -90,7 +90,7 @@ def _powersgd_fp16(model: nn.Module) -> Synchronized:
 
 def _hipress(model: nn.Module, method: Method, training: Training) -> Synchronized:
     import hipress  # not above: a baseline does without
-    from hipress.devices import by_gloo
+    from hipress.model.devices import by_gloo
 
     assert method.codec is not None
     assert dist.group.WORLD is not None

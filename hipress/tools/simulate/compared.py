@@ -12,11 +12,11 @@ from casync.codec import FLOAT_BYTES
 from casync.predict.stages import PREDICTED
 from casync.topology import Topology
 from hipress import options as options_
+from hipress.auto.objective import Way
 from hipress.errors import ConfigError
-from hipress.model import Param
+from hipress.model.params import Param
 from hipress.plan import evidence
 from hipress.plan.codecs import compile_codec, for_shape, ways_for
-from hipress.plan.objective import Way
 from hipress.plan.plan import excluded, unsuited
 from hipress.tools.run import methods as texts
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from casync.cost import Costs
 from casync.predict.timeline import PredictedStep
 from casync.stages import WIRE
-from hipress.plan.objective import Objective, Way
-from hipress.plan.workload import Workload, timed
+from hipress.auto.objective import Objective, Way
+from hipress.auto.workload import Workload, timed
 from hipress.tools.models.known import Model
 from hipress.tools.models.own import Found
 from hipress.tools.simulate import costs as cost_tables

@@ -10,13 +10,13 @@ from casync.codec import FLOAT_BYTES
 from casync.cost import Costs, Transfer
 from casync.predict.timeline import Event, Load
 from casync.stages import WORK
-from hipress.coordination.link import Agreement
-from hipress.plan.auto import Search
-from hipress.plan.objective import Objective, Way
-from hipress.plan.places import Places
+from hipress.auto.objective import Objective, Way
+from hipress.auto.places import Places
+from hipress.auto.registry import Registry
+from hipress.auto.search import Search
+from hipress.auto.workload import Bucket, Workload, estimate
 from hipress.plan.plan import Decision
-from hipress.plan.registry import Registry
-from hipress.plan.workload import Bucket, Workload, estimate
+from hipress.ranks.link import Agreement
 from hipress.session import Session
 from hipress.tools.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, WIRE, Point, Span
 

@@ -1,1 +1,0 @@
-"""Sources of gradients: DDP's communication hook, plain modules, and gossip."""

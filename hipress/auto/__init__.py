@@ -1,0 +1,1 @@
+"""Measurements and the search for plans: `"auto"`."""

@@ -1,0 +1,259 @@
+"""The objective of the planner: predicted seconds of a step with a way for each tensor.
+
+[Note: joined buckets] The time to simulate a step grows with its chains, so neighbouring buckets
+are joined, and large ones cut. The first bucket decides when the link starts, and the last how much
+remains after it; so buckets are joined in the middle and kept at both ends. Parts are counted for
+the original buckets, but only for the first and the last of a long chain; buckets of equal lengths,
+such as those of repeated layers, have equal cuts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from casync import strategies
+from casync.building.parts import Choice, Tensor
+from casync.codec import FLOAT_BYTES
+from casync.cost import Costs
+from casync.graph.plan import partition
+from casync.graph.shares import LEAST_BYTES, Shares, share_out
+from casync.predict.stages import native, stages
+from casync.predict.timeline import Load, PredictedStep, simulate_step
+from casync.stages import Item, Stage
+from casync.topology import Topology
+from hipress.auto.workload import Bucket, Workload
+from hipress.model.params import Param
+from hipress.plan.plan import partitions
+
+if TYPE_CHECKING:
+    from casync.building.parts import Part
+    from casync.codec import Codec
+
+LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
+PIECES = 4  # most pieces of a bucket
+SAMPLED = 2  # buckets of a chain whose parts are counted
+ONCE = 0.1  # worth of one quantization instead of two, as a share of a step's waiting time
+
+Kind = tuple[Param, ...]  # parameters that share a choice
+_Key = tuple[int, "Way | None", tuple[int, ...]]  # chain, way, kinds
+
+
+@dataclass(frozen=True)
+class Way:
+    """The codec and strategy of a tensor, with its cuts."""
+
+    codec: str  # key in a plan
+    strategy: str
+    cut: int = 1  # multiple of the usual partitions
+    fused: bool = False  # True if neighbours in a bucket are compressed as one
+
+    @property
+    def label(self) -> str:
+        """Text such as `int4_group (ps)`."""
+        return f"{self.codec} ({self.strategy}{', fused' * self.fused})"
+
+    def partitions(self, numel: int, codec: Codec, topology: Topology) -> int:
+        """Partitions of a tensor of this length; no extra cuts for a codec that must not be cut."""
+        usual = partitions(numel, codec, self.strategy, topology.world_size)
+        return usual * self.cut if cuttable(codec) else usual
+
+
+def cuttable(codec: Codec) -> bool:
+    """True if partitions do not change the codec's result for a tensor."""
+    return codec.align > 1 or codec.additive is not None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A predicted step. Seconds."""
+
+    seconds: float  # the whole step
+    waiting: float  # part that the backward pass does not hide
+    backward: float  # until the backward pass is over, from the first bucket on
+
+
+class Objective:
+    """Predicts and counts steps of one model on one cluster. None as a way is no codec."""
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        codecs: Mapping[str, Codec],
+        topology: Topology,
+        costs: Costs,
+        workload: Workload,
+        loads: int = LOADS,
+        least: Mapping[str, int] | None = None,
+    ) -> None:
+        """kinds: of all parameters; a prediction takes a choice for each. loads: chains. least:
+        bytes of gradient in an owner's share, by codec; LEAST_BYTES by default."""
+        self.steps, self._turns, self._least = 0, False, least or {}
+        self._kinds, self._codecs, self._topology = kinds, codecs, topology
+        self._costs, self._workload = costs, workload
+        owner = {param.index: number for number, kind in enumerate(kinds) for param in kind}
+        params = {param.index: param for kind in kinds for param in kind}
+        self._lengths = {params[index].name: params[index].numel for index in sorted(params)}
+        self._shares: dict[int, Mapping[str, Shares]] = {}
+        self._buckets = [
+            (some[-1].ready, [_members(bucket, owner, params) for bucket in some])
+            for some in joined(workload.buckets, loads)
+        ]
+        self._pieces = min(PIECES, max(1, loads // max(1, len(self._buckets))))
+        self._known: dict[_Key, Load] = {}
+        self._items: dict[_Key, Item] = {}
+        self._cut: dict[tuple[object, tuple[int, ...]], tuple[float, float]] = {}
+
+    def costing(self, costs: Costs) -> Objective:
+        """The same objective with costs of another cluster of this topology; parts stay counted."""
+        made = copy(self)
+        made.steps, made._costs, made._known = 0, costs, {}
+        return made
+
+    def turning(self) -> Objective:
+        """The same with a group of NCCL for each turn of a phase; parts are the same, too."""
+        made = copy(self)
+        made._turns, made._known = True, {}
+        return made
+
+    def step(self, choices: Sequence[Way | None]) -> Predicted:
+        """The predicted step with these ways of the kinds."""
+        made = self.simulated(choices)
+        waiting = max(0.0, made.seconds - self._workload.backward)
+        return Predicted(made.seconds + self._workload.rest, waiting, made.backward)
+
+    def simulated(self, choices: Sequence[Way | None], events: bool = False) -> PredictedStep:
+        """The simulated backward pass and synchronization, from the first bucket on."""
+        self.steps += 1
+        loads = self.loads(choices)
+        return simulate_step(loads, self._workload.backward, self._costs.overlap, events)
+
+    def loads(self, choices: Sequence[Way | None]) -> list[Load]:
+        """Chains of stages beside the backward pass."""
+        return list(self._loads(choices))
+
+    def weighed(self, predicted: Predicted, choices: Sequence[Way | None]) -> float:
+        """The value to minimize: predicted seconds, plus a penalty for quantizing twice."""
+        sizes = [sum(param.numel for param in kind) for kind in self._kinds]
+        again = [
+            size
+            for size, way in zip(sizes, choices, strict=True)
+            if way is not None and strategies.load(way.strategy).SPREADS
+        ]
+        return predicted.seconds + ONCE * predicted.waiting * sum(again) / max(1, sum(sizes))
+
+    def _loads(self, choices: Sequence[Way | None]) -> Iterator[Load]:
+        for number, (_, buckets) in enumerate(self._buckets):
+            members = dict.fromkeys(kind for bucket in buckets for kind in bucket)
+            by_way: dict[Way | None, list[int]] = {}
+            for kind in members:
+                by_way.setdefault(choices[kind], []).append(kind)
+            for way, taken in by_way.items():
+                key = (number, way, tuple(taken))
+                if key not in self._known:
+                    self._known[key] = self._load(*key)
+                yield self._known[key]
+
+    def _load(self, number: int, way: Way | None, taken: tuple[int, ...]) -> Load:
+        ready, buckets = self._buckets[number]
+        some = [[p for kind in taken for p in bucket.get(kind, ())] for bucket in buckets]
+        if way is None:
+            size = sum(param.numel * param.dtype.itemsize for params in some for param in params)
+            return Load(ready, native(size, self._costs))
+        key = (number, way, taken)
+        if key not in self._items:
+            self._items[key] = self._item([params for params in some if params], way)
+        item = self._items[key]
+        pieces = min(self._pieces, max(1, round(item.parts)))
+        return Load(ready, self._stages(item, way), pieces)
+
+    def _stages(self, item: Item, way: Way) -> tuple[Stage, ...]:
+        cost = self._costs.codecs.get(way.codec)
+        if cost is None:  # codec of a rule, without measured costs
+            return native(item.payload, self._costs)
+        return stages(way.strategy, item, cost, self._topology, self._costs, turns=self._turns)
+
+    def _item(self, buckets: Sequence[Sequence[Param]], way: Way) -> Item:
+        codec, count = self._codecs[way.codec], len(buckets)
+        sampled = buckets if count <= SAMPLED else (buckets[0], buckets[-1])
+        counted = [self._counted(params, way) for params in sampled]
+        parts, busiest = (sum(each) / len(sampled) for each in zip(*counted, strict=True))
+        elements = sum(p.numel for params in buckets for p in params)
+        payload = sum(self._payload(p, way.codec) for params in buckets for p in params)
+        return Item(
+            FLOAT_BYTES * elements,
+            payload,
+            parts * count,
+            codec.additive or "float32",
+            max(1, len(codec.rounds)),
+            1.0 + (busiest - 1.0) / count,  # another owner is busiest in the next bucket
+        )
+
+    def _counted(self, params: Sequence[Param], way: Way) -> tuple[float, float]:
+        """Number of parts of a bucket, and the largest share of an owner over the mean share."""
+        codec, spread = self._codecs[way.codec], strategies.load(way.strategy).SPREADS
+        alike = (spread, codec.align, cuttable(codec), way.cut, way.fused)
+        key = (alike, tuple(p.numel for p in params))
+        if key not in self._cut:
+            owned, parts = Counter[int](), self._parts(params, way)
+            for part in parts:
+                owned[part.owner] += part.elements
+            mean = max(1, sum(p.numel for p in params)) / self._topology.world_size
+            self._cut[key] = float(len(parts)), max(1.0, max(owned.values(), default=0) / mean)
+        return self._cut[key]
+
+    def _parts(self, params: Sequence[Param], way: Way) -> Sequence[Part]:
+        codec = self._codecs[way.codec]
+        lengths = [(p.name, p.numel) for p in params]
+        if way.fused:
+            lengths = [(lengths[0][0], sum(n for _, n in lengths))]
+        starts = accumulate((n for _, n in lengths), initial=0)
+        tensors = [
+            Tensor(name, i, start, n, start)
+            for i, ((name, n), start) in enumerate(zip(lengths, starts, strict=False))
+        ]
+        choices = {
+            name: Choice(way.codec, way.strategy, way.partitions(n, codec, self._topology))
+            for name, n in lengths
+        }
+        shares = {} if way.fused else self._shared(self._least.get(way.codec, LEAST_BYTES))
+        return partition(tensors, choices, self._topology, self._codecs, shares=shares)
+
+    def _shared(self, least: int) -> Mapping[str, Shares]:
+        """Shares of each tensor."""
+        if least not in self._shares:
+            made = share_out([*self._lengths.values()], self._topology.world_size, least)
+            self._shares[least] = dict(zip(self._lengths, made, strict=True))
+        return self._shares[least]
+
+    def _payload(self, param: Param, key: str) -> float:
+        measured = self._workload.payloads.get((key, param.index))
+        if measured is not None:
+            return measured * FLOAT_BYTES * param.numel
+        return self._codecs[key].for_shape(param.shape).payload_bytes(param.numel)
+
+
+def _members(
+    bucket: Bucket, owner: Mapping[int, int], params: Mapping[int, Param]
+) -> dict[int, list[Param]]:
+    """Parameters of a bucket by kind."""
+    found: dict[int, list[Param]] = {}
+    for index in bucket.indices:
+        if index in owner:  # sparse ones have no kind
+            found.setdefault(owner[index], []).append(params[index])
+    return found
+
+
+def joined(buckets: Sequence[Bucket], most: int) -> Iterator[Sequence[Bucket]]:
+    """At most `most` runs of neighbouring buckets, each ready with its last; see
+    [Note: joined buckets]."""
+    n = len(buckets)
+    share = [(1 - math.cos(math.pi * i / most)) / 2 for i in range(most + 1)]
+    ends = sorted({round(n * each) for each in share} | {n}) if n > most else range(n + 1)
+    for first, end in pairwise(ends):
+        yield buckets[first:end]

@@ -1,0 +1,184 @@
+"""From options to a plan, or to a controller of plans during training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from casync import strategies
+from casync.memory.host import HostMemory
+from casync.topology import Topology
+from hipress.auto.probe import Probe
+from hipress.control.phases import Fixed, Phases
+from hipress.control.policy_controller import PolicyController
+from hipress.control.tuner import Tuner
+from hipress.model.devices import Placement
+from hipress.model.params import Param
+from hipress.optim import Averaging
+from hipress.optim.adam import Freezing
+from hipress.options import AUTO, Options
+from hipress.plan import levels
+from hipress.plan.codecs import resolve, resolve_down, strategy_for
+from hipress.plan.plan import Plan, fixed_plan, raw
+from hipress.plan.rules import Overrides
+from hipress.policies.policies import Policy
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import Agreement
+from hipress.ranks.store import fulfil
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from hipress.auto.places import Places
+    from hipress.auto.search import Search
+    from hipress.control.plan_controller import PlanController
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan, probe and controller with which a module begins."""
+
+    plan: Plan
+    probe: Probe | None = None
+    #: of plans during training; all ranks make one
+    controller: Callable[[], PlanController] | None = None
+    after: Plan | None = None  # of momentum, from the freeze of an optimizer on
+
+
+def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
+    """Codecs by key: the planner's candidates; a policy's levels; or the requested codec, with that
+    of owners if it is another. Raises ConfigError."""
+    if options.policy is not None:
+        return levels.compiled(options.policy, options, placement.target)
+    if options.automatic:
+        from hipress.auto.candidates import candidates
+
+        found = candidates(options, "reference")  # compiled for the device only if they are tried
+        if not placement.on_host:  # report a missing compiler now
+            candidates(options, placement.target, only=[*found][:1])
+        return found
+    codec = resolve(options, placement.target)
+    down = resolve_down(options, codec, placement.target)
+    strategy_for(codec, options.strategy, down)
+    return {codec.name: codec} | ({} if down is None else {"down": down})
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans the synchronization of a model. All ranks of the group must call it alike."""
+
+    params: tuple[Param, ...]
+    options: Options
+    topology: Topology
+    ours: Overrides  # decisions of the rules
+    coordinator: Coordinator
+    placement: Placement
+
+    def plan(self, codecs: Mapping[str, Codec], optimizer: Averaging | None = None) -> Planned:
+        """codecs: result of `codecs_of`. optimizer: one whose momentum is averaged. Raises
+        ConfigError."""
+        if self.topology.world_size == 1:
+            why = "one rank: there is nothing to synchronize"
+            decisions = tuple(raw(p, why) for p in self.params)
+            return Planned(Plan(decisions, self.topology, why=why))
+        if isinstance(optimizer, Freezing):
+            return self._phased(codecs, optimizer)
+        return self._phase(codecs)
+
+    def _phased(self, codecs: Mapping[str, Codec], optimizer: Freezing) -> Planned:
+        """ "auto" for gradients until the optimizer freezes, then `codecs` for its momentum."""
+        first = replace(
+            self.options, compressor=AUTO, params={}, down=AUTO, strategy=AUTO, scope="tensor",
+            optimizer="adam",
+        )  # fmt: skip
+        gradients = codecs_of(first, self.placement)
+        before = replace(self, options=first)._phase(gradients, " before a freeze")
+        after = self._phase(codecs)
+        compile_ahead(after.plan)
+        refuse_misplaced(after.plan, self.placement)
+
+        def phases() -> PlanController:
+            one, two = (each.controller or partial(Fixed, each.plan) for each in (before, after))
+            return Phases(optimizer, one(), two(), self.coordinator)
+
+        return Planned(before.plan, before.probe or after.probe, phases, after.plan)
+
+    def _phase(self, codecs: Mapping[str, Codec], when: str = "") -> Planned:
+        """A plan, or more to choose from; connections are named by `when`."""
+        every, given = list(codecs.values()), (self.options, self.topology)
+        if self.options.policy is not None:
+            return self._steered(self.options.policy, every)
+        if not self.options.automatic:
+            plan = fixed_plan(self.params, every[0], *given, *every[1:])
+            return Planned(self.ours.apply(plan))
+        return self._searched(codecs, when)
+
+    def _searched(self, codecs: Mapping[str, Codec], when: str) -> Planned:
+        """A plan without compression, and a tuner that tries codecs that promise to pay here."""
+        from hipress.auto.registry import Registry
+        from hipress.auto.search import Search
+
+        registry = Registry(codecs, self.options, self.placement.target)
+        search = Search(self.params, registry, self.options, self.topology, self.ours)
+        places, probe = self._probed(search, when)
+        if not places.codecs:
+            places.close()
+            why = "no compressor would make a step faster here"
+            if not codecs:
+                why = "no compressor was measured to keep the loss under this optimizer"
+            return Planned(search.unplanned(why), probe)
+
+        def tuner() -> PlanController:
+            compiling = Future[dict[str, "Codec"]]()  # training need not wait for a compiler
+            work = partial(fulfil, compiling, places.compile)
+            threading.Thread(target=work, name="hipress-compile", daemon=True).start()
+            return Tuner(places, compiling, self.coordinator, when)
+
+        return Planned(search.unplanned(), probe, tuner)
+
+    def _probed(self, search: Search, when: str) -> tuple[Places, Probe]:
+        """Places with measured links, and the codecs that promise to pay there."""
+        from hipress.auto.places import Places
+
+        link = Agreement(self.coordinator, f"probe{when}")
+        places = Places.of(search, self.coordinator, self.placement)
+        what = f"measuring the link between ranks {self.coordinator.ranks}"
+        begun = time.perf_counter()
+        try:
+            places = link.run(places.measure_links, what).promising()
+        except BaseException:
+            places.abort()
+            raise
+        return places, Probe(places.told, time.perf_counter() - begun)
+
+    def _steered(self, policy: Policy, codecs: Sequence[Codec]) -> Planned:
+        """A plan for each level of a policy, and the pilot that switches between them."""
+        plans = levels.plans(policy, codecs, self.params, self.options, self.topology, self.ours)
+        judge = policy.judge(codecs, len(self.params))
+        memory = HostMemory() if self.placement.on_host else self.placement.memory()
+        for plan in plans:
+            compile_ahead(plan)
+
+        def pilot() -> PlanController:
+            return PolicyController(judge, plans, self.params, self.coordinator, memory.moment)
+
+        return Planned(plans[0], controller=pilot)
+
+
+def refuse_misplaced(plan: Plan, placement: Placement) -> None:
+    """Raise ConfigError for codecs or strategies that do not work on the model's device."""
+    for key, strategy in {(d.codec, d.strategy) for d in plan.decisions if d.codec is not None}:
+        for codec in plan.both(key):
+            placement.refuse(codec, strategy)
+
+
+def compile_ahead(plan: Plan) -> None:
+    """Compile the kernels of aggregators now, not in the first step, where other ranks wait."""
+    for key, strategy in {(d.codec, d.strategy) for d in plan.decisions}:
+        spreads = strategies.load(strategy).SPREADS
+        if spreads and key is not None and key not in plan.downs:
+            plan.codecs[key].prepare()

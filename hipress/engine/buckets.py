@@ -1,0 +1,276 @@
+"""From the parameters of a bucket to a program for the executor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from casync.building.parts import Choice, Part, Tensor
+from casync.graph.graph import Program, build_program
+from casync.graph.plan import partition
+from casync.graph.shares import share_out
+from casync.memory import Memory
+from casync.memory.host import HostMemory
+from casync.raw import RAW
+from casync.strategies import owners
+from hipress.engine.differences import Differences
+from hipress.engine.residuals import WORKER, Arena, ArenaSlice, Residuals, States
+from hipress.model.params import Param
+from hipress.options import Options
+from hipress.plan.plan import NATIVE, Plan, partitions
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+    from casync.topology import Topology
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters compressed as one: a single one, or a run of a bucket with scope "bucket"."""
+
+    indices: tuple[int, ...]  # parameters, in the bucket's order
+    start: int  # first element in the bucket
+    length: int  # elements
+    choice: Choice
+
+
+@dataclass(eq=False)
+class BucketPlan:
+    """The program and states of one bucket."""
+
+    program: Program
+    states: States
+    units: tuple[Unit, ...]  # () if all is summed natively, in its own type
+    compressed: int  # compressed elements
+    arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
+    differences: tuple[Differences, ...] = ()
+
+    def add_means(self, bucket: torch.Tensor, states: States) -> torch.Tensor:
+        """Add the means of references to averaged differences, in place; returns the bucket.
+        states: those of the run."""
+        for each in self.differences:
+            each.add_mean(bucket, states[each.codec, WORKER])
+        return bucket
+
+
+class BucketPlans:
+    """Makes each bucket's BucketPlan once. DDP rebuilds its buckets after step 0."""
+
+    def __init__(
+        self,
+        params: Sequence[Param],
+        plan: Plan,
+        options: Options,
+        rank: int,
+        memory: Memory | None = None,
+        *,
+        rotates: bool = True,
+    ) -> None:
+        """memory: of states; by default the host's. rotates: see casync.build."""
+        self._rotates = rotates or plan.turns
+        self._params, self.plan, self.hosted = params, plan, plan.hosted
+        self._rank, self._topology = rank, plan.topology
+        self._merges = plan.fused or options.scope != "tensor"
+        shares = share_out([p.numel for p in params], plan.topology.world_size, plan.least)
+        # fused runs have no shares: they are spread as they are
+        named = zip(params, shares, strict=True) if not self._merges else ()
+        self._shares = {param.name: mine for param, mine in named}
+        self.residuals = Residuals(
+            params, plan, None if self._merges else self._owned(), memory or HostMemory()
+        )
+        self._states = {} if self._merges else self.residuals.place_all()
+        self._made: dict[tuple[int, ...], BucketPlan | None] = {}
+        self._raw: dict[int, BucketPlan] = {}  # by elements
+
+    def plan_for(self, indices: tuple[int, ...]) -> BucketPlan | None:
+        """The BucketPlan for a bucket of these parameters; None if none of them is compressed."""
+        if indices not in self._made:
+            self._forget(indices)
+            self._made[indices] = self._make(indices)
+        plan = self._made[indices]
+        if plan is not None and self._merges:
+            self._take_state(plan)
+        return plan
+
+    def native(self, indices: Sequence[int]) -> bool:
+        """True if none of these parameters is compressed."""
+        return all(self.plan.decisions[i].codec is None for i in indices)
+
+    def raw(self, elements: int) -> BucketPlan:
+        """A native all-reduce of `elements` numbers by an executor's own transport."""
+        if elements not in self._raw:
+            program = program_of_one(
+                elements, Choice(RAW, NATIVE), self._topology, {}, self._rank, rotates=self._rotates
+            )
+            self._raw[elements] = BucketPlan(program, {}, (), 0)
+        return self._raw[elements]
+
+    def adopt(self, before: BucketPlans) -> set[int]:
+        """Take over the states of parameters whose codecs differ in parameters alone; return these
+        parameters' indices. The others' states stay with `before`."""
+        other = before.residuals.memory.device != self.residuals.memory.device
+        other = other or before.plan.least != self.plan.least
+        if before._merges != self._merges or other:  # owners or arrays differ
+            return set()
+        same = {index for index in before.residuals.places if self._alike(before.plan, index)}
+        copied = before.residuals.copy(same)
+        for index in same - self.residuals.places.keys():
+            self.residuals.place(str(self.plan.decisions[index].codec), [index])
+        self.residuals.put_back(copied)
+        return same
+
+    def _alike(self, before: Plan, index: int) -> bool:
+        one, other = before.decisions[index], self.plan.decisions[index]
+        if one.codec is None or other.codec is None:
+            return False
+        codecs = before.codecs[one.codec], self.plan.codecs[other.codec]
+        return (
+            (one.strategy, one.partitions) == (other.strategy, other.partitions)
+            and codecs[0].name == codecs[1].name
+            and not codecs[0].rounds  # their factors have other shapes
+            and _types(codecs[0]) == _types(codecs[1])
+        )
+
+    def pieces(self, indices: Sequence[int], buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Pieces of a bucket, by parameter."""
+        return torch.split(buffer, [self._params[index].reals for index in indices])
+
+    def undelivered(self, indices: Sequence[int]) -> torch.Tensor:
+        """The undelivered gradients of a bucket's parameters, flat float32 in its order; zeros of
+        those that have none."""
+        elements = sum(self._params[index].reals for index in indices)
+        whole = self.residuals.memory.zeros(elements, torch.float32)
+        for index, piece in zip(indices, self.pieces(indices, whole), strict=True):
+            held = self.residuals.undelivered(index)
+            if held is not None:
+                piece.copy_(held)
+        return whole
+
+    def _forget(self, indices: Sequence[int]) -> None:
+        """Drop the plans of these parameters' earlier buckets, which DDP has rebuilt, with their
+        programs and the executor's buffers."""
+        moved = set(indices)
+        self._made = {old: w for old, w in self._made.items() if moved.isdisjoint(old)}
+
+    def _owned(self) -> frozenset[int]:
+        """Parameters of which this rank aggregates elements, whatever their buckets."""
+        ranks = self._topology.world_size
+        return frozenset(
+            param.index
+            for param in self._params
+            for unit in self._units((param.index,))
+            if any(self._rank in owners(part, ranks) for part in self._parts((unit,), {}))
+        )
+
+    def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:
+        if self.native(indices):
+            return None
+        units = self._units(indices)
+        compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)
+        found = tuple(self._differences(units))
+        return BucketPlan(self._compile(units), self._states, units, compressed, differences=found)
+
+    def _differences(self, units: Sequence[Unit]) -> Iterator[Differences]:
+        """Units whose payloads are of differences."""
+        for unit in units:
+            key = unit.choice.codec
+            share = None if key == RAW else self.plan.codecs[key].difference
+            if share is not None:
+                state = self._tensor(units, unit, self.residuals.places).state
+                yield Differences(key, share, unit.start, unit.length, state)
+
+    def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
+        """Units in bucket order; with scope "bucket" neighbours of one codec are joined.
+
+        Parameters without elements are left out: they send nothing, and would part neighbours.
+        """
+        indices = [i for i in indices if self._params[i].numel]
+        units, start = [], 0
+        for members in self._runs(indices):
+            length = sum(self._params[i].numel for i in members)
+            units.append(Unit(members, start, length, self._choice(members, length)))
+            start += length
+        return tuple(units)
+
+    def _runs(self, indices: Sequence[int]) -> list[tuple[int, ...]]:
+        if not self._merges:
+            return [(i,) for i in indices]
+        groups = itertools.groupby(indices, key=lambda i: self.plan.decisions[i].codec)
+        return [tuple(members) for _, members in groups]
+
+    def _choice(self, members: Sequence[int], length: int) -> Choice:
+        decision = self.plan.decisions[members[0]]
+        if decision.codec is None:
+            return Choice(RAW, NATIVE)
+        cut = decision.partitions
+        if len(members) > 1:
+            codec = self.plan.codecs[decision.codec]
+            cut = partitions(length, codec, decision.strategy, self._topology.world_size)
+        down = self.plan.downs.get(decision.codec)
+        return Choice(decision.codec, decision.strategy, cut, down)
+
+    def _compile(self, units: Sequence[Unit]) -> Program:
+        """This rank's program."""
+        parts, codecs = self._parts(units, self.residuals.places), self.plan.codecs
+        return build_program(parts, self._topology, codecs, self._rank, rotates=self._rotates)
+
+    def _parts(self, units: Sequence[Unit], places: Mapping[int, ArenaSlice]) -> tuple[Part, ...]:
+        """Parts of the units. places: of parameters' states."""
+        tensors = [self._tensor(units, unit, places) for unit in units]
+        choices = {t.name: unit.choice for t, unit in zip(tensors, units, strict=True)}
+        return partition(tensors, choices, self._topology, self.plan.codecs, shares=self._shares)
+
+    def _tensor(
+        self, units: Sequence[Unit], unit: Unit, places: Mapping[int, ArenaSlice]
+    ) -> Tensor:
+        first = self._params[unit.indices[0]]
+        # With scope "bucket" a bucket's own arenas hold its units in order, see `_take_state`.
+        state = self._offset(units, unit) if self._merges else 0
+        if not self._merges and first.index in places:
+            state = places[first.index].offset
+        return Tensor(first.name, first.index, unit.start, unit.length, state)
+
+    @staticmethod
+    def _offset(units: Sequence[Unit], unit: Unit) -> int:
+        """First element of a unit's state in its codec's arena of this bucket."""
+        key = unit.choice.codec
+        return sum(u.length for u in units if u.choice.codec == key and u.start < unit.start)
+
+    def _take_state(self, plan: BucketPlan) -> None:
+        """Make this bucket's arenas hold its parameters' state; see [Note: state]."""
+        members: dict[str, list[int]] = {}
+        for unit in plan.units:
+            key = unit.choice.codec
+            if key != RAW and self.residuals.stateful(key):
+                members.setdefault(key, []).extend(unit.indices)
+        places = self.residuals.places
+        current = {a.codec: a for a in plan.arenas}
+        wanted = [(key, index) for key, indices in members.items() for index in indices]
+        if all(i in places and places[i].arena is current.get(key) for key, i in wanted):
+            return
+        plan.arenas = tuple(self.residuals.place(key, all_) for key, all_ in members.items())
+        plan.states = Residuals.view(plan.arenas)
+
+
+def _types(codec: Codec) -> dict[str, str]:
+    """Types of a codec's states, by name: they differ with residual="bfloat16"."""
+    return {state.name: state.dtype for state in codec.states}
+
+
+def program_of_one(
+    elements: int,
+    choice: Choice,
+    topology: Topology,
+    codecs: Mapping[str, Codec],
+    rank: int,
+    *,
+    rotates: bool,
+) -> Program:
+    """A rank's tasks for a bucket that is one tensor. rotates: see casync.build."""
+    tensor = Tensor("tensor", 0, 0, elements, 0)
+    parts = partition([tensor], {tensor.name: choice}, topology, codecs)
+    return build_program(parts, topology, codecs, rank, rotates=rotates)

@@ -1,0 +1,248 @@
+"""The engine of a synchronized module: what is known of its gradients from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+from casync.memory import Memory
+from casync.runtime.counters import Counters
+from casync.runtime.executor import TraceEvent
+from hipress.engine.buckets import BucketPlans
+from hipress.engine.momentum import Momentum
+from hipress.engine.optimizer_steps import refuse_forgotten, take_failed, watch_steps
+from hipress.engine.residuals import in_layout, in_shape
+from hipress.engine.round import Round
+from hipress.engine.scaling import Scale
+from hipress.engine.traffic import Traffic
+from hipress.engine.verify import VERIFY_STEPS
+from hipress.engine.world import World
+from hipress.model.params import Param
+from hipress.model.shards import local
+from hipress.options import Options
+from hipress.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from hipress.control.plan_controller import PlanController
+
+
+class Engine:
+    """Parameters, plan, states of codecs and step of one module, whose gradients `Round`s average
+    over a `World`. Holds no reference to the module: see close()."""
+
+    def __init__(
+        self,
+        params: Sequence[Param],
+        plan: Plan,
+        options: Options,
+        world: World,
+        *,
+        tuner: PlanController | None = None,
+        skips: bool = False,
+        momentum: Momentum | None = None,
+    ) -> None:
+        """Lay out the states.
+
+        Args:
+            world: ends with the engine.
+            tuner: chooses the plan of each step, beginning with `plan`.
+            skips: True if a step may lack buckets whose parameters are unused.
+            momentum: adds momentum to gradients.
+        """
+        self.params, self.options, self.world = list(params), options, world
+        self.tuner, self.momentum = tuner, momentum
+        self.step = 0  # steps begun so far; backward passes under no_sync do not count
+        self.round: Round | None = None  # the step under way; None between steps
+        self._scale = Scale()
+        self.traffic = Traffic()
+        self.at_freeze: tuple[Traffic, Counters] | None = None  # sums until an optimizer froze
+        self._skips = skips
+        self.buckets = self.planned(plan)  # of the current plan
+        #: undelivered gradients of this rank from earlier plans, which wait for the parameters'
+        #: next ones: flat float32 in bucket order, by parameter
+        self.owed: dict[int, torch.Tensor] = {}
+        watch_steps()
+
+    @property
+    def name(self) -> int:
+        """This rank's global number."""
+        return self.world.name
+
+    @property
+    def looks(self) -> bool:
+        """True if a tuner or momentum sees gradients, also uncompressed ones."""
+        return self.tuner is not None or self.momentum is not None
+
+    @property
+    def counters(self) -> Counters:
+        """A copy of the executors' sums so far."""
+        return self.world.counters
+
+    def trace(self, events: list[TraceEvent] | None) -> None:
+        """Collect events of tasks from now on, between two steps; None ends it."""
+        self.world.trace(events)
+
+    @property
+    def unfinished(self) -> str | None:
+        """Text on the step that failed or has not ended; None between steps."""
+        if self.broken:
+            return self.world.failures.first
+        if self.world.failed:
+            return f"step {self.step - 1} failed"
+        if self.round is not None:
+            return f"step {self.round.step} has begun and has not ended"
+        return None
+
+    def begin(self, parameters: Collection[torch.Tensor] = ()) -> Round:
+        """Begin a step, whose first bucket is ready. All ranks begin alike.
+
+        parameters: the model's, to check that ranks have not diverged since the last step. Raises
+        SyncError if an optimizer failed on this rank only, or if ranks should average the momentum
+        of one that hipress does not know.
+        """
+        step, self.step = self.step, self.step + 1
+        self.round = Round(self, step, self._scale.now(parameters))
+        if not self.broken:
+            averaging = self._averaging
+            if self.tuner is not None:
+                self._go_by(self.tuner.next(step))  # ranks may meet here
+            if self._averaging and not averaging:
+                self.at_freeze = replace(self.traffic), self.counters
+            if self.momentum is not None:
+                self.momentum.begin(self.round, self.buckets.residuals)
+        self.traffic.steps += 1
+        failed = take_failed(parameters)
+        if failed is not None:
+            self.world.failures.refuse_parted(failed, step)
+        refuse_forgotten(parameters)
+        verifier = self.world.verifier
+        if verifier and parameters and step % VERIFY_STEPS == 1:
+            held = map(local, parameters)
+            self.round.compare(verifier.check_parameters(held, self.params, step))
+        return self.round
+
+    @property
+    def _averaging(self) -> bool:
+        return self.momentum is not None and self.momentum.averaging
+
+    def finish(self, arrived: Callable[[int], None] | None = None) -> None:
+        """Finish the step under way, if its last bucket has come: see Round.finish."""
+        if self.round is not None and (self.round.closed or self._skips):
+            self.round.finish(arrived)
+
+    def over(self, ended: Round) -> None:
+        """Forget a step that is over: a later loss of a rank belongs to no step."""
+        if self.round is ended:
+            self.round = None
+
+    @property
+    def broken(self) -> bool:
+        """True if a failure has ended the engine."""
+        return self.world.failures.first is not None
+
+    def refuse_broken(self) -> None:
+        """Raise SyncError after a failure: no step may follow."""
+        self.world.failures.refuse()
+
+    def fail(self, error: BaseException, what: str = "") -> None:
+        """End the engine, since `what` failed, maybe on this rank only; by default the current
+        step. The first failure counts."""
+        if self.broken:
+            return
+        self.world.abort(self.world.failures.keep(error, what or f"step {self.step - 1}"))
+        if self.tuner is not None:
+            self.tuner.close()
+
+    def explained(self, error: Exception) -> Exception:
+        """The error with what is known of other ranks that caused it."""
+        return self.world.failures.explained(error, self.step - 1)
+
+    def close(self) -> None:
+        """End the threads: on detach, when the module is collected, and at exit. May repeat."""
+        self.world.close()
+        if self.momentum is not None:
+            self.momentum.close()
+        if self.tuner is not None:
+            self.tuner.close()
+
+    @property
+    def plan(self) -> Plan:
+        """The current plan."""
+        return self.buckets.plan
+
+    def owe(self, index: int, gradient: torch.Tensor) -> None:
+        """Add a gradient to this rank's next one of the parameter."""
+        self.owed[index] = self.owed.get(index, 0) + gradient
+
+    def add_owed(self, indices: Sequence[int], buffer: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Add owed gradients to those of a bucket, unless these are zero, as for parameters that
+        this rank did not use: see [Note: unused parameters] in residuals.py. Returns the added
+        ones."""
+        added: dict[int, torch.Tensor] = {}
+        for index, piece in zip(indices, self.buckets.pieces(indices, buffer), strict=True):
+            if index in self.owed and piece.any():
+                added[index] = self.owed.pop(index)
+                piece.add_(added[index])
+        return added
+
+    def _go_by(self, plan: Plan) -> None:
+        """Use this plan from now on. What this rank has not delivered moves to it in one of two
+        ways: as states of codecs, bit for bit, where these fit; else as a gradient that is owed.
+        See [Note: undelivered gradient] in residuals.py."""
+        if plan is self.plan:
+            return
+        before, self.buckets = self.buckets, self.planned(plan)
+        moved, memory = self.buckets.adopt(before), self.buckets.residuals.memory
+        self.owed = {index: _in(memory, values) for index, values in self.owed.items()}
+        for index in before.residuals.places.keys() - moved:
+            values = before.residuals.undelivered(index)
+            if values is not None and values.any():
+                self.owe(index, _in(memory, values))
+
+    def undelivered(self, indices: Sequence[int]) -> torch.Tensor:
+        """Gradients of a bucket that this rank's states hold back: flat, in its order."""
+        return self.buckets.undelivered(indices)
+
+    def planned(self, plan: Plan) -> BucketPlans:
+        """Buckets of this plan, without any state."""
+        route = self.world.routes[plan.hosted]
+        rank, rotates = self.world.coordinator.rank, route.executor.rotates
+        return BucketPlans(self.params, plan, self.options, rank, route.memory, rotates=rotates)
+
+    def resume(
+        self,
+        step: int,
+        buckets: BucketPlans,
+        owed: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        measured: str = "",
+    ) -> None:
+        """Go on from this step with these buckets and their state, gradients owed from earlier
+        plans, and what the tuner had measured (see PlanController.state)."""
+        if self.tuner is not None and buckets is not self.buckets:
+            self.tuner.hold(buckets.plan)
+        if self.tuner is not None and measured:
+            self.tuner.load(measured)
+        memory, self.buckets = buckets.residuals.memory, buckets
+        self.owed = {index: _in(memory, values) for index, values in owed.items()}
+        self.step = step
+
+    def lay_out(self, params: Sequence[Param]) -> None:
+        """Adopt new strides of gradients in buckets, and move states along."""
+        for old, new in zip(self.params, params, strict=True):
+            if old.layout != new.layout:
+                self.buckets.residuals.lay_out(old, new)
+                if old.index in self.owed:
+                    self.owed[old.index] = in_layout(in_shape(self.owed[old.index], old), new)
+        self.params[:] = params  # in place: makers of buckets share the list
+
+
+def _in(memory: Memory, values: torch.Tensor) -> torch.Tensor:
+    """The values in the memory in which gradients are compressed now."""
+    if values.device == memory.device:
+        return values
+    host = values.cpu()
+    return host if memory.host else memory.zeros(len(host), host.dtype).copy_(host)

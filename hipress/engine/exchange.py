@@ -1,0 +1,232 @@
+"""Exchanges of flat tensors between ranks: averages, sums at owners, and values given to all.
+
+[Note: programs of any length] Programs are made by strategy, pieces and type, and kept for tensors
+of the same kind. Each has buffers of its own, so the least recently used ones go once their tensors
+have more than ROOM bytes together: memory is bounded for any number of lengths. A program runs one
+tensor at a time; while it does, the next tensor of its kind takes a second one, up to OVERLAP.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.futures import Future
+
+from casync.building.parts import Choice, Tensor
+from casync.building.tasks import Encode
+from casync.codec import State
+from casync.graph.graph import Program, build_program
+from casync.graph.plan import partition
+from casync.memory import Memory
+from casync.memory.host import HostMemory
+from casync.raw import RAW
+from casync.regions import whole_key
+from casync.strategies import load
+from hipress.engine.executors import start_executor
+from hipress.errors import ConfigError
+from hipress.model.devices import ON_HOST, Placement
+from hipress.options import Options
+from hipress.plan.codecs import described, state_of
+from hipress.plan.plan import partitions
+from hipress.ranks import nodes
+from hipress.ranks.coordinator import Coordinator
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["OVERLAP", "ROOM", "Exchange", "Piece", "rows"]
+
+ROOM = 256 << 20  # bytes of the tensors whose programs are kept
+OVERLAP = 2  # programs of one kind
+
+_Kind: TypeAlias = tuple[str, tuple["Piece", ...], torch.dtype]
+_States: TypeAlias = dict[tuple[str, str], State]  # by codec and side
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring elements of a tensor that are compressed as one."""
+
+    length: int  # elements
+    codec: str = RAW  # key of Exchange.add
+    owner: int | None = None  # the rank that owns them; None: shared out among ranks
+    down: str | None = None  # codec of owners, if another
+
+
+def rows(length: int, ranks: int, codec: str = RAW) -> tuple[Piece, ...]:
+    """A row of the tensor for each rank, of equal lengths, as in a reduce-scatter: no block of a
+    codec straddles two rows."""
+    if length % ranks:
+        raise ConfigError(f"{length} elements do not make rows of one length for {ranks} ranks")
+    return tuple(Piece(length // ranks, codec, owner) for owner in range(ranks))
+
+
+@dataclass
+class _Kept:
+    """Programs of one kind, and the last run of each."""
+
+    programs: list[Program]
+    runs: list[Future[torch.Tensor] | None] = field(default_factory=lambda: [None])
+
+
+class Exchange:
+    """An executor, programs by kind of tensor, and states by name of tensor.
+
+    All ranks must make the same exchanges in the same order.
+    """
+
+    def __init__(
+        self,
+        purpose: str,
+        options: Options,
+        coordinator: Coordinator,
+        *,
+        placement: Placement = ON_HOST,
+        memory: Memory | None = None,
+        room: int = ROOM,
+    ) -> None:
+        """Connect the ranks, each of which calls this.
+
+        purpose: of the connections, different for each Exchange of a coordinator; for errors, too.
+        options: topology, seed, timeout, checksum and capture are used. memory: of the tensors; by
+        default the host's. room: see [Note: programs of any length].
+        """
+        self.states: dict[str, _States] = {}  # by name, of tensors exchanged with feedback
+        self.calls = 0  # exchanges so far; stochastic codecs draw by it
+        self._purpose, self._coordinator = purpose, coordinator
+        self._memory, self._room = memory or HostMemory(), room
+        facts = {"topology": str(options.topology), "seed": options.seed}
+        places = self._agree(facts, nodes.place())
+        self.topology = nodes.topology_of(options.topology, places, coordinator.ranks)
+        self._codecs: dict[str, Codec] = {}
+        self._pieces: dict[str, tuple[Piece, ...]] = {}  # of named states
+        self._kept: OrderedDict[_Kind, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+        self.executor = start_executor(
+            purpose, self._codecs, options, coordinator, {}, placement, self._memory
+        )
+
+    def add(self, codec: Codec) -> str:
+        """Make a codec known, unless it is; return its key for pieces."""
+        key = described(codec)
+        if key in self._codecs and self._codecs[key].digest != codec.digest:
+            key = f"{key} {codec.digest}"
+        self._codecs.setdefault(key, codec)
+        return key
+
+    def submit(
+        self,
+        tensor: torch.Tensor,
+        strategy: str,
+        pieces: Iterable[Piece],
+        *,
+        name: str = "",
+        feedback: bool = False,
+    ) -> Future[torch.Tensor]:
+        """Exchange a tensor, in place; the future's value is the tensor.
+
+        tensor: flat and contiguous, of float32, float16 or bfloat16. pieces: all of it, in order.
+        name: the same on all ranks, for errors. feedback: keep the states of codecs under this
+        name, with the same pieces in every call.
+
+        The first exchange of a kind meets in the store. Raises ConfigError, and ConfigMismatch if
+        ranks exchange different tensors.
+        """
+        with self._lock:
+            kind = strategy, tuple(pieces), tensor.dtype
+            kept = self._kept.get(kind) or self._prepare(kind, tensor.numel(), name)
+            self._kept.move_to_end(kind)
+            number = self._free(kept)
+            program = kept.programs[number]
+            states = self._states(kind, name, program) if feedback else {}
+            future = self.executor.submit(program, tensor, states, self.calls)
+            kept.runs[number] = future
+            self.calls += 1
+            return future
+
+    def close(self) -> None:
+        """End the threads and connections."""
+        self.executor.close()
+
+    def _prepare(self, kind: _Kind, elements: int, name: str) -> _Kept:
+        """Agree on a new kind, make its program, and drop those that have been idle longest."""
+        strategy, pieces, dtype = kind
+        if sum(piece.length for piece in pieces) != elements:
+            raise ConfigError(f"pieces of {strategy!r} do not add up to {elements} elements")
+        used = dict.fromkeys(key for each in pieces for key in (each.codec, each.down))
+        codecs = [[key, self._codecs[key].digest] for key in used if key not in (None, RAW)]
+        facts = {"codec": [*codecs, strategy], "elements": elements, "type": str(dtype)}
+        cuts = [(piece.length, piece.owner) for piece in pieces]
+        self._agree({**facts, "tensor": name, "pieces": cuts})
+        kept = self._kept[kind] = _Kept([self._program(strategy, pieces)])
+        while len(self._kept) > 1 and self._held_bytes > self._room:
+            self._kept.popitem(last=False)
+        return kept
+
+    @property
+    def _held_bytes(self) -> int:
+        """Bytes of the tensors for which programs are kept."""
+        return sum(
+            len(kept.programs) * dtype.itemsize * sum(piece.length for piece in pieces)
+            for (_, pieces, dtype), kept in self._kept.items()
+        )
+
+    def _program(self, strategy: str, pieces: Sequence[Piece]) -> Program:
+        """This rank's program. Owners that encode alone have states of their own pieces only."""
+        rank, ranks = self._coordinator.rank, self.topology.world_size
+        tensors, choices, shares = [], {}, {}
+        start = state = 0
+        for index, piece in enumerate(pieces):
+            tensor = Tensor(f"{index}", index, start, piece.length, state)
+            codec = self._codecs.get(piece.codec)
+            cut = 1 if codec is None else partitions(piece.length, codec, strategy, ranks)
+            choices[tensor.name] = Choice(piece.codec, strategy, cut, piece.down)
+            if piece.owner is not None:
+                shares[tensor.name] = ((0, piece.owner),)
+            start += piece.length
+            state += piece.length if self._has_state(strategy, piece) else 0
+            tensors.append(tensor)
+        parts = partition(tensors, choices, self.topology, self._codecs, shares=shares)
+        rotates = self.executor.rotates
+        return build_program(parts, self.topology, self._codecs, rank, rotates=rotates)
+
+    def _has_state(self, strategy: str, piece: Piece) -> bool:
+        alone = load(strategy).RESULT == "owner's" and piece.owner is not None
+        return not alone or piece.owner == self._coordinator.rank
+
+    def _free(self, kept: _Kept) -> int:
+        """Number of a program that does not run; a new one if all do; else the first."""
+        for number, run in enumerate(kept.runs):
+            if run is None or run.done():
+                return number
+        if len(kept.programs) < OVERLAP:
+            kept.programs.append(replace(kept.programs[0]))
+            kept.runs.append(None)
+            return len(kept.programs) - 1
+        return 0
+
+    def _states(self, kind: _Kind, name: str, program: Program) -> _States:
+        """The states under this name, made at its first exchange: those that its encodes use."""
+        strategy, pieces, _ = kind
+        if self._pieces.setdefault(name, pieces) != pieces:
+            raise ConfigError(
+                f"{self._purpose}: the pieces of {name!r} are not those for which it keeps states; "
+                "exchange it as before, or under another name"
+            )
+        kept = self.states.setdefault(name, {})
+        total = sum(piece.length for piece in pieces if self._has_state(strategy, piece))
+        for task in (task for task in program.tasks if isinstance(task, Encode)):
+            codec = self._codecs.get(whole_key(task.codec)[0])
+            key = program.parts[task.part].codec, task.side
+            if codec is not None and codec.states and key not in kept:
+                kept[key] = state_of(codec, self._memory, total, tensors=len(pieces))
+        return kept
+
+    def _agree(self, facts: dict[str, object], own: object = None) -> list[Any]:
+        told = {f"{what} of {self._purpose}": fact for what, fact in facts.items()}
+        return self._coordinator.require_equal(told, own)

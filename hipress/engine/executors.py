@@ -1,0 +1,71 @@
+"""Executors on connections of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from casync.codec import Codec
+from casync.errors import TransportError
+from casync.memory import Memory
+from casync.memory.host import HostMemory
+from casync.runtime.executor import Executor
+from casync.transports import SlotTransport, Transport
+from casync.transports.distributed import DistributedTransport
+from hipress import compat
+from hipress.model.devices import ON_HOST, Placement
+from hipress.options import Options
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import connect
+from hipress.ranks.nccl_transport import start_slots
+
+
+def start_executor(
+    purpose: str,
+    codecs: Mapping[str, Codec],
+    options: Options,
+    coordinator: Coordinator,
+    deferred: Mapping[str, Sequence[str]],
+    placement: Placement = ON_HOST,
+    memory: Memory | None = None,
+) -> Executor:
+    """An executor on connections of its own; all ranks of the group must call this. memory: of
+    payloads; by default the host's."""
+    memory, made = memory or HostMemory(), list[Executor]()
+
+    def tell(error: TransportError) -> None:
+        for each in made:
+            each.abort(error)
+
+    executor = Executor(
+        _transport(purpose, coordinator, placement, memory, tell),
+        codecs,
+        memory=memory,
+        seed=options.seed,
+        timeout=options.timeout,
+        ranks=coordinator.ranks,
+        watch=True,
+        span=compat.profiled,
+        checksum=options.checksum,
+        deferred=deferred,
+        waits=True,
+        capture=options.capture,
+        owns=True,
+    )
+    made.append(executor)
+    return executor
+
+
+def _transport(
+    purpose: str,
+    coordinator: Coordinator,
+    placement: Placement,
+    memory: Memory,
+    tell: Callable[[TransportError], None],
+) -> Transport | SlotTransport:
+    """Connections for an executor. tell: see NcclTransport."""
+    slots = start_slots(purpose, coordinator, placement, memory, tell)
+    if slots is not None:
+        return slots
+    return DistributedTransport(
+        connect(coordinator, purpose), lambda some: connect(coordinator.of(some), purpose)
+    )

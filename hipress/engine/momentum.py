@@ -1,0 +1,232 @@
+"""Momentum in an engine's averages: see [Note: averages of momentum] in hipress/optim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch.futures import Future
+
+from hipress.engine.futures import map_future
+from hipress.engine.residuals import Residuals
+from hipress.engine.scaling import belongs
+from hipress.errors import ConfigError
+from hipress.model.params import Param
+from hipress.model.shards import is_sharded
+from hipress.optim import Averaging
+from hipress.optim.adam import Freezing
+from hipress.optim.averaging import marks_of
+from hipress.options import AUTO, Options
+from hipress.plan.codecs import owed_names
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["Momentum", "check"]
+
+Begin = Callable[[], Future[torch.Tensor]]  # of the average of a bucket
+Handed = tuple[Sequence[int], torch.Tensor]
+
+
+class Step(Protocol):
+    """A step that can be undone: see Round."""
+
+    def keep(self, indices: Iterable[int]) -> None:
+        """Copy these parameters' states."""
+        ...
+
+    def undo(self, indices: Collection[int]) -> None:
+        """Give them back, as these parameters' averages are dropped."""
+        ...
+
+
+class Momentum:
+    """Adds an optimizer's momentum to gradients as they are handed to an engine. Refers to
+    parameters, never to the module."""
+
+    def __init__(
+        self,
+        optimizer: Averaging,
+        parameters: Sequence[torch.Tensor],
+        params: Sequence[Param],
+        *,
+        unused: bool,
+    ) -> None:
+        """parameters: in the engine's order. unused: True if averages of parameters that no rank
+        used are silently dropped."""
+        if optimizer.told is not None:
+            raise ConfigError(
+                f"this {type(optimizer).__name__} steps a module that hipress synchronizes "
+                "already: hipress.detach that first, or make an optimizer for each"
+            )
+        if optimizer.groups().keys().isdisjoint(parameters):
+            raise ConfigError(
+                f"optimizer={type(optimizer).__name__} steps none of the model's parameters: make "
+                "it of them as they are when hipress takes the model"
+            )
+        _refuse_shards(optimizer, parameters)
+        self._optimizer, self._parameters, self._params = optimizer, parameters, params
+        self._index = {parameter: index for index, parameter in enumerate(parameters)}
+        self._unused = unused
+        self._groups = optimizer.groups()
+        self._sampled: Collection[torch.Tensor] = frozenset()  # parameters of a norm that is wanted
+        self._norms: dict[int, torch.Tensor] = {}  # of their gradients, by index
+        self._handed: list[Handed] = []
+        self._held: list[tuple[Handed, Begin, Future[torch.Tensor]]] = []
+        self._step: Step | None = None  # the last one
+        if optimizer.scaler is not None and optimizer.scaler.is_enabled():
+            belongs(optimizer.scaler, optimizer)
+        optimizer.told = self._put_back
+
+    @property
+    def averaging(self) -> bool:
+        """True if the next step averages momentum instead of gradients."""
+        return self._optimizer.averaging
+
+    def begin(self, step: Step, residuals: Residuals) -> None:
+        """Begin a step with these residuals; its first bucket is ready."""
+        optimizer = self._optimizer
+        self._handed.clear()
+        self._sampled = optimizer.groups().keys() if optimizer.samples else frozenset()
+        self._norms.clear()
+        optimizer.rank_square = None
+        self._step = step
+        self._groups = optimizer.groups() if optimizer.averaging else {}
+        if self._groups and optimizer.scaler is not None and optimizer.scaler.is_enabled():
+            step.keep(residuals.places)
+
+    def hand(
+        self,
+        indices: Sequence[int],
+        buffer: torch.Tensor,
+        begin: Begin,
+        future: Future[torch.Tensor],
+    ) -> Future[torch.Tensor]:
+        """Start the average of a ready bucket by `begin`; if it has to wait for all others, return
+        `future`, which will have it."""
+        if self._sampled and not buffer.is_sparse:
+            self._sample(indices, buffer)
+        if not self._groups or buffer.is_sparse:
+            return begin()
+        handed = indices, buffer
+        self._handed.append(handed)
+        if self._optimizer.rank_norm is None:
+            self._enter(*handed)
+            return begin()
+        self._held.append((handed, begin, future))
+        return future
+
+    def release(self) -> None:
+        """Clip the gradient of all buckets of the step, and start their averages."""
+        held, self._held = self._held, []
+        self._clip([handed for handed, _, _ in held])
+        for handed, begin, future in held:
+            self._enter(*handed)
+            map_future(begin(), lambda done: done, future)
+
+    def arrived(self) -> None:
+        """Take the averages, which are all complete."""
+        if self._norms:
+            norms = [self._norms[index] for index in sorted(self._norms)]  # in whatever buckets
+            self._optimizer.rank_square = torch.stack(norms).square().sum()
+        if not self._handed:
+            return
+        wants = self._optimizer.wants_norms
+        marks: dict[torch.Tensor, torch.Tensor] = {}
+        for handed in self._handed:
+            pieces = dict(self._pieces(*handed))
+            if pieces:  # otherwise the bucket may be empty
+                entered = [self._parameters[index] for index in pieces]
+                rows = marks_of([*pieces.values()], wants)
+                marks.update(zip(entered, rows, strict=True))
+        self._handed.clear()
+        self._optimizer.arrived(marks)
+
+    def close(self) -> None:
+        """End: the optimizer now steps by itself."""
+        self._optimizer.told = None
+        self._optimizer.forget()
+
+    def _enters(self, index: int) -> bool:
+        return self._parameters[index] in self._groups and self._params[index].numel > 0
+
+    def _pieces(
+        self, indices: Sequence[int], buffer: torch.Tensor
+    ) -> list[tuple[int, torch.Tensor]]:
+        """Pieces of a bucket for the optimizer's parameters: by index, in their own layout."""
+        pieces = torch.split(buffer, [self._params[index].reals for index in indices])
+        return [(i, piece) for i, piece in zip(indices, pieces, strict=True) if self._enters(i)]
+
+    def _sample(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
+        """Keep the norms of a bucket's gradients of sampled parameters."""
+        pieces = torch.split(buffer, [self._params[index].reals for index in indices])
+        for index, piece in zip(indices, pieces, strict=True):
+            if self._parameters[index] in self._sampled:
+                self._norms[index] = piece.norm(dtype=torch.float32)
+
+    def _enter(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
+        for index, piece in self._pieces(indices, buffer):
+            param, parameter = self._params[index], self._parameters[index]
+            if self._unused and self._step is not None and not piece.any():
+                self._step.keep([index])
+            share = self._optimizer.enter(parameter, self._groups[parameter])
+            if share is not None:
+                momentum, weight = share
+                laid = piece.as_strided(param.shape, param.layout)
+                laid.add_(momentum, alpha=weight)
+
+    def _clip(self, every: Sequence[Handed]) -> None:
+        """Scale this rank's gradient to at most the norm that the optimizer asks for."""
+        pieces = [piece for handed in every for _, piece in self._pieces(*handed)]
+        if not pieces:
+            return
+        norms = [piece.norm(dtype=torch.float32) for piece in pieces]
+        most, norm = self._optimizer.rank_norm, torch.stack(norms).norm()
+        assert most is not None  # otherwise nothing waits
+        torch._foreach_mul_(pieces, (most / (norm + 1e-6)).clamp(max=1.0))
+
+    def _put_back(self, parameters: Collection[torch.Tensor]) -> None:
+        """Restore these parameters' states from before the step, as averages are dropped."""
+        if self._step is not None:
+            self._step.undo({self._index[p] for p in parameters if p in self._index})
+
+
+def _refuse_shards(optimizer: Averaging, parameters: Iterable[torch.Tensor]) -> None:
+    """Raise ConfigError for options that need all shards, if this rank has only one."""
+    if not any(map(is_sharded, parameters)):
+        return
+    if optimizer.max_norm is not None:
+        raise ConfigError(
+            "max_norm needs whole gradients, and this rank has only shards: leave it out"
+        )
+    if isinstance(optimizer, Freezing) and optimizer.freeze == AUTO:
+        raise ConfigError(
+            'freeze="auto" needs all of v, and this rank has only shards: pass a number of steps'
+        )
+
+
+def check(
+    optimizer: Averaging, params: Iterable[Param], codec: Codec | None, options: Options
+) -> None:
+    """Raise ConfigError for options that exclude averages of this optimizer's momentum. codec: the
+    requested one, if any."""
+    name = type(optimizer).__name__
+    if options.policy is not None:
+        raise ConfigError(
+            f"a policy needs gradients, and ranks average the momentum of hipress.optim.{name}: "
+            f"pass one of them, or torch.optim.{name}"
+        )
+    for param in params:
+        if param.dtype.is_complex:
+            raise ConfigError(f"{param.name!r} is complex: ranks cannot average its momentum")
+    if codec is None or codec.additive == "float32":
+        return
+    if not owed_names(codec):
+        states = " and ".join(sorted(state.name for state in codec.states))
+        kept = f"keeps {states} of its own" if states else "has no feedback"
+        raise ConfigError(
+            f"{codec.name!r} {kept}, and ranks average the momentum of hipress.optim.{name}, which "
+            "needs feedback and nothing else: pass such as 'onebit_fine', or freeze=None or "
+            f"torch.optim.{name} for averages of gradients"
+        )

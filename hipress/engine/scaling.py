@@ -1,0 +1,122 @@
+"""The scale of gradients: see [Note: scale].
+
+[Note: scale] Under a GradScaler gradients are multiplied by a scale that changes during training,
+until the scaler's `step` divides by it. But states of codecs last from step to step, and some
+codecs decode to values of a size of their own, such as signs. So an engine divides gradients by
+their scale, and multiplies the averages by it: codecs, momentum and policies see what they would
+see without a scaler. That is two passes over the gradients, and exact, as scales are powers of two.
+
+torch has no hooks of a GradScaler, so its methods tell here to which optimizer it belongs: this is
+known from the first step on. In that step the latest scaler that scaled a loss counts. Gradients
+that are scaled by other means keep their scale.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.futures import Future
+from torch.optim import Optimizer
+
+from hipress import compat
+from hipress.engine.futures import map_future
+from hipress.optim.optimizer_kinds import holds
+
+__all__ = ["Scale", "average_unscaled", "belongs", "stepped", "steps_alone", "watch_scalers"]
+
+#: scaler of each optimizer that has stepped; None: it steps without
+_SCALERS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[GradScaler] | None]
+_SCALERS = weakref.WeakKeyDictionary()
+_latest: weakref.ref[GradScaler] | None = None  # the scaler that was used last
+
+
+@functools.cache
+def watch_scalers() -> None:
+    """From now on, learn from GradScalers to which optimizers they belong."""
+    for name in ("scale", "unscale_", "step"):
+        setattr(GradScaler, name, _telling(getattr(GradScaler, name)))
+
+
+def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def tell(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+        global _latest
+        if scaler.is_enabled():
+            _latest = weakref.ref(scaler)
+            for given in (*args, *kwargs.values()):
+                if isinstance(given, Optimizer):
+                    belongs(scaler, given)
+        return method(scaler, *args, **kwargs)
+
+    return tell
+
+
+def belongs(scaler: GradScaler, optimizer: Optimizer) -> None:
+    """Take it that the scaler unscales the gradients of this optimizer."""
+    _SCALERS[optimizer] = weakref.ref(scaler)
+
+
+def steps_alone(optimizer: Optimizer) -> None:
+    """Take it that an optimizer that steps has no scaler, if none is known."""
+    _SCALERS.setdefault(optimizer, None)
+
+
+def stepped() -> list[Optimizer]:
+    """The optimizers that have stepped."""
+    return [one for each in _SCALERS.keyrefs() if (one := each()) is not None]
+
+
+class Scale:
+    """The scale of a module's gradients."""
+
+    def __init__(self) -> None:
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None  # the module's, if scaled
+
+    def now(self, parameters: Collection[torch.Tensor]) -> float:
+        """The scale of these parameters' gradients, of the backward pass that runs or has ended."""
+        if _latest is None or not parameters:
+            return 1.0
+        optimizer = self._optimizer() or _optimizer_of(parameters)
+        reference = _latest if optimizer is None else _SCALERS[optimizer]
+        if reference is None:
+            return 1.0
+        scaler = reference() or _latest()
+        if optimizer is not None:
+            self._optimizer = weakref.ref(optimizer)
+            if scaler is not None and compat.has_unscaled(scaler, optimizer):
+                return 1.0
+        return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+def _optimizer_of(parameters: Collection[torch.Tensor]) -> Optimizer | None:
+    """An optimizer that has stepped some of these parameters; one with a scaler, if there is."""
+    known, found = set(map(id, parameters)), None
+    for optimizer in stepped():
+        if holds(optimizer, known):
+            found = optimizer
+            if _SCALERS[optimizer] is not None:
+                break
+    return found
+
+
+def average_unscaled(
+    buffer: torch.Tensor,
+    scale: float,
+    reduce: Callable[[torch.Tensor], Future[torch.Tensor]],
+    used: Future[torch.Tensor],
+) -> Future[torch.Tensor]:
+    """Average a flat bucket in place by `reduce`, divided by its scale meanwhile. `used` will have
+    the average. Float16, which is scaled for its range, is averaged as a float32 copy."""
+    values = buffer.float() if buffer.dtype == torch.float16 else buffer
+    values.div_(scale)
+
+    def scale_back(average: torch.Tensor) -> torch.Tensor:
+        average.mul_(scale)
+        return buffer if average is buffer else buffer.copy_(average)
+
+    return map_future(reduce(values), scale_back, used)

@@ -1,0 +1,284 @@
+"""Steps of a module without DDP: gradients go to the engine, averages back into `.grad`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.futures import Future
+
+from casync.transports.distributed import transport_error
+from hipress import compat
+from hipress.engine.awaited import Awaited, changed, hide
+from hipress.engine.engine import Engine
+from hipress.engine.futures import wait_within
+from hipress.engine.order import Bucket, Turns, buckets
+from hipress.errors import SyncError
+from hipress.model.params import Param, writable
+from hipress.model.shards import as_gradient, is_sharded, local, place_gradient
+from hipress.ranks.link import broadcast, start_all_reduce_max
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A bucket that is being averaged."""
+
+    bucket: Bucket
+    gradients: Sequence[torch.Tensor]
+    flat: torch.Tensor  # averaged in place by the engine
+    future: Future[torch.Tensor]
+
+
+class Steps:
+    """Sends gradients as they are ready and, at the end of a step, the rest. See [Note: one order]
+    in order.py and [Note: awaited] in awaited.py. Refers to parameters, never to the module."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        parameters: Sequence[nn.Parameter],
+        group: dist.ProcessGroup,
+        arrived: Callable[[Collection[torch.Tensor]], None] | None,
+    ) -> None:
+        """group: for this object alone, since ranks use it at different moments. arrived: called
+        with parameters whose `.grad` is now the average."""
+        self._engine, self.parameters, self._arrived = engine, parameters, arrived
+        self._group: dist.ProcessGroup | None = group  # None after a failure
+        self._turns: Turns | None = None  # None before the end of the first step
+        # ready gradients, hidden, in order, with their `_mark`
+        self._ready: dict[int, tuple[torch.Tensor | None, tuple[object, ...]]] = {}
+        self._sent: list[_Sent] = []
+        self._unused: frozenset[int] = frozenset()  # used by no rank in this step
+        self._paused = False
+        # see `_average_left`; None after a backward pass
+        self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context whose backward passes send nothing."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def ready(self, index: int) -> None:
+        """Take a ready gradient; called by autograd."""
+        self._last = None
+        if self._paused or self._engine.broken:  # `finish` raises the failure
+            return
+        with self.failing("a backward pass"):
+            if index in self._ready:
+                raise SyncError(
+                    f"rank {self._engine.name}: a second gradient of {self._name(index)!r} before "
+                    "sync.step(): it may be on its way already. Run all backward passes of a step "
+                    "but the last within `with sync.no_sync():`"
+                )
+            gradient = self._settle(index)
+            self._ready[index] = gradient, self._mark(gradient)
+            if gradient is not None:
+                hide(self.parameters[index], gradient, (self._engine.name, self._name(index)))
+            for bucket in self._turns.ready(index) if self._turns is not None else ():
+                self._send(bucket)
+
+    def finish(self) -> None:
+        """Send all that has not gone, and wait until every `.grad` is the average."""
+        self._engine.refuse_broken()
+        with self.failing("sync.step()"):
+            self._refuse_again()
+            self._refuse_changed()
+            for index in range(len(self.parameters)):  # gradients of backward passes within no_sync
+                self._settle(index)
+            used, asked = self._ask_used()
+            if self._turns is None:
+                self._turns = self._agree_on_turns()
+            if self._turns.left:
+                self._wait(asked)
+                self._send_rest(self._turns, used.tolist())
+            step = self._engine.round  # None if no rank has a gradient
+            if step is not None:
+                step.finish(self._take)
+            self._wait(asked)
+        if step is not None:
+            step.undo(self._unused)  # their averages are dropped
+        self._turns.reset()
+        self._ready.clear()
+        self._sent.clear()
+        self._unused = frozenset()
+        self._last = self._average_left()
+
+    def _average_left(self) -> tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None:
+        """The first average in a `.grad`, its writes and its sum, which stay as they are until
+        somebody changes it."""
+        gradient = next((p.grad for p in self.parameters if p.grad is not None), None)
+        if gradient is None or gradient.is_sparse:
+            return None
+        return weakref.ref(gradient), compat.writes(gradient), local(gradient).sum()
+
+    def _refuse_again(self) -> None:
+        """Raise SyncError if there is no gradient since the last step but its own averages."""
+        before, now = self._last, self._average_left() if self._last is not None else None
+        if before is None or now is None or before[0]() is not now[0]():
+            return
+        if before[1] == now[1] and torch.equal(before[2], now[2]):
+            raise SyncError(
+                f"rank {self._engine.name}: sync.step() a second time, and no gradient since: the "
+                "averages would be averaged again, with what compressors left out. Call it once "
+                "for each optimizer.step(), and zero gradients in between"
+            )
+
+    def _settle(self, index: int) -> torch.Tensor | None:
+        """A gradient distributed like its parameter, with memory of its own for each element."""
+        parameter = self.parameters[index]
+        place_gradient(parameter)
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse or is_sharded(gradient):
+            return parameter.grad
+        if gradient.is_inference() or not writable(gradient):
+            parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
+        return parameter.grad
+
+    def _refuse_changed(self) -> None:
+        """Show the gradients again; raise SyncError for one that was changed after it was ready."""
+        hidden = {index: self.parameters[index].grad for index in self._ready}
+        self.show()
+        for index, (gradient, mark) in self._ready.items():
+            if not isinstance(hidden[index], Awaited) or self._mark(gradient) != mark:
+                raise changed(self._engine.name, self._name(index))
+
+    def show(self) -> None:
+        """Make hidden gradients those of their parameters again."""
+        for index, (gradient, _) in self._ready.items():
+            if isinstance(self.parameters[index].grad, Awaited):
+                self.parameters[index].grad = gradient
+
+    def _mark(self, gradient: torch.Tensor | None) -> tuple[object, ...]:
+        """A value that changes when a gradient is written to, or moved to other memory: autograd's
+        count of writes, which the engine's own writes do not change. Gradients in one memory (a
+        flat buffer, shards of FSDP2) share a count; in the first step their sum is used instead."""
+        if gradient is None:
+            return ()
+        whole = local(gradient)
+        if whole.is_sparse:
+            return (compat.writes(gradient),)
+        if whole.untyped_storage().nbytes() == whole.nbytes and not is_sharded(gradient):
+            return compat.writes(gradient), whole.data_ptr()
+        if self._turns is not None:
+            return (whole.data_ptr(),)
+        total: float = whole.abs().sum(dtype=torch.float64).item()
+        return whole.data_ptr(), total.hex()
+
+    @contextmanager
+    def failing(self, what: str) -> Iterator[None]:
+        """Make any error inside end the engine on all ranks, which learn it as the group ends."""
+        try:
+            yield
+        except BaseException as error:
+            self._group = None
+            self.show()
+            if self._engine.broken:
+                raise
+            named = self._engine.explained(error) if isinstance(error, Exception) else error
+            self._engine.fail(named, what)
+            raise named from error.__cause__
+
+    def _ask_used(self) -> tuple[torch.Tensor, Future[torch.Tensor]]:
+        """Flags of parameters with a gradient on any rank, valid when the future is done."""
+        used = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.uint8)
+        return used, start_all_reduce_max(used, self._own())
+
+    def _wait(self, asked: Future[torch.Tensor]) -> None:
+        try:
+            wait_within(asked, self._engine.options.timeout)
+        except Exception as error:
+            self._engine.finish()  # the error of a failed bucket says more
+            what = (
+                f"rank {self._engine.name}: comparing which parameters ranks used, at the end of a "
+                "step,"
+            )
+            failed = transport_error(error, what, self._engine.options.timeout)
+            raise self._engine.explained(failed) from error
+
+    def _agree_on_turns(self) -> Turns:
+        """Turns by rank 0's order of gradients; other parameters follow, the last one first."""
+        engine = self._engine
+        backwards = reversed(range(len(self.parameters)))
+        order = torch.tensor(list(dict.fromkeys([*self._ready, *backwards])))
+        broadcast([order], self._own(), engine.options.timeout)
+        params = [engine.params[i] for i in order.tolist()]
+        return Turns(buckets(params, engine.plan, engine.options))
+
+    def _send_rest(self, turns: Turns, used: Sequence[int]) -> None:
+        self._unused = frozenset(i for i, flag in enumerate(used) if not flag)
+        for bucket in turns.rest(self._unused):
+            self._send(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        gradients = [self._gradient(index) for index in bucket.indices]
+        unused = self._unused.intersection(bucket.indices)
+        step = self._engine.round if self._sent else self._engine.begin(self.parameters)
+        assert step is not None  # it is under way as long as something is sent
+        step.keep(unused)
+        # not detach, with which the engine's writes would count as the user's: see _mark
+        flat = bucket.gather([gradient.data for gradient in gradients])
+        future = step.reduce(bucket.indices, flat)
+        self._sent.append(_Sent(bucket, gradients, flat, future))
+
+    def _take(self, number: int) -> None:
+        """Take the averages of a complete bucket."""
+        sent = self._sent[number]
+        sent.bucket.scatter(sent.flat, sent.gradients)
+        gradients = [sent.future.value()] if sent.flat.is_sparse else sent.gradients
+        taken = []
+        for index, gradient in zip(sent.bucket.indices, gradients, strict=True):
+            parameter = self.parameters[index]
+            if index not in self._unused:
+                if parameter.grad is None or gradient.is_sparse:  # otherwise averaged in place
+                    parameter.grad = as_gradient(gradient, parameter)
+                taken.append(parameter)
+        if self._arrived is not None:
+            self._arrived(taken)
+
+    def _gradient(self, index: int) -> torch.Tensor:
+        """A parameter's gradient; zeros if this rank has none."""
+        param, (held, _) = self._engine.params[index], self._ready.get(index, (None, ()))
+        held = self.parameters[index].grad if held is None else held
+        if held is not None:
+            gradient = local(held)
+            self._check(gradient, param)
+            return gradient
+        if param.sparse:
+            rows = torch.empty((1, 0), dtype=torch.int64, device=param.device)
+            values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device=param.device)
+            return torch.sparse_coo_tensor(rows, values, param.shape)
+        zeros = torch.empty_strided(
+            param.shape, param.layout, dtype=param.dtype, device=param.device
+        )
+        return zeros.zero_()
+
+    def _check(self, gradient: torch.Tensor, param: Param) -> None:
+        if gradient.is_sparse != param.sparse:
+            kinds = ("dense", "sparse") if param.sparse else ("sparse", "dense")
+            raise SyncError(
+                f"rank {self._engine.name}: the gradient of {param.name!r} is {kinds[0]}, expected "
+                f"was a {kinds[1]} one: only those of nn.Embedding(sparse=True) and "
+                "nn.EmbeddingBag(sparse=True) are sparse"
+            )
+        if gradient.dtype != param.dtype:
+            raise SyncError(
+                f"rank {self._engine.name}: the gradient of {param.name!r} is {gradient.dtype}, "
+                f"expected was {param.dtype}: set the parameter's grad_dtype before the "
+                "Synchronizer is made"
+            )
+
+    def _name(self, index: int) -> str:
+        return self._engine.params[index].name
+
+    def _own(self) -> dist.ProcessGroup:
+        assert self._group is not None  # no step begins after a failure
+        return self._group

@@ -1,0 +1,178 @@
+"""The ranks that average together, as seen from one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from casync.memory import Memory
+from casync.memory.host import HostMemory
+from casync.runtime.counters import Counters
+from casync.runtime.executor import Executor, TraceEvent
+from casync.runtime.jobs import FLOATS
+from hipress.engine.executors import start_executor
+from hipress.engine.failures import Failures
+from hipress.engine.futures import average
+from hipress.engine.host_staging import HostCopies
+from hipress.engine.residuals import deferrable_states
+from hipress.engine.verify import Verifier
+from hipress.model.devices import ON_HOST, Placement, by_gloo
+from hipress.options import Options
+from hipress.plan.plan import hosted
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import connect
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+#: seconds beyond a native all-reduce's own time-out; in torch 2.8 that is the group's
+NATIVE_TIMEOUT_SLACK = 1.0
+
+
+@dataclass(frozen=True)
+class Route:
+    """An executor, and the memory of its payloads and states."""
+
+    memory: Memory
+    executor: Executor
+
+
+class World:
+    """Connections among the ranks that average, and the executors on them.
+
+    It knows no model, and ends with its ranks: other ranks need a new one. Gradients of a device
+    take one of three ways: compressed and sent from where they are; copied to the host, and
+    compressed there (`copies`); or, uncompressed and with a group of the host, summed there.
+    """
+
+    def __init__(
+        self,
+        codecs: Mapping[str, Codec],
+        options: Options,
+        group: dist.ProcessGroup,
+        coordinator: Coordinator,
+        *,
+        placement: Placement = ON_HOST,
+        memory: Memory | None = None,
+        unused: bool = False,
+    ) -> None:
+        """Connect. All ranks of the group must call this.
+
+        Args:
+            codecs: of all possible plans; one may be replaced before a plan uses it.
+            group: of uncompressed buckets.
+            memory: of gradients; by default the placement's.
+            unused: True if averages of parameters that no rank used are dropped.
+        """
+        self.memory = memory or placement.memory()
+        self.coordinator = coordinator
+        self.name = coordinator.ranks[coordinator.rank]  # this rank's global number
+        self.failures = Failures(coordinator, options.timeout)
+        self._options, self._placement, self._group = options, placement, group
+        self.copies_all = placement.copies  # True if each plan compresses copies on the host
+        # gloo's futures do not order streams after its copies to a device
+        self._native_copied = not placement.on_host and by_gloo(group)
+        copies = placement.copies or self._native_copied or any(map(hosted, codecs))
+        # a group for copies: calls from another thread must not mix with the first group's
+        self._hosts = connect(coordinator, "copies") if copies else group
+        verified = connect(coordinator, "verify") if options.verify else None
+        self.routes = self._start(codecs, unused=unused)
+        self._copies = HostCopies(self.memory) if copies else None
+        self.verifier: Verifier | None = None
+        if verified is not None:
+            self.verifier = Verifier(verified, coordinator.ranks, self.memory)
+
+    def _start(self, codecs: Mapping[str, Codec], *, unused: bool) -> tuple[Route, ...]:
+        """The route, or two routes if plans of a device may compress on the host."""
+        options, placement = self._options, self._placement
+        memory = HostMemory() if placement.on_host else self.memory
+        deferred = {
+            key: deferrable_states(codec, HostMemory() if hosted(key) else memory)
+            for key, codec in (codecs.items() if unused else ())
+        }
+        first = start_executor(
+            "gradients", codecs, options, self.coordinator, deferred, placement, memory
+        )
+        if not any(map(hosted, codecs)):
+            return (Route(memory, first),)
+        try:
+            host = start_executor(
+                "copies of gradients", codecs, options, self.coordinator, deferred, ON_HOST
+            )
+        except BaseException:
+            first.close()
+            raise
+        return (Route(memory, first), Route(HostMemory(), host))
+
+    def sums_by_executor(self, values: torch.Tensor) -> bool:
+        """True if a device's uncompressed values go over the executor's own transport, since the
+        group is the host's."""
+        dense = not values.is_sparse and values.dtype in FLOATS
+        return self._native_copied and self._placement.by_nccl and dense
+
+    def average_natively(
+        self, number: int, values: torch.Tensor, *, copied: bool
+    ) -> Future[torch.Tensor]:
+        """Average bucket `number` in place like DDP without a hook. copied: it is a copy on the
+        host."""
+        if copied:
+            return average(values, self._hosts, self._options.timeout)
+        if self._native_copied and not values.is_sparse:
+            return self.copies.average(number, self._average_copy, values)
+        return average(values, self._group, self._options.timeout)
+
+    def _average_copy(self, values: torch.Tensor) -> Future[torch.Tensor]:
+        """The same for a copy on the host; errors are the future's."""
+        try:
+            return average(values, self._hosts, self._options.timeout)
+        except Exception as error:
+            failed: Future[torch.Tensor] = Future()
+            failed.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+            return failed
+
+    @property
+    def copies(self) -> HostCopies:
+        """Copies of a device's buckets on the host, where they are averaged."""
+        assert self._copies is not None  # there are buckets to copy
+        return self._copies
+
+    @property
+    def counters(self) -> Counters:
+        """A copy of the sums so far, over all executors."""
+        return reduce(add, (replace(each.executor.counters) for each in self.routes))
+
+    @property
+    def failed(self) -> bool:
+        """True if an executor has failed."""
+        return any(each.executor.failed for each in self.routes)
+
+    def trace(self, events: list[TraceEvent] | None) -> None:
+        """Collect events of tasks from now on, between two steps; None ends it."""
+        for each in self.routes:
+            each.executor.trace = events
+
+    def settle(self, job: Future[torch.Tensor] | None = None) -> None:
+        """Wait until devices have done all submitted work, or that of one job; raise its errors."""
+        for each in self.routes:
+            each.executor.settle(job)
+
+    def abort(self, error: Exception) -> None:
+        """End all executors, so that other ranks learn of the error at once."""
+        for each in self.routes:
+            each.executor.abort(error)
+
+    def close(self) -> None:
+        """End threads and connections. May repeat."""
+        for each in self.routes:
+            each.executor.close()
+        if self._copies is not None:
+            self._copies.close()
+        if self.verifier is not None:
+            self.verifier.close()

@@ -1,0 +1,1 @@
+"""Entry points of a training: DistributedDataParallel, `Synchronizer`, `Gossip`, `all_reduce`."""

@@ -1,0 +1,215 @@
+"""Gossip: average parameters with neighbours, compressed, after the optimizer's step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch.distributed as dist
+from torch import nn
+
+from casync.errors import PlanError
+from casync.strategies.gossip import LINKS, grid
+from hipress import compat
+from hipress import options as options_
+from hipress.arguments import group_of
+from hipress.engine.engine import Engine
+from hipress.engine.mixing import Mixing, agree
+from hipress.errors import ConfigError, unknown
+from hipress.frontends.plain import plain_module, refuse_detached, taken, values
+from hipress.model.params import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
+from hipress.model.shards import is_sharded
+from hipress.model.torch_modes import ordinary
+from hipress.options import Options
+from hipress.plan.neighbours import gossip_plan, step_sizes
+from hipress.plan.plan import Plan
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks.link import connect, group_timeout, share
+from hipress.session import SESSIONS, prepare, tell_plan
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+_REFUSED = {
+    "verify": "ranks hold different parameters by design; hipress.consensus_distance says how far",
+    "optimizer": "call gossip.step() after the optimizer's",
+}
+
+
+class Gossip:
+    """Averages the parameters of a module with those of neighbours, compressed: CHOCO-SGD.
+
+    ::
+
+        gossip = hipress.Gossip(model, "int4_group", topology="ring")
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()  # each rank by its own gradient
+        gossip.step()     # parameters move towards those of neighbours
+
+    It replaces the averaging of gradients. A step sends each neighbour one payload, however many
+    ranks there are. In return ranks hold different parameters, by design: their average is that of
+    training with averaged gradients (for SGD without momentum, in the limit of small steps), and
+    `hipress.consensus_distance` measures their distance from it.
+
+    With neighbours j of rank i, weights w = 1 / (1 + neighbours), the same for all (Metropolis),
+    codec Q, and estimates x_hat, of which neighbours hold copies, after the optimizer's step
+    (Koloskova, Stich, Jaggi, ICML 2019, algorithm 2)::
+
+        q_i = Q(x_i - x_hat_i);  x_hat_j += q_j, for i and its neighbours
+        x_i += gamma sum over neighbours of w (x_hat_j - x_hat_i)
+
+    Construction broadcasts parameters and buffers from rank 0; estimates begin as these parameters.
+    They take the memory of 1 + neighbours models, in float32.
+
+    `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it. Each rank saves its own
+    model and its own state; to resume a training make it first, then load both.
+    """
+
+    @ordinary()
+    def __init__(
+        self,
+        model: nn.Module,
+        compressor: str | os.PathLike[str] | Codec,
+        *,
+        topology: str = "ring",
+        gamma: float | None = None,
+        exclude: str | Iterable[str] = (),
+        min_size: SupportsIndex | None = None,
+        seed: SupportsIndex = 0,
+        timeout: float | timedelta | None = None,
+        checksum: bool = False,
+        rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
+        process_group: dist.ProcessGroup | None = None,
+        **params: Any,
+    ) -> None:
+        """Connect the ranks, broadcast parameters and buffers, and plan.
+
+        Args:
+            model: as for a Synchronizer; of float32, float16 or bfloat16.
+            compressor: one whose decoded payload is closer to its input than zeros are, so not
+                tern_group, for example; its own error feedback is not used.
+            topology: the neighbours: "ring" (2 neighbours), "torus" (4; 3 in two rows; not for a
+                prime number of ranks) or "complete" (all).
+            gamma: in (0, 1], the share of the way to the average of estimates that parameters move;
+                by default half of the share that the codec keeps of the square of normal noise
+                (0.49 for int4_group, 0.043 for topk at 1%). A larger gamma gains nothing with
+                int4_group and diverges with topk at 10%.
+
+        Other options as for `wrap`. Raises ConfigError, ConfigMismatch, AgreementTimeout and
+        RankLost as `wrap` does.
+        """
+        group = group_of(process_group)
+        with coordinators.failures_told(group):
+            _refuse(params)
+            options = options_.make(
+                compressor, exclude=exclude, min_size=min_size, seed=seed, checksum=checksum,
+                timeout=group_timeout(group) if timeout is None else timeout, rules=rules,
+                params=params,
+            )  # fmt: skip
+            _check(options, gamma)
+            inner = plain_module(model, self)
+            neighbours = _neighbours(topology, group)
+            facts = {
+                "called": "hipress.Gossip",
+                "topology of gossip": topology,
+                "gamma": str(gamma),
+                "frozen parameters and buffers": frozen_tensors(inner),
+            }
+        self.module = model
+        adapt = partial(_adapted, links=topology, neighbours=neighbours)
+        self._session = prepare(inner, options, group, facts, _parameters, adapt)
+        named = dict(trainable(inner))
+        parameters = [named[param.name] for param in self._session.params]
+        self._taken = taken(self, self._session, inner, parameters)
+        self._mixing: Mixing | None = None
+        engine: Engine | None = None
+        if self._session.world_size > 1:
+            with self._session.coordinator.failures_told():
+                self._mixing, engine = self._connect(inner, parameters, neighbours, gamma)
+            self._session.loaded = partial(agree, coordinator=self._session.coordinator)
+        self._session.start(self, engine, lambda: None)  # no hooks to remove
+        SESSIONS[self] = self._session
+        tell_plan(self._session)
+
+    def _connect(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        neighbours: list[int],
+        gamma: float | None,
+    ) -> tuple[Mixing, Engine]:
+        session = self._session
+        own = connect(session.coordinator, "steps")
+        share(values(model), own, session.coordinator)
+        engine = session.make_engine(own, skips=True)
+        return Mixing(engine, parameters, neighbours, step_sizes(session.plan, gamma)), engine
+
+    @ordinary()
+    def step(self) -> None:
+        """Send the change of the parameters to neighbours, and move the parameters towards theirs.
+
+        Every rank must call it equally often, after each optimizer.step(), or after every few of
+        them. Raises the first failure, which names rank, peer and task (RankLost, AgreementTimeout
+        or SyncError); after a failure every further step raises SyncError.
+        """
+        refuse_detached(self, self._session)
+        with self._session.failing("gossip.step()"):
+            self._taken.refuse_changes(compat.uncompiled(self.module))
+        if self._mixing is not None:
+            self._mixing.run()
+
+
+def _adapted(plan: Plan, links: str, neighbours: list[int]) -> Plan:
+    return gossip_plan(plan, links, neighbours) if neighbours else plan
+
+
+def _neighbours(topology: object, group: dist.ProcessGroup) -> list[int]:
+    """Neighbours of this rank; ConfigError for an unsuited topology."""
+    if topology not in LINKS:
+        raise unknown("topology of gossip", str(topology), LINKS)
+    try:
+        return [*grid(str(topology), group.size()).neighbours(group.rank())]
+    except PlanError as error:
+        raise ConfigError(f"topology={topology!r}: {error}") from error
+
+
+def _refuse(params: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that gossip does not take."""
+    for name in params:
+        if name in options_.names():
+            why = _REFUSED.get(name, "it averages parameters with neighbours, not gradients")
+            raise ConfigError(f"hipress.Gossip takes no {name}: {why}")
+
+
+def _check(options: Options, gamma: object) -> None:
+    if options.automatic:
+        raise ConfigError('Gossip needs a compressor by name: "auto" plans for gradients')
+    if gamma is None:
+        return
+    if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
+        raise ConfigError(f"gamma must be None or a number in (0, 1], got {gamma!r}")
+
+
+def _parameters(model: nn.Module) -> tuple[Param, ...]:
+    """The parameters to average: as dense, even if gradients are sparse. Raises ConfigError for
+    other types and devices."""
+    params = describe(model)
+    for name, parameter in trainable(model):
+        if is_sharded(parameter):
+            raise ConfigError(f"parameter {name!r} is a DTensor; gossip averages whole parameters")
+    for param in params:
+        if param.device.type != "cpu":
+            raise ConfigError(f"parameter {param.name!r} is on {param.device}; gossip is for CPUs")
+        if param.dtype not in COMPRESSIBLE:
+            kind = str(param.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"parameter {param.name!r} is of {kind}; gossip averages float32, float16 and "
+                "bfloat16"
+            )
+    return tuple(replace(param, sparse=False) for param in params)

@@ -1,0 +1,169 @@
+"""Synchronizer: compressed gradient synchronization of a plain module, without DDP."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hipress import compat
+from hipress.arguments import Arguments, group_of, taking
+from hipress.engine.engine import Engine
+from hipress.engine.steps import Steps
+from hipress.frontends.plain import plain_module, refuse_detached, taken, tell_whole, values
+from hipress.frontends.stepping import Stepper
+from hipress.model import shards
+from hipress.model.params import describe_gradients, frozen_tensors, trainable
+from hipress.model.torch_modes import ordinary
+from hipress.optim import Averaging
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks.link import connect, share
+from hipress.session import SESSIONS, prepare, tell_plan
+
+
+class Synchronizer:
+    """Averages the gradients of a module over the ranks, compressed, without DDP.
+
+    ::
+
+        sync = hipress.Synchronizer(model, "onebit_group")
+        loss = criterion(model(x), y)
+        loss.backward()          # gradients start to travel as they are computed
+        sync.step()              # now every .grad is the average, the same bits on all ranks
+        optimizer.step()
+
+    Large gradients are encoded from `.grad`, and averages decoded into it, without a copy;
+    gradients below 1 MiB are gathered. Keep a reference to it: without one it synchronizes nothing.
+
+    Construction broadcasts parameters and buffers from rank 0. Later it leaves buffers alone:
+    unlike with DDP, each rank's BatchNorm keeps the statistics of its own data.
+
+    `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it like a module that `wrap`
+    returned; states of either fit the other.
+    """
+
+    @taking.method
+    @ordinary()
+    def __init__(self, given: Arguments) -> None:
+        """Arguments and errors as for `wrap`, except `ddp_kwargs`.
+
+        model: a module on the CPU or a GPU, before or after torch.compile; not a
+        DistributedDataParallel, nor a module that shares parameters with another Synchronizer. If
+        fully_shard or tensor parallelism shards the model, shards are averaged: `process_group`
+        must then hold the ranks that have the same shard.
+
+        optimizer, unless it is a name: steps parameters as their averages arrive, while others
+        still travel, with the same bits as its step() after sync.step(). It must treat every
+        parameter by itself, as SGD, Adam and AdamW do. Its own step() is then refused, and with it
+        GradScaler and gradient clipping, which need all averages first.
+        """
+        group = group_of(given.process_group)
+        with coordinators.failures_told(group):
+            why = "it makes no DistributedDataParallel"
+            options = given.settle("Synchronizer", group, ddp_kwargs=why)
+            model = plain_module(given.model, self)
+            shards.reshard(model)
+            shards.refuse_others(model, dist.get_process_group_ranks(group), dist.get_rank())
+            self._stepper = _stepper(given.optimizer, model)
+            facts = {
+                "called": "hipress.Synchronizer",
+                "optimizer": type(given.optimizer).__name__,
+                "frozen parameters and buffers": frozen_tensors(model),
+                "shards": shards.places(model),
+            }
+        self.module = given.model
+        self._session = prepare(
+            model, options, group, facts, describe_gradients, optimizer=given.averaging
+        )
+        named = dict(trainable(model))
+        parameters = [named[param.name] for param in self._session.params]
+        self._taken = taken(self, self._session, model, parameters)
+        self._steps: Steps | None = None
+        engine: Engine | None = None
+        hooks: list[RemovableHandle] = []
+        if self._session.world_size > 1:
+            with self._session.coordinator.failures_told():
+                self._steps, engine = self._connect(model, parameters)
+            hooks += _hooks(self._steps)
+        if self._stepper is not None:
+            hooks.append(self._stepper.guard())
+        self._session.start(self, engine, partial(_release, hooks, self._steps))
+        SESSIONS[self] = self._session
+        tell_plan(self._session)
+        if self._session.rank == 0:
+            tell_whole(model)
+
+    def _connect(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter]
+    ) -> tuple[Steps, Engine]:
+        session = self._session
+        own = connect(session.coordinator, "steps")
+        share(values(model), own, session.coordinator)
+        # Ranks send at different moments, so messages must not mix with the user's collectives.
+        native = connect(session.coordinator, "uncompressed")
+        engine = session.make_engine(native, parameters, skips=True)
+        arrived = None if self._stepper is None else self._stepper.step
+        return Steps(engine, parameters, own, arrived), engine
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within the context, backward passes only add to `.grad` and send nothing: for all
+        micro-batches of a step but the last."""
+        with self._steps.paused() if self._steps is not None else nullcontext():
+            yield
+
+    @ordinary()
+    def step(self) -> None:
+        """End the step: when this returns, every `.grad` is the average over the ranks.
+
+        Every rank must call it once a step, also a rank without data. A parameter without a
+        gradient on this rank counts as zeros; if no rank has used it, its `.grad` stays None and
+        its state unchanged.
+
+        Raises the first failure, which names rank, peer and task (RankLost, AgreementTimeout or
+        SyncError); after a failure every further step raises SyncError.
+        """
+        refuse_detached(self, self._session)
+        with nullcontext() if self._steps is None else self._steps.failing("sync.step()"):
+            self._taken.refuse_changes(compat.uncompiled(self.module))
+        if self._steps is not None:
+            self._steps.finish()
+        if self._stepper is not None:
+            self._stepper.finish()
+
+
+def _stepper(optimizer: Optimizer | str | None, model: nn.Module) -> Stepper | None:
+    if isinstance(optimizer, str | None):  # a name informs "auto", and steps nothing
+        return None
+    if isinstance(optimizer, Averaging) and (optimizer.max_norm or optimizer.scaler):
+        return None  # these need all averages before a step
+    return Stepper(optimizer, set(model.parameters()))
+
+
+def _hooks(steps: Steps) -> list[RemovableHandle]:
+    """Hooks of the parameters; they hold no reference that keeps the Synchronizer alive."""
+    ready = weakref.WeakMethod(steps.ready)
+
+    def hook(index: int, parameter: torch.Tensor) -> None:
+        method = ready()
+        if method is not None:
+            method(index)
+
+    return [
+        parameter.register_post_accumulate_grad_hook(partial(hook, index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(steps.parameters)
+    ]
+
+
+def _release(hooks: Iterable[RemovableHandle], steps: Steps | None) -> None:
+    for hook in hooks:
+        hook.remove()
+    if steps is not None:
+        steps.show()

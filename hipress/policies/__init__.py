@@ -1,0 +1,1 @@
+"""Policies, which move between levels of a compressor, and their state."""

@@ -1,0 +1,328 @@
+"""Meetings: ranks compare their configurations before the first gradient, and report failures.
+
+[Note: agreement] Two ranks with different codecs would misread each other's bytes, or wait for
+ever. So at attach time each rank writes its configuration, as JSON, into the job's key-value store
+(the one of `init_process_group`), and reads those of all others. This needs no process group: a
+collective that one rank never joins cannot say who is missing; the store can.
+
+[Note: stopping] A rank that cannot go on posts the reason in the store, where all ranks look as
+they wait: its set-up failed, it was interrupted, it waited in vain, or it found that another
+process had ended (see [Note: presence]). So all stop at once, and a late rank does not go on
+without it: it does not load a state, for example, that the first has not loaded. The first reason
+counts; others follow from it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from casync.errors import CasyncError, TransportError
+from hipress import compat
+from hipress.errors import AgreementTimeout, HipressError, of_casync
+from hipress.ranks.facts import compare
+from hipress.ranks.mailbox import TELL_SECONDS, Stop, StoreMailbox, backoff, unless_silent
+from hipress.ranks.store import call_store, run_in_thread
+
+OWN = "own"  # key of values that may differ between ranks
+SKEW_SECONDS = 2.0  # seconds within which all ranks that wait in vain post that
+LOOK_SECONDS = 0.2  # seconds between looks at the others while a call waits
+DONE_SECONDS = 1.0  # seconds left to a call after a rank has ended
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Coordinator:
+    """The place where the ranks of a group compare facts, in any number of rounds."""
+
+    board: StoreMailbox
+    timeout: float  # seconds
+    round: int = 0  # number of the next comparison
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank within the group."""
+        return self.board.rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global rank numbers, by rank within the group."""
+        return self.board.ranks
+
+    def of(self, some: Sequence[int]) -> Coordinator:
+        """The coordinator of a subset of these ranks, which must include this one."""
+        return Coordinator(self.board.of(some), self.timeout)
+
+    def require_equal(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
+        """Wait until every rank has posted equal facts; return each rank's `own`, by rank.
+
+        Raises ConfigMismatch naming the first differing fact and both sides, AgreementTimeout
+        naming the ranks that never arrived, or RankLost naming the one that ended.
+        """
+        round_, deadline = self.round, time.monotonic() + self.timeout
+        self.round += 1
+        try:
+            self.board.post(round_, self.rank, {**facts, OWN: own}, deadline)
+            posted = self._collect(round_, deadline)
+        except HipressError:
+            raise
+        except BaseException as error:
+            self.board.stop(round_, Stop.of(error, self.board.here))
+            raise
+        self.board.forget(round_ - 1)  # all have posted this round: all have read the one before
+        owned = [each.pop(OWN) for each in posted]
+        compare(posted, self.ranks)
+        return owned
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this rank cannot go on; they raise when they arrive.
+
+        Logs a failure to tell them: `error` is the one that matters.
+        """
+        self.board.stop(self.round, Stop.of(error, self.board.here))
+        self.round += 1
+
+    @contextmanager
+    def failures_told(self) -> Iterator[None]:
+        """Tell the others at once of any error or interrupt inside, between two rounds."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def run_watched(
+        self, call: Callable[[], T], what: str, give_up: Callable[[], None] = lambda: None
+    ) -> T:
+        """Return the result of a call that waits for the other ranks; each of them makes it.
+
+        The call runs in a thread of its own, so that this rank may be interrupted. Raises
+        HipressError for a RuntimeError of the call, AgreementTimeout after the time-out, and
+        another rank's stop as soon as that rank cannot go on.
+
+        give_up: ends the call, for which nobody waits any more.
+        """
+        outcome = run_in_thread(call)
+        try:
+            return self._wait_watched(outcome, what)
+        finally:
+            if not outcome.done():
+                give_up()
+
+    def _wait_watched(self, outcome: Future[T], what: str) -> T:
+        deadline = time.monotonic() + self.timeout - self._skew
+        lost: dict[int, float] = {}  # time at which each ended rank was found
+        while True:
+            left = max(0.0, min(LOOK_SECONDS, deadline - time.monotonic()))
+            if wait([outcome], left).done:
+                return self._result(outcome, what)
+            now = time.monotonic()
+            self._raise(self._look(self.round, (), deadline)[1])
+            lost = {rank: lost.get(rank, now) for rank in self.board.ended()}
+            if lost and now - min(lost.values()) > DONE_SECONDS:
+                self._stop(self.round, self.board.lost([*lost]))
+            if now > deadline:
+                message = f"rank {self.board.here}: {what} took longer than {self.timeout:g} s"
+                raise AgreementTimeout(self._joined(message, what))
+
+    def _result(self, outcome: Future[T], what: str) -> T:
+        try:
+            return outcome.result()
+        except (RuntimeError, TransportError) as error:  # of gloo
+            self.raise_reason(error)
+            message = f"rank {self.board.here}: {what} failed: {error}"
+            raise HipressError(self._joined(message, what)) from error
+
+    def raise_reason(self, error: Exception) -> None:
+        """Raise RankLost, or another rank's stop, if `error` follows from that."""
+        reason = self.reason()
+        if reason is not None:
+            self.board.stop(self.round, reason)
+        self._raise(reason, error)
+
+    def named(self, error: Exception, what: str) -> Exception:
+        """An error of casync as one of hipress, a transport's with the text of `explained`; any
+        other error as it is."""
+        if not isinstance(error, CasyncError):
+            return error
+        broken = isinstance(error, TransportError)
+        return of_casync(error, self.explained(error, what) if broken else str(error))
+
+    def explained(self, error: Exception, what: str) -> str:
+        """The text of an error that came when a connection broke or a rank timed out during `what`,
+        preceded by the cause, as far as other ranks or their processes tell it."""
+        return "\n".join(each for each in (self.cause(what), str(error)) if each)
+
+    def cause(self, what: str, since: float | None = None) -> str:
+        """A sentence on the ranks for which this one waited in vain; "" if nothing is known.
+        since: time at which this one posted that it waits no longer, if it has."""
+        if since is None:
+            since = time.monotonic()
+            self.tell(what)
+        reason = self.reason(since)
+        if reason is None:
+            return self._silence(what, since)
+        self.board.stop(self.round, reason)
+        return reason.told(f" during {what}")
+
+    def gone(self) -> Stop | None:
+        """The reason why another rank takes no part any more, as known now: its stop, or the end of
+        its process. Asks no store and does not wait."""
+        ended = self.board.ended()  # first: notes of ended ranks have been heard then
+        stop = self.board.heard(self.round, ())[1]
+        return stop or (self.board.lost(ended) if ended else None)
+
+    def reason(self, since: float | None = None) -> Stop | None:
+        """Cause of a broken connection to another rank, or None DONE_SECONDS after it was found
+        broken, at time `since` or now; but looks about for a moment in any case."""
+        now = time.monotonic()
+        deadline = max(now + LOOK_SECONDS, (now if since is None else since) + DONE_SECONDS)
+        for pause in backoff():
+            reason = self.gone() or self.board.known(self.round, (), deadline)[1]
+            if reason is not None or time.monotonic() > deadline:
+                break
+            time.sleep(pause)
+        return reason
+
+    def _look(
+        self, round_: int | str, missing: Sequence[int], deadline: float
+    ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
+        """StoreMailbox.look. If the store does not answer because a rank has ended, raise that."""
+        try:
+            return self.board.look(round_, missing, deadline)
+        except HipressError as error:
+            self.raise_reason(error)
+            raise
+
+    def tell(self, what: str) -> None:
+        """Post that this rank no longer waits for `what`, for ranks that ask who is silent."""
+        self.board.tell(_over_key(what), {})
+
+    def wait_for_all(self, what: str) -> None:
+        """Wait until no rank waits for `what` any more. Raises the errors of `run_watched`."""
+        deadline, missing = time.monotonic() + self.timeout, self.board.others
+        self.tell(what)
+        for pause in backoff():
+            ended = self.board.ended()
+            stop = self._look(self.round, (), deadline)[1]  # first: arrived ranks may stop later
+            arrived, _ = self._look(_over_key(what), missing, deadline)
+            missing = [rank for rank in missing if rank not in arrived]
+            if not missing:
+                return
+            self._raise(stop)
+            lost = [rank for rank in missing if rank in ended]
+            if lost:
+                self._stop(self.round, self.board.lost(lost))
+            if time.monotonic() > deadline:
+                names = ", ".join(str(self.ranks[rank]) for rank in missing)
+                message = f"rank {self.board.here}: no word from rank {names} during {what}"
+                raise AgreementTimeout(message)
+            time.sleep(pause)
+
+    def silent(self, what: str, since: float | None = None) -> list[int]:
+        """Global numbers of the ranks that do not post, when this one does, that they no longer
+        wait for `what`. since: time at which this one posted, if it has."""
+        key = _over_key(what)
+        if since is None:
+            since = time.monotonic()
+            self.tell(what)
+        deadline, missing = since + self._skew, self.board.others
+        for pause in backoff():
+            arrived, _ = self.board.known(key, missing, deadline)
+            missing = [rank for rank in missing if rank not in arrived]
+            if not missing or time.monotonic() > deadline:
+                break
+            time.sleep(pause)
+        return [self.ranks[rank] for rank in missing]
+
+    def _joined(self, message: str, what: str) -> str:
+        return "\n".join(each for each in (self._silence(what), message) if each)
+
+    def _silence(self, what: str, since: float | None = None) -> str:
+        """A sentence on the ranks that may be why this one waited in vain; "" if there are none."""
+        names = ", ".join(map(str, self.silent(what, since)))
+        if not names:
+            return ""
+        return f"no word from rank {names} during {what}: stopped, cut off or ended"
+
+    @property
+    def _skew(self) -> float:
+        """Seconds of the time-out that are left to ask who is silent."""
+        return min(SKEW_SECONDS, self.timeout / 2)
+
+    def _raise(self, stop: Stop | None, cause: Exception | None = None) -> None:
+        if stop is not None:
+            raise stop.error(self.board.here) from cause
+
+    def _stop(self, round_: int, stop: Stop) -> NoReturn:
+        """Post and raise the stop that this rank saw first."""
+        self.board.stop(round_, stop)
+        raise stop.error(self.board.here)
+
+    def _collect(self, round_: int, deadline: float) -> list[dict[str, Any]]:
+        """The facts of all ranks, by polling: a store's own wait does not say who is missing."""
+        missing = list(range(len(self.ranks)))
+        found: dict[int, dict[str, Any]] = {}
+        for pause in backoff():
+            ended = self.board.ended()  # first: all posts of ended ranks can be seen then
+            arrived, stop = self._look(round_, missing, deadline)
+            found |= arrived
+            missing = [rank for rank in missing if rank not in found]
+            self._raise(stop)
+            if not missing:
+                break
+            lost = [rank for rank in missing if rank in ended]
+            if lost:
+                self._stop(round_, self.board.lost(lost))
+            if time.monotonic() > deadline:
+                error = AgreementTimeout(self._absent(missing))
+                self.board.stop(round_, Stop.of(error, self.board.here))
+                raise error
+            time.sleep(pause)
+        return [found[rank] for rank in range(len(self.ranks))]
+
+    def _absent(self, missing: Sequence[int]) -> str:
+        names = ", ".join(str(self.ranks[rank]) for rank in missing)
+        came = all(rank in self.board.present for rank in missing)
+        hint = " It has come, and did not go on: it may be stopped, or cut off." if came else ""
+        return (
+            f"rank {self.board.here} waited {self.timeout:g} s for rank {names} of "
+            f"{len(self.ranks)}.{hint} Every rank must call hipress.wrap, attach and "
+            "load_state_dict, the same number of times and in the same order."
+        )
+
+
+def coordinator(group: dist.ProcessGroup, timeout: float) -> Coordinator:
+    """A coordinator of this group; each rank counts its own in the store. Groups of equal ranks may
+    meet in several threads at once, so the place has the group's name, too."""
+    ranks = tuple(dist.get_process_group_ranks(group))
+    rank = dist.get_rank(group)
+    place = f"{','.join(map(str, ranks))} of group {compat.group_name(group)}"
+    store = compat.job_store()
+    key = f"hipress/{place}/meetings/{rank}"
+    round_ = call_store(store, lambda it: it.add(key, 1), time.monotonic() + timeout, ranks[rank])
+    board = StoreMailbox(store, rank, ranks, f"{place}/{round_}")
+    board.announce(time.monotonic() + timeout)
+    return Coordinator(board, timeout)
+
+
+@contextmanager
+def failures_told(group: dist.ProcessGroup) -> Iterator[None]:
+    """Tell the others, at their coordinator, of any error inside, before this rank has one."""
+    try:
+        yield
+    except BaseException as error:
+        with unless_silent():
+            coordinator(group, TELL_SECONDS).fail(error)
+        raise
+
+
+def _over_key(what: str) -> str:
+    """Key of the notes that ranks no longer wait; gloo has its own keys, below `what`."""
+    return f"{what} is over"

@@ -1,0 +1,193 @@
+"""Notes that the ranks of a group write for each other into the job's store."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from casync.errors import TransportError
+from hipress.compat import Store
+from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError, RankLost
+from hipress.ranks import liveness
+from hipress.ranks.liveness import Liveness
+from hipress.ranks.store import call_store
+
+TELL_SECONDS = 2.0  # seconds at most to tell the others of a failure
+T = TypeVar("T")
+log = logging.getLogger("hipress")
+_KINDS = {kind.__name__: kind for kind in (AgreementTimeout, ConfigMismatch, RankLost)}
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The reason why a rank cannot go on, as told to the others."""
+
+    kind: str  # class name of the error that the others raise
+    who: str  # such as "rank 1 failed"
+    what: str = ""
+
+    def error(self, rank: int) -> HipressError:
+        """The error that another rank, with global number `rank`, raises."""
+        return _KINDS[self.kind](f"rank {rank} stops, because {self.told()}")
+
+    def told(self, when: str = "") -> str:
+        """Text such as "rank 1 failed during step 2: ValueError: no such word"."""
+        return f"{self.who}{when}: {self.what}" if self.what else f"{self.who}{when}"
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> Stop:
+        """The stop of this rank, by its own error."""
+        if isinstance(error, TransportError) or isinstance(error.__cause__, TransportError):
+            return cls("RankLost", f"rank {rank} failed", str(error))  # in a step
+        if isinstance(error, AgreementTimeout | RankLost):
+            return cls(type(error).__name__, str(error))
+        if isinstance(error, Exception):
+            return cls("ConfigMismatch", f"rank {rank} failed", f"{type(error).__name__}: {error}")
+        return cls("RankLost", f"rank {rank} was interrupted by a {type(error).__name__}")
+
+
+@dataclass(eq=False)
+class StoreMailbox:
+    """A namespace in the store. A note belongs to a round, or to a named event."""
+
+    store: Store
+    rank: int  # within the group
+    ranks: tuple[int, ...]  # global numbers, by rank within the group
+    name: str
+    present: dict[int, Liveness] = field(default_factory=dict)  # ranks that have arrived
+    silent: bool = False  # True if the store did not answer the last call
+
+    @property
+    def here(self) -> int:
+        """Global number of this rank."""
+        return self.ranks[self.rank]
+
+    @property
+    def others(self) -> list[int]:
+        """Numbers within the group of all ranks but this one."""
+        return [rank for rank in range(len(self.ranks)) if rank != self.rank]
+
+    def post(
+        self, round_: int | str, place: int | str, facts: Mapping[str, Any], deadline: float
+    ) -> None:
+        """Write a note."""
+        key, text = self._key(round_, place), json.dumps(facts, sort_keys=True, default=str)
+        self._call(lambda store: store.set(key, text), deadline)
+
+    def forget(self, round_: int) -> None:
+        """Delete this rank's note of a round that all have read, if the store answers."""
+        key = self._key(round_, self.rank)
+        with suppress(HipressError):
+            self._call(lambda store: store.delete_key(key), time.monotonic() + TELL_SECONDS)
+
+    def tell(self, round_: int | str, facts: Mapping[str, Any]) -> None:
+        """Post this rank's note, if the store answers, and send it to watching processes."""
+        liveness.tell(self._key(round_, self.rank), facts)
+        if not self.silent:
+            with unless_silent():
+                self.post(round_, self.rank, facts, time.monotonic() + TELL_SECONDS)
+
+    def announce(self, deadline: float) -> None:
+        """Post that this rank has arrived, and the address at which others may watch it."""
+        here = liveness.announce(self.store)
+        if here is not None:
+            self.post("present", self.rank, asdict(here), deadline)
+
+    def stop(self, round_: int, stop: Stop) -> None:
+        """Post the reason to stop, or an earlier one: [Note: stopping] in coordinator.py."""
+        deadline = time.monotonic() + TELL_SECONDS
+        with unless_silent():
+            first = self.heard(round_, ())[1] or self.look(round_, (), deadline)[1]
+            if first is None:
+                self.post(round_, "stop", asdict(stop), deadline)
+            stop = first or stop
+        liveness.tell(self._key(round_, "stop"), asdict(stop))
+
+    def look(
+        self, round_: int | str, missing: Sequence[int], deadline: float
+    ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
+        """Notes posted by now, by rank of `missing`, and the stop if a rank has posted one."""
+        unknown = [rank for rank in self.others if rank not in self.present]
+
+        def read(store: Store, place: int | str, ranks: Sequence[int | str]) -> dict[Any, Any]:
+            keys = {rank: self._key(place, rank) for rank in ranks}
+            return {r: json.loads(store.get(key)) for r, key in keys.items() if store.check([key])}
+
+        found, present, stop = self._call(
+            lambda it: (
+                read(it, round_, missing), read(it, "present", unknown), read(it, round_, ["stop"])
+            ),
+            deadline,
+        )  # fmt: skip
+        self.present |= {rank: Liveness(**facts) for rank, facts in present.items()}
+        return found, Stop(**stop["stop"]) if stop else self.heard(round_, ())[1]
+
+    def known(
+        self, round_: int | str, missing: Sequence[int], deadline: float
+    ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
+        """Like `look`; like `heard` from the moment that the store does not answer."""
+        if not self.silent:
+            with suppress(HipressError):
+                return self.look(round_, missing, deadline)
+        return self.heard(round_, missing)
+
+    def heard(
+        self, round_: int | str, missing: Sequence[int]
+    ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
+        """Like `look`, but from notes that other processes sent to this one, without the store."""
+        told: dict[str, Any] = {}
+        for one in self.present.values():
+            told |= liveness.heard(one, self.store)
+        keys = {rank: self._key(round_, rank) for rank in missing}
+        stop = told.get(self._key(round_, "stop"))
+        return {r: told[key] for r, key in keys.items() if key in told}, stop and Stop(**stop)
+
+    def ended(self) -> list[int]:
+        """Ranks that have arrived and are known to have ended."""
+        return [rank for rank, one in self.present.items() if liveness.has_ended(one, self.store)]
+
+    def lost(self, ended: Sequence[int]) -> Stop:
+        """The stop for ranks that have ended."""
+        names = ", ".join(str(self.ranks[rank]) for rank in sorted(ended))
+        return Stop("RankLost", f"rank {names} ended")
+
+    def of(self, some: Sequence[int]) -> StoreMailbox:
+        """The board of a subset of these ranks, which must include this one."""
+        name = f"{self.name}/{','.join(map(str, some))}"
+        ranks = tuple(self.ranks[rank] for rank in some)
+        present = {i: self.present[rank] for i, rank in enumerate(some) if rank in self.present}
+        return StoreMailbox(self.store, some.index(self.rank), ranks, name, present)
+
+    def _key(self, round_: int | str, place: int | str) -> str:
+        return f"hipress/{self.name}/{round_}/{place}"
+
+    def _call(self, call: Callable[[Store], T], deadline: float) -> T:
+        try:
+            answer = call_store(self.store, call, deadline, self.here)
+        except HipressError:
+            self.silent = True
+            raise
+        self.silent = False
+        return answer
+
+
+@contextmanager
+def unless_silent() -> Iterator[None]:
+    """Log, rather than raise, a failure to tell the others: it must not replace the first error."""
+    try:
+        yield
+    except HipressError as error:
+        log.warning("the other ranks could not be told of a failure: %s", error)
+
+
+def backoff() -> Iterator[float]:
+    """Pauses in seconds: short at first, as ranks mostly arrive together, then up to 0.1."""
+    pause = 0.001
+    while True:
+        yield pause
+        pause = min(pause * 1.5, 0.1)
