@@ -40,7 +40,7 @@ class Expressions:
         self.pool = Pool()
         self.poisoned: set[str] = set(spec.broken)
         self.selections: dict[str, Selection] = {}
-        self.sizes = Sizes()
+        self.sizes = Sizes(params)
         #: values of `iterate` after each round, by names for people
         self.turns: dict[str, Expr] = {}
         self.rules = Rules(self.pool, False, encoding=True)

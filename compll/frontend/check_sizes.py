@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from compll.errors import RuleError
 from compll.ir.expr import Expr
+from compll.ir.static import EXACT, Number, apply
 
 #: limits of an expression whose names are replaced by their definitions
 LIMIT_DEPTH, LIMIT_SIZE = 100, 50_000
@@ -12,10 +15,13 @@ LIMIT_CHAIN = 1000
 
 
 class Sizes:
-    """Sizes of the expressions of a spec, with names replaced by their definitions."""
+    """Sizes of the expressions of a spec, with names replaced by their definitions; and of whole
+    numbers that follow from the parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, params: Mapping[str, Number]) -> None:
+        self.params = params
         self.measures: dict[int, tuple[int, int, int]] = {}
+        self.known: dict[int, Number] = {}
 
     def bounded(self, value: Expr) -> Expr:
         """`value`. Raises RuleError if it is too large once definitions replace its names."""
@@ -39,6 +45,7 @@ class Sizes:
         """
         if id(value) not in self.measures:
             parts = [self.measure(a) for a in value.args] or [(0, 0, 0)]
+            self.refuse_inexact(value)
             chain = 1 + max(c for _, _, c in parts)
             if value.op.startswith("reduce_"):
                 self.measures[id(value)] = 1, 1, chain
@@ -46,6 +53,19 @@ class Sizes:
                 depth = 1 + max(d for d, _, _ in parts)
                 self.measures[id(value)] = depth, 1 + sum(s for _, s, _ in parts), chain
         return self.measures[id(value)]
+
+    def refuse_inexact(self, value: Expr) -> None:
+        """Raise RuleError for a whole number that is not exact before any data."""
+        args = [self.known[id(a)] for a in value.args if id(a) in self.known]
+        lacking = value.op == "param" and value.value not in self.params
+        if value.type.shape != "static" or lacking or len(args) < len(value.args):
+            return
+        found = self.known[id(value)] = apply(value, args, self.params)
+        if type(found) is int and abs(found) >= EXACT:
+            raise RuleError(
+                f"a whole number known before any data is below 2**53, and {value.op} exceeds it",
+                "compute with floats, or with bits of elements, which are int32",
+            )
 
     def begin_anew(self, value: Expr) -> None:
         """Start depth and parts again at `value`, as at a reduction. Raises RuleError."""

@@ -58,8 +58,8 @@ class Param:
             return f"parameter {self.name!r} is one of {allowed}, not {shown(value)}"
         if isinstance(value, str):
             return None
-        if isinstance(value, int) and wanted is int and not -(2**63) <= value < 2**63:
-            return f"parameter {self.name!r} is an int of 64 bits, not {shown(value)}"
+        if isinstance(value, int) and wanted is int and abs(value) >= 2**53:
+            return f"parameter {self.name!r} is an int below 2**53, not {shown(value)}"
         low = self.low if self.low is not None else float("-inf")
         high = self.high if self.high is not None else float("inf")
         if not low <= as_float(value) <= high:

@@ -6,10 +6,13 @@ bound of the largest form, not of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from compll.ir.expr import Expr
+import numpy as np
+
+from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, Module, Selection
+from compll.ir.static import Number, evaluate
 
 
 def families(module: Module) -> list[list[str]]:
@@ -41,26 +44,29 @@ def apart(a: Expr, b: Expr) -> bool:
     return one is not None and two is not None and one != two
 
 
-def _number(expr: Expr) -> float | None:
-    while expr.op in ("lift", "float", "int"):
-        (expr,) = expr.args
-    return expr.value if expr.op == "const" and not isinstance(expr.value, str) else None
+def _number(expr: Expr) -> Number | None:
+    """A constant as elements are compared with it; None if it is none."""
+    if any(e.op not in ("const", "lift", "float", "int") for e in walk(expr)):
+        return None
+    value = evaluate(expr, {})
+    narrow = expr.type.dtype == "float" and expr.type.shape not in ("static", "scalar")
+    return float(np.float32(value)) if narrow else value
 
 
-def corners(module: Module, most: Mapping[str, int]) -> list[dict[str, int]]:
-    """Sizes of selections, a mapping for each case: in each family one selection has all elements.
-    The longest payload is one of these, except for rounding to bytes."""
-    found = [dict(most)]
-    for family in families(module):
-        found = [
-            sizes | {name: most[name] if name == one else 0 for name in family}
-            for sizes in found
-            for one in family
-        ]
-    return found
+def longest(
+    module: Module, most: Mapping[str, int], total: Callable[[Mapping[str, int]], int]
+) -> int:
+    """The largest total of payload bytes if selections have at most these sizes, except for
+    rounding to bytes: in each family one selection has all elements. A family's share of the total
+    does not depend on the others, so each has its own largest."""
+    exclusive = families(module)
+    none = {**most, **{name: 0 for family in exclusive for name in family}}
+    least = total(none)
+    shares = (max(total({**none, name: most[name]}) for name in f) - least for f in exclusive)
+    return least + sum(shares)
 
 
 def roundings(module: Module) -> int:
-    """Bytes by which a payload may exceed the longest of the corners: one for each packed field."""
+    """Bytes by which a payload may exceed `longest`: one for each packed field."""
     names = {name for family in families(module) for name in family}
     return sum(f.of in names and f.item_bits < 8 for f in module.fields)

@@ -38,30 +38,43 @@ FACTOR = 11
 
 def formula(node: Node, least: int = 0) -> str:
     """The expression, in parentheses where it binds less tightly than `least`."""
-    text, binds = _written(node)
+    parts: dict[int, tuple[str, int]] = {}
+    stack = [node]
+    while stack:
+        if waiting := [a for a in stack[-1].args if id(a) not in parts]:
+            stack += waiting
+        else:
+            done = stack.pop()
+            parts[id(done)] = _written(done, [parts[id(a)] for a in done.args])
+    return _within(parts[id(node)], least)
+
+
+def _within(part: tuple[str, int], least: int = 0) -> str:
+    """A part, in parentheses where it binds less tightly than `least`."""
+    text, binds = part
     return f"({text})" if binds < least else text
 
 
-def _written(node: Node) -> tuple[str, int]:
-    """The expression, and how tightly its outermost operator binds."""
-    op, args = node.op, node.args
+def _written(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
+    """The expression with these arguments, and how tightly its outermost operator binds."""
+    op = node.op
     if op in SILENT:
-        return _written(args[0])
+        return args[0]
     if op in INFIX:
         symbol, binds = INFIX[op]
         # ** groups from the right, the others from the left, comparisons not at all
         left = binds + (op == "pow" or binds == COMPARED)
         right = binds + (op != "pow")
-        return f"{formula(args[0], left)} {symbol} {formula(args[1], right)}", binds
+        return f"{_within(args[0], left)} {symbol} {_within(args[1], right)}", binds
     if op in PREFIX:
         symbol, binds = PREFIX[op]
-        return symbol + formula(args[0], binds), binds
+        return symbol + _within(args[0], binds), binds
     if op == "choose":
-        return f"{formula(args[1], 1)} if {formula(args[0], 1)} else {formula(args[2])}", 0
-    return _called(node), 20
+        return f"{_within(args[1], 1)} if {_within(args[0], 1)} else {_within(args[2])}", 0
+    return _called(node, args), 20
 
 
-def _called(node: Node) -> str:
+def _called(node: Node, args: list[tuple[str, int]]) -> str:
     if node.op == "const":
         return repr(node.value)
     if node.op in LEAVES:
@@ -69,4 +82,4 @@ def _called(node: Node) -> str:
     if node.op == "literal":
         return f"[{', '.join(f'{x:.9g}' for x in node.value)}]"
     of = "" if node.value is None else f"[{node.value}]"
-    return f"{node.op}{of}({', '.join(map(formula, node.args))})"
+    return f"{node.op}{of}({', '.join(map(_within, args))})"

@@ -87,8 +87,8 @@ def layout(
 
 def payload_bytes(module: Module, n: int, params: Mapping[str, Number]) -> int:
     """The most bytes that a payload of n elements can take."""
-    sizes = exclusive.corners(module, limits(module, n, params))
-    longest = max(layout(module, n, kept).total for kept in sizes)
+    most = limits(module, n, params)
+    longest = exclusive.longest(module, most, lambda kept: layout(module, n, kept).total)
     return longest + (exclusive.roundings(module) if n else 0)
 
 

@@ -1,122 +1,105 @@
-"""Values known before any data: functions of n, step and the parameters, computed on the host."""
+"""Values known before any data: functions of n, step and the parameters, computed on the host.
+
+Floats are float64; exp, log, log2 and powers are those of elementary.py. Integers are exact up to
+EXACT, which float64 holds: larger ones stay there, and NaN is 0.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from compll.ir.expr import Expr, walk
-from compll.numerics import quantiles
+from compll.numerics import elementary, quantiles
 
 Number = int | float | bool | str
+#: the largest magnitude of an integer that is known before any data
+EXACT = 1 << 53
 
 
-def _pow(a: float, b: float) -> float:
-    """a ** b as a float, inf or nan instead of an error or a giant integer."""
-    try:
-        return math.pow(a, b)
-    except OverflowError:
-        return math.inf
-    except ValueError:
-        return math.nan
+def _in_numpy(function: Callable[..., Any]) -> Callable[..., float]:
+    """The function of float64 numbers, without warnings."""
 
-
-def _guard(function: Callable[..., Any], failed: float = math.nan) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except (ValueError, OverflowError, ZeroDivisionError):
-            return failed
+    def call(*args: float) -> float:
+        with np.errstate(all="ignore"):
+            return float(function(*map(np.float64, args)))
 
     return call
 
 
-def _div(a: float, b: float) -> float:
-    if b == 0:
-        return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
-    return a / b
+def _of_kind(wholes: Callable[[int, int], int], floats: Callable[..., Any]) -> Callable[..., Any]:
+    """A quotient or remainder: of integers, 0 if the divisor is 0; of floats, by IEEE rules."""
+    of_floats = _in_numpy(floats)
 
+    def call(a: Any, b: Any) -> Any:
+        if isinstance(a, int) and isinstance(b, int):
+            return wholes(a, b) if b else 0
+        return of_floats(a, b)
 
-def _parted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a result of 0 for integers divided by 0, as elementwise operators have
-    it."""
-    guarded = _guard(function)
-    return lambda a, b: 0 if b == 0 and isinstance(a, int) and isinstance(b, int) else guarded(a, b)
-
-
-def _float(a: float) -> float:
-    try:
-        return float(a)
-    except OverflowError:
-        return math.inf if a > 0 else -math.inf
+    return call
 
 
 def _exponent(a: float) -> int:
-    (bits,) = np.array([a]).astype(np.float32).view(np.uint32)
+    with np.errstate(over="ignore"):
+        (bits,) = np.array([a]).astype(np.float32).view(np.uint32)
     return (int(bits) >> 23 & 255) - 127
 
 
-def _whole(a: float) -> int:
-    """The floor as an int; 0 for infinity and NaN, for operators on bits."""
-    return int(a) if isinstance(a, int) or math.isfinite(a) else 0
-
-
-def _of_bits(function: Callable[[int, int], int]) -> Callable[..., int]:
-    return lambda a, b: function(_whole(a), _whole(b))
-
-
-def _exp2(a: float) -> float:
-    exact = max(-127, min(_whole(a), 128))
+def _exp2(a: int) -> float:
+    exact = max(-127, min(a, 128))
     return {-127: 0.0, 128: math.inf}.get(exact, math.ldexp(1.0, exact))
 
 
+def _whole(a: Any) -> int:
+    """An integer: truncated, at most EXACT; 0 for NaN."""
+    return 0 if a != a else int(max(-EXACT, min(a, EXACT)))
+
+
 _MEANING: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _div, "pow": _pow,
-    "floordiv": _parted(operator.floordiv), "mod": _parted(operator.mod), "neg": operator.neg,
-    "bitand": _of_bits(operator.and_), "bitor": _of_bits(operator.or_),
-    "bitxor": _of_bits(operator.xor),
-    "shl": _of_bits(lambda a, b: a << min(b, 62) if b >= 0 else 0),
-    "shr": _of_bits(lambda a, b: a >> b if b >= 0 else -(a < 0)),
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
+    "div": _in_numpy(np.divide), "pow": _in_numpy(elementary.NUMPY.power),
+    "floordiv": _of_kind(operator.floordiv, lambda a, b: np.floor(a / b)),
+    "mod": _of_kind(operator.mod, lambda a, b: a - b * np.floor(a / b)),
+    "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
+    "shl": lambda a, b: a << min(b, 64) if b >= 0 else 0,
+    "shr": lambda a, b: a >> b if b >= 0 else -(a < 0),
     "abs": abs, "sign": lambda a: -1 if a < 0 else 1,
-    "floor": _guard(math.floor), "ceil": _guard(math.ceil), "round": _guard(round),
-    "trunc": _guard(math.trunc, 0),
-    "exponent": _exponent, "exp2": _exp2,
-    "sqrt": _guard(math.sqrt), "exp": _guard(math.exp, math.inf),
-    "log": lambda a: -math.inf if a == 0 else _guard(math.log)(a),
-    "log2": lambda a: -math.inf if a == 0 else _guard(math.log2)(a),
+    "trunc": lambda a: a if math.isfinite(a) else 0,
+    "floor": _in_numpy(np.floor), "ceil": _in_numpy(np.ceil), "round": _in_numpy(np.rint),
+    "exponent": _exponent, "exp2": _exp2, "sqrt": _in_numpy(np.sqrt),
+    "exp": _in_numpy(elementary.NUMPY.exp), "log": _in_numpy(elementary.NUMPY.log),
+    "log2": _in_numpy(elementary.NUMPY.log2),
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "eq": operator.eq, "ne": operator.ne, "and": lambda a, b: bool(a) and bool(b),
     "or": lambda a, b: bool(a) or bool(b), "not": operator.not_,
     "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
+    "choose": lambda c, a, b: a if c else b, "where": lambda c, a, b: a if c else b,
     "probit": quantiles.probit, "gamma_above": quantiles.gamma_above,
     "isfinite": math.isfinite, "isnan": math.isnan, "isinf": math.isinf,
-    "float": _float, "int": int, "lift": lambda a: a,
+    "float": float, "int": lambda a: a, "lift": lambda a: a,
 }  # fmt: skip
 
 
 def evaluate(expr: Expr, env: Mapping[str, Number]) -> Number:
     """The value of a static expression; `env` gives n, step and the parameters."""
     done: dict[int, Number] = {}
+    for e in walk(expr):
+        done[id(e)] = apply(e, [done[id(a)] for a in e.args], env)
+    return done[id(expr)]
 
-    def value(e: Expr) -> Number:
-        if id(e) not in done:
-            done[id(e)] = compute(e)
-        return done[id(e)]
 
-    def compute(e: Expr) -> Number:
-        if e.op == "const":
-            return e.value  # type: ignore[no-any-return]
-        if e.op == "param":
-            return env[e.value]
-        if e.op in ("choose", "where"):
-            return value(e.args[1 if value(e.args[0]) else 2])
-        return _MEANING[e.op](*map(value, e.args))  # type: ignore[no-any-return]
-
-    return value(expr)
+def apply(e: Expr, args: Sequence[Number], env: Mapping[str, Number]) -> Number:
+    """The value of a static expression whose arguments have these values."""
+    value: Number
+    if e.op in ("const", "param"):
+        value = e.value if e.op == "const" else env[str(e.value)]
+    else:
+        value = _MEANING[e.op](*args)
+    return _whole(value) if e.type.dtype == "int" else value
 
 
 def as_count(value: Number, n: int) -> int:
@@ -127,7 +110,7 @@ def as_count(value: Number, n: int) -> int:
 
 def covers(op: str) -> bool:
     """True if the host can compute the operator."""
-    return op in _MEANING or op in ("choose", "where")
+    return op in _MEANING
 
 
 def depends(expr: Expr) -> set[str]:

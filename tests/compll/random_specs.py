@@ -134,7 +134,7 @@ def spec(source: random.Random) -> str:
     lines.append(f"  size: {maker.scalar()}")
     maker.scalars.append("size")
     select = source.random() < 0.45
-    write = selected if select else dense
+    write = source.choice([selected, selected, forms]) if select else dense
     fields, decode = write(maker, lines)
     lines += ["payload:", *(f'  {name}: "{kind}"' for name, kind in fields.items())]
     lines.append(f"decode: {decode}")
@@ -176,6 +176,24 @@ def dense(maker, lines):
             fields[name] = f"{source.choice(CODES)}[n]"
             parts.append(f"({name} / 3 - 1) * size")
     return fields, " + ".join(parts)
+
+
+def forms(maker, lines):
+    """A filter for each of several forms of elements. Some exclude each other, some only look so:
+    their numbers are one number in float32."""
+    source, found = maker.source, {}
+    lines.append(f"  tag: {source.choice(['abs(g)', 'round(g)', 'int(g)', 'g * 1'])}")
+    numbers = source.choice([("0.1", "0.1000000001"), ("16777216", "16777217"), ("1", "2", "0"),
+                             ("-0.0", "0"), ("0.5", "0.25", "1e-46", "0")])  # fmt: skip
+    first = ""
+    for i, number in enumerate(numbers):
+        condition = f"not (tag == {numbers[0]})" if source.random() < 0.2 else f"tag == {number}"
+        lines.append(f"  form{i}: filter({condition})")
+        first = first or f"form{i}"
+        lines.append(f"  value{i}: ({maker.of_g(1)})[form{i}]")
+        found[f"value{i}"] = f"{source.choice(FLOATS)}[form{i}]"
+    lines.append(f"  index: indices({first})")
+    return {"index": f"uint32[{first}]", **found}, "scatter(index, value0)"
 
 
 def selected(maker, lines):

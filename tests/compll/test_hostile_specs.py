@@ -9,6 +9,8 @@ import pytest
 import compll
 from compll.backends.cpu import backend
 from compll.frontend.source import LIMIT_BYTES
+from compll.ir import static
+from compll.numerics import elementary
 from compll.runtime.library import load
 
 SPEC = """name: x
@@ -162,24 +164,63 @@ def test_bounds_that_no_default_is_within(key, end, tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "number, value",
-    [
-        ("floor(inf) >> 1", 0), ("2 << ceil(nan)", 2), ("round(-inf) & 7", 0),
-        ("exp2(floor(inf))", 1), ("floor(1 / 0) ^ 6", 6), ("p >> 1", 5), ("floor(p) | 1", 11),
-    ],
-)  # fmt: skip
-def test_bits_of_numbers_that_are_not_finite(number, value, tmp_path):
-    """The floor of infinity is infinite; its bits are 0, as for an element."""
-    path = tmp_path / "spec.yaml"
+def scaled_by(number, folder):
+    """A spec that multiplies by a number known before any data."""
+    path = folder / "spec.yaml"
     path.write_text(
         f'name: x\nparams: {{p: 10}}\nencode: {{q: "g * ({number})"}}\n'
         "payload: {q: 'float32[n]'}\ndecode: q\n"
     )
+    return path
+
+
+@pytest.mark.parametrize(
+    "number, value",
+    [
+        ("2 << ceil(nan)", 2), ("p >> 1", 5), ("floor(p) | 1", 11), ("int(n / 0) + 4", 4),
+        ("min(floor(n / 0), 7)", 7), ("floor(n / 0) >> 50", 8), ("(n << 64) >> 51", 4),
+        ("7.5 // 2", 3), ("1 // 0.1", 10), ("5.5 % -2", -0.5), ("7 // 0", 0), ("exp(log(n))", 3),
+        ("log(-n) > 0", 0), ("isinf((-n) ** 400)", 0), ("isinf(10.0 ** 400 ** n)", 1),
+    ],
+)  # fmt: skip
+def test_arithmetic_before_any_data(number, value, tmp_path):
+    """The rules of the language hold: `//` is floor(a / b), integers stay at 2**53."""
     x = np.ones(3, np.float32)
     for target in ("reference", "cpu"):
-        codec = compll.compile(path, target)
+        codec = compll.compile(scaled_by(number, tmp_path), target)
         assert codec.decode(codec.encode(x), 3).tolist() == [value] * 3
+
+
+@pytest.mark.parametrize(
+    "number", ["1 << 64", "(1 << 60) >> 58", "p * 2 ** 3 * 9007199254740993", "floor(1 / 0)",
+               "(p << 30) * (p << 30)", "round(-inf) & 7"],
+)  # fmt: skip
+def test_whole_numbers_that_are_not_exact_are_refused(number, tmp_path):
+    with pytest.raises(compll.SpecError, match=r"spec.yaml:3:\d+: .*below 2\*\*53"):
+        compll.compile(scaled_by(number, tmp_path), "reference")
+
+
+def test_exp_log_and_powers_before_any_data_are_those_of_elements(tmp_path):
+    """Not those of the C library, which differ from machine to machine."""
+    codec = compll.compile(scaled_by("0.7 ** (n + 0.3)", tmp_path), "reference")
+    for n in range(1, 60):
+        exact = float(elementary.NUMPY.power(np.float64(0.7), np.float64(n + 0.3)))
+        assert codec.decode(codec.encode(np.ones(n, np.float32)), n)[0] == np.float32(exact)
+    assert static.evaluate(codec.module.fields[0].expr.args[1].args[0], {"n": 3}) == float(
+        elementary.NUMPY.power(np.float64(0.7), np.float64(3.3))
+    )
+
+
+def test_long_chains_before_any_data(tmp_path):
+    deep = "t + n"
+    for _ in range(16):
+        deep = f"sqrt({deep})"
+    path = scaled_by("chain", tmp_path)
+    chain = f'encode: {{chain: "iterate(t, 1.0, {deep}, 32, 32)", '
+    path.write_text(path.read_text().replace("encode: {", chain))
+    codec = compll.compile(path, "reference")
+    assert str(codec.module.fields[0].expr).count("sqrt") == 16 * 32
+    assert np.isfinite(codec.decode(codec.encode(np.ones(3, np.float32)), 3)).all()
 
 
 def test_decode_without_an_expression(tmp_path):
