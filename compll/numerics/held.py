@@ -16,6 +16,8 @@ import numpy as np
 from compll.numerics.types import I64
 
 T = TypeVar("T")
+#: values of a Memo
+MOST = 4096
 
 
 class Held(np.ndarray[Any, np.dtype[np.int64]]):
@@ -48,6 +50,21 @@ def is_held(numbers: object) -> TypeGuard[Held]:
 def part(numbers: Any, which: int | slice) -> Any:
     """A row or some of the rows of numbers, held if `numbers` are."""
     return numbers.part(which) if is_held(numbers) else numbers[which]
+
+
+class Memo(dict[Any, Any]):
+    """Values by key, which threads share: never more than MOST, and a value that one thread drops
+    is still the other's result."""
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """Result of `make()`, or of an earlier one with this key."""
+        found = self.get(key, self)
+        if found is self:
+            found = make()
+            if len(self) >= MOST:
+                self.clear()
+            self[key] = found
+        return found  # type: ignore[no-any-return]
 
 
 def once(numbers: Any, key: object, make: Callable[[], T]) -> T:

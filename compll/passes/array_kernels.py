@@ -39,9 +39,9 @@ def kernels(module: Module) -> dict[str, list[Kernel]]:
             found[usual] += [added(module, k, fed) for k in range(len(module.rounds))]
             found[usual].append(closing(module, fed))
         found["payloads" if module.rounds else usual].append(encode(module, fed))
-    decodes = [decode(module, adds) for adds in (False, True)]
+    checked = check(module)
     home = "payloads" if module.rounds else "first"
-    found[home] += [check(module, decodes[0]), *decodes]
+    found[home] += [checked, *(decode(module, adds, checked) for adds in (False, True))]
     for kernel in (k for part in found.values() for k in part):
         kernel.steps = merged(kernel.steps)
     return {name: part for name, part in found.items() if part}
@@ -113,9 +113,10 @@ def or_nan(values: Arrays, value: Value, told: Value | None) -> Value:
     return values.make("where", [told, nan, value], "f32", "lane")
 
 
-def decode(module: Module, adds: bool) -> Kernel:
-    """The kernel from a payload to the gradient; `adds`: adds to it."""
-    kernel = Kernel(f"decode_{'add' if adds else 'set'}", module, TILE)
+def decode(module: Module, adds: bool, check: Kernel) -> Kernel:
+    """The kernel from a payload to the gradient; `adds`: adds to it. check: see lower.check."""
+    name = f"decode_{'add' if adds else 'set'}"
+    kernel = Kernel(name, module, TILE, statics=list(check.statics))
     values = opened(module, kernel, fed=False)
     found = result(values)
     if isinstance(found, Placed):
@@ -134,9 +135,9 @@ def decode(module: Module, adds: bool) -> Kernel:
     return kernel
 
 
-def check(module: Module, decode: Kernel) -> Kernel:
+def check(module: Module) -> Kernel:
     """The kernel that checks lengths of payloads, and that positions lie in their tensors."""
-    kernel = Kernel("check", module, TILE, statics=decode.statics)
+    kernel = Kernel("check", module, TILE)
     values = opened(module, kernel, fed=False)
     if module.decode.op != "scatter":
         selections.check(values, kernel, module.decode)

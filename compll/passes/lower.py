@@ -84,9 +84,9 @@ def _guarded(values: Values, program: Program, one: Pass, usual: Walk) -> list[O
     return [When(values.of(condition), wanted, [usual])]
 
 
-def decode(module: Module, name: str, *, add: bool) -> Kernel:
-    """The kernel of a decode."""
-    kernel = Kernel(name, module, tile_of(module))
+def decode(module: Module, name: str, *, add: bool, check: Kernel | None) -> Kernel:
+    """The kernel of a decode. check: the kernel that it calls with its own statics."""
+    kernel = Kernel(name, module, tile_of(module), statics=list(check.statics) if check else [])
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
     kernel.steps += _recoded(values)
@@ -102,14 +102,12 @@ def decode(module: Module, name: str, *, add: bool) -> Kernel:
     return kernel
 
 
-def check(module: Module, decode: Kernel) -> Kernel:
-    """The kernel that finds payloads with wrong lengths, or positions outside their tensors.
-
-    decode: the kernel that calls it with its own arguments.
-    """
+def check(module: Module) -> Kernel:
+    """The kernel that finds payloads with wrong lengths, or positions outside their tensors. A
+    decode calls it with its own arguments, so a decode's statics begin with those of the check."""
     if mixes(module):
-        return array_kernels.check(module, decode)
-    kernel = Kernel("check", module, tile_of(module), statics=decode.statics)
+        return array_kernels.check(module)
+    kernel = Kernel("check", module, tile_of(module))
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
     kernel.steps += _recoded(values)
@@ -151,10 +149,9 @@ def _kernels(module: Module) -> dict[str, list[Kernel]]:
     if cuts(module):
         program = schedule(capped(module), feed=True)
         found["cut"].append(encode(program, "cut_encode_feed", feed=True))
-    decodes = [
-        decode(module, f"decode_{'add' if add else 'set'}", add=add) for add in (False, True)
-    ]
-    if checks(module):
-        found["first"].append(check(module, decodes[0]))  # which the decodes call first
-    found["first"] += decodes
+    checked = check(module) if checks(module) else None
+    found["first"] += [checked] if checked else []
+    for add in (False, True):
+        name = f"decode_{'add' if add else 'set'}"
+        found["first"].append(decode(module, name, add=add, check=checked))
     return found

@@ -17,7 +17,7 @@ from compll.ir.matrices import mixes
 from compll.ir.module import Field, Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
-from compll.numerics.held import hold, is_held, once, once_with
+from compll.numerics.held import Memo, hold, is_held, once, once_with
 from compll.numerics.types import I64, U8
 from compll.runtime.arrays import INTS, fault, taken, taken_table
 from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
@@ -50,17 +50,12 @@ class Arguments:
         self.numbered = mixes(module) or bool(module.selections) or _searches(module)
         self._states = [(item, np.dtype(item.dtype)) for item in module.states]
         self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
-        self._bounds: dict[int, int] = {}
-        self._most: dict[tuple[int, int], int] = {}
+        self._bounds, self._most = Memo(), Memo()
 
     def payload_bytes(self, n: int) -> int:
         """The most bytes that the payload of n elements takes; known before any data."""
         n = self.count(n)
-        if n not in self._bounds:
-            if len(self._bounds) > 4096:
-                self._bounds.clear()
-            self._bounds[n] = lay.payload_bytes(self.module, n, self.params)
-        return self._bounds[n]
+        return self._bounds.once(n, lambda: lay.payload_bytes(self.module, n, self.params))
 
     def count(self, n: int) -> int:
         """A number of elements. Raises UsageError."""
@@ -184,13 +179,10 @@ class Arguments:
 
     def _most_in(self, n: int, capacity: int) -> int:
         key = (n, min(capacity, self.payload_bytes(n)))
-        if key not in self._most:
-            if len(self._most) > 4096:
-                self._most.clear()
-            self._most[key] = most_in(self.module, self.params, *key)
-        if self._most[key] < 0:
+        found = self._most.once(key, lambda: most_in(self.module, self.params, *key))
+        if found < 0:
             raise UsageError(f"{self.name}: no payload of {n} elements fits into {capacity} bytes")
-        return self._most[key]
+        return found
 
     def room(self, table: I64, at: I64, have: int, capacity: I64 | None = None) -> None:
         """Check that an array of `have` bytes has room for the pieces' payloads."""

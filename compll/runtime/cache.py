@@ -8,6 +8,7 @@ nobody else may write them. Some umasks let a group write; files made here do no
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib
 import logging
 import os
@@ -78,14 +79,19 @@ def make(path: Path) -> None:
         each.mkdir(mode=0o755, exist_ok=True)
 
 
-def own(file: Path) -> bool:
-    """True for a file that exists and may be executed: see [Note: whose kernels]."""
-    try:
-        need_own(file.parent)
-        refuse_foreign(file.stat(), file)
-        return True
-    except OSError:
-        return False
+def whole(file: Path) -> bool:
+    """True for a file that exists as `write_whole` wrote it, and may be executed: see [Note: whose
+    kernels]."""
+    with suppress(OSError):
+        return read(file.with_suffix(".sha256")) == hashlib.sha256(read(file)).digest()
+    return False
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file that others open by its name, with its digest beside it: a loss of power may cut
+    it."""
+    write(file.with_suffix(".sha256"), hashlib.sha256(data).digest())
+    write(file, data)
 
 
 def read(file: Path) -> bytes:

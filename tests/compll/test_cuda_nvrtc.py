@@ -52,6 +52,15 @@ def test_machine_code_that_others_may_write_is_not_loaded(module, source):
     assert path.read_bytes()[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize("data", [b"", b"\x7fELF"])
+def test_cut_machine_code_is_compiled_again(module, source, data):
+    """A loss of power may leave the file's beginning."""
+    path = cuda_nvrtc.kept(source.full(), "90")
+    whole = path.read_bytes()
+    path.write_bytes(data)
+    assert cuda_nvrtc.kept(source.full(), "90").read_bytes() == whole
+
+
 def disassembler():
     """The disassembler of the development set-up; None without it, as at run time."""
     try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compll.backends.cpu import call_memory, jit
 from compll.backends.cpu.host import Host
 from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature, sum_bytes
-from compll.backends.cpu.pieces import REMEMBERED, Rows, fresh
+from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError, UsageError
 from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.module import Module
@@ -20,6 +20,7 @@ from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
 from compll.ir.tile import ALL, Kernel
 from compll.ir.tile_text import text
+from compll.numerics.held import Memo
 from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
 from compll.runtime.arrays import HostArrays
@@ -37,8 +38,7 @@ class TileKernels:
         self.parts = lower.kernels(module)
         self.by_name = {k.name: k for part in self.parts.values() for k in part}
         self.rows = Rows(params)
-        self.sizes: dict[int, int] = {}
-        self.rooms: dict[tuple[str, int], int] = {}
+        self.sizes, self.rooms = Memo(), Memo()
         self.rounds = rounds(module)
         self.fixed = is_fixed(module)
         self.fuses = bool(self.parts.get("hop"))
@@ -98,11 +98,8 @@ class TileKernels:
 
     def room(self, kernel: Kernel, n: int) -> int:
         """The most bytes that an array of a kernel takes for n elements. Raises UsageError."""
-        if (kernel.name, n) not in self.rooms:
-            if len(self.rooms) > REMEMBERED:
-                self.rooms.clear()
-            self.rooms[kernel.name, n] = call_memory.room(kernel, n)
-        return self.rooms[kernel.name, n]
+        found: int = self.rooms.once((kernel.name, n), lambda: call_memory.room(kernel, n))
+        return found
 
     def statics(self, name: str, table: I64, step: int, most: I64 | None = None) -> Any:
         """Host-computed values of every piece."""
@@ -204,11 +201,8 @@ class TileKernels:
 
     def size(self, n: int) -> int:
         """The bytes of a payload of n elements."""
-        if n not in self.sizes:
-            if len(self.sizes) > 4096:
-                self.sizes.clear()
-            self.sizes[n] = payload_bytes(self.module, n, self.params)
-        return self.sizes[n]
+        found: int = self.sizes.once(n, lambda: payload_bytes(self.module, n, self.params))
+        return found
 
     def raise_found(self) -> None:
         """Do nothing: a call raises for a bad payload itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +11,10 @@ from numpy.typing import NDArray
 from compll.ir.capacity import MOST
 from compll.ir.expr import Expr
 from compll.ir.module import Module
-from compll.ir.static import Number, evaluate
+from compll.ir.static import Number, depends, evaluate
+from compll.numerics.held import Memo
 from compll.numerics.types import F64, I64
 from compll.runtime.batches import State
-
-#: pieces whose numbers are cached
-REMEMBERED = 4096
 
 
 class Rows:
@@ -23,7 +22,7 @@ class Rows:
 
     def __init__(self, params: Mapping[str, Number]) -> None:
         self.params = dict(params)
-        self.known: dict[tuple[str, int, int, int], list[float]] = {}
+        self.known, self.stepping = Memo(), Memo()
 
     def of(
         self, kernel: str, exprs: list[Expr], table: I64, step: int, most: I64 | None = None
@@ -31,22 +30,21 @@ class Rows:
         """Rows for the kernel of this name, float64 [m, expressions]. most: see ir/capacity.py."""
         if not exprs:
             return np.empty((len(table), 0))
+        if not self.stepping.once(kernel, lambda: any("step" in depends(e) for e in exprs)):
+            step = 0
         lengths = table[:, 1].tolist()
         cut = [0] * len(lengths) if most is None else most.tolist()
+        once, row = self.known.once, self.row
         rows = [
-            self.row(kernel, exprs, n, step, most) for n, most in zip(lengths, cut, strict=True)
+            once((kernel, n, step, k), partial(row, exprs, n, step, k))
+            for n, k in zip(lengths, cut, strict=True)
         ]
         return np.array(rows, np.float64).reshape(len(table), len(exprs))
 
-    def row(self, kernel: str, exprs: list[Expr], n: int, step: int, most: int) -> list[float]:
+    def row(self, exprs: list[Expr], n: int, step: int, most: int) -> list[float]:
         """The row of a piece of n elements."""
-        key = (kernel, n, step, most)
-        if key not in self.known:
-            if len(self.known) > REMEMBERED:
-                self.known.clear()
-            env = self.params | {"n": n, "step": step, MOST: most}
-            self.known[key] = [float(evaluate(e, env)) for e in exprs]
-        return self.known[key]
+        env = self.params | {"n": n, "step": step, MOST: most}
+        return [float(evaluate(e, env)) for e in exprs]
 
 
 def fresh(module: Module, table: I64) -> tuple[State, I64]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from compll.backends.cpu import denormals, table_steps
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu import table_steps
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -75,6 +75,16 @@ def module_text(name: str, kernels: Sequence[Kernel]) -> str:
     return str(module)
 
 
+def export(module: ir.Module, name: str, body: Any) -> None:
+    """A function that calls a kernel's body and keeps denormal numbers, whatever the caller's
+    thread does with them: otherwise its payloads would differ."""
+    function = ir.Function(module, body.function_type, name)
+    b = Builder(function.append_basic_block("entry"))
+    with denormals.kept(b):
+        b.call(body, function.args, attrs=("noinline",))
+    b.ret_void()
+
+
 class Printer:
     """Builds the functions of one kernel."""
 
@@ -82,7 +92,9 @@ class Printer:
         self.module, self.kernel, self.helpers = module, kernel, helpers
         self.tile, self.spec = kernel.tile, kernel.module
         kinds = [TYPES[kind] for kind in signature(kernel)]
-        self.function = ir.Function(module, ir.FunctionType(VOID, kinds), kernel.name)
+        kind = ir.FunctionType(VOID, kinds)
+        self.function = ir.Function(module, kind, f"{kernel.name} body")
+        self.function.linkage = "internal"
         names = [*GIVEN, *(f"state {s.name}" for s in kernel.states)]
         names += [f"{what} {f.name}" for f in kernel.added for what in ("sum", "sum at")]
         self.given = dict(zip(names, self.function.args, strict=True))
@@ -95,8 +107,9 @@ class Printer:
     def emit(self) -> None:
         """Build the function's body: a loop over pieces."""
         b = self.b
-        if self.kernel.name.startswith("decode") and "check" in self.module.globals:
-            b.call(self.module.globals["check"], self.function.args, attrs=("noinline",))
+        export(self.module, self.kernel.name, self.function)
+        if self.kernel.name.startswith("decode") and "check body" in self.module.globals:
+            b.call(self.module.globals["check body"], self.function.args, attrs=("noinline",))
             with b.if_then(b.icmp_signed("!=", self.bad(), number(I64, 0)), likely=False):
                 b.ret_void()
         with loop(b, self.given["rows"]) as p:

@@ -203,22 +203,22 @@ class Launching:
         from the last ones. most: the most elements that filters may keep of each piece."""
         plan = self.source.plans[name]
         asked = (step if plan.steps_matter else 0, None if most is None else most.tobytes())
-        if b.evaluated is None or b.evaluated[0] != asked:
+        known = b.evaluated
+        if known is None or known[0] != asked:
             limits = b.lengths if most is None else most.tolist()
             values = np.array([
                 float(evaluate(e, self.params | {"n": n, "step": asked[0], MOST: limit}))
                 for n, limit in zip(b.lengths, limits, strict=True)
                 for e in plan.statics
             ], np.float64)  # fmt: skip
-            known = b.evaluated
             same = known is not None and np.array_equal(known[1], values, equal_nan=True)
             place = (
                 known[2]
                 if known and same
                 else self.keeper.spared(lambda: self.device.upload(values))
             )
-            b.evaluated = (asked, values, place)
-        return b.evaluated[2]
+            known = b.evaluated = (asked, values, place)
+        return known[2]
 
     def place(self, numbers: I64) -> Any:
         """Numbers in device memory; uploaded once."""

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from compll.runtime.cache import alone, folder, own, write
+from compll.runtime.cache import alone, folder, whole, write_whole
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true",
            "-default-device")  # fmt: skip
@@ -99,8 +99,8 @@ def kept(text: str, capability: str) -> Path:
     parts = [text, arch, *OPTIONS, str(nvrtc.getVersion())]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     path = folder("cuda") / f"{digest}.{'cubin' if arch.startswith('sm') else 'ptx'}"
-    if not own(path):
+    if not whole(path):
         with alone(path):
-            if not own(path):
-                write(path, cubin(text, arch))
+            if not whole(path):
+                write_whole(path, cubin(text, arch))
     return path

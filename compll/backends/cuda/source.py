@@ -89,7 +89,7 @@ def encode(
 def decode(kernel: Kernel, module: Module, shape: Shape) -> tuple[PlanBuilder, Kernel]:
     """The plan of a decode, with its check."""
     plan = PlanBuilder(kernel.name, kernel, shape, DECODE, decodes=True)
-    check = lower.check(module, kernel) if lower.checks(module) else None
+    check = lower.check(module) if lower.checks(module) else None
     programs.decode(Printer(plan), kernel, check)
     return plan, kernel
 
