@@ -92,7 +92,7 @@ class Engine:
         if self.broken:
             return self.world.failures.first
         if self.world.failed:
-            return f"step {self.step - 1} failed"
+            return f"step {self._latest} failed"
         if self.round is not None:
             return f"step {self.round.step} has begun and has not ended"
         return None
@@ -126,6 +126,11 @@ class Engine:
         return self.round
 
     @property
+    def _latest(self) -> int:
+        """Number of the latest step, for errors; of the first before that has begun."""
+        return max(0, self.step - 1)
+
+    @property
     def _averaging(self) -> bool:
         return self.momentum is not None and self.momentum.averaging
 
@@ -153,13 +158,13 @@ class Engine:
         step. The first failure counts."""
         if self.broken:
             return
-        self.world.abort(self.world.failures.keep(error, what or f"step {self.step - 1}"))
+        self.world.abort(self.world.failures.keep(error, what or f"step {self._latest}"))
         if self.tuner is not None:
             self.tuner.close()
 
     def explained(self, error: Exception) -> Exception:
         """The error with what is known of other ranks that caused it."""
-        return self.world.failures.explained(error, self.step - 1)
+        return self.world.failures.explained(error, self._latest)
 
     def close(self) -> None:
         """End the threads: on detach, when the module is collected, and at exit. May repeat."""

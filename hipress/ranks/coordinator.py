@@ -7,9 +7,9 @@ collective that one rank never joins cannot say who is missing; the store can.
 
 [Note: stopping] A rank that cannot go on posts the reason in the store, where all ranks look as
 they wait: its set-up failed, it was interrupted, it waited in vain, or it found that another
-process had ended (see [Note: presence]). So all stop at once, and a late rank does not go on
-without it: it does not load a state, for example, that the first has not loaded. The first reason
-counts; others follow from it.
+process had ended (see [Note: presence] in epoch.py). So all stop at once, and a late rank does not
+go on without it: it does not load a state, for example, that the first has not loaded. The first
+reason counts; others follow from it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ import torch.distributed as dist
 
 from casync.errors import CasyncError, TransportError
 from hipress import compat
+from hipress.compat import Store
 from hipress.errors import AgreementTimeout, HipressError, of_casync
+from hipress.ranks.epoch import epoch_of
 from hipress.ranks.facts import compare
 from hipress.ranks.mailbox import TELL_SECONDS, Stop, StoreMailbox, backoff, unless_silent
-from hipress.ranks.store import call_store, run_in_thread
+from hipress.ranks.store import run_in_thread
 
 OWN = "own"  # key of values that may differ between ranks
 SKEW_SECONDS = 2.0  # seconds within which all ranks that wait in vain post that
@@ -44,6 +46,23 @@ class Coordinator:
     board: StoreMailbox
     timeout: float  # seconds
     round: int = 0  # number of the next comparison
+
+    @classmethod
+    def on(
+        cls, store: Store, rank: int, ranks: Sequence[int], name: str, timeout: float
+    ) -> Coordinator:
+        """A coordinator of these ranks, which meet in a store.
+
+        rank: this rank's number within the group. ranks: all ranks of it, by numbers that are
+        unique among those that use the store. name: of the group; each of its ranks must make as
+        many coordinators by that name. Raises AgreementTimeout or HipressError if the store does
+        not answer or fails.
+        """
+        epoch = epoch_of(store, ranks[rank])
+        epoch.meetings[name] += 1  # first: the others count this one, too, if joining fails
+        epoch.join(store, time.monotonic() + timeout)
+        place = f"{name}/{epoch.meetings[name]}"
+        return cls(StoreMailbox(epoch, rank, tuple(ranks), place), timeout)
 
     @property
     def rank(self) -> int:
@@ -85,7 +104,8 @@ class Coordinator:
 
         Logs a failure to tell them: `error` is the one that matters.
         """
-        self.board.stop(self.round, Stop.of(error, self.board.here))
+        lost = self.board.epoch.lost if compat.is_collective(error) else None
+        self.board.stop(self.round, lost or Stop.of(error, self.board.here))
         self.round += 1
 
     @contextmanager
@@ -289,7 +309,7 @@ class Coordinator:
 
     def _absent(self, missing: Sequence[int]) -> str:
         names = ", ".join(str(self.ranks[rank]) for rank in missing)
-        came = all(rank in self.board.present for rank in missing)
+        came = all(map(self.board.came, missing))
         hint = " It has come, and did not go on: it may be stopped, or cut off." if came else ""
         return (
             f"rank {self.board.here} waited {self.timeout:g} s for rank {names} of "
@@ -299,17 +319,11 @@ class Coordinator:
 
 
 def coordinator(group: dist.ProcessGroup, timeout: float) -> Coordinator:
-    """A coordinator of this group; each rank counts its own in the store. Groups of equal ranks may
-    meet in several threads at once, so the place has the group's name, too."""
-    ranks = tuple(dist.get_process_group_ranks(group))
-    rank = dist.get_rank(group)
-    place = f"{','.join(map(str, ranks))} of group {compat.group_name(group)}"
-    store = compat.job_store()
-    key = f"hipress/{place}/meetings/{rank}"
-    round_ = call_store(store, lambda it: it.add(key, 1), time.monotonic() + timeout, ranks[rank])
-    board = StoreMailbox(store, rank, ranks, f"{place}/{round_}")
-    board.announce(time.monotonic() + timeout)
-    return Coordinator(board, timeout)
+    """A coordinator of this group, in the job's store. Groups of equal ranks may meet in several
+    threads at once, so the place has the group's name, too."""
+    ranks = dist.get_process_group_ranks(group)
+    name = f"{','.join(map(str, ranks))} of group {compat.group_name(group)}"
+    return Coordinator.on(compat.job_store(), dist.get_rank(group), ranks, name, timeout)
 
 
 @contextmanager

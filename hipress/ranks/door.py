@@ -1,4 +1,4 @@
-"""The port at which other ranks' processes watch this one, and are told why it ends.
+"""The port at which other ranks watch this process in an epoch, and are told why it ends.
 
 [Note: the door] Any host on the network may connect to a port. So a visitor must at once send a
 token from the job's store; otherwise it is dropped, the oldest first if many wait. The socket
@@ -20,17 +20,19 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["WORD", "Door"]
+__all__ = ["LEFT", "WORD", "Door"]
 
 WORD = 16  # bytes of the visitor's token, and of the answer
 PATIENCE = 5.0  # seconds in which a visitor must send it
 STRANGERS = 64  # largest number of visitors that have not sent it yet
 KEPT = 64  # notes kept for later visitors
 ROOM = 4096  # bytes of the receive buffer of a visitor
+UNREAD = 1 << 20  # bytes that wait for a visitor that does not read; it gets no more notes then
+LEFT = "left"  # key of the last note of a process that ends in order
 
 
 class Door:
-    """A listening socket, open until the process ends."""
+    """A listening socket, open until `close` or until the process ends."""
 
     def __init__(self, host: str) -> None:
         """host: an address of this machine; "" for all. Raises OSError if it cannot listen."""
@@ -43,21 +45,22 @@ class Door:
         self._open = True
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, float] = {}  # connected since, by time.monotonic()
-        self._guests: set[socket.socket] = set()
+        self._guests: dict[socket.socket, bytearray] = {}  # with what could not be sent yet
         self._notes: deque[bytes] = deque(maxlen=KEPT)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="hipress-door", daemon=True).start()
-        atexit.register(self._end)
+        atexit.register(self.close)
 
     def tell(self, key: str, facts: Any) -> None:
         """Send a note to all visitors, now and later."""
         note = json.dumps([key, facts], default=str).encode() + b"\n"
         with self._lock:
             self._notes.append(note)
-            for guest in self._guests:
-                with suppress(OSError):  # one that has ended, or does not read
-                    guest.send(note)
+            for guest, unsent in self._guests.items():
+                if len(unsent) < UNREAD:
+                    unsent += note
+                    self._send(guest)
 
     def forget(self) -> None:
         """Close all sockets in a forked child: it would keep its parent's connections open."""
@@ -66,23 +69,50 @@ class Door:
             each.close()
         self._selector.close()
 
-    def _end(self) -> None:
-        """Disconnect visitors as the interpreter begins to end: waiting ranks learn it at once."""
-        if self._open:
-            with self._lock, suppress(OSError):
-                self._listener.close()
-                for guest in self._guests:
-                    guest.shutdown(socket.SHUT_RDWR)
+    def close(self) -> None:
+        """Tell visitors that this rank leaves the epoch, and disconnect them: waiting ranks learn
+        it at once. As the interpreter begins to end, at the latest."""
+        atexit.unregister(self.close)
+        if not self._open:
+            return
+        self.tell(LEFT, None)
+        self._open = False
+        with self._lock:
+            for each in (self._listener, *self._guests, *self._strangers):
+                with suppress(OSError):  # one that has ended
+                    each.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
-        while True:
-            for key, _ in self._selector.select(PATIENCE):
-                if key.fileobj is self._listener:
+        while self._open:
+            for key, events in self._selector.select(PATIENCE):
+                visitor = key.fileobj
+                assert isinstance(visitor, socket.socket)
+                if visitor is self._listener:
                     self._accept()
-                else:
-                    assert isinstance(key.fileobj, socket.socket)
-                    self._hear(key.fileobj)
+                    continue
+                if events & selectors.EVENT_WRITE:
+                    with self._lock:
+                        self._send(visitor)
+                if events & selectors.EVENT_READ:
+                    self._hear(visitor)
             self._drop_late()
+        self._drop(*self._strangers, *self._guests)
+        self._listener.close()
+        self._selector.close()
+
+    def _send(self, guest: socket.socket) -> None:
+        """Send what waits, as far as the guest takes it: a note is never cut for good."""
+        unsent = self._guests.get(guest)
+        if unsent is None:  # dropped since `select` returned
+            return
+        try:
+            del unsent[: guest.send(unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it has ended
+            unsent.clear()
+        writes = selectors.EVENT_WRITE if unsent else 0
+        self._selector.modify(guest, selectors.EVENT_READ | writes)
 
     def _accept(self) -> None:
         try:
@@ -117,9 +147,9 @@ class Door:
             self._drop(visitor)
             return
         del self._strangers[visitor]
-        with self._lock, suppress(OSError):
-            visitor.send(b"".join([answer, *self._notes]))
-            self._guests.add(visitor)
+        with self._lock:
+            self._guests[visitor] = bytearray(b"".join([answer, *self._notes]))
+            self._send(visitor)
 
     def _drop_late(self) -> None:
         late = time.monotonic() - PATIENCE
@@ -129,6 +159,6 @@ class Door:
         with self._lock:
             for each in visitors:
                 self._strangers.pop(each, None)
-                self._guests.discard(each)
+                self._guests.pop(each, None)
                 self._selector.unregister(each)
                 each.close()

@@ -2,67 +2,75 @@
 
 A rank also waits in other collectives, such as those of FSDP and DDP, with ranks outside of all its
 hipress groups. Their errors name no rank. So the ranks of the job watch each other's processes (see
-[Note: presence]), and the first that is seen to end is told to all others.
+[Note: presence] in epoch.py), and the first that is seen to end is told to all others.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from concurrent import futures
+import weakref
 from contextlib import suppress
 
 import torch.distributed as dist
 
 from hipress import compat
+from hipress.compat import Store
 from hipress.errors import HipressError
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.mailbox import TELL_SECONDS, StoreMailbox, backoff
-from hipress.ranks.store import run_in_thread
 
 KNOWN_SECONDS = 120.0  # seconds at most until all ranks of the job have arrived
-_JOBS: dict[int, Coordinator] = {}  # by identity of the store: one, unless a job begins anew
+_JOBS: weakref.WeakKeyDictionary[Store, Coordinator] = weakref.WeakKeyDictionary()
 
 
 def watch() -> None:
     """Watch the other ranks' processes from now on, as they arrive."""
     store = compat.job_store()
-    if id(store) in _JOBS:
+    if store in _JOBS:
         return
-    _JOBS.clear()
-    # a store without an address; or one that has ended, for which torch tries for five minutes
-    with suppress(HipressError, RuntimeError, AttributeError, futures.TimeoutError):
-        own = run_in_thread(lambda: compat.another_client(store)).result(TELL_SECONDS)
-        board = StoreMailbox(own, dist.get_rank(), tuple(range(dist.get_world_size())), "job")
-        board.announce(time.monotonic() + TELL_SECONDS)
-        _JOBS[id(store)] = Coordinator(board, TELL_SECONDS)
-        threading.Thread(target=_know, args=(board,), name="hipress-job", daemon=True).start()
+    with suppress(HipressError):  # a store that has ended
+        ranks = range(dist.get_world_size())
+        job = Coordinator.on(store, dist.get_rank(), ranks, "job", TELL_SECONDS)
+        _JOBS[store] = job
+        known = weakref.ref(job.board)
+        threading.Thread(target=_know, args=(known,), name="hipress-job", daemon=True).start()
 
 
 def cause(since: float | None = None) -> str:
     """A sentence on the rank of the job that ended first; "" if none is known to have ended. since:
     time at which an operation failed; by default now."""
-    for job in _JOBS.values():
-        reason = job.reason(since)
-        if reason is not None:
-            job.board.stop(job.round, reason)
-            return reason.told()
-    return ""
+    job = _current()
+    reason = None if job is None else job.reason(since)
+    if job is None or reason is None:
+        return ""
+    job.board.stop(job.round, reason)
+    return reason.told()
 
 
 def fail(error: BaseException) -> None:
     """Tell the others the error by which this rank ends, unless another rank ended before."""
-    for job in _JOBS.values():
+    job = _current()
+    if job is not None:
         job.fail(error)
 
 
-def _know(board: StoreMailbox) -> None:
+def _current() -> Coordinator | None:
+    """The coordinator of all ranks; None if they are not watched, or have no process group."""
+    return _JOBS.get(compat.job_store()) if dist.is_initialized() else None
+
+
+def _know(known: weakref.ref[StoreMailbox]) -> None:
     """Connect to all ranks as they arrive."""
     end = time.monotonic() + KNOWN_SECONDS
     with suppress(HipressError):
         for pause in backoff():
+            board = known()
+            if board is None or len(board.epoch.present) >= len(board.others):
+                return
+            if time.monotonic() > end:
+                return
             board.look("present", (), end)
             board.ended()
-            if len(board.present) == len(board.others) or time.monotonic() > end:
-                return
+            del board
             time.sleep(pause)

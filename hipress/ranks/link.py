@@ -79,7 +79,8 @@ def _interface_hint() -> str:
 def own_store(coordinator: Coordinator, purpose: str) -> compat.Store:
     """The job's store for keys of this purpose, on a connection of its own, as calls block it."""
     own = compat.another_client(coordinator.board.store)
-    return compat.PrefixStore(f"hipress/{coordinator.board.name}/{purpose}", own)
+    board = coordinator.board
+    return compat.PrefixStore(f"hipress/{board.epoch.name}/{board.name}/{purpose}", own)
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:

@@ -1,12 +1,4 @@
-"""Liveness of ranks' processes, and the notes that they send.
-
-[Note: presence] A killed process tells nobody, and the job's store does not notice, or ends with
-it. So each process has a door (door.py), and posts its address when it meets the others. The
-others connect to it. When a process ends, in whatever way, the kernel closes the connection; the
-connection of a busy or stopped process stays open. On that connection a process also tells the
-others why it cannot go on, so they hear it even if the store has ended. If no connection can be
-made (a firewall, for example), the store and the time-outs remain.
-"""
+"""Connections to other ranks' processes: see [Note: presence] in epoch.py."""
 
 from __future__ import annotations
 
@@ -15,13 +7,10 @@ import ipaddress
 import json
 import os
 import socket
-import threading
 from dataclasses import dataclass
 from typing import Any
 
-from hipress import compat
-from hipress.compat import Store
-from hipress.ranks.door import WORD, Door
+from hipress.ranks.door import LEFT, WORD
 
 _TRIES = 3  # connections that end unanswered; then another process has the port
 
@@ -36,45 +25,23 @@ class Liveness:
     token: str
 
 
-def announce(store: Store) -> Liveness | None:
-    """The presence of this process, for others to watch; None for stores without an address."""
-    host = compat.store_host(store)
-    if host is None:
-        return None
-    try:
-        own = _address_towards(host)
-        door = _PROCESS.door(own)
-    except OSError:  # no such route, or no more sockets: it cannot be watched
-        return None
-    return Liveness(None if _loops(own) else own, door.port, socket.gethostname(), door.token)
-
-
-def tell(key: str, facts: Any) -> None:
-    """Send a note to all processes that watch this one."""
-    _PROCESS.tell(key, facts)
-
-
-def heard(presence: Liveness, store: Store) -> dict[str, Any]:
-    """Notes that a process has sent so far, by key."""
-    return _PROCESS.look(presence, store).notes
-
-
-def has_ended(presence: Liveness, store: Store) -> bool:
-    """True if a process is known to have ended; the first call only connects to it."""
-    return _PROCESS.look(presence, store).ended
-
-
-class _Watched:
+class Watched:
     """A connection to another process."""
 
-    def __init__(self, presence: Liveness, host: str) -> None:
-        self._presence, self._address = presence, (host, presence.port)
+    def __init__(self, rank: int, presence: Liveness, host: str) -> None:
+        self.rank, self._presence, self._address = rank, presence, (host, presence.port)
         self.ended = False
         self.notes: dict[str, Any] = {}
         self._socket: socket.socket | None = None
-        self._said = self._answered = False
+        self._said = self._answered = False  # on this connection
+        self._known = False  # it has answered, on this connection or an earlier one
         self._data = b""
         self._tries = 0
+
+    @property
+    def left(self) -> bool:
+        """True if the process ended in order, and said so."""
+        return LEFT in self.notes
 
     def look(self) -> None:
         """Read all that has arrived; never waits."""
@@ -85,20 +52,21 @@ class _Watched:
             pass
         except ConnectionRefusedError:  # between machines a firewall may refuse it
             same = self._presence.machine == socket.gethostname()
-            self.ended = same or self._tries > 0
+            self.ended = same or self._known or self._tries > 0
             self.close()
         except (ConnectionResetError, BrokenPipeError):
             self._tries += 1
             self.ended = self._answered or self._tries == _TRIES
             self.close()
-        except OSError:
+        except OSError:  # the link was down, perhaps: connect again
             self.close()
 
     def close(self) -> None:
         """Disconnect, so that the next `look` connects again."""
         if self._socket is not None:
             self._socket.close()
-        self._socket, self._said, self._data = None, False, b""
+        self._socket, self._data = None, b""
+        self._said = self._answered = False
 
     def _take(self) -> None:
         if self._socket is None:
@@ -118,64 +86,31 @@ class _Watched:
             self.notes[key] = facts
 
     def _hear_answer(self) -> None:
+        if len(self._data) < WORD:
+            return
         answer, self._data = self._data[:WORD], self._data[WORD:]
         if answer != self._presence.token[WORD:].encode():
             raise ConnectionResetError  # another process has the port now
-        self._answered = True
+        self._answered = self._known = True
 
 
-class _Process:
-    """This process: its door, and the connections by which it watches others."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._door: Door | None = None
-        self._watched: dict[Liveness, _Watched] = {}
-
-    def door(self, own: str) -> Door:
-        """The port of this process, made at the first call; `own`: this machine's address."""
-        with self._lock:
-            if self._door is None:
-                self._door = Door(_open_to(own))
-            return self._door
-
-    def tell(self, key: str, facts: Any) -> None:
-        if self._door is not None:
-            self._door.tell(key, facts)
-
-    def look(self, presence: Liveness, store: Store) -> _Watched:
-        """The connection to another process, with all that has arrived by now."""
-        with self._lock:
-            if presence not in self._watched:
-                host = presence.host or compat.store_host(store) or "localhost"
-                self._watched[presence] = _Watched(presence, host)
-            self._watched[presence].look()
-            return self._watched[presence]
-
-    def forget(self) -> None:
-        """Close all connections in a forked child: it would keep its parent's open."""
-        for each in self._watched.values():
-            each.close()
-        if self._door is not None:
-            self._door.forget()
-        self.__init__()  # type: ignore[misc] # a lock may be another thread's
-
-
-def _loops(address: str) -> bool:
+def loops(address: str) -> bool:
+    """True for a loopback address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _open_to(own: str) -> str:
+def open_to(own: str) -> str:
     """The address at which to listen, "" for all, if this process reaches the store from `own`.
 
-    If `own` is a loopback address and there are other machines, these connect from elsewhere, to
+    If `own` is a loopback address and there may be other machines, these connect from elsewhere, to
     the store's address.
     """
-    alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-    return "" if _loops(own) and not alone else own
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    alone = local is not None and local == os.environ.get("WORLD_SIZE")
+    return "" if loops(own) and not alone else own
 
 
-def _address_towards(host: str) -> str:
+def address_towards(host: str) -> str:
     """This machine's address on the way to a host. Sends nothing."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -195,7 +130,3 @@ def _connecting(place: tuple[str, int]) -> socket.socket:
     connection.setblocking(False)
     connection.connect_ex(address)  # the next use of the socket raises an error
     return connection
-
-
-_PROCESS = _Process()
-os.register_at_fork(after_in_child=_PROCESS.forget)

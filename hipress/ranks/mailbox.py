@@ -1,4 +1,4 @@
-"""Notes that the ranks of a group write for each other into the job's store."""
+"""Notes that the ranks of a group write for each other, into a store and at their doors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from casync.errors import TransportError
 from hipress.compat import Store
 from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError, RankLost
-from hipress.ranks import liveness
-from hipress.ranks.liveness import Liveness
+from hipress.ranks.epoch import Epoch
 from hipress.ranks.store import call_store
 
 TELL_SECONDS = 2.0  # seconds at most to tell the others of a failure
@@ -30,6 +29,7 @@ class Stop:
     kind: str  # class name of the error that the others raise
     who: str  # such as "rank 1 failed"
     what: str = ""
+    ended: bool = False  # True if processes ended; that is so for the whole epoch
 
     def error(self, rank: int) -> HipressError:
         """The error that another rank, with global number `rank`, raises."""
@@ -53,19 +53,23 @@ class Stop:
 
 @dataclass(eq=False)
 class StoreMailbox:
-    """A namespace in the store. A note belongs to a round, or to a named event."""
+    """A namespace in an epoch. A note belongs to a round, or to a named event."""
 
-    store: Store
+    epoch: Epoch
     rank: int  # within the group
     ranks: tuple[int, ...]  # global numbers, by rank within the group
     name: str
-    present: dict[int, Liveness] = field(default_factory=dict)  # ranks that have arrived
     silent: bool = False  # True if the store did not answer the last call
 
     @property
     def here(self) -> int:
         """Global number of this rank."""
         return self.ranks[self.rank]
+
+    @property
+    def store(self) -> Store:
+        """The epoch's store."""
+        return self.epoch.store
 
     @property
     def others(self) -> list[int]:
@@ -87,16 +91,10 @@ class StoreMailbox:
 
     def tell(self, round_: int | str, facts: Mapping[str, Any]) -> None:
         """Post this rank's note, if the store answers, and send it to watching processes."""
-        liveness.tell(self._key(round_, self.rank), facts)
+        self.epoch.tell(self._key(round_, self.rank), facts)
         if not self.silent:
             with unless_silent():
                 self.post(round_, self.rank, facts, time.monotonic() + TELL_SECONDS)
-
-    def announce(self, deadline: float) -> None:
-        """Post that this rank has arrived, and the address at which others may watch it."""
-        here = liveness.announce(self.store)
-        if here is not None:
-            self.post("present", self.rank, asdict(here), deadline)
 
     def stop(self, round_: int, stop: Stop) -> None:
         """Post the reason to stop, or an earlier one: [Note: stopping] in coordinator.py."""
@@ -106,25 +104,25 @@ class StoreMailbox:
             if first is None:
                 self.post(round_, "stop", asdict(stop), deadline)
             stop = first or stop
-        liveness.tell(self._key(round_, "stop"), asdict(stop))
+        if stop.ended:
+            self.epoch.lost = self.epoch.lost or stop
+        self.epoch.tell(self._key(round_, "stop"), asdict(stop))
 
     def look(
         self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
         """Notes posted by now, by rank of `missing`, and the stop if a rank has posted one."""
-        unknown = [rank for rank in self.others if rank not in self.present]
 
-        def read(store: Store, place: int | str, ranks: Sequence[int | str]) -> dict[Any, Any]:
-            keys = {rank: self._key(place, rank) for rank in ranks}
+        def read(store: Store, ranks: Sequence[int | str]) -> dict[Any, Any]:
+            keys = {rank: self._key(round_, rank) for rank in ranks}
             return {r: json.loads(store.get(key)) for r, key in keys.items() if store.check([key])}
 
-        found, present, stop = self._call(
-            lambda it: (
-                read(it, round_, missing), read(it, "present", unknown), read(it, round_, ["stop"])
-            ),
-            deadline,
-        )  # fmt: skip
-        self.present |= {rank: Liveness(**facts) for rank, facts in present.items()}
+        def call(store: Store) -> tuple[dict[Any, Any], dict[Any, Any]]:
+            found = read(store, missing)  # first: who has posted has come
+            self.epoch.meet(self._all_others, store)
+            return found, read(store, ["stop"])
+
+        found, stop = self._call(call, deadline)
         return found, Stop(**stop["stop"]) if stop else self.heard(round_, ())[1]
 
     def known(
@@ -140,31 +138,38 @@ class StoreMailbox:
         self, round_: int | str, missing: Sequence[int]
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
         """Like `look`, but from notes that other processes sent to this one, without the store."""
-        told: dict[str, Any] = {}
-        for one in self.present.values():
-            told |= liveness.heard(one, self.store)
+        told = self.epoch.heard(self._all_others)
         keys = {rank: self._key(round_, rank) for rank in missing}
         stop = told.get(self._key(round_, "stop"))
         return {r: told[key] for r, key in keys.items() if key in told}, stop and Stop(**stop)
 
     def ended(self) -> list[int]:
-        """Ranks that have arrived and are known to have ended."""
-        return [rank for rank, one in self.present.items() if liveness.has_ended(one, self.store)]
+        """Ranks that have come and are known to have ended."""
+        return [self.ranks.index(rank) for rank in self.epoch.ended(self._all_others)]
+
+    def came(self, rank: int) -> bool:
+        """True if a rank is known to have come to the epoch."""
+        return self.ranks[rank] in self.epoch.present
 
     def lost(self, ended: Sequence[int]) -> Stop:
         """The stop for ranks that have ended."""
-        names = ", ".join(str(self.ranks[rank]) for rank in sorted(ended))
-        return Stop("RankLost", f"rank {names} ended")
+        found = {self.ranks[rank] for rank in ended} | set(self.epoch.died())
+        names = ", ".join(map(str, sorted(found)))
+        return Stop("RankLost", f"rank {names} ended", ended=True)
 
     def of(self, some: Sequence[int]) -> StoreMailbox:
         """The board of a subset of these ranks, which must include this one."""
         name = f"{self.name}/{','.join(map(str, some))}"
         ranks = tuple(self.ranks[rank] for rank in some)
-        present = {i: self.present[rank] for i, rank in enumerate(some) if rank in self.present}
-        return StoreMailbox(self.store, some.index(self.rank), ranks, name, present)
+        return StoreMailbox(self.epoch, some.index(self.rank), ranks, name)
+
+    @property
+    def _all_others(self) -> list[int]:
+        """Global numbers of the others."""
+        return [self.ranks[rank] for rank in self.others]
 
     def _key(self, round_: int | str, place: int | str) -> str:
-        return f"hipress/{self.name}/{round_}/{place}"
+        return f"hipress/{self.epoch.name}/{self.name}/{round_}/{place}"
 
     def _call(self, call: Callable[[Store], T], deadline: float) -> T:
         try:

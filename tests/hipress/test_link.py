@@ -17,7 +17,6 @@ from hipress.ranks import coordinator as coordinators
 from hipress.ranks import link as links
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import connect
-from hipress.ranks.mailbox import StoreMailbox
 from tests.hipress.launch import launch
 from tests.patience import HANG
 
@@ -33,7 +32,7 @@ def test_a_connection_that_cannot_be_made_names_the_ranks(monkeypatch):
         raise RuntimeError("Connection refused")
 
     monkeypatch.setattr(dist, "ProcessGroupGloo", fail)
-    coordinator = Coordinator(StoreMailbox(dist.HashStore(), 1, (3, 5), "here"), HANG)
+    coordinator = Coordinator.on(dist.HashStore(), 1, (3, 5), "here", HANG)
     told = r"^no word from rank 3 .*\nrank 5: connecting ranks \(3, 5\) for it failed: Connection"
     with pytest.raises(HipressError, match=told):
         connect(coordinator, "it")
@@ -53,7 +52,7 @@ def test_gloo_on_an_address_of_this_machine_alone_is_told(address, interface, hi
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if interface:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
-    coordinator = Coordinator(StoreMailbox(dist.HashStore(), 1, (3, 5), "here"), HANG)
+    coordinator = Coordinator.on(dist.HashStore(), 1, (3, 5), "here", HANG)
     with pytest.raises(HipressError) as told:
         connect(coordinator, "it")
     assert ("set GLOO_SOCKET_IFNAME to the interface that joins them" in str(told.value)) == hint
@@ -68,7 +67,7 @@ def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     )
     store, found = dist.HashStore(), []
     *waiting, connected = [
-        Coordinator(StoreMailbox(store, rank, (3, 5, 8, 9), "here"), 2) for rank in (0, 1, 3)
+        Coordinator.on(store, rank, (3, 5, 8, 9), "here", 2) for rank in (0, 1, 3)
     ]
     connected = replace(connected, timeout=HANG)
 
@@ -100,7 +99,7 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
 
     monkeypatch.setattr("hipress.ranks.link.connect", lambda coordinator, purpose: object())
     monkeypatch.setattr("hipress.auto.probe.measure_link", measure_link)
-    coordinator = Coordinator(StoreMailbox(dist.HashStore(), 1, (3, 5), "here"), 0.05)
+    coordinator = Coordinator.on(dist.HashStore(), 1, (3, 5), "here", 0.05)
     planner = Planner((), Options(), Topology.flat(2), NO_RULES, coordinator, ON_HOST)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):

@@ -11,7 +11,7 @@ import pytest
 from hipress.ranks import door as doors
 from hipress.ranks import liveness as presences
 from hipress.ranks.door import STRANGERS, Door
-from hipress.ranks.liveness import Liveness
+from hipress.ranks.liveness import Liveness, Watched
 from tests.hipress.launch import CONTEXT
 from tests.patience import HANG
 
@@ -43,10 +43,18 @@ def visited():
 
 @pytest.fixture
 def watcher():
-    """A presence of this process that watches."""
-    process = presences._Process()
-    yield lambda presence: process.look(presence, None)
-    process.forget()
+    """Connections of this process to others, by presence, with all that has arrived."""
+    made = {}
+
+    def look(presence):
+        if presence not in made:
+            made[presence] = Watched(0, presence, presence.host)
+        made[presence].look()
+        return made[presence]
+
+    yield look
+    for each in made.values():
+        each.close()
 
 
 def until(true):
@@ -101,10 +109,40 @@ def test_a_port_that_another_process_has_now(visited, watcher):
 
 @pytest.mark.parametrize(
     "own, local, address",
-    [("127.0.0.1", "4", "127.0.0.1"), ("127.0.0.1", "2", ""), ("10.1.2.3", "2", "10.1.2.3")],
-)
+    [
+        ("127.0.0.1", "4", "127.0.0.1"), ("127.0.0.1", "2", ""), ("10.1.2.3", "2", "10.1.2.3"),
+        ("127.0.0.1", None, ""),
+    ],
+)  # fmt: skip
 def test_addresses_of_open_ports(monkeypatch, own, local, address):
-    """Other machines come from elsewhere, even if rank 0 reaches its store over loopback."""
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    assert presences._open_to(own) == address
+    """Other machines come from elsewhere, even if rank 0 reaches its store over loopback. Launchers
+    such as srun set neither number."""
+    for name, value in (("WORLD_SIZE", local and "4"), ("LOCAL_WORLD_SIZE", local)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert presences.open_to(own) == address
+
+
+def test_a_connection_that_is_made_anew(visited, watcher):
+    """After `ss -K`, or a link that was down; the answer was once read as a note."""
+    presence, pipe = visited
+    tell(pipe, "first", 1)
+    until(lambda: watcher(presence).notes == {"first": 1})
+    watcher(presence).close()  # as `look` does for such an error
+    tell(pipe, "second", 2)
+    until(lambda: watcher(presence).notes == {"first": 1, "second": 2})
+    assert not watcher(presence).ended
+
+
+def test_notes_to_a_process_that_does_not_read_are_not_cut(visited, watcher):
+    presence, pipe = visited
+    until(lambda: watcher(presence)._answered)
+    for number in range(400):
+        tell(pipe, f"note {number}", "x" * 20_000)  # more than a socket holds
+    until(lambda: "note 0" in watcher(presence).notes)
+    tell(pipe, "last", 1)
+    until(lambda: "last" in watcher(presence).notes)
+    pipe.send(None)
+    until(lambda: watcher(presence).ended)
+    assert not watcher(presence).left

@@ -1,0 +1,180 @@
+"""An epoch: the time in which the ranks of a store do not change.
+
+[Note: epochs] Ranks that make their process groups anew (after a failure, or with other members)
+begin a new epoch: its keys in the store, its notes and its door are its own, so none hears what an
+earlier one was told. The ranks of a store agree on a name by which keys and notes begin, drawn at
+random by the first to come. A rank that comes again to the same store, with all others, finds that
+it has been in its first epoch, and joins the second.
+
+[Note: presence] A killed process tells nobody, and the job's store does not notice, or ends with
+it. So each rank opens a door (door.py), and posts its address once. The others connect to it. When
+a process ends, in whatever way, the kernel closes the connection; the connection of a busy or
+stopped process stays open. On that connection a process also tells the others why it cannot go on,
+so they hear it even if the store has ended. If no connection can be made (a firewall, for example),
+the store and the time-outs remain.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hipress import compat
+from hipress.compat import Store
+from hipress.ranks import liveness
+from hipress.ranks.door import Door
+from hipress.ranks.liveness import Liveness, Watched
+from hipress.ranks.store import call_store
+
+if TYPE_CHECKING:
+    from hipress.ranks.mailbox import Stop
+
+__all__ = ["Epoch", "epoch_of"]
+
+
+class Epoch:
+    """What a rank knows of the others in a store. Ranks are global numbers."""
+
+    store: Store  # on a connection of its own
+    name: str
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.meetings: Counter[str] = Counter()  # this rank's coordinators, by name
+        self.present: dict[int, Liveness] = {}  # other ranks that have come
+        self.lost: Stop | None = None  # told of ranks that ended
+        self._token = secrets.token_hex(8)
+        self._joined, self._joining = False, threading.Lock()  # threads may come at once
+        self._door: Door | None = None
+        self._watched: dict[int, Watched] = {}
+        self._lock = threading.Lock()
+        _OPEN.add(self)
+
+    def join(self, store: Store, deadline: float) -> None:
+        """Come to the store, once; may be repeated after an error. Raises the errors of
+        `call_store`."""
+        with self._joining:
+            if not self._joined:
+                self._join(store, deadline)
+
+    def _join(self, store: Store, deadline: float) -> None:
+        self.store = call_store(store, compat.another_client, deadline, self.rank)
+        self.name = call_store(self.store, self._named, deadline, self.rank)
+        self._open_door()
+        if self._door is not None:
+            key, text = self._presence(self.rank), json.dumps(asdict(self._door_here(self._door)))
+            call_store(self.store, lambda it: it.set(key, text), deadline, self.rank)
+        self._joined = True
+
+    def meet(self, ranks: Iterable[int], store: Store) -> None:
+        """Read in the store which of these ranks have come, of those that have not been seen."""
+        for rank in ranks:
+            if rank not in self.present and store.check([self._presence(rank)]):
+                self.present[rank] = Liveness(**json.loads(store.get(self._presence(rank))))
+
+    def tell(self, key: str, facts: Any) -> None:
+        """Send a note to all processes that watch this one."""
+        if self._door is not None:
+            self._door.tell(key, facts)
+
+    def heard(self, ranks: Iterable[int]) -> dict[str, Any]:
+        """Notes that ranks have sent so far, by key."""
+        return {k: v for one in self._looked(ranks) for k, v in one.notes.items()}
+
+    def ended(self, ranks: Iterable[int]) -> list[int]:
+        """Ranks that have come and whose processes are known to have ended, or to have left the
+        epoch; the first call only connects to them."""
+        return [one.rank for one in self._looked(ranks) if one.ended]
+
+    def died(self) -> list[int]:
+        """Ranks whose processes ended without leaving the epoch before."""
+        everyone = self._looked([*self.present])
+        return [one.rank for one in everyone if one.ended and not one.left]
+
+    def forget(self) -> None:
+        """Close all connections in a forked child: it would keep its parent's open."""
+        for each in self._watched.values():
+            each.close()
+        if self._door is not None:
+            self._door.forget()
+        self.present, self._watched, self._door = {}, {}, None
+        self._lock, self._joining = threading.Lock(), threading.Lock()
+
+    def _named(self, store: Store) -> str:
+        """The name of this rank's first epoch in the store that it has not been in before."""
+        for number in itertools.count(1):
+            key = f"hipress/epochs/{number}"
+            if _claim(store, f"{key}/{self.rank}", self._token) == self._token:
+                return _claim(store, key, self._token)
+        raise AssertionError
+
+    def _open_door(self) -> None:
+        host = compat.store_host(self.store)
+        if host is None or self._door is not None:
+            return
+        try:
+            self._door = Door(liveness.open_to(liveness.address_towards(host)))
+        except OSError:  # no such route, or no more sockets: it cannot be watched
+            return
+        weakref.finalize(self, self._door.close).atexit = False  # a door closes itself then
+
+    def _door_here(self, door: Door) -> Liveness:
+        own = liveness.address_towards(compat.store_host(self.store) or "localhost")
+        host = None if liveness.loops(own) else own
+        return Liveness(host, door.port, socket.gethostname(), door.token)
+
+    def _looked(self, ranks: Iterable[int]) -> list[Watched]:
+        """Connections to those that have come, with all that has arrived by now."""
+        with self._lock:
+            found = []
+            for rank in ranks:
+                if rank in self.present and rank not in self._watched:
+                    host = self.present[rank].host or compat.store_host(self.store) or "localhost"
+                    self._watched[rank] = Watched(rank, self.present[rank], host)
+                if rank in self._watched:
+                    self._watched[rank].look()
+                    found.append(self._watched[rank])
+            return found
+
+    def _presence(self, rank: int) -> str:
+        return f"hipress/{self.name}/present/{rank}"
+
+
+def epoch_of(store: Store, rank: int) -> Epoch:
+    """The epoch of this rank in a store, which it may have to join yet."""
+    with _LOCK:
+        epochs = _EPOCHS.setdefault(store, {})
+        if rank not in epochs:
+            epochs[rank] = Epoch(rank)
+        return epochs[rank]
+
+
+def _claim(store: Store, key: str, value: str) -> str:
+    """The value of a key: this one, if it had none."""
+    found: bytes = store.compare_set(key, "", value)
+    return found.decode()
+
+
+#: epochs by store and rank; they do not refer to these stores, with which they end
+_EPOCHS: weakref.WeakKeyDictionary[Store, dict[int, Epoch]] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+_OPEN: weakref.WeakSet[Epoch] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()  # the old one may be another thread's
+    for each in [*_OPEN]:
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
