@@ -42,7 +42,7 @@ __all__ = ["Epoch", "epoch_of"]
 
 
 class Epoch:
-    """What a rank knows of the others in a store. Ranks are global numbers."""
+    """A rank's knowledge of the others in a store. Ranks are global numbers."""
 
     store: Store  # on a connection of its own
     name: str
