@@ -29,7 +29,8 @@ from hipress.compat import Store
 from hipress.errors import AgreementTimeout, HipressError, of_casync
 from hipress.ranks.epoch import epoch_of
 from hipress.ranks.facts import compare
-from hipress.ranks.mailbox import TELL_SECONDS, Stop, StoreMailbox, backoff, unless_silent
+from hipress.ranks.mailbox import TELL_SECONDS, StoreMailbox, backoff, unless_silent
+from hipress.ranks.stop import Stop
 from hipress.ranks.store import run_in_thread
 
 OWN = "own"  # key of values that may differ between ranks

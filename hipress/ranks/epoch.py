@@ -26,17 +26,15 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hipress import compat
 from hipress.compat import Store
 from hipress.ranks import liveness
 from hipress.ranks.door import Door
 from hipress.ranks.liveness import Liveness, Watched
+from hipress.ranks.stop import Stop
 from hipress.ranks.store import call_store
-
-if TYPE_CHECKING:
-    from hipress.ranks.mailbox import Stop
 
 __all__ = ["Epoch", "epoch_of"]
 

@@ -10,45 +10,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from casync.errors import TransportError
 from hipress.compat import Store
-from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError, RankLost
+from hipress.errors import HipressError
 from hipress.ranks.epoch import Epoch
+from hipress.ranks.stop import Stop
 from hipress.ranks.store import call_store
 
 TELL_SECONDS = 2.0  # seconds at most to tell the others of a failure
 T = TypeVar("T")
 log = logging.getLogger("hipress")
-_KINDS = {kind.__name__: kind for kind in (AgreementTimeout, ConfigMismatch, RankLost)}
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The reason why a rank cannot go on, as told to the others."""
-
-    kind: str  # class name of the error that the others raise
-    who: str  # such as "rank 1 failed"
-    what: str = ""
-    ended: bool = False  # True if processes ended; that is so for the whole epoch
-
-    def error(self, rank: int) -> HipressError:
-        """The error that another rank, with global number `rank`, raises."""
-        return _KINDS[self.kind](f"rank {rank} stops, because {self.told()}")
-
-    def told(self, when: str = "") -> str:
-        """Text such as "rank 1 failed during step 2: ValueError: no such word"."""
-        return f"{self.who}{when}: {self.what}" if self.what else f"{self.who}{when}"
-
-    @classmethod
-    def of(cls, error: BaseException, rank: int) -> Stop:
-        """The stop of this rank, by its own error."""
-        if isinstance(error, TransportError) or isinstance(error.__cause__, TransportError):
-            return cls("RankLost", f"rank {rank} failed", str(error))  # in a step
-        if isinstance(error, AgreementTimeout | RankLost):
-            return cls(type(error).__name__, str(error))
-        if isinstance(error, Exception):
-            return cls("ConfigMismatch", f"rank {rank} failed", f"{type(error).__name__}: {error}")
-        return cls("RankLost", f"rank {rank} was interrupted by a {type(error).__name__}")
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from torch.futures import Future
 from casync.errors import TransportError
 from hipress.engine import failures, futures
 from hipress.errors import RankLost
-from hipress.ranks.mailbox import Stop
+from hipress.ranks.stop import Stop
 from tests.hipress import failure_ranks
 from tests.hipress.launch import DIED, launch
 from tests.patience import HANG, SILENCE
