@@ -116,7 +116,7 @@ class Steps:
         """The first average in a `.grad`, its writes and its sum, which stay as they are until
         somebody changes it."""
         gradient = next((p.grad for p in self.parameters if p.grad is not None), None)
-        if gradient is None or gradient.is_sparse:
+        if gradient is None or gradient.is_sparse or gradient.is_inference():
             return None
         return weakref.ref(gradient), compat.writes(gradient), local(gradient).sum()
 
