@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from casync.errors import copy_to_raise
@@ -15,6 +17,7 @@ from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
 from hipress.model.params import as_ddp
 from hipress.model.torch_modes import ordinary
+from hipress.ranks.link import Agreement, sum_over
 from hipress.session import SESSIONS, Session, plain_options
 
 if TYPE_CHECKING:
@@ -99,15 +102,17 @@ def _probe_of(session: Session, tuner: PlanController | None) -> Probe | None:
     return replace(session.probe, costs=tuner.costs)
 
 
-def state_dict(ddp: Synchronized) -> dict[str, Any]:
+def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
     """This rank's step counter and residuals, by parameter name; call it between steps.
 
     Residuals differ between ranks: save one file per rank, or use torch.distributed.checkpoint with
-    a key per rank. The state holds only tensors, numbers and texts, so
+    a key per rank. With `portable` the state is the same on all ranks, which must all call this,
+    and loads with any number of ranks, codec and strategy; no gradient is lost, but a training does
+    not go on bit for bit. The state holds only tensors, numbers and texts, so
     torch.load(weights_only=True) reads it.
 
     Raises StateError during a step, or after a step failed: ranks may differ in their progress in
-    it.
+    it; with `portable`, the errors of Coordinator.run_watched, too.
     """
     from hipress.engine.residuals import Residuals
     from hipress.state import checkpoint
@@ -119,10 +124,28 @@ def state_dict(ddp: Synchronized) -> dict[str, Any]:
         empty = Residuals(session.params, session.plan)
         return checkpoint.export(empty, session.loaded_step, rank, size)
     engine = session.engine
+    if portable and isinstance(ddp, Gossip):
+        raise StateError(
+            "Gossip has no portable state: it holds estimates of these ranks' parameters. Make a "
+            "new Gossip, which begins with the parameters"
+        )
     measured = "" if engine.tuner is None else engine.tuner.state()
+    if portable:
+        from hipress.state.portable import export_portable
+
+        residuals = engine.buckets.residuals
+        mean = partial(_mean, Agreement(session.coordinator, "states"))
+        return export_portable(residuals, engine.step, engine.owed, measured, mean)
     return checkpoint.export(
         engine.buckets.residuals, engine.step, rank, size, engine.owed, measured
     )
+
+
+def _mean(ranks: Agreement, values: torch.Tensor) -> torch.Tensor:
+    """The mean of float32 values over the ranks, the same on each."""
+    total = values.double()
+    ranks.run(lambda group: sum_over(total, group), "averaging states for a checkpoint")
+    return total.div_(ranks.size).float()
 
 
 @ordinary()
@@ -140,14 +163,24 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     """
     from hipress.engine.residuals import Residuals
     from hipress.state import checkpoint
+    from hipress.state.checkpoint_format import check_format
 
     session = _session(_target(ddp))
     _refuse_unfinished(session)
     engine = session.engine
     try:
+        check_format(state)
+        portable = state.get("portable", False)
         buckets = None if engine is None else _buckets_for(engine, state)
         residuals = buckets.residuals if buckets else Residuals(session.params, session.plan)
-        fitting = checkpoint.validate(residuals, state, session.rank, session.world_size, strict)
+        if portable:
+            from hipress.state.portable import fitting as fits
+
+            fitting = fits(residuals, state, strict=strict)
+        else:
+            fitting = checkpoint.validate(
+                residuals, state, session.rank, session.world_size, strict
+            )
     except Exception as error:
         session.coordinator.fail(error)
         raise
@@ -177,7 +210,7 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     """The engine's buckets; if its plan may change, those of the state's plan."""
     from hipress.state import checkpoint
 
-    if engine.tuner is None:
+    if engine.tuner is None or state.get("portable"):
         return engine.buckets
     saved = checkpoint.plan_of(state)
     plan = engine.tuner.restored(saved) if saved else None

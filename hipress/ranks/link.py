@@ -98,9 +98,14 @@ def all_reduce_max(values: list[float], group: dist.ProcessGroup) -> list[float]
 def all_reduce_sum(values: list[float], group: dist.ProcessGroup) -> list[float]:
     """The sum of each value over the ranks; the same on every rank."""
     data = torch.tensor(values, dtype=torch.float64)
-    if values:
-        group.allreduce([data], dist.AllreduceOptions()).wait()
+    sum_over(data, group)
     return [float(value) for value in data]
+
+
+def sum_over(data: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Overwrite float64 values by their sums over the ranks, the same on every rank."""
+    if data.numel():
+        group.allreduce([data], dist.AllreduceOptions()).wait()
 
 
 def start_all_reduce_max(
@@ -146,6 +151,11 @@ class Agreement:
     def __init__(self, coordinator: Coordinator, purpose: str) -> None:
         self._coordinator = coordinator
         self._group: dist.ProcessGroup | None = connect(coordinator, purpose)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self._coordinator.ranks)
 
     @property
     def open(self) -> bool:

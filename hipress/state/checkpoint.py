@@ -56,8 +56,9 @@ def export(
         "compressors": {name: text_of(residuals, key) for name, (_, key) in stateful.items()},
         "strategies": {name: residuals.state_scheme(p.index) for name, (p, _) in stateful.items()},
         "state": {name: _export_one(residuals, param) for name, (param, _) in stateful.items()},
-        "owed": {params[i].name: _tensor(values, params[i]) for i, values in owed.items()},
+        "owed": {params[i].name: tensor_of(values, params[i]) for i, values in owed.items()},
         "measured": measured,
+        "portable": False,
     }
 
 
@@ -118,13 +119,13 @@ def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch
     if param.index not in residuals.places and not by_buckets:  # not synchronized
         return {}
     return {
-        side: {name: _tensor(array, param) for name, array in arrays.items()}
+        side: {name: tensor_of(array, param) for name, array in arrays.items()}
         for side, arrays in residuals.pieces_or_zeros(param.index).items()
         if side == WORKER or by_buckets or param.index in (residuals.owned or ())
     }
 
 
-def _tensor(array: Floats | torch.Tensor, param: Param) -> torch.Tensor:
+def tensor_of(array: Floats | torch.Tensor, param: Param) -> torch.Tensor:
     copy = as_torch(array).to("cpu", copy=True)
     if copy.numel() != param.numel:
         return copy

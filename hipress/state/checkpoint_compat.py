@@ -10,7 +10,6 @@ import torch
 from hipress.engine.residuals import WORKER, Residuals
 from hipress.model.params import Param
 from hipress.plan.codecs import described
-from hipress.state.checkpoint_format import SIDES
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -121,28 +120,43 @@ def check_values(
         if name not in state:
             wrong.append(f"{name}: its values are missing from the saved state")
             continue
-        wanted = {side: _wanted(residuals.codec_at(codec, side), param) for side in SIDES}
         problems = [
             f"{name}: {side} values are missing from the saved state"
             for side in _needed(residuals, state[name], param, aggregated)
             if side not in state[name]
         ]
-        problems += [
-            f"{name}: {side} {key}: expected {wanted[side].get(key)}, got {shape}"
-            for side, values in state[name].items()
-            for key, shape in _shapes(values, wanted[side]).items()
-            if shape != wanted[side].get(key)
-        ]
-        problems += [
-            f"{name}: {side} {key}: {problem}"
-            for side, values in state[name].items()
-            for key, value in values.items()
-            if (problem := _unusable(value))
-        ]
+        problems += check_shapes(residuals, codec, param, state[name], whole=True)
         wrong += problems
         if not problems:
             good.append(param)
     return good, wrong
+
+
+def check_shapes(
+    residuals: Residuals,
+    key: str,
+    param: Param,
+    saved: Mapping[str, Mapping[str, torch.Tensor]],
+    *,
+    whole: bool = False,
+) -> list[str]:
+    """Errors in a parameter's values, by side and name. whole: no state of a side may lack."""
+    wrong = []
+    for side, values in saved.items():
+        wanted = _wanted(residuals.codec_at(key, side), param)
+        names = dict.fromkeys(wanted) if whole else {}
+        shapes = names | {name: tuple(value.shape) for name, value in values.items()}
+        wrong += [
+            f"{param.name}: {side} {name}: expected {wanted.get(name)}, got {shape}"
+            for name, shape in shapes.items()
+            if shape != wanted.get(name)
+        ]
+        wrong += [
+            f"{param.name}: {side} {name}: {problem}"
+            for name, value in values.items()
+            if (problem := _unusable(value))
+        ]
+    return wrong
 
 
 def check_owed(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[Param], list[str]]:
@@ -179,14 +193,6 @@ def _wanted(codec: Codec, param: Param) -> dict[str, tuple[int, ...]]:
         s.name: param.shape if s.per == "element" or param.numel == 1 else (1,)
         for s in codec.states
     }
-
-
-def _shapes(
-    values: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...] | None]:
-    found: dict[str, tuple[int, ...] | None] = dict.fromkeys(wanted)
-    found.update({key: tuple(value.shape) for key, value in values.items()})
-    return found
 
 
 def _unusable(values: torch.Tensor) -> str | None:

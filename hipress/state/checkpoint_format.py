@@ -13,12 +13,12 @@ from hipress.errors import StateError
 
 FORMAT = 7
 KEYS = {
-    *("format", "step", "rank", "world_size", "plan", "measured"),
+    *("format", "step", "rank", "world_size", "plan", "measured", "portable"),
     *("codecs", "compressors", "strategies", "state", "owed"),
 }
 #: older formats that can be read, and their keys: 6 had neither measurements nor owed gradients,
 #: and with `ring` and `gtopk` all states were workers'
-OLDER = {6: KEYS - {"measured", "owed"}}
+OLDER = {6: KEYS - {"measured", "owed", "portable"}}
 SIDES = (WORKER, AGGREGATOR)
 
 
@@ -57,6 +57,8 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     for key in ("codecs", "compressors", "strategies"):
         if not all(isinstance(each, str) for pair in saved[key].items() for each in pair):
             raise StateError(f"damaged state: {key}: expected texts by name")
+    if type(saved.get("portable", False)) is not bool:
+        raise StateError("damaged state: portable: expected True or False")
     if not isinstance(saved.get("measured", ""), str):
         raise StateError("damaged state: measured: expected a text")
     if not all(isinstance(each, torch.Tensor) for each in saved.get("owed", {}).values()):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
@@ -44,7 +45,7 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     fresh.load_state_dict(weights)
     again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
     template = keys_of(hipress.state_dict(again)) == keys_of(state)
-    older = {k: v for k, v in state.items() if k not in ("owed", "measured")}
+    older = {k: v for k, v in state.items() if k not in ("owed", "measured", "portable")}
     hipress.load_state_dict(again, older | {"format": 6})
     hipress.load_state_dict(again, state)
     reloaded = hipress.state_dict(again)
@@ -262,3 +263,73 @@ def forgotten(rank, world_size, scope):
         hipress.load_state_dict(ddp, saved | unfit, strict=False)
         found.append([name for name, any_ in left(ddp).items() if any_])
     return sorted(name for name, sides in saved["state"].items() if sides), found
+
+
+PORTABLE = {
+    "topk": {"compressor": "topk", "ratio": 0.1},
+    "ring": {"compressor": "int4_group", "feedback": "error", "strategy": "ring"},
+    "onebit": {"compressor": "onebit_group", "strategy": "ps"},
+    "dgc": {"compressor": "dgc", "ratio": 0.1},
+    "ef21": {"compressor": "ef21", "ratio": 0.1},
+    "powersgd": {"compressor": "powersgd"},
+    "none": {"compressor": "none"},
+}
+
+
+class Lines(nn.Module):
+    """A parameter whose gradient is the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(64, 40))
+
+    def forward(self, gradient):
+        return (self.weight * gradient).sum()
+
+
+def trained_on(made, weight, rank, world_size, steps):
+    """Sums of averages and of all ranks' mean gradients."""
+    total, exact = torch.zeros(2, 64, 40)
+    for step in steps:
+        every = [torch.randn(64, 40, generator=torch.Generator().manual_seed(100 * step + r))
+                 for r in range(world_size)]  # fmt: skip
+        made.zero_grad()
+        if isinstance(made, hipress.Synchronizer):
+            (weight * every[rank]).sum().backward()
+            made.step()
+        else:
+            made(every[rank]).backward()
+        total += weight.grad
+        exact += sum(every) / world_size
+    return total, exact
+
+
+def left_of(made, world_size):
+    """The mean over ranks of the undelivered gradients, those owed included."""
+    engine = SESSIONS[made].engine
+    left = engine.undelivered((0,)) + sum(engine.owed.values())
+    dist.all_reduce(left)
+    return left.view(64, 40) / world_size
+
+
+def saves_portable(rank, world_size, name, path):
+    """The loss in four steps, and a portable state, saved by rank 0."""
+    model = Lines()
+    made = hipress.wrap(model, min_size=0, **PORTABLE[name])
+    total, exact = trained_on(made, model.weight, rank, world_size, range(4))
+    state = hipress.state_dict(made, portable=True)
+    if rank == 0:
+        torch.save(state, path)
+    off = (total + left_of(made, world_size) - exact).abs().max().item()
+    saved = state["owed"]["weight"] - left_of(made, world_size)
+    return off, saved.abs().max().item(), state["owed"]["weight"].norm().item()
+
+
+def loads_portable(rank, world_size, name, path):
+    """The loss as a portable state goes on with this codec and number of ranks."""
+    model, state = Lines(), torch.load(path, weights_only=True)
+    made = hipress.wrap(model, min_size=0, **PORTABLE[name])
+    hipress.load_state_dict(made, state)
+    total, exact = trained_on(made, model.weight, rank, world_size, range(4, 8))
+    left = left_of(made, world_size)
+    return (total + left - exact - state["owed"]["weight"]).abs().max().item(), digest(model)

@@ -19,6 +19,7 @@ from hipress.state import checkpoint
 from tests.hipress import checkpoint_ranks, common
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
+from tests.tiers import first_fast
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,9 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
     last[:] = 0
     restore(kept[0], state)
     assert torch.equal(torch.from_numpy(last), value.permute(0, 2, 3, 1).flatten())
-    older = {key: value for key, value in state.items() if key not in ("owed", "measured")}
+    older = {
+        key: value for key, value in state.items() if key not in ("owed", "measured", "portable")
+    }
     last[:] = 0
     restore(kept[0], older | {"format": 6})
     assert torch.equal(torch.from_numpy(last), value.permute(0, 2, 3, 1).flatten())
@@ -220,3 +223,22 @@ def test_values_that_are_none_of_a_state(change, told):
 
 def restore(residuals, state):
     checkpoint.restore(residuals, state, checkpoint.validate(residuals, state, 0, 2, strict=True))
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    first_fast([("topk", "onebit"), ("ring", "topk"), ("onebit", "powersgd"), ("powersgd", "ring"),
+                ("topk", "none"), ("none", "topk")]),
+)  # fmt: skip
+def test_portable_states_lose_no_gradient(before, after, tmp_path):
+    """Whatever the numbers of ranks, the codecs and the strategies."""
+    path = str(tmp_path / "state.pt")
+    for ranks in (2, 3):
+        for off, saved, norm in launch(checkpoint_ranks.saves_portable, ranks, before, path):
+            assert off < 1e-4
+            assert saved < 1e-6
+            assert (norm > 0.1) == (before != "none")
+        for others in (2, 3):
+            found = launch(checkpoint_ranks.loads_portable, others, after, path)
+            assert all(off < 1e-4 for off, _ in found)
+            assert len({digest for _, digest in found}) == 1

@@ -1,0 +1,101 @@
+"""States for any number of ranks, which are the same on all of them.
+
+[Note: portable states] A state for each rank continues a training bit for bit, and only with as
+many ranks. A portable one holds the mean over the ranks of what each has not delivered, as a
+gradient: each rank of the new training adds it to its next gradient, so the average gets exactly
+that, whatever their number, codec and strategy. Of the other states, those that are the same on all
+ranks are kept, and the others as their mean over the ranks (a momentum, say), for parameters that
+have the same codec again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from casync.runtime.deferral import as_torch
+from hipress.engine.residuals import WORKER, Residuals
+from hipress.errors import StateError
+from hipress.model.params import Param
+from hipress.state.checkpoint import export, tensor_of
+from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of
+
+log = logging.getLogger("hipress")
+
+#: returns the mean of a float32 tensor over the ranks, the same on each
+Mean = Callable[[torch.Tensor], torch.Tensor]
+
+
+def export_portable(
+    residuals: Residuals, step: int, owed: Mapping[int, torch.Tensor], measured: str, mean: Mean
+) -> dict[str, Any]:
+    """The state after `step` steps. All ranks must call this.
+
+    owed: gradients of earlier plans, by parameter (see Engine); measured: PlanController.state.
+    """
+    whole = export(Residuals(residuals.params, residuals.plan), step, 0, 0, measured=measured)
+    kept, undelivered = {}, {}
+    for param in residuals.params:
+        gradient = _undelivered(residuals, param, owed)
+        if gradient is not None:
+            undelivered[param.name] = tensor_of(mean(gradient), param)
+        states = _others(residuals, param, mean)
+        if states:
+            kept[param.name] = {WORKER: states}
+    return whole | {"portable": True, "state": kept, "owed": undelivered}
+
+
+def _undelivered(
+    residuals: Residuals, param: Param, owed: Mapping[int, torch.Tensor]
+) -> torch.Tensor | None:
+    """A parameter's gradient that this rank has not delivered: flat float32 on the host; None for
+    parameters that are never compressed."""
+    if not param.compressible:
+        return None
+    gradient = torch.zeros(param.numel)
+    for part in (residuals.undelivered(param.index), owed.get(param.index)):
+        if part is not None:
+            gradient += part.cpu()
+    return gradient
+
+
+def _others(residuals: Residuals, param: Param, mean: Mean) -> dict[str, torch.Tensor]:
+    """A parameter's other states, by name."""
+    key = residuals.codec_of(param.index)
+    if key is None or param.index not in residuals.places:
+        return {}
+    arrays, found = residuals.pieces(param.index)[WORKER], {}
+    for state in residuals.plan.codecs[key].states:
+        values = as_torch(arrays[state.name]).cpu().float()
+        if state.fate == "mean":
+            found[state.name] = tensor_of(mean(values), param)
+        elif state.fate == "same":
+            found[state.name] = tensor_of(values, param)
+    return found
+
+
+def fitting(residuals: Residuals, saved: Mapping[str, Any], *, strict: bool) -> list[Param]:
+    """Parameters whose states other than undelivered gradients can go on. Raises StateError for
+    undelivered gradients that do not fit; if `strict` is false, these are left out with a warning.
+    """
+    _, wrong = check_owed(residuals, saved)
+    good = []
+    for param in residuals.params:
+        key, states = residuals.codec_of(param.index), saved["state"].get(param.name)
+        if states is None:
+            continue
+        other = key is None or saved["codecs"].get(param.name) != digest_of(residuals, key)
+        if other:
+            log.info("load_state_dict: %s has another codec; its own states start anew", param.name)
+        elif problems := check_shapes(residuals, str(key), param, states):
+            wrong += problems
+        else:
+            good.append(param)
+    if wrong and strict:
+        raise StateError("the saved state does not fit this model:\n  " + "\n  ".join(wrong))
+    for message in wrong:
+        log.warning("load_state_dict: %s; left out", message)
+    return good
