@@ -346,7 +346,7 @@ template <int T, int ROWS> struct Exchange {
       : warp(shared + threadIdx.x / 32 * 32 * ROWS), lane(threadIdx.x % 32),
         lane_slot(lane ^ lane / 8 % 4 * T), base(lane / T * T * ROWS), turn(base / 8 % 4 * T) {}
   __device__ __forceinline__ Quad& in_memory(int i) const { return warp[32 * i + lane_slot]; }
-  __device__ __forceinline__ Quad& own(int k) const { return warp[base + ((T * k + lane % T) ^ turn)]; }
+  __device__ __forceinline__ Quad& own(int k) const { return warp[(base + T * k + lane % T) ^ turn]; }
   // the warp's first quad, and this thread's, of an array at its tile
   template <class X> __device__ __forceinline__ X* first(X* tile) const { return tile - 4 * base + 4 * lane; }
 };
