@@ -1,6 +1,6 @@
 """The second day on a GPU, in about five minutes: what two ranks do on one card, and what is new.
 
-    python -m bench.gpu_second [--rehearse] [--nccl LIBNCCL.so.2.xz] [--output FOLDER]
+    python -m bench.gpu_second [--rehearse] [--nccl LIBNCCL.so.2.xz] [--output FOLDER] [--only A,B]
 
 Phases follow each other; the lanes of a phase run side by side, and the steps of a lane follow each
 other. Every step has a time limit, and a red one ends nothing. After each step
@@ -56,7 +56,9 @@ PAIR, LOST = "tests/hipress/test_gpus.py", "lost or late or again"
 OTHERS = ("tests/casync/test_device.py", "tests/casync/test_memory.py",
           "tests/hipress/test_device_plans.py", "tests/hipress/test_devices.py",
           "tests/compll/test_cuda.py", "tests/compll/test_cuda_device.py")  # fmt: skip
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
+#: pytest-benchmark, where it is installed, warns of pytest-xdist, and warnings are errors
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark",
+          "-o", "addopts=--import-mode=importlib")  # fmt: skip
 #: packages that the day needs, and those that some of its tests need
 NEEDED = ("torch", "numpy", "cupy", "llvmlite", "networkx", "yaml", "platformdirs", "typer",
           "rich", "jinja2", "pytest", "pytest_timeout", "xdist", "hypothesis")  # fmt: skip
@@ -170,6 +172,12 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
             ],
         ],
     ]
+
+
+def chosen(phases: Sequence[Sequence[Lane]], names: Sequence[str]) -> list[list[Lane]]:
+    """The steps with these names, in their phases."""
+    steps = [[[step for step in lane if step.name in names] for lane in phase] for phase in phases]
+    return [[lane for lane in phase if lane] for phase in steps if any(phase)]
 
 
 class Day:
@@ -313,6 +321,7 @@ def main(
     nccl: Annotated[Path | None, typer.Option(help="a packed libnccl, from 2.30 on")] = None,
     output: Annotated[Path, typer.Option(help="folder of results")] = RESULTS,
     seconds: Annotated[float, typer.Option(help="the whole day's limit")] = 420.0,
+    only: Annotated[str, typer.Option(help="steps, such as gpt2,faults; nccl runs always")] = "",
 ) -> None:
     """Run the day and write gpu_second.json and logs.tgz."""
     refuse_missing()
@@ -328,6 +337,8 @@ def main(
         env |= put_nccl(nccl, folder) if nccl else {}
         about = {"date": now(), "command": given("bench.gpu_second"), "rehearsed": rehearse}
         phases = (rehearsal if rehearse else day)(folder, built_throttle(folder))
+        if only:
+            phases = chosen(phases, ("nccl", *only.split(",")))
         rows = Day(folder, output, env, 3600 if rehearse else seconds, about).run(phases)
     raise typer.Exit(int(not all(row["green"] for row in rows)))
 
