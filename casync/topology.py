@@ -92,7 +92,8 @@ class Topology:
     def __str__(self) -> str:
         """Text such as `2 nodes of 4`, or the ranks of each node."""
         if self == Topology.even(self.world_size, self.largest):
-            return f"{len(self.nodes)} nodes of {self.largest}"
+            plural = "s" * (len(self.nodes) > 1)
+            return f"{len(self.nodes)} node{plural} of {self.largest}"
         return f"nodes {', '.join(str(list(node)) for node in self.nodes)}"
 
 

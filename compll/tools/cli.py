@@ -40,7 +40,6 @@ LINE = 200  # characters
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -8,14 +8,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hipress.tools.demo_command import check_device, check_optimizer, check_output
+from hipress.tools.demo_command import check_device, check_output, trained_by
 from hipress.tools.run import methods as methods_
 from hipress.tools.run import place
 from hipress.tools.run.ending import orderly_end
@@ -52,7 +52,7 @@ class Asked:
         methods_.check(methods_.parse_all(",".join(self.methods)))
         for rate in self.rates:
             parse_rate(rate)
-        check_optimizer(self.optimizer)
+        trained_by(self.optimizer)
         check_device(self.device)
         for model in self.models:
             check_model(model)
@@ -88,7 +88,7 @@ def bench(
         rounds, output, loopback,
     )  # fmt: skip
     with refusing(), orderly_end("hipress bench"):
-        run(asked)
+        run(replace(asked, optimizer=trained_by(optimizer)))
 
 
 @app.command()
@@ -97,9 +97,7 @@ def compare(
     after: Annotated[Path, typer.Argument(help="Another bench.json file.")],
 ) -> None:
     """Print the differences of two results in steps and losses, and of their machines."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from hipress.reporting.text_table import Table
     from hipress.tools import results
 
     with refusing():
@@ -110,14 +108,16 @@ def compare(
     if not found:
         typer.echo("hipress bench: no method was measured alike in both", err=True)
         raise typer.Exit(1)
-    table = Table("where", "method", "ms before", "ms after", "change", "", "loss", "loss after")
+    table = Table("Differences")
+    table.add_columns(["where", "method"], ["ms before", "ms after", "change"])
+    table.add_columns([""], ["loss", "loss after"])
     for each in found:
         table.add_row(
             each.where, each.label, f"{1e3 * each.before:.0f}", f"{1e3 * each.after:.0f}",
             f"{each.change:+.1%}", each.verdict, f"{each.loss_before:.3f}",
             f"{each.loss_after:.3f}",
         )  # fmt: skip
-    Console(markup=False, emoji=False).print(table)  # names of a file are no markup
+    table.print()
 
 
 def run(asked: Asked) -> None:

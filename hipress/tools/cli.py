@@ -13,7 +13,6 @@ from hipress.tools.trace_command import trace
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo)

@@ -19,11 +19,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from hipress.optim.optimizer_kinds import kind_of
 from hipress.tools.run import methods, place
 from hipress.tools.run.ending import orderly_end
 from hipress.tools.run.jobs import Job, Result, Workload
-
-_OPTIMIZERS = ("sgd", "adamw")
 
 
 def demo(
@@ -51,11 +50,12 @@ def demo(
         bool, typer.Option("--loopback", help="No emulated links even as root.")
     ] = False,
 ) -> None:
-    """Trains a 12M-parameter language model over throttled links, with and without compression."""
+    """Train a 12M-parameter language model over throttled links, with and without compression."""
     try:
         chosen = methods.parse_all(method_list)
         methods.check(chosen)
-        _check(hosts, steps, optimizer)
+        _check(hosts, steps)
+        optimizer = trained_by(optimizer)
         check_device(device)
         where = place.choose(hosts, rate, loopback=loopback)
         check_output(output)
@@ -70,18 +70,19 @@ def demo(
     _show(console, where, jobs[0], results, output)
 
 
-def check_optimizer(optimizer: str) -> None:
-    """Raise ValueError for an optimizer that the workload does not have."""
-    if optimizer not in _OPTIMIZERS:
-        raise ValueError(f"unknown optimizer {optimizer!r}; choose from: {', '.join(_OPTIMIZERS)}")
+def trained_by(optimizer: str) -> str:
+    """The workload's optimizer that a name stands for, sgd or adamw. Raises ValueError."""
+    kind = kind_of(optimizer)
+    if optimizer.lower() not in ("sgd", "adam", "adamw"):
+        raise ValueError(f"optimizer {optimizer!r}: the workload trains with sgd or adamw")
+    return "adamw" if kind == "adam" else "sgd"
 
 
-def _check(hosts: int, steps: int, optimizer: str) -> None:
-    if not 1 <= hosts <= 16:
-        raise ValueError(f"{hosts} hosts: expected 1 to 16")
+def _check(hosts: int, steps: int) -> None:
+    if not 2 <= hosts <= 16:
+        raise ValueError(f"--hosts {hosts}: expected 2 to 16, which exchange gradients")
     if not 2 <= steps <= 100_000:
         raise ValueError(f"{steps} steps: expected 2 to 100000")
-    check_optimizer(optimizer)
 
 
 def check_device(device: str) -> None:

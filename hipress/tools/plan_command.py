@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 import typer
 
+from casync.cost import Line
 from casync.errors import TransportError
 from hipress import options
 from hipress.auto.candidates import candidates
@@ -26,6 +28,7 @@ from hipress.plan.plan import Decision, Plan
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
 from hipress.ranks.link import Agreement
+from hipress.reporting.text_table import Table
 from hipress.tools import profile as profiles
 from hipress.tools.models import own
 from hipress.tools.models.device_speeds import DEVICES
@@ -51,7 +54,7 @@ def probe(
         str, typer.Option(help="Transport of a GPU: nccl, nccl4py, pynccl or staged.")
     ] = "nccl",
 ) -> None:
-    """Measures link and compressors on the ranks that torchrun started, and writes a profile.
+    """Measure link and compressors on the ranks that torchrun started, and write a profile.
 
     For a GPU it measures the compressors of the GPU, and those of the CPU with copies.
 
@@ -113,10 +116,20 @@ def measure_profile(output: Path, wanted: options.Options, placement: Placement)
         profiles.write(output, measured.by_name, topology, codecs, placement.device.type)
         seconds = time.perf_counter() - begun
         typer.echo(
-            f"{output}: nodes {topology}, {len(codecs)} compressors, {seconds:.1f} s", err=True
+            f"{output}: {topology}, {len(codecs)} compressors, {seconds:.1f} s; "
+            f"{_told(measured.told.exchange[1].line)}",
+            err=True,
         )
     coordinator.require_equal({"written": True})
     places.close()
+
+
+def _told(line: Line) -> str:
+    """Text on the measured link."""
+    bits = 8e-9 / line.per_byte if line.per_byte > 0 else math.inf
+    return (
+        f"a message to another rank takes {line.latency * 1e3:.2f} ms and goes at {bits:.3g} Gbit/s"
+    )
 
 
 def plan(
@@ -135,18 +148,18 @@ def plan(
     ] = 0.0,
     device: Device = "cpu",
 ) -> None:
-    """Prints the plans that "auto" would try for a model on a profile, with reasons by tensor; for
+    """Print the plans that "auto" would try for a model on a profile, with reasons by tensor; for
     a GPU also the device that compresses. It needs no GPU."""
     _check_device(device)
     try:
         wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
-        read, codecs = profiles.read(profile), candidates(wanted, "reference")
+        read, codecs = _read(profile), candidates(wanted, "reference")
         found = own.find(model)
         params = found.params
         if read.device != device:
             raise ConfigError(
-                f"{profile} was measured for models on {read.device}, not {device}: "
-                f"hipress probe --device {device} makes one"
+                f"{profile} is for models on {read.device}, not {device}: add --device "
+                f"{read.device}, or measure one by hipress probe --device {device}"
             )
     except HipressError as error:
         _fail(str(error))
@@ -164,33 +177,43 @@ def plan(
     _show(places.plans(workload), params, places.reasons(workload) if device == "cuda" else ())
 
 
+def _read(path: Path) -> profiles.Profile:
+    """The profile of this file. Raises ConfigError that tells what writes one."""
+    try:
+        return profiles.read(path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\nA profile is measured on the ranks of your job, by `torchrun "
+            "--nproc-per-node 2 --no-python hipress probe`, or predicted for a described cluster, "
+            "by `hipress simulate CLUSTER.yaml MODEL --profile profile.json`."
+        ) from error
+
+
 def _check_device(device: str) -> None:
     if device not in ("cpu", "cuda"):
         _fail(f"unknown device {device!r}; choose from: cpu, cuda")
 
 
 def _show(plans: Sequence[Plan], params: Sequence[Param], reasons: Iterable[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    table = Table("plan", "ms a step", title="Tried, in this order", title_justify="left")
+    table = Table("Tried, in this order")
+    table.add_columns(["plan"], ["ms a step"])
     for each in plans:
         table.add_row(each.label, f"{each.seconds * 1e3:.2f}")
-    console.print(table)
-    console.print(f"{plans[0].label}: {plans[0].why}")
+    table.print()
+    print(f"\n{plans[0].label}: {plans[0].why}")
     for line in reasons:
-        console.print(line)
-    table = Table(title="The first, by tensor", title_justify="left", caption_justify="left")
-    table.caption = (
-        "gain: ms that a step would take longer without codec; otherwise: with the next best"
+        print(line)
+    table = Table(
+        "\nThe first, by tensor",
+        "gain: ms that a step would take longer if this tensor alone had no codec; otherwise: with "
+        "the next best. Tensors share lanes, so gains do not add up.",
     )
-    for name in ("tensor", "choice", "why", "gain", "otherwise", "ms"):
-        table.add_column(name, justify="right" if name in ("gain", "ms") else "left")
+    table.add_columns(["tensor", "choice", "why"], ["gain"])
+    table.add_columns(["otherwise"], ["ms"])
     for param, decision in zip(params, plans[0].decisions, strict=True):
         cells = [param.named_shape, _way(decision), decision.why, _ms(decision.gain)]
         table.add_row(*cells, decision.runner_up or "-", _ms(decision.margin))
-    console.print(table)
+    table.print()
 
 
 def _way(decision: Decision) -> str:

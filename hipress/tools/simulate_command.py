@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 
 from hipress.errors import ConfigError, HipressError
+from hipress.optim.optimizer_kinds import kind_of
 from hipress.reading import SHARE
 from hipress.tools.models import own
+from hipress.tools.models.device_speeds import Device
 from hipress.tools.simulate import cluster as clusters
 from hipress.tools.simulate import compared, predictions
 from hipress.tools.simulate.compared import BASELINE, FP32
@@ -27,7 +29,8 @@ def simulate(
     cluster: Annotated[
         Path,
         typer.Argument(
-            help="A YAML file that describes the cluster: see docs/cookbook/predict.md."
+            help="A YAML file that describes the cluster: nodes, ranks_per_node, device, and the "
+            "bandwidth of its links, between and inside nodes."
         ),
     ],
     model: Annotated[
@@ -43,7 +46,7 @@ def simulate(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="Optimizer of the training (sgd, adam), for the measured loss."),
+        typer.Option(help="Optimizer of the training, such as sgd or adamw: for loss and memory."),
     ] = None,
     step: Annotated[
         float | None,
@@ -61,7 +64,7 @@ def simulate(
         typer.Option(help="Write the costs as a profile, from which `hipress plan` plans."),
     ] = None,
 ) -> None:
-    """Predicts a training step on a cluster, by method, before the cluster exists.
+    """Predict a training step on a cluster, by method, before the cluster exists.
 
     hipress simulate cluster.yaml bert-large --chart crossover.png
     """
@@ -71,7 +74,7 @@ def simulate(
         simulation = Simulation(
             clusters.read(cluster), own.find(model), methods, None if step is None else step * 1e-3
         )
-        made = predictions.table(simulation, optimizer)
+        made = predictions.table(simulation, kind_of(optimizer))
         if profile is not None:
             write_profile(profile, simulation.cluster, optimizer)
         wanted = _share(bandwidth_for) if bandwidth_for else None
@@ -79,9 +82,22 @@ def simulate(
         typer.echo(f"hipress: {error}", err=True)
         raise typer.Exit(2) from None
     show(made)
+    _warn(simulation.cluster.device, made)
     if wanted is not None:
         _tell_bandwidths(simulation, wanted)
     _write(simulation, made, chart, timeline, output)
+
+
+def _warn(device: Device, made: predictions.Table) -> None:
+    """Warn on standard error if a rank's memory does not hold the model."""
+    least = min(row.memory for row in made.rows)
+    if 0 < device.holds < least:
+        typer.echo(
+            f"warning: weights, gradients and states take {least / 1e9:,.0f} GB a rank, and "
+            f"{device.name} is assumed to have {device.holds / 1e9:.0f}: shard the model by FSDP2, "
+            "and let hipress.Synchronizer average the replicas",
+            err=True,
+        )
 
 
 def _share(text: str) -> float:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hipress.tools.bench_command import check_model, refusing
-from hipress.tools.demo_command import check_device, check_optimizer, check_output
+from hipress.tools.demo_command import check_device, check_output, trained_by
 from hipress.tools.run import methods, place
 from hipress.tools.run.ending import orderly_end
 from hipress.tools.run.jobs import LSTM, TRACED, Job, Workload
@@ -36,13 +36,14 @@ def trace(
     Runs on the ranks that torchrun, Slurm or MPI started, or on emulated hosts.
     """
     with refusing("hipress trace"), orderly_end("hipress trace"):
-        _check(method, model, optimizer, device, output)
+        optimizer = trained_by(optimizer)
+        _check(method, model, device, output)
         where = place.choose(hosts, rate, loopback=loopback)
         load = Workload(optimizer=optimizer, device=device, model=model)
         _run(Job(method, hosts, steps, load, purpose=TRACED), where, output)
 
 
-def _check(method: str, model: str, optimizer: str, device: str, output: Path) -> None:
+def _check(method: str, model: str, device: str, output: Path) -> None:
     parsed = methods.parse(method)
     if parsed.way != "hipress" or parsed.codec == methods.AUTO:
         raise ValueError(
@@ -50,7 +51,6 @@ def _check(method: str, model: str, optimizer: str, device: str, output: Path) -
         )
     methods.check([parsed])
     check_model(model)
-    check_optimizer(optimizer)
     check_device(device)
     check_output(output.parent)
 
@@ -79,9 +79,7 @@ def _run(job: Job, where: place.Choice, output: Path) -> None:
 
 
 def _write(events: Sequence[dict[str, Any]], output: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from hipress.reporting.text_table import Table
     from hipress.tools.tracing import spans
 
     processes = [
@@ -89,11 +87,12 @@ def _write(events: Sequence[dict[str, Any]], output: Path) -> None:
         _process("predicted", events[0]["predicted"]),
     ]
     spans.write(processes, output)
-    table = Table("ms", "rank 0", "predicted", "off", title="Where a step's time goes")
+    table = Table("Where a step's time goes")
+    table.add_columns(["ms"], ["rank 0", "predicted", "off"])
     for row in spans.comparison(processes[0], processes[-1]):
         table.add_row(*row)
     table.add_row("backward pass alone", f"{1e3 * events[0]['alone']:.1f}", "", "")
-    Console().print(table)
+    table.print()
     print(f"{output}: open it at ui.perfetto.dev")
 
 

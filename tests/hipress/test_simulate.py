@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import astuple, replace
 
 import pytest
@@ -14,6 +15,7 @@ from casync.topology import Topology
 from hipress.auto.probe import DTYPES
 from hipress.errors import ConfigError
 from hipress.plan.codecs import compile_codec
+from hipress.reporting.text_table import Table
 from hipress.tools import profile
 from hipress.tools.cli import app
 from hipress.tools.models import own
@@ -235,10 +237,12 @@ def test_the_command(path, tmp_path):
     "arguments, told",
     [
         (["resnet5"], "did you mean 'resnet50'"),
-        (["resnet50", "--method", "int4_grup"], "did you mean int4_group"),
+        (["resnet50", "--method", "int4_grup"], "did you mean 'int4_group'"),
         (["resnet50", "--method", "int4_group:strategy=gossip"], "strateg"),
         (["resnet50", "--method", "dgc:ratoi=1"], "did you mean 'ratio'"),
         (["resnet50", "--bandwidth-for", "90"], "expected a share such as 90%"),
+        (["resnet50", "--optimizer", "adamm"], "did you mean 'adam'"),
+        (["1000x20"], "pass --step MILLISECONDS"),
     ],
 )
 def test_arguments_that_are_wrong(path, arguments, told):
@@ -254,3 +258,22 @@ def test_rounds_are_predicted_one_after_the_other():
     assert made.outcome("powersgd:rank=4").step == pytest.approx(2.1, rel=0.02)
     assert made.outcome("fp32").step == pytest.approx(1.1, rel=0.02)
     assert math.isclose(made.outcome("powersgd:rank=4").exposed, 2.0, rel_tol=0.03)
+
+
+def test_a_model_that_does_not_fit_is_told(path):
+    """DDP and Adam hold 20 bytes of each float32 parameter: 161 GB of Llama 3 8B."""
+    result = simulate(path, "llama-8b", "--method", "fp32", "--optimizer", "adamw")
+    assert "take 161 GB a rank, and v100 is assumed to have 32: shard" in result.stderr
+    assert re.search(r"^fp32 .* 161$", result.stdout, re.MULTILINE)
+    assert "GB a rank" not in simulate(path, "resnet50", "--method", "fp32").stderr
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_tables_cut_no_figure(width):
+    table = Table("A table", "below")
+    table.add_columns(["a text", "another one"], ["step ms", "MB a node"])
+    table.add_row("one of many words", "more words", "23,715.5", "112,360.8")
+    lines = table.text(width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(line.endswith("23,715.5  112,360.8") for line in lines)
+    assert all(line.endswith("112,360.8") for line in table.text(10).splitlines() if "112" in line)

@@ -26,6 +26,7 @@ class Device:
     slows: float = 0.0  # share of its speed that a backward pass loses while links are busy
     core: float = 0.0  # core seconds per byte on the link
     about: str = ""
+    holds: float = 0.0  # bytes of its memory; 0 if unknown
 
     @property
     def host(self) -> bool:
@@ -38,24 +39,24 @@ class Device:
         return Speed(self.flops, self.memory, self.launch, self.width)
 
 
-def _gpu(name: str, peak: float, share: float, memory: float, width: float) -> Device:
+def _gpu(name: str, peak: float, share: float, memory: float, width: float, holds: float) -> Device:
     kind = "float32" if width == 1 else "bfloat16"
     about = (
         f"{share:.0%} of {peak * 1e-12:g} TFLOP/s in {kind} and {REACHED:.0%} of "
         f"{memory * 1e-9:g} GB/s are reached; a third of a codec hides behind the backward pass, "
         "which transfers slow by 5%"
     )
-    return Device(name, share * peak, REACHED * memory, width, 5e-6, 0.3, 0.05, 0.0, about)
+    return Device(name, share * peak, REACHED * memory, width, 5e-6, 0.3, 0.05, 0.0, about, holds)
 
 
 DEVICES: Mapping[str, Device] = {
     each.name: each
     for each in (
-        _gpu("v100", 15.7e12, 0.83, 900e9, 1.0),
-        _gpu("a40", 149.7e12, 0.5, 696e9, 0.5),
-        _gpu("a100", 312e12, 0.5, 2039e9, 0.5),
-        _gpu("h100", 989e12, 0.45, 3350e9, 0.5),
-        _gpu("b200", 2250e12, 0.45, 8000e9, 0.5),
+        _gpu("v100", 15.7e12, 0.83, 900e9, 1.0, 32e9),
+        _gpu("a40", 149.7e12, 0.5, 696e9, 0.5, 48e9),
+        _gpu("a100", 312e12, 0.5, 2039e9, 0.5, 80e9),
+        _gpu("h100", 989e12, 0.45, 3350e9, 0.5, 80e9),
+        _gpu("b200", 2250e12, 0.45, 8000e9, 0.5, 180e9),
         Device(
             "cpu", 60e9, 10e9, 1.0, 1e-5, 0.0, 0.0, 5e-10,
             "a core a rank, of 60 GFLOP/s and 10 GB/s; a byte on the link takes 0.5 ns of it",

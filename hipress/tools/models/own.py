@@ -26,6 +26,9 @@ BY_ELEMENTS = (
 )
 
 
+SHAPES = "shapes alone"  # source of a model whose work is not known
+
+
 @dataclass(frozen=True)
 class Made:
     """A module made by a user's function, with inputs if it gave any."""
@@ -124,7 +127,7 @@ def by_elements(name: str, params: tuple[Param, ...]) -> Model:
         Gradient(each.name, each.shape, Work(flops=4.0 * each.numel)) for each in reversed(params)
     )
     forward = Work(flops=2.0 * sum(each.numel for each in params))
-    return Model(name, gradients, forward, "shapes alone")
+    return Model(name, gradients, forward, SHAPES)
 
 
 def _shapes(text: str) -> nn.Module:

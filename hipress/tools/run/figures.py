@@ -22,7 +22,10 @@ from hipress.tools.run.methods import ALONE
 
 SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
 PRICE = ("payload MB", "wire MB", "peak MB", "loss", "to fp32", "ranks")
-PRICE_TITLE = "MB sent by a rank in a step, peak MB of its process's memory, and loss"
+PRICE_TITLE = (
+    "MB sent by a rank in a step (payload: for other ranks; wire: on its interface, less where "
+    "blocks repeat), peak MB of its process's memory, and loss"
+)
 FINAL = 10  # number of last steps whose mean is the final loss
 _PACKAGES = ("hipress", "torch", "numpy", "llvmlite")
 

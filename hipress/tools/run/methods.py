@@ -112,7 +112,9 @@ def _nearest(name: str, codec: str) -> str:
     near = difflib.get_close_matches(codec or name, ways, 1)
     if near:
         return f"did you mean {ways[near[0]]}?"
-    return f"choose from: {', '.join(available())}"
+    baselines = ", ".join(BASELINES)
+    kinds = ", ".join(f"{each}:CODEC" for each in WAYS)
+    return f"choose from {baselines}, and {kinds}, with a CODEC of `compll list`"
 
 
 def codecs() -> list[str]:
@@ -126,11 +128,6 @@ def _is_path(codec: str) -> bool:
     from compll.runtime import library
 
     return library.is_path(codec)
-
-
-def available() -> list[str]:
-    """Every method, as written on the command line."""
-    return [*BASELINES, *(f"{way}:{codec}" for way in WAYS for codec in codecs())]
 
 
 def _option(text: str, option: str) -> tuple[str, Any]:

@@ -80,6 +80,14 @@ class Method:
     def _payload(self, param: Param) -> int:
         return self.own(param.shape).payload_bytes(param.numel)
 
+    def state_elements(self, params: Sequence[Param]) -> int:
+        """Elements of the states that a rank keeps for its own gradients."""
+        suited = [each for each in params if self.suits(each)]
+        return sum(
+            each.numel for each in suited for state in self.own(each.shape).states
+            if state.per == "element"
+        )  # fmt: skip
+
     def loss(self, optimizer: str | None) -> str:
         """Measured effect of training with the method on the loss, in the worst case, as text."""
         if self.codec is None:
@@ -106,8 +114,8 @@ def parse(text: str) -> Method:
     try:
         method = texts.parse(f"hipress:{text}")
     except ValueError as error:
-        message = str(error).replace("hipress:", "").replace("unknown method", "unknown compressor")
-        raise ConfigError(message) from error
+        compile_codec(text.partition(":")[0], {}, "reference")  # raises for an unknown name
+        raise ConfigError(str(error).replace("hipress:", "")) from error
     params = dict(method.options)
     strategy = str(params.pop("strategy", options_.AUTO))
     assert method.codec is not None

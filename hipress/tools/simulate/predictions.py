@@ -28,6 +28,7 @@ class Row:
     gain: float | None  # speed-up over the baseline; None if that was not predicted
     pays_up_to: float | None  # as Simulation.pays_up_to
     loss: str
+    memory: float  # bytes a rank, without activations
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Table:
 
 
 def table(simulation: Simulation, optimizer: str | None = None) -> Table:
-    """All results that the command prints."""
+    """All results that the command prints. optimizer: a kind of `hipress.optimizers`."""
     outcomes = simulation.outcomes()
     base = next((each.step for each in outcomes if each.method == BASELINE), None)
     rows = tuple(
@@ -70,6 +71,7 @@ def table(simulation: Simulation, optimizer: str | None = None) -> Table:
             None if base is None else base / each.step,
             simulation.pays_up_to(each.method),
             simulation.methods[each.method].loss(optimizer),
+            simulation.memory(each.method, optimizer),
         )
         for each in outcomes
     )
@@ -124,7 +126,7 @@ def to_dict(
 
 
 def _row(row: Row) -> dict[str, Any]:
-    found = {**asdict(row.outcome), "gain": row.gain, "loss": row.loss}
+    found = {**asdict(row.outcome), "gain": row.gain, "loss": row.loss, "memory": row.memory}
     if row.pays_up_to is not None:
         found["pays_up_to"] = None if math.isinf(row.pays_up_to) else row.pays_up_to
     return found

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import textwrap
 
-from rich.console import Console
-from rich.table import Table as Printed
-
-from hipress.tools.simulate.predictions import Row, Table
+from hipress.reporting.text_table import WIDTH, Table
+from hipress.tools.simulate import predictions
 
 __all__ = ["bandwidth", "show"]
 
-_COLUMNS = ("method", "strategy", "step ms", "efficiency", "exposed ms", "MB a node",
-            "over bf16", "pays up to", "loss")  # fmt: skip
+_TEXTS = ("method", "strategy", "loss")
+_NUMBERS = ("step ms", "efficiency", "exposed ms", "MB a node", "over bf16", "pays up to", "GB")
 
 
-def show(made: Table) -> None:
+def show(made: predictions.Table) -> None:
     """Print the predictions, and the assumptions below them."""
-    console, model = Console(), made.model
-    printed = Printed(title=_title(made), title_justify="left")
-    for name in _COLUMNS:
-        left = name in ("method", "strategy", "loss")
-        printed.add_column(name, justify="left" if left else "right", no_wrap=name == "method")
+    model = made.model
+    table = Table(
+        _title(made),
+        "exposed: what communication adds to a step. MB a node: sent in a step. over bf16: speed "
+        "over that of PyTorch's hook for bf16, and the bandwidth up to which it is 2% higher. GB: "
+        "memory of a rank for weights, gradients and states, without activations.",
+    )
+    table.add_columns(_TEXTS, _NUMBERS)
     for row in made.rows:
-        printed.add_row(*_cells(row))
-    console.print(printed)
-    console.print(f"{model.name}: {model.source}" if model.source else model.name)
-    _list(console, "Assumed, not measured:", made.assumed)
+        table.add_row(*_cells(row))
+    table.print()
+    print(f"\n{model.name}: {model.source}" if model.source else f"\n{model.name}")
+    print("Assumed, not measured:")
+    for line in made.assumed:
+        print(textwrap.fill(f"- {line}", WIDTH, subsequent_indent="  "))
 
 
-def _title(made: Table) -> str:
+def _title(made: predictions.Table) -> str:
     model = made.model
     return (
         f"{model.name}, {model.numel / 1e6:,.1f}M parameters in {len(model.gradients)} gradients, "
@@ -38,12 +41,13 @@ def _title(made: Table) -> str:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: predictions.Row) -> tuple[str, ...]:
     each = row.outcome
     return (
-        each.method, each.strategy, f"{1e3 * each.step:,.1f}", f"{each.efficiency:.0%}",
+        each.method, each.strategy, row.loss, f"{1e3 * each.step:,.1f}", f"{each.efficiency:.0%}",
         f"{1e3 * each.exposed:,.1f}", f"{each.node_bytes / 1e6:,.1f}",
-        "-" if row.gain is None else f"{row.gain:.2f}x", _pays(row.pays_up_to), row.loss,
+        "-" if row.gain is None else f"{row.gain:.2f}x", _pays(row.pays_up_to),
+        f"{row.memory / 1e9:,.3g}",
     )  # fmt: skip
 
 
@@ -61,11 +65,3 @@ def bandwidth(value: float) -> str:
         if value >= worth:
             return f"{value / worth:.3g} {unit}"
     return f"{value * 8:.3g} bit/s"
-
-
-def _list(console: Console, title: str, lines: Iterable[str]) -> None:
-    lines = list(lines)
-    if lines:
-        console.print(title)
-    for line in lines:
-        console.print(f"- {line}", highlight=False)

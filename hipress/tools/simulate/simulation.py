@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from casync.codec import FLOAT_BYTES
 from casync.cost import Costs
 from casync.predict.timeline import PredictedStep
 from casync.stages import WIRE
 from hipress.auto.objective import Objective, Way
 from hipress.auto.workload import Workload, timed
+from hipress.errors import ConfigError
 from hipress.tools.models.known import Model
-from hipress.tools.models.own import Found
+from hipress.tools.models.own import SHAPES, Found
 from hipress.tools.simulate import costs as cost_tables
 from hipress.tools.simulate.cluster import Cluster
 from hipress.tools.simulate.compared import BASELINE, Method
@@ -31,6 +33,7 @@ __all__ = ["Outcome", "Simulation"]
 LOADS = 40  # chains in a simulated step
 LOWEST, HIGHEST = 1.25e6, 8e11  # bytes a second: 10 Mbit/s to 6400 Gbit/s, range of searches
 HALVINGS = 10  # halvings of that range, on a logarithmic scale
+_STATES = {"plain-sgd": 0, "sgd": 1, "momentum": 3}  # values an element, by optimizer; others: 2
 PAYS = 1.02  # least speed-up over the baseline at which a method pays
 
 
@@ -62,6 +65,12 @@ class Simulation:
         self.alone = found.model.timed(cluster.device.speed)
         if step is not None:
             self.alone = self.alone.scaled(step)
+        elif found.model.source == SHAPES:
+            raise ConfigError(
+                f"{found.model.name}: shapes do not tell how long a step takes: pass --step "
+                "MILLISECONDS, of one rank without communication, or let your function return "
+                "(model, inputs)"
+            )
         self._given = step is not None
         self._known: dict[tuple[str, float, str], Outcome] = {}
         self._objectives: dict[frozenset[int], Objective] = {}  # by compressed parameters
@@ -107,6 +116,14 @@ class Simulation:
         jitter = () if cluster.jitter or cluster.slow_rank else ("all ranks compute equally fast",)
         guess = (f"codecs: {self._guess}",) if self._guess else ()
         return (device, *guess, *cluster.assumed, *jitter, *self._found.assumed)
+
+    def memory(self, method: str, optimizer: str | None) -> float:
+        """Bytes that a rank holds with DDP: weights, gradients, their buckets, states of the
+        optimizer (of Adam by default) and of the codec on a worker; no activations."""
+        kept = 3 + _STATES.get(optimizer or "adam", 2)
+        params = self._found.params
+        own = sum(kept * p.numel * p.dtype.itemsize for p in params)
+        return own + FLOAT_BYTES * self.methods[method].state_elements(params)
 
     def pays_up_to(self, method: str) -> float | None:
         """The highest bandwidth, in bytes a second, at which a method is PAYS times as fast as the
