@@ -20,7 +20,7 @@ from bench import ranks
 from bench.commands import RESULTS, refusing
 from bench.losses import smoothed
 from bench.netns import Network, require
-from hipress.tools.demo_command import check_optimizer, check_output
+from hipress.tools.demo_command import check_output, trained_by
 from hipress.tools.run.figures import markdown_table
 
 HOSTS = 2
@@ -147,7 +147,7 @@ def main(
 ) -> None:
     """Throttle links while auto trains."""
     with refusing():
-        check_optimizer(optimizer)
+        optimizer = trained_by(optimizer)
         for rate in (fast, slow):
             require(HOSTS, rate)
         check_output(output)

@@ -21,7 +21,7 @@ import typer
 
 from bench.commands import RESULTS, given, refusing
 from hipress.tools.bench.measure import Suite, measure, predictions
-from hipress.tools.demo_command import check_device, check_optimizer, check_output
+from hipress.tools.demo_command import check_device, check_output, trained_by
 from hipress.tools.run import methods as methods_
 from hipress.tools.run import place, runner
 from hipress.tools.run.ending import orderly_end
@@ -108,7 +108,8 @@ def main(
     """Measure groups of methods and report the targets that are met."""
     chosen_methods = tuple(part.strip() for part in methods.split(",") if part.strip())
     with refusing():  # before the others take their time
-        _check(group or (), chosen_methods, rate, device, optimizer)
+        optimizer = trained_by(optimizer)
+        _check(group or (), chosen_methods, rate, device)
         check_output(output)
     for name in group or GROUPS:
         usual = GROUPS[name]
@@ -124,10 +125,8 @@ def main(
         _measure_and_write(name, chosen, output)
 
 
-def _check(
-    groups: Sequence[str], methods: Sequence[str], rate: str, device: str, optimizer: str
-) -> None:
-    """Raise ValueError for an unknown group, method, rate, device or optimizer."""
+def _check(groups: Sequence[str], methods: Sequence[str], rate: str, device: str) -> None:
+    """Raise ValueError for an unknown group, method, rate or device."""
     for name in groups:
         if name not in GROUPS:
             raise ValueError(f"unknown group {name!r}; choose from: {', '.join(GROUPS)}")
@@ -135,7 +134,6 @@ def _check(
     if rate:
         parse_rate(rate)
     check_device(device)
-    check_optimizer(optimizer)
 
 
 def _measure_and_write(name: str, group: Suite, output: Path) -> None:
