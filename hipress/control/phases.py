@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from hipress.auto.trial import Tried
     from hipress.control.plan_controller import PlanController
     from hipress.optim.adam import Freezing
+
+
+log = logging.getLogger("hipress")
 
 
 class Fixed:
@@ -79,6 +83,7 @@ class Phases:
         self._optimizer, self._before, self._after = optimizer, before, after
         #: a view: a tuner replaces its codecs by compiled ones
         self.codecs = ChainMap[str, "Codec"]({}, after.codecs, before.codecs)
+        self._rank = coordinator.rank
         self._agreement = Agreement(coordinator, "freeze")
 
     @property
@@ -130,6 +135,8 @@ class Phases:
                 "optimizer.step() after the same averages, and load the same state of it"
             )
         if all_due:
+            if self._rank == 0 and self._optimizer.early:
+                log.warning("hipress: %s", self._optimizer.early)
             self._optimizer.freeze_now()
 
     def _agree_on_norm(self, square: torch.Tensor) -> None:

@@ -32,6 +32,9 @@ from hipress.optim.averaging import Averaging
 AUTO = "auto"
 FLOOR = 0.01
 SETTLED = 0.04  # largest relative change of the sum of v in a window
+#: steps before which freezes ended up to 20% above float32 in measurements (docs/losses.md), where
+#: the learning rate did not fall; none from here on ended more than 1% above
+EARLY = 150
 LOOKS = 10  # checks of that sum in a window of 1 / (1 - b2) steps
 FROZEN = "frozen"  # key in a parameter's state: its steps until the freeze
 SUMS = "v_sums"  # key in the first group: sums of v at the latest checks, oldest first
@@ -86,6 +89,8 @@ class Freezing(Averaging):
             raise ConfigError(f'freeze is a number of steps, "auto" or None, not {freeze!r}')
         self.freeze, self._compares = freeze, max_norm is not None and rank_norm is None
         self._rates: list[float] = []
+        self._highest = 0.0  # rate so far
+        self._halfway: list[float] = []  # sums of v after half of the steps to the freeze
         self._roots: dict[Tensor, _Root] = {}
         self._is_frozen = False
         self._set_defaults()
@@ -141,6 +146,9 @@ class Freezing(Averaging):
             return False
         steps, before = self.steps, self._rates
         self._rates = [float(group["lr"]) for group in self.param_groups]
+        self._highest = max(self._highest, *self._rates)
+        if self.freeze != AUTO and steps == int(self.freeze) // 2 > 0:
+            self._halfway = self._sums()
         rising = len(before) == len(self._rates) and any(map(float.__gt__, self._rates, before))
         if self.freeze == AUTO:
             return self._settled(steps) and not rising
@@ -151,6 +159,36 @@ class Freezing(Averaging):
                 'freeze="auto", which waits for that'
             )
         return steps >= int(self.freeze)
+
+    @property
+    def early(self) -> str:
+        """A sentence on a freeze that is due now, if its number of steps cost loss in measurements;
+        else ""."""
+        steps = self.steps
+        falls = max(self._rates, default=0.0) < 0.99 * self._highest
+        if self.freeze == AUTO or steps >= EARLY or falls:
+            return ""
+        moved = ""
+        if self._halfway:
+            pairs = zip(self._halfway, self._sums(), strict=True)
+            roots = [abs((now / before) ** 0.5 - 1) for before, now in pairs if before]
+            sizes = f"{sum(roots) / max(1, len(roots)):.0%}, at most {max(roots, default=0.0):.0%}"
+            moved = f"; the root of a tensor's v has changed by {sizes}, since step {steps // 2}"
+        return (
+            f"v is frozen after {steps} steps and a learning rate that has not fallen{moved}. In "
+            f"measurements freezes before step {EARLY} ended up to 20% above float32's loss then, "
+            "and later ones at most 1%: docs/losses.md"
+        )
+
+    def _sums(self) -> list[float]:
+        """Bias-corrected sums of v, by tensor."""
+        found = []
+        for parameter, group in self.groups().items():
+            state = self.state.get(parameter, {})
+            steps = int(state.get("step", 0))
+            correction = 1 - float(group["betas"][1]) ** steps
+            found.append(total(local(state["exp_avg_sq"])) / correction if steps else 0.0)
+        return found
 
     def _compare(self, rank: float, average: float) -> None:
         """Take squared norms, of a rank's gradient and of the average, if they are finite."""
@@ -186,7 +224,7 @@ class Freezing(Averaging):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._roots, self._rates = {}, []
+        self._roots, self._rates, self._highest, self._halfway = {}, [], 0.0, []
         self._set_defaults()
         frozen = {FROZEN in each for each in self.state.values() if each}
         if len(frozen) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 
 import torch
 import torch.distributed as dist
@@ -328,6 +329,17 @@ def apart(rank, world_size):
     if rank == 0:
         optimizer.step()
     return raised_by(fit, ddp, optimizer, rank, range(3, 8))
+
+
+def early(rank, world_size):
+    """Warnings at a freeze that is due before measurements would have it."""
+    found = []
+    logging.getLogger("hipress").addFilter(lambda record: found.append(record.getMessage()) or True)
+    model = make()
+    optimizer = adam(model, 4)
+    ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+    fit(ddp, optimizer, rank, range(6))
+    return [message for message in found if "frozen" in message]
 
 
 def warming(rank, world_size):

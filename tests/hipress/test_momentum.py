@@ -97,6 +97,12 @@ def test_unused_parameters_keep_momentum_and_feedback(way):
     assert ranks[0][0]
 
 
+def test_an_early_freeze_is_told_by_rank_0():
+    (told,), others = launch(momentum_ranks.early, 2)
+    assert told.startswith("hipress: v is frozen after 4 steps")
+    assert others == []
+
+
 def test_mistakes_are_told_on_every_rank():
     ranks = launch(momentum_ranks.mistakes, 2)
     for found in ranks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 
 import numpy as np
 import pytest
@@ -305,3 +306,28 @@ def test_ranks_clip_to_max_norm_at_least():
     stepped(optimizer, model, [4.0])
     optimizer.freeze_now()
     assert optimizer.rank_norm == 0.5
+
+
+@pytest.mark.parametrize("falls, told", [(False, True), (True, False)])
+def test_a_freeze_that_cost_loss_in_measurements_is_told(falls, told):
+    """With figures; where the rate falls, early freezes cost nothing."""
+    model = make()
+    optimizer = optim.AdamW(model.parameters(), freeze=20)
+    texts = []
+    for step in range(20):
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - falls * step / 20)
+        fit(model, optimizer, range(step, step + 1))
+        texts.append(optimizer.early)
+    assert not optimizer.averaging
+    assert optimizer.due()
+    if not told:
+        assert optimizer.early == ""
+        return
+    assert "frozen after 20 steps" in optimizer.early
+    assert re.search(r"has changed by \d+%, at most \d+%, since step 10", optimizer.early)
+    later = optim.AdamW(model.parameters(), freeze=150)
+    later.load_state_dict(optimizer.state_dict())
+    for state in later.state.values():
+        state["step"].fill_(150)
+    assert later.due()
+    assert later.early == ""
