@@ -17,10 +17,10 @@ import numpy.typing as npt
 from casync.codec import Bytes
 from casync.errors import PayloadError
 
-__all__ = ["ABSENT", "MARK", "PLAIN", "expand", "extent", "promises", "squeeze"]
+__all__ = ["MARK", "PLAIN", "expand", "extent", "promises", "squeeze"]
 
 MARK = 8  # bytes
-PLAIN, ABSENT = 0, -1  # ABSENT: nothing was received into the buffer
+PLAIN = 0
 BLOCK = 64
 _WORD = 8
 _WORDS = BLOCK // _WORD

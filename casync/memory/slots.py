@@ -19,7 +19,8 @@ from casync.errors import PayloadError
 from casync.graph.layout import Layout
 from casync.memory import Memory
 from casync.memory.capacity import Room
-from casync.memory.repeat_elision import ABSENT, MARK, PLAIN, expand, extent, promises, squeeze
+from casync.memory.identity import IDENTITY, NOTHING
+from casync.memory.repeat_elision import MARK, PLAIN, expand, extent, promises, squeeze
 
 __all__ = ["Buffer", "Slot", "StagedSlot"]
 
@@ -29,8 +30,8 @@ CHECKSUM = 8  # bytes
 class Slot:
     """A payload's buffer on this rank, as a NumPy array and a torch tensor of the same memory.
 
-    The message is the buffer with a mark in front, or a squeezed copy: see repeat_elision.py. With
-    checksums an int64 precedes the mark: the CRC-32 of all that follows it.
+    The message is the buffer with an identity and a mark in front, or a squeezed copy: see
+    repeat_elision.py. With checksums an int64 precedes the mark: the CRC-32 of all that follows it.
     """
 
     exact = False  # see Buffer
@@ -48,7 +49,8 @@ class Slot:
         """travels: True if this rank sends the payload. room: zeroed memory for `front` and the
         layout's size; by default new memory."""
         self.layout = layout
-        self._front = CHECKSUM if checksum else 0
+        self._checks = checksum
+        self._front = IDENTITY + (CHECKSUM if checksum else 0)
         self._whole = memory.staging(self.front(checksum) + layout.size) if room is None else room
         self._buffer: Bytes = self._whole.numpy()
         self._mark = self._buffer[self._front :][:MARK].view(np.int64)
@@ -63,7 +65,7 @@ class Slot:
     @staticmethod
     def front(checksum: bool) -> int:
         """Bytes before the payload."""
-        return MARK + (CHECKSUM if checksum else 0)
+        return IDENTITY + MARK + (CHECKSUM if checksum else 0)
 
     @property
     def size(self) -> int:
@@ -77,7 +79,7 @@ class Slot:
 
     def clear(self) -> torch.Tensor:
         """The memory, ready to receive into."""
-        self._mark[0] = ABSENT  # detects a missing message
+        _stored(self._buffer)[0] = NOTHING  # detects a missing message
         self.layout.clear(self.array)
         return self._whole
 
@@ -92,7 +94,7 @@ class Slot:
         mark = int(self._mark[0])
         if received >= 0:
             received = max(received - self._front, 0)
-        if mark == ABSENT or 0 <= received < MARK:
+        if 0 <= received < MARK:
             raise PayloadError("the message is empty")
         if mark != PLAIN:
             received = self._unpack(received)
@@ -103,8 +105,14 @@ class Slot:
             self._wire = self._buffer[: self._front + MARK + self.contents[2]]
             self._check(self._wire)
 
-    def message(self) -> torch.Tensor:
-        """The bytes that travel."""
+    @property
+    def identity(self) -> int:
+        """The number in front of a received message: see [Note: identity] in identity.py."""
+        return int(_stored(self._buffer)[0])
+
+    def message(self, identity: int) -> torch.Tensor:
+        """The bytes that travel, with this number in front."""
+        _stored(self._wire)[0] = identity
         return torch.from_numpy(self._wire)
 
     def places(self) -> tuple[Ints, dict[str, Ints]]:
@@ -121,8 +129,8 @@ class Slot:
         self._mark[0] = PLAIN
         whole = self._buffer[: front + MARK + len(message)]
         self._wire = self._copy()[: front + size] if size else whole
-        if front:
-            _stored(self._wire)[0] = _checksum(self._wire)
+        if self._checks:
+            _stored(self._wire[IDENTITY:])[0] = _checksum(self._wire[IDENTITY:])
 
     def _unpack(self, received: int) -> int:
         """Expand the squeezed message in the buffer; return its length."""
@@ -135,7 +143,8 @@ class Slot:
         return expand(self._wire[self._front :], self.array)
 
     def _check(self, wire: Bytes) -> None:
-        if self._front and _stored(wire)[0] != _checksum(wire):
+        wire = wire[IDENTITY:]
+        if self._checks and _stored(wire)[0] != _checksum(wire):
             raise PayloadError("the message was damaged on its way: its checksum differs")
 
     def _copy(self) -> Bytes:
@@ -257,7 +266,12 @@ class StagedSlot(Buffer):
         self.entered.wait()  # of the last run
         return self._host.clear()
 
-    def message(self) -> torch.Tensor:
+    @property
+    def identity(self) -> int:
+        """Implements Slot.identity."""
+        return self._host.identity
+
+    def message(self, identity: int) -> torch.Tensor:
         """Implements Slot.message."""
         self.left.wait()
         if not self._packed:
@@ -268,7 +282,7 @@ class StagedSlot(Buffer):
             self._host.fill(used)
             self._packed = True
         self._measure()
-        return self._host.message()
+        return self._host.message(identity)
 
     def numbers(self) -> torch.Tensor:
         """Implements Slot.numbers."""
@@ -287,7 +301,8 @@ class StagedSlot(Buffer):
 
 
 def _stored(wire: Bytes) -> Ints:
-    return wire[:CHECKSUM].view(np.int64)
+    """The int64 at the beginning."""
+    return wire[:8].view(np.int64)
 
 
 def _checksum(wire: Bytes) -> int:

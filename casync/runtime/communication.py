@@ -82,7 +82,9 @@ class _Waiter:
             if self._hooks.delay is not None:
                 self._hooks.delay(task.text())
             if isinstance(task, Recv):
-                cast(Slot | StagedSlot, slot).arrived(received)
+                arrived = cast(Slot | StagedSlot, slot)
+                job.identity.check(task.payload, arrived.identity)
+                arrived.arrived(received)
             self._hooks.on_done(job, (index,), begin)
         except Exception as error:
             self._hooks.on_error(job, index, error)
@@ -176,7 +178,9 @@ class Communication:
         if isinstance(task, Recv):
             return self._transport.post_recv(slot.clear(), task.peer, task.channel)
         if isinstance(task, Send):
-            return self._transport.post_send(slot.message(), task.peer, task.channel)
+            return self._transport.post_send(
+                slot.message(job.identity.of(task.payload)), task.peer, task.channel
+            )
         assert isinstance(task, Reduce)
         op = task.op if isinstance(task, ReduceRound) else "sum"
         view = job.prepared.payloads.reduce_view(task, job.bucket)

@@ -27,6 +27,7 @@ from casync.errors import (
 from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.memory.host import HostMemory
+from casync.memory.identity import Identity, digest_of
 from casync.runtime.bad_payload import culprit, found_bad
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
@@ -82,6 +83,7 @@ class Executor:
         capture: bool = False,
         owns: bool = False,
         bulk: bool = True,
+        epoch: int = 0,
     ) -> None:
         """Start the lanes.
 
@@ -107,6 +109,7 @@ class Executor:
                 [Note: lengths that vary] in capacity.py.
             capture: launch programs as CUDA graphs if possible; see [Note: capture].
             bulk: tasks share calls of their codecs, see [Note: bulk]; False is for tests.
+            epoch: number of this executor among those of its ranks: see [Note: identity].
         """
         self.timeout = timeout
         self.trace = trace
@@ -119,7 +122,8 @@ class Executor:
             Prepared, codecs=codecs, seed=seed, deferred=dict(deferred or {}),
             memory=self._memory, tags=self._tags, checksum=checksum, waits=waits, bulk=bulk,
         )  # fmt: skip
-        self._owns = owns
+        self._owns, self._epoch = owns, epoch
+        self._bucket_names: dict[int, str] = {}  # by digest
         self.counters = Counters(transport.world_size)  # live; dataclasses.replace copies
         self._process = os.getpid()  # see [Note: fork] in shutdown.py
         self._lock = threading.Lock()
@@ -159,14 +163,17 @@ class Executor:
         return self._error is not None
 
     def submit(
-        self, program: Program, bucket: torch.Tensor, states: States, step: int
+        self, program: Program, bucket: torch.Tensor, states: States, step: int, name: str = ""
     ) -> torch.futures.Future[torch.Tensor]:
         """Synchronize `bucket` in place; the future's value is the bucket.
 
         bucket: flat, of float32, float16 or bfloat16; for 16 bits see [Note: 16-bit gradients] in
         pieces.py.
         states: arenas by (codec key, "worker" | "aggregator"), updated in place. Runs of one
-        program do not overlap; those of different programs do. Never wait for this future in a
+        program do not overlap; those of different programs do.
+        name: of the bucket, the same on all ranks: see [Note: identity].
+
+        Never wait for this future in a
         callback of another. Raises the error that ended the executor, if any.
         """
         if self._forked:
@@ -177,7 +184,10 @@ class Executor:
         with self._lock:
             self._check(program)
             prepared = self._prepare(program, bucket.dtype)
-            job = Job(self._sequence, prepared, bucket, states, step)
+            if name:
+                self._bucket_names[digest_of(name)] = name
+            identity = Identity(self._epoch, self._sequence, name, self._bucket_names)
+            job = Job(identity, prepared, bucket, states, step)
             self._sequence, self._step = self._sequence + 1, step
             self.counters.jobs += 1
             empty = not job.left  # checked now: a started job may end at any time

@@ -24,6 +24,7 @@ from casync.graph.graph import Program
 from casync.graph.joining import Bulk, joined
 from casync.graph.plan import BATCH_BYTES
 from casync.memory import Event, Memory
+from casync.memory.identity import Identity
 from casync.memory.slots import StagedSlot
 from casync.raw import with_raw
 from casync.runtime.payloads import Payloads
@@ -42,13 +43,13 @@ class Job:
 
     def __init__(
         self,
-        sequence: int,
+        identity: Identity,
         prepared: Prepared,
         bucket: torch.Tensor,
         states: States,
         step: int,
     ) -> None:
-        self.sequence = sequence
+        self.identity, self.sequence = identity, identity.job
         program = prepared.program
         self.tasks = program.tasks
         self.unlocks = program.unlocks

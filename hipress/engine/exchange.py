@@ -131,8 +131,8 @@ class Exchange:
         """Exchange a tensor, in place; the future's value is the tensor.
 
         tensor: flat and contiguous, of float32, float16 or bfloat16. pieces: all of it, in order.
-        name: the same on all ranks, for errors. feedback: keep the states of codecs under this
-        name, with the same pieces in every call.
+        name: the same on all ranks, which is checked.
+        feedback: keep the states of codecs under this name, with the same pieces in every call.
 
         The first exchange of a kind meets in the store. Raises ConfigError, and ConfigMismatch if
         ranks exchange different tensors.
@@ -144,7 +144,7 @@ class Exchange:
             number = self._free(kept)
             program = kept.programs[number]
             states = self._states(kind, name, program) if feedback else {}
-            future = self.executor.submit(program, tensor, states, self.calls)
+            future = self.executor.submit(program, tensor, states, self.calls, name)
             kept.runs[number] = future
             self.calls += 1
             return future

@@ -81,7 +81,10 @@ def all_reduce(
             up, back = exchange.add(codec), None if other is None else exchange.add(other)
             flat = tensor.detach().resolve_neg().contiguous().view(-1)
             piece = Piece(flat.numel(), up, down=back)
-            wait_within(exchange.submit(flat, strategy, [piece], name=name), None)
+            wait_within(
+                exchange.submit(flat, strategy, [piece], name=name or f"shape {[*tensor.shape]}"),
+                None,
+            )
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(flat.view(tensor.shape))
     return tensor

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from casync.errors import PayloadError
+from casync.memory.identity import IDENTITY
 from casync.memory.repeat_elision import MARK
 from casync.memory.slots import CHECKSUM
 from casync.runtime.executor import Executor
@@ -15,6 +16,7 @@ from tests.patience import HANG
 
 WHERE = "step 7 failed: rank 0, peer 1, task `recv rank=0 part=0 "
 TOTAL = sum(SIZES)
+FRONT = IDENTITY + CHECKSUM + MARK
 CARRIED = [(strategy, codec) for strategy, codec in MEANS if strategy != "allreduce"]
 
 
@@ -62,7 +64,9 @@ def test_checksums_change_no_result(strategy, codec):
     np.testing.assert_array_equal(*[bucket.view(torch.int32).numpy() for bucket in found])
 
 
-@pytest.mark.parametrize("at", [0, 3, CHECKSUM, CHECKSUM + MARK, 1001, -1])
+@pytest.mark.parametrize(
+    "at", [0, 3, IDENTITY, IDENTITY + CHECKSUM, IDENTITY + CHECKSUM + MARK, 1001, -1]
+)
 @pytest.mark.parametrize("codec", ["exact", "sparse", "sign"])
 def test_one_bit_is_noticed(codec, at):
     graph = graph_of([5000], "exchange", codec, 2)
@@ -70,7 +74,7 @@ def test_one_bit_is_noticed(codec, at):
     assert told.startswith(WHERE)
 
 
-@pytest.mark.parametrize("at", [0, CHECKSUM, CHECKSUM + MARK, 4500, -1])
+@pytest.mark.parametrize("at", [0, IDENTITY, FRONT, 4500, -1])
 def test_one_bit_of_a_squeezed_message_is_noticed(at):
     buckets = [torch.zeros(200_000) for _ in range(2)]
     for bucket in buckets:

@@ -90,9 +90,14 @@ def overlapping(rank, world_size):
 
 
 def other_tensors(rank, world_size):
-    """Errors of ranks that average different tensors of a length, by name, for the first time."""
+    """Errors of ranks that average different tensors of a length, for the first time and later."""
     order = ("a", "b") if rank == 0 else ("b", "a")
-    return raised_by(hipress.all_reduce, torch.ones(300), "none", name=order[0])
+    first = raised_by(hipress.all_reduce, torch.ones(300), "int8_group", name=order[0])
+    for name in ("a", "b"):
+        hipress.all_reduce(torch.ones(300), "int8_group", name=name)
+    later = raised_by(hipress.all_reduce, torch.ones(300), "int8_group", name=order[0])
+    shapes = raised_by(hipress.all_reduce, torch.ones((2, 3) if rank else (3, 2)), "int8_group")
+    return first, later, shapes
 
 
 def threads(rank, world_size):

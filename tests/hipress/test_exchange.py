@@ -42,9 +42,13 @@ def test_tensors_of_a_kind_travel_at_the_same_time():
 
 
 def test_other_tensors_are_named():
-    for error in launch(ranks.other_tensors, 2):
-        assert error.kind == "ConfigMismatch"
-        assert "tensor of all_reduce: rank 0: a, rank 1: b" in error.message
+    """Ranks that average different tensors of a length once got a mixture, without a word."""
+    for first, later, shapes in launch(ranks.other_tensors, 2):
+        assert first.kind == shapes.kind == "ConfigMismatch"
+        assert "tensor of all_reduce: rank 0: a, rank 1: b" in first.message
+        assert "shape [3, 2], rank 1: shape [2, 3]" in shapes.message
+        assert "bucket 'a'" in later.message
+        assert "bucket 'b'" in later.message
 
 
 def test_codecs_share_connections():
