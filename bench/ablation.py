@@ -36,6 +36,7 @@ from casync.graph.plan import partition
 from casync.graph.shares import Shares, share_out
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
 from hipress.plan.codecs import compile_codec, state_of
@@ -146,8 +147,11 @@ def main(
     with ExitStack() as stack:
         executors = {
             bulk: stack.enter_context(
-                Executor(DistributedTransport.connect(60.0), CODECS, timeout=60.0, bulk=bulk,
-                         owns=True)
+                Executor(
+                    DistributedTransport.connect(60.0),
+                    CODECS,
+                    RunOptions(timeout=60.0, bulk=bulk, owns=True),
+                )
             )
             for bulk in (False, True)
         }  # fmt: skip

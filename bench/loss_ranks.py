@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LinearLR
 
 from bench.loss_workloads import Batch, Workload
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.testing import Hub
 from casync.topology import Topology
 from hipress import optim
@@ -67,7 +68,8 @@ class Compressed(AbstractContextManager["Compressed"]):
         self.residuals = buckets[0].residuals
         self.plans = [each.plan_for(every) for each in buckets]
         self.executors = [
-            Executor(end, plan.codecs, seed=options.seed) for end in Hub(ranks).endpoints()
+            Executor(end, plan.codecs, RunOptions(seed=options.seed))
+            for end in Hub(ranks).endpoints()
         ]
 
     def __call__(self, gradients: Sequence[Tensor], step: int) -> float:

@@ -21,6 +21,7 @@ from casync import Choice, Tensor, Topology, build_program, partition
 from casync.codec import Bytes, CodecDefaults, Floats, Ints
 from casync.graph.graph import Program
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.transports.distributed import DistributedTransport
 
 STRATEGIES = ("ps", "ring", "exchange")
@@ -66,7 +67,7 @@ def measure(strategy: str, ranks: int, steps: int) -> str:
     programs = [program_of(strategy, rank, ranks, bucket) for bucket in range(BUCKETS)]
     buckets = [torch.zeros(TENSORS * ELEMENTS) for _ in programs]
     transport = DistributedTransport.connect(60.0)
-    with Executor(transport, CODECS, timeout=60.0) as executor:
+    with Executor(transport, CODECS, RunOptions(timeout=60.0)) as executor:
         marks = [_used()]
         for step in range(steps):
             torch.futures.wait_all(

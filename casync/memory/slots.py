@@ -53,6 +53,7 @@ class Slot:
         self._front = IDENTITY + (CHECKSUM if checksum else 0)
         self._whole = memory.staging(self.front(checksum) + layout.size) if room is None else room
         self._buffer: Bytes = self._whole.numpy()
+        self._identity = _stored(self._buffer)
         self._mark = self._buffer[self._front :][:MARK].view(np.int64)
         self._squeezed: Bytes | None = None  # made when first needed
         self.array = self._buffer[self._front + MARK :]
@@ -79,7 +80,7 @@ class Slot:
 
     def clear(self) -> torch.Tensor:
         """The memory, ready to receive into."""
-        _stored(self._buffer)[0] = NOTHING  # detects a missing message
+        self._identity[0] = NOTHING  # detects a missing message
         self.layout.clear(self.array)
         return self._whole
 
@@ -108,11 +109,13 @@ class Slot:
     @property
     def identity(self) -> int:
         """The number in front of a received message: see [Note: identity] in identity.py."""
-        return int(_stored(self._buffer)[0])
+        return int(self._identity[0])
 
     def message(self, identity: int) -> torch.Tensor:
         """The bytes that travel, with this number in front."""
-        _stored(self._wire)[0] = identity
+        self._identity[0] = identity
+        if self._squeezed is not None:
+            _stored(self._squeezed)[0] = identity
         return torch.from_numpy(self._wire)
 
     def places(self) -> tuple[Ints, dict[str, Ints]]:
@@ -136,7 +139,8 @@ class Slot:
         """Expand the squeezed message in the buffer; return its length."""
         size = extent(self._buffer[self._front :], self.layout.size)
         if received not in (-1, size):
-            raise PayloadError(f"message of {received} bytes, expected {size}")
+            sizes = received + self._front, size + self._front
+            raise PayloadError(f"message of {sizes[0]} bytes, expected {sizes[1]}")
         self._wire = self._copy()[: self._front + size]
         self._wire[:] = self._buffer[: self._front + size]
         self._check(self._wire)

@@ -12,9 +12,9 @@ from casync.building.tasks import Decode, DecodeRounds, Merge, Task, members
 from casync.codec import DeviceCodec
 from casync.errors import CasyncError, PayloadError
 from casync.memory import Memory
-from casync.runtime.jobs import Prepared
 from casync.runtime.naming import named_error
 from casync.runtime.pieces import InBucket, packed
+from casync.runtime.prepared import Prepared
 
 __all__ = ["found_bad"]
 

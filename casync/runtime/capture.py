@@ -10,6 +10,7 @@ after another on a stream of their own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,8 +49,11 @@ class _Graph:
 class Captures:
     """The captured programs of an executor. See [Note: capture]."""
 
-    def __init__(self, memory: Memory, lanes: StreamLanes, counters: Counters) -> None:
-        self._memory, self._lanes, self._counters = memory, lanes, counters
+    def __init__(
+        self, memory: Memory, lanes: StreamLanes, counters: Counters, lock: threading.Lock
+    ) -> None:
+        """lock: of the counters."""
+        self._memory, self._lanes, self._counters, self._lock = memory, lanes, counters, lock
         # not by Prepared, which a graph's job keeps: entries would never be dropped
         self._graphs: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()
         self._seen: WeakKeyDictionary[Program, tuple[int, ...]] = WeakKeyDictionary()
@@ -74,9 +78,10 @@ class Captures:
         if graph is None or graph.key != _key(job):
             graph = self._graphs[program] = self._capture(job, issue)
         else:
-            for name, more in graph.counts.items():
-                setattr(self._counters, name, getattr(self._counters, name) + more)
-        self._lanes.begin(job)
+            with self._lock:
+                for name, more in graph.counts.items():
+                    setattr(self._counters, name, getattr(self._counters, name) + more)
+        self._lanes.admit(job)
         self._lanes.launch(job, partial(self._again, graph, job), complete)
 
     def _capture(self, job: Job, issue: Callable[[], None]) -> _Graph:

@@ -16,9 +16,8 @@ from casync.building.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.memory import Memory
 from casync.memory.slots import Slot, StagedSlot
 from casync.runtime.jobs import Job
-from casync.runtime.lanes import Hooks
+from casync.runtime.lanes import Progress
 from casync.runtime.watch import Posted, watch
-from casync.shutdown import start_thread
 from casync.transports import Handle, Transport
 
 __all__ = ["Communication", "spawn"]
@@ -40,20 +39,20 @@ def spawn(run: Callable[[], None], name: str, memory: Memory) -> threading.Threa
         with memory.current():
             run()
 
-    return start_thread(there, f"casync-{name}")
+    thread = threading.Thread(target=there, name=f"casync-{name}", daemon=True)
+    thread.start()
+    return thread
 
 
 class _Waiter:
     """Waits for posted operations, in order. `current`: the present one, or None."""
 
-    def __init__(self, hooks: Hooks, name: str, memory: Memory) -> None:
+    def __init__(self, progress: Progress, name: str, memory: Memory) -> None:
         self.current: Posted | None = None
-        self._hooks = hooks
+        self._progress = progress
         self._queue: SimpleQueue[Sequence[Posted] | None] = SimpleQueue()
+        self.put = self._queue.put
         self._thread = spawn(self._run, name, memory)
-
-    def put(self, posted: Sequence[Posted]) -> None:
-        self._queue.put(posted)
 
     def stop(self) -> None:
         self._queue.put(None)
@@ -64,51 +63,47 @@ class _Waiter:
 
     def _run(self) -> None:
         while (posted := self._queue.get()) is not None:
-            self._all(posted)
+            for self.current in posted:
+                if not self._progress.ended.is_set():
+                    self._finish(*self.current)
+            self.current = None
             del posted  # an idle waiter must not keep the last job's bucket alive
 
-    def _all(self, posted: Sequence[Posted]) -> None:
-        for item in posted:
-            if not self._hooks.ended.is_set():
-                self.current = item
-                self._one(*item)
-        self.current = None
-
-    def _one(self, job: Job, index: int, handle: Handle, begin: float) -> None:
-        task, slot = job.tasks[index], job.prepared.slots[index]
+    def _finish(self, job: Job, index: int, handle: Handle, begin: float) -> None:
+        """Wait for an operation, take what has arrived, and tell the executor."""
+        task, options = job.tasks[index], self._progress.options
         try:
-            with self._hooks.span(job.prepared.spans[index]):
-                received = handle.wait(self._hooks.timeout)
-            if self._hooks.delay is not None:
-                self._hooks.delay(task.text())
+            with options.span(job.prepared.spans[index]):
+                received = handle.wait(options.timeout)
+            if options.delay is not None:
+                options.delay(task.text())
             if isinstance(task, Recv):
-                arrived = cast(Slot | StagedSlot, slot)
-                job.identity.check(task.payload, arrived.identity)
-                arrived.arrived(received)
-            self._hooks.on_done(job, (index,), begin)
+                slot = cast(Slot | StagedSlot, job.prepared.slots[index])
+                job.identity.check(task.payload, slot.identity)  # before anything is decoded
+                slot.arrived(received)
+            self._progress.done(job, (index,), begin)
         except Exception as error:
-            self._hooks.on_error(job, index, error)
+            self._progress.failed(job, index, error)
 
 
 class Communication:
     """The communication lane and its waiters."""
 
-    def __init__(self, hooks: Hooks, memory: Memory, transport: Transport, watches: bool) -> None:
-        self._hooks, self._memory = hooks, memory
-        self._transport = transport
-        self._queue: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
-        self._order: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
+    def __init__(self, progress: Progress, memory: Memory, transport: Transport) -> None:
+        self._progress, self._memory, self._transport = progress, memory, transport
+        self._queue: SimpleQueue[Job | tuple[Job, int] | None] = SimpleQueue()
         self._waiters: dict[_Lane, _Waiter] = {}
         self._thread = spawn(self._run, "communication", memory)
+        watches = progress.options.watch
         self._watches = [
-            spawn(partial(watch, hooks, transport, peer, self._waiting), f"watch-{peer}", memory)
+            spawn(partial(watch, progress, transport, peer, self._waiting), f"watch-{peer}", memory)
             for peer in (range(transport.world_size) if watches else ())
             if peer != transport.rank
         ]
 
     def start(self, job: Job) -> None:
         """Post a job's receives and queue its sends; jobs in the same order on all ranks."""
-        self._queue.put((job, -1))
+        self._queue.put(job)
 
     def put(self, job: Job, index: int) -> None:
         """Post a send or reduce, which is ready."""
@@ -130,57 +125,55 @@ class Communication:
         self._watches.clear()
 
     def _run(self) -> None:
+        """The posting thread: a starting job's receives at once, sends and reduces in their turn.
+
+        Their order is that of the program, on each lane, whichever gets ready first: the peer has
+        posted its receives in that order.
+        """
+        turns: dict[_Lane, deque[tuple[Job, int]]] = defaultdict(deque)
         while (item := self._queue.get()) is not None:
-            if self._hooks.ended.is_set():
-                self._order.clear()
-            elif item[1] < 0:
-                self._start(item[0])
+            if self._progress.ended.is_set():
+                turns.clear()
+            elif isinstance(item, Job):
+                for index, task in enumerate(item.tasks):
+                    if isinstance(task, Recv):
+                        self._post(item, index, task)
+                    elif isinstance(task, Send | Reduce):
+                        turns[_lane(task)].append((item, index))
             else:
-                self._ready(*item)
-            del item
-
-    def _start(self, job: Job) -> None:
-        for index, task in enumerate(job.tasks):
-            if isinstance(task, Recv):
-                self._post(job, index, task)
-            elif isinstance(task, Send | Reduce):
-                self._order[_lane(task)].append((job, index))
-
-    def _ready(self, job: Job, index: int) -> None:
-        """Post a ready task in its turn, and those that are ready behind it."""
-        job.ready.add(index)
-        order = self._order[_lane(job.tasks[index])]
-        while order and order[0][1] in order[0][0].ready:
-            first, number = order.popleft()
-            self._post(first, number, first.tasks[number])
+                job, index = item
+                job.host.ready.add(index)
+                lane = turns[_lane(job.tasks[index])]
+                while lane and lane[0][1] in lane[0][0].host.ready:
+                    job, index = lane.popleft()
+                    self._post(job, index, job.tasks[index])
+                del job
+            del item  # an idle lane must not keep the last job's bucket alive
 
     def _post(self, job: Job, index: int, task: Task) -> None:
-        begin = time.perf_counter()
+        """Post an operation, and hand it to its waiter: a thread, which an ending interpreter
+        cannot start."""
+        begin, run, delay = time.perf_counter(), job.host, self._progress.options.delay
         try:
-            if self._hooks.delay is not None:
-                self._hooks.delay(f"post {task.text()}")
-            self._await(job, index, self._posted(job, index, task), begin)
+            if delay is not None:
+                delay(f"post {task.text()}")
+            handle = self._posted(job, index, task)
+            if not isinstance(task, Send):
+                self._waiter(_lane(task)).put(((job, index, handle, begin),))
+                return
+            run.sent.append((index, handle, begin))
+            if len(run.sent) == job.prepared.sends:
+                self._waiter(_SENDS).put([(job, *sent) for sent in run.sent])
         except Exception as error:
-            self._hooks.on_error(job, index, error)
-
-    def _await(self, job: Job, index: int, handle: Handle, begin: float) -> None:
-        """Hand an operation to its waiter, a thread, which an ending interpreter cannot start."""
-        task = job.tasks[index]
-        if not isinstance(task, Send):
-            self._waiter(_lane(task)).put(((job, index, handle, begin),))
-            return
-        job.sent.append((index, handle, begin))
-        if len(job.sent) == job.prepared.sends:
-            self._waiter(_SENDS).put([(job, *sent) for sent in job.sent])
+            self._progress.failed(job, index, error)
 
     def _posted(self, job: Job, index: int, task: Task) -> Handle:
         slot = cast(Slot | StagedSlot, job.prepared.slots[index])
         if isinstance(task, Recv):
             return self._transport.post_recv(slot.clear(), task.peer, task.channel)
         if isinstance(task, Send):
-            return self._transport.post_send(
-                slot.message(job.identity.of(task.payload)), task.peer, task.channel
-            )
+            message = slot.message(job.identity.of(task.payload))
+            return self._transport.post_send(message, task.peer, task.channel)
         assert isinstance(task, Reduce)
         op = task.op if isinstance(task, ReduceRound) else "sum"
         view = job.prepared.payloads.reduce_view(task, job.bucket)
@@ -194,7 +187,7 @@ class Communication:
     def _waiter(self, lane: _Lane) -> _Waiter:
         if lane not in self._waiters:
             name = "-".join(map(str, lane))
-            self._waiters[lane] = _Waiter(self._hooks, name, self._memory)
+            self._waiters[lane] = _Waiter(self._progress, name, self._memory)
         return self._waiters[lane]
 
 

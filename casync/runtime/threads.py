@@ -19,13 +19,13 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from casync.building.tasks import Recv, Reduce, Send
 from casync.memory import Memory
 from casync.runtime.communication import Communication, spawn
-from casync.runtime.jobs import Job
-from casync.runtime.lanes import Hooks
+from casync.runtime.jobs import HostRun, Job
+from casync.runtime.lanes import Progress
 from casync.transports import Transport
 
 __all__ = ["ThreadLanes"]
@@ -34,95 +34,70 @@ __all__ = ["ThreadLanes"]
 class ThreadLanes:
     """A compute lane, a communication lane and its waiters. Implements Lanes."""
 
-    def __init__(self, hooks: Hooks, memory: Memory, transport: Transport, watch: bool) -> None:
-        self._compute = Compute(hooks, memory)
-        self._communication = Communication(hooks, memory, transport, watch)
+    def __init__(self, progress: Progress, memory: Memory, transport: Transport) -> None:
+        self._progress = progress
+        self._communication = Communication(progress, memory, transport)
+        self._ready: list[tuple[bool, int, int, Job]] = []  # a heap: the most urgent task first
+        self._changed = threading.Condition()
+        self._open = True
+        self._thread = spawn(self._compute, "compute", memory)
 
-    def begin(self, job: Job) -> None:
-        """Implements Lanes.begin."""
+    def admit(self, job: Job) -> None:
+        job.host = HostRun()
 
     def start(self, job: Job) -> None:
         self._communication.start(job)
 
-    def put(self, job: Job, index: int) -> None:
-        task = job.tasks[index]
-        if isinstance(task, Send | Reduce):
-            self._communication.put(job, index)
-        elif not isinstance(task, Recv):
-            self._compute.put(job, index)
+    def issue(self, job: Job, ready: Sequence[int]) -> None:
+        for index in ready:
+            task = job.tasks[index]
+            if isinstance(task, Send | Reduce):
+                self._communication.put(job, index)
+            elif not isinstance(task, Recv):  # which its job's start has posted
+                urgent = job.prepared.program.urgent[index]
+                with self._changed:
+                    heapq.heappush(self._ready, (not urgent, job.sequence, index, job))
+                    self._changed.notify()
 
-    def run(self) -> None:
-        """Implements Lanes.run: the compute thread issues tasks."""
-
-    def end(self, job: Job) -> None:
-        """Implements Lanes.end."""
-
-    def complete(self, job: Job, work: Callable[[], None]) -> None:
-        work()
-
-    def drop(self) -> None:
-        self._compute.drop()
-
-    def close(self, patience: float) -> None:
-        self._compute.close(patience)
-        self._communication.close(patience)
-
-
-class Compute:
-    """The compute lane: a thread that runs ready tasks."""
-
-    def __init__(self, hooks: Hooks, memory: Memory) -> None:
-        self._hooks = hooks
-        self._ready: list[tuple[bool, int, int, Job]] = []
-        self._changed = threading.Condition()
-        self._open = True
-        self._thread = spawn(self._run, "compute", memory)
-
-    def put(self, job: Job, index: int) -> None:
-        """Queue a ready task, by urgency, job and position."""
-        with self._changed:
-            key = (not job.prepared.urgent[index], job.sequence, index, job)
-            heapq.heappush(self._ready, key)
-            self._changed.notify()
+    def finish(self, job: Job, free: Callable[[], None], complete: Callable[[], None]) -> None:
+        free()
+        complete()
 
     def drop(self) -> None:
-        """Forget tasks that have not begun."""
         with self._changed:
             self._ready.clear()
 
     def close(self, patience: float) -> None:
-        """Stop the thread."""
         with self._changed:
             self._open = False
             self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
+        self._communication.close(patience)
 
-    def _run(self) -> None:
-        while (item := self._next()) is not None:
-            self._one(*item)
-            del item  # an idle lane must not keep the last job's bucket alive
-
-    def _next(self) -> tuple[Job, int] | None:
-        with self._changed:
-            begin = time.perf_counter()
-            idle = not self._ready
-            while self._open and not self._ready:
-                self._changed.wait()
-            item = heapq.heappop(self._ready)[2:] if self._open else None
-        if idle:
-            self._hooks.on_idle(time.perf_counter() - begin)
-        return None if item is None else (item[1], item[0])
-
-    def _one(self, job: Job, index: int) -> None:
-        step = job.prepared.steps[index]
-        try:
-            if self._hooks.delay is not None:
-                self._hooks.delay(job.tasks[index].text())
-            begin = time.perf_counter()
-            if step is not None:
-                with self._hooks.span(job.prepared.spans[index]):
-                    step(job.inputs)
-            self._hooks.on_done(job, (index,), begin)
-        except Exception as error:
-            self._hooks.on_error(job, index, error)
+    def _compute(self) -> None:
+        """The compute lane: take the most urgent task that is ready, run it, tell the executor."""
+        progress, options = self._progress, self._progress.options
+        while True:
+            with self._changed:
+                since, idle = time.perf_counter(), not self._ready
+                while self._open and not self._ready:
+                    self._changed.wait()
+                if not self._open:
+                    return
+                *_, index, job = heapq.heappop(self._ready)
+            if idle:
+                progress.idle(time.perf_counter() - since)
+            if progress.ended.is_set():  # a bucket belongs to its caller again
+                continue
+            try:
+                if options.delay is not None:
+                    options.delay(job.tasks[index].text())
+                step, begin = job.prepared.steps[index], time.perf_counter()
+                if step is not None:
+                    with options.span(job.prepared.spans[index]):
+                        step(job.inputs)
+                progress.done(job, (index,), begin)
+            except Exception as error:
+                progress.failed(job, index, error)
+            del job  # an idle lane must not keep the last job's bucket alive

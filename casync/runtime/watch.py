@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from casync.building.tasks import Reduce
 from casync.runtime.jobs import Job
-from casync.runtime.lanes import Hooks
+from casync.runtime.lanes import Progress
 from casync.transports import Handle, Transport
 
 __all__ = ["Posted", "watch"]
@@ -29,25 +29,25 @@ Posted: TypeAlias = tuple[Job, int, Handle, float]  # job, task, handle, time
 
 
 def watch(
-    hooks: Hooks, transport: Transport, peer: int, waiting: Callable[[int], list[Posted]]
+    progress: Progress, transport: Transport, peer: int, waiting: Callable[[int], list[Posted]]
 ) -> None:
     """Watch a peer, in a thread that ends after the executor and its connections. waiting: returns
     the operations that involve a peer and whose waiters wait now."""
     try:
         transport.watch(peer).wait(_EVER)
     except Exception as error:
-        _look(hooks, waiting, peer, error)
+        _look(progress, waiting, peer, error)
 
 
 def _look(
-    hooks: Hooks, waiting: Callable[[int], list[Posted]], peer: int, error: Exception
+    progress: Progress, waiting: Callable[[int], list[Posted]], peer: int, error: Exception
 ) -> None:
     """Fail an operation that waits for the peer, and still does at later looks."""
     looks: list[tuple[Posted, int]] = []  # operations, and earlier looks that found them waiting
-    while not hooks.ended.wait(LOOK):
+    while not progress.ended.wait(LOOK):
         now = waiting(peer)
         looks = [(one, sum(count + 1 for other, count in looks if other is one)) for one in now]
         for (job, index, *_), count in looks:
             if count >= (REDUCE_LOOKS if isinstance(job.tasks[index], Reduce) else 1):
-                hooks.on_error(job, index, error)
+                progress.failed(job, index, error)
                 return

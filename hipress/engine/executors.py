@@ -9,6 +9,7 @@ from casync.errors import TransportError
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.transports import SlotTransport, Transport
 from casync.transports.distributed import DistributedTransport
 from hipress import compat
@@ -39,17 +40,19 @@ def start_executor(
     executor = Executor(
         _transport(purpose, coordinator, placement, memory, tell),
         codecs,
+        RunOptions(
+            seed=options.seed,
+            timeout=options.timeout,
+            watch=True,
+            span=compat.profiled,
+            checksum=options.checksum,
+            deferred=deferred,
+            waits=True,
+            capture=options.capture,
+            owns=True,
+        ),
         memory=memory,
-        seed=options.seed,
-        timeout=options.timeout,
         ranks=coordinator.ranks,
-        watch=True,
-        span=compat.profiled,
-        checksum=options.checksum,
-        deferred=deferred,
-        waits=True,
-        capture=options.capture,
-        owns=True,
     )
     made.append(executor)
     return executor

@@ -138,7 +138,7 @@ class Round:
         """Average by a program of the executor."""
         engine, world = self._engine, self._engine.world
         executor, states = world.routes[engine.buckets.hosted].executor, plan.states
-        average.job = executor.submit(plan.program, values, states, self.step)
+        average.job = executor.submit(plan.program, values, states, self.step, str(average.indices))
         if not plan.differences:
             return average.job
         add_means = partial(plan.add_means, states=states)

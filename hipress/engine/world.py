@@ -16,7 +16,7 @@ from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor, TraceEvent
-from casync.runtime.jobs import FLOATS
+from casync.runtime.prepared import FLOATS
 from hipress.engine.executors import start_executor
 from hipress.engine.failures import Failures
 from hipress.engine.futures import average

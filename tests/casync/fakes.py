@@ -17,6 +17,7 @@ from casync.graph.graph import Graph, build
 from casync.graph.plan import partition
 from casync.raw import with_raw
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.strategies import list_strategies, load, refuses
 from casync.testing import Hub
 from casync.topology import Topology
@@ -216,9 +217,14 @@ def states_of(length: int):
 
 
 @contextmanager
-def world(size: int, *, codecs=CODECS, timeout=HANG, **options) -> Iterator[list[Executor]]:
+def world(
+    size: int, *, codecs=CODECS, timeout=HANG, trace=None, ranks=None, **options
+) -> Iterator[list[Executor]]:
     """Executors of all ranks over the memory transport."""
-    executors = [Executor(t, codecs, timeout=timeout, **options) for t in Hub(size).endpoints()]
+    made = RunOptions(timeout=timeout, **options)
+    executors = [
+        Executor(end, codecs, made, trace=trace, ranks=ranks) for end in Hub(size).endpoints()
+    ]
     try:
         yield executors
     finally:
@@ -228,7 +234,7 @@ def world(size: int, *, codecs=CODECS, timeout=HANG, **options) -> Iterator[list
 
 def replay(program, end, codecs, bucket, states=None, step: int = 0) -> None:
     """Run a rank's program without tags, at this endpoint."""
-    with Executor(end, codecs, timeout=HANG) as executor:
+    with Executor(end, codecs, RunOptions(timeout=HANG)) as executor:
         executor.submit(program, bucket, states or {}, step).wait()
 
 

@@ -11,6 +11,7 @@ from casync.memory.host import HostMemory
 from casync.nccl.bindings import connect_by
 from casync.nccl.distributed import connector
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.transports.distributed import DistributedTransport
 from casync.transports.nccl import NcclTransport
 from hipress import compat
@@ -65,8 +66,10 @@ def _differences(strategy, name, rank, size, transport, memory, tagged, capture)
     there = here if memory.host else compll.compile(name, "cuda")
     program = graph_of(LENGTHS, strategy, name, size, codecs={name: here}).slice(rank)
     with (
-        Executor(transport, {name: there}, timeout=HANG, memory=memory, capture=capture) as device,
-        Executor(tagged, {name: here}, timeout=HANG) as host,
+        Executor(
+            transport, {name: there}, RunOptions(timeout=HANG, capture=capture), memory=memory
+        ) as device,
+        Executor(tagged, {name: here}, RunOptions(timeout=HANG)) as host,
     ):
         states, theirs = _states(name, there), _states(name, here)
         bucket = memory.zeros(TOTAL, torch.float32)

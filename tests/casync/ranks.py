@@ -13,6 +13,7 @@ from casync.errors import CasyncError
 from casync.memory.host import HostMemory
 from casync.nccl.distributed import connector
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.transports.distributed import DistributedTransport
 from casync.transports.nccl import NcclTransport
 from tests.casync.emulated import DeviceMemory, compiled
@@ -48,7 +49,7 @@ def exchange(rank, size):
     graphs = [graph_of(SIZES, strategy, codec, size) for strategy, codec in MEANS]
     programs = [graph.slice(rank) for graph in graphs]
     states = [states_of(TOTAL) for _ in graphs]
-    with Executor(transport, CODECS, timeout=HANG, delay=jitter(rank)) as executor:
+    with Executor(transport, CODECS, RunOptions(timeout=HANG, delay=jitter(rank))) as executor:
         for step in range(3):
             inputs = [gradients(TOTAL, size, seed=100 * step + i) for i in range(len(graphs))]
             buckets = [given[rank].clone() for given in inputs]
@@ -75,8 +76,8 @@ def staged(rank, size):
     memory, transports = DeviceMemory(schedule), [DistributedTransport.connect(HANG) for _ in "ab"]
     with (
         schedule.driving(),
-        Executor(transports[0], {"c": own}, memory=memory, timeout=HANG) as device,
-        Executor(transports[1], {"c": codec}, timeout=HANG) as host,
+        Executor(transports[0], {"c": own}, RunOptions(timeout=HANG), memory=memory) as device,
+        Executor(transports[1], {"c": codec}, RunOptions(timeout=HANG)) as host,
     ):
         state = codec.init_state(3033)
         theirs = {("c", s): {n: a.copy() for n, a in state.items()} for s in SIDES}
@@ -112,7 +113,7 @@ def killed(rank, size):
     """The last rank dies between two steps; the others' errors name it."""
     transport = DistributedTransport.connect(HANG)
     program = graph_of([500000], "ps", "exact", size).slice(rank)
-    executor = Executor(transport, CODECS, timeout=HANG)
+    executor = Executor(transport, CODECS, RunOptions(timeout=HANG))
     executor.submit(program, torch.ones(500000), {}, 0).wait()
     if rank == size - 1:
         os._exit(0)
@@ -123,7 +124,7 @@ def silent(rank, size):
     """The last rank never submits; the others time out, or learn that one of them did."""
     transport = DistributedTransport.connect(HANG)
     program = graph_of([500000], "ring", "exact", size).slice(rank)
-    executor = Executor(transport, CODECS, timeout=0.5)
+    executor = Executor(transport, CODECS, RunOptions(timeout=0.5))
     if rank < size - 1:
         return error_of(executor, program, torch.ones(500000))
     LASTING.append(executor)
@@ -145,7 +146,7 @@ def corrupt(rank, size):
     transport = DistributedTransport.connect(HANG)
     program = graph_of([5000], "exchange", "sparse", size).slice(rank)
     codecs = {"sparse": Corrupt()} if rank == size - 1 else CODECS
-    executor = Executor(transport, codecs, timeout=HANG)
+    executor = Executor(transport, codecs, RunOptions(timeout=HANG))
     if rank < size - 1:
         return error_of(executor, program, torch.ones(5000))
     executor.submit(program, torch.ones(5000), {}, 0)

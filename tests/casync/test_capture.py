@@ -13,8 +13,9 @@ import torch
 import compll
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from tests.casync.emulated import compiled
-from tests.casync.fakes import CODECS, PAIRS, Exact, Sign, gradients, graph_of
+from tests.casync.fakes import CODECS, MEANS, Exact, Sign, gradients, graph_of
 from tests.casync.rendezvous import Meeting
 from tests.casync.streams import at_work
 from tests.patience import HANG
@@ -95,7 +96,12 @@ class World:
         self.memories = [Memory() for _ in range(size)]
         ends = Meeting(size, HANG).endpoints()
         self.executors = [
-            Executor(end, {name: copy(codecs[name])}, memory=memory, timeout=HANG, capture=capture)
+            Executor(
+                end,
+                {name: copy(codecs[name])},
+                RunOptions(timeout=HANG, capture=capture),
+                memory=memory,
+            )
             for end, memory in zip(ends, self.memories, strict=True)
         ]
         self.codec = codecs[name]
@@ -136,7 +142,7 @@ class World:
         return [memory.launched for memory in self.memories]
 
 
-FIXED = sorted(pair for pair in PAIRS if pair[1] in ("sign", "exact") and pair[0] != "oktopk")
+FIXED = sorted(pair for pair in MEANS if pair[1] in ("sign", "exact") and pair[0] != "oktopk")
 
 
 @pytest.mark.parametrize("strategy, codec", FIXED)

@@ -9,6 +9,7 @@ from casync.memory.identity import IDENTITY
 from casync.memory.repeat_elision import MARK
 from casync.memory.slots import CHECKSUM
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.testing import Hub
 from tests.casync.fakes import CODECS, MEANS, SIZES, gradients, graph_of, states_of, world
 from tests.casync.test_executor import assert_identical, run
@@ -41,8 +42,8 @@ def damaged(graph, buckets, at):
     ends = Hub(2).endpoints()
     options = {"timeout": HANG, "checksum": True}
     with (
-        Executor(ends[0], CODECS, **options) as here,
-        Executor(Damaging(ends[1], at), CODECS, **options) as there,
+        Executor(ends[0], CODECS, RunOptions(**options)) as here,
+        Executor(Damaging(ends[1], at), CODECS, RunOptions(**options)) as there,
     ):
         there.submit(graph.slice(1), buckets[1], states_of(TOTAL), 7)
         future = here.submit(graph.slice(0), buckets[0], states_of(TOTAL), 7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory
 from casync.runtime import streams
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.testing import Hub
 from casync.topology import Topology
 from tests.casync.cuda_double import DEVICE, Tensor, doubled
@@ -73,7 +76,9 @@ class Rank:
     def __init__(self, cuda, transport, strategy="ps", **options):
         self.cuda, self.memory, self.codec = cuda, DeviceMemory(DEVICE), compiled("onebit_group")
         codecs = {"codec": self.codec}
-        self.executor = Executor(transport, codecs, memory=self.memory, timeout=HANG, **options)
+        self.executor = Executor(
+            transport, codecs, RunOptions(timeout=HANG, **options), memory=self.memory
+        )
         self.graph = graph_by(strategy, self.codec)
         self.program = self.graph.slice(transport.rank)
         self.states = states_of(self.codec, self.memory)
@@ -162,7 +167,7 @@ def test_staged_payloads_go_through_pinned_memory(cuda, dtype):
     host = compll.compile("onebit_group")
     graph = graph_by("ps", host)
     codecs = {"codec": host}
-    theirs = [Executor(end, codecs, timeout=HANG) for end in Hub(2).endpoints()]
+    theirs = [Executor(end, codecs, RunOptions(timeout=HANG)) for end in Hub(2).endpoints()]
     programs = [graph.slice(number) for number in range(2)]
     zeros = [host.init_state(TOTAL, len(LENGTHS)) for _ in range(4)]
     states = [
@@ -212,7 +217,7 @@ def test_a_launched_run_waits_for_no_captured_event(cuda, monkeypatch):
         rank.step(number)
     monkeypatch.setattr(streams, "_LOOK", 0.0)
     monkeypatch.setattr(cuda, "_ask", lambda what, event: event.capture is not None)
-    rank.executor.timeout = 0.0
+    rank.executor.options = replace(rank.executor.options, timeout=0.0)
     with pytest.raises(PeerTimeout, match="rank 0"):
         rank.executor.settle()
     rank.executor.close()

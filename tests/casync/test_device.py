@@ -18,6 +18,7 @@ from casync.graph.joining import Bulk, joined
 from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory as CudaMemory
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.testing import Hub
 from casync.topology import Topology
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
@@ -102,7 +103,9 @@ def on_cpu(graph, codec, dtype=torch.float32, waiting=None):
     states, averages = [states_of(codec) for _ in ends], []
     with ExitStack() as stack:
         executors = [
-            stack.enter_context(Executor(e, {"codec": codec}, timeout=HANG, deferred=waiting))
+            stack.enter_context(
+                Executor(e, {"codec": codec}, RunOptions(timeout=HANG, deferred=waiting or {}))
+            )
             for e in ends
         ]
         for step in range(STEPS):
@@ -154,9 +157,8 @@ class Devices:
             Executor(
                 end,
                 {"codec": codec, "other": unused},
+                RunOptions(timeout=HANG, deferred=waiting or {}),
                 memory=memory,
-                timeout=HANG,
-                deferred=waiting,
             )
             for end, (memory, codec) in zip(ends, pairs, strict=True)
         ]
@@ -329,6 +331,8 @@ def test_a_chunk_is_sent_while_later_ones_are_not_encoded_yet():
     memory, end = DeviceMemory(Schedule(1)), Watched(Hub(2).endpoints()[0])
     chunks = sum(isinstance(task, Send) and task.channel == 0 for task in program.tasks)
     codecs = {"codec": codec}
-    with Executor(end, codecs, memory=memory, timeout=HANG, delay=takes_effect) as executor:
+    with Executor(
+        end, codecs, RunOptions(timeout=HANG, delay=takes_effect), memory=memory
+    ) as executor:
         executor.submit(program, memory.filled(torch.ones(32 * 1024)), {}, 0)
         assert sent.get(timeout=HANG) < chunks == 8

@@ -28,6 +28,7 @@ from casync.raw import RAW, with_raw
 from casync.runtime import watch
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.runtime.steps import mix_seed
 from casync.testing import Hub
 from casync.topology import Topology
@@ -456,8 +457,8 @@ def one_broken():
         graph = graph_of([50000], "ps", "exact", 2)
         ends = Hub(2).endpoints()
         executors = [
-            Executor(ends[0], CODECS, timeout=HANG),
-            Executor(ends[1], {"exact": Breaks(kind)}, timeout=HANG),
+            Executor(ends[0], CODECS, RunOptions(timeout=HANG)),
+            Executor(ends[1], {"exact": Breaks(kind)}, RunOptions(timeout=HANG)),
         ]
         programs = [graph.slice(rank) for rank in range(2)]
         errors = []
@@ -571,7 +572,7 @@ def test_an_echo_of_a_time_out_leaves_it_the_word(monkeypatch):
     end = Hub(2).endpoints()[0]
     monkeypatch.setattr(end, "post_recv", lambda data, peer, channel: Echoing(cut, channel == 1))
     program = graph_of([50000], "ps", "exact", 2, partitions=1).slice(0)
-    with Executor(end, CODECS, timeout=HANG) as executor:
+    with Executor(end, CODECS, RunOptions(timeout=HANG)) as executor:
         with pytest.raises(PeerTimeout, match="the real one"):
             executor.submit(program, torch.ones(50000), {}, 0).wait()
 
@@ -579,7 +580,7 @@ def test_an_echo_of_a_time_out_leaves_it_the_word(monkeypatch):
 def test_a_peer_that_leaves_is_named():
     graph = graph_of([50000], "ps", "exact", 3)
     ends = Hub(3).endpoints()
-    with Executor(ends[0], CODECS, timeout=HANG) as executor:
+    with Executor(ends[0], CODECS, RunOptions(timeout=HANG)) as executor:
         future = executor.submit(graph.slice(0), torch.ones(50000), {}, 0)
         ends[2].close()
         with pytest.raises(TransportError, match="rank 0, peer 2"):
@@ -609,7 +610,7 @@ def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
     ends = hub.endpoints()
     receive = ends[0].post_recv
     monkeypatch.setattr(ends[0], "post_recv", lambda *a: stuck if a[1] == 2 else receive(*a))
-    with Executor(ends[0], CODECS, timeout=HANG, watch=True) as executor:
+    with Executor(ends[0], CODECS, RunOptions(timeout=HANG, watch=True)) as executor:
         future = executor.submit(graph.slice(0), torch.ones(50000), {}, 0)
         while not hub.mail[0, 2, 0]:
             pass
@@ -625,7 +626,7 @@ def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
     ends, stuck, looks = Hub(3).endpoints(), Stuck(), []
     monkeypatch.setattr(ends[0], "post_reduce", lambda *a: stuck)
     program = graph_of([50000], "allreduce", RAW, 3).slice(0)
-    with Executor(ends[0], CODECS, timeout=HANG, watch=True) as executor:
+    with Executor(ends[0], CODECS, RunOptions(timeout=HANG, watch=True)) as executor:
         on_look(monkeypatch, executor, lambda: looks.append(1))
         future = executor.submit(program, torch.ones(50000), {}, 0)
         ends[2].abort()
@@ -727,6 +728,7 @@ AT_WORK = """
 import threading
 import torch
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.testing import Hub
 from tests.casync.fakes import CODECS, graph_of
 
@@ -737,7 +739,7 @@ def work(task):
     for _ in range(5):
         torch.mm(a, a)
 
-executor = Executor(Hub(2).endpoints()[0], CODECS, delay=work)
+executor = Executor(Hub(2).endpoints()[0], CODECS, RunOptions(delay=work))
 executor.submit(graph_of([100], "exchange", "sparse", 2).slice(0), torch.ones(100), {}, 0)
 begun.wait()
 """
@@ -751,25 +753,18 @@ def test_a_process_may_end_while_a_lane_is_at_work():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-class Slow:
-    """A lock whose holder yields first: all running work ends before it continues."""
-
-    def __init__(self, executor):
-        self.executor, self.lock = executor, executor._lock
-
-    def __enter__(self):
-        self.lock.acquire()
-
-    def __exit__(self, *_):
-        self.lock.release()
-        while threading.current_thread() is threading.main_thread() and self.executor._jobs.running:
-            pass
-
-
 def test_a_job_may_end_before_its_submit_does():
     graph = graph_of([7], "exchange", "exact", 2)
     with world(2, timeout=HANG) as executors:
-        executors[0]._lock = Slow(executors[0])
+        lanes, running = executors[0]._lanes, executors[0]._jobs.running
+        issue = lanes.issue
+
+        def issue_all(job, ready):
+            issue(job, ready)
+            while threading.current_thread() is threading.main_thread() and running:
+                pass
+
+        lanes.issue = issue_all
         other = executors[1].submit(graph.slice(1), torch.ones(7), {}, 0)
         bucket = torch.ones(7)
         assert executors[0].submit(graph.slice(0), bucket, {}, 0).wait() is bucket

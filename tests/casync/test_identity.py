@@ -6,6 +6,7 @@ import torch
 from casync.errors import PayloadError
 from casync.memory.identity import NOTHING, Identity, digest_of
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.testing import Hub
 from tests.casync.fakes import CODECS, gradients, graph_of, world
 from tests.patience import HANG
@@ -45,7 +46,7 @@ def test_other_jobs_epochs_and_payloads_are_named():
     assert told(mine, NOTHING) == "the message is empty"
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange", "push", "gtopk"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange", "gtopk"])
 def test_ranks_that_average_different_tensors_of_a_length_name_both(strategy):
     """They once got a mixture of the two."""
     graph = graph_of([1000], strategy, "exact", 2, partitions=1)
@@ -78,8 +79,8 @@ def test_late_messages_of_another_epoch_are_named():
     ends = Hub(2).endpoints()
     bucket = gradients(1000, 1, seed=0)[0]
     with (
-        Executor(ends[0], CODECS, timeout=HANG, epoch=1) as before,
-        Executor(ends[1], CODECS, timeout=HANG, epoch=2) as after,
+        Executor(ends[0], CODECS, RunOptions(timeout=HANG, epoch=1)) as before,
+        Executor(ends[1], CODECS, RunOptions(timeout=HANG, epoch=2)) as after,
     ):
         before.submit(graph.slice(0), bucket.clone(), {}, 0)
         future = after.submit(graph.slice(1), bucket, {}, 0)

@@ -16,6 +16,7 @@ from casync.graph.joining import Bulk, joined
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.topology import Topology
 from tests.casync.fakes import (
     CODECS,
@@ -60,7 +61,7 @@ def met(graph, size, bulk):
     total = max(row[0] + row[1] for part in graph.parts for row in part.rows)
     states, found = [states_of(total) for _ in range(size)], []
     ends = Meeting(size, HANG).endpoints()
-    executors = [Executor(end, CODECS, timeout=HANG, bulk=bulk) for end in ends]
+    executors = [Executor(end, CODECS, RunOptions(timeout=HANG, bulk=bulk)) for end in ends]
     with ThreadPoolExecutor(size) as pool:
         for step in range(2):
             buckets = gradients(total, size, seed=step)
@@ -127,7 +128,9 @@ def test_sums_inside_nodes_are_one_reduce_scatter_of_a_bucket():
             super().exchange(transfers)
 
     meeting = Meeting(6, HANG)
-    executors = [Executor(Recording(meeting, rank), CODECS, timeout=HANG) for rank in range(6)]
+    executors = [
+        Executor(Recording(meeting, rank), CODECS, RunOptions(timeout=HANG)) for rank in range(6)
+    ]
     buckets = gradients(12 * 600, 6, seed=0)
     wanted = torch.stack(buckets).mean(0)
     with ThreadPoolExecutor(6) as pool:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from casync.errors import PayloadError
 from casync.memory.host import HostMemory
+from casync.memory.identity import NOTHING
 from casync.memory.repeat_elision import BLOCK, MARK, expand, extent, promises, squeeze
 from casync.memory.slots import Slot
 from tests.casync.fakes import graph_of, world
@@ -111,15 +112,15 @@ def test_slots_tell_messages_that_did_not_come_whole():
     memory = HostMemory()
     sender, receiver = (Slot(made, 0, travels, memory) for travels in (True, False))
     sender.fill(made.bound)
-    message = sender.message()
+    message = sender.message(7)
     receiver.clear()
-    with pytest.raises(PayloadError, match="empty"):
-        receiver.arrived(-1)
+    assert receiver.identity == NOTHING
     receiver.clear()[: len(message)] = message
     with pytest.raises(PayloadError, match=f"message of 99 bytes, expected {len(message)}"):
         receiver.arrived(99)
     receiver.clear()[: len(message)] = message
     receiver.arrived(len(message))
+    assert receiver.identity == 7
     assert receiver.spared == sender.spared > made.size - 3000
 
 

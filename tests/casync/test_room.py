@@ -12,6 +12,7 @@ from casync.codec import StateField
 from casync.graph.layout import Layout, positions
 from casync.memory.capacity import Room
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from tests.casync.fakes import Sparse, graph_of
 from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
@@ -56,7 +57,7 @@ class World:
         graph = graph_of(LENGTHS, strategy, "large", size, codecs=CODECS, least_bytes=4000)
         ends = Meeting(size, HANG).endpoints()
         self.programs = [graph.slice(rank) for rank in range(size)]
-        self.executors = [Executor(end, CODECS, timeout=HANG) for end in ends]
+        self.executors = [Executor(end, CODECS, RunOptions(timeout=HANG)) for end in ends]
         sides = ("worker", "aggregator")
         init = CODECS["large"].init_state
         self.states = [{("large", side): init(TOTAL) for side in sides} for _ in ends]
@@ -169,7 +170,9 @@ class Exactly:
         graph = graph_of(LENGTHS, strategy, codec.name, size, codecs=self.codecs, least_bytes=4000)
         self.programs = [graph.slice(rank) for rank in range(size)]
         ends = Meeting(size, HANG).endpoints()
-        self.executors = [Executor(e, self.codecs, timeout=HANG, waits=True) for e in ends]
+        self.executors = [
+            Executor(e, self.codecs, RunOptions(timeout=HANG, waits=True)) for e in ends
+        ]
         self.pool = ThreadPoolExecutor(size)
 
     def step(self, buckets, number):

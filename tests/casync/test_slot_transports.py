@@ -25,6 +25,7 @@ from casync.nccl.bootstrap import through_store
 from casync.nccl.nccl4py import Nccl4py
 from casync.nccl.pynccl import Pynccl
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.transports import Transfer
 from casync.transports.nccl import NcclTransport
 from tests.casync import nccl_doubles
@@ -488,5 +489,5 @@ def test_an_executor_closes_the_transport_that_it_owns(owns, monkeypatch):
     end, told = Meeting(2).endpoints()[0], []
     monkeypatch.setattr(end, "close", lambda: told.append("closed"))
     monkeypatch.setattr(end, "abort", lambda: told.append("aborted"))
-    Executor(end, CODECS, watch=True, owns=owns).close()
+    Executor(end, CODECS, RunOptions(watch=True, owns=owns)).close()
     assert told == ["closed"] * owns  # if nothing runs, nothing is interrupted

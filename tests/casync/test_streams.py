@@ -16,6 +16,7 @@ from casync.graph.graph import build_program
 from casync.graph.plan import partition
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
+from casync.runtime.options import RunOptions
 from casync.strategies import list_strategies
 from casync.strategies.gossip import grid
 from casync.topology import Topology
@@ -90,9 +91,12 @@ class World:
         self.left = [{} for _ in ranks]
         self.freed = []
         self.executors = [
-            Executor(FakeEnd(meeting, rank, self.used), case.codecs[rank],
-                     memory=self.memories[rank],
-                     delay=lambda text, rank=rank: self.used(rank, text))
+            Executor(
+                FakeEnd(meeting, rank, self.used),
+                case.codecs[rank],
+                RunOptions(delay=lambda text, rank=rank: self.used(rank, text)),
+                memory=self.memories[rank],
+            )
             for rank in ranks
         ]  # fmt: skip
         self.states = case.states()
@@ -235,7 +239,10 @@ def test_a_peer_that_does_not_come_is_told_at_the_time_out():
     case, schedule = case_of("ps", "exact", 2), Schedule(0)
     memory, end = FakeMemory(schedule), FakeEnd(Meeting(2), 0, lambda *_: None)
     told = r"rank 1 did not answer in step 0 \(rank 0, peer 1, task `\w+ rank=0 .*not done with it"
-    with schedule.driving(), Executor(end, CODECS, memory=memory, timeout=0.2) as executor:
+    with (
+        schedule.driving(),
+        Executor(end, CODECS, RunOptions(timeout=0.2), memory=memory) as executor,
+    ):
         future = executor.submit(case.programs[0], torch.ones(TOTAL), {}, 0)
         with pytest.raises(PeerTimeout, match=told):
             executor.settle()
@@ -248,7 +255,9 @@ def test_a_bucket_is_waited_for_while_the_next_is_on_its_way():
     """On a device all buckets are issued at once."""
     schedule, meeting = Schedule(0), Meeting(2)
     ends = [FakeEnd(meeting, rank, lambda *_: None) for rank in range(2)]
-    made = [Executor(end, CODECS, memory=FakeMemory(schedule), timeout=HANG) for end in ends]
+    made = [
+        Executor(end, CODECS, RunOptions(timeout=HANG), memory=FakeMemory(schedule)) for end in ends
+    ]
     first, other = (case_of("ps", "exact", 2).programs for _ in range(2))
     with schedule.driving():
         futures = [e.submit(p, torch.ones(TOTAL), {}, 0) for e, p in zip(made, first, strict=True)]

@@ -1,0 +1,37 @@
+"""Options of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+__all__ = ["RunOptions"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of an executor, for as long as it lives."""
+
+    seed: int = 0  # of stochastic codecs
+    timeout: float = 300.0  # seconds that a peer may take
+    #: notice within seconds that a peer is gone, also amid a message. It takes a thread per peer,
+    #: and close() breaks the transport's connections.
+    watch: bool = False
+    #: states, by codec, that wait while the input of an encode is zero: [Note: deferred feedback]
+    deferred: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: send a CRC-32 with every message; a damaged message raises PayloadError. Native reduces have
+    #: none.
+    checksum: bool = False
+    #: without tags, the host may wait within a step for lengths: see [Note: lengths that vary]
+    waits: bool = False
+    capture: bool = False  # launch programs as CUDA graphs if possible: see [Note: capture]
+    owns: bool = False  # close() also closes the transport; otherwise that is up to the caller
+    epoch: int = 0  # number of the executor among those of its ranks: see [Note: identity]
+    #: for profilers: called with verb and codec of each task that computes or waits for a message,
+    #: in its thread; the returned context is entered meanwhile
+    span: Callable[[str], AbstractContextManager[object]] = nullcontext
+    #: for tests that expose missing waits: called with the text of each task in its lane before the
+    #: task takes effect
+    delay: Callable[[str], None] | None = None
+    bulk: bool = True  # tasks share calls of their codecs: see [Note: bulk]; False is for tests

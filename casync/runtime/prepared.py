@@ -1,0 +1,218 @@
+"""A program with all that its runs share.
+
+[Note: buffers belong to the program] Tables, message buffers and their torch views are made when a
+program is first submitted, and every later run uses them. So runs of one program never overlap: the
+executor starts the next when the last is complete or, on a device, when all of it is issued; the
+next then waits for the event `ended`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from casync.building.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task, members
+from casync.codec import Codec
+from casync.graph.graph import Program
+from casync.graph.joining import Bulk, joined
+from casync.graph.plan import BATCH_BYTES
+from casync.memory import Event, Memory
+from casync.memory.slots import StagedSlot
+from casync.raw import with_raw
+from casync.runtime.options import RunOptions
+from casync.runtime.payloads import Payloads
+from casync.runtime.steps import Steps, TaskFn
+from casync.transports import Transfer
+
+__all__ = ["FLOATS", "Events", "Prepared", "Setting", "prepare"]
+
+#: types of buckets
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Circumstances of an executor's programs."""
+
+    codecs: Mapping[str, Codec]
+    memory: Memory
+    tags: bool  # True if the transport has tags, and messages of any length
+    options: RunOptions
+
+
+def prepare(program: Program, dtype: torch.dtype, setting: Setting) -> Prepared:
+    """Join a program's tasks, place its payloads in memory, and bind its tasks to codec calls.
+
+    dtype: of the buckets, one of FLOATS. Codecs are looked up now.
+    """
+    codecs, halves = with_raw(setting.codecs), dtype != torch.float32
+    program = _joined(program, codecs, setting, halves=halves)
+    payloads = Payloads(
+        program, codecs, memory=setting.memory, tags=setting.tags,
+        checksum=setting.options.checksum, waits=setting.options.waits, halves=halves,
+    )  # fmt: skip
+    steps = Steps(
+        program, codecs, payloads, setting.options.seed, setting.options.deferred, setting.memory,
+        halves=halves,
+    )  # fmt: skip
+    after = _after(program)
+    return Prepared(
+        program=program,
+        memory=setting.memory,
+        dtype=dtype,
+        codecs={key: codecs[key] for key in sorted({task.codec for task in program.tasks})},
+        payloads=payloads,
+        steps=[steps.of(i, task) for i, task in enumerate(program.tasks)],
+        after=after,
+        groups=[] if setting.tags else _groups(program.tasks, after),
+        constant=not setting.tags and not payloads.varying,
+    )
+
+
+def _joined(
+    program: Program, codecs: Mapping[str, Codec], setting: Setting, *, halves: bool
+) -> Program:
+    """The program with tasks joined: see [Note: bulk]."""
+    if not setting.options.bulk:
+        return program
+    on_host, deferred = setting.memory.host, setting.options.deferred
+    most = BATCH_BYTES if on_host else math.inf
+    together = Bulk(most, apart=halves, at_once=not setting.tags)
+    return joined(program, codecs, together, lambda t: on_host or not deferred.get(t.codec))
+
+
+class Events:
+    """Events at the end of tasks on their streams, and at the end of the whole program. CUDA
+    refuses to query or await an event that was last recorded in a capture."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory, self.end = memory, memory.event()
+        self._made: dict[int, Event] = {}
+
+    def of(self, index: int) -> Event:
+        """The event at the end of a task."""
+        if index not in self._made:
+            self._made[index] = self._memory.event()
+        return self._made[index]
+
+
+@dataclass(eq=False)
+class Prepared:
+    """A program's tables and buffers: see [Note: buffers belong to the program]. Lists are by
+    task."""
+
+    program: Program  # with tasks joined
+    memory: Memory
+    dtype: torch.dtype  # of the buckets
+    codecs: Mapping[str, Codec]
+    payloads: Payloads
+    steps: list[TaskFn | None]  # None for tasks of other lanes
+    after: list[list[int]]  # positions of the tasks that each waits for
+    groups: list[Group]  # transfers of each slot, in order; () with tags
+    constant: bool  # True if messages have the same bytes in every step
+    busy: bool = False  # True while a run is under way
+    ended: Any = None  # on a device: the mark at the end of the last run
+    key: object = field(default_factory=object)  # lane of the mark at which a bucket is filled
+
+    def __post_init__(self) -> None:
+        program, memory = self.program, self.memory
+        self.parts, self.tasks = program.parts, program.tasks
+        self.halves = self.dtype != torch.float32
+        self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
+        self.slots, self.varying = self.payloads.slots, self.payloads.varying
+        self.real, self.taken = Events(memory), Events(memory)  # of runs, and of a capture
+        self.end = self.real.end
+        self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
+        self.sends = sum(isinstance(task, Send) for task in program.tasks)
+        self.group_of = {i: n for n, group in enumerate(self.groups) for i in group.members}
+        self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
+        self.leaving = [_leaving(task, self.payloads) for task in program.tasks]
+        self._names: dict[int, str] = {}
+        self._sizes: dict[int, int] = {}
+        self._transfers: dict[int, Transfer] = {}
+
+    def remember(self) -> None:
+        """Copy lengths to the host after a run: [Note: lengths that vary] in capacity.py."""
+        for slot, *_ in self.varying:
+            slot.remember()
+
+    def adapt(self, unused: Mapping[str, int]) -> Mapping[str, int]:
+        """Adapt capacities for the next run; return `unused` plus the last run's unused bytes."""
+        self.end.wait()
+        more = Counter(unused)
+        for slot, codec, sends in self.varying:
+            more[codec] += sends * slot.adapt()
+        return more
+
+    def size(self, index: int) -> int:
+        """Bytes of a task's payloads."""
+        size = self._sizes.get(index)
+        if size is None:
+            size = self.payloads.size(self.tasks[index])
+            if self.constant:
+                self._sizes[index] = size
+        return size
+
+    def transfer(self, index: int, bucket: torch.Tensor) -> Transfer:
+        """A send, receive or reduce, as a transport without tags takes it."""
+        made = self._transfers.get(index)
+        if made is None:
+            made = self._transfer(index, bucket)
+            if self.constant and not self.payloads.in_bucket(self.tasks[index]):
+                self._transfers[index] = made
+        return made
+
+    def _transfer(self, index: int, bucket: torch.Tensor) -> Transfer:
+        task, name = self.tasks[index], self.name(index)
+        if isinstance(task, Reduce):
+            op = task.op if isinstance(task, ReduceRound) else "sum"
+            data = self.payloads.reduce_view(task, bucket)
+            shares = tuple(size // data.itemsize for size in self.payloads.shares(task))
+            return Transfer("reduce", task.ranks, data, name, op, shares)
+        assert isinstance(task, Send | Recv)
+        data = self.payloads.numbers(task)
+        return Transfer("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)
+
+    def name(self, index: int) -> str:
+        """A task's text, computed once."""
+        if index not in self._names:
+            self._names[index] = self.tasks[index].text()
+        return self._names[index]
+
+
+def _after(program: Program) -> list[list[int]]:
+    after: list[list[int]] = [[] for _ in program.tasks]
+    for i, following in enumerate(program.unlocks):
+        for j in following:
+            after[j].append(i)
+    return after
+
+
+def _leaving(task: Task, payloads: Payloads) -> Sequence[StagedSlot]:
+    """Slots that are copied to the host once a task has encoded them."""
+    made = (payloads.by_payload[t.payload] for t in members(task) if isinstance(t, Encode))
+    return [slot for slot in made if isinstance(slot, StagedSlot) and slot.leaves]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Transfers of a slot: their positions, and those of all tasks that they wait for."""
+
+    members: list[int]
+    after: list[int]
+
+
+def _groups(tasks: Sequence[Task], after: Sequence[Sequence[int]]) -> list[Group]:
+    """The group of each slot, in the order of slots."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, task in enumerate(tasks):
+        if isinstance(task, Send | Recv | Reduce):
+            found[task.slot].append(i)
+    ways = {i: (tasks[i].part, tasks[i].payload) for group in found.values() for i in group}
+    every = [sorted(found[slot], key=ways.__getitem__) for slot in sorted(found)]
+    return [Group(group, sorted({j for i in group for j in after[i]})) for group in every]
