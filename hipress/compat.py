@@ -6,11 +6,13 @@ torch keeps in odd places are imported where they are used.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -51,11 +53,14 @@ __all__ = [
     "store_host",
     "uncompiled",
     "unhooked_step",
+    "untraced",
     "uses_python_reducer",
     "writes",
 ]
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _NO_EVENT = nullcontext()
 
 
@@ -210,6 +215,19 @@ def uses_python_reducer() -> bool:
     from torch._dynamo.utils import get_optimize_ddp_mode
 
     return bool(get_optimize_ddp_mode() == "python_reducer")
+
+
+def untraced(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which runs as it is where torch.compile has compiled its caller."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        if "torch._dynamo" not in sys.modules:  # its import takes as long as torch's
+            return function(*args, **options)
+        disabled: Callable[P, T] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return disabled(*args, **options)
+
+    return call
 
 
 def backward_id() -> int:

@@ -61,7 +61,7 @@ class HostMemory:
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Implements Memory.zeros; by NumPy, whose untouched pages cost nothing."""
         if not count:
-            return torch.zeros(0, dtype=dtype)
+            return torch.zeros(0, dtype=dtype, device="cpu")
         return torch.from_numpy(np.zeros(count * dtype.itemsize, np.uint8)).view(dtype)
 
     def staging(self, count: int) -> torch.Tensor:

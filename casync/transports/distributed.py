@@ -141,7 +141,7 @@ class DistributedTransport:
 
     def watch(self, peer: int) -> Handle:
         """Implements Transport.watch."""
-        data, what = torch.zeros(1, dtype=torch.uint8), f"connection to rank {peer}"
+        data, what = torch.zeros(1, dtype=torch.uint8, device="cpu"), f"connection to rank {peer}"
         try:
             return _WorkHandle(self._group.recv([data], peer, _WATCH_TAG), data, what)
         except RuntimeError as error:
@@ -166,7 +166,7 @@ def break_group(group: dist.ProcessGroup) -> None:
     An unanswered receive times out: gloo then closes all pairs of the group. One receive from every
     peer: a receive from a peer that is gone fails, and closes nothing.
     """
-    data = torch.zeros(1, dtype=torch.uint8)
+    data = torch.zeros(1, dtype=torch.uint8, device="cpu")
     for peer in (each for each in range(group.size()) if each != group.rank()):
         with suppress(RuntimeError):
             group.recv([data], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))

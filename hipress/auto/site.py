@@ -39,7 +39,7 @@ class _ByGroup:
     group: dist.ProcessGroup
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(count, dtype=dtype)
+        return torch.zeros(count, dtype=dtype, device="cpu")
 
     def swap(self, out: torch.Tensor, targets: Sequence[int], into: Received) -> None:
         works = [self.group.recv([data], source, 0) for data, source in into]

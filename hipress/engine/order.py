@@ -31,7 +31,7 @@ class Bucket:
         self.params = tuple(params)
         self.indices = tuple(param.index for param in params)
         self._views: list[torch.Tensor] = []  # of the buffer, by parameter
-        self._flat = torch.empty(0)
+        self._flat = torch.empty(0, device="cpu")
 
     def gather(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """The gradients one behind the other, each in its parameter's layout; a single gradient

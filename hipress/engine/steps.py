@@ -77,7 +77,9 @@ class Steps:
                 raise SyncError(
                     f"rank {self._engine.name}: a second gradient of {self._name(index)!r} before "
                     "sync.step(): it may be on its way already. Run all backward passes of a step "
-                    "but the last within `with sync.no_sync():`"
+                    "but the last within `with sync.no_sync():`. Where one pass computes it in "
+                    "parts, as torch.utils.checkpoint does with a layer that is used again, pass "
+                    "use_reentrant=False to checkpoint, or run that pass within no_sync, too"
                 )
             gradient = self._settle(index)
             self._ready[index] = gradient, self._mark(gradient)
@@ -189,7 +191,8 @@ class Steps:
 
     def _ask_used(self) -> tuple[torch.Tensor, Future[torch.Tensor]]:
         """Flags of parameters with a gradient on any rank, valid when the future is done."""
-        used = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.uint8)
+        flags = [parameter.grad is not None for parameter in self.parameters]
+        used = torch.tensor(flags, dtype=torch.uint8, device="cpu")
         return used, start_all_reduce_max(used, self._own())
 
     def _wait(self, asked: Future[torch.Tensor]) -> None:
@@ -208,7 +211,7 @@ class Steps:
         """Turns by rank 0's order of gradients; other parameters follow, the last one first."""
         engine = self._engine
         backwards = reversed(range(len(self.parameters)))
-        order = torch.tensor(list(dict.fromkeys([*self._ready, *backwards])))
+        order = torch.tensor(list(dict.fromkeys([*self._ready, *backwards])), device="cpu")
         broadcast([order], self._own(), engine.options.timeout)
         params = [engine.params[i] for i in order.tolist()]
         return Turns(buckets(params, engine.plan, engine.options))

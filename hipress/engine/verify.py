@@ -82,7 +82,7 @@ class Verifier:
         """A future that completes, without a value, when ranks are found to hold the same
         parameters; they may change as soon as this returns."""
         nothing, checked = Future[torch.Tensor](), Future[torch.Tensor]()
-        nothing.set_result(torch.empty(0))
+        nothing.set_result(torch.empty(0, device="cpu"))
         hashed = [hash_of(value) for value in values]
         self._requests.put(_Request(nothing, checked, params, step, hashed))
         return checked
@@ -116,7 +116,7 @@ class Verifier:
         if self._group is None:
             raise SyncError(f"{where}: verify ended when an earlier bucket failed")
         try:
-            everyone = gather(torch.tensor(mine, dtype=torch.int64), self._group)
+            everyone = gather(torch.tensor(mine, dtype=torch.int64, device="cpu"), self._group)
         except RuntimeError as error:
             raise transport_error(error, f"{where}: verify's exchange of hashes") from None
         stacked = torch.stack(everyone)

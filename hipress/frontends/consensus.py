@@ -41,7 +41,8 @@ def consensus_distance(
         raise ConfigError("the model has no parameter that requires a gradient")
     try:
         _compare([f"{name} {tuple(local(p).shape)}" for name, p in named], group)
-        squares = torch.zeros(2, dtype=torch.float64)  # of the distance, of the average
+        # of the distance, of the average
+        squares = torch.zeros(2, dtype=torch.float64, device="cpu")
         for _, parameter in named:
             own = local(parameter).detach().double()
             mean = own.clone()
@@ -59,7 +60,8 @@ def consensus_distance(
 
 def _compare(parameters: list[str], group: dist.ProcessGroup) -> None:
     """Raise ConfigMismatch unless ranks name the same parameters: gloo would mix their bytes up."""
-    told = torch.tensor([len(parameters), zlib.crc32("\n".join(parameters).encode())])
+    facts = [len(parameters), zlib.crc32("\n".join(parameters).encode())]
+    told = torch.tensor(facts, device="cpu")
     for rank, theirs in enumerate(gather(told, group)):
         if not torch.equal(theirs, told):
             raise ConfigMismatch(

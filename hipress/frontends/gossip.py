@@ -150,6 +150,7 @@ class Gossip:
         engine = session.make_engine(own, skips=True)
         return Mixing(engine, parameters, neighbours, step_sizes(session.plan, gamma)), engine
 
+    @compat.untraced
     @ordinary()
     def step(self) -> None:
         """Send the change of the parameters to neighbours, and move the parameters towards theirs.

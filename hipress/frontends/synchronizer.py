@@ -119,6 +119,7 @@ class Synchronizer:
         with self._steps.paused() if self._steps is not None else nullcontext():
             yield
 
+    @compat.untraced
     @ordinary()
     def step(self) -> None:
         """End the step: when this returns, every `.grad` is the average over the ranks.
@@ -151,6 +152,7 @@ def _hooks(steps: Steps) -> list[RemovableHandle]:
     """Hooks of the parameters; they hold no reference that keeps the Synchronizer alive."""
     ready = weakref.WeakMethod(steps.ready)
 
+    @compat.untraced
     def hook(index: int, parameter: torch.Tensor) -> None:
         method = ready()
         if method is not None:

@@ -52,7 +52,8 @@ class Taken:
     def refuse_changes(self, model: nn.Module) -> None:
         """Raise SyncError for a trained parameter that is new, converted, moved or resized."""
         for parameter in compat.parameters_of(model):
-            if parameter.requires_grad and parameter not in self._known:
+            # weights computed from parameters (torch.func.functional_call) are no leaves
+            if parameter.requires_grad and parameter.is_leaf and parameter not in self._known:
                 self._refuse_new(model)
                 break
         for param, parameter, kind in zip(self._params, self._parameters, self._kinds, strict=True):
@@ -92,7 +93,8 @@ class Taken:
         for name, parameter in model.named_parameters():
             # a parameter gathered by FSDP2 is another object than its shard
             gathered = name in self._sharded and not is_sharded(parameter)
-            if not parameter.requires_grad or parameter in self._known or gathered:
+            trains = parameter.requires_grad and parameter.is_leaf
+            if not trains or parameter in self._known or gathered:
                 continue
             was = (
                 "was frozen when hipress took the model"

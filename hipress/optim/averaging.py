@@ -162,6 +162,7 @@ class Averaging(Optimizer):
         self.forget()
         super().zero_grad(set_to_none)
 
+    @compat.untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Same as torch's, with the averages."""
         loss = None

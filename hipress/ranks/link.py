@@ -90,14 +90,14 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta:
 
 def all_reduce_max(values: list[float], group: dist.ProcessGroup) -> list[float]:
     """The largest of each value over the ranks; the same on every rank."""
-    data = torch.tensor(values, dtype=torch.float64)
+    data = torch.tensor(values, dtype=torch.float64, device="cpu")
     start_all_reduce_max(data, group).wait()
     return [float(value) for value in data]
 
 
 def all_reduce_sum(values: list[float], group: dist.ProcessGroup) -> list[float]:
     """The sum of each value over the ranks; the same on every rank."""
-    data = torch.tensor(values, dtype=torch.float64)
+    data = torch.tensor(values, dtype=torch.float64, device="cpu")
     sum_over(data, group)
     return [float(value) for value in data]
 

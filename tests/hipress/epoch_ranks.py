@@ -24,8 +24,8 @@ WAYS = ("Synchronizer", "wrap", "attach", "momentum", "Gossip", "all_reduce")
 class Training:
     """A training by one way in."""
 
-    def __init__(self, way):
-        self.model, self.way = make(), way
+    def __init__(self, way, model=None):
+        self.model, self.way = model or make(), way
         parameters = self.model.parameters()
         self.optimizer = (
             hipress.optim.AdamW(parameters, 0.01, freeze=2)
@@ -45,8 +45,8 @@ class Training:
         elif way == "wrap":
             self.sync = self.module = hipress.wrap(self.model, "int8_group", **options)
 
-    def step(self, rank, number):
-        x, y = data(rank, number)
+    def step(self, rank, number, batch=None):
+        x, y = batch or data(rank, number)
         self.optimizer.zero_grad()
         torch.nn.functional.mse_loss(self.module(x), y).backward()
         if self.way == "Synchronizer":

@@ -1,0 +1,37 @@
+"""Features of torch that plain DDP works with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hipress import torch_features_ranks as ranks
+from tests.hipress.epoch_ranks import WAYS
+from tests.hipress.launch import launch
+from tests.tiers import first_fast
+
+
+@pytest.mark.parametrize("way", first_fast(WAYS))
+def test_a_default_device_that_is_not_the_parameters(way):
+    (first, distance), (second, _) = launch(ranks.default_device, 2, way)
+    assert first == second or (way == "Gossip" and distance > 0)
+
+
+@pytest.mark.parametrize("within", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_compiled_backward_pass_without_ddp(within):
+    assert max(launch(ranks.compiled, 2, within)) < 1e-6
+
+
+def test_a_compiled_step_of_a_frozen_optimizer():
+    for compiled, plain in launch(ranks.compiled_optimizer, 2):
+        assert compiled == plain
+
+
+def test_weights_that_are_computed_from_parameters():
+    assert max(launch(ranks.functional, 2)) < 1e-6
+
+
+def test_a_layer_in_several_reentrant_checkpoints():
+    for same, (kind, message) in launch(ranks.reentrant, 2):
+        assert same
+        assert kind == "SyncError"
+        assert "use_reentrant=False" in message
