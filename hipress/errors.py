@@ -81,3 +81,10 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     """The one of `known` that `name` was probably meant to be, or None."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def shown(value: object) -> str:
+    """A value for people, short, as compll shows it."""
+    from compll.frontend import spec  # not above: it would double the time that an import takes
+
+    return spec.shown(value)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compll.frontend.spec import shown as shortly
-from hipress import reading
 from hipress.errors import ConfigError
+from hipress.errors import shown as shortly
 from hipress.model.param_kinds import is_kind, refuse_unknown
 from hipress.model.params import Param
 from hipress.options import Options
@@ -51,6 +50,8 @@ def compiled(options: Options, target: str = "cpu") -> tuple[Rule, ...]:
 def _load(given: Any) -> Iterator[tuple[str, Any, str]]:
     """Patterns with what is wanted for them, and their place in a file, or ""."""
     if isinstance(given, str | os.PathLike):
+        from hipress import reading  # not above: see errors.shown
+
         file = reading.read(Path(given), "a rules file", f"such as {_EXAMPLE}")
         reading.refuse(file.problems)
         for pattern in file.names():

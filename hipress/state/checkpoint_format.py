@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from compll.frontend.spec import shown
 from hipress.engine.residuals import AGGREGATOR, WORKER
-from hipress.errors import StateError
+from hipress.errors import StateError, shown
 
 FORMAT = 7
 KEYS = {

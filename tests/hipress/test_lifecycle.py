@@ -15,7 +15,18 @@ from tests.hipress.launch import launch
 from tests.patience import HANG
 from tests.tiers import first_fast
 
-HEAVY = {"llvmlite", "networkx", "matplotlib", "jinja2", "typer", "rich", "yaml", "scipy", "sympy"}
+HEAVY = {
+    "compll",
+    "llvmlite",
+    "networkx",
+    "matplotlib",
+    "jinja2",
+    "typer",
+    "rich",
+    "yaml",
+    "scipy",
+    "sympy",
+}
 
 EXIT = """
 import sys, torch, torch.distributed as dist, hipress
