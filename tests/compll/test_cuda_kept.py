@@ -113,6 +113,26 @@ def test_held_arrays_are_made_once(name):
     assert device.made == before
 
 
+def test_rounds_of_held_arrays_are_captured():
+    """A round's lengths follow from the table, and were uploaded anew, which a capture refuses."""
+    codec = codec_of("powersgd")
+    part, device = Part(codec, 5000), codec.backend.device
+    at, sums = [codec.hold(np.zeros(1, np.int64)) for _ in range(2)], []
+    outs = [np.zeros(each.payload_bytes(part.n), np.uint8) for each in codec.rounds]
+
+    def run():
+        sums.clear()
+        for number, out in enumerate(outs):
+            codec.encode_round(number, part.x, part.table, out, at[number], sums, workers=2)
+            sums.append((out, at[number]))
+        codec.decode_rounds(part.x, part.table, sums, workers=2)
+
+    run()
+    before, device.capture = device.made, True
+    run()
+    assert device.made == before
+
+
 class Weighing(Counting):
     """A device that adds up the bytes of zeros."""
 
