@@ -34,7 +34,7 @@ from hipress.ranks import liveness
 from hipress.ranks.door import Door
 from hipress.ranks.liveness import Liveness, Watched
 from hipress.ranks.stop import Stop
-from hipress.ranks.store import call_store
+from hipress.ranks.store import call_store, read_notes
 
 __all__ = ["Epoch", "epoch_of"]
 
@@ -75,9 +75,9 @@ class Epoch:
 
     def meet(self, ranks: Iterable[int], store: Store) -> None:
         """Read in the store which of these ranks have come, of those that have not been seen."""
-        for rank in ranks:
-            if rank not in self.present and store.check([self._presence(rank)]):
-                self.present[rank] = Liveness(**json.loads(store.get(self._presence(rank))))
+        unseen = {rank: self._presence(rank) for rank in ranks if rank not in self.present}
+        for rank, facts in read_notes(store, unseen).items():
+            self.present[rank] = Liveness(**facts)
 
     def tell(self, key: str, facts: Any) -> None:
         """Send a note to all processes that watch this one."""

@@ -14,7 +14,7 @@ from hipress.compat import Store
 from hipress.errors import HipressError
 from hipress.ranks.epoch import Epoch
 from hipress.ranks.stop import Stop
-from hipress.ranks.store import call_store
+from hipress.ranks.store import call_store, read_notes
 
 TELL_SECONDS = 2.0  # seconds at most to tell the others of a failure
 T = TypeVar("T")
@@ -84,8 +84,7 @@ class StoreMailbox:
         """Notes posted by now, by rank of `missing`, and the stop if a rank has posted one."""
 
         def read(store: Store, ranks: Sequence[int | str]) -> dict[Any, Any]:
-            keys = {rank: self._key(round_, rank) for rank in ranks}
-            return {r: json.loads(store.get(key)) for r, key in keys.items() if store.check([key])}
+            return read_notes(store, {rank: self._key(round_, rank) for rank in ranks})
 
         def call(store: Store) -> tuple[dict[Any, Any], dict[Any, Any]]:
             found = read(store, missing)  # first: who has posted has come

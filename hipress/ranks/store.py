@@ -11,10 +11,11 @@ several times, and would wait as often.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from hipress.errors import AgreementTimeout, HipressError
 
 MIN_CALL_SECONDS = 2.0  # least seconds of a call, however little is left of a time-out
 MOMENT = 0.5  # seconds to wait for an answer that is on its way
+K = TypeVar("K")
 T = TypeVar("T")
 
 # Calls without an answer in time, which may still wait.
@@ -62,6 +64,15 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
     except RuntimeError as error:
         message = f"rank {rank} cannot use the job's store{_store_address(store)} ({error})"
         raise HipressError(message) from error
+
+
+def read_notes(store: Store, keys: Mapping[K, str]) -> dict[K, Any]:
+    """The values, as JSON, of those keys that are there; two requests where all are."""
+    there = dict(keys)
+    if there and not store.check([*there.values()]):
+        there = {name: key for name, key in there.items() if store.check([key])}
+    notes = store.multi_get([*there.values()]) if there else ()
+    return dict(zip(there, map(json.loads, notes), strict=True))
 
 
 def run_in_thread(call: Callable[[], T]) -> Future[T]:
