@@ -139,7 +139,9 @@ def instead(codec: Codec) -> str:
         return "strategy 'allreduce'"
     if codec.vote:
         return "strategy 'vote'"
-    return "strategy 'ps' or 'ring'" if codec.reencodes else "strategy 'exchange'"
+    if not codec.reencodes:
+        return "strategy 'exchange'"
+    return "strategy 'ps'" if codec.additive == "float16" else "strategy 'ps' or 'ring'"
 
 
 def refuse_rounds(codec: Codec, strategy: str) -> str | None:

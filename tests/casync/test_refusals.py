@@ -52,3 +52,12 @@ def test_suggestions_of_errors_are_accepted(strategy):
 def test_every_codec_is_carried():
     for codec in kinds():
         assert any(refuses(name, codec) is None for name in list_strategies())
+
+
+def test_partial_sums_of_float16_are_refused():
+    """They were inf where the average of gradients was far from that."""
+    half, single = Fake(), Fake()
+    half.additive, single.additive = "float16", "float32"
+    assert "partial sums" in refuses("ring", half)
+    assert refuses("ring", single) is None
+    assert refuses("ps", half) is None
