@@ -272,7 +272,7 @@ def _tell_loss(options: Options) -> None:
     lost = evidence.worst(resolve(options), options.optimizer)
     if lost is not None:
         log.warning(
-            "hipress: %s did not keep the loss under %s: %s; docs/losses.md lists codecs that do",
+            "hipress: %s did not keep the loss under %s: %s; \"auto\" takes codecs that did",
             label(options), options.optimizer, lost,
         )  # fmt: skip
 

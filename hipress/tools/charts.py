@@ -228,7 +228,7 @@ def _step_times(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None
 def _sizes(axes: Axes, good: Sequence[Row], colors: dict[str, str]) -> None:
     """Draw payloads as bars, with their numbers above the middle, and bytes on the interface as
     marks, with theirs below; these are fewer if repeated blocks are not sent."""
-    style(axes, "MB per step and rank (|: interface)")
+    style(axes, "MB per step and rank; | marks the interface's")
     for position, row in enumerate(good):
         payload, wire = (each or 0 for each in (row.result.payload_bytes, row.result.wire_bytes))
         axes.barh(position, payload / 1e6, color=colors[row.result.method], height=0.68)

@@ -1,0 +1,46 @@
+"""Callbacks that attach hipress within other frameworks, and save what it keeps.
+
+::
+
+    lightning.Trainer(callbacks=[hipress.integrations.lightning.HiPress("int4_group")])
+    trainer.add_callback(hipress.integrations.transformers.HiPress(trainer, "int4_group"))
+    hipress.integrations.accelerate.attach(accelerator, model, "int4_group", optimizer=optimizer)
+    hipress.integrations.write(writer, model, step)  # of TensorBoard, or a run of W&B
+
+With one process there is no DistributedDataParallel, and they do nothing. Import the module of your
+framework; none is imported here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hipress.api import report
+
+__all__ = ["scalars", "write"]
+
+
+def scalars(model: Any) -> dict[str, float]:
+    """Means of a step so far, by name: bytes that this rank sends, their share of DDP's, and
+    milliseconds that encode, decode and the wait after the backward pass take; {} before a step."""
+    measured = report(model).measured
+    if measured is None:
+        return {}
+    return {
+        "hipress/bytes": measured.wire_bytes,
+        "hipress/share_of_ddp": measured.wire_bytes / max(measured.ddp_wire_bytes, 1.0),
+        "hipress/encode_ms": 1e3 * measured.encode_seconds,
+        "hipress/decode_ms": 1e3 * measured.decode_seconds,
+        "hipress/exposed_ms": 1e3 * measured.exposed_seconds,
+    }
+
+
+def write(writer: Any, model: Any, step: int) -> None:
+    """Write `scalars`: to TensorBoard (an object with `add_scalar(name, value, step)`), or to W&B
+    or Lightning (one with `log(values, step=)` or `log_metrics(values, step=)`)."""
+    values = scalars(model)
+    if hasattr(writer, "add_scalar"):
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+    elif values:
+        (writer.log_metrics if hasattr(writer, "log_metrics") else writer.log)(values, step=step)
