@@ -32,7 +32,10 @@ done
 mkdir -p "$out" bench/results
 run() { timeout -k 10 590 "$@"; }
 py() { run "$PYTHON" "$@"; }
-tests() { py -m pytest -q -p no:cacheprovider -o addopts=--import-mode=importlib "$@"; }
+tests() {
+  PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 py -m pytest -q -p no:cacheprovider -p xdist -p timeout -W default \
+    -o addopts=--import-mode=importlib "$@"
+}
 
 versions() { py -m bench.gpu_facts "${flag[@]}" --output "$out"; }
 gpu_tests() {

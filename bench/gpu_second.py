@@ -8,7 +8,8 @@ FOLDER/gpu_second.json holds all results so far, and FOLDER/logs.tgz all that wa
 useful if the day is cut off.
 
 --nccl: a libnccl from 2.30 on takes the place of torch's own for this machine, so that two ranks
-can share its GPU. --rehearse: without a GPU, with doubles, small sizes, and few cases.
+can share its GPU. --rehearse: without a GPU, with doubles, small sizes, and few cases. --only:
+some steps, separated by commas; NCCL is probed in any case, for it says how the others run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ FIRST = ("onebit_group", "topk", "int4_group", "powersgd", "int8_group", "thresh
 LEAST = 5.0  # seconds of the day that must be left for a step
 BANDWIDTH = 125_000_000  # bytes a second of a throttled rank: 1 Gbit/s
 METHODS = "ddp-fp32,hipress:auto,hipress:int4_group"
-MOMENTUM = "ddp-fp32,hipress:auto:optimizer=adamw,momentum:onebit_fine:freeze=20"
+MOMENTUM = "ddp-fp32,hipress:auto:optimizer=adamw,momentum:onebit_fine:freeze=4"
 ON_GPU, SMALL = ("--device", "cuda", "--steps", "20"), ("--steps", "2")
 SIZES, FAST, FEW = "1,1000,1048579", ("--repeat", "7"), ("--processes", "3")
 BINDINGS = ("tests/casync/test_nccl_gpu.py", "tests/casync/test_nccl_alone.py")
@@ -56,9 +57,10 @@ PAIR, LOST = "tests/hipress/test_gpus.py", "lost or late or again"
 OTHERS = ("tests/casync/test_device.py", "tests/casync/test_memory.py",
           "tests/hipress/test_device_plans.py", "tests/hipress/test_devices.py",
           "tests/compll/test_cuda.py", "tests/compll/test_cuda_device.py")  # fmt: skip
-#: pytest-benchmark, where it is installed, warns of pytest-xdist, and warnings are errors
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark",
-          "-o", "addopts=--import-mode=importlib")  # fmt: skip
+#: a machine's own plugins, and warnings of its packages, are not ours: one of them may end a run
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xdist", "-p", "timeout",
+          "-W", "default", "-o", "addopts=--import-mode=importlib")  # fmt: skip
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 #: packages that the day needs, and those that some of its tests need
 NEEDED = ("torch", "numpy", "cupy", "llvmlite", "networkx", "yaml", "platformdirs", "typer",
           "rich", "jinja2", "pytest", "pytest_timeout", "xdist", "hypothesis")  # fmt: skip
@@ -81,7 +83,7 @@ Lane = Sequence[Step]
 def in_tests(name: str, limit: int, chosen: str, *files: str, processes: int = 0) -> Step:
     """Tests whose names `chosen` selects, in several processes if there are any."""
     spread = ("-n", str(processes), "--dist", "loadgroup") if processes else ()
-    return Step(name, limit, (*PYTEST, *files, "-k", chosen, *spread))
+    return Step(name, limit, (*PYTEST, *files, "-k", chosen, *spread), BARE)
 
 
 def training(
@@ -174,10 +176,17 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
     ]
 
 
-def chosen(phases: Sequence[Sequence[Lane]], names: Sequence[str]) -> list[list[Lane]]:
-    """The steps with these names, in their phases."""
-    steps = [[[step for step in lane if step.name in names] for lane in phase] for phase in phases]
-    return [[lane for lane in phase if lane] for phase in steps if any(phase)]
+def selected(phases: Sequence[Sequence[Lane]], only: str) -> list[list[Lane]]:
+    """Phases with the steps that `only` names, and that which probes NCCL."""
+    names = {*only.split(","), "nccl"}
+    known = {step.name for phase in phases for lane in phase for step in lane}
+    if unknown := sorted(names - known):
+        raise ValueError(f"no steps {unknown}; choose from {', '.join(sorted(known))}")
+    left: list[list[Lane]] = []
+    for phase in phases:
+        lanes = [[step for step in lane if step.name in names] for lane in phase]
+        left.append([lane for lane in lanes if lane])
+    return [phase for phase in left if phase]
 
 
 class Day:
@@ -336,9 +345,9 @@ def main(
         }  # fmt: skip
         env |= put_nccl(nccl, folder) if nccl else {}
         about = {"date": now(), "command": given("bench.gpu_second"), "rehearsed": rehearse}
-        phases = (rehearsal if rehearse else day)(folder, built_throttle(folder))
-        if only:
-            phases = chosen(phases, ("nccl", *only.split(",")))
+        with refusing():
+            phases = (rehearsal if rehearse else day)(folder, built_throttle(folder))
+            phases = selected(phases, only) if only else phases
         rows = Day(folder, output, env, 3600 if rehearse else seconds, about).run(phases)
     raise typer.Exit(int(not all(row["green"] for row in rows)))
 

@@ -1,10 +1,13 @@
 /* A link that is throttled in software: LD_PRELOAD this, and SLOW_SOCKETS=BYTES is what a process
-   sends by TCP in a second. A send returns when its bytes would have left.
+   sends by TCP in a second. A send returns when its bytes would have left. To NCCL each process
+   is a host of its own, so that it takes sockets, which NCCL_P2P_DISABLE does not bring about
+   between ranks that share a GPU.
 
        cc -shared -fPIC -O2 -o slow_sockets.so bench/slow_sockets.c -ldl -lpthread */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -13,6 +16,12 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static double rate = -1, free_at = 0;
+
+__attribute__((constructor)) static void be_a_host(void) {
+  char name[32];
+  snprintf(name, sizeof name, "%d", (int)getpid());
+  if (getenv("SLOW_SOCKETS")) setenv("NCCL_HOSTID", name, 1);
+}
 
 static double now(void) {
   struct timespec t;

@@ -73,12 +73,14 @@ TARGETS = (
 
 
 def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
-    """A line for each target of the group: met, missed, or not measured."""
+    """A line for each target of the group: met, missed, or not measured. A method with further
+    options stands for the target's own."""
     found = {row.result.method: row for row in rows(results)}
     for target in (each for each in TARGETS if each.group == name):
-        what = f"{target.method} against {target.versus}, step time"
-        if target.method in found and target.versus in found:
-            ratio = found[target.method].median / found[target.versus].median
+        method = next((each for each in found if f"{each}:".startswith(f"{target.method}:")), "")
+        what = f"{method or target.method} against {target.versus}, step time"
+        if method and target.versus in found:
+            ratio = found[method].median / found[target.versus].median
             met = "met" if ratio <= target.limit else "MISSED"
             yield f"{what}: {ratio:.3f}, at most {target.limit:g}: {met}"
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu_check, gpu_second
+from bench import gpu_check, gpu_kernels, gpu_second
 from bench.gpu_memory import Place, on_shim
 from bench.gpu_second import Step
 
@@ -86,3 +86,16 @@ def test_the_second_day_leaves_out_what_no_time_is_left_for(tmp_path):
     day = gpu_second.Day(tmp_path, tmp_path, dict(os.environ), 1, {})
     (row,) = day.run([[[Step("none", 60, ("-c", "raise SystemExit"))]]])
     assert (row["green"], row["told"]) == (False, "left out: no time was left")
+
+
+def test_chosen_steps_of_the_second_day_keep_their_order(tmp_path):
+    phases = gpu_second.day(tmp_path, "")
+    left = gpu_second.selected(phases, "others,gpt2,kernels")
+    names = [[step.name for lane in phase for step in lane] for phase in left]
+    assert names == [["nccl", "kernels"], ["gpt2"], ["others"]]
+    with pytest.raises(ValueError, match="no steps \\['gpt3'\\]; choose from auto"):
+        gpu_second.selected(phases, "gpt3")
+
+
+def test_kernels_of_a_spec_without_a_hop_are_compiled():
+    assert "powersgd" in gpu_kernels.compile_one("powersgd", "float32", "90")

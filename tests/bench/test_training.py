@@ -60,9 +60,10 @@ def test_predictions_are_shown_beside_what_was_measured():
     assert measure.predictions([result("none", [1.0])]) == []
 
 
+@pytest.mark.parametrize("method", ["hipress:auto", "hipress:auto:optimizer=adamw"])
 @pytest.mark.parametrize("seconds, verdict", [(1.0, "1.000, at most 1.03: met"), (2.0, "MISSED")])
-def test_targets_are_judged(seconds, verdict):
-    results = [result("ddp-fp32", [1.0]), result("hipress:auto", [seconds])]
+def test_targets_are_judged(method, seconds, verdict):
+    results = [result("ddp-fp32", [1.0]), result(method, [seconds])]
     (line,) = training.verdicts("loopback", results)
     assert verdict in line
 
