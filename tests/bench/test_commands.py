@@ -21,7 +21,11 @@ def nothing_runs(monkeypatch):
     [
         (policies.main, {"rate": "fast"}, "rate 'fast': expected 100kbit to 100gbit"),
         (throttle.main, {"slow": "fast"}, "rate 'fast': expected 100kbit to 100gbit"),
-        (throttle.main, {"optimizer": "adam"}, "unknown optimizer 'adam'"),
+        (
+            throttle.main,
+            {"optimizer": "rmsprop"},
+            "optimizer 'rmsprop': the workload trains with sgd or adamw",
+        ),
         (auto.main, {"optimizer": ["adam"]}, "'adam': choose from sgd, adamw"),
     ],
 )

@@ -207,7 +207,7 @@ def test_small_tensors_have_one_owner():
         (Choice("once", "ring"), ["once", "ring", "exchange"]),
         (Choice("sign", "allreduce"), ["sign", "allreduce", "'ps' or 'ring'"]),
         (Choice("once", "allreduce"), ["once", "allreduce", "'exchange'"]),
-        (Choice("exact", "ring", down="sign"), ["ring", "one direction", "'ps'"]),
+        (Choice("exact", "exchange", down="sign"), ["exchange", "one direction", "'ps'"]),
         (Choice("exact", "ps", down="once"), ["once", "ps", "encode twice"]),
         (Choice("exact", "ps", down="zip"), ["zip", "exact"]),
         (Choice("exact", "star"), ["star", "allreduce, exchange, gossip, gtopk, "]),
