@@ -113,16 +113,28 @@ def total(values: F32, tile: int) -> float:
     return float(lane_sums(parts, size)[0])
 
 
+#: key of every NaN, which processors make with either sign: the one above that of infinity
+NAN_KEY = 0x7F800001
+#: bits of the NaN with that key, which conversions leave as they are
+QUIET = 0x7FC00000
+
+
 def order_key(x: NDArray[np.float32]) -> NDArray[np.int32]:
-    """int32 keys that order as the floats do; a positive NaN is above infinity."""
+    """int32 keys that order as the floats do, NaN largest."""
     bits = np.ascontiguousarray(x, np.float32).view(np.int32)
-    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+    key: NDArray[np.int32] = np.where(np.isnan(x), np.int32(NAN_KEY), _folded(bits))
+    return key
 
 
 def from_key(key: NDArray[np.int32]) -> F32:
     """Inverse of order_key."""
-    bits = key ^ ((key >> 31) & np.int32(0x7FFFFFFF))
+    bits = np.where(key == NAN_KEY, np.int32(QUIET), _folded(key))
     return np.ascontiguousarray(bits, np.int32).view(np.float32)
+
+
+def _folded(bits: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Bits of floats as integers of their order, and back."""
+    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
 
 
 #: magnitudes of E4M3, by their codes: the last, 127, is NaN

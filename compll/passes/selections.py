@@ -93,7 +93,7 @@ def compact(values: Values, thresholds: Thresholds, s: Selection) -> Compact:
         return Compact(s.name, [], first=key, limit=limit(values, s))
     assert s.threshold is not None
     step = thresholds.kth[id(s.threshold)]
-    key = values.make("order_key", [values.lanes(values.of(s.key))], "i32", "lane")
+    key = values.order_key(values.lanes(values.of(s.key)))
     return Compact(
         s.name, [],
         always=values.make("gt", [key, step.found], "bool", "lane"),

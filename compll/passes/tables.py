@@ -17,7 +17,7 @@ def steps(values: Values, e: Expr) -> list[Op]:
     found = values.of(e)
     name = found.attr.name
     if e.op == "quantiles":
-        key = values.make("order_key", [values.lanes(values.of(e.args[0]))], "i32", "lane")
+        key = values.order_key(values.lanes(values.of(e.args[0])))
         keys, *rest = (Field(f"{what} of {name}", "int32", 32, SCRATCH) for what in ARRAYS)
         return [Quantiles(Walk([Store(SCRATCH, keys, key)]), [keys, *rest], found, int(e.value))]
     index, value = (values.lanes(values.of(a)) for a in e.args)

@@ -59,7 +59,7 @@ class Thresholds:
         if x.op == "sample":
             x, count = x.args
             sample = self.count(count, whole)
-        key = values.make("order_key", [values.lanes(values.of(x))], "i32", "lane")
+        key = values.order_key(values.lanes(values.of(x)))
         least, found = (values.make(op, (), "i32", "piece", name) for op in ("least", "found"))
         larger = values.make("larger", (), "i64", "piece", name)
         enough = values.make("ge", [key, least], "bool", "lane")

@@ -13,7 +13,7 @@ from compll.ir.module import POSITIONS, WHOLE, Field, Module
 from compll.ir.program import Sink
 from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
 from compll.numerics import shared_draws as shared
-from compll.numerics.numbers import order_key
+from compll.numerics.numbers import NAN_KEY, order_key
 from compll.passes.bounds import Bounds
 from compll.passes.kept import Kept
 
@@ -122,6 +122,15 @@ class Values:
             return self.make("const", (), kind, "piece", value.attr)
         kind = {"f64": "f32", "i64": "i32"}[value.kind]
         return self.make("convert", [value], kind, "piece")
+
+    def order_key(self, x: Value) -> Value:
+        """An int32 that orders as a float32 does (see numbers.order_key). The bits of a magnitude
+        need no more than one key for every NaN."""
+        if x.op != "abs":
+            return self.make("order_key", [x], "i32", x.level)
+        nan = self.make("const", (), "i32", "piece", NAN_KEY)
+        bits = self.make("float_bits", [x], "i32", x.level)
+        return self.make("min", [bits, nan], "i32", x.level)
 
     def lanes(self, value: Value) -> Value:
         """The value as one of lanes; a value of a lower level is repeated."""
@@ -293,7 +302,7 @@ class Values:
 
     def op_bucket(self, e: Expr, kind: str, level: str) -> Value:
         x, edges = (self.done[id(a)] for a in e.args)
-        key = self.make("order_key", [self.narrow(x, "lane")], "i32", level)
+        key = self.order_key(self.narrow(x, "lane"))
         if e.args[1].op == "literal":
             found = self.reached(key, order_key(np.array(e.args[1].value, np.float32)).tolist())
             return found if kind == "i32" else self.make("convert", [found], kind, level)

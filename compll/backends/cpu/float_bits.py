@@ -6,6 +6,7 @@ from typing import Any
 
 from compll.backends.cpu.builder import F32, F64, HALF, I16, I32, Builder, const, element, lanes
 from compll.backends.cpu.processor import FEATURES
+from compll.numerics.numbers import NAN_KEY, QUIET
 
 #: true if this processor has no conversions of float16; LLVM would call a library for them
 SOFT_HALVES = FEATURES.get("f16c") is False
@@ -24,13 +25,25 @@ def magnitude_bits(b: Builder, x: Any) -> Any:
 
 def key(b: Builder, x: Any) -> Any:
     """An int32 that orders as floats do (see order_key in numbers.py)."""
-    raw = bits(b, x) if element(x) == F32 else x
-    return b.xor(raw, b.and_(b.ashr(raw, const(I32, x, 31)), const(I32, x, MAGNITUDE)))
+    nan = b.fcmp_unordered("uno", x, x)
+    return b.select(nan, const(I32, bits(b, x), NAN_KEY), _folded(b, bits(b, x)))
+
+
+def magnitude_key(b: Builder, x: Any) -> Any:
+    """The key of a float that is not below zero, and has no sign if it is NaN."""
+    raw, nan = bits(b, x), const(I32, bits(b, x), NAN_KEY)
+    return b.select(b.icmp_signed("<", raw, nan), raw, nan)
 
 
 def unkey(b: Builder, x: Any) -> Any:
     """Inverse of key."""
-    return b.bitcast(key(b, x), lanes(F32, x))
+    nan = b.icmp_signed("==", x, const(I32, x, NAN_KEY))
+    return b.bitcast(b.select(nan, const(I32, x, QUIET), _folded(b, x)), lanes(F32, x))
+
+
+def _folded(b: Builder, x: Any) -> Any:
+    """Bits of floats as integers of their order, and back."""
+    return b.xor(x, b.and_(b.ashr(x, const(I32, x, 31)), const(I32, x, MAGNITUDE)))
 
 
 def is_finite(b: Builder, x: Any) -> Any:

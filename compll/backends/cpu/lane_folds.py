@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import F32, F64, I32, I64, Builder, Variable, number
-from compll.backends.cpu.float_bits import key, unkey
+from compll.backends.cpu.float_bits import key, magnitude_key, unkey
 from compll.ir.module import Field
 from compll.ir.tile import Value
 from compll.numerics.numbers import LANES, lane_count
@@ -68,7 +68,8 @@ class Folds:
         if f.attr == "count":
             best.set(b.add(now, b.zext(self.lanes.masked(x, 0), now.type)))
             return
-        keys = x if f.kind == "i32" else key(b, x)
+        bits = magnitude_key if f.args[0].op == "abs" else key
+        keys = x if f.kind == "i32" else bits(b, x)
         if not (f.attr == "max" and at_least_zero(f.args[0]) and zero_at_zero(f.args[0])):
             keys = self.lanes.masked(keys, self.start(f))
         best.set(ins.ROWS[f.attr](b, now, keys))

@@ -36,8 +36,8 @@ D i32 i_trunc(float x) {
 }
 D u32 abs_bits(float x) { return (u32)__float_as_int(x) & 0x7fffffffu; }
 // int32 keys that order as the floats do; a positive NaN is above infinity
-D i32 key(float x) { i32 b = __float_as_int(x); return b ^ ((b >> 31) & 0x7fffffff); }
-D float unkey(i32 k) { return __int_as_float(k ^ ((k >> 31) & 0x7fffffff)); }
+D i32 key(float x) { i32 b = __float_as_int(x); return x != x ? 0x7f800001 : b ^ ((b >> 31) & 0x7fffffff); }
+D float unkey(i32 k) { return __int_as_float(k == 0x7f800001 ? 0x7fc00000 : k ^ ((k >> 31) & 0x7fffffff)); }
 
 // codes of packed fields: truncated into 0..top; NaN becomes 0
 D u32 f_code(float x, u32 top) {

@@ -1,0 +1,68 @@
+"""Walks over memory, and bytes that they move, of every kernel of every spec, as recorded.
+
+This net catches a lost fusion. After a change that moves less, or one that must move more,
+`pytest --update-golden` on this file records them again.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compll.ir.module import Field
+from compll.ir.tile import Kernel
+from compll.passes import lower
+from compll.runtime.library import type_check
+from tests.compll.conftest import CASES, label
+
+GOLDEN = Path(__file__).parent / "golden" / "walks.json"
+#: values of lanes that a walk reads from memory
+READS = ("load", "unpack", "spread")
+
+
+def moved(kernel: Kernel) -> list[float]:
+    """The number of walks, and the bytes per element that they read and write; for elements of a
+    selection or a matrix as if these had all of the gradient's."""
+    total = 0.0
+    for walk in kernel.walks:
+        reads = {
+            v.attr if isinstance(v.attr, str) else (v.op, v.attr.name): bytes_of(v.attr)
+            for v in walk.values
+            if v.op in READS and v.level == "lane"
+        }
+        parts = [field for one in walk.compacts for field, _ in one.parts]
+        writes = [bytes_of(s.field) for s in walk.stores if s.value.level == "lane"]
+        total += sum(reads.values()) + sum(writes) + sum(map(bytes_of, parts))
+    return [len(kernel.walks), round(total, 4)]
+
+
+def bytes_of(array: Field | str | None) -> float:
+    """Bytes of an element; the gradient's have four."""
+    return array.item_bits / 8 if isinstance(array, Field) else 4.0
+
+
+def found(case) -> dict[str, list[float]]:
+    kernels = lower.kernels(type_check(*case)[0])
+    return {kernel.name: moved(kernel) for part in kernels.values() for kernel in part}
+
+
+@pytest.fixture(scope="module")
+def golden(request):
+    if request.config.getoption("--update-golden"):
+        rows = [f"{json.dumps(label(case))}: {json.dumps(found(case))}" for case in CASES]
+        GOLDEN.write_text("{\n " + ",\n ".join(rows) + "\n}\n")
+    return json.loads(GOLDEN.read_text())
+
+
+def test_no_kernel_walks_more_often_or_moves_more_bytes(golden):
+    assert sorted(golden) == sorted(map(label, CASES))
+    for case in CASES:
+        now, before = found(case), golden[label(case)]
+        assert now.keys() == before.keys(), label(case)
+        for name in now:
+            assert all(a <= b for a, b in zip(now[name], before[name], strict=True)), (case, name)
+
+
+def test_what_is_counted(golden):
+    """A walk reads gradient and residual, and writes both with an eighth of a byte of signs."""
+    assert golden["onebit_group"]["encode_feed"] == [1, 16.125]
