@@ -25,6 +25,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "GradBucket",  # public in torch.distributed, but unknown to type checkers, like the stores
@@ -140,8 +141,19 @@ def names_ignored_by_ddp(module: nn.Module) -> set[str]:
 
 def parameters_in_buckets(ddp: DistributedDataParallel) -> set[torch.Tensor]:
     """The parameters in the buckets of a DDP module without sparse gradients."""
-    buckets = ddp.reducer._get_zeros_like_grad_buckets()  # the zeros are dropped
+    # torch tells them only with zeros in the size of all gradients
+    with _Unfilled():  # type: ignore[no-untyped-call]
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
     return {parameter for bucket in buckets for parameter in bucket.parameters()}
+
+
+class _Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tensors in the form of another have no memory: they are on the device "meta"."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **{**(kwargs or {}), "device": "meta"})
 
 
 def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:

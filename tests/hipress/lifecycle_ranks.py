@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hipress
+from hipress import compat
 from tests.hipress.common import codec, digest, error_of, make, raised_by, train
 
 
@@ -210,3 +212,24 @@ def forked(rank, world_size):
     gc.collect()
     train(ddp, rank, range(2, 4))
     return status, json.loads(told or "null"), digest(ddp)
+
+
+class Made(TorchDispatchMode):
+    """Bytes that calls of torch take."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, list | tuple) else [made]:
+            if isinstance(each, torch.Tensor) and each.device.type != "meta":
+                self.bytes += each.numel() * each.element_size()
+        return made
+
+
+def known(rank, world_size):
+    """The number of parameters in a DDP module's buckets, and the bytes that it took to ask."""
+    ddp = DistributedDataParallel(nn.Linear(300, 300))
+    with Made() as made:
+        held = compat.parameters_in_buckets(ddp)
+    return len(held), made.bytes

@@ -116,6 +116,11 @@ def test_parameters_frozen_or_freed_after_ddp_was_made():
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+def test_parameters_in_buckets_are_told_without_memory():
+    """torch makes zeros in place of all gradients for it."""
+    assert launch(lifecycle_ranks.known, 1) == [(2, 0)]
+
+
 def test_a_parameter_that_is_freed_later_is_told():
     """Ranks once trained it each by itself, without a word, as with DDP."""
     for kind, message in launch(lifecycle_ranks.freed, 2):
