@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from casync.errors import PeerTimeout, TransportError
 from casync.memory import Event, Memory
+from casync.shutdown import start_thread
 
 __all__ = ["Watchdog"]
 
@@ -37,8 +38,7 @@ class Watchdog:
         self._call: _Task | None = None
         self._groups: deque[tuple[_Task, Event, object]] = deque()
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="casync-nccl-watch", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "casync-nccl-watch")
 
     @contextmanager
     def call(self, names: Sequence[str]) -> Iterator[None]:

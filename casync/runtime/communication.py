@@ -18,6 +18,7 @@ from casync.memory.slots import Slot, StagedSlot
 from casync.runtime.jobs import Job
 from casync.runtime.lanes import Progress
 from casync.runtime.watch import Posted, watch
+from casync.shutdown import start_thread
 from casync.transports import Handle, Transport
 
 __all__ = ["Communication", "spawn"]
@@ -39,9 +40,7 @@ def spawn(run: Callable[[], None], name: str, memory: Memory) -> threading.Threa
         with memory.current():
             run()
 
-    thread = threading.Thread(target=there, name=f"casync-{name}", daemon=True)
-    thread.start()
-    return thread
+    return start_thread(there, f"casync-{name}")
 
 
 class _Waiter:

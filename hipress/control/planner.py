@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from casync import strategies
 from casync.memory.host import HostMemory
+from casync.shutdown import start_thread
 from casync.topology import Topology
 from hipress.auto.probe import Probe
 from hipress.control.phases import Fixed, Phases
@@ -135,7 +135,7 @@ class Planner:
         def tuner() -> PlanController:
             compiling = Future[dict[str, "Codec"]]()  # training need not wait for a compiler
             work = partial(fulfil, compiling, places.compile)
-            threading.Thread(target=work, name="hipress-compile", daemon=True).start()
+            start_thread(work, "hipress-compile")
             return Tuner(places, compiling, self.coordinator, when)
 
         return Planned(search.unplanned(), probe, tuner)
