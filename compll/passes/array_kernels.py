@@ -116,7 +116,7 @@ def or_nan(values: Arrays, value: Value, told: Value | None) -> Value:
 def decode(module: Module, adds: bool, check: Kernel) -> Kernel:
     """The kernel from a payload to the gradient; `adds`: adds to it. check: see lower.check."""
     name = f"decode_{'add' if adds else 'set'}"
-    kernel = Kernel(name, module, TILE, statics=list(check.statics))
+    kernel = Kernel(name, module, TILE, statics=check.statics)
     values = opened(module, kernel, fed=False)
     found = result(values)
     if isinstance(found, Placed):

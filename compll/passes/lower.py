@@ -85,8 +85,8 @@ def _guarded(values: Values, program: Program, one: Pass, usual: Walk) -> list[O
 
 
 def decode(module: Module, name: str, *, add: bool, check: Kernel | None) -> Kernel:
-    """The kernel of a decode. check: the kernel that it calls with its own statics."""
-    kernel = Kernel(name, module, tile_of(module), statics=list(check.statics) if check else [])
+    """The kernel of a decode. check: the kernel that it calls, with which it shares statics."""
+    kernel = Kernel(name, module, tile_of(module), statics=check.statics if check else [])
     values = Values(module, kernel)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
     kernel.steps += _recoded(values)
@@ -103,8 +103,8 @@ def decode(module: Module, name: str, *, add: bool, check: Kernel | None) -> Ker
 
 
 def check(module: Module) -> Kernel:
-    """The kernel that finds payloads with wrong lengths, or positions outside their tensors. A
-    decode calls it with its own arguments, so a decode's statics begin with those of the check."""
+    """The kernel that finds payloads with wrong lengths, or positions outside their tensors. Both
+    decodes call it with their own arguments, so the three have one list of statics."""
     if mixes(module):
         return array_kernels.check(module)
     kernel = Kernel("check", module, tile_of(module))

@@ -67,11 +67,14 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
 
 
 def read_notes(store: Store, keys: Mapping[K, str]) -> dict[K, Any]:
-    """The values, as JSON, of those keys that are there; two requests where all are."""
+    """The values, as JSON, of those keys that are there; two requests where all are, and the store
+    has requests of several keys."""
     there = dict(keys)
     if there and not store.check([*there.values()]):
         there = {name: key for name, key in there.items() if store.check([key])}
-    notes = store.multi_get([*there.values()]) if there else ()
+    wanted = [*there.values()]
+    several = wanted and store.has_extended_api()
+    notes = store.multi_get(wanted) if several else [store.get(key) for key in wanted]
     return dict(zip(there, map(json.loads, notes), strict=True))
 
 

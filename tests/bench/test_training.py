@@ -128,8 +128,8 @@ def test_another_optimizer(monkeypatch, tmp_path, capsys):
     training.main(["hosts2"], optimizer="adamw", output=tmp_path)
     assert ran[0][1].workload == Workload(optimizer="adamw")
     with pytest.raises(typer.Exit):
-        training.main(["hosts2"], optimizer="adam", output=tmp_path)
-    assert "unknown optimizer 'adam'" in capsys.readouterr().err
+        training.main(["hosts2"], optimizer="rmsprop", output=tmp_path)
+    assert "optimizer 'rmsprop': the workload trains with sgd or adamw" in capsys.readouterr().err
 
 
 def test_the_picture_shows_the_step_times_of_the_table():

@@ -15,7 +15,7 @@ from hipress.errors import StateError
 from hipress.model.params import describe
 from hipress.options import Options
 from hipress.plan.plan import fixed_plan
-from hipress.state import checkpoint
+from hipress.state import checkpoint, checkpoint_format
 from tests.hipress import checkpoint_ranks, common
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
@@ -152,6 +152,7 @@ def test_a_load_that_is_interrupted_has_failed(monkeypatch):
     monkeypatch.setattr(api, "as_ddp", lambda module: module)
     monkeypatch.setattr(api, "_session", lambda _: session)
     monkeypatch.setattr(checkpoint, "validate", lambda *_: [])
+    monkeypatch.setattr(checkpoint_format, "check_format", lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         hipress.load_state_dict(None, {"step": 3})
     assert ended == [(KeyboardInterrupt, "load_state_dict")]
