@@ -48,6 +48,14 @@ class Answering(Store):
         """Implements Store."""
         return int(self._inner.add(key, amount))
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Implements Store."""
+        return bytes(self._inner.compare_set(key, expected, desired))
+
+    def delete_key(self, key: str) -> bool:
+        """Implements Store."""
+        return bool(self._inner.delete_key(key))
+
     def check(self, keys: Sequence[str]) -> bool:
         """Implements Store."""
         return bool(self._inner.check([self._known(key) for key in keys]))

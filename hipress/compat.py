@@ -41,6 +41,7 @@ __all__ = [
     "gradient_type",
     "group_name",
     "group_timeout",
+    "has_requests_of_several_keys",
     "has_unscaled",
     "is_collective",
     "job_store",
@@ -91,6 +92,11 @@ def another_client(store: Store) -> Store:
 def _below_prefixes(store: Store) -> Store:
     below: Store = getattr(store, "_underlying_non_prefix_store", store)
     return below
+
+
+def has_requests_of_several_keys(store: Store) -> bool:
+    """True if a store has `multi_get`; those that are written in Python do not."""
+    return bool(store.has_extended_api())  # type: ignore[attr-defined] # not in its annotations
 
 
 def group_name(group: dist.ProcessGroup) -> str:

@@ -73,7 +73,7 @@ def read_notes(store: Store, keys: Mapping[K, str]) -> dict[K, Any]:
     if there and not store.check([*there.values()]):
         there = {name: key for name, key in there.items() if store.check([key])}
     wanted = [*there.values()]
-    several = wanted and store.has_extended_api()
+    several = wanted and compat.has_requests_of_several_keys(store)
     notes = store.multi_get(wanted) if several else [store.get(key) for key in wanted]
     return dict(zip(there, map(json.loads, notes), strict=True))
 
