@@ -54,10 +54,11 @@ class StoreMailbox:
         self._call(lambda store: store.set(key, text), deadline)
 
     def forget(self, round_: int) -> None:
-        """Delete this rank's note of a round that all have read, if the store answers."""
-        key = self._key(round_, self.rank)
+        """Delete this rank's note of a round that all have read, if the store can: those that are
+        written in Python cannot."""
+        key, end = self._key(round_, self.rank), time.monotonic() + TELL_SECONDS
         with suppress(HipressError):
-            self._call(lambda store: store.delete_key(key), time.monotonic() + TELL_SECONDS)
+            call_store(self.store, lambda store: store.delete_key(key), end, self.here)
 
     def tell(self, round_: int | str, facts: Mapping[str, Any]) -> None:
         """Post this rank's note, if the store answers, and send it to watching processes."""

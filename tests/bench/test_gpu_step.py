@@ -33,7 +33,7 @@ def test_a_step_of_one_of_eight_ranks_is_timed_by_wrap(monkeypatch):
     tokens, groups = torch.randint(50, (2, 8)), []
     monkeypatch.setattr(absent, "nullcontext", lambda: groups.append(1) or nullcontext())
     torch.manual_seed(0)
-    with on_device(0, transport="nccl4py") as codec:
+    with on_device(0, transport="nccl4py", connected=False) as codec:
         codecs = {"int8_group": codec("int8_group")}
         found = list(gpu_step.rows(Tiny, tokens, codecs, 2, ranks=8, captures=[False]))
     assert [(row["codec"], row["ranks"]) for row in found] == [("ddp", 8), ("int8_group", 8)]

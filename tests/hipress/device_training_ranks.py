@@ -34,8 +34,9 @@ class Moved(Round):
 
 
 @contextmanager
-def on_device(rank, *, transport="staged"):
-    """A context in which wrapped models are on a device; compiled codecs come from this."""
+def on_device(rank, *, transport="staged", connected=True):
+    """A context in which wrapped models are on a device; compiled codecs come from this.
+    connected: transports without tags go over gloo to the other ranks, which are there."""
     schedule = Schedule(rank)
     memory = emulated.DeviceMemory(schedule)
     with schedule.driving(), ExitStack() as stack:
@@ -45,7 +46,7 @@ def on_device(rank, *, transport="staged"):
             (engine, "Round", Moved),
         ):
             stack.enter_context(mock.patch.object(where, name, value))
-        if transport in NCCL:
+        if connected and transport in NCCL:
             stack.enter_context(slots_by(schedule))
         yield lambda name, **params: emulated.Launched(emulated.compiled(name, **params), memory)
 
