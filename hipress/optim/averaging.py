@@ -236,5 +236,6 @@ def marks_of(tensors: Sequence[Tensor], norms: bool) -> Tensor:
     lasts = torch.cat([held.as_strided((1,), (1,), end).float() for held, end in pairs])
     if not norms:
         return lasts[:, None]
-    every = torch._foreach_norm(list(tensors), dtype=torch.float32)
-    return torch.stack((lasts, torch.stack(every)), dim=1)
+    wide = any(held.dtype == torch.float64 for held in tensors)
+    every = torch._foreach_norm(list(tensors), dtype=torch.float64 if wide else torch.float32)
+    return torch.stack((lasts, torch.stack(every).float()), dim=1)

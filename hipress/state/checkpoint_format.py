@@ -51,6 +51,9 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     for key in {"plan", "codecs", "compressors", "strategies", "state", "owed"} & set(saved):
         if not isinstance(saved[key], Mapping):
             raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
+    named = (saved["plan"], saved["state"], saved.get("owed", {}))
+    if not all(isinstance(name, str) for each in named for name in each):
+        raise StateError("damaged state: a name of a parameter is no text")
     if not all(map(_is_way, saved["plan"].values())):
         raise StateError("damaged state: plan: expected a codec, a strategy and partitions")
     for key in ("codecs", "compressors", "strategies"):

@@ -267,7 +267,7 @@ def forgotten(rank, world_size, scope):
 
 PORTABLE = {
     "topk": {"compressor": "topk", "ratio": 0.1},
-    "ring": {"compressor": "int4_group", "feedback": "error", "strategy": "ring"},
+    "ring": {"compressor": "onebit_group", "strategy": "ring"},
     "onebit": {"compressor": "onebit_group", "strategy": "ps"},
     "dgc": {"compressor": "dgc", "ratio": 0.1},
     "ef21": {"compressor": "ef21", "ratio": 0.1},
