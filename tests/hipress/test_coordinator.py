@@ -221,7 +221,7 @@ class Requests:
         self.store, self.count = store, 0
 
     def __getattr__(self, name):
-        self.count += 1
+        self.count += name != "has_extended_api"  # which asks nobody
         return getattr(self.store, name)
 
 
