@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -69,6 +70,14 @@ def busy_seconds() -> float:
     return (int(had) + int(waited)) * 1e-9
 
 
+def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
+    """Python drops an interrupt that comes while it frees an object: the user presses Ctrl-C again,
+    and the training goes on until then."""
+    sys.__unraisablehook__(lost)
+    if lost.exc_type is KeyboardInterrupt:
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+
 class Rank:
     """A process of a run."""
 
@@ -77,6 +86,7 @@ class Rank:
         os.dup2(order["log"], 1)
         os.dup2(order["log"], 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = _interrupt_again
         faulthandler.register(signal.SIGUSR1)
         LAST.append(partial(self.tell, "left"))
 

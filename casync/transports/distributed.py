@@ -7,12 +7,12 @@ of a failed rank learn of it. Gloo cannot tell the length of a received message.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -172,45 +172,24 @@ def break_group(group: dist.ProcessGroup) -> None:
             group.recv([data], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
 
 
-class _Collectives:
-    """Collectives whose futures have callbacks in Python, which threads of gloo call."""
+class _UnderWay:
+    """A collective whose future has a callback in Python, which a thread of gloo calls. The
+    callback holds it, and so its group."""
 
-    def __init__(self) -> None:
-        self._under_way: WeakKeyDictionary[dist.ProcessGroup, set[object]] = WeakKeyDictionary()
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._over = group, threading.Event()
         close_at_exit(self)
 
-    def all_reduce(
-        self, data: torch.Tensor, group: dist.ProcessGroup, options: dist.AllreduceOptions
-    ) -> torch.futures.Future[torch.Tensor]:
-        """Reduce in place; the future's value is `data`."""
-        under_way, one = self._under_way.setdefault(group, set()), object()
-        reduced: torch.futures.Future[torch.Tensor]
-        reduced = torch.futures.Future(devices=[data.device] if data.is_cuda else None)
-
-        def done(future: torch.futures.Future[list[torch.Tensor]]) -> None:
-            try:
-                reduced.set_result(future.value()[0])
-            except Exception as error:
-                reduced.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
-            finally:
-                under_way.discard(one)
-
-        future = group.allreduce([data], options).get_future()
-        under_way.add(one)
-        future.add_done_callback(done)
-        return reduced
+    def end(self) -> None:
+        """The callback has run."""
+        self._over.set()
 
     def close(self) -> None:
-        """Break the groups of collectives under way: see [Note: exit] in shutdown.py."""
-        for group, under_way in list(self._under_way.items()):
-            if under_way:
-                break_group(group)
-            end = time.monotonic() + _BREAKS
-            while under_way and time.monotonic() < end:
-                time.sleep(1e-3)
-
-
-_COLLECTIVES = _Collectives()
+        """Break the group, unless it is over: see [Note: exit] in shutdown.py."""
+        if not self._over.is_set():
+            break_group(self._group)
+            self._over.wait(_BREAKS)
+            time.sleep(1e-3)  # the thread takes the GIL once more, to drop the callback
 
 
 def start_all_reduce(
@@ -218,7 +197,20 @@ def start_all_reduce(
 ) -> torch.futures.Future[torch.Tensor]:
     """Start an all-reduce in place; the future's value is `data`. Raises TransportError, naming
     `what`. As the interpreter ends, all that are under way fail."""
+    reduced: torch.futures.Future[torch.Tensor]
+    reduced = torch.futures.Future(devices=[data.device] if data.is_cuda else None)
+    under_way = _UnderWay(group)
+
+    def done(future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        try:
+            reduced.set_result(future.value()[0])
+        except Exception as error:
+            reduced.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+        finally:
+            under_way.end()
+
     try:
-        return _COLLECTIVES.all_reduce(data, group, options)
+        group.allreduce([data], options).get_future().add_done_callback(done)
     except RuntimeError as error:
         raise transport_error(error, what) from None
+    return reduced

@@ -27,6 +27,8 @@ from hipress.ranks.store import run_in_thread
 from hipress.errors import HipressError
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
+if "forks" in sys.argv and (child := os.fork()):
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 store = dist.TCPStore("127.0.0.1", port, is_master=rank == 1, wait_for_workers=False)
 dist.init_process_group(
     "gloo", store=dist.PrefixStore("torch", store), rank=rank, world_size=2,
@@ -81,6 +83,16 @@ sys.exit(7)
 
 @pytest.mark.parametrize("call", first_fast(CALLS))
 def test_the_exit_status_of_a_program_whose_call_still_waits(call):
+    assert_own_status(call)
+
+
+@pytest.mark.slow
+def test_the_exit_status_of_a_forked_process():
+    """It did not break the collectives that would call back."""
+    assert_own_status("a collective that calls back", "forks")
+
+
+def assert_own_status(call, *more):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -89,8 +101,8 @@ def test_the_exit_status_of_a_program_whose_call_still_waits(call):
     peer = subprocess.Popen([*program, "1", port, "0"], env=environment)
     try:
         found = subprocess.run(
-            [*program, "0", port, str(peer.pid)], env=environment, capture_output=True, text=True,
-            timeout=HANG,
+            [*program, "0", port, str(peer.pid), *more], env=environment, capture_output=True,
+            text=True, timeout=HANG,
         )  # fmt: skip
         assert found.returncode == 7, found.stderr
     finally:
