@@ -8,7 +8,7 @@ from compll.errors import Problems, RuleError, Span, closest
 from compll.frontend import check_arrays, check_names, check_spread, check_words, recovery
 from compll.frontend.check_names import Advice
 from compll.frontend.check_sizes import Sizes
-from compll.frontend.operators import CONSTANTS, OPERATORS, REDUCTIONS, RESERVED, SELECTING
+from compll.frontend.operators import CONSTANTS, OPERATORS, RESERVED, SELECTING
 from compll.frontend.rule_elements import Rules
 from compll.frontend.rules import apply
 from compll.frontend.spec import ANY, Chosen, ParamValue, Spec
@@ -241,8 +241,6 @@ class Expressions:
         if tree.op == "choose":
             return self.choose(args)
         op = tree.op
-        if op == "reduce" and isinstance(tree.args[0], Name) and tree.args[0].name in REDUCTIONS:
-            op = tree.args[0].name
         if tree.op in SELECTING and name in self.selections:
             raise RuleError("a binding holds one selection", "give each selection its own name")
         if op in TAKES_WHOLE:
@@ -288,9 +286,8 @@ class Expressions:
         self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
     ) -> tuple[Expr | None, ...]:
         """The arguments; None for each that is wrong."""
-        trees = tree.args[1:] if tree.op == "reduce" else tree.args
         inner = "" if tree.named and tree.op in SELECTING else "?"
-        args = [self.expr(t, env, name + inner, decoding=decoding) for t in trees]
+        args = [self.expr(t, env, name + inner, decoding=decoding) for t in tree.args]
         inline = [a is not None and a.op in SELECTING for a in args]
         if any(inline):
             self.problems.add(tree.span, "a selection needs a name of its own", "kept: top(...)")
@@ -305,15 +302,6 @@ class Expressions:
         if not row.low <= len(tree.args) <= row.high:
             self.problems.add(
                 tree.span, f"{tree.op} takes {row.arity}, not {len(tree.args)}", row.about
-            )
-            return False
-        first = tree.args[0]
-        named = isinstance(first, Name) and first.name in REDUCTIONS
-        if tree.op == "reduce" and not named:
-            self.problems.add(
-                tree.span,
-                "reduce takes the name of a reduction first",
-                f"one of {', '.join(REDUCTIONS)}",
             )
             return False
         return True

@@ -89,7 +89,6 @@ _ROWS = (
     Operator("where", 3, 3, "where", "where(c, a, b): a where c holds, else b"),
     Operator("choose", 3, 3, "choose", "`a if c else b` on scalars; only the branch taken is computed"),
     # whole-tensor (or, in a grouped spec, whole-group) values
-    Operator("reduce", 2, 2, "reduce", "reduce(op, x) with op of sum, min, max, mean, std, norm2"),
     Operator("sum", 1, 2, "reduction", "sum of all elements; sum(x, c): of those where c holds"),
     Operator("mean", 1, 2, "reduction", "mean of all elements; mean(x, c): of those where c holds"),
     Operator("std", 1, 2, "reduction", "standard deviation (of the population); std(x, c): of those where c holds"),
@@ -133,15 +132,6 @@ _ROWS = (
     Operator("random_matrix", 2, 2, "matrices",
              "random_matrix(rows, columns): uniform in [-1, 1), drawn by (step, tensor), the same on all ranks, in decode, and in all calls of this size"),
     Operator("ones", 2, 2, "matrices", "ones(rows, columns): a matrix of ones"),
-    Operator("row_sum", 1, 1, "matrices", "the sum of each row, as a column: m @ ones(columns, 1)"),
-    Operator("row_max", 1, 1, "matrices", "the largest element of each row, as a column (NaN counts as largest)"),
-    Operator("row_min", 1, 1, "matrices", "the smallest element of each row, as a column"),
-    Operator("column_sum", 1, 1, "matrices", "the sum of each column, as a row"),
-    Operator("column_max", 1, 1, "matrices", "the largest element of each column, as a row (NaN counts as largest)"),
-    Operator("column_min", 1, 1, "matrices", "the smallest element of each column, as a row"),
-    Operator("left_vectors", 1, 1, "matrices", "left singular vectors of a matrix, a column each, by falling singular value"),
-    Operator("singular_values", 1, 1, "matrices", "singular values of a matrix, falling, as a row: min(rows, columns) of them"),
-    Operator("right_vectors", 1, 1, "matrices", "right singular vectors of a matrix, a column each, by falling singular value"),
     Operator("chosen", 2, 2, "chosen",
              "chosen(p, k): at most k positions in a row of chances, which sum to at most k; each is drawn with its chance"),
     Operator("take_columns", 2, 2, "matrices", "take_columns(m, at): the columns of m at positions that chosen() gives for all rows, or top_columns() for each; zeros at -1"),
@@ -164,7 +154,6 @@ _ROWS = (
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {row.name: row for row in _ROWS}
-REDUCTIONS = ("sum", "min", "max", "mean", "std", "norm2")
 CONSTANTS: dict[str, float] = {"inf": float("inf"), "nan": float("nan"), "pi": 3.141592653589793}
 #: operators that make a selection
 SELECTING = ("top", "filter", "drawn")
@@ -175,7 +164,7 @@ SYNONYMS = {
     "maximum": "max", "minimum": "min", "amax": "max", "amin": "min", "clamp": "clip",
     "rand": "random", "uniform": "random", "magnitude": "abs",
     "topk": "top", "argsort": "top", "sort": "kth_largest", "quantile": "quantiles",
-    "svd": "singular_values", "diag": "singular_values", "choice": "chosen", "multinomial": "chosen",
+    "choice": "chosen", "multinomial": "chosen",
     "reshape": "matrix", "view": "matrix", "flatten": "flat", "dot": "matmul", "qr": "orthonormal",
     "searchsorted": "bucket", "bincount": "sum_by", "scatter_add": "sum_by", "index_add": "sum_by", "digitize": "bucket", "take": "lookup",
     "percentile": "kth_largest", "median": "kth_largest", "kthvalue": "kth_largest",
@@ -196,6 +185,7 @@ MEANT = {
     "log10": "log(x) / log(10)", "log1p": "log(1 + x)", "expm1": "exp(x) - 1",
     "stochastic_round": "floor(x + random(0, 1))", "argmax": "top(x, 1) selects the largest",
     "normal": "draws are uniform: random(a, b)", "randn": "draws are uniform: random(a, b)",
+    "svd": "orthonormal(gram @ v) in an iterate() finds singular vectors: see atomo.yaml",
     "cast": "the payload's types convert; int(x) truncates", "cumsum": "there are no running sums",
 }  # fmt: skip
 #: operators that a call can name; the others have a symbol or keyword

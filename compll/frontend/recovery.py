@@ -30,7 +30,7 @@ NUMBERS = (
     "truncated",
 )
 #: rules whose value is one number
-TOTALS = ("reduce", "reduction", "extreme", "count")
+TOTALS = ("reduction", "extreme", "count")
 #: levels; of two the later one wins
 ORDER = ("static", "scalar", "group", "n", "kept")
 

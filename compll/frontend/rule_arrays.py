@@ -8,10 +8,7 @@ from compll.ir import matrices
 from compll.ir.expr import Expr, Type
 
 #: advice for grouped specs that would mix their groups
-RUNS = (
-    "without `group:`, hadamard(x, 64) mixes runs of 64 elements, and each run has its own scale "
-    "as a row of matrix(x, 64): row_max(abs(m))"
-)
+RUNS = "without `group:`, hadamard(x, 64) mixes runs of 64 elements"
 #: elements of a run that hadamard mixes
 MOST_BLOCK = 1 << 20
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 
 from compll.errors import RuleError
-from compll.frontend.operators import REDUCTIONS
 from compll.frontend.rule_elements import Rules
 from compll.ir import matrices
 from compll.ir.expr import Expr, Type
@@ -20,11 +19,6 @@ class ReductionRules:
 
     def __init__(self, rules: Rules) -> None:
         self.rules, self.pool = rules, rules.pool
-
-    def reduce(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        raise RuleError(
-            "reduce takes the name of a reduction first", f"one of {', '.join(REDUCTIONS)}"
-        )
 
     def extreme(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if len(args) == 2:

@@ -22,8 +22,6 @@ LEAST, ROOM = 1 << 20, 64
 #: the longest inner dimension of products with float32 sums; CUDA computes their elements on reads
 SHORT = 8
 WHOLE_SIZES = "rows and columns are whole numbers that follow from n and parameters"
-#: operators for singular values and vectors; backends differ in their last bits
-VECTORS = ("left_vectors", "right_vectors", "singular_values")
 #: operators on arrays, besides those on matrices
 ARRAY_OPERATORS = ("combined", "hadamard")
 #: products of at most this many columns read each row of the first matrix once
@@ -127,27 +125,6 @@ def _orthonormal(pool: Pool, x: Expr, *spare: Expr) -> Expr:
     return pool.make("orthonormal", (x, *spare), x.type)
 
 
-def _vectors(side: int) -> Callable[..., Expr]:
-    """The rule of the left (0) or right (1) singular vectors."""
-
-    def rule(pool: Pool, x: Expr) -> Expr:
-        op = ("left_vectors", "right_vectors")[side]
-        _need(op, x)
-        return pool.make(op, (x,), made(x.type.dims[side], _rank(pool, x)))
-
-    return rule
-
-
-def _values(pool: Pool, x: Expr) -> Expr:
-    _need("singular_values", x)
-    return pool.make("singular_values", (x,), made(pool.const(1), _rank(pool, x)))
-
-
-def _rank(pool: Pool, x: Expr) -> Expr:
-    """The number of singular values of a matrix."""
-    return pool.make("min", x.type.dims, Type("int", "static"))
-
-
 def chosen(pool: Pool, p: Expr, k: Expr, draw: int) -> Expr:
     """k column positions, drawn by draw `draw` with the chances in the row p."""
     _need("chosen", p)
@@ -221,42 +198,14 @@ def _ones(pool: Pool, rows: Expr, cols: Expr) -> Expr:
     return pool.make("ones", (), made(dimension(rows), dimension(cols)))
 
 
-def _rows(what: str) -> Callable[..., Expr]:
-    """The rule of a reduction of each row to one element. A sum is the product with ones."""
-
-    def rule(pool: Pool, x: Expr) -> Expr:
-        _need(f"row_{what}", x)
-        rows, cols = x.type.dims
-        if what == "sum":
-            return _matmul(pool, x, _ones(pool, cols, pool.const(1)))
-        return pool.make(f"row_{what}", (x,), made(rows, pool.const(1)))
-
-    return rule
-
-
-def _columns(what: str) -> Callable[..., Expr]:
-    """The rule of a reduction of each column to one element."""
-
-    def rule(pool: Pool, x: Expr) -> Expr:
-        _need(f"column_{what}", x)
-        return _transpose(pool, _rows(what)(pool, _transpose(pool, x)))
-
-    return rule
-
-
 RULES: dict[str, Callable[..., Expr]] = {
     "flat": _flat,
     "matmul": _matmul,
     "transpose": _transpose,
     "orthonormal": _orthonormal,
     "random_matrix": _random,
-    "left_vectors": _vectors(0),
-    "right_vectors": _vectors(1),
-    "singular_values": _values,
     "take_columns": _take,
     "ones": _ones,
-    **{f"row_{what}": _rows(what) for what in ("sum", "max", "min")},
-    **{f"column_{what}": _columns(what) for what in ("sum", "max", "min")},
 }
 
 

@@ -260,10 +260,10 @@ class Call:
 
 #: routines of calls. product: of matrices, float32 sums if `attr` is 1; place_columns: at given
 #: columns of each row; chosen: positions in a row of chances, by draw `attr`; drawn: positions of
-#: a selection that all ranks draw; spectrum: left vectors, singular values, right vectors
+#: a selection that all ranks draw
 ROUTINES = (
-    "product", "orthonormal", "hadamard", "row_max", "row_min", "top_columns", "place_columns",
-    "sum_by", "chosen", "drawn", "spectrum",
+    "product", "orthonormal", "hadamard", "top_columns", "place_columns", "sum_by", "chosen",
+    "drawn",
 )  # fmt: skip
 
 Op = (
@@ -334,11 +334,6 @@ class Kernel:
         found += [f for s in searches for f in s.sampled]
         found += [f for s in self.steps if isinstance(s, Quantiles) for f in s.arrays]
         return list({f.name: f for f in found}.values())
-
-    @property
-    def asks(self) -> bool:
-        """True if the host may have to compute a part of it (a spectrum)."""
-        return any(isinstance(s, Call) and s.routine == "spectrum" for s in self.steps)
 
     @property
     def sums(self) -> list[Field]:

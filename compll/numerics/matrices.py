@@ -102,13 +102,6 @@ def hadamard(x: F32, block: int) -> F32:
     return out
 
 
-def row_extreme(m: F32, largest: bool) -> F32:
-    """The largest or smallest element of each row, [rows, 1]; NaN is the largest."""
-    keys = numbers.order_key(np.ascontiguousarray(m).reshape(-1)).reshape(m.shape)
-    found: F32 = numbers.from_key((np.max if largest else np.min)(keys, axis=1))[:, None]
-    return found
-
-
 def top_columns(m: F32, k: int) -> I32:
     """[rows, k]: positions of the k largest elements of each row, ascending, then -1.
 
@@ -118,6 +111,20 @@ def top_columns(m: F32, k: int) -> I32:
     found = np.sort(np.argsort(-keys.astype(np.int64), axis=1, kind="stable")[:, :k], axis=1)
     out = np.full((m.shape[0], k), -1, np.int32)
     out[:, : found.shape[1]] = found
+    return out
+
+
+def chosen(p: F32, u: float, k: int) -> I32:
+    """At most k positions, ascending, then -1: position i has chance p[i].
+
+    Systematic sampling: the chances lie on a line, one after another, and those at u, u + 1, ... (u
+    in [0, 1)) are chosen. NaN has no chance.
+    """
+    chances = np.clip(np.where(np.isnan(p), 0, p).astype(np.float64), 0, 1)
+    steps = np.ceil(np.concatenate([[0.0], np.cumsum(chances)]) - u)
+    at = np.flatnonzero(steps[1:] > steps[:-1])[:k]
+    out = np.full(k, -1, np.int32)
+    out[: len(at)] = at
     return out
 
 

@@ -14,8 +14,6 @@ from compll.ir.tile import (
 )
 from compll.passes.arrays import OWN, Arrays
 
-VECTORS = ("left_vectors", "singular_values", "right_vectors")
-
 
 def view(values: Arrays, e: Expr) -> View:
     """The array that a routine reads for an expression."""
@@ -85,19 +83,3 @@ def sum_by(values: Arrays, e: Expr) -> Value:
     size = pool.make("abs", (x,), x.type)
     largest = values.of(pool.make("reduce_max", (size,), Type("float", "scalar")))
     return call(values, e, index, x, numbers=(largest,))
-
-
-def vectors(values: Arrays, e: Expr) -> Value:
-    """Singular values or vectors, from a spectrum that is computed once."""
-    (m,) = e.args
-    if id(m) not in values.arrays:
-        rows, cols = m.type.dims
-        rank = values.module.pool.make("min", m.type.dims, Type("int", "static"))
-        shapes = ((rows, rank), (values.module.pool.const(1), rank), (cols, rank))
-        made = tuple(values.array(Type("float", "matrix", dims=dims)) for dims in shapes)
-        given = view(values, m)
-        values.kernel.steps.append(Call("spectrum", (given,), made, values.extents((rank, rank))))
-        for op, f in zip(VECTORS, made, strict=True):
-            values.spectra[id(m), op] = values.load(f)
-        values.arrays[id(m)] = given.value
-    return values.spectra[id(m), e.op]

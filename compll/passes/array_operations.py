@@ -7,8 +7,12 @@ from compll.passes.arrays import Operation
 
 #: calls of a routine of the operator's own name
 ROUTINES = (
-    "hadamard", "orthonormal", "row_max", "row_min", "top_columns", "place_columns", "chosen",
-)  # fmt: skip
+    "hadamard",
+    "orthonormal",
+    "top_columns",
+    "place_columns",
+    "chosen",
+)
 OPERATIONS: dict[str, Operation] = {
     "field": array_fields.field,
     "combined": array_fields.combined,
@@ -26,5 +30,4 @@ OPERATIONS: dict[str, Operation] = {
     "matmul": array_calls.matmul,
     "sum_by": array_calls.sum_by,
     **dict.fromkeys(ROUTINES, array_calls.routine),
-    **dict.fromkeys(array_calls.VECTORS, array_calls.vectors),
 }

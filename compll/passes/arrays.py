@@ -44,7 +44,6 @@ class Arrays(Values):
         self.fed_states, self.alone, self.own, self.summed = fed, alone, own, summed
         self.known: dict[int, Value] = {}
         self.arrays: dict[Hashable, Value] = {}
-        self.spectra: dict[tuple[int, str], Value] = {}
         self.extremes = {name for name, how in module.rounds if how == "max"}
         self.thresholds = Thresholds(self, {})
 

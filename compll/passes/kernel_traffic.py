@@ -19,7 +19,7 @@ from compll.passes.traffic import Traffic, Walk, traffic
 #: element are left out
 SIZE, SMALL = 1 << 24, 0.1
 #: calls that read all of their input before they give a result, as totals do
-WHOLE = ("product", "orthonormal", "top_columns", "row_max", "row_min", "sum_by", "spectrum")
+WHOLE = ("product", "orthonormal", "top_columns", "sum_by")
 
 
 def traffic_of(module: Module, *, feed: bool) -> Traffic:

@@ -210,9 +210,9 @@ def test_a_matrix_without_room_is_told_as_by_the_reference(tmp_path):
 ROWS = """name: rowsign
 encode:
   m: matrix(g, 48)
-  scale: row_max(abs(m))
+  scale: abs(m) @ ones(48, 1) / 16
   negative: m < 0
-  q: floor(abs(m) / scale * 7)
+  q: min(7, floor(abs(m) / scale * 7))
 payload:
   scale: float32[ceil(n / 48), 1]
   negative: uint1[ceil(n / 48), 48]

@@ -29,7 +29,7 @@ def batch(codec, lengths):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(compll.list_specs()) - {"atomo"}))
+@pytest.mark.parametrize("name", compll.list_specs())
 def test_tables_in_turn_have_the_bits_of_their_own(name, rng):
     """Scratch memory that one table leaves does not change another's results."""
     codec, reference = device_codec(name), compll.compile(name, "reference")

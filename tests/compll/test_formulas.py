@@ -27,7 +27,6 @@ TAIL = 'payload: {q: "float32[ceil(n / width), rank]"}\ndecode: flat(q)\n'
         ("m @ m", "float[ceil(n / 8), 8] @ float[ceil(n / 8), 8]: the columns of the first"),
         ("m + transpose(m)", "float[ceil(n / 8), 8] and float[8, ceil(n / 8)] do not go together"),
         ("orthonormal(m, transpose(m))", "of the same shape, float[ceil(n / 8), 8]"),
-        ("singular_values(m)", "but is float[1, min(ceil(n / 8), 8)]"),
         ("m @ random_matrix(width, (n + 1) // 2)", "but is float[ceil(n / 8), (n + 1) // 2]"),
     ],
 )

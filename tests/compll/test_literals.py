@@ -41,7 +41,7 @@ MATRIX = """
 name: written
 encode:
   m: matrix(g, 16)
-  scale: row_max(abs(m))
+  scale: abs(m) @ ones(16, 1) / 8
   q: bucket(m / scale, [-0.5, 0, 0.5])
 payload: {scale: "float32[ceil(n / 16), 1]", q: "uint2[ceil(n / 16), 16]"}
 decode: flat(lookup([-0.75, -0.25, 0.25, 0.75], q) * scale)

@@ -35,12 +35,6 @@ decode: where(q, most, -most)
 payload: {t: float32, q: "uint1[n]"}
 decode: where(q, t, -t)
 """,
-    "rows": """encode:
-  m: matrix(g, 8)
-  x: flat(where(m == m, row_max(m), m))
-payload: {x: "float32[n]"}
-decode: x
-""",
 }
 
 

@@ -22,9 +22,7 @@ from tests.compll.conftest import CASES, label
 GOLDEN = Path(__file__).parent / "golden" / "payloads.json"
 SIZES = (1, 31, 1000, 1025, 20011)
 STEPS = 3
-OWN_BITS = {"atomo"}  # singular vectors: the last bits are a backend's own
 SHAPES = {"powersgd": (143, 7)}
-RECORDED = [case for case in CASES if case[0] not in OWN_BITS]
 
 
 def gradient(n: int, seed: int) -> np.ndarray:
@@ -75,23 +73,21 @@ def digest(case, target: str) -> str:
 @pytest.fixture(scope="module")
 def golden(request):
     if request.config.getoption("--update-golden"):
-        found = {label(case): digest(case, "reference") for case in RECORDED}
+        found = {label(case): digest(case, "reference") for case in CASES}
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
     return json.loads(GOLDEN.read_text())
 
 
 def test_every_spec_is_in_the_net(golden):
-    assert sorted(golden) == sorted(map(label, RECORDED))
+    assert sorted(golden) == sorted(map(label, CASES))
 
 
 def test_the_bits_are_those_recorded(golden):
-    for case in RECORDED:
+    for case in CASES:
         assert digest(case, "reference") == golden[label(case)], label(case)
 
 
 def test_those_of_the_cpu_are_the_same(case, golden):
-    if case[0] in OWN_BITS:
-        pytest.skip("of its singular vectors the last bits are a backend's own")
     assert digest(case, "cpu") == golden[label(case)]
 
 
@@ -100,8 +96,8 @@ def test_those_of_the_cpu_are_the_same(case, golden):
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64-v2"])
 def test_those_of_lesser_processors_are_the_same(processor, golden, tmp_path):
     script = (
-        "import json; from tests.compll.test_payload_net import RECORDED, digest, label; "
-        "print(json.dumps({label(case): digest(case, 'cpu') for case in RECORDED}))"
+        "import json; from tests.compll.test_payload_net import CASES, digest, label; "
+        "print(json.dumps({label(case): digest(case, 'cpu') for case in CASES}))"
     )
     own = {"COMPLL_CPU": processor, "COMPLL_CACHE": str(tmp_path)}
     told = subprocess.run(

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cpu import call_memory, jit
-from compll.backends.cpu.host import Host
 from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature, sum_bytes
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError, UsageError
@@ -73,12 +72,7 @@ class TileKernels:
         sums over ranks and starts of pieces in them."""
         kernel = self.by_name[name]
         given = {**given, **self.scratch(kernel, given["table"])}
-        host = Host() if kernel.asks else None
-        if host is not None:
-            given["host"] = host.address
         self.function(name)(*[passed(given.get(n, 0)) for n in GIVEN], *map(passed, arrays))
-        if host is not None:
-            host.raise_found()
 
     def scratch(self, kernel: Kernel, table: I64) -> dict[str, Any]:
         """Scratch memory for one piece; untouched pages cost nothing."""

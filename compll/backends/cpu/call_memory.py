@@ -58,8 +58,6 @@ def wanted(call: Call, n: int) -> Iterator[int]:
         yield 4 * (sides[0][1] + 2 * SLACK)
     if call.routine == "sum_by" and call.matrix is not None:
         yield 8 * elements(call.matrix.dims, n)
-    if call.routine == "spectrum":
-        yield 4 * sides[0][0] * sides[0][1]
 
 
 def sides_of(view: View, n: int) -> tuple[int, int]:

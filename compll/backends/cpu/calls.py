@@ -8,7 +8,7 @@ from typing import Any
 
 from compll.backends.cpu import products, routines, rows
 from compll.backends.cpu.apart import apart
-from compll.backends.cpu.builder import F32, F64, at, c, loop
+from compll.backends.cpu.builder import at, c, loop
 from compll.backends.cpu.call_memory import narrow
 from compll.backends.cpu.sources import Source, evaluated, pieces
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
@@ -54,14 +54,18 @@ class Calls:
         return self.printer.value(call.matrix.rows), self.printer.value(call.matrix.cols)
 
     def product(self, call: Call, sources: list[Source]) -> None:
-        out, (_, cols) = self.made(call), self.sides(call)
-        if call.attr or not narrow(call):
-            (some,) = self.sides(call)[:1]
-            count = self.printer.b.mul(some, cols)
-            put = lambda y, place, _: self.printer.b.put(y, out, place)  # noqa: E731
-            return self.by_rows(call, sources, count, put)
+        p, out, (rows_of, cols) = self.printer, self.made(call), self.sides(call)
+        b, first, second = p.b, p.room(0), p.room(1)
         a, other = sources
-        b, first, second = self.printer.b, self.printer.room(0), self.printer.room(1)
+        if call.attr:
+            put = lambda y, place, _: b.put(y, out, place)  # noqa: E731
+            return self.by_rows(call, sources, b.mul(rows_of, cols), put)
+        inner = p.value(call.views[0].matrix.cols)  # type: ignore[union-attr]
+        if not narrow(call):
+            right = self.solid(other, (inner, cols), second)
+            down, across = (c(1), rows_of) if a.view.turned else (inner, c(1))
+            left = self.as_stored(a, first)
+            return products.blocked(b, left, down, across, rows_of, inner, right, cols, out)
         columns = int(call.views[1].matrix.cols.attr)  # type: ignore[union-attr]
         if a.view.turned:
             rounded = b.and_(b.add(a.rows, c(3)), c(-4))
@@ -73,27 +77,35 @@ class Calls:
     def by_rows(
         self, call: Call, sources: list[Source], count: Any, take: Callable[..., None]
     ) -> None:
-        """A product whose rows are computed as wholes."""
-        b, kind = self.printer.b, F32 if call.attr else F64
-        (rows_of, cols), inner = self.sides(call), self.printer.value(call.views[0].matrix.cols)  # type: ignore[union-attr]
-        given = [
-            self.solid(source, kind, sides, self.printer.room(k))
-            for k, (source, sides) in enumerate(
-                zip(sources, ((rows_of, inner), (inner, cols)), strict=True)
-            )
-        ]
-        products.by_rows(b, kind, given[0], rows_of, inner, given[1], cols, count, take)
+        """A short product, whose rows are computed as wholes."""
+        p, (rows_of, cols) = self.printer, self.sides(call)
+        inner = p.value(call.views[0].matrix.cols)  # type: ignore[union-attr]
+        a = self.solid(sources[0], (rows_of, inner), p.room(0))
+        right = self.solid(sources[1], (inner, cols), p.room(1))
+        products.by_rows(p.b, a, rows_of, inner, right, cols, count, take)
 
-    def solid(self, source: Source, kind: Any, sides: tuple[Any, Any], room: Any) -> Any:
+    def solid(self, source: Source, sides: tuple[Any, Any], room: Any) -> Any:
         """A matrix in memory, row by row."""
-        b, view = self.printer.b, source.view
-        f = view.value.attr
-        own = view.value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH
-        if kind == F32 and own and not (view.turned or view.ends):
-            return self.printer.pointers[f"{SCRATCH} {f.name}"]
+        if not source.view.turned:
+            return self.as_stored(source, room)
+        b = self.printer.b
         with loop(b, sides[0]) as i, loop(b, sides[1]) as j:
-            x = source.inside(source.place(i, j))
-            b.put(x if kind == F32 else b.fpext(x, kind), room, b.add(b.mul(i, sides[1]), j))
+            b.put(source.inside(source.place(i, j)), room, b.add(b.mul(i, sides[1]), j))
+        return room
+
+    def as_stored(self, source: Source, room: Any) -> Any:
+        """A matrix in memory, by columns if its view is turned."""
+        b, view, f = self.printer.b, source.view, source.view.value.attr
+        if view.value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH:
+            own = self.printer.pointers[f"{SCRATCH} {f.name}"]
+            if not view.ends:
+                return own
+            filled = b.mul(source.valid, c(4))
+            b.copy(room, own, filled)
+            b.clear(at(b, room, filled), b.sub(b.mul(source.size, c(4)), filled))
+            return room
+        with loop(b, source.size) as k:
+            b.put(source.inside(k), room, k)
         return room
 
     def orthonormal(self, call: Call, sources: list[Source]) -> None:
@@ -103,9 +115,6 @@ class Calls:
     def hadamard(self, call: Call, sources: list[Source]) -> None:
         p = self.printer
         routines.hadamard(p.b, p.helpers, sources[0], call.attr, self.made(call))
-
-    def extreme(self, call: Call, sources: list[Source]) -> None:
-        rows.extreme(self.printer.b, sources[0], call.routine == "row_max", self.made(call))
 
     def top_columns(self, call: Call, sources: list[Source]) -> None:
         p = self.printer
@@ -128,14 +137,6 @@ class Calls:
     def drawn(self, call: Call, sources: list[Source]) -> None:
         p = self.printer
         routines.drawn(p.b, p, p.value(call.numbers[0]), self.made(call))
-
-    def spectrum(self, call: Call, sources: list[Source]) -> None:
-        """Singular values and vectors, by a call of the host's LAPACK in the middle of a kernel."""
-        p, (source,), view = self.printer, sources, call.views[0]
-        assert view.matrix is not None
-        sides = p.value(view.matrix.rows), p.value(view.matrix.cols)
-        m = self.solid(source, F32, sides, p.room(0))
-        p.ask_host([m, *sides, *(self.made(call, k) for k in range(3))])
 
     # walks over products
 
@@ -215,7 +216,7 @@ def simple(walk: Walk) -> bool:
 OTHERS = ("draw", "position", "unpack", "selected", "spread", "at", "bucket", "lookup")
 ROUTINES: dict[str, Callable[[Calls, Call, list[Source]], None]] = {
     "product": Calls.product, "orthonormal": Calls.orthonormal, "hadamard": Calls.hadamard,
-    "row_max": Calls.extreme, "row_min": Calls.extreme, "top_columns": Calls.top_columns,
+    "top_columns": Calls.top_columns,
     "place_columns": Calls.place_columns, "sum_by": Calls.sum_by, "chosen": Calls.chosen,
-    "drawn": Calls.drawn, "spectrum": Calls.spectrum,
+    "drawn": Calls.drawn,
 }  # fmt: skip

@@ -19,7 +19,7 @@ GIVEN: dict[str, Any] = {
     "x": ADDRESS, "table": ADDRESS, "rows": WORD, "payload": ADDRESS, "at": ADDRESS,
     "used": ADDRESS, "statics": ADDRESS, "seed": WORD, "step": WORD, "scale": ctypes.c_float,
     "back": ctypes.c_int8, "data": ADDRESS, "data_at": ADDRESS, "data_used": ADDRESS,
-    "scratch": ADDRESS, "room": WORD, "bad": ADDRESS, "workers": ctypes.c_float, "host": ADDRESS,
+    "scratch": ADDRESS, "room": WORD, "bad": ADDRESS, "workers": ctypes.c_float,
 }  # fmt: skip
 
 
@@ -32,10 +32,6 @@ def sum_bytes(size: int) -> int:
 def signature(kernel: Kernel) -> list[Any]:
     """The types of a kernel's arguments, for ctypes."""
     return [*GIVEN.values(), *[ADDRESS] * (len(kernel.states) + 2 * len(kernel.added))]
-
-
-#: the host's function: a matrix, its rows and columns, and addresses of the three results
-HOST = ctypes.CFUNCTYPE(None, ADDRESS, WORD, WORD, ADDRESS, ADDRESS, ADDRESS)
 
 
 def passed(value: Any) -> Any:

@@ -168,12 +168,6 @@ class Printer:
         offset = self.b.mul(self.given["room"], number(I64, index))
         return at(self.b, self.given["scratch"], self.b.add(offset, number(I64, 64)))
 
-    def ask_host(self, given: list[Any]) -> None:
-        """Call the host for singular values and vectors (see HOST)."""
-        kind = ir.FunctionType(VOID, [PTR, I64, I64, PTR, PTR, PTR])
-        address = self.b.ptrtoint(self.given["host"], I64)
-        self.b.call(self.b.inttoptr(address, kind.as_pointer()), given)
-
     def open_sums(self) -> None:
         """Set pointers to the piece's sums over the ranks."""
         b = self.b

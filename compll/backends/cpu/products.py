@@ -12,6 +12,8 @@ from compll.backends.cpu.sources import Source, every, vector, wide, zeros
 
 #: lanes of a float64 vector, columns of a product that are computed together
 WIDE, TOGETHER = 8, 4
+#: vectors of columns in a block of `blocked`
+VECTORS = 4
 #: rows that `by_rows` interleaves, least elements between these rows, and columns in a turn
 TURNS, APART, PART = 8, 4096, 256
 
@@ -145,29 +147,75 @@ def across(b: Builder, m: Source, right: Any, columns: int, total: Any, out: Any
             b.put(b.fptrunc(sums, F32), out, b.add(b.mul(j, c(columns)), c(k)))
 
 
+def blocked(
+    b: Builder,
+    a: Any,
+    down: Any,
+    across: Any,
+    rows: Any,
+    inner: Any,
+    right: Any,
+    cols: Any,
+    out: Any,
+) -> None:
+    """out [rows, cols] = a @ right, as float32 of float64 sums, in blocks of rows and columns that
+    stay in registers.
+
+    down, across: elements of `a` between its rows and between its columns.
+    """
+
+    def block(i: Any, some: int, column: Any, vectors: int) -> None:
+        """`some` rows by several vectors of columns; by a single column if `vectors` is 0."""
+        width, count = (WIDE, vectors) if vectors else (0, 1)
+        sums = [[Variable(b, zeros(F64, width)) for _ in range(count)] for _ in range(some)]
+        starts = [b.mul(b.add(i, c(r)), down) for r in range(some)]
+        with loop(b, inner) as j:
+            first, step = b.add(b.mul(j, cols), column), b.mul(j, across)
+            zs = [
+                wide(b, b.get(right, F32, b.add(first, c(width * k)), width)) for k in range(count)
+            ]
+            for start, own in zip(starts, sums, strict=True):
+                y = every(b, wide(b, b.get(a, F32, b.add(start, step))), width)
+                for held, z in zip(own, zs, strict=True):
+                    held.set(b.intrinsic("fmuladd", y, z, held.get()))
+        for r, own in enumerate(sums):
+            place = b.add(b.mul(b.add(i, c(r)), cols), column)
+            for k, held in enumerate(own):
+                b.put(b.fptrunc(held.get(), vector(F32, width)), out, b.add(place, c(width * k)))
+
+    whole = b.and_(rows, c(-TOGETHER))
+    for first, stop, some in ((c(0), whole, TOGETHER), (whole, rows, 1)):
+        with loop(b, stop, some, first) as i:
+            done = c(0)
+            for vectors in (VECTORS, 1, 0):
+                step = max(1, vectors * WIDE)
+                last = b.add(done, b.and_(b.sub(cols, done), c(-step)))
+                with loop(b, last, step, done) as column:
+                    block(i, some, column, vectors)
+                done = last
+
+
 def by_rows(
-    b: Builder, kind: Any, a: Any, count_of_rows: Any, inner: Any, right: Any, cols: Any, count: Any,
+    b: Builder, a: Any, count_of_rows: Any, inner: Any, right: Any, cols: Any, count: Any,
     take: Callable[[Any, Any, int], None],
 ) -> None:  # fmt: skip
-    """The elements of a @ right, by rows, with sums in `kind`, the type of both. Calls
-    take(float32, place, lanes) for each vector. count: number of elements wanted; it may be less
-    than all."""
-    lanes = 64 // SIZES[kind]
+    """The elements of a @ right, by rows, with float32 sums. Calls take(float32, place, lanes) for
+    each vector. count: number of elements wanted; it may be less than all."""
+    lanes = 64 // SIZES[F32]
 
     def strip(i: Any, column: Any, place: Any, vectors: int) -> None:
         """Several vectors of columns; a single column if `vectors` is 0."""
         some = lanes if vectors else 0
-        sums = [Variable(b, zeros(kind, some)) for _ in range(max(1, vectors))]
+        sums = [Variable(b, zeros(F32, some)) for _ in range(max(1, vectors))]
         start = b.mul(i, inner)
         with loop(b, inner) as j:
-            y = every(b, b.get(a, kind, b.add(start, j)), some)
+            y = every(b, b.get(a, F32, b.add(start, j)), some)
             first = b.add(b.mul(j, cols), column)
             for k, held in enumerate(sums):
-                z = b.get(right, kind, b.add(first, c(lanes * k)), some)
+                z = b.get(right, F32, b.add(first, c(lanes * k)), some)
                 held.set(b.fadd(held.get(), b.fmul(y, z)))
         for k, held in enumerate(sums):
-            y = held.get() if kind == F32 else b.fptrunc(held.get(), vector(F32, some))
-            take(y, b.add(place, c(lanes * k)), some)
+            take(held.get(), b.add(place, c(lanes * k)), some)
 
     def part(i: Any, column: Any, place: Any, some: Any) -> None:
         done = c(0)

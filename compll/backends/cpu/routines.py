@@ -292,7 +292,7 @@ def drawn(b: Builder, printer: Any, count: Any, out: Any) -> None:
 
 
 def chosen(b: Builder, printer: Any, chances: Source, draw: int, most: Any, out: Any) -> None:
-    """out [most], int32: positions by systematic sampling, then -1; see spectra.chosen."""
+    """out [most], int32: positions by systematic sampling, then -1; see matrices.chosen."""
     first = printer.row["first"]
     high, low_key = _keys(b, printer, printer.given["seed"], draw, b.lshr(first, c(32)))
     spread = b.mul(b.trunc(first, I32), number(I32, ins.WEYL))

@@ -1,4 +1,4 @@
-"""Rows and columns of matrices: extremes, the largest elements, elements at positions."""
+"""Rows of matrices: the largest elements, elements at positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from compll.backends.cpu.builder import I32, I64, Builder, Variable, c, loop, number
 from compll.backends.cpu.compaction import Compaction
-from compll.backends.cpu.float_bits import key, unkey
+from compll.backends.cpu.float_bits import key
 from compll.backends.cpu.nontemporal_stores import zero
 from compll.backends.cpu.products import least_of
 from compll.backends.cpu.sources import Source
@@ -27,39 +27,6 @@ def each_of_row(b: Builder, m: Source, row: Any, lanes: int, take: Any) -> None:
         take(m.load(b.add(start, k), lanes), k, lanes)
     with loop(b, m.cols, 1, whole) as k:
         take(m.inside(b.add(start, k)), k, 0)
-
-
-def extreme(b: Builder, m: Source, largest: bool, out: Any) -> None:
-    """out: the largest or smallest element of each row, whether rows or columns are contiguous.
-
-    `out` holds keys until the end.
-    """
-    what, order = ("max", ">") if largest else ("min", "<")
-    first = number(I32, -(2**31 - 1) if largest else 2**31 - 1)
-    count = m.cols if m.view.turned else m.rows
-
-    def better(keys: Any, best: Any) -> Any:
-        return b.select(b.icmp_signed(order, keys, best), keys, best)
-
-    with loop(b, count) as k:
-        b.put(first, out, k)
-    with loop(b, m.rows) as i:
-        best, parts = Variable(b, first), Variable(b, b.splat(first, MANY))
-
-        def take(x: Any, k: Any, lanes: int) -> None:
-            keys = key(b, x)
-            if m.view.turned:
-                b.put(better(keys, b.get(out, I32, k, lanes)), out, k)
-                return
-            held = parts if lanes else best
-            held.set(better(keys, held.get()))
-
-        each_of_row(b, m, i, MANY, take)
-        if not m.view.turned:
-            found = b.intrinsic(f"vector.reduce.s{what}", parts.get())
-            b.put(better(found, best.get()), out, i)
-    with loop(b, count) as k:
-        b.put(unkey(b, b.get(out, I32, k)), out, k)
 
 
 def _count(b: Builder, keys: Any, count: Any, order: str, than: Any) -> Any:

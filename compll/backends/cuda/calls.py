@@ -1,5 +1,5 @@
-"""Routines that mix elements, as kernels: matrices, transforms, drawn selections. arrays.cuh and
-spectra.cuh have their bodies.
+"""Routines that mix elements, as kernels: matrices, transforms, drawn selections. arrays.cuh has
+their bodies.
 
 A routine reads views of arrays (see View in arrays.cuh); an expression of several arrays is stored
 as one first. An element that takes few steps has no kernel: it is computed on each read.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from compll.backends.cuda import spectra
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import ELEMENTS, PIECE, Domain
 from compll.backends.cuda.lane_arrays import own_name
@@ -142,12 +141,9 @@ class Calls:
         text = f"orthonormal({{0}}, {spare}, {at}, {{out}});"
         self.one(call, views, text, PIECE, threads=BASIS)
 
-    def row(self, call: Call, views: list[Text]) -> None:
-        """The largest or the smallest element of each row, or the k largest: a warp per row."""
-        row = "own * {each} + threadIdx.x / 32"
-        how = {"top_columns": "{cols}", "row_max": "true", "row_min": "false"}[call.routine]
-        name = "top_columns" if call.routine == "top_columns" else "row_extreme"
-        text = f"{name}({{}}, {row}, {how}, {{out}});"
+    def top_columns(self, call: Call, views: list[Text]) -> None:
+        """Positions of the k largest elements of each row: a warp per row."""
+        text = "top_columns({}, own * {each} + threadIdx.x / 32, {cols}, {out});"
         self.one(call, views, text, self.rows(call), self.plan.shape.threads // 32)
 
     def rows(self, call: Call) -> Domain:
@@ -239,12 +235,6 @@ class Calls:
             given = f"{b.value(call.matrix.cols)}, {self.made(b, call)}"
             b.add(f"if (threadIdx.x == 0) choose({views[0](b)}, (u32)offset, {keys}, {given});")
 
-    def spectrum(self, call: Call, views: list[Text]) -> None:
-        """Singular vectors and values, whose elements are computed on each read."""
-        assert call.views[0].matrix is not None
-        for number, text in enumerate(spectra.elements(self, views[0], call)):
-            self.lazily(call, text, number)
-
 
 def dims(call: Call) -> Any:
     """Rows and columns of a routine's result."""
@@ -279,7 +269,7 @@ def named(b: Body, f: Field, given: str) -> str:
 
 ROUTINES: dict[str, Callable[[Calls, Call, list[Text]], None]] = {
     "product": Calls.product, "orthonormal": Calls.orthonormal, "hadamard": Calls.hadamard,
-    "row_max": Calls.row, "row_min": Calls.row, "top_columns": Calls.row,
+    "top_columns": Calls.top_columns,
     "place_columns": Calls.place_columns, "sum_by": Calls.sum_by, "chosen": Calls.chosen,
-    "drawn": Calls.drawn, "spectrum": Calls.spectrum,
+    "drawn": Calls.drawn,
 }  # fmt: skip

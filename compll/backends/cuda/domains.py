@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compll.ir.expr import Expr
@@ -23,8 +23,7 @@ class Domain:
     kind: n (elements); kept (the most elements of selection `of`); sample (`of` elements); matrix
     (of `dims`); trits (the packed bytes of field `of`); chunks and groups of chunks (of the most
     bits of field `of`); lanes (of sums by index); bins (`of` bins); products (blocks of ROWS x
-    COLUMNS elements of a matrix); piece (one item, even without elements). For kinds of the shorter
-    and the longer side of a matrix see SIDES.
+    COLUMNS elements of a matrix); piece (one item, even without elements).
     """
 
     kind: str
@@ -48,8 +47,6 @@ class Domain:
         if self.kind == "bins":
             return int(str(self.of))
         rows, cols = extents(self.dims, n)
-        if self.kind in SIDES:
-            return SIDES[self.kind](min(rows, cols), max(rows, cols))
         return rows * cols if self.kind == "matrix" else blocks(rows, cols)
 
     def of_field(self, module: Module, params: Mapping[str, Number], n: int) -> int:
@@ -70,9 +67,6 @@ def told(number: object, params: Mapping[str, Number], n: int) -> float:
 
 #: elements of a product that a block computes: as in arrays.cuh
 ROWS, COLUMNS = 32, 64
-#: elements of a matrix's longer side that a block adds up for the Gram matrix, and for lengths: as
-#: in spectra.cuh
-LONG, TALL = 4096, 16 * ROWS
 
 
 def blocks(rows: int, cols: int) -> int:
@@ -80,13 +74,4 @@ def blocks(rows: int, cols: int) -> int:
     return -(-rows // ROWS) * -(-cols // COLUMNS)
 
 
-#: numbers of items for singular vectors, by kind, from the shorter and the longer side
-SIDES: dict[str, Callable[[int, int], int]] = {
-    "short": lambda r, _: r,
-    "square": lambda r, _: r * r,
-    "gram": lambda r, long: -(-long // LONG) * blocks(r, r),
-    "grams": lambda r, long: -(-long // LONG) * r * r,
-    "lengths": lambda r, long: -(-long // TALL) * -(-r // COLUMNS),
-    "squares": lambda r, long: -(-long // TALL) * r,
-}
 ELEMENTS, PIECE = Domain("n"), Domain("piece")

@@ -24,7 +24,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 def source(module: Module, threads: int = 256) -> Source:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
     try:
-        whole = header("arrays") + header("spectra") if mixes(module) else ""
+        whole = header("arrays") if mixes(module) else ""
         result = Source(whole, shape(module, threads))
         for name, kernel in encodes(module).items():
             more = round_params(kernel, module) if name.startswith("round") else ()

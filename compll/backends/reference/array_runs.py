@@ -23,7 +23,7 @@ from compll.ir.expr import Expr
 from compll.ir.matrices import extents, short
 from compll.ir.module import Field, Module
 from compll.ir.static import Number
-from compll.numerics import halves, numbers, spectra
+from compll.numerics import halves, numbers
 from compll.numerics import matrices as matrix_numbers
 from compll.numerics.types import F32, U8
 from compll.runtime.batches import State
@@ -35,7 +35,6 @@ class ArrayRun(Run):
     def __init__(self, module: Module, params: Mapping[str, Number], n: int, **place: int) -> None:
         super().__init__(module, params, n, **place)
         self.combined: dict[str, Any] = {}
-        self.spectra: dict[int, spectra.Spectrum] = {}
         self.fields = {f.name: f for f in module.fields}
         self.extremes = {name for name, how in module.rounds if how == "max"}
 
@@ -87,34 +86,14 @@ class ArrayRun(Run):
     def op_ones(self, expr: Expr) -> F32:
         return np.ones(self.size(expr), np.float32)
 
-    def op_row_max(self, expr: Expr) -> F32:
-        return matrix_numbers.row_extreme(self.value(expr.args[0]), expr.op == "row_max")
-
-    op_row_min = op_row_max
-
     def op_random_matrix(self, expr: Expr) -> F32:
         step = int(self.env["step"])
         return matrix_numbers.random_matrix(step, self.tensor, *self.size(expr))
 
-    def spectrum(self, expr: Expr) -> spectra.Spectrum:
-        """The singular values and vectors of the operator's matrix, computed once."""
-        if id(expr.args[0]) not in self.spectra:
-            self.spectra[id(expr.args[0])] = spectra.spectrum(self.value(expr.args[0]))
-        return self.spectra[id(expr.args[0])]
-
-    def op_left_vectors(self, expr: Expr) -> F32:
-        return self.spectrum(expr).left
-
-    def op_singular_values(self, expr: Expr) -> F32:
-        return self.spectrum(expr).values
-
-    def op_right_vectors(self, expr: Expr) -> F32:
-        return self.spectrum(expr).right
-
     def op_chosen(self, expr: Expr) -> Any:
         u = numbers.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, 1)
         chances = self.value(expr.args[0])
-        return spectra.chosen(chances[0], float(u[0]), self.size(expr)[1])[None]
+        return matrix_numbers.chosen(chances[0], float(u[0]), self.size(expr)[1])[None]
 
     def op_take_columns(self, expr: Expr) -> F32:
         return matrix_numbers.take_columns(*map(self.value, expr.args))

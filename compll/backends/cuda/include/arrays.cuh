@@ -15,11 +15,6 @@ template <class T> struct View {
     const i64 r = quotient(e, cols);
     return get(r, e - r * cols);
   }
-  __device__ __forceinline__ bool tall() const { return rows >= cols; }
-  __device__ __forceinline__ i64 shorter() const { return tall() ? cols : rows; }
-  __device__ __forceinline__ i64 longer() const { return tall() ? rows : cols; }
-  // at these places of the longer and the shorter side
-  __device__ __forceinline__ T side(i64 l, i64 s) const { return tall() ? get(l, s) : get(s, l); }
 };
 // the elements of a matrix that a state of n has room for
 D i64 room(i64 size, i64 n) { return size <= n ? size : 0; }
@@ -103,15 +98,6 @@ template <class TAKE> D void each_of_row(const View<float>& x, i64 r, TAKE take)
     const i64 c = c0 + threadIdx.x % 32;
     take(c < x.cols, c, digits(key(c < x.cols ? x.get(r, c) : 0.0f)));
   }
-}
-D void row_extreme(const View<float>& x, i64 t, bool largest, float* out) {
-  i32 best = largest ? -2147483647 : 2147483647;
-  each_of_row(x, t < x.rows ? t : x.rows - 1, [&](bool there, i64, u32 own) {
-    const i32 k = (i32)(own ^ 0x80000000u);
-    if (there) best = largest ? op_max(best, k) : op_min(best, k);
-  });
-  best = largest ? team_max<32>(best) : team_min<32>(best);
-  if (threadIdx.x % 32 == 0 && t < x.rows) out[t] = unkey(best);
 }
 // the k-th largest key of a row bit by bit, then positions in order
 D void top_columns(const View<float>& x, i64 t, i64 k, i32* out) {
@@ -297,5 +283,19 @@ template <int THREADS, int R> D void mix_far(float* x, i64 n, i64 own, i64 block
     mixed<R>(v, b, h, n);
 #pragma unroll
     for (int k = 0; k < R; ++k) if (b + k * h < n) x[b + k * h] = v[k] * run_factor(b + k * h, n, top);
+  }
+}
+// systematic sampling of a row of chances, by one thread: see matrices.chosen
+D void choose(const View<float>& chances, u32 element, u64 keys, i64 most, i32* out) {
+  const float u = uniform(element, keys);
+  double line = 0.0, last = ceil(0.0 - (double)u);
+  i64 taken = 0;
+  for (i64 i = 0; i < most; ++i) out[i] = -1;
+  for (i64 i = 0; i < chances.cols; ++i) {
+    const float chance = chances.get(0, i);
+    line += chance > 0.0f ? (chance < 1.0f ? (double)chance : 1.0) : 0.0;
+    const double step = ceil(line - (double)u);
+    if (step > last && taken < most) out[taken++] = (i32)i;
+    last = step;
   }
 }
