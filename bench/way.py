@@ -2,13 +2,13 @@
 
 Functions of casync and hipress, without comprehensions and codecs, that run in a steady step of a
 model of one tensor on two ranks over gloo, by `ps`, in all threads, and their files and calls. What
-a reader of a step meets.
+a reader of a step meets. Ranks meet in a TCP store, as under torchrun.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -134,12 +134,12 @@ def names(counting: Counting) -> str:
     )
 
 
-def work(rank: int, store: str, codec: str, named: bool) -> None:
+def work(rank: int, port: int, codec: str, named: bool) -> None:
     """Run a rank."""
     counting = Counting()
     torch.set_num_threads(1)
     options: dict[str, Any] = {"rank": rank, "world_size": 2}
-    dist.init_process_group("gloo", init_method=f"file://{store}", **options)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", **options)
     for name, make in STEPS.items():
         count(counting, make(codec))
         if rank == 0:
@@ -153,8 +153,9 @@ def main(
     names: Annotated[bool, typer.Option(help="print every function")] = False,
 ) -> None:
     """Print a line for each way."""
-    with tempfile.TemporaryDirectory() as folder:
-        start_processes(work, (f"{folder}/store", codec, names), 2)  # type: ignore[no-untyped-call]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start_processes(work, (port, codec, names), 2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

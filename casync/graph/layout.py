@@ -8,6 +8,7 @@ unused capacity. Both sides derive the layout from the part, so nothing else is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -104,7 +105,7 @@ class Layout:
         ):
             buffer[target : target + length] = message[source : source + length]
 
-    @property
+    @cached_property
     def whole(self) -> Contents:
         """Contents of a message that uses all reserved bytes."""
         return self.at, self.bound, self.size

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Event", "Memory", "Moment", "Stream", "as_codecs_take"]
-
-
-def as_codecs_take(tensor: torch.Tensor) -> Any:
-    """The same memory as codecs take it: a NumPy array, or on a device the tensor itself."""
-    return tensor.detach().numpy() if tensor.device.type == "cpu" else tensor.detach()
+__all__ = ["Event", "Memory", "Moment", "Stream"]
 
 
 class Event(Protocol):

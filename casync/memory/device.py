@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from casync.memory import Event, Stream, as_codecs_take
+from casync.memory import Event, Stream
 
 __all__ = ["DeviceMemory"]
 
@@ -91,7 +91,7 @@ class DeviceMemory:
         return torch.zeros(count, dtype=torch.uint8, pin_memory=True)
 
     def array(self, tensor: torch.Tensor) -> Any:
-        return as_codecs_take(tensor)
+        return tensor.detach()
 
     def tensor(self, array: Any) -> torch.Tensor:
         return torch.as_tensor(array, device=self.device)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from casync.memory import Event, Stream, as_codecs_take
+from casync.memory import Event, Stream
 
 __all__ = ["HostMemory", "Instant"]
 
@@ -68,7 +68,7 @@ class HostMemory:
         return self.zeros(count, torch.uint8)
 
     def array(self, tensor: torch.Tensor) -> Any:
-        return as_codecs_take(tensor)
+        return tensor.detach().numpy()
 
     def tensor(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array)

@@ -10,7 +10,6 @@ Native reduces and messages without tags have none: no host reads them.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 
 from casync.errors import PayloadError
 
@@ -24,13 +23,16 @@ _PAYLOAD, _NAME, _JOB, _EPOCH = 24, 16, 16, 7  # bits, from the lowest on; int64
 class Identity:
     """The identity of a job's messages."""
 
-    def __init__(self, epoch: int, job: int, name: str, names: Mapping[int, str]) -> None:
+    def __init__(self, epoch: int, job: int, name: str, names: dict[int, str]) -> None:
         """epoch: number of the executor among those of its ranks. job: number in the order of
-        submits. name: of the bucket; "": none. names: of the executor's buckets, by digest."""
-        self.job, self._names = job, names
+        submits. name: of the bucket; "": none. names: of the executor's buckets, by digest, to
+        which this one is added."""
+        self.job, self._names, digest = job, names, digest_of(name)
+        if name:
+            names[digest] = name
         number = epoch % (1 << _EPOCH)
         number = number << _JOB | job % (1 << _JOB)
-        self._base = (number << _NAME | digest_of(name)) << _PAYLOAD
+        self._base = (number << _NAME | digest) << _PAYLOAD
 
     def of(self, payload: int) -> int:
         """The number in front of a payload."""

@@ -39,7 +39,7 @@ def promises(message: Bytes) -> bool:
     if count < _LEAST:
         return False
     step = max(2, count // _SAMPLED)
-    blocks = _blocks(message[: count * BLOCK])
+    blocks = message[: count * BLOCK].view(np.uint64).reshape(-1, _WORDS)
     some = blocks[step - 1 :: step]
     before = blocks[step - 2 :: step, -1:][: len(some)]
     return bool(np.count_nonzero((some == before).all(axis=1)) * _WORTH >= len(some))

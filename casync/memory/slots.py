@@ -59,6 +59,8 @@ class Slot:
         self.array = self._buffer[self._front + MARK :]
         self.tensor = self._whole[self._front + MARK :]
         self.contents = layout.whole
+        self.size = layout.size  # bytes of the payload
+        self.spared = 0  # bytes of the message that do not travel
         self.source = source  # the rank that encodes it
         self.travels = travels
         self._wire = self._buffer
@@ -68,27 +70,25 @@ class Slot:
         """Bytes before the payload."""
         return IDENTITY + MARK + (CHECKSUM if checksum else 0)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the payload."""
-        return self.contents[2]
-
-    @property
-    def spared(self) -> int:
-        """Bytes of the message that do not travel."""
-        return self._front + MARK + self.contents[2] - len(self._wire)
-
     def clear(self) -> torch.Tensor:
         """The memory, ready to receive into."""
         self._identity[0] = NOTHING  # detects a missing message
-        self.layout.clear(self.array)
+        if not self.layout.fixed:
+            self.layout.clear(self.array)
         return self._whole
 
     def fill(self, used: Ints) -> None:
         """Take the used bytes of a new encode, int64 [m]; pack the message if it travels."""
-        self.contents = self.layout.pack(self.array, used)
-        if self.travels:
-            self._pack()
+        self.contents = *_, self.size = self.layout.pack(self.array, used)
+        if not self.travels:
+            return
+        message, plain = self.array[: self.size], self._front + MARK + self.size
+        size = squeeze(message, self._copy()[self._front :]) if promises(message) else 0
+        self._mark[0] = PLAIN
+        self._wire = self._copy()[: self._front + size] if size else self._buffer[:plain]
+        self.spared = plain - len(self._wire)
+        if self._checks:
+            _stored(self._wire[IDENTITY:])[0] = _checksum(self._wire[IDENTITY:])
 
     def arrived(self, received: int) -> None:
         """Take a received message of `received` bytes (-1: unknown); raises PayloadError."""
@@ -101,10 +101,12 @@ class Slot:
             received = self._unpack(received)
         elif received >= 0:
             received -= MARK
-        self.contents = self.layout.unpack(self.array, received)
+        self.contents = *_, self.size = self.layout.unpack(self.array, received)
+        plain = self._front + MARK + self.size
         if mark == PLAIN:
-            self._wire = self._buffer[: self._front + MARK + self.contents[2]]
+            self._wire = self._buffer[:plain]
             self._check(self._wire)
+        self.spared = plain - len(self._wire)
 
     @property
     def identity(self) -> int:
@@ -125,15 +127,6 @@ class Slot:
     def numbers(self) -> torch.Tensor:
         """The bytes that a native all-reduce combines."""
         return self.tensor
-
-    def _pack(self) -> None:
-        message, front = self.array[: self.contents[2]], self._front
-        size = squeeze(message, self._copy()[front:]) if promises(message) else 0
-        self._mark[0] = PLAIN
-        whole = self._buffer[: front + MARK + len(message)]
-        self._wire = self._copy()[: front + size] if size else whole
-        if self._checks:
-            _stored(self._wire[IDENTITY:])[0] = _checksum(self._wire[IDENTITY:])
 
     def _unpack(self, received: int) -> int:
         """Expand the squeezed message in the buffer; return its length."""

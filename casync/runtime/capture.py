@@ -24,7 +24,7 @@ from casync.codec import DeviceCodec
 from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.runtime.counters import Counters
-from casync.runtime.jobs import Job
+from casync.runtime.lanes import Job
 from casync.runtime.streams import StreamLanes
 
 __all__ = ["Captures"]

@@ -6,8 +6,8 @@ from collections import Counter as Sums
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from casync.building.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send, members
-from casync.runtime.jobs import Job
+from casync.building.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send
+from casync.runtime.lanes import Job
 
 __all__ = ["Counters"]
 
@@ -37,7 +37,7 @@ class Counters:
 
     def count(self, job: Job, index: int, seconds: float) -> None:
         """Add a finished task that took `seconds`."""
-        task, slot = members(job.tasks[index])[-1], job.prepared.slots[index]
+        task, slot = job.prepared.members[index][-1], job.prepared.slots[index]
         match task:
             case Encode():
                 self.encode_seconds += seconds

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -28,12 +29,11 @@ from casync.errors import (
 from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.memory.host import HostMemory
-from casync.memory.identity import Identity, digest_of
+from casync.memory.identity import Identity
 from casync.runtime.bad_payload import culprit, found_bad
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
-from casync.runtime.jobs import Job, Jobs
-from casync.runtime.lanes import Lanes, Progress
+from casync.runtime.lanes import Job, Lanes, Progress
 from casync.runtime.naming import named_error, rank_names
 from casync.runtime.options import RunOptions
 from casync.runtime.pieces import States
@@ -109,7 +109,8 @@ class Executor:
         self._ended = threading.Event()
         self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
         self._bucket_names: dict[int, str] = {}  # by digest
-        self._jobs = Jobs()
+        # jobs under way, in the order in which they were submitted
+        self._queued, self._running = deque[Job](), dict[int, Job]()
         self._sequence = self._step = 0
         progress = Progress(self._advance, self._fail, self._idle, self._ended, options)
         # None once closed: see close()
@@ -165,8 +166,6 @@ class Executor:
         with self._lock:
             lanes = self._open_lanes(program)
             prepared = self._prepare(program, bucket.dtype)
-            if name:
-                self._bucket_names[digest_of(name)] = name
             identity = Identity(self.options.epoch, self._sequence, name, self._bucket_names)
             job = Job(identity, prepared, bucket, states, step)
             self._sequence, self._step = self._sequence + 1, step
@@ -174,8 +173,9 @@ class Executor:
             captures = self._captures if job.tasks else None
             captured = captures is not None and captures.takes(program, job)
             if job.tasks and not captured:
-                lanes.admit(job)
-                self._jobs.add(job)
+                if self._streams is not None:
+                    self._streams.admit(job)
+                self._queued.append(job)
         if captures is not None and captured:
             issue, complete = partial(self._issue, job), partial(self._complete, job)
             captures.run(program, job, issue, complete)
@@ -186,11 +186,15 @@ class Executor:
         return job.future
 
     def _start(self, lanes: Lanes) -> None:
-        """Start the jobs whose programs do not run."""
+        """Start jobs, up to the first whose program is still running."""
+        jobs = list[Job]()
         with self._lock:
             # their messages may arrive in this order only, so no other thread may come between
-            jobs = list(self._jobs.startable())
-            for job in jobs:
+            while self._queued and not self._queued[0].prepared.busy:
+                job = self._queued.popleft()
+                job.prepared.busy = True
+                self._running[job.sequence] = job
+                jobs.append(job)
                 if job.prepared.varying:
                     unused = self._counters.bytes_unused
                     self._counters.bytes_unused = job.prepared.adapt(unused)
@@ -234,7 +238,8 @@ class Executor:
         """Let the job's program run again."""
         with self._lock:
             if self._state is State.OPEN:
-                self._jobs.end(job)
+                del self._running[job.sequence]
+                job.prepared.busy = False
 
     def _complete(self, job: Job) -> None:
         try:
@@ -246,8 +251,9 @@ class Executor:
         """Issue all tasks of a job, to capture them."""
         with self._lock:
             lanes = self._open_lanes(job.prepared.program)
-            lanes.admit(job)
-            self._jobs.add(job)
+            assert self._streams is not None  # only streams are captured
+            self._streams.admit(job)
+            self._queued.append(job)
         self._start(lanes)
         with self._lock:
             if self._error is not None:
@@ -256,7 +262,7 @@ class Executor:
     def _idle(self, seconds: float) -> None:
         """The compute lane waited for work, which has come: so a job is under way now."""
         with self._lock:
-            oldest = next(iter(self._jobs.running.values()), None)
+            oldest = next(iter(self._running.values()), None)
             if oldest is not None:
                 under_way = time.perf_counter() - oldest.started
                 self._counters.wait_seconds += min(seconds, under_way)
@@ -349,7 +355,10 @@ class Executor:
                 return
             self._state, self._error = State.FAILED, error
             self._ended.set()
-            jobs, lanes, transport = self._jobs.clear(), self._lanes, self._transport
+            jobs, lanes, transport = [], self._lanes, self._transport
+            jobs += [*self._running.values(), *self._queued]
+            self._running.clear()
+            self._queued.clear()
         if lanes is not None:
             lanes.drop()
         broken = bool(jobs) or not isinstance(error, ExecutorClosed)

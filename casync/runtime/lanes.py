@@ -9,22 +9,79 @@ its own stream.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from casync.runtime.jobs import Job
+import torch
+
+from casync.errors import PlanError
+from casync.memory.identity import Identity
 from casync.runtime.options import RunOptions
+from casync.runtime.pieces import Inputs, States
+from casync.runtime.prepared import Events, Prepared
 
-__all__ = ["Lanes", "Progress"]
+if TYPE_CHECKING:
+    from casync.transports import Handle
+
+__all__ = ["DeviceRun", "Job", "Lanes", "Progress"]
+
+
+@dataclass
+class DeviceRun:
+    """The marks of a run on a device."""
+
+    begun: Any  # the mark after which the bucket is filled
+    marks: list[Any]  # the end of each task on its stream
+    missing: list[int]  # transfers that are not ready yet, by group
+    turn: int = 0  # number of the first group that is not issued yet
+    captured: bool = False  # True while its tasks are captured, not run: see capture.py
+
+
+class Job:
+    """A run of a program on a bucket."""
+
+    device: DeviceRun  # set by the lanes that take the job, on a device
+
+    def __init__(
+        self,
+        identity: Identity,
+        prepared: Prepared,
+        bucket: torch.Tensor,
+        states: States,
+        step: int,
+    ) -> None:
+        """Raises PlanError for a bucket that the program cannot average."""
+        flat = bucket.dim() == 1 and bucket.is_contiguous() and len(bucket) >= prepared.elements
+        memory, dtype = prepared.memory, prepared.dtype
+        if not flat or bucket.dtype != dtype or bucket.device != memory.device:
+            kind = str(dtype).removeprefix("torch.")
+            raise PlanError(
+                f"the bucket must be a flat contiguous {kind} tensor on {memory.device} of at "
+                f"least {prepared.elements} elements, not {bucket.dtype} {tuple(bucket.shape)} on "
+                f"{bucket.device}"
+            )
+        self.identity, self.sequence = identity, identity.job
+        self.prepared, self.tasks = prepared, prepared.tasks
+        self.waits = [*prepared.program.waits]
+        self.left = len(prepared.tasks)  # tasks that are not done, or issued
+        self.bucket = bucket
+        array = None if memory.host and prepared.halves else memory.array(bucket)
+        self.inputs = Inputs(bucket.detach(), array, states, step)
+        self.started = time.perf_counter()
+        self.future = memory.future()
+        # of its messages in host memory: sends and reduces that may be posted; posted sends
+        self.ready, self.sent = set[int](), list["tuple[int, Handle, float]"]()
+
+    @property
+    def events(self) -> Events:
+        """The events that this run records."""
+        return self.prepared.taken if self.device.captured else self.prepared.real
 
 
 class Lanes(Protocol):
     """Lanes, as the executor uses them."""
-
-    def admit(self, job: Job) -> None:
-        """Take a job whose bucket is filled, in the caller's stream."""
-        ...
 
     def start(self, job: Job) -> None:
         """Let a job's messages arrive; calls come one at a time, in one order on all ranks."""

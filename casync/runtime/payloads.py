@@ -98,10 +98,6 @@ class Payloads:
         begin, last = self.base[tasks[0].payload], tasks[-1].payload
         return self._whole[begin : self.base[last] + self.by_payload[last].layout.size]
 
-    def size(self, task: Task) -> int:
-        """Bytes of all payloads of a task, without gaps between them."""
-        return sum(self.by_payload[each.payload].size for each in members(task))
-
     def reduce_view(self, task: Task, bucket: torch.Tensor) -> torch.Tensor:
         """The numbers that the native all-reduce combines: payloads, or a piece of the bucket."""
         if self.in_bucket(task):

@@ -62,9 +62,9 @@ class InBucket:
     def __init__(self, part: Part) -> None:
         self.table: Ints = np.array(part.rows, np.int64).reshape(-1, 5)
 
-    def open(self, run: Inputs, view: View) -> Any:
-        """The array whose pieces `table` describes. view: that of the codec which takes it."""
-        return run.viewed(view)
+    def open(self, run: Inputs, view: View | None) -> Any:
+        """The array whose pieces `table` describes. view: of the codec which takes it, if any."""
+        return run.array if view is None else run.viewed(view)
 
     def close(self, run: Inputs) -> None:
         """Note that a task has finished with the array."""
@@ -80,13 +80,14 @@ class Apart(InBucket):
         self._memory, self._stretch, self._count = memory, stretch, part.elements
         self._kept = None if memory.host else memory.zeros(part.elements, torch.float32)
 
-    def open(self, run: Inputs, view: View) -> Any:
+    def open(self, run: Inputs, view: View | None) -> Any:
         """Implements InBucket.open."""
         if self not in run.apart:
             run.apart[self] = self._widened(run), len(self._stretch.tasks)
         values, left = run.apart[self]
         run.apart[self] = values, left - 1
-        return view(self._memory.array(values))
+        array = self._memory.array(values)
+        return array if view is None else view(array)
 
     def close(self, run: Inputs) -> None:
         """Implements InBucket.close; the last task writes the pieces back."""

@@ -12,7 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,7 +29,10 @@ from casync.runtime.payloads import Payloads
 from casync.runtime.steps import Steps, TaskFn
 from casync.transports import Transfer
 
-__all__ = ["FLOATS", "Events", "Prepared", "Setting", "prepare"]
+__all__ = ["FLOATS", "Channel", "Events", "Prepared", "Setting", "prepare"]
+
+#: operations that complete in the order of their posts: verb, peer, and the peer's channel
+Channel: TypeAlias = tuple[str, int, int]
 
 #: types of buckets
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -128,6 +131,8 @@ class Prepared:
         self.real, self.taken = Events(memory), Events(memory)  # of runs, and of a capture
         self.end = self.real.end
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
+        self.members = [members(task) for task in program.tasks]
+        self.channels = [_channel(task) for task in program.tasks]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
         self.group_of = {i: n for n, group in enumerate(self.groups) for i in group.members}
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
@@ -153,7 +158,8 @@ class Prepared:
         """Bytes of a task's payloads."""
         size = self._sizes.get(index)
         if size is None:
-            size = self.payloads.size(self.tasks[index])
+            every = self.payloads.by_payload
+            size = sum(every[each.payload].size for each in self.members[index])
             if self.constant:
                 self._sizes[index] = size
         return size
@@ -191,6 +197,14 @@ def _after(program: Program) -> list[list[int]]:
         for j in following:
             after[j].append(i)
     return after
+
+
+def _channel(task: Task) -> Channel | None:
+    """The channel of an operation of the transport; None for tasks that compute."""
+    if isinstance(task, Send | Recv):
+        return (task.verb, task.peer, task.channel)
+    # one for all reduces, also of rounds and of some ranks
+    return (Reduce.verb, 0, 0) if isinstance(task, Reduce) else None
 
 
 def _leaving(task: Task, payloads: Payloads) -> Sequence[StagedSlot]:

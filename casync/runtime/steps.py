@@ -103,9 +103,9 @@ class Steps:
         """The codec's `hold`, which copies constant numbers to the device once."""
         return _same if self._memory.host else cast(DeviceCodec, self._codecs[codec]).hold
 
-    def _viewing(self, codec: str) -> View:
-        """The codec's `view` of a bucket."""
-        return _same if self._memory.host else cast(DeviceCodec, self._codecs[codec]).view
+    def _viewing(self, codec: str) -> View | None:
+        """The `view` of a device's codec, by which it takes a bucket."""
+        return None if self._memory.host else cast(DeviceCodec, self._codecs[codec]).view
 
     def _encode(self, index: int, tasks: Sequence[Encode], taken: Call | None) -> TaskFn:
         pieces, first = self._pieces[index, tasks[0].part], tasks[0]
@@ -134,7 +134,8 @@ class Steps:
                     seed=seed, step=run.step, scale=scale, writeback=writeback, **more,
                 )
             )  # fmt: skip
-            restore(deferred)
+            if deferred:
+                restore(deferred)
             pieces.close(run)
 
         return step

@@ -41,11 +41,10 @@ from casync.building.tasks import (
 from casync.errors import DeadlockError, PeerTimeout
 from casync.memory import Memory
 from casync.memory.slots import Buffer, StagedSlot
-from casync.runtime.communication import Communication
-from casync.runtime.jobs import DeviceRun, HostRun, Job
-from casync.runtime.lanes import Progress
+from casync.runtime.lanes import DeviceRun, Job, Progress
 from casync.runtime.steps import TaskFn
 from casync.runtime.stream_order import Lane, Mark
+from casync.runtime.threads import Communication
 from casync.transports import SlotTransport, Transport
 
 __all__ = ["StreamLanes"]
@@ -83,17 +82,18 @@ class StreamLanes:
             self._communication = Communication(arrived, memory, transport)
 
     def admit(self, job: Job) -> None:
+        """Take a job whose bucket is filled, in the caller's stream."""
         mark = Lane(self._memory.caller()).mark(next(self._numbers), self._memory.event())
         begun = Mark(job.prepared.key, mark.number, mark.event, {})
         missing = [len(group.members) for group in job.prepared.groups]
         marks, captured = [None] * len(job.tasks), job is self._captured
-        job.host, job.device = HostRun(), DeviceRun(begun, marks, missing, captured=captured)
+        job.device = DeviceRun(begun, marks, missing, captured=captured)
         if job.prepared.ended is None:
             job.prepared.ended = begun
 
     def start(self, job: Job) -> None:
         if self._communication is not None:
-            self._communication.start(job)
+            self._communication.put(job)
 
     def issue(self, job: Job, ready: Sequence[int]) -> None:
         for index in ready:
@@ -103,7 +103,7 @@ class StreamLanes:
             elif self._communication is None:
                 self._put_transfer(job, index)
             elif not isinstance(task, Recv):
-                self._communication.put(job, index)
+                self._communication.put((job, index))
         self._run()
 
     def _run(self) -> None:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from casync.building.tasks import Reduce
-from casync.runtime.jobs import Job
-from casync.runtime.lanes import Progress
+from casync.runtime.lanes import Job, Progress
 from casync.transports import Handle, Transport
 
 __all__ = ["Posted", "watch"]

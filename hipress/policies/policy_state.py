@@ -6,12 +6,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from casync.memory import as_codecs_take
 from hipress.errors import StateError
 
 if TYPE_CHECKING:
@@ -230,7 +229,8 @@ def roundtrip(codec: Codec, gradient: torch.Tensor, state: State | None = None) 
     table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out = gradient.new_zeros(codec.payload_bytes(count), dtype=torch.uint8)
     copy, kept = gradient.clone(), gradient.new_zeros(count)
-    x, payload, decoded = map(as_codecs_take, (copy, out, kept))
+    arrays: list[Any] = [each if each.is_cuda else each.numpy() for each in (copy, out, kept)]
+    x, payload, decoded = arrays
     used = codec.encode_batch(x, table, payload, at, state=state)
     codec.decode_batch(payload, table, at, used, decoded)
     return kept
