@@ -105,7 +105,8 @@ class Slot:
         plain = self._front + MARK + self.size
         if mark == PLAIN:
             self._wire = self._buffer[:plain]
-            self._check(self._wire)
+            if self._checks:
+                self._check(self._wire)
         self.spared = plain - len(self._wire)
 
     @property
@@ -136,12 +137,13 @@ class Slot:
             raise PayloadError(f"message of {sizes[0]} bytes, expected {sizes[1]}")
         self._wire = self._copy()[: self._front + size]
         self._wire[:] = self._buffer[: self._front + size]
-        self._check(self._wire)
+        if self._checks:
+            self._check(self._wire)
         return expand(self._wire[self._front :], self.array)
 
     def _check(self, wire: Bytes) -> None:
         wire = wire[IDENTITY:]
-        if self._checks and _stored(wire)[0] != _checksum(wire):
+        if _stored(wire)[0] != _checksum(wire):
             raise PayloadError("the message was damaged on its way: its checksum differs")
 
     def _copy(self) -> Bytes:

@@ -16,9 +16,8 @@ from hipress.engine.buckets import BucketPlans
 from hipress.engine.momentum import Momentum
 from hipress.engine.optimizer_steps import refuse_forgotten, take_failed, watch_steps
 from hipress.engine.residuals import in_layout, in_shape
-from hipress.engine.round import Round
+from hipress.engine.round import Round, Traffic
 from hipress.engine.scaling import Scale
-from hipress.engine.traffic import Traffic
 from hipress.engine.verify import VERIFY_STEPS
 from hipress.engine.world import World
 from hipress.model.params import Param
@@ -104,16 +103,16 @@ class Engine:
         SyncError if an optimizer failed on this rank only, or if ranks should average the momentum
         of one that hipress does not know.
         """
+        self.world.failures.refuse()
         step, self.step = self.step, self.step + 1
         self.round = Round(self, step, self._scale.now(parameters))
-        if not self.broken:
-            averaging = self._averaging
-            if self.tuner is not None:
-                self._go_by(self.tuner.next(step))  # ranks may meet here
-            if self._averaging and not averaging:
+        averaging = self.momentum is not None and self.momentum.averaging
+        if self.tuner is not None:
+            self._go_by(self.tuner.next(step))  # ranks may meet here
+        if self.momentum is not None:
+            if self.momentum.averaging and not averaging:
                 self.at_freeze = replace(self.traffic), self.counters
-            if self.momentum is not None:
-                self.momentum.begin(self.round, self.buckets.residuals)
+            self.momentum.begin(self.round, self.buckets.residuals)
         self.traffic.steps += 1
         failed = take_failed(parameters)
         if failed is not None:
@@ -130,19 +129,10 @@ class Engine:
         """Number of the latest step, for errors; of the first before that has begun."""
         return max(0, self.step - 1)
 
-    @property
-    def _averaging(self) -> bool:
-        return self.momentum is not None and self.momentum.averaging
-
     def finish(self, arrived: Callable[[int], None] | None = None) -> None:
         """Finish the step under way, if its last bucket has come: see Round.finish."""
         if self.round is not None and (self.round.closed or self._skips):
             self.round.finish(arrived)
-
-    def over(self, ended: Round) -> None:
-        """Forget a step that is over: a later loss of a rank belongs to no step."""
-        if self.round is ended:
-            self.round = None
 
     @property
     def broken(self) -> bool:
@@ -207,10 +197,6 @@ class Engine:
             values = before.residuals.undelivered(index)
             if values is not None and values.any():
                 self.owe(index, _in(memory, values))
-
-    def undelivered(self, indices: Sequence[int]) -> torch.Tensor:
-        """Gradients of a bucket that this rank's states hold back: flat, in its order."""
-        return self.buckets.undelivered(indices)
 
     def planned(self, plan: Plan) -> BucketPlans:
         """Buckets of this plan, without any state."""

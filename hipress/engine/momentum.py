@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Momentum", "check"]
 
-Begin = Callable[[], Future[torch.Tensor]]  # of the average of a bucket
+Begin = Callable[[torch.Tensor], Future[torch.Tensor]]  # of the average of a bucket
 Handed = tuple[Sequence[int], torch.Tensor]
 
 
@@ -99,21 +99,21 @@ class Momentum:
     def hand(
         self,
         indices: Sequence[int],
-        buffer: torch.Tensor,
         begin: Begin,
         future: Future[torch.Tensor],
+        buffer: torch.Tensor,
     ) -> Future[torch.Tensor]:
         """Start the average of a ready bucket by `begin`; if it has to wait for all others, return
         `future`, which will have it."""
         if self._sampled and not buffer.is_sparse:
             self._sample(indices, buffer)
         if not self._groups or buffer.is_sparse:
-            return begin()
+            return begin(buffer)
         handed = indices, buffer
         self._handed.append(handed)
         if self._optimizer.rank_norm is None:
             self._enter(*handed)
-            return begin()
+            return begin(buffer)
         self._held.append((handed, begin, future))
         return future
 
@@ -123,7 +123,7 @@ class Momentum:
         self._clip([handed for handed, _, _ in held])
         for handed, begin, future in held:
             self._enter(*handed)
-            map_future(begin(), lambda done: done, future)
+            map_future(begin(handed[1]), lambda done: done, future)
 
     def arrived(self) -> None:
         """Take the averages, which are all complete."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch.futures import Future
 
+from casync.codec import FLOAT_BYTES
 from casync.errors import copy_to_raise
 from hipress import compat
 from hipress.engine.futures import map_future, wait_within
@@ -19,8 +21,75 @@ from hipress.engine.scaling import average_unscaled
 from hipress.engine.world import NATIVE_TIMEOUT_SLACK
 
 if TYPE_CHECKING:
-    from hipress.engine.buckets import BucketPlan
-    from hipress.engine.engine import Engine
+    from hipress.control.plan_controller import PlanController
+    from hipress.engine.buckets import BucketPlan, BucketPlans
+    from hipress.engine.momentum import Momentum
+    from hipress.engine.world import World
+    from hipress.model.params import Param
+    from hipress.options import Options
+
+Averaging: TypeAlias = Callable[[torch.Tensor], Future[torch.Tensor]]
+
+
+@dataclass
+class Traffic:
+    """Counters of a module's steps: sums since the engine was made."""
+
+    steps: int = 0  # in this process; Engine.step survives a checkpoint
+    gradient_bytes: int = 0  # of all dense buckets
+    compressed_bytes: int = 0  # of these, compressed by codecs
+    raw_bytes: int = 0  # of dense buckets that went to DDP's own all-reduce
+    mixed_bytes: int = 0  # summed natively by executors, as sent
+    sparse_bytes: int = 0  # of sparse gradients: indices and values
+    exposed_seconds: float = 0.0  # waits after the backward pass
+
+    def count(self, plan: BucketPlan | None, buffer: torch.Tensor) -> None:
+        """Count a bucket before it is reduced, which changes the rows of a sparse buffer."""
+        if buffer.is_sparse:
+            self.sparse_bytes += compat.sparse_bytes(buffer)
+            return
+        self.gradient_bytes += buffer.nbytes
+        if plan is None:
+            self.raw_bytes += buffer.nbytes
+        else:
+            self.compressed_bytes += plan.compressed * buffer.element_size()
+            size = FLOAT_BYTES if plan.units else buffer.element_size()
+            self.mixed_bytes += (buffer.numel() - plan.compressed) * size
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        """Sums since an earlier copy."""
+        return Traffic(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+
+class Averager(Protocol):
+    """An engine, as its rounds use it."""
+
+    world: World
+    options: Options
+    params: list[Param]
+    buckets: BucketPlans
+    tuner: PlanController | None
+    momentum: Momentum | None
+    traffic: Traffic
+    round: Round | None
+    owed: dict[int, torch.Tensor]
+
+    @property
+    def looks(self) -> bool:
+        """True if a tuner or momentum sees gradients, also uncompressed ones."""
+        ...
+
+    def add_owed(self, indices: Sequence[int], buffer: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Add owed gradients to those of a bucket; return the added ones."""
+        ...
+
+    def owe(self, index: int, gradient: torch.Tensor) -> None:
+        """Add a gradient to this rank's next one of the parameter."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """End the engine."""
+        ...
 
 
 @dataclass(eq=False)
@@ -28,7 +97,7 @@ class Average:
     """The average of a bucket."""
 
     indices: tuple[int, ...]  # parameters, in the bucket's order
-    future: Future[torch.Tensor]  # its value is the bucket
+    future: Future[torch.Tensor] = field(init=False)  # its value is the bucket
     seconds: float | None = None  # longest wait; None if the future itself times out
     job: Future[torch.Tensor] | None = None  # of the executor; None if averaged natively
 
@@ -40,7 +109,7 @@ class Round:
     `Engine.round` is None between steps.
     """
 
-    def __init__(self, engine: Engine, step: int, scale: float = 1.0) -> None:
+    def __init__(self, engine: Averager, step: int, scale: float = 1.0) -> None:
         """step: number of the step, from 0 on, for errors and random draws. scale: of gradients,
         see [Note: scale] in scaling.py."""
         self._engine, self.step, self._scale = engine, step, scale
@@ -76,41 +145,31 @@ class Round:
         """
         engine, world = self._engine, self._engine.world
         world.failures.refuse()
-        number, average = len(self.averages), Average(indices, world.memory.future())
-        self.averages.append(average)
-        native = buffer.is_sparse or engine.buckets.native(indices)
+        number, dense, memory = len(self.averages), not buffer.is_sparse, world.memory
+        average, native = Average(indices), not dense or engine.buckets.native(indices)
         if native:
             average.seconds = engine.options.timeout + NATIVE_TIMEOUT_SLACK
-        begin = partial(self._begin, average, number)
-        if self._scale == 1 or buffer.is_sparse or (native and not engine.looks):
-            average.future = begin(buffer)
-        else:
-            average.future = average_unscaled(buffer, self._scale, begin, average.future)
-        if world.verifier is not None and not buffer.is_sparse:
+        # what a bucket passes, from the last to the first; each averages a tensor in place
+        hand_over = partial(self._hand_over, average, number)
+        stage: Averaging = hand_over
+        if dense and (world.copies_all or engine.buckets.hosted):  # called in the copies' thread
+            stage = partial(world.copies.average, number, partial(hand_over, copied=True))
+        if engine.momentum is not None:  # a bucket may wait for the last, as the norm of all clips
+            stage = partial(engine.momentum.hand, indices, stage, memory.future())
+        if self._scale != 1 and dense and (engine.looks or not native):
+            stage = partial(average_unscaled, self._scale, stage, memory.future())
+        average.future = stage(buffer)
+        self.averages.append(average)
+        if world.verifier is not None and dense:
             params = [engine.params[index] for index in indices]
             average.future = world.verifier.check(average.future, params, self.step)
         return average.future
 
-    def _begin(self, average: Average, number: int, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        """Average a bucket in place, with momentum if there is any; it may have to wait for the
-        last bucket, as the norm of all clips each."""
-        momentum, start = self._engine.momentum, partial(self._start, average, number, buffer)
-        if momentum is None:
-            return start()
-        return momentum.hand(average.indices, buffer, start, self._engine.world.memory.future())
-
-    def _start(self, average: Average, number: int, buffer: torch.Tensor) -> Future[torch.Tensor]:
-        """Hand a bucket over where the plan compresses: in place, or as a copy on the host."""
-        world = self._engine.world
-        if buffer.is_sparse or not (world.copies_all or self._engine.buckets.hosted):
-            return self._hand_over(average, number, buffer)
-        hand_over = partial(self._hand_over, average, number, copied=True)
-        return world.copies.average(number, hand_over, buffer)  # called in its own thread
-
     def _hand_over(
         self, average: Average, number: int, values: torch.Tensor, *, copied: bool = False
     ) -> Future[torch.Tensor]:
-        """Average values in place; raises nothing. copied: they are a copy on the host."""
+        """Average values in place by the executor or natively, as planned; raises nothing. copied:
+        they are a copy on the host."""
         engine, world, indices, plan = self._engine, self._engine.world, average.indices, None
         try:
             if not values.is_sparse:
@@ -118,7 +177,7 @@ class Round:
                 if engine.owed:  # before values are encoded
                     self._owed |= engine.add_owed(indices, values)
             if engine.tuner is not None:
-                engine.tuner.handed(indices, values, partial(engine.undelivered, indices))
+                engine.tuner.handed(indices, values, partial(engine.buckets.undelivered, indices))
             if plan is None and world.sums_by_executor(values):
                 plan = engine.buckets.raw(values.numel())
             engine.traffic.count(plan, values)
@@ -126,23 +185,18 @@ class Round:
                 if plan is None:
                     future = world.average_natively(number, values, copied=copied)
                 else:
-                    future = self._submit(average, plan, values)
-                compat.end_event_with(event, future)
+                    executor, states = world.routes[engine.buckets.hosted].executor, plan.states
+                    future = average.job = executor.submit(
+                        plan.program, values, states, self.step, str(indices)
+                    )
+                if event is not None:
+                    compat.end_event_with(event, future)
+            if plan is not None and plan.differences:
+                add_means = partial(plan.add_means, states=states)
+                future = map_future(future, add_means, world.memory.future())
             return future
         except Exception as error:
             return self._failed(error)
-
-    def _submit(
-        self, average: Average, plan: BucketPlan, values: torch.Tensor
-    ) -> Future[torch.Tensor]:
-        """Average by a program of the executor."""
-        engine, world = self._engine, self._engine.world
-        executor, states = world.routes[engine.buckets.hosted].executor, plan.states
-        average.job = executor.submit(plan.program, values, states, self.step, str(average.indices))
-        if not plan.differences:
-            return average.job
-        add_means = partial(plan.add_means, states=states)
-        return map_future(average.job, add_means, world.memory.future())
 
     def _failed(self, error: Exception) -> Future[torch.Tensor]:
         """The future of a bucket that could not be handed over; ends the executors, so that other
@@ -173,30 +227,30 @@ class Round:
         if engine.tuner is not None:
             engine.tuner.backward_over()
         if self._checked is not None:
-            self._wait(self._checked, None)
+            with self._waiting():
+                wait_within(self._checked, None, world.failures.look)
         for number, average in enumerate(self.averages):
-            self._wait(average.future, average.seconds)
-            if arrived is None:
-                self._failing(world.settle)
-                continue
-            if average.job is not None:
-                self._failing(partial(world.settle, average.job))
-            arrived(number)
+            with self._waiting():
+                wait_within(average.future, average.seconds, world.failures.look)
+                if arrived is None:
+                    world.settle()
+                elif average.job is not None:
+                    world.settle(average.job)
+            if arrived is not None:
+                arrived(number)
         if engine.momentum is not None:
             engine.momentum.arrived()
         if engine.tuner is not None:
             engine.tuner.averaged()
-        engine.over(self)
+        if engine.round is self:  # from here on the loss of a rank belongs to no step
+            engine.round = None
 
-    def _wait(self, future: Future[Any], seconds: float | None) -> None:
-        look = self._engine.world.failures.look
-        self._failing(lambda: wait_within(future, seconds, look))
-
-    def _failing(self, wait: Callable[[], None]) -> None:
-        """Wait; a failure ends the engine."""
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """A context of a wait, whose failure ends the engine."""
         engine, failures, start = self._engine, self._engine.world.failures, time.perf_counter()
         try:
-            wait()
+            yield
         except Exception as error:
             named = failures.explained(failures.not_averaged(error, self.step), self.step)
             engine.fail(named)

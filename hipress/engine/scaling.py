@@ -105,10 +105,10 @@ def _optimizer_of(parameters: Collection[torch.Tensor]) -> Optimizer | None:
 
 
 def average_unscaled(
-    buffer: torch.Tensor,
     scale: float,
     reduce: Callable[[torch.Tensor], Future[torch.Tensor]],
     used: Future[torch.Tensor],
+    buffer: torch.Tensor,
 ) -> Future[torch.Tensor]:
     """Average a flat bucket in place by `reduce`, divided by its scale meanwhile. `used` will have
     the average. Float16, which is scaled for its range, is averaged as a float32 copy."""

@@ -23,7 +23,6 @@ from hipress import compat
 from hipress.compat import GradBucket
 from hipress.engine.engine import Engine
 from hipress.engine.futures import average, map_future
-from hipress.engine.round import Round
 from hipress.errors import SyncError
 from hipress.model.params import laid_out, layout_of
 from hipress.ranks.coordinator import Coordinator
@@ -69,17 +68,29 @@ class HookState:
 
 def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one bucket; the hook that DDP calls."""
-    _refuse_python_reducer(bucket)
-    engine = state.engine
-    if engine is None:
-        _divide_by_active_ranks(state, bucket)
-        return _as_read(state, bucket, average(bucket.buffer(), state.group))
+    if not isinstance(bucket, GradBucket):
+        raise SyncError(PYTHON_REDUCER)
+    engine, ddp, task = state.engine, state.ddp(), compat.backward_id()
+    before, state.latest = state.latest, bucket.index()
     try:
-        _divide_by_active_ranks(state, bucket)
-        step = _step_of(state, engine, bucket)
-        if bucket.index() == 0:
+        if ddp is not None and compat.divides_by_active_ranks(ddp):
+            _divide_by_active_ranks(state, bucket)
+        if engine is None:
+            return _as_read(state, bucket, average(bucket.buffer(), state.group))
+        # Buckets come in order, but DDP may leave out the first and the last ones, whose parameters
+        # are unused (`skip_all_reduce_unused_params`).
+        step = engine.round
+        if step is None or step.closed or state.latest <= before:
+            step = engine.begin(state.index)
+        if state.latest == 0 and state.steps_to_rebuild >= 0:
             _follow_rebuild(state, engine)
-        _at_end_of_backward(state, engine)
+        # autograd calls `finish` after all nodes have run, before DDP's own callback; once for each
+        # backward pass with buckets of the step: there may be several, one within another
+        # (checkpoint with use_reentrant=True) or one after another. In DDP's `join` a rank without
+        # data calls hooks outside of any backward pass.
+        if task >= 0 and task != state.backward_id:
+            compat.call_after_backward(engine.finish)
+        state.backward_id = task
         indices = _indices(state, bucket)
         if state.views and not bucket.buffer().is_sparse:
             _refuse_moved(engine, bucket, indices)
@@ -87,29 +98,17 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         if bucket.is_last():
             step.close()
     except BaseException as error:  # a KeyboardInterrupt, too
-        engine.fail(error)
+        if engine is not None:
+            engine.fail(error)
         raise
-    if bucket.is_last() and (state.first_step_delayed or state.backward_id < 0):
+    if bucket.is_last() and (state.first_step_delayed or task < 0):
         engine.finish()  # nothing will call it before DDP itself waits
         state.first_step_delayed = False
     return _as_read(state, bucket, future)
 
 
-def _step_of(state: HookState, engine: Engine, bucket: GradBucket) -> Round:
-    """The bucket's step, which it may begin. Buckets come in order, but DDP may leave out the first
-    and the last ones, whose parameters are unused (`skip_all_reduce_unused_params`)."""
-    step, before = engine.round, state.latest
-    state.latest = bucket.index()
-    if step is None or step.closed or state.latest <= before:
-        step = engine.begin(state.index)
-    return step
-
-
 def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
     """In a `join` that asks for it: scale so that averaging divides by the active ranks only."""
-    ddp = state.ddp()
-    if ddp is None or not compat.divides_by_active_ranks(ddp):
-        return
     if bucket.index() == 0:  # the first one; ranks without data call hooks, too
         has_data = float(compat.backward_id() >= 0)
         count = torch.tensor([has_data], device=bucket.buffer().device)
@@ -181,29 +180,11 @@ def _refuse_moved(engine: Engine, bucket: GradBucket, indices: Sequence[int]) ->
             )
 
 
-def _refuse_python_reducer(bucket: object) -> None:
-    if not isinstance(bucket, GradBucket):
-        raise SyncError(PYTHON_REDUCER)
-
-
 PYTHON_REDUCER = (
     'torch._dynamo.config.optimize_ddp = "python_reducer" hands gradients to hooks one by one '
     "and ignores what they return, so ranks would drift apart without an error. Set it to True "
     "(the default) before the model is wrapped."
 )
-
-
-def _at_end_of_backward(state: HookState, engine: Engine) -> None:
-    """Have autograd call `engine.finish` after all nodes have run, before DDP's own callback.
-
-    Once for each backward pass with buckets of the step: there may be several, one within another
-    (checkpoint with use_reentrant=True) or one after another. In DDP's `join` a rank without data
-    calls hooks outside of any backward pass.
-    """
-    task = compat.backward_id()
-    if task >= 0 and task != state.backward_id:
-        compat.call_after_backward(engine.finish)
-    state.backward_id = task
 
 
 # DDP accepts only a real function with this parameter; fail here rather than there.

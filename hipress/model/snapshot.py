@@ -46,7 +46,7 @@ class Taken:
         }
         self._known = {*named.values()} - self._frozen
         self._sharded = {name for name, p in named.items() if is_sharded(p)}
-        self._kinds = [_kind(parameter) for parameter in parameters]
+        self._kinds = [(each.dtype, each.device, each.shape) for each in parameters]
         self._nodes = [_node(parameter) for parameter in parameters] if hooked else []
 
     def refuse_changes(self, model: nn.Module) -> None:
@@ -57,10 +57,11 @@ class Taken:
                 self._refuse_new(model)
                 break
         for param, parameter, kind in zip(self._params, self._parameters, self._kinds, strict=True):
-            if _kind(parameter) != kind:
+            now = parameter.dtype, parameter.device, parameter.shape
+            if now != kind:
                 raise SyncError(
                     f"rank {self._rank}: {param.name!r} was {_text(*kind)} when hipress took the "
-                    f"model, and is {_text(*_kind(parameter))} now. Convert, move and resize a "
+                    f"model, and is {_text(*now)} now. Convert, move and resize a "
                     f"model before that. {self._again}"
                 )
 
@@ -105,10 +106,6 @@ class Taken:
                 f"rank {self._rank}: {name!r} {was}, so its gradient is not averaged and ranks "
                 f"would drift apart. {self._again}"
             )
-
-
-def _kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:
-    return parameter.dtype, parameter.device, parameter.shape
 
 
 def _text(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:

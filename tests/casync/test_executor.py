@@ -756,7 +756,7 @@ def test_a_process_may_end_while_a_lane_is_at_work():
 def test_a_job_may_end_before_its_submit_does():
     graph = graph_of([7], "exchange", "exact", 2)
     with world(2, timeout=HANG) as executors:
-        lanes, running = executors[0]._lanes, executors[0]._jobs.running
+        lanes, running = executors[0]._lanes, executors[0]._running
         issue = lanes.issue
 
         def issue_all(job, ready):

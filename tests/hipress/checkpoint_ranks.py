@@ -307,7 +307,7 @@ def trained_on(made, weight, rank, world_size, steps):
 def left_of(made, world_size):
     """The mean over ranks of the undelivered gradients, those owed included."""
     engine = SESSIONS[made].engine
-    left = engine.undelivered((0,)) + sum(engine.owed.values())
+    left = engine.buckets.undelivered((0,)) + sum(engine.owed.values())
     dist.all_reduce(left)
     return left.view(64, 40) / world_size
 

@@ -152,7 +152,7 @@ def by_trial(rank, size, gpu=False):
             after += tuner.trial_seconds is not None
             total = total + averages[-1]
             exact = exact + sum(gradients(params, r, number) for r in range(size)) / size
-        shared = engine.undelivered(range(len(params))).cpu()
+        shared = engine.buckets.undelivered(range(len(params))).cpu()
         dist.all_reduce(shared)
         off = (total + shared / size - exact).abs().max().item()
         tried = [(each.plan, each.verdict, each.steps) for each in tuner.tried]

@@ -24,7 +24,7 @@ from hipress.auto.registry import Registry
 from hipress.auto.search import BUDGET, FAR, TRIED, Search
 from hipress.auto.workload import Bucket, Workload, estimate, timed
 from hipress.control import planner
-from hipress.engine.traffic import Traffic
+from hipress.engine.round import Traffic
 from hipress.errors import ConfigError
 from hipress.model.params import Param, describe
 from hipress.plan.plan import check_patterns, fixed_plan, partitions
