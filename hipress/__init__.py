@@ -7,6 +7,7 @@
     hipress.attach(ddp, "onebit_group", strategy="ring")
     sync = hipress.Synchronizer(model, "dgc")        # without DDP: sync.step() ends a step
     gossip = hipress.Gossip(model, "int4_group")     # parameters, with neighbours only
+    hipress.shard(model)                             # a model of FSDP2's fully_shard
     model = hipress.wrap(model, policy=hipress.GraVAC("topk", ratios=(0.1, 0.01, 0.001)))
     state = hipress.state_dict(ddp); hipress.load_state_dict(ddp, state)
     print(hipress.report(ddp))
@@ -34,6 +35,7 @@ from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
 from hipress.frontends.wrapping import attach, wrap
 from hipress.policies.policies import Accordion, GraVAC, Warmup
+from hipress.sharding.shard import shard
 
 __all__ = [
     "Accordion",
@@ -57,6 +59,7 @@ __all__ = [
     "load_state_dict",
     "optim",
     "report",
+    "shard",
     "state_dict",
     "wrap",
 ]

@@ -1,13 +1,15 @@
-"""Functions on the results of wrap, attach, Synchronizer and Gossip: detach, report, states."""
+"""Functions on the results of wrap, attach, Synchronizer, Gossip and shard: detach, report,
+states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from casync.errors import copy_to_raise
@@ -16,9 +18,11 @@ from hipress.errors import ConfigError, ConfigMismatch, StateError
 from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
 from hipress.model.params import as_ddp
+from hipress.model.shards import fsdp_parts
 from hipress.model.torch_modes import ordinary
 from hipress.ranks.link import Agreement, sum_over
 from hipress.session import SESSIONS, Session, plain_options
+from hipress.sharding.shard import sharding_of
 
 if TYPE_CHECKING:
     from hipress.auto.probe import Probe
@@ -26,8 +30,9 @@ if TYPE_CHECKING:
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
     from hipress.reporting.report import Report
+    from hipress.sharding.shard_report import ShardReport
 
-Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip
+Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip | nn.Module
 
 
 def detach(ddp: Synchronized) -> None:
@@ -38,6 +43,9 @@ def detach(ddp: Synchronized) -> None:
     Synchronizer's `step` raises ConfigError. Raises StateError within a backward pass (from a hook,
     for example) whose gradients still travel.
     """
+    if (sharding := sharding_of(ddp)) is not None:
+        sharding.detach()
+        return
     ddp = _target(ddp)
     session = _session(ddp)
     step = None if session.engine is None else session.engine.round
@@ -50,11 +58,17 @@ def detach(ddp: Synchronized) -> None:
     del SESSIONS[ddp]
 
 
-def report(ddp: Synchronized) -> Report:
+@overload
+def report(ddp: DistributedDataParallel | Synchronizer | Gossip) -> Report: ...
+@overload
+def report(ddp: nn.Module) -> Report | ShardReport: ...
+def report(ddp: Synchronized) -> Report | ShardReport:
     """Choices, bytes and times so far; print it, or take its `to_dict()`."""
     from hipress.reporting.measured import measure_of
     from hipress.reporting.report import Report
 
+    if (sharding := sharding_of(ddp)) is not None:
+        return sharding.report()
     session = _session(_target(ddp))
     engine, size = session.engine, session.world_size
     tuner = None if engine is None else engine.tuner
@@ -117,6 +131,8 @@ def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
     from hipress.engine.residuals import Residuals
     from hipress.state import checkpoint
 
+    if (sharding := sharding_of(ddp)) is not None:
+        return sharding.state_dict()
     session = _session(_target(ddp))
     _refuse_unfinished(session)
     rank, size = session.rank, session.world_size
@@ -165,6 +181,8 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     from hipress.state import checkpoint
     from hipress.state.checkpoint_format import check_format
 
+    if (sharding := sharding_of(ddp)) is not None:
+        return sharding.load_state_dict(state)
     session = _session(_target(ddp))
     _refuse_unfinished(session)
     engine = session.engine
@@ -221,7 +239,12 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
 
 def _target(module: Synchronized) -> Any:
     """The key of its session: the DDP module, the Synchronizer or the Gossip."""
-    return module if isinstance(module, Synchronizer | Gossip) else as_ddp(module)
+    if isinstance(module, Synchronizer | Gossip):
+        return module
+    known = isinstance(module, DistributedDataParallel) or not isinstance(module, nn.Module)
+    if not known and any(fsdp_parts(module)):
+        raise ConfigError("hipress.shard was not called for this model, or detached from it")
+    return as_ddp(module)
 
 
 def _session(ddp: Synchronized) -> Session:

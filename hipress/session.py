@@ -311,7 +311,7 @@ def _facts(
             for number, (key, codec) in enumerate(codecs.items())
         }
         | {rule.why: rule.codec.digest for rule in ruled if rule.codec is not None},
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
@@ -343,5 +343,6 @@ def plain_options(options: Options) -> dict[str, Any]:
     return own | {"compressor": label(options), "params": dict(options.params)}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions that must be equal on all ranks."""
     return {"hipress": __version__, "torch": torch.__version__, "machine": platform.machine()}

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -68,10 +69,15 @@ def rows(length: int, ranks: int, codec: str = RAW) -> tuple[Piece, ...]:
 
 @dataclass
 class _Kept:
-    """Programs of one kind, and the last run of each."""
+    """Programs of one kind, and the last run of each, unless it is over."""
 
     programs: list[Program]
-    runs: list[Future[torch.Tensor] | None] = field(default_factory=lambda: [None])
+    running: dict[int, Future[torch.Tensor]] = field(default_factory=dict)
+
+    def ended(self, number: int, future: Future[torch.Tensor]) -> None:
+        """Forget a run that is over, and with it the tensor."""
+        if self.running.get(number) is future:
+            del self.running[number]
 
 
 class Exchange:
@@ -127,12 +133,14 @@ class Exchange:
         *,
         name: str = "",
         feedback: bool = False,
+        draw: int | None = None,
     ) -> Future[torch.Tensor]:
         """Exchange a tensor, in place; the future's value is the tensor.
 
         tensor: flat and contiguous, of float32, float16 or bfloat16. pieces: all of it, in order.
         name: the same on all ranks, which is checked.
         feedback: keep the states of codecs under this name, with the same pieces in every call.
+        draw: number by which stochastic codecs draw; by default that of this exchange.
 
         The first exchange of a kind meets in the store. Raises ConfigError, and ConfigMismatch if
         ranks exchange different tensors.
@@ -144,10 +152,12 @@ class Exchange:
             number = self._free(kept)
             program = kept.programs[number]
             states = self._states(kind, name, program) if feedback else {}
-            future = self.executor.submit(program, tensor, states, self.calls, name)
-            kept.runs[number] = future
+            drawn = self.calls if draw is None else draw
+            future = self.executor.submit(program, tensor, states, drawn, name)
+            kept.running[number] = future
             self.calls += 1
-            return future
+        future.add_done_callback(partial(kept.ended, number))
+        return future
 
     def close(self) -> None:
         """End the threads and connections."""
@@ -201,12 +211,12 @@ class Exchange:
 
     def _free(self, kept: _Kept) -> int:
         """Number of a program that does not run; a new one if all do; else the first."""
-        for number, run in enumerate(kept.runs):
+        for number in range(len(kept.programs)):
+            run = kept.running.get(number)
             if run is None or run.done():
                 return number
         if len(kept.programs) < OVERLAP:
             kept.programs.append(replace(kept.programs[0]))
-            kept.runs.append(None)
             return len(kept.programs) - 1
         return 0
 

@@ -69,7 +69,7 @@ def _load(given: Any) -> Iterator[tuple[str, Any, str]]:
 
 def _rule(pattern: str, wanted: Any, place: str, options: Options, target: str) -> Rule:
     try:
-        codec = _codec(wanted, target)
+        codec = codec_of(wanted, target)
         if codec is not None:
             strategy_for(codec, options.strategy)
     except ConfigError as error:
@@ -77,7 +77,7 @@ def _rule(pattern: str, wanted: Any, place: str, options: Options, target: str) 
     return Rule(pattern, codec)
 
 
-def _codec(wanted: Any, target: str) -> Codec | None:
+def codec_of(wanted: Any, target: str) -> Codec | None:
     """The codec of a rule's value: a codec, a name or path, a mapping with parameters, or None."""
     if wanted is None or callable(getattr(wanted, "encode_batch", None)):
         codec: Codec | None = wanted

@@ -118,7 +118,8 @@ def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
         measured = hipress.report(made).measured
         if measured is None:  # DDP's own all-reduce is still in place
             return _native(model)(steps)
-        return round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
+        size: int = round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
+        return size
 
     return sent
 

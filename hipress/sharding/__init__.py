@@ -1,0 +1,1 @@
+"""Compressed collectives of FSDP2: reduce-scatter, all-gather, and the average of replicas."""

@@ -1,0 +1,238 @@
+"""The parts of FSDP2 that hipress uses, private ones included; if torch changes, only this does.
+
+[Note: rows] A reduce-scatter's input has a row for each rank, and a row has that rank's chunk of
+each parameter along dimension 0, in FSDP's order, padded with zeros to the length of the first
+rank's chunk. Parameters without a gradient in the backward pass are left out, so the length varies.
+An all-gather's output has the same rows, of all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hipress.errors import ConfigError
+from hipress.model.param_kinds import kinds_of
+from hipress.model.params import Param
+from hipress.model.shards import fsdp_parts, refuse_older, reshard
+
+__all__ = ["Comm", "Group", "divisor_of", "groups_of", "params_of"]
+
+Comm: TypeAlias = Callable[..., dist.Work | None]  # torch's AllGather or ReduceScatter
+
+#: methods of FSDPModule, and the first version of torch that has them
+_SINCE = {"set_custom_all_gather": "2.9", "set_custom_reduce_scatter": "2.9"}
+_OWN = ("DefaultAllGather", "DefaultReduceScatter")
+
+
+class Group:
+    """The parameters of one call of `fully_shard`, which FSDP2 gathers and reduces together."""
+
+    def __init__(self, name: str, part: Any) -> None:
+        """name: of the module. part: the module. Raises ConfigError for a group whose collectives
+        cannot be replaced."""
+        self.name = name or "the model"
+        self._part = part
+        self._inner = _only_group(self.name, part)
+        self.before = self._inner._all_gather_comm, self._inner._reduce_scatter_comm
+        _refuse_comms(self.name, self.before)
+        self.lengths = tuple(prod(p.padded_sharded_param_size) for p in self._inner.fsdp_params)
+        self.used: tuple[int, ...] = ()  # parameters with a gradient in this backward pass
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The shards of this rank."""
+        return [each.sharded_param for each in self._inner.fsdp_params]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the first rank's shards."""
+        return [tuple(each.padded_sharded_param_size) for each in self._inner.fsdp_params]
+
+    @property
+    def ranks(self) -> dist.ProcessGroup:
+        """The ranks that hold the shards."""
+        group: dist.ProcessGroup = self._inner.mesh_info.shard_process_group
+        return group
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        device: torch.device = self._inner.device
+        return device
+
+    @property
+    def replicated(self) -> bool:
+        """True if FSDP itself averages replicas of the shards."""
+        return hasattr(self._inner.mesh_info, "replicate_process_group")
+
+    def install(self, all_gather: Comm | None, reduce_scatter: Comm | None, buffers: int) -> None:
+        """Replace FSDP's collectives. buffers: inputs of reduce-scatters in flight."""
+        if all_gather is not None:
+            self._part.set_custom_all_gather(all_gather)
+        if reduce_scatter is not None:
+            self._part.set_custom_reduce_scatter(reduce_scatter)
+            self._inner.post_backward = partial(self._post_backward, self._inner.post_backward)
+            self._allow(buffers)
+
+    def restore(self) -> None:
+        """Give FSDP its own collectives back."""
+        self._inner._all_gather_comm, self._inner._reduce_scatter_comm = self.before
+        self._inner.__dict__.pop("post_backward", None)
+        self._allow(1)
+
+    def _allow(self, buffers: int) -> None:
+        """Let FSDP keep several inputs of reduce-scatters, where torch can: from 2.13 on."""
+        if hasattr(self._inner, "reduce_scatter_max_input_buffers"):
+            self._inner.reduce_scatter_max_input_buffers = buffers
+            self._inner.comm_ctx.reduce_scatter_max_input_buffers = buffers
+
+    def reads_late(self, output: torch.Tensor) -> bool:
+        """True if FSDP only makes gradients that are views of a reduce-scatter's output, and reads
+        no element of it before the backward pass is over."""
+        inner = self._inner
+        shards = [inner.fsdp_params[index].sharded_param for index in self.used]
+        return (
+            self.device.type == "cpu"  # where no stream orders the reads
+            and output.dtype == inner._orig_dtype != torch.float16
+            and not self.replicated
+            and inner._all_reduce_hook is None
+            and not getattr(inner, "force_sum_reduction_for_comms", False)
+            and all(shard.grad is None for shard in shards)
+            and not any(getattr(shard, "_post_accumulate_grad_hooks", None) for shard in shards)
+        )
+
+    @property
+    def divisor(self) -> float:
+        """Divisor of gradients that was set by `set_gradient_divide_factor`."""
+        return float(self._inner.gradient_divide_factor)
+
+    def _post_backward(self, post_backward: Callable[..., None], *args: Any) -> None:
+        """FSDP's own, after a note of the parameters whose gradients it takes and sends."""
+        inner = self._inner
+        unused = getattr(inner, "reduce_scatter_unused_params", False)
+        self.used = tuple(
+            index
+            for index, each in enumerate(inner.fsdp_params)
+            if hasattr(each, "_unsharded_param")
+            and (
+                each.unsharded_accumulated_grad is not None
+                or each.unsharded_param.grad is not None
+                or (unused and each.unsharded_param.requires_grad)
+            )
+        )
+        post_backward(*args)
+
+
+def groups_of(model: nn.Module) -> list[Group]:
+    """The groups of a model, in the model's order; gathered parameters are freed first.
+
+    Raises ConfigError for a model without `fully_shard`, for collectives that cannot be replaced,
+    and for groups on different ranks.
+    """
+    refuse_older(model)
+    parts = {*fsdp_parts(model)}
+    if not parts:
+        raise ConfigError(
+            "the model has no module of FSDP2: call torch.distributed.fsdp.fully_shard on its "
+            "layers and on itself, then hipress.shard(model); hipress.wrap is for a model that "
+            "every rank holds as a whole"
+        )
+    reshard(model)
+    named = [(name, part) for name, part in model.named_modules() if part in parts]
+    groups = [Group(name, part) for name, part in named if _groups(part)]
+    first = dist.get_process_group_ranks(groups[0].ranks)
+    for group in groups:
+        if dist.get_process_group_ranks(group.ranks) != first:
+            raise ConfigError(
+                f"{group.name!r} is sharded over ranks "
+                f"{dist.get_process_group_ranks(group.ranks)}, and {groups[0].name!r} over "
+                f"{first}: hipress.shard takes one mesh; call it for each of these modules"
+            )
+    return groups
+
+
+def params_of(model: nn.Module, groups: list[Group]) -> list[Param]:
+    """The parameters of all groups, frozen ones included, with the shapes of the first rank's
+    shards, which are the same on all ranks."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    kinds = kinds_of(model)
+    return [
+        Param(
+            names[parameter][0], index, prod(shape), shape, parameter.dtype, sparse=False,
+            device=group.device, others=tuple(names[parameter][1:]),
+            kinds=frozenset(kinds.get(parameter, ())),
+        )
+        for index, (group, parameter, shape) in enumerate(_shards(groups))
+    ]  # fmt: skip
+
+
+def _shards(groups: list[Group]) -> Iterator[tuple[Group, nn.Parameter, tuple[int, ...]]]:
+    for group in groups:
+        for parameter, shape in zip(group.parameters, group.shapes, strict=True):
+            yield group, parameter, shape
+
+
+def divisor_of(op: object, group: Group) -> float:
+    """The divisor of a sum that FSDP asks for by an operation of torch.distributed."""
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    return group.ranks.size() if op == dist.ReduceOp.AVG else group.divisor
+
+
+def _groups(part: Any) -> list[Any]:
+    """FSDP's groups of a module: none for all but the first of a list of modules, or for one whose
+    parameters are all sharded further in. Older torch has at most one."""
+    state = part._get_fsdp_state()
+    if state._modules[0] is not part:
+        return []
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _only_group(name: str, part: Any) -> Any:
+    for method, version in _SINCE.items():
+        if not hasattr(part, method):
+            raise ConfigError(
+                f"torch {torch.__version__} has no FSDPModule.{method}, by which hipress.shard "
+                f"replaces FSDP2's collectives: torch {version} is the first that has it"
+            )
+    groups = _groups(part)
+    if len(groups) > 1:
+        raise ConfigError(
+            f"{name!r} has {len(groups)} groups of parameters on different meshes (expert "
+            "parallelism, by shard_placement_fn), for which FSDP2 takes no custom collectives: "
+            "shard its experts by a fully_shard of their own"
+        )
+    (group,) = groups
+    if not hasattr(group.mesh_info, "shard_process_group"):
+        raise ConfigError(
+            f"{name!r} is replicated, not sharded: hipress.wrap or hipress.Synchronizer averages "
+            "gradients of a model that every rank holds as a whole"
+        )
+    return group
+
+
+def _refuse_comms(name: str, comms: tuple[object, ...]) -> None:
+    for kind in (type(comm).__name__ for comm in comms):
+        if kind in _OWN:
+            continue
+        if kind.startswith("SymmMem"):
+            why = "has collectives in symmetric memory: leave set_symm_mem_for_comm out"
+        elif kind.startswith("ProcessGroupAlloc"):
+            why = (
+                "allocates by its process group: leave "
+                "set_allocate_memory_from_process_group_for_comm out"
+            )
+        else:
+            why = f"has a custom collective, {kind}: hipress.shard would take its place"
+        raise ConfigError(f"{name!r} {why}")

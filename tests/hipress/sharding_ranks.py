@@ -1,0 +1,276 @@
+"""Ranks of test_sharding.py: models of fully_shard, with FSDP2's collectives and hipress's."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pathlib
+import signal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
+
+import hipress
+from hipress.model.shards import local
+from hipress.sharding import fsdp
+from tests.hipress.common import raised_by
+
+
+class Block(nn.Module):
+    """A layer with a norm, with odd sizes, and a branch that some steps leave out."""
+
+    def __init__(self, kept: bool = True) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(33), nn.Linear(33, 70), nn.Linear(70, 33)
+        self.branch = nn.Linear(33, 33)
+        self.recomputes = not kept
+
+    def forward(self, x: torch.Tensor, branch: bool) -> torch.Tensor:
+        if self.recomputes:
+            return checkpoint(self._forward, x, branch, use_reentrant=False)
+        return self._forward(x, branch)
+
+    def _forward(self, x: torch.Tensor, branch: bool) -> torch.Tensor:
+        x = x + self.second(self.first(self.norm(x)).relu())
+        return x + self.branch(x) if branch else x
+
+
+class Net(nn.Module):
+    """Blocks between an embedding and a head, tied or not."""
+
+    def __init__(self, tied: bool = False, kept: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, 33)
+        self.blocks = nn.ModuleList(Block(kept) for _ in range(3))
+        self.head = nn.Linear(33, 50, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, words: torch.Tensor, branch: bool = True) -> torch.Tensor:
+        x = self.embed(words)
+        for block in self.blocks:
+            x = block(x, branch)
+        return nn.functional.cross_entropy(self.head(x).float().flatten(0, 1), words.flatten())
+
+
+def sharded(model: nn.Module, **options) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def fit(
+    model: nn.Module, rank: int, steps: int = 4, *, micro: int = 1, first: int = 0, **how
+) -> list[float]:
+    """Losses of steps by AdamW. micro: backward passes a step, of which the last one sends; how:
+    twice (two that send), skips (a branch is left out in odd steps), clip."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    for step in range(first, first + steps):
+        for number in range(micro):
+            if micro > 1 and not how.get("twice"):
+                model.set_requires_gradient_sync(number == micro - 1)
+            seed = 1000 * step + 10 * number + rank
+            words = torch.randint(50, (4, 8), generator=torch.Generator().manual_seed(seed))
+            loss = model(words, branch=not (how.get("skips") and step % 2))
+            loss.backward()
+        if how.get("clip"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def shards(model: nn.Module) -> list[list[float]]:
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+    return [local(p).detach().flatten().tolist() for p in model.parameters()]
+
+
+def prefetching(model: nn.Module) -> nn.Module:
+    for before, after in zip(model.blocks[:-1], model.blocks[1:], strict=True):
+        before.set_modules_to_forward_prefetch([after])
+    return model
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    model.blocks[0].first.requires_grad_(False)
+    model.embed.requires_grad_(False)
+    return model
+
+
+def summing(model: nn.Module) -> nn.Module:
+    model.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+#: by case: how a model is made, options of fully_shard, and how it is trained
+CASES = {
+    "steps": (Net, {}, {}),
+    "accumulated": (Net, {}, {"micro": 3}),
+    "accumulated by sums": (Net, {}, {"micro": 2, "twice": True}),
+    "a branch without gradient": (Net, {}, {"skips": True}),
+    "clipped": (Net, {}, {"clip": True}),
+    "kept gathered": (Net, {"reshard_after_forward": False}, {}),
+    "mixed precision": (Net, {"mp_policy": MIXED}, {}),
+    "reduced in bfloat16": (Net, {"mp_policy": BFLOAT16}, {"skips": True}),
+    "recomputed": (lambda: Net(kept=False), {}, {}),
+    "columns": (Net, {"shard_placement_fn": lambda p: Shard(p.shape == (33, 70))}, {}),
+    "tied": (lambda: Net(tied=True), {}, {}),
+    "frozen": (lambda: frozen(Net()), {}, {}),
+}
+AFTER = {"prefetched": prefetching, "sums": summing}  # of the sharded model
+
+
+def beside_native(rank, world_size):
+    """Losses and shards by case, of FSDP2 alone and of hipress without compression."""
+    found = {}
+    for case in (*CASES, *AFTER):
+        make, options, how = CASES.get(case, CASES["steps"])
+        after, pair = AFTER.get(case, lambda model: model), []
+        for ours in (False, True):
+            model = after(sharded(make(), **options))
+            if ours:
+                hipress.shard(model, reduce_scatter="none", all_gather="none", exclude=())
+            pair.append((fit(model, rank, **how), shards(model)))
+        report = hipress.report(model)
+        found[case] = *pair, report.bytes_sent > 0 and report.passes > 0
+        hipress.detach(model)
+    return found
+
+
+def kept_in_halves(rank, world_size):
+    """The same for forward passes after which each pair of ranks keeps all weights."""
+    pair = []
+    for ours in (False, True):
+        model = sharded(Net(), reshard_after_forward=2)
+        if ours:
+            hipress.shard(model, reduce_scatter="none", all_gather="none", exclude=())
+        pair.append((fit(model, rank), shards(model)))
+    return pair
+
+
+def gathered(model: nn.Module) -> str:
+    """A digest of the weights as a forward pass uses them."""
+    digest = hashlib.sha256()
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.unshard()
+            for parameter in part.parameters():
+                if not hasattr(parameter, "to_local"):
+                    digest.update(str(parameter.detach().flatten().tolist()).encode())
+            part.reshard()
+    return digest.hexdigest()
+
+
+def compressed(rank, world_size):
+    """Losses, digests of gathered weights, True if a resumed training has the same bits and if
+    gathering leaves shards as they are, and the report."""
+    model = hipress.shard(sharded(Net()), rules={"head.*": "int8_group"}, min_size=0)
+    losses = fit(model, rank, 12)
+    before = shards(model)
+    digest = gathered(model)
+    exact = shards(model) == before
+    weights = {name: local(p).clone() for name, p in model.state_dict().items()}
+    saved = hipress.state_dict(model)
+    more = fit(model, rank, 3, first=12), shards(model)
+    report = hipress.report(model)
+    hipress.detach(model)
+
+    again = hipress.shard(sharded(Net()), rules={"head.*": "int8_group"}, min_size=0)
+    for name, values in again.state_dict().items():
+        local(values).copy_(weights[name])
+    hipress.load_state_dict(again, saved)
+    resumed = (fit(again, rank, 3, first=12), shards(again)) == more
+    return losses, digest, exact, resumed, report.to_dict(), str(report)
+
+
+def ended(rank, world_size, path):
+    """Rank 1 ends in the third step; the other ranks write their errors into files."""
+    model = hipress.shard(sharded(Net()), timeout=60)
+    fit(model, rank, 2)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = raised_by(fit, model, rank, 2)
+    again = raised_by(fit, model, rank, 1)
+    pathlib.Path(path, str(rank)).write_text(f"{error.kind}: {error.message}\n{again.kind}")
+    os._exit(1)
+
+
+def refused(rank, world_size):
+    """Errors of arguments and models, by a name."""
+    mesh, made = init_device_mesh("cpu", (world_size,)), sharded(Net())
+    other = sharded(Net())
+    other.set_custom_reduce_scatter(lambda **_: None)
+    symmetric = sharded(Net())
+    symmetric.set_custom_all_gather(type("SymmMemAllGather", (), {})())
+    own, first = [dist.new_group([each]) for each in range(world_size)], Net()
+    fully_shard(first.blocks[0], mesh=dist.DeviceMesh.from_group(own[rank], "cpu"))
+    fully_shard(first, mesh=mesh)
+    old = sharded(Net())
+    wrong = {
+        "rounds": (made, {"reduce_scatter": "powersgd"}),
+        "a rule": (made, {"rules": {"*.weight": "powersgd"}}),
+        "states": (made, {"reduce_scatter": "onebit_group"}),
+        "votes": (made, {"reduce_scatter": "signsgd"}),
+        "unknown": (made, {"all_gather": "int8_grup"}),
+        "buckets": (made, {"bucket_cap_mb": 25}),
+        "strategy": (made, {"strategy": "ring"}),
+        "misspelt": (made, {"ruels": {}}),
+        "in flight": (made, {"in_flight": 0}),
+        "pattern": (made, {"exclude": "heads.*"}),
+        "no module": (3, {}),
+        "whole": (Net(), {}),
+        "custom": (other, {}),
+        "symmetric": (symmetric, {}),
+        "meshes": (first, {}),
+        "torch": (old, {}),
+    }
+    found = {}
+    for name, (model, options) in wrong.items():
+        if name == "torch":
+            fsdp._SINCE["set_custom_all_of_it"] = "2.9"
+        found[name] = raised_by(hipress.shard, model, **options)
+    del fsdp._SINCE["set_custom_all_of_it"]
+    hipress.shard(made)
+    found["again"] = raised_by(hipress.shard, made)
+    found["part"] = raised_by(hipress.shard, made.blocks[0])
+    found["state"] = raised_by(hipress.load_state_dict, made, {"step": 3})
+    hipress.detach(made)
+    found["detached"] = raised_by(hipress.report, made)
+    unequal = {"reduce_scatter": "int8_group"} if rank else {}
+    found["unequal"] = raised_by(hipress.shard, made, **unequal)
+    return found
+
+
+def alone(rank, world_size):
+    """Losses, log and report of one rank."""
+    log, told = logging.getLogger("hipress"), []
+    log.setLevel(logging.INFO)
+    log.addFilter(lambda record: told.append(record.getMessage()) or True)
+    model = hipress.shard(sharded(Net()))
+    losses = fit(model, rank, 2)
+    report, saved = hipress.report(model), hipress.state_dict(model)
+    hipress.load_state_dict(model, saved)
+    hipress.detach(model)
+    return losses, told, str(report), report.installed
+
+
+def parted(rank, world_size):
+    """Errors of ranks of which one leaves out a branch: their gradients differ."""
+    model = hipress.shard(sharded(Net()), timeout=15)
+    fit(model, rank, 1)
+    try:
+        model(torch.zeros(2, 2, dtype=torch.int64), branch=bool(rank)).backward()
+    except hipress.HipressError as error:
+        return str(error), getattr(error, "__notes__", [])

@@ -1,0 +1,96 @@
+"""hipress.shard: FSDP2's collectives, compressed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hipress import sharding_ranks as ranks
+from tests.hipress.launch import launch
+from tests.tiers import first_fast
+
+
+def test_uncompressed_steps_are_those_of_fsdp2_bit_for_bit():
+    for found in launch(ranks.beside_native, 2):
+        for case, (native, ours, sent) in found.items():
+            assert ours == native, case
+            assert sent, case
+
+
+@pytest.mark.slow
+def test_weights_that_nodes_keep_after_the_forward_pass_are_gathered_inside():
+    for (theirs, their_shards), (ours, our_shards) in launch(ranks.kept_in_halves, 4):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+        for one, other in zip(our_shards, their_shards, strict=True):
+            assert one == pytest.approx(other, abs=1e-3)
+
+
+@pytest.mark.parametrize("size", first_fast([2, 3]))
+def test_ranks_compute_with_the_same_bits_of_compressed_weights(size):
+    results = launch(ranks.compressed, size)
+    assert len({digest for _, digest, *_ in results}) == 1
+    for losses, _, exact, resumed, report, text in results:
+        assert losses[-1] < 0.9 * losses[0]
+        assert exact
+        assert resumed
+        assert report["bytes_sent"] < report["native_bytes"] / 3
+        codecs = {each["name"]: each["codec"] for each in report["gradients"]}
+        assert codecs["head.weight"] == "int8_group"
+        assert codecs["blocks.1.first.weight"] == "int4_group"
+        assert codecs["blocks.1.first.bias"] is codecs["blocks.1.norm.weight"] is None
+        assert "int8_group  pull" in text
+
+
+def test_a_rank_that_ends_is_named(tmp_path):
+    launch(ranks.ended, 3, str(tmp_path), may_die=range(3))
+    told = {int(file.name): file.read_text() for file in tmp_path.iterdir()}
+    assert sorted(told) == [0, 2]
+    for text in told.values():
+        assert text.startswith("RankLost")
+        assert "rank 1 ended" in text
+        assert text.endswith("SyncError")
+
+
+@pytest.mark.slow
+def test_ranks_that_use_other_parameters_are_told():
+    (first, notes), (second, _) = launch(ranks.parted, 2)
+    assert "rank 0 waited 15 s for rank 1" in first + second
+    assert "of 'blocks.2' have gradients here, and all ranks must use the same" in notes[-1]
+
+
+def test_one_rank_installs_nothing():
+    ((losses, told, report, installed),) = launch(ranks.alone, 1)
+    assert len(losses) == 2
+    assert not installed
+    assert any("one rank holds all shards, so nothing is installed" in line for line in told)
+    assert "nothing is installed for one rank" in report
+
+
+def test_what_cannot_be_sharded_is_refused():
+    for found in launch(ranks.refused, 2):
+        texts = {name: error.message for name, error in found.items()}
+        mismatch = found.pop("unequal")
+        assert mismatch.kind == "ConfigMismatch"
+        assert "int4_group" in mismatch.message
+        assert found.pop("state").kind == "StateError"
+        assert {error.kind for error in found.values()} == {"ConfigError"}
+        flat = "works on a matrix or in rounds, and a rank's row of a sharded model is flat"
+        assert f"reduce_scatter: compressor 'powersgd' {flat}" in texts["rounds"]
+        assert f"rule '*.weight': compressor 'powersgd' {flat}" in texts["a rule"]
+        assert "keeps states (residual)" in texts["states"]
+        assert "payloads that vote" in texts["votes"]
+        assert "all_gather: unknown compressor 'int8_grup'" in texts["unknown"]
+        assert "takes no bucket_cap_mb: it is an argument of Distributed" in texts["buckets"]
+        assert "takes no strategy: a sum goes to the rank" in texts["strategy"]
+        assert "did you mean 'rules'?" in texts["misspelt"]
+        assert "in_flight is a positive number" in texts["in flight"]
+        assert "'heads.*' matches no parameter" in texts["pattern"]
+        assert "the model must be a torch.nn.Module, got 3" in texts["no module"]
+        assert "the model has no module of FSDP2" in texts["whole"]
+        assert "'the model' has a custom collective, function" in texts["custom"]
+        assert "leave set_symm_mem_for_comm out" in texts["symmetric"]
+        assert "'blocks.0' is sharded over ranks" in texts["meshes"]
+        assert "has no FSDPModule.set_custom_all_of_it" in texts["torch"]
+        assert "torch 2.9 is the first" in texts["torch"]
+        for name in ("again", "part"):
+            assert "hipress.detach that first" in texts[name]
+        assert "hipress.shard was not called for this model, or detached" in texts["detached"]
