@@ -36,6 +36,7 @@ from hipress.frontends.synchronizer import Synchronizer
 from hipress.frontends.wrapping import attach, wrap
 from hipress.policies.policies import Accordion, GraVAC, Warmup
 from hipress.sharding.shard import shard
+from hipress.stateful import Stateful
 
 __all__ = [
     "Accordion",
@@ -48,6 +49,7 @@ __all__ = [
     "HipressError",
     "RankLost",
     "StateError",
+    "Stateful",
     "SyncError",
     "Synchronizer",
     "Warmup",
