@@ -53,6 +53,37 @@ def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
     assert residuals.undelivered(0).tolist() == [2.0] * 30000 + [1.0] * 30000
 
 
+@pytest.mark.parametrize("scope", ["tensor", "bucket"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "hierarchical"])
+def test_an_aggregator_keeps_state_of_its_own_elements_alone(scope, strategy):
+    """Once every rank had an arena for all elements, which takes as much memory on a GPU."""
+    sizes = (400, 300), (300, 70), (70, 900)
+    model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+    params, topology = describe(model), Topology(((0, 1), (2, 3)))
+    wanted = Options("auto", strategy=strategy, scope=scope, min_size=0)
+    plan = fixed_plan(params, Int8(), wanted, topology)
+    times = [torch.zeros(param.numel) for param in params]
+    for rank in range(4):
+        plans = BucketPlans(params, plan, wanted, rank)
+        states = [plans.plan_for(bucket).states for bucket in [(5, 4, 3), (2, 1, 0)]]
+        arenas = {id(each): each for some in states for each in some.values()}.values()
+        kept = sum(arena["residual"].size for arena in arenas) - sum(map(len, times))
+        owned = 0
+        for index, count in enumerate(times):
+            pieces = plans.residuals.pieces(index)["aggregator"]["residual"]
+            pieces[:] = 1
+            owned += len(pieces)
+            count += plans.residuals.whole(index)["aggregator"]["residual"]
+        assert kept == owned < 0.5 * sum(map(len, times))
+        for plan_, state in zip([plans.plan_for(b) for b in [(5, 4, 3), (2, 1, 0)]], states):
+            encoded = [row for part in plan_.program.parts for row in zip(part.rows, part.owned)]
+            for (_, length, *_), first in encoded:
+                (mine,) = [arrays for (_, side), arrays in state.items() if side == "aggregator"]
+                assert mine["residual"][first : first + length].all()
+                assert first + length <= mine["residual"].size
+    assert all(bool((count == 1).all()) for count in times)
+
+
 @pytest.mark.parametrize("kinds", [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_a_residual_of_another_type_is_owed_and_not_read_as_if_it_were_alike(kinds):
     params = describe(torch.nn.Linear(200, 300, bias=False))
