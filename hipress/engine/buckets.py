@@ -173,11 +173,6 @@ class BucketPlans:
         ranks = self._topology.world_size
         return [part for part in parts if self._rank in owners(part, ranks)]
 
-    def _owned_of(self, key: str, parts: Iterable[Part]) -> Spans:
-        """Elements of a bucket's arena of this codec that this rank aggregates."""
-        mine = (part for part in self._owned_parts(parts) if part.codec == key)
-        return Spans((row[4], row[1]) for part in mine for row in part.rows)
-
     def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:
         if self.native(indices):
             return None
@@ -228,12 +223,11 @@ class BucketPlans:
     def _compile(self, units: Sequence[Unit]) -> Program:
         """This rank's program."""
         codecs, parts = self.plan.codecs, list(self._parts(units, self.residuals.places))
-        owned = {p.arena.codec: p.arena.owned for p in self.residuals.places.values()}
-        if self._merges:  # this bucket's arenas are made later, see `_take_state`
-            owned = {key: self._owned_of(key, parts) for key in {part.codec for part in parts}}
-        for part in self._owned_parts(parts):
-            if part.codec in owned:
-                firsts = tuple(owned[part.codec].before(row[4]) for row in part.rows)
+        arenas = {p.arena.codec: p.arena for p in self.residuals.places.values()}
+        for part in self._owned_parts(parts) if not self._merges else ():
+            if part.codec in arenas:
+                owned = arenas[part.codec].owned
+                firsts = tuple(owned.before(row[4]) for row in part.rows)
                 parts[part.id] = replace(part, owned=firsts)
         return build_program(parts, self._topology, codecs, self._rank, rotates=self._rotates)
 
@@ -271,11 +265,7 @@ class BucketPlans:
         wanted = [(key, index) for key, indices in members.items() for index in indices]
         if all(i in places and places[i].arena is current.get(key) for key, i in wanted):
             return
-        parts = plan.program.parts
-        plan.arenas = tuple(
-            self.residuals.place(key, all_, self._owned_of(key, parts))
-            for key, all_ in members.items()
-        )
+        plan.arenas = tuple(self.residuals.place(key, all_) for key, all_ in members.items())
         plan.states = Residuals.view(plan.arenas)
 
 

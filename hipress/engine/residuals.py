@@ -9,7 +9,7 @@ values move to the new arena by parameter name. The aggregator's residual of ele
 changes with the buckets is left behind, once, after iteration 0.
 
 An aggregator's arena holds only the elements that this rank owns, in the order of the worker's: see
-Spans. They follow from the plan and the number of ranks, or with scope "bucket" from the bucket.
+Spans. With scope "bucket" it holds all, since owners change with the buckets, and may change back.
 
 [Note: undelivered gradient] A state whose fate is "owed" holds gradient that has not been sent. The
 average of the ranks' gradients lacks 1/N of a worker's residual, but all of an owner's, which has
@@ -79,7 +79,7 @@ class Residuals:
 
     params: Sequence[Param]
     plan: Plan
-    # elements that this rank aggregates, by parameter; None with scope "bucket": buckets decide
+    #: elements that this rank aggregates, by parameter; None with scope "bucket": buckets decide
     owned: Mapping[int, Spans] | None = field(default_factory=dict)
     memory: Memory = field(default_factory=HostMemory)
     places: dict[int, ArenaSlice] = field(default_factory=dict)
@@ -114,20 +114,17 @@ class Residuals:
             strategy = f"{strategy} over {self.plan.topology}"
         return strategy if self.owned is not None else f"{strategy} by buckets"
 
-    def place(self, key: str, indices: Sequence[int], owned: Spans | None = None) -> Arena:
-        """A new arena that holds `indices` in this order; their earlier values move in.
-
-        owned: elements of the arena that this rank aggregates, if buckets decide; by default all.
-        """
-        begins = [0, *accumulate(self.params[i].numel for i in indices)]
-        if self.owned is not None:
-            pairs = zip(indices, begins, strict=False)
-            runs = [(at, self.owned[i].runs) for i, at in pairs if i in self.owned]
-            owned = Spans((at + first, many) for at, some in runs for first, many in some)
-        owned = Spans([(0, begins[-1])]) if owned is None else owned
-        sizes = {WORKER: begins[-1], AGGREGATOR: len(owned)}
+    def place(self, key: str, indices: Sequence[int]) -> Arena:
+        """A new arena that holds `indices` in this order; their earlier values move in."""
+        begins, owned = [0, *accumulate(self.params[i].numel for i in indices)], self.owned
+        if owned is None:
+            held = Spans([(0, begins[-1])])
+        else:
+            runs = {at: owned[i].runs for i, at in zip(indices, begins, strict=False) if i in owned}
+            held = Spans((at + first, many) for at, some in runs.items() for first, many in some)
+        sizes = {WORKER: begins[-1], AGGREGATOR: len(held)}
         sides = {side: self._zeros(key, side, sizes[side]) for side in self._sides(key)}
-        arena = Arena(key, sides, owned)
+        arena = Arena(key, sides, held)
         for index, offset in zip(indices, begins, strict=False):
             moved = self.copy([index]) if index in self.places else {}
             self.places[index] = ArenaSlice(arena, offset)
