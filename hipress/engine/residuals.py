@@ -163,8 +163,8 @@ class Residuals:
         return place.arena.owned.within(place.offset, numel)
 
     def whole(self, index: int) -> dict[str, dict[str, torch.Tensor]]:
-        """A parameter's state as flat tensors [numel], or [1] if per tensor; zeros for elements that
-        other ranks aggregate. Zeros if it has no place yet (scope "bucket", before a step)."""
+        """A parameter's state as flat tensors [numel], or [1] if per tensor; zero for elements of
+        other ranks' aggregators. Zeros if it has no place yet (scope "bucket", before a step)."""
         if index not in self.places:
             apart = replace(self, places={}, memory=HostMemory())
             apart.place(str(self.codec_of(index)), [index])
@@ -223,7 +223,7 @@ class Residuals:
         for index in copied.keys() & self.places.keys():
             for side, arrays in self.pieces(index).items():
                 for name, array in arrays.items():
-                    before, values = copied[index].get(side, {}).get(name, (Spans(), None))
+                    before, values = copied[index].get(side, {}).get(name, (Spans(), array))
                     spans = self.spans(index, side, name)
                     if spans.runs != before.runs:
                         array[:] = 0

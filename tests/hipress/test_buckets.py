@@ -55,7 +55,7 @@ def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
 
 @pytest.mark.parametrize("strategy", ["ps", "ring", "hierarchical"])
 def test_an_aggregator_keeps_state_of_its_own_elements_alone(strategy):
-    """Once every rank had an arena for all elements, which takes as much memory on a GPU."""
+    """Every rank had an arena for all elements, which takes as much memory on a GPU."""
     sizes = (400, 300), (300, 70), (70, 900)
     model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
     params, topology = describe(model), Topology(((0, 1), (2, 3)))
