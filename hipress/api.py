@@ -19,6 +19,8 @@ from hipress.frontends.synchronizer import Synchronizer
 from hipress.model.params import as_ddp
 from hipress.model.shards import fsdp_parts
 from hipress.model.torch_modes import ordinary
+from hipress.outer import outer_state
+from hipress.outer.outer import Outer
 from hipress.session import SESSIONS, Session, plain_options
 from hipress.sharding.shard import sharding_of
 
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
     from hipress.control.plan_controller import PlanController
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
+    from hipress.outer.outer_report import OuterReport
     from hipress.reporting.report import Report
     from hipress.sharding.shard_report import ShardReport
 
-Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip | nn.Module
+Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip | Outer | nn.Module
 
 
 def detach(ddp: Synchronized) -> None:
@@ -41,6 +44,9 @@ def detach(ddp: Synchronized) -> None:
     Synchronizer's `step` raises ConfigError. Raises StateError within a backward pass (from a hook,
     for example) whose gradients still travel.
     """
+    if isinstance(ddp, Outer):
+        ddp.close()
+        return
     if (sharding := sharding_of(ddp)) is not None:
         sharding.detach()
         return
@@ -57,11 +63,15 @@ def detach(ddp: Synchronized) -> None:
 
 
 @overload
+def report(ddp: Outer) -> OuterReport: ...
+@overload
 def report(ddp: DistributedDataParallel | Synchronizer | Gossip) -> Report: ...
 @overload
 def report(ddp: nn.Module) -> Report | ShardReport: ...
-def report(ddp: Synchronized) -> Report | ShardReport:
+def report(ddp: Synchronized) -> Report | ShardReport | OuterReport:
     """Choices, bytes and times so far; print it, or take its `to_dict()`."""
+    if isinstance(ddp, Outer):
+        return ddp.report()
     from hipress.reporting.measured import measure_of
     from hipress.reporting.report import Report
 
@@ -130,6 +140,8 @@ def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
     from hipress.state import checkpoint
     from hipress.state.portable import export_portable
 
+    if isinstance(ddp, Outer):
+        return outer_state.export(ddp, portable=portable)
     if (sharding := sharding_of(ddp)) is not None:
         return sharding.state_dict()
     session = _session(_target(ddp))
@@ -171,6 +183,8 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     from hipress.state.checkpoint_format import check_format
     from hipress.state.portable import load_measured, portable_params
 
+    if isinstance(ddp, Outer):
+        return outer_state.restore(ddp, state)
     if (sharding := sharding_of(ddp)) is not None:
         return sharding.load_state_dict(state)
     ddp = _target(ddp)
@@ -250,7 +264,7 @@ def _named(ddp: Any, session: Session) -> dict[str, torch.Tensor]:
 
 def _target(module: Synchronized) -> Any:
     """The key of its session: the DDP module, the Synchronizer or the Gossip."""
-    if isinstance(module, Synchronizer | Gossip):
+    if isinstance(module, Synchronizer | Gossip | Outer):
         return module
     known = isinstance(module, DistributedDataParallel) or not isinstance(module, nn.Module)
     if not known and any(fsdp_parts(module)):

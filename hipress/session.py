@@ -255,7 +255,7 @@ def prepare(
             facts = {**facts, "momentum": optimizer.facts}
         ruled = rules.compiled(options, placement.target)
         rules.assign(ruled, params)
-    ours = _facts(params, options, codecs, ruled, placement)
+    ours = facts_of(params, options, codecs, ruled, placement)
     places = coordinator.require_equal({**ours, **facts}, nodes.place())
     with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
         topology = nodes.topology_of(options.topology, places, coordinator.ranks)
@@ -302,7 +302,7 @@ def _tell_loss(options: Options) -> None:
         )  # fmt: skip
 
 
-def _facts(
+def facts_of(
     params: tuple[Param, ...],
     options: Options,
     codecs: Mapping[str, Codec],
