@@ -1,18 +1,27 @@
-"""Replicas of a sharded model on slow links: PyTorch's HSDP against a Synchronizer between them.
+"""Sharded models on slow links: PyTorch's FSDP2 and HSDP against hipress.
 
     python -m bench.netns run --hosts 2 --rate 1gbit -- python -m bench.shards
+    python -m bench.netns run --hosts 2 --rate 1gbit -- python -m bench.shards --across
 
-Every host starts two ranks, which hold the shards of a GPT. For each method, rank 0 prints the
-median time of a step and the bytes that the host's interface sent in it, headers included. Methods
-take turns. The first one averages nothing between hosts: no other can be faster.
+Every host starts two ranks, which hold the shards of a GPT, and the replicas are averaged; or, with
+`--across`, one rank, and the hosts hold the shards. For each method, rank 0 prints the median time
+of a step, the bytes that the host's interface sent in it, headers included, and the most memory
+that the rank took for it. Methods take turns. The first one sends nothing between hosts: no other
+can be faster.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -22,14 +31,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import hipress
+from bench.commands import refusing
 from bench.loss_workloads import GPT2
-from bench.nodes import PER_NODE, on_host, sent_here
+from bench.nodes import PER_NODE, STARTED_BY, on_host, sent_here
 from hipress.tools.run.jobs import Workload
 
 GPT = Workload(vocabulary=8000, width=256, batch=4, length=32)
+LARGE = Workload(vocabulary=12000, width=384, batch=4, length=32)  # 12 million parameters
 STEPS, ROUNDS, WARM_UP = 10, 3, 4
 TRIAL = 100  # steps, at most, until "auto" has decided
 CODECS = ("int4_group", "onebit_group", "auto")
+GRADIENTS = ("int4_group", "int8_group")  # of shards on several hosts
+PRECISE = MixedPrecisionPolicy()
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 
 
 @dataclass
@@ -37,20 +51,26 @@ class Method:
     """A model with its own way of training."""
 
     title: str
-    model: nn.Module
-    after: Callable[[], None] = lambda: None  # the backward pass
+    make: Callable[[], tuple[nn.Module, Callable[[], None]]]  # with what comes after backward()
+    workload: Workload = GPT
     warm_up: int = WARM_UP
     seconds: list[float] = field(default_factory=list)
     sent: int = 0
 
     def __post_init__(self) -> None:
+        _trim()
+        before = _status("VmRSS")
+        self.model, self.after = self.make()
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.train(self.warm_up)
+        self.memory = _status("VmHWM") - before  # bytes
 
     def train(self, steps: int) -> list[float]:
         """Seconds of each step."""
         found = []
         for _ in range(steps):
-            words = torch.randint(GPT.vocabulary, (GPT.batch, GPT.length + 1))
+            shape = self.workload.batch, self.workload.length + 1
+            words = torch.randint(self.workload.vocabulary, shape)
             dist.barrier()
             begin = time.perf_counter()
             self.model(words).backward()
@@ -70,24 +90,61 @@ class Method:
     def line(self) -> str:
         """The lines of the report."""
         middle, megabytes = statistics.median(self.seconds), self.sent / 1e6 / len(self.seconds)
-        return f"{self.title:28} {1e3 * middle:6.0f} ms, {megabytes:6.2f} MB a step"
+        return (
+            f"{self.title:32} {1e3 * middle:6.0f} ms, {megabytes:6.2f} MB a step, "
+            f"{self.memory / 1e6:4.0f} MB of memory"
+        )
+
+
+def _trim() -> None:
+    """Give freed memory back to the system, and forget the largest size so far."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
+    """Bytes by a line of this process's status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (each for each in lines if each.startswith(name))
+    return 1024 * int(line.split()[1])
 
 
 def rank() -> None:
-    """Run on a rank."""
+    """Compare methods between replicas, on a rank."""
+    mesh = _start(PER_NODE)
+    inside, reduced = mesh["shard"], MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    _compare(
+        Method("FSDP, hosts apart", lambda: plain(GPT, inside)),
+        Method("HSDP", lambda: plain(GPT, mesh)),
+        Method("HSDP, reduced in bfloat16", lambda: plain(GPT, mesh, reduced)),
+        *(synchronized(mesh, codec) for codec in CODECS),
+    )
+
+
+def rank_across() -> None:
+    """Compare methods whose shards are on several hosts, on a rank."""
+    mesh = _start(int(os.environ["WORLD_SIZE"]))["shard"]
+    alone = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("host", "alone"))
+    _compare(
+        Method("one host's computation", lambda: plain(LARGE, alone["alone"]), LARGE),
+        Method("FSDP2", lambda: plain(LARGE, mesh), LARGE),
+        Method("FSDP2, bfloat16", lambda: plain(LARGE, mesh, BFLOAT16), LARGE),
+        *(
+            Method(f"HiPress {codec} + int8_group", partial(compressed, mesh, codec), LARGE)
+            for codec in GRADIENTS
+        ),
+    )
+
+
+def _start(shards: int) -> DeviceMesh:
+    """Join the ranks, as replicas of a number of shards."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    shape = (dist.get_world_size() // PER_NODE, PER_NODE)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-    bf16 = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
-    methods = [
-        Method("FSDP, hosts apart", sharded(mesh["shard"])),
-        Method("HSDP", sharded(mesh)),
-        Method("HSDP, reduced in bfloat16", sharded(mesh, bf16)),
-        *(synchronized(mesh, codec) for codec in CODECS),
-    ]
-    for method in methods:
-        method.train(method.warm_up)
+    shape = (dist.get_world_size() // shards, shards)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _compare(*methods: Method) -> None:
     for _ in range(ROUNDS):
         for method in methods:
             method.measure()
@@ -97,23 +154,58 @@ def rank() -> None:
     dist.destroy_process_group()
 
 
-def sharded(mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> nn.Module:
+def sharded(
+    workload: Workload, mesh: DeviceMesh, policy: MixedPrecisionPolicy = PRECISE
+) -> nn.Module:
     """The model with its layers sharded over the mesh, or sharded over one dimension and averaged
-    by PyTorch over the other."""
+    by PyTorch over the other. Each layer's weights are gathered as the one before computes."""
     torch.manual_seed(0)
-    model = GPT2(GPT)
+    model = GPT2(workload)
     for part in (*model.layers, model):
-        fully_shard(part, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    layers: list[Any] = [*model.layers]
+    for layer, following in pairwise(layers):
+        layer.set_modules_to_forward_prefetch([following])
     return model
+
+
+def plain(
+    workload: Workload, mesh: DeviceMesh, policy: MixedPrecisionPolicy = PRECISE
+) -> tuple[nn.Module, Callable[[], None]]:
+    """The model with PyTorch's own collectives."""
+    return sharded(workload, mesh, policy), lambda: None
 
 
 def synchronized(mesh: DeviceMesh, codec: str) -> Method:
     """The model sharded within a host, and averaged between hosts by a Synchronizer."""
-    model, group = sharded(mesh["shard"]), mesh["replicate"].get_group()
     told = "adamw" if codec == "auto" else None
-    sync = hipress.Synchronizer(model, codec, optimizer=told, process_group=group)
-    return Method(f"HiPress {codec}", model, sync.step, TRIAL if told else WARM_UP)
+
+    def make() -> tuple[nn.Module, Callable[[], None]]:
+        model, group = sharded(GPT, mesh["shard"]), mesh["replicate"].get_group()
+        return model, hipress.Synchronizer(model, codec, optimizer=told, process_group=group).step
+
+    return Method(f"HiPress {codec}", make, warm_up=TRIAL if told else WARM_UP)
+
+
+def compressed(mesh: DeviceMesh, codec: str) -> tuple[nn.Module, Callable[[], None]]:
+    """The model sharded over hosts, with gradients compressed by a codec, and weights in 8 bits."""
+    return hipress.shard(sharded(LARGE, mesh), reduce_scatter=codec), lambda: None
+
+
+def main(
+    across: Annotated[bool, typer.Option(help="Spread the shards over the hosts.")] = False,
+) -> None:
+    """Measure on the hosts of bench.netns."""
+    if across:
+        with refusing():
+            if "RANK" not in os.environ:
+                raise ValueError(
+                    f"no host's number in RANK; start it by {STARTED_BY} bench.shards --across"
+                )
+        rank_across()
+    else:
+        on_host("bench.shards", rank)
 
 
 if __name__ == "__main__":
-    typer.run(lambda: on_host("bench.shards", rank))
+    typer.run(main)

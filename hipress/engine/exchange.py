@@ -57,6 +57,9 @@ class Piece:
     codec: str = RAW  # key of Exchange.add
     owner: int | None = None  # the rank that owns them; None: shared out among ranks
     down: str | None = None  # codec of owners, if another
+    #: number of its tensor and first element among those of `Exchange.reserve`, whose states it
+    #: has; None: those of the tensor exchanged, in order
+    place: tuple[int, int] | None = None
 
 
 def rows(length: int, ranks: int, codec: str = RAW) -> tuple[Piece, ...]:
@@ -105,16 +108,17 @@ class Exchange:
         self.states: dict[str, _States] = {}  # by name, of tensors exchanged with feedback
         self.calls = 0  # exchanges so far; stochastic codecs draw by it
         self._purpose, self._coordinator = purpose, coordinator
-        self._memory, self._room = memory or HostMemory(), room
+        self.memory, self._room = memory or HostMemory(), room
         facts = {"topology": str(options.topology), "seed": options.seed}
         places = self._agree(facts, nodes.place())
         self.topology = nodes.topology_of(options.topology, places, coordinator.ranks)
         self._codecs: dict[str, Codec] = {}
         self._pieces: dict[str, tuple[Piece, ...]] = {}  # of named states
+        self._sizes: dict[str, tuple[int, int]] = {}  # of named states: tensors and elements
         self._kept: OrderedDict[_Kind, _Kept] = OrderedDict()
         self._lock = threading.Lock()
         self.executor = start_executor(
-            purpose, self._codecs, options, coordinator, {}, placement, self._memory
+            purpose, self._codecs, options, coordinator, {}, placement, self.memory
         )
 
     def add(self, codec: Codec) -> str:
@@ -124,6 +128,11 @@ class Exchange:
             key = f"{key} {codec.digest}"
         self._codecs.setdefault(key, codec)
         return key
+
+    def reserve(self, name: str, tensors: int, elements: int) -> None:
+        """Have states under this name for so many tensors and elements in all, so that an exchange
+        may leave some of them out: pieces tell their places."""
+        self._sizes[name] = tensors, elements
 
     def submit(
         self,
@@ -139,7 +148,8 @@ class Exchange:
 
         tensor: flat and contiguous, of float32, float16 or bfloat16. pieces: all of it, in order.
         name: the same on all ranks, which is checked.
-        feedback: keep the states of codecs under this name, with the same pieces in every call.
+        feedback: keep the states of codecs under this name, with the same pieces in every call,
+            unless its states are reserved.
         draw: number by which stochastic codecs draw; by default that of this exchange.
 
         The first exchange of a kind meets in the store. Raises ConfigError, and ConfigMismatch if
@@ -192,7 +202,8 @@ class Exchange:
         tensors, choices, shares = [], {}, {}
         start = state = 0
         for index, piece in enumerate(pieces):
-            tensor = Tensor(f"{index}", index, start, piece.length, state)
+            number, at = piece.place or (index, state)
+            tensor = Tensor(f"{index}", number, start, piece.length, at)
             codec = self._codecs.get(piece.codec)
             cut = 1 if codec is None else partitions(piece.length, codec, strategy, ranks)
             choices[tensor.name] = Choice(piece.codec, strategy, cut, piece.down)
@@ -223,18 +234,19 @@ class Exchange:
     def _states(self, kind: _Kind, name: str, program: Program) -> _States:
         """The states under this name, made at its first exchange: those that its encodes use."""
         strategy, pieces, _ = kind
-        if self._pieces.setdefault(name, pieces) != pieces:
+        if name not in self._sizes and self._pieces.setdefault(name, pieces) != pieces:
             raise ConfigError(
                 f"{self._purpose}: the pieces of {name!r} are not those for which it keeps states; "
                 "exchange it as before, or under another name"
             )
         kept = self.states.setdefault(name, {})
         total = sum(piece.length for piece in pieces if self._has_state(strategy, piece))
+        tensors, elements = self._sizes.get(name, (len(pieces), total))
         for task in (task for task in program.tasks if isinstance(task, Encode)):
             codec = self._codecs.get(whole_key(task.codec)[0])
             key = program.parts[task.part].codec, task.side
             if codec is not None and codec.states and key not in kept:
-                kept[key] = state_of(codec, self._memory, total, tensors=len(pieces))
+                kept[key] = state_of(codec, self.memory, elements, tensors=tensors)
         return kept
 
     def _agree(self, facts: dict[str, object], own: object = None) -> list[Any]:

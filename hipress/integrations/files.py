@@ -21,11 +21,9 @@ def file_of(folder: object, step: int | str = "") -> Path:
 
 
 def save(ddp: DistributedDataParallel, file: Path) -> None:
-    """Write this rank's state. A process that is killed meanwhile leaves the file as it was."""
+    """Write this rank's state."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    begun = file.with_suffix(".begun")
-    torch.save(state_dict(ddp), begun)
-    begun.replace(file)
+    torch.save(state_dict(ddp), file)
 
 
 def load(ddp: DistributedDataParallel, file: Path) -> None:

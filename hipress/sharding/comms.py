@@ -19,26 +19,64 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.runtime.deferral import as_torch
 from hipress import compat
 from hipress.engine.exchange import Exchange, Piece
 from hipress.engine.failures import Failures
 from hipress.engine.futures import wait_within
 from hipress.errors import SyncError
 from hipress.model.torch_modes import ordinary
-from hipress.sharding.fsdp import Comm, Group, divisor_of
+from hipress.ranks.coordinator import Coordinator
+from hipress.sharding.fsdp import Group, divisor_of
 
-__all__ = ["Gather", "Link", "Scatter"]
+__all__ = ["Average", "Backward", "Gather", "Link", "Scatter", "Traffic"]
+
+
+class Backward:
+    """The backward pass that runs, and the sums that may arrive until its end."""
+
+    def __init__(self, buffers: int) -> None:
+        self.count = 0  # passes so far that sent gradients
+        self._buffers = buffers
+        self._number = -1  # torch's, of the pass that runs
+        self._late: deque[Callable[[], None]] = deque()
+
+    def begin(self) -> None:
+        """Note that a pass runs, at whose end all sums must be there. May repeat."""
+        number = compat.backward_id()
+        if number != self._number:
+            self._late.clear()  # of a pass that failed
+            self._number = number
+            compat.call_after_backward(self._end)
+
+    def finish_later(self, finish: Callable[[], None]) -> None:
+        """Call this before the pass ends, or earlier if too many others wait, too."""
+        self._late.append(finish)
+        while len(self._late) > self._buffers:
+            self._late.popleft()()
+
+    def _end(self) -> None:
+        while self._late:
+            self._late.popleft()()
+        self._number = -1
+        self.count += 1
 
 
 class Link:
-    """An exchange among ranks, and the sums on their way."""
+    """An exchange among ranks, with its failures."""
 
-    def __init__(self, exchange: Exchange, failures: Failures, buffers: int) -> None:
-        self.exchange, self.failures, self._buffers = exchange, failures, buffers
-        self.passes = 0  # backward passes that sent gradients
+    def __init__(
+        self, ranks: Coordinator, exchange: Exchange, failures: Failures, backward: Backward
+    ) -> None:
+        self.ranks = ranks
+        self.exchange, self.failures, self.backward = exchange, failures, backward
         self.waited = 0.0  # seconds
-        self._pass = -1  # number of the backward pass that runs
-        self._late: deque[Callable[[], None]] = deque()  # waits for sums of this backward pass
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the codecs' states."""
+        kept = (each for states in self.exchange.states.values() for each in states.values())
+        return sum(as_torch(array).nbytes for state in kept for array in state.values())
 
     def wait(self, future: Future[torch.Tensor]) -> None:
         """Wait on the host, or with the current stream. Raises the first failure, which names rank,
@@ -53,47 +91,22 @@ class Link:
 
     def fail(self, error: BaseException) -> BaseException:
         """End the exchange; return the error by which this rank ends."""
-        self._late.clear()
-        told, step = error, self.passes
+        told, step = error, self.backward.count
         if isinstance(error, Exception):
             told = self.failures.explained(self.failures.not_begun(error, step), step)
         kept = self.failures.keep(told, f"step {step}")
         self.exchange.executor.abort(kept)
         return kept if isinstance(error, Exception) else error
 
-    def begin_pass(self) -> None:
-        """Note that a backward pass runs, at whose end all sums must be there."""
-        number = compat.backward_id()
-        if number != self._pass:
-            self._finish()  # those of a pass that failed
-            self._pass = number
-            compat.call_after_backward(self._end_pass)
-
-    def finish_later(self, finish: Callable[[], None]) -> None:
-        """Call this before the backward pass ends, or earlier if too many others wait, too."""
-        self._late.append(finish)
-        while len(self._late) > self._buffers:
-            self._late.popleft()()
-
-    def _end_pass(self) -> None:
-        self._finish()
-        self._pass = -1
-        self.passes += 1
-
-    def _finish(self) -> None:
-        while self._late:
-            self._late.popleft()()
-
 
 @dataclass
 class Traffic:
-    """Sums of bytes: of FSDP's tensors as this rank would send them natively."""
+    """Bytes that FSDP alone would have sent for the same collectives, in floats of their types."""
 
-    gathered: int = 0
-    reduced: int = 0
+    native: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Comm:
     """A collective of one group of parameters. keys: codecs of its parameters, for an Exchange."""
 
@@ -103,6 +116,7 @@ class _Comm:
     number: int  # of the group, among `groups`
     groups: int
     sent: Traffic
+    strategy: str
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -110,32 +124,48 @@ class _Comm:
         """Memory for inputs and outputs, by torch's own allocator."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def pieces(self, chosen: Sequence[int]) -> list[Piece]:
-        """Pieces of the rows: see [Note: rows]. chosen: positions of the parameters in a row."""
-        row = [(self.group.lengths[index], self.keys[index]) for index in chosen]
+    @property
+    def name(self) -> str:
+        """Name of the exchange, the same on all ranks."""
+        return f"{self.strategy} of {self.group.name}"
+
+    def rows(self, chosen: Sequence[int]) -> list[Piece]:
+        """Pieces of all rows: see [Note: rows]. chosen: positions of the parameters in a row."""
+        row, owners = self.row(chosen), range(self.group.ranks.size())
+        return [Piece(each.length, each.codec, owner) for owner in owners for each in row]
+
+    def row(self, chosen: Sequence[int]) -> list[Piece]:
+        """Pieces of a row, with their places among all parameters."""
+        lengths, starts = self.group.lengths, self.group.starts
         return [
-            Piece(length, key, owner)
-            for owner in range(self.group.ranks.size())
-            for length, key in row
-            if length
+            Piece(lengths[index], self.keys[index], place=(index, starts[index]))
+            for index in chosen
+            if lengths[index]
         ]
 
     def exchange(
-        self, tensor: torch.Tensor, strategy: str, chosen: Sequence[int]
+        self,
+        tensor: torch.Tensor,
+        pieces: list[Piece],
+        chosen: Sequence[int],
+        *,
+        feedback: bool = False,
     ) -> Future[torch.Tensor]:
-        """Start to exchange a tensor of rows, in place."""
-        pieces, link = self.pieces(chosen), self.link
+        """Start to exchange a tensor of rows, or a row, in place."""
+        link = self.link
         link.failures.refuse()
         if sum(piece.length for piece in pieces) != tensor.numel():
             raise link.fail(SyncError(self._unknown(tensor, chosen)))
-        name = f"{strategy} of {self.group.name}"
-        if len(chosen) < len(self.group.lengths):
+        name = self.name
+        if len(chosen) < len(self.group.lengths) and not feedback:
             name += f": parameters {', '.join(map(str, chosen))}"
         # forward and backward pass draw alike, groups differently
-        draw = link.passes * self.groups + self.number
+        draw = link.backward.count * self.groups + self.number
         try:
             with ordinary():
-                return link.exchange.submit(tensor, strategy, pieces, name=name, draw=draw)
+                return link.exchange.submit(
+                    tensor, self.strategy, pieces, name=name, feedback=feedback, draw=draw
+                )
         except Exception as error:
             raise self._failed(error, chosen) from error.__cause__
 
@@ -162,8 +192,6 @@ class Gather(_Comm):
     """Takes the place of FSDP2's all-gather: every rank, the sender too, gets the values that its
     payload decodes to."""
 
-    native: Comm
-
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -174,15 +202,16 @@ class Gather(_Comm):
         """Gather the rows of `output_tensor`, of which `input_tensor` is this rank's."""
         if group != self.group.ranks or output_tensor.dtype == torch.uint8:
             # ranks of a node, after a forward pass that kept parts of what all decoded; or 8 bits
-            native: dist.Work | None = self.native(
+            native: dist.Work | None = self.group.before[0](
                 output_tensor=output_tensor,
                 input_tensor=input_tensor,
                 group=group,
                 async_op=async_op,
             )
             return native
-        self.sent.gathered += input_tensor.nbytes * (group.size() - 1)
-        future = self.exchange(output_tensor, "pull", range(len(self.keys)))
+        self.sent.native += input_tensor.nbytes * (group.size() - 1)
+        chosen = range(len(self.keys))
+        future = self.exchange(output_tensor, self.rows(chosen), chosen)
         if output_tensor.device.type != "cpu":
             self.link.wait(future)  # by the current stream
             return None
@@ -214,17 +243,46 @@ class Scatter(_Comm):
         async_op: bool = False,
     ) -> None:
         """Sum the rows of `input_tensor` at their owners; `output_tensor` gets this rank's."""
-        self.sent.reduced += output_tensor.nbytes * (group.size() - 1)
+        self.sent.native += output_tensor.nbytes * (group.size() - 1)
         divisor, length = divisor_of(op, self.group), output_tensor.numel()
-        self.link.begin_pass()
-        future = self.exchange(input_tensor, "push", self.group.used)
+        used = self.group.used
+        future = self.exchange(input_tensor, self.rows(used), used)
         mine = input_tensor[length * group.rank() : length * (group.rank() + 1)]
 
         def finish() -> None:
             self.link.wait(future)
             torch.div(mine, divisor, out=output_tensor)
 
-        if self.group.reads_late(output_tensor):
-            self.link.finish_later(finish)
+        if self.group.reads_late(output_tensor) and not self.group.hooked:
+            self.link.backward.finish_later(finish)
         else:
             finish()
+
+
+@dataclass(eq=False)
+class Average(_Comm):
+    """An all-reduce hook of FSDP2: averages a rank's shards of gradients over replicas."""
+
+    partial: torch.Tensor | None = None  # of backward passes that are not averaged
+
+    def __post_init__(self) -> None:
+        """Have states for all parameters, of which a backward pass may leave some out."""
+        self.link.exchange.reserve(self.name, len(self.keys), sum(self.group.lengths))
+
+    def __call__(self, reduce_output: torch.Tensor) -> None:
+        """Average the output of a reduce-scatter, in place."""
+        if not self.group.averages:  # by set_requires_all_reduce(False)
+            before = self.partial
+            self.partial = reduce_output.clone() if before is None else before + reduce_output
+            reduce_output.zero_()
+            return
+        if self.partial is not None:
+            reduce_output += self.partial
+            self.partial = None
+        ranks, used = len(self.link.ranks.ranks), self.group.used
+        self.sent.native += round(2 * (ranks - 1) / ranks * reduce_output.nbytes)
+        future = self.exchange(reduce_output, self.row(used), used, feedback=True)
+        if self.group.reads_late(reduce_output):
+            self.link.backward.finish_later(lambda: self.link.wait(future))
+        else:
+            self.link.wait(future)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any, TypeAlias
 
@@ -42,7 +43,13 @@ class Group:
         self._inner = _only_group(self.name, part)
         self.before = self._inner._all_gather_comm, self._inner._reduce_scatter_comm
         _refuse_comms(self.name, self.before)
+        if self.hooked:
+            raise ConfigError(
+                f"{self.name!r} has an all-reduce hook: hipress.shard would take its place; pass "
+                "replicas= instead of calling set_all_reduce_hook"
+            )
         self.lengths = tuple(prod(p.padded_sharded_param_size) for p in self._inner.fsdp_params)
+        self.starts = tuple(accumulate(self.lengths, initial=0))  # in a row of all parameters
         self.used: tuple[int, ...] = ()  # parameters with a gradient in this backward pass
 
     @property
@@ -72,18 +79,40 @@ class Group:
         """True if FSDP itself averages replicas of the shards."""
         return hasattr(self._inner.mesh_info, "replicate_process_group")
 
-    def install(self, all_gather: Comm | None, reduce_scatter: Comm | None, buffers: int) -> None:
-        """Replace FSDP's collectives. buffers: inputs of reduce-scatters in flight."""
+    @property
+    def hooked(self) -> bool:
+        """True if FSDP calls a hook with the output of a reduce-scatter."""
+        return self._inner._all_reduce_hook is not None
+
+    @property
+    def averages(self) -> bool:
+        """False while the user has replicas not averaged (`set_requires_all_reduce`)."""
+        return bool(self._inner.all_reduce_grads)
+
+    def install(
+        self,
+        all_gather: Comm | None,
+        reduce_scatter: Comm | None,
+        hook: Callable[[torch.Tensor], None] | None,
+        began: Callable[[], None],
+        buffers: int,
+    ) -> None:
+        """Replace FSDP's collectives. began: called before a backward pass sends the gradients of
+        this group. buffers: inputs of reduce-scatters in flight."""
         if all_gather is not None:
             self._part.set_custom_all_gather(all_gather)
         if reduce_scatter is not None:
             self._part.set_custom_reduce_scatter(reduce_scatter)
-            self._inner.post_backward = partial(self._post_backward, self._inner.post_backward)
             self._allow(buffers)
+        if hook is not None:
+            self._part.set_all_reduce_hook(hook)
+        own = self._inner.post_backward
+        self._inner.post_backward = partial(self._post_backward, own, began)
 
     def restore(self) -> None:
         """Give FSDP its own collectives back."""
         self._inner._all_gather_comm, self._inner._reduce_scatter_comm = self.before
+        self._inner._all_reduce_hook = None
         self._inner.__dict__.pop("post_backward", None)
         self._allow(1)
 
@@ -102,7 +131,6 @@ class Group:
             self.device.type == "cpu"  # where no stream orders the reads
             and output.dtype == inner._orig_dtype != torch.float16
             and not self.replicated
-            and inner._all_reduce_hook is None
             and not getattr(inner, "force_sum_reduction_for_comms", False)
             and all(shard.grad is None for shard in shards)
             and not any(getattr(shard, "_post_accumulate_grad_hooks", None) for shard in shards)
@@ -113,9 +141,13 @@ class Group:
         """Divisor of gradients that was set by `set_gradient_divide_factor`."""
         return float(self._inner.gradient_divide_factor)
 
-    def _post_backward(self, post_backward: Callable[..., None], *args: Any) -> None:
+    def _post_backward(
+        self, own: Callable[..., None], began: Callable[[], None], *args: Any
+    ) -> None:
         """FSDP's own, after a note of the parameters whose gradients it takes and sends."""
         inner = self._inner
+        if inner.reduce_grads:
+            began()
         unused = getattr(inner, "reduce_scatter_unused_params", False)
         self.used = tuple(
             index
@@ -127,7 +159,7 @@ class Group:
                 or (unused and each.unsharded_param.requires_grad)
             )
         )
-        post_backward(*args)
+        own(*args)
 
 
 def groups_of(model: nn.Module) -> list[Group]:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, SupportsIndex
 
+import torch.distributed as dist
 from torch import nn
 
 from casync.raw import RAW
@@ -31,10 +32,19 @@ from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import group_timeout
 from hipress.session import versions
-from hipress.sharding.comms import Gather, Link, Scatter, Traffic
+from hipress.sharding import states
+from hipress.sharding.comms import Average, Backward, Gather, Link, Scatter, Traffic
 from hipress.sharding.fsdp import Group, groups_of, params_of
 from hipress.sharding.shard_report import ShardReport
-from hipress.sharding.ways import PULL, PUSH, Compressor, Way, ways_of
+from hipress.sharding.states import Row
+from hipress.sharding.ways import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    REPLICAS,
+    Compressor,
+    Way,
+    ways_of,
+)
 
 __all__ = ["Sharding", "shard", "sharding_of"]
 
@@ -58,6 +68,8 @@ def shard(
     *,
     reduce_scatter: Compressor = "int4_group",
     all_gather: Compressor = "int8_group",
+    replicas: Compressor = None,
+    replica_group: dist.ProcessGroup | None = None,
     rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
     exclude: str | Iterable[str] = ("@1d",),
     min_size: SupportsIndex | None = None,
@@ -80,8 +92,12 @@ def shard(
             stateless: a residual would take the memory of an unsharded gradient on each rank.
         all_gather: the compressor of weights, likewise. All ranks, the sender too, compute with
             what its payload decodes to; the shards that the optimizer steps stay exact.
-        rules: other compressors for some parameters, both ways: see `hipress.options.Options`.
-        exclude: patterns of parameters that travel uncompressed, both ways; by default those of at
+        replicas: the compressor of averages between replicas of the shards, with error feedback if
+            it has any: 1/N of the gradients' memory. Shard over one dimension of a mesh,
+            `fully_shard(model, mesh=mesh["shard"])`, and begin with the same weights.
+        replica_group: ranks that hold the same shards: `mesh["replicate"].get_group()`.
+        rules: other compressors for some parameters, all ways: see `hipress.options.Options`.
+        exclude: patterns of parameters that travel uncompressed, all ways; by default those of at
             most one dimension, such as biases and norms.
         min_size: as for `wrap`, of a rank's shard.
         in_flight: reduce-scatters that may be under way while the backward pass goes on. Each keeps
@@ -106,15 +122,23 @@ def shard(
         params = params_of(model, groups)
         check_patterns(params, options)
         placement = _placement(params, options, groups)
-        asked = {PUSH: ("reduce_scatter", reduce_scatter), PULL: ("all_gather", all_gather)}
+        _refuse_replicas(replicas, replica_group, groups)
+    asked = {REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather, REPLICAS: replicas}
+    members = dict.fromkeys(asked, ranks) | {REPLICAS: replica_group or ranks}
+    sizes = {name: group.size() for name, group in members.items()}
     coordinator = coordinators.coordinator(ranks, options.timeout)
     with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
-        plan = ways_of(asked, params, options, placement, ranks.size())
-    coordinator.require_equal(_facts(options, params, plan, placement))
-    sharding = Sharding(coordinator, options, plan)
-    if ranks.size() > 1:
-        with coordinator.failures_told():
-            sharding.connect(groups, placement, buffers)
+        ways = ways_of(asked, params, options, placement, sizes)
+    coordinator.require_equal(_facts(options, params, ways, placement))
+    sharding = Sharding(coordinator, options, params, ways, buffers)
+    with coordinator.failures_told():
+        if ranks.size() > 1:
+            sharding.connect("shards", coordinator, (REDUCE_SCATTER, ALL_GATHER), placement)
+        if replica_group is not None and replica_group.size() > 1:
+            between = coordinators.coordinator(replica_group, options.timeout)
+            between.require_equal(_facts(options, params, ways, placement))
+            sharding.connect("replicas", between, (REPLICAS,), placement)
+    sharding.install(groups)
     SHARDINGS[model] = sharding
     weakref.finalize(model, sharding.close)
     _tell(sharding)
@@ -122,84 +146,122 @@ def shard(
 
 
 class Sharding:
-    """The compressed collectives of a model."""
+    """The compressed collectives of a model. It does not refer to the model."""
 
-    def __init__(self, coordinator: Coordinator, options: Options, plan: Mapping[str, Way]) -> None:
-        """plan: by strategy, PUSH for gradients and PULL for weights; native ones are left out."""
-        self.coordinator, self.options, self.plan = coordinator, options, plan
-        self.link: Link | None = None  # None with one rank
-        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()  # which refer to the model
-        self._sent = Traffic()
-        self._passes = 0  # of a loaded state, if there is no link
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        options: Options,
+        params: Sequence[Param],
+        ways: Mapping[str, Way],
+        buffers: int,
+    ) -> None:
+        """ways: by argument of `shard`; native ones are left out."""
+        self.coordinator, self.options, self.ways = coordinator, options, ways
+        self.backward = Backward(buffers)
+        self.links: dict[str, Link] = {}  # by argument; empty with one rank
+        self._params, self._rows = params, list[Row]()
+        self._buffers, self._sent = buffers, Traffic()
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
-    def connect(self, groups: Sequence[Group], placement: Placement, buffers: int) -> None:
-        """Connect, and take the place of FSDP's collectives where something is compressed."""
-        exchange = Exchange(
-            "shards", self.options, self.coordinator,
-            placement=placement, memory=placement.memory(),
-        )  # fmt: skip
-        job.watch()
-        self.link = link = Link(exchange, Failures(self.coordinator, self.options.timeout), buffers)
+    def connect(
+        self, purpose: str, ranks: Coordinator, arguments: Iterable[str], placement: Placement
+    ) -> None:
+        """Connect these ranks, which make the collectives of some arguments."""
+        made = [each for each in arguments if each in self.ways]
+        if made:
+            exchange = Exchange(
+                purpose, self.options, ranks, placement=placement, memory=placement.memory()
+            )
+            failures = Failures(ranks, self.options.timeout)
+            self.links |= dict.fromkeys(made, Link(ranks, exchange, failures, self.backward))
+            job.watch()
+
+    def install(self, groups: Sequence[Group]) -> None:
+        """Take the place of FSDP's collectives where something is compressed."""
         start = 0
         for number, group in enumerate(groups):
             mine = slice(start, start + len(group.lengths))
             start = mine.stop
-            keys = {
-                way: [RAW if codec is None else exchange.add(codec) for codec in each.codecs[mine]]
-                for way, each in self.plan.items()
-            }
-            common = link, number, len(groups), self._sent
-            gather = scatter = None
-            if any(key != RAW for key in keys.get(PULL, ())):
-                gather = Gather(group, keys[PULL], *common)
-                gather.native = group.before[0]
-            if any(key != RAW for key in keys.get(PUSH, ())):
-                scatter = Scatter(group, keys[PUSH], *common)
-            group.install(gather, scatter, buffers)
-            self._groups.add(group)
+            names = [each.name for each in self._params[mine]]
+            made: dict[str, Any] = {}
+            for argument, link in self.links.items():
+                way = self.ways[argument]
+                keys = [RAW if c is None else link.exchange.add(c) for c in way.codecs[mine]]
+                if any(key != RAW for key in keys):
+                    common = group, keys, link, number, len(groups), self._sent
+                    made[argument] = comm = COMMS[argument](*common, way.strategy)
+                    if argument == REPLICAS:
+                        sizes = way.codecs[mine], group.lengths, group.starts
+                        self._rows.append(Row(link.exchange, comm.name, names, keys, *sizes))
+            if made:
+                group.install(
+                    made.get(ALL_GATHER), made.get(REDUCE_SCATTER), made.get(REPLICAS),
+                    self.backward.begin, self._buffers,
+                )  # fmt: skip
+                self._groups.add(group)
 
     @property
     def passes(self) -> int:
         """Backward passes so far that sent gradients."""
-        return self._passes if self.link is None else self.link.passes
+        return self.backward.count
 
     def report(self) -> ShardReport:
         """Choices, bytes and times so far."""
-        link, rank = self.link, self.coordinator.rank
-        counters = None if link is None else link.exchange.executor.counters
+        links = {*self.links.values()}
+        each = [link.exchange.executor.counters for link in links]
+        decisions = {name: way.decisions for name, way in self.ways.items()}
         return ShardReport(
-            rank=rank,
+            rank=self.coordinator.rank,
             world_size=len(self.coordinator.ranks),
-            installed=link is not None,
+            installed=bool(links),
             passes=self.passes,
-            gradients=self.plan[PUSH].decisions if PUSH in self.plan else (),
-            weights=self.plan[PULL].decisions if PULL in self.plan else (),
-            native_bytes=self._sent.gathered + self._sent.reduced,
-            bytes_sent=0 if counters is None else counters.bytes_sent,
-            encode_seconds=0.0 if counters is None else counters.encode_seconds,
-            decode_seconds=0.0 if counters is None else counters.decode_seconds,
-            wait_seconds=0.0 if link is None else link.waited,
+            decisions=decisions,
+            native_bytes=self._sent.native,
+            bytes_sent=round(sum(one.wire_bytes for one in each)),
+            state_bytes=sum(link.state_bytes for link in links),
+            encode_seconds=sum(one.encode_seconds for one in each),
+            decode_seconds=sum(one.decode_seconds for one in each),
+            wait_seconds=sum(link.waited for link in links),
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The number by which stochastic codecs draw: equal on all ranks."""
+        """The number by which stochastic codecs draw, and this rank's residuals of averages between
+        replicas, by parameter."""
         self._refuse_failed()
-        return {"format": FORMAT, "passes": self.passes}
+        return {
+            "format": FORMAT,
+            "passes": self.passes,
+            "place": self._place,
+            **states.export(self._rows),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of `state_dict`. Raises StateError for any other."""
+        """Go on from a state of `state_dict`, bit for bit. Raises StateError for any other."""
         self._refuse_failed()
-        passes = state.get("passes")
-        if state.get("format") != FORMAT or type(passes) is not int or passes < 0:
-            raise StateError(
-                "this is no state of a model of hipress.shard: pass hipress.state_dict(model) of "
-                "one"
-            )
-        self.coordinator.require_equal({"backward passes of the state to load": passes})
-        if self.link is None:
-            self._passes = passes
-        else:
-            self.link.passes = passes
+        with self.coordinator.failures_told():
+            if state.get("format") != FORMAT or "passes" not in state:
+                raise StateError(
+                    "this is no state of a model of hipress.shard: pass hipress.state_dict(model) "
+                    "of one"
+                )
+            if state["state"] and state["place"] != self._place:
+                raise StateError(
+                    f"the state is that of rank and ranks {state['place']}, and this is "
+                    f"{self._place}: load on each rank the file that it saved, with as many ranks"
+                )
+            states.restore(self._rows, state)
+        self.coordinator.require_equal({"backward passes of the state to load": state["passes"]})
+        self.backward.count = state["passes"]
+
+    @property
+    def _place(self) -> list[int]:
+        """Rank and ranks of the shards, and of the replicas."""
+        ranks = [
+            self.coordinator,
+            *(link.ranks for name, link in self.links.items() if name == REPLICAS),
+        ]
+        return [number for each in ranks for number in (each.rank, len(each.ranks))]
 
     def detach(self) -> None:
         """Give FSDP its own collectives back, and end threads and connections."""
@@ -211,15 +273,18 @@ class Sharding:
 
     def close(self) -> None:
         """End threads and connections. May repeat."""
-        if self.link is not None:
-            self.link.exchange.close()
+        for link in self.links.values():
+            link.exchange.close()
 
     def _refuse_failed(self) -> None:
-        if self.link is not None and self.link.failures.first is not None:
-            raise StateError(f"rank {self.coordinator.rank}: {self.link.failures.first}")
+        for link in self.links.values():
+            if link.failures.first is not None:
+                raise StateError(f"rank {self.coordinator.rank}: {link.failures.first}")
 
 
 _OPTIONS = tuple(name for name in inspect.signature(shard).parameters if name != "others")
+#: by argument of `shard`
+COMMS = {REDUCE_SCATTER: Scatter, ALL_GATHER: Gather, REPLICAS: Average}
 SHARDINGS: weakref.WeakKeyDictionary[nn.Module, Sharding] = weakref.WeakKeyDictionary()
 
 
@@ -266,6 +331,22 @@ def _buffers(in_flight: Any) -> int:
     return buffers
 
 
+def _refuse_replicas(
+    codec: Compressor, group: dist.ProcessGroup | None, groups: Sequence[Group]
+) -> None:
+    if (codec is None) != (group is None):
+        raise ConfigError(
+            'replicas= and replica_group= go together: a compressor, such as "int4_group", and the '
+            'ranks that hold the same shards, mesh["replicate"].get_group()'
+        )
+    if codec is not None and any(each.replicated for each in groups):
+        raise ConfigError(
+            "FSDP2 averages the replicas of this model itself, since fully_shard got both "
+            'dimensions of the mesh: fully_shard(model, mesh=mesh["shard"]) leaves replicas to '
+            "hipress.shard(model, replicas=...)"
+        )
+
+
 def _placement(params: Sequence[Param], options: Options, groups: Sequence[Group]) -> Placement:
     where = [(param.name, param.device) for param in params]
     placement = place(where, options.transport, backends_of(groups[0].ranks))
@@ -285,7 +366,7 @@ def _facts(
     return {
         "called": "hipress.shard",
         "parameters of shards": [str(param) for param in params],
-        **{f"{way}": [[d.name, d.codec] for d in each.decisions] for way, each in ways.items()},
+        **{way: [[d.name, d.codec] for d in each.decisions] for way, each in ways.items()},
         "digests": {f"compressor {described(each)!r}": each.digest for each in used},
         "seed": options.seed,
         "checksum": options.checksum,
@@ -298,17 +379,19 @@ def _tell(sharding: Sharding) -> None:
     """Log the plan on the first rank."""
     if sharding.coordinator.rank != 0:
         return
-    if sharding.link is None:
+    if not sharding.links:
         log.info("hipress.shard: one rank holds all shards, so nothing is installed")
         return
-    for way, name in ((PUSH, "gradients"), (PULL, "weights")):
-        decisions = sharding.plan[way].decisions if way in sharding.plan else ()
+    for argument in (REDUCE_SCATTER, ALL_GATHER, REPLICAS):
+        decisions = sharding.ways[argument].decisions if argument in sharding.links else ()
         done = sum(d.numel for d in decisions if d.codec is not None)
         names = " and ".join(sorted({d.codec for d in decisions if d.codec is not None}))
-        every = sum(d.numel for d in decisions)
-        told = f"{names} for {done / max(1, every):.1%} of the elements" if names else "native"
-        log.info("hipress.shard: %s: %s", name, told)
-    nodes = sharding.link.exchange.topology
+        share = done / max(1, sum(d.numel for d in decisions))
+        log.info(
+            "hipress.shard: %s: %s",
+            argument, f"{names} for {share:.1%} of the elements" if names else "native",
+        )  # fmt: skip
+    nodes = next(iter(sharding.links.values())).exchange.topology
     if nodes.nested:
         log.warning(
             "hipress.shard: the shards are spread over %d nodes of up to %d ranks, and each rank "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,10 +19,10 @@ class ShardReport:
     world_size: int  # of the shards
     installed: bool
     passes: int  # backward passes that sent gradients
-    gradients: tuple[Decision, ...]  # (): FSDP2's own reduce-scatter
-    weights: tuple[Decision, ...]  # (): FSDP2's own all-gather
+    decisions: Mapping[str, tuple[Decision, ...]]  # by argument of `shard`
     native_bytes: int  # that FSDP2 alone would have sent for the same collectives
     bytes_sent: int
+    state_bytes: int  # memory of the codecs' states
     encode_seconds: float
     decode_seconds: float
     wait_seconds: float  # the host waited for values
@@ -41,19 +42,23 @@ class ShardReport:
             parts[0] += ": nothing is installed for one rank"
         if self.installed and self.passes:
             parts.append(str(self._costs()))
-        for what, decisions in (("Gradients", self.gradients), ("Weights", self.weights)):
+        for argument, decisions in self.decisions.items():
             table = decision_table(decisions)
-            table.title = what if decisions else f"{what}: by FSDP2's own collective"
+            table.title = argument
             parts.append(str(table))
         return "\n\n".join(parts) + "\n"
 
     def _costs(self) -> Table:
         table = Table(
             f"Costs of a step on this rank, mean of {self.passes}",
-            "FSDP2: sent natively for the same collectives. Times overlap with computation.",
+            "FSDP2: sent natively for the same collectives. states: memory of compressors. Times "
+            "overlap with computation.",
         )
-        table.add_columns([], ["FSDP2 MB", "sent MB", "encode ms", "decode ms", "waiting ms"])
+        table.add_columns(
+            [], ["FSDP2 MB", "sent MB", "states MB", "encode ms", "decode ms", "waiting ms"]
+        )
         sizes = (f"{n / 1e6 / self.passes:.3f}" for n in (self.native_bytes, self.bytes_sent))
+        states = f"{self.state_bytes / 1e6:.3f}"
         spent = (self.encode_seconds, self.decode_seconds, self.wait_seconds)
-        table.add_row(*sizes, *(f"{1e3 * seconds / self.passes:.1f}" for seconds in spent))
+        table.add_row(*sizes, states, *(f"{1e3 * seconds / self.passes:.1f}" for seconds in spent))
         return table

@@ -7,62 +7,78 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from casync.rounds import refuse_workers
 from casync.strategies import refuses
 from hipress.errors import ConfigError
 from hipress.model.devices import Placement
 from hipress.model.params import Param
 from hipress.options import Options
 from hipress.plan import rules
+from hipress.plan.codecs import strategy_for
 from hipress.plan.plan import Decision, fixed, raw
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-__all__ = ["PULL", "PUSH", "Compressor", "Way", "ways_of"]
+__all__ = [
+    "ALL_GATHER",
+    "PULL",
+    "PUSH",
+    "REDUCE_SCATTER",
+    "REPLICAS",
+    "Compressor",
+    "Way",
+    "ways_of",
+]
 
 Compressor: TypeAlias = "str | os.PathLike[str] | Codec | Mapping[str, Any] | None"
 #: strategies of casync: sums end at the owners of rows; owners' rows go to all
 PUSH, PULL = "push", "pull"
+#: arguments of hipress.shard
+REDUCE_SCATTER, ALL_GATHER, REPLICAS = "reduce_scatter", "all_gather", "replicas"
 
 
 @dataclass(frozen=True)
 class Way:
     """A collective: for each parameter a decision, and its codec (None: uncompressed)."""
 
+    strategy: str
     decisions: tuple[Decision, ...]
     codecs: tuple[Codec | None, ...]
 
 
 def ways_of(
-    asked: Mapping[str, tuple[str, Compressor]],
+    asked: Mapping[str, Compressor],
     params: Sequence[Param],
     options: Options,
     placement: Placement,
-    ranks: int,
+    ranks: Mapping[str, int],
 ) -> dict[str, Way]:
-    """The collectives by strategy, without those that stay native.
+    """The collectives by argument of `hipress.shard`, without those that stay native.
 
-    asked: argument's name and value by strategy. Raises ConfigError for codecs that cannot carry
-    rows, or would lose what they keep for the next step.
+    asked: values of these arguments. ranks: of each. Raises ConfigError for codecs that cannot
+    carry rows, or would lose what they keep for the next step.
     """
     ruled = rules.compiled(options, placement.target)
     assigned = rules.assign(ruled, params)
     ways: dict[str, Way] = {}
-    for strategy, (argument, wanted) in asked.items():
+    for argument, wanted in asked.items():
         try:
             codec = rules.codec_of(wanted, placement.target)
         except ConfigError as error:
             raise ConfigError(f"{argument}: {error}") from error
         if codec is None:
             continue
-        _refuse(codec, strategy, argument, placement)
-        for rule in ruled:
-            if rule.codec is not None:
-                _refuse(rule.codec, strategy, rule.why, placement)
+        strategy = {REDUCE_SCATTER: PUSH, ALL_GATHER: PULL}.get(argument) or strategy_for(codec)
+        others = [(rule.why, rule.codec) for rule in ruled if rule.codec is not None]
+        for why, each in ((argument, codec), *others):
+            _refuse(each, argument, why, strategy, ranks[argument])
+            placement.refuse(each, strategy)
         chosen = [
-            _decide(p, assigned.get(p.index), codec, strategy, options, ranks) for p in params
+            _decide(param, assigned.get(param.index), codec, strategy, options, ranks[argument])
+            for param in params
         ]
-        ways[strategy] = Way(*(tuple(each) for each in zip(*chosen, strict=True)))
+        ways[argument] = Way(strategy, *(tuple(each) for each in zip(*chosen, strict=True)))
     return ways
 
 
@@ -76,22 +92,24 @@ def _decide(
     return decision, None if decision.codec is None else wanted
 
 
-def _refuse(codec: Codec, strategy: str, argument: str, placement: Placement) -> None:
-    """Raise ConfigError for a codec that cannot carry rows of a sharded model."""
-    placement.refuse(codec, strategy)
+def _refuse(codec: Codec, argument: str, why: str, strategy: str, ranks: int) -> None:
+    """Raise ConfigError for a codec that cannot carry rows of a sharded model. why: the argument or
+    rule that names it."""
     if codec.for_shape((64, 64)).digest != codec.digest or codec.rounds:
-        why = "works on a matrix or in rounds, and a rank's row of a sharded model is flat"
-    elif codec.states:
+        reason = "works on a matrix or in rounds, and a rank's row of a sharded model is flat"
+    elif codec.vote or codec.difference is not None:
+        reason = "has payloads that vote or are differences, which shards do not add up"
+    elif codec.states and argument != REPLICAS:
         kept = ", ".join(state.name for state in codec.states)
-        why = (
-            f"keeps states ({kept}), which for a sharded model would take the memory of unsharded "
+        reason = (
+            f"keeps states ({kept}), which for {argument} would take the memory of unsharded "
             "gradients on each rank"
         )
-    elif refuses(strategy, codec) is not None:
-        why = "has payloads that vote or are differences, which no owner can add up"
+    elif refusal := refuses(strategy, codec) or refuse_workers(codec, ranks):
+        raise ConfigError(f"{why}: {refusal}")
     else:
         return
     raise ConfigError(
-        f"{argument}: compressor {codec.name!r} {why}; use one without states, such as "
+        f"{why}: compressor {codec.name!r} {reason}; use one without states, such as "
         "'int4_group' or 'int8_group'"
     )

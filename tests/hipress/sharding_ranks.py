@@ -70,12 +70,14 @@ def fit(
     model: nn.Module, rank: int, steps: int = 4, *, micro: int = 1, first: int = 0, **how
 ) -> list[float]:
     """Losses of steps by AdamW. micro: backward passes a step, of which the last one sends; how:
-    twice (two that send), skips (a branch is left out in odd steps), clip."""
+    twice (two that send), partly (all send, the last one between replicas), skips (a branch is left
+    out in odd steps), clip."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
     for step in range(first, first + steps):
         for number in range(micro):
             if micro > 1 and not how.get("twice"):
-                model.set_requires_gradient_sync(number == micro - 1)
+                some = "all_reduce" if how.get("partly") else "gradient_sync"
+                getattr(model, f"set_requires_{some}")(number == micro - 1)
             seed = 1000 * step + 10 * number + rank
             words = torch.randint(50, (4, 8), generator=torch.Generator().manual_seed(seed))
             loss = model(words, branch=not (how.get("skips") and step % 2))
@@ -160,6 +162,59 @@ def kept_in_halves(rank, world_size):
     return pair
 
 
+def grid():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+def between(mesh, codec, **options):
+    """A sharded model whose replicas are averaged by hipress."""
+    group = mesh["replicate"].get_group()
+    model = sharded(Net(), mesh=mesh["shard"])
+    return hipress.shard(
+        model, reduce_scatter=None, all_gather=None, replicas=codec, replica_group=group, **options
+    )
+
+
+def beside_hsdp(rank, world_size):
+    """Losses and shards by case, of HSDP and of hipress without compression."""
+    mesh, found = grid(), {}
+    for case in ("steps", "a branch without gradient", "partly averaged"):
+        pair = []
+        for ours in (False, True):
+            model = between(mesh, "none", exclude=()) if ours else sharded(Net(), mesh=mesh)
+            if case == "partly averaged":
+                losses = fit(model, rank, micro=3, partly=True)
+            else:
+                losses = fit(model, rank, **CASES[case][2])
+            pair.append((losses, shards(model)))
+        found[case] = pair
+        hipress.detach(model)
+    return found
+
+
+def replicas(rank, world_size):
+    """Losses, shards, True if a resumed training has the same bits, and the report of replicas that
+    are averaged at one bit, with a branch that some steps leave out."""
+    mesh = grid()
+    model = between(mesh, "onebit_group", min_size=0)
+    losses = fit(model, rank, 20, skips=True)
+    held = shards(model)
+    weights = {name: local(p).clone() for name, p in model.state_dict().items()}
+    saved = hipress.state_dict(model)
+    more = fit(model, rank, 3, first=20, skips=True), shards(model)
+    report = hipress.report(model)
+    hipress.detach(model)
+
+    again = between(mesh, "onebit_group", min_size=0)
+    for name, values in again.state_dict().items():
+        local(values).copy_(weights[name])
+    hipress.load_state_dict(again, saved)
+    resumed = (fit(again, rank, 3, first=20, skips=True), shards(again)) == more
+    moved = {**saved, "place": [0, 5, 0, 2]}
+    other = raised_by(hipress.load_state_dict, again, moved)
+    return losses, held, resumed, report.to_dict(), sorted(saved["state"]), other
+
+
 def gathered(model: nn.Module) -> str:
     """A digest of the weights as a forward pass uses them."""
     digest = hashlib.sha256()
@@ -217,7 +272,10 @@ def refused(rank, world_size):
     own, first = [dist.new_group([each]) for each in range(world_size)], Net()
     fully_shard(first.blocks[0], mesh=dist.DeviceMesh.from_group(own[rank], "cpu"))
     fully_shard(first, mesh=mesh)
-    old = sharded(Net())
+    old, hooked = sharded(Net()), sharded(Net())
+    hooked.blocks[1].set_all_reduce_hook(lambda output: None)
+    both = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
+    hsdp = sharded(Net(), mesh=both)
     wrong = {
         "rounds": (made, {"reduce_scatter": "powersgd"}),
         "a rule": (made, {"rules": {"*.weight": "powersgd"}}),
@@ -234,6 +292,9 @@ def refused(rank, world_size):
         "custom": (other, {}),
         "symmetric": (symmetric, {}),
         "meshes": (first, {}),
+        "a group alone": (made, {"replica_group": dist.group.WORLD}),
+        "replicas of HSDP": (hsdp, {"replicas": "int4_group", "replica_group": dist.group.WORLD}),
+        "hooked": (hooked, {}),
         "torch": (old, {}),
     }
     found = {}

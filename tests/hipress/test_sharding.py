@@ -33,11 +33,32 @@ def test_ranks_compute_with_the_same_bits_of_compressed_weights(size):
         assert exact
         assert resumed
         assert report["bytes_sent"] < report["native_bytes"] / 3
-        codecs = {each["name"]: each["codec"] for each in report["gradients"]}
+        codecs = {each["name"]: each["codec"] for each in report["decisions"]["reduce_scatter"]}
         assert codecs["head.weight"] == "int8_group"
         assert codecs["blocks.1.first.weight"] == "int4_group"
         assert codecs["blocks.1.first.bias"] is codecs["blocks.1.norm.weight"] is None
         assert "int8_group  pull" in text
+
+
+def test_uncompressed_replicas_are_those_of_hsdp_bit_for_bit():
+    for found in launch(ranks.beside_hsdp, 4):
+        for case, (native, ours) in found.items():
+            assert ours == native, case
+
+
+@pytest.mark.slow
+def test_replicas_of_one_bit_stay_the_same_and_learn():
+    results = launch(ranks.replicas, 4)
+    assert [held for _, held, *_ in results[:2]] == [held for _, held, *_ in results[2:]]
+    for losses, _, resumed, report, kept, other in results:
+        assert losses[-1] < 0.9 * losses[0]
+        assert resumed
+        assert report["bytes_sent"] < report["native_bytes"] / 5
+        assert report["state_bytes"] > 0
+        assert "blocks.1.branch.weight" in kept
+        assert "blocks.1.norm.weight" not in kept
+        assert other.kind == "StateError"
+        assert "[0, 5, 0, 2]" in other.message
 
 
 def test_a_rank_that_ends_is_named(tmp_path):
@@ -76,7 +97,7 @@ def test_what_cannot_be_sharded_is_refused():
         flat = "works on a matrix or in rounds, and a rank's row of a sharded model is flat"
         assert f"reduce_scatter: compressor 'powersgd' {flat}" in texts["rounds"]
         assert f"rule '*.weight': compressor 'powersgd' {flat}" in texts["a rule"]
-        assert "keeps states (residual)" in texts["states"]
+        assert "keeps states (residual), which for reduce_scatter" in texts["states"]
         assert "payloads that vote" in texts["votes"]
         assert "all_gather: unknown compressor 'int8_grup'" in texts["unknown"]
         assert "takes no bucket_cap_mb: it is an argument of Distributed" in texts["buckets"]
@@ -89,6 +110,9 @@ def test_what_cannot_be_sharded_is_refused():
         assert "'the model' has a custom collective, function" in texts["custom"]
         assert "leave set_symm_mem_for_comm out" in texts["symmetric"]
         assert "'blocks.0' is sharded over ranks" in texts["meshes"]
+        assert "replicas= and replica_group= go together" in texts["a group alone"]
+        assert "FSDP2 averages the replicas of this model itself" in texts["replicas of HSDP"]
+        assert "'blocks.1' has an all-reduce hook" in texts["hooked"]
         assert "has no FSDPModule.set_custom_all_of_it" in texts["torch"]
         assert "torch 2.9 is the first" in texts["torch"]
         for name in ("again", "part"):
