@@ -41,6 +41,7 @@ from hipress.auto.places import Places
 from hipress.auto.registry import Registry
 from hipress.auto.search import Search
 from hipress.auto.workload import timed
+from hipress.engine.owned import Spans
 from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError, StateError
 from hipress.model.params import describe
@@ -167,7 +168,9 @@ def states() -> Trial:
         codec = compile_codec(name, {}, "cpu")
         wanted = options.make(name, min_size=0)
         residuals = Residuals(
-            params, fixed_plan(params, codec, wanted, TWO), {p.index for p in params}
+            params,
+            fixed_plan(params, codec, wanted, TWO),
+            {p.index: Spans([(0, p.numel)]) for p in params},
         )
         residuals.place_all()
         made.append((residuals, checkpoint.export(residuals, 3, 0, 2)))

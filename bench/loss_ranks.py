@@ -160,10 +160,10 @@ class Averaged(AbstractContextManager["Averaged"]):
             if optimizer.samples:
                 squares = [self._square(gradient) for gradient in gradients]
                 middle = (max(squares) + min(squares)) / 2
-                optimizer.rank_square = torch.tensor(middle, dtype=torch.float32)
+                optimizer.phase.rank_square = torch.tensor(middle, dtype=torch.float32)
             return self._before(gradients, step)
         for gradient in gradients:
-            optimizer.forget()  # that the rank before has entered it
+            optimizer.phase.clear()  # that the rank before has entered it
             self._hand(gradient)
         return self._after(gradients, step)
 
@@ -171,8 +171,8 @@ class Averaged(AbstractContextManager["Averaged"]):
         """The squared norm of a rank's gradient, as an engine has it."""
         self._hand(gradient)
         self._momentum.arrived()
-        assert self._optimizer.rank_square is not None
-        return float(self._optimizer.rank_square)
+        assert self._optimizer.phase.rank_square is not None
+        return float(self._optimizer.phase.rank_square)
 
     def _hand(self, gradient: Tensor) -> None:
         """Hand over a rank's gradient, as an engine does; its momentum is added after a freeze."""

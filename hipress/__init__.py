@@ -8,6 +8,7 @@
     sync = hipress.Synchronizer(model, "dgc")        # without DDP: sync.step() ends a step
     gossip = hipress.Gossip(model, "int4_group")     # parameters, with neighbours only
     hipress.shard(model)                             # a model of FSDP2's fully_shard
+    outer = hipress.Outer(model, optimizer, every=100)  # weights, once in 100 steps
     model = hipress.wrap(model, policy=hipress.GraVAC("topk", ratios=(0.1, 0.01, 0.001)))
     state = hipress.state_dict(ddp); hipress.load_state_dict(ddp, state)
     print(hipress.report(ddp))
@@ -34,8 +35,11 @@ from hipress.frontends.consensus import consensus_distance
 from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
 from hipress.frontends.wrapping import attach, wrap
+from hipress.outer.outer import Outer
+from hipress.outer.schedule import OuterSGD
 from hipress.policies.policies import Accordion, GraVAC, Warmup
 from hipress.sharding.shard import shard
+from hipress.stateful import Stateful
 
 __all__ = [
     "Accordion",
@@ -46,8 +50,11 @@ __all__ = [
     "Gossip",
     "GraVAC",
     "HipressError",
+    "Outer",
+    "OuterSGD",
     "RankLost",
     "StateError",
+    "Stateful",
     "SyncError",
     "Synchronizer",
     "Warmup",

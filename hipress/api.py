@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import torch
@@ -20,7 +19,8 @@ from hipress.frontends.synchronizer import Synchronizer
 from hipress.model.params import as_ddp
 from hipress.model.shards import fsdp_parts
 from hipress.model.torch_modes import ordinary
-from hipress.ranks.link import Agreement, sum_over
+from hipress.outer import outer_state
+from hipress.outer.outer import Outer
 from hipress.session import SESSIONS, Session, plain_options
 from hipress.sharding.shard import sharding_of
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from hipress.control.plan_controller import PlanController
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
+    from hipress.outer.outer_report import OuterReport
     from hipress.reporting.report import Report
     from hipress.sharding.shard_report import ShardReport
 
-Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip | nn.Module
+Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip | Outer | nn.Module
 
 
 def detach(ddp: Synchronized) -> None:
@@ -43,6 +44,9 @@ def detach(ddp: Synchronized) -> None:
     Synchronizer's `step` raises ConfigError. Raises StateError within a backward pass (from a hook,
     for example) whose gradients still travel.
     """
+    if isinstance(ddp, Outer):
+        ddp.close()
+        return
     if (sharding := sharding_of(ddp)) is not None:
         sharding.detach()
         return
@@ -59,11 +63,15 @@ def detach(ddp: Synchronized) -> None:
 
 
 @overload
+def report(ddp: Outer) -> OuterReport: ...
+@overload
 def report(ddp: DistributedDataParallel | Synchronizer | Gossip) -> Report: ...
 @overload
 def report(ddp: nn.Module) -> Report | ShardReport: ...
-def report(ddp: Synchronized) -> Report | ShardReport:
+def report(ddp: Synchronized) -> Report | ShardReport | OuterReport:
     """Choices, bytes and times so far; print it, or take its `to_dict()`."""
+    if isinstance(ddp, Outer):
+        return ddp.report()
     from hipress.reporting.measured import measure_of
     from hipress.reporting.report import Report
 
@@ -120,7 +128,7 @@ def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
     """This rank's step counter and residuals, by parameter name; call it between steps.
 
     Residuals differ between ranks: save one file per rank, or use torch.distributed.checkpoint with
-    a key per rank. With `portable` the state is the same on all ranks, which must all call this,
+    hipress.Stateful. With `portable` the state is the same on all ranks, which must all call this,
     and loads with any number of ranks, codec and strategy; no gradient is lost, but a training does
     not go on bit for bit. The state holds only tensors, numbers and texts, so
     torch.load(weights_only=True) reads it.
@@ -130,46 +138,39 @@ def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
     """
     from hipress.engine.residuals import Residuals
     from hipress.state import checkpoint
+    from hipress.state.portable import export_portable
 
+    if isinstance(ddp, Outer):
+        return outer_state.export(ddp, portable=portable)
     if (sharding := sharding_of(ddp)) is not None:
         return sharding.state_dict()
     session = _session(_target(ddp))
     _refuse_unfinished(session)
-    rank, size = session.rank, session.world_size
-    if session.engine is None:
-        empty = Residuals(session.params, session.plan)
-        return checkpoint.export(empty, session.loaded_step, rank, size)
-    engine = session.engine
-    if portable and isinstance(ddp, Gossip):
+    engine, size = session.engine, session.world_size
+    if engine is not None and portable and isinstance(ddp, Gossip):
         raise StateError(
-            "Gossip has no portable state: it holds estimates of these ranks' parameters. Make a "
-            "new Gossip, which begins with the parameters"
+            "Gossip has no portable state: it holds estimates of these ranks' parameters. Average "
+            "the parameters (hipress.all_reduce with compressor 'none'), save them once, and make "
+            "a new Gossip, which begins with them"
         )
-    measured = "" if engine.tuner is None else engine.tuner.state()
-    if portable:
-        from hipress.state.portable import export_portable
-
-        residuals = engine.buckets.residuals
-        mean = partial(_mean, Agreement(session.coordinator, "states"))
-        return export_portable(residuals, engine.step, engine.owed, measured, mean)
-    return checkpoint.export(
-        engine.buckets.residuals, engine.step, rank, size, engine.owed, measured
-    )
-
-
-def _mean(ranks: Agreement, values: torch.Tensor) -> torch.Tensor:
-    """The mean of float32 values over the ranks, the same on each."""
-    total = values.double()
-    ranks.run(lambda group: sum_over(total, group), "averaging states for a checkpoint")
-    return total.div_(ranks.size).float()
+    if engine is None:
+        residuals, step, measured = Residuals(session.params, session.plan), session.loaded_step, ""
+        owed = {} if session.carried is None else session.carried.owed
+    else:
+        residuals, step, owed = engine.buckets.residuals, engine.step, engine.owed
+        measured = "" if engine.tuner is None else engine.tuner.state()
+    if portable or (size == 1 and not isinstance(ddp, Gossip)):  # one rank's state is that of all
+        return export_portable(residuals, step, owed, measured, session.mean)
+    return checkpoint.export(residuals, step, session.rank, size, owed, measured)
 
 
 @ordinary()
 def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Continue from a state of `state_dict`, bit for bit.
+    """Continue from a state of `state_dict`: bit for bit with scope "tensor", the same world size
+    and strategy. A portable state fits any: what it had not delivered is added to each rank's next
+    gradient, also where nothing is compressed.
 
-    That holds for scope "tensor" with the same world size and strategy. Every rank must call this,
-    between the same two steps, with states of the same step.
+    Every rank must call this, between the same two steps, with states of the same step.
 
     Raises StateError listing all entries that do not fit (with `strict=False` these start from
     zero), and during a step or after one failed. Raises ConfigMismatch if ranks' states are of
@@ -180,21 +181,25 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     from hipress.engine.residuals import Residuals
     from hipress.state import checkpoint
     from hipress.state.checkpoint_format import check_format
+    from hipress.state.portable import load_measured, portable_params
 
+    if isinstance(ddp, Outer):
+        return outer_state.restore(ddp, state)
     if (sharding := sharding_of(ddp)) is not None:
         return sharding.load_state_dict(state)
-    session = _session(_target(ddp))
+    ddp = _target(ddp)
+    session = _session(ddp)
     _refuse_unfinished(session)
     engine = session.engine
     try:
         check_format(state)
         portable = state.get("portable", False)
+        if portable and isinstance(ddp, Gossip):
+            raise StateError("Gossip averages parameters: it cannot deliver a portable state")
         buckets = None if engine is None else _buckets_for(engine, state)
         residuals = buckets.residuals if buckets else Residuals(session.params, session.plan)
         if portable:
-            from hipress.state.portable import fitting as fits
-
-            fitting = fits(residuals, state, strict=strict)
+            fitting = portable_params(residuals, state, strict=strict)
         else:
             fitting = checkpoint.validate(
                 residuals, state, session.rank, session.world_size, strict
@@ -212,10 +217,15 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
         checkpoint.restore(residuals, state, fitting)
         if session.loaded is not None:
             session.loaded(residuals)
-        session.loaded_step = state["step"]
+        session.loaded_step, owed = state["step"], checkpoint.owed_of(residuals, state)
+        measured = state.get("measured", "")
+        if portable:  # of any policy, or none
+            load_measured(None if engine is None else engine.tuner, measured)
+            measured = ""
         if engine is not None and buckets is not None:
-            owed = checkpoint.owed_of(residuals, state)
-            engine.resume(session.loaded_step, buckets, owed, state.get("measured", ""))
+            engine.resume(session.loaded_step, buckets, owed, measured)
+        else:
+            session.carry(owed, [*_named(ddp, session).values()])
     except ConfigMismatch:  # on every rank
         raise
     except BaseException as error:  # a KeyboardInterrupt, too: another rank may have loaded it
@@ -237,9 +247,24 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     return engine.planned(plan)
 
 
+def compressible_parameters(ddp: Synchronized) -> dict[str, torch.Tensor]:
+    """Parameters of which a state may hold undelivered gradients, by name."""
+    session = _session(_target(ddp))
+    named = _named(_target(ddp), session)
+    return {param.name: named[param.name] for param in session.params if param.compressible}
+
+
+def _named(ddp: Any, session: Session) -> dict[str, torch.Tensor]:
+    """The synchronized parameters by name, in their order."""
+    plain = isinstance(ddp, Synchronizer | Gossip)
+    module = compat.uncompiled(ddp.module) if plain else ddp.module
+    named = dict(module.named_parameters())
+    return {param.name: named[param.name] for param in session.params}
+
+
 def _target(module: Synchronized) -> Any:
     """The key of its session: the DDP module, the Synchronizer or the Gossip."""
-    if isinstance(module, Synchronizer | Gossip):
+    if isinstance(module, Synchronizer | Gossip | Outer):
         return module
     known = isinstance(module, DistributedDataParallel) or not isinstance(module, nn.Module)
     if not known and any(fsdp_parts(module)):

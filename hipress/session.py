@@ -21,6 +21,7 @@ from torch import nn
 from hipress import __version__, compat
 from hipress.control.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
 from hipress.engine import momentum
+from hipress.engine.carried import Carried
 from hipress.engine.engine import Engine
 from hipress.engine.momentum import Momentum
 from hipress.engine.world import World
@@ -40,6 +41,7 @@ from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import job, nodes
 from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import Agreement, sum_over
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -71,7 +73,9 @@ class Session:
     engine: Engine | None = None
     finalizer: Any = None
     loaded_step: int = 0  # of a loaded state, if there is no engine
+    carried: Carried | None = None  # what that state had not delivered, if there is no engine
     loaded: Callable[[Residuals], None] | None = None  # called with loaded residuals
+    agreement: Agreement | None = None  # for averages of states, from the first one on
     taken: Taken | None = None  # parameters, to detect changes
 
     @property
@@ -132,6 +136,23 @@ class Session:
         self.engine = engine
         self.finalizer = weakref.finalize(owner, _end, engine, release)
 
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean of float32 values over the ranks, the same on each; all must call this."""
+        if self.world_size == 1:
+            return values
+        if self.agreement is None:
+            self.agreement = Agreement(self.coordinator, "states")
+        total = values.double()
+        what = "averaging states for a checkpoint"
+        self.agreement.run(lambda group: sum_over(total, group), what)
+        return total.div_(self.world_size).float()
+
+    def carry(self, owed: Mapping[int, torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+        """Add what a loaded state owes to the next gradients, where there is no engine."""
+        if self.carried is not None:
+            self.carried.close()
+        self.carried = Carried(owed, self.params, parameters)
+
     @contextmanager
     def failing(self, what: str) -> Iterator[None]:
         """Make any error inside end the session on all ranks."""
@@ -144,6 +165,10 @@ class Session:
 
     def close(self) -> None:
         """End threads and groups; the module is then synchronized by DDP alone, or not at all."""
+        if self.carried is not None:
+            self.carried.close()
+        if self.agreement is not None:
+            self.agreement.close()
         if self.finalizer is not None:
             self.finalizer()
 
@@ -230,7 +255,7 @@ def prepare(
             facts = {**facts, "momentum": optimizer.facts}
         ruled = rules.compiled(options, placement.target)
         rules.assign(ruled, params)
-    ours = _facts(params, options, codecs, ruled, placement)
+    ours = facts_of(params, options, codecs, ruled, placement)
     places = coordinator.require_equal({**ours, **facts}, nodes.place())
     with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
         topology = nodes.topology_of(options.topology, places, coordinator.ranks)
@@ -277,7 +302,7 @@ def _tell_loss(options: Options) -> None:
         )  # fmt: skip
 
 
-def _facts(
+def facts_of(
     params: tuple[Param, ...],
     options: Options,
     codecs: Mapping[str, Codec],

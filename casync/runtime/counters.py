@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Sums
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from casync.building.tasks import Decode, Encode, Follow, Merge, Recv, Reduce, Send
@@ -35,25 +35,15 @@ class Counters:
     wait_seconds: float = 0.0  # compute lane idle while a job was under way
     job_seconds: float = 0.0  # from submit to completion, summed over jobs
 
-    def count(self, job: Job, index: int, seconds: float) -> None:
-        """Add a finished task that took `seconds`."""
-        task, slot = job.prepared.members[index][-1], job.prepared.slots[index]
-        match task:
-            case Encode():
-                self.encode_seconds += seconds
-            case Decode() | Merge() | Follow():
-                self.decode_seconds += seconds
-            case Send():
-                self.bytes_sent += job.prepared.size(index)
-                self.bytes_spared += slot.spared
-                self.bytes_exact += slot.size if slot.exact else 0
-                self.messages_sent += 1
-            case Recv():
-                self.bytes_received += job.prepared.size(index)
-                self.messages_received += 1
-            case Reduce():
-                self.bytes_reduced += job.prepared.payloads.reduce_bytes(job.tasks[index])
-                self.reduces += 1
+    def count(self, job: Job, done: Sequence[int], seconds: float) -> None:
+        """Add finished tasks, a single one or all transfers of a slot, that took `seconds`."""
+        amounts = job.prepared.counted.get(done[0])
+        if amounts is None:
+            amounts = _amounts(job, done)
+            if job.prepared.constant:
+                job.prepared.counted[done[0]] = amounts
+        for name, more in amounts.items():
+            setattr(self, name, getattr(self, name) + (more if more is not None else seconds))
 
     def __add__(self, other: Counters) -> Counters:
         """Sums of two executors of a rank."""
@@ -78,3 +68,31 @@ class Counters:
         2 (N-1)/N of its size."""
         share = 2 * (self.world_size - 1) / self.world_size
         return self.bytes_sent - self.bytes_spared + share * self.bytes_reduced
+
+
+def _amounts(job: Job, done: Sequence[int]) -> dict[str, int | None]:
+    """Amounts of tasks, by counter; None for their seconds."""
+    found, prepared = dict[str, int | None](), job.prepared
+
+    def add(**more: int) -> None:
+        found.update({name: (found.get(name) or 0) + amount for name, amount in more.items()})
+
+    for index in done:
+        task, slot = prepared.members[index][-1], prepared.slots[index]
+        match task:
+            case Encode():
+                found["encode_seconds"] = None
+            case Decode() | Merge() | Follow():
+                found["decode_seconds"] = None
+            case Send():
+                add(
+                    bytes_sent=prepared.size(index),
+                    bytes_spared=slot.spared,
+                    bytes_exact=slot.size if slot.exact else 0,
+                    messages_sent=1,
+                )
+            case Recv():
+                add(bytes_received=prepared.size(index), messages_received=1)
+            case Reduce():
+                add(bytes_reduced=prepared.payloads.reduce_bytes(job.tasks[index]), reduces=1)
+    return found

@@ -112,7 +112,9 @@ class Executor:
         # jobs under way, in the order in which they were submitted
         self._queued, self._running = deque[Job](), dict[int, Job]()
         self._sequence = self._step = 0
-        progress = Progress(self._advance, self._fail, self._idle, self._ended, options)
+        progress = Progress(
+            self._advance, self._issued, self._fail, self._idle, self._ended, options
+        )
         # None once closed: see close()
         self._transport: Transport | SlotTransport | None = transport
         self._lanes: Lanes | None
@@ -213,26 +215,43 @@ class Executor:
             lanes = self._lanes
             if lanes is None or self._state is not State.OPEN:
                 return  # buckets belong to their callers again
+            self._count(job, done, begin, end)
             waits, unlocks = job.waits, job.prepared.program.unlocks
             for index in done:
-                self._counters.count(job, index, end - begin)
-                if self.trace is not None:
-                    self.trace.append(TraceEvent(job.sequence, job.tasks[index], begin, end))
                 for following in unlocks[index]:
                     waits[following] -= 1
                     if not waits[following]:
                         ready.append(following)
             job.left -= len(done)
             over = not job.left  # for one thread only
-            if over:
-                self._counters.job_seconds += end - job.started
-                if self.trace is not None:
-                    self.trace.append(TraceEvent(job.sequence, None, job.started, end))
         if ready:
             lanes.issue(job, ready)
         if over:
-            lanes.finish(job, partial(self._free, job), partial(self._complete, job))
-            self._start(lanes)
+            self._over(lanes, job, end)
+
+    def _issued(self, job: Job, times: Sequence[tuple[Sequence[int], float, float]]) -> None:
+        """Go on after a lane has issued all tasks of a job."""
+        with self._lock:
+            lanes = self._lanes
+            if lanes is None or self._state is not State.OPEN:
+                return
+            for done, begin, end in times:
+                self._count(job, done, begin, end)
+        self._over(lanes, job, times[-1][2])
+
+    def _count(self, job: Job, done: Sequence[int], begin: float, end: float) -> None:
+        self._counters.count(job, done, end - begin)
+        if self.trace is not None:
+            self.trace += [TraceEvent(job.sequence, job.tasks[i], begin, end) for i in done]
+
+    def _over(self, lanes: Lanes, job: Job, end: float) -> None:
+        """Complete a job whose tasks are all done, or issued, and start the next."""
+        with self._lock:
+            self._counters.job_seconds += end - job.started
+            if self.trace is not None:
+                self.trace.append(TraceEvent(job.sequence, None, job.started, end))
+        lanes.finish(job, partial(self._free, job), partial(self._complete, job))
+        self._start(lanes)
 
     def _free(self, job: Job) -> None:
         """Let the job's program run again."""

@@ -34,8 +34,6 @@ class DeviceRun:
 
     begun: Any  # the mark after which the bucket is filled
     marks: list[Any]  # the end of each task on its stream
-    missing: list[int]  # transfers that are not ready yet, by group
-    turn: int = 0  # number of the first group that is not issued yet
     captured: bool = False  # True while its tasks are captured, not run: see capture.py
 
 
@@ -110,6 +108,8 @@ class Progress:
     """Callbacks of lanes, and what they run by."""
 
     done: Callable[[Job, Sequence[int], float], None]  # tasks, and their begin (perf_counter)
+    #: all tasks of a job, in order: those that were issued at once, begin and end (perf_counter)
+    issued: Callable[[Job, Sequence[tuple[Sequence[int], float, float]]], None]
     failed: Callable[[Job, int, Exception], None]  # a task, and its error
     idle: Callable[[float], None]  # seconds in which the compute lane had no work
     ended: threading.Event  # set by the first error and by close(): run no more tasks

@@ -8,16 +8,20 @@ next then waits for the event `ended`.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import cached_property
+from itertools import chain
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
 from casync.building.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task, members
 from casync.codec import Codec
+from casync.errors import DeadlockError
 from casync.graph.graph import Program
 from casync.graph.joining import Bulk, joined
 from casync.graph.plan import BATCH_BYTES
@@ -29,7 +33,7 @@ from casync.runtime.payloads import Payloads
 from casync.runtime.steps import Steps, TaskFn
 from casync.transports import Transfer
 
-__all__ = ["FLOATS", "Channel", "Events", "Prepared", "Setting", "prepare"]
+__all__ = ["FLOATS", "Channel", "Events", "Issue", "Prepared", "Setting", "prepare"]
 
 #: operations that complete in the order of their posts: verb, peer, and the peer's channel
 Channel: TypeAlias = tuple[str, int, int]
@@ -72,7 +76,6 @@ def prepare(program: Program, dtype: torch.dtype, setting: Setting) -> Prepared:
         payloads=payloads,
         steps=[steps.of(i, task) for i, task in enumerate(program.tasks)],
         after=after,
-        groups=[] if setting.tags else _groups(program.tasks, after),
         constant=not setting.tags and not payloads.varying,
     )
 
@@ -116,7 +119,6 @@ class Prepared:
     payloads: Payloads
     steps: list[TaskFn | None]  # None for tasks of other lanes
     after: list[list[int]]  # positions of the tasks that each waits for
-    groups: list[Group]  # transfers of each slot, in order; () with tags
     constant: bool  # True if messages have the same bytes in every step
     busy: bool = False  # True while a run is under way
     ended: Any = None  # on a device: the mark at the end of the last run
@@ -134,12 +136,18 @@ class Prepared:
         self.members = [members(task) for task in program.tasks]
         self.channels = [_channel(task) for task in program.tasks]
         self.sends = sum(isinstance(task, Send) for task in program.tasks)
-        self.group_of = {i: n for n, group in enumerate(self.groups) for i in group.members}
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
         self.leaving = [_leaving(task, self.payloads) for task in program.tasks]
+        self.last = [i for i, following in enumerate(program.unlocks) if not following]
+        self.counted: dict[int, Mapping[str, int | None]] = {}  # see Counters.count
         self._names: dict[int, str] = {}
         self._sizes: dict[int, int] = {}
         self._transfers: dict[int, Transfer] = {}
+
+    @cached_property
+    def order(self) -> list[Issue]:
+        """Without tags: all work, in the order in which it is issued. Raises DeadlockError."""
+        return issues(self.program, self.after)
 
     def remember(self) -> None:
         """Copy lengths to the host after a run: [Note: lengths that vary] in capacity.py."""
@@ -214,19 +222,65 @@ def _leaving(task: Task, payloads: Payloads) -> Sequence[StagedSlot]:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Transfers of a slot: their positions, and those of all tasks that they wait for."""
+class Issue:
+    """Work that is issued at once: a task that computes, or the transfers of a slot."""
 
-    members: list[int]
-    after: list[int]
+    members: list[int]  # positions of tasks
+    after: list[int]  # positions of those that all of them wait for
+    transfers: bool
 
 
-def _groups(tasks: Sequence[Task], after: Sequence[Sequence[int]]) -> list[Group]:
-    """The group of each slot, in the order of slots."""
+def issues(program: Program, after: Sequence[Sequence[int]]) -> list[Issue]:
+    """A rank's work without tags, in the order in which it is always issued: tasks in the program's
+    order, as soon as all that they wait for is issued, and slots in theirs.
+
+    Raises DeadlockError if a slot's turn has come and no remaining task can get it ready.
+    """
+    groups, waits = _groups(program.tasks, after), [*program.waits]
+    group_of = {i: number for number, group in enumerate(groups) for i in group.members}
+    missing = [sum(waits[i] > 0 for i in group.members) for group in groups]
+    ready = [i for i, count in enumerate(waits) if not count and i not in group_of]
+    order, turn = list[Issue](), 0
+    while ready or turn < len(groups):
+        whole = turn < len(groups) and not missing[turn]
+        if whole and not (ready and ready[0] < groups[turn].members[0]):
+            issue, turn = groups[turn], turn + 1
+        elif ready:
+            index = heapq.heappop(ready)
+            issue = Issue([index], [*after[index]], transfers=False)
+        else:
+            _refuse_stuck([program.tasks[i] for i in groups[turn].members if waits[i]])
+        order.append(issue)
+        for following in chain.from_iterable(program.unlocks[i] for i in issue.members):
+            waits[following] -= 1
+            if waits[following]:
+                continue
+            if following in group_of:
+                missing[group_of[following]] -= 1
+            else:
+                heapq.heappush(ready, following)
+    return order
+
+
+def _refuse_stuck(late: Sequence[Task]) -> NoReturn:
+    first = late[0]
+    assert isinstance(first, Send | Recv | Reduce)
+    raise DeadlockError(
+        f"rank {first.rank} is at slot {first.slot} and cannot send `{first.text()}`, "
+        "which needs data of a later slot",
+        tuple(task.text() for task in late),
+    )
+
+
+def _groups(tasks: Sequence[Task], after: Sequence[Sequence[int]]) -> list[Issue]:
+    """The transfers of each slot, in the order of slots."""
     found: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(tasks):
         if isinstance(task, Send | Recv | Reduce):
             found[task.slot].append(i)
     ways = {i: (tasks[i].part, tasks[i].payload) for group in found.values() for i in group}
     every = [sorted(found[slot], key=ways.__getitem__) for slot in sorted(found)]
-    return [Group(group, sorted({j for i in group for j in after[i]})) for group in every]
+    return [
+        Issue(group, sorted({j for i in group for j in after[i]}), transfers=True)
+        for group in every
+    ]

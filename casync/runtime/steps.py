@@ -93,11 +93,18 @@ class Steps:
         return self._encode(index, encodes, self._call(index, [taken]) if taken else None)
 
     def _call(self, index: int, turns: Sequence[Sequence[Task]], *, repeats: bool = True) -> Call:
-        tables = [self._pieces[index, task.part].table for task in turns[0]]
+        tables = [self._table(index, task) for task in turns[0]]
         numbers = [[task.payload for task in turn] for turn in turns]
         codec = cast(DeviceCodec, self._codecs[turns[0][0].codec])
         mine = None if self._memory.host else codec
         return Call(self._payloads, numbers, tables, mine, repeats=repeats)
+
+    def _table(self, index: int, task: Task) -> Ints:
+        """The table of a task's pieces, with their places in the states of its side."""
+        table, owned = self._pieces[index, task.part].table, self._parts[task.part].owned
+        if owned and isinstance(task, Encode) and task.side == "aggregator":
+            table = np.column_stack([table[:, :4], owned])
+        return table
 
     def _holding(self, codec: str) -> Callable[[Ints], Ints]:
         """The codec's `hold`, which copies constant numbers to the device once."""

@@ -35,13 +35,12 @@ from casync.building.tasks import (
     Recv,
     Reduce,
     Send,
-    Task,
-    members,
 )
-from casync.errors import DeadlockError, PeerTimeout
+from casync.errors import PeerTimeout
 from casync.memory import Memory
 from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.lanes import DeviceRun, Job, Progress
+from casync.runtime.prepared import Issue
 from casync.runtime.steps import TaskFn
 from casync.runtime.stream_order import Lane, Mark
 from casync.runtime.threads import Communication
@@ -50,6 +49,7 @@ from casync.transports import SlotTransport, Transport
 __all__ = ["StreamLanes"]
 
 _LOOK = 5e-5  # seconds between queries of an event
+_ALL = 0  # in place of a task: without tags a job is issued as a whole
 _LANES = {
     Encode: "encode", EncodeRound: "encode", Merge: "merge", Follow: "merge",
     Decode: "decode", DecodeRounds: "decode",
@@ -85,9 +85,8 @@ class StreamLanes:
         """Take a job whose bucket is filled, in the caller's stream."""
         mark = Lane(self._memory.caller()).mark(next(self._numbers), self._memory.event())
         begun = Mark(job.prepared.key, mark.number, mark.event, {})
-        missing = [len(group.members) for group in job.prepared.groups]
         marks, captured = [None] * len(job.tasks), job is self._captured
-        job.device = DeviceRun(begun, marks, missing, captured=captured)
+        job.device = DeviceRun(begun, marks, captured=captured)
         if job.prepared.ended is None:
             job.prepared.ended = begun
 
@@ -96,14 +95,14 @@ class StreamLanes:
             self._communication.put(job)
 
     def issue(self, job: Job, ready: Sequence[int]) -> None:
-        for index in ready:
-            task = job.tasks[index]
-            if not isinstance(task, Send | Recv | Reduce):
-                self._push(job, index)
-            elif self._communication is None:
-                self._put_transfer(job, index)
-            elif not isinstance(task, Recv):
-                self._communication.put((job, index))
+        if self._communication is None:
+            self._push(job, _ALL)
+        else:
+            for index in ready:
+                if not isinstance(job.tasks[index], Send | Recv | Reduce):
+                    self._push(job, index)
+                elif not isinstance(job.tasks[index], Recv):
+                    self._communication.put((job, index))
         self._run()
 
     def _run(self) -> None:
@@ -116,9 +115,8 @@ class StreamLanes:
 
     def finish(self, job: Job, free: Callable[[], None], complete: Callable[[], None]) -> None:
         lane, prepared, device = self._lanes["end"], job.prepared, job.device
-        last = [i for i, following in enumerate(prepared.program.unlocks) if not following]
         with self._lock:
-            lane.after(device.marks[i] for i in last)
+            lane.after(device.marks[i] for i in prepared.last)
             if prepared.varying:
                 lane.run(prepared.remember)
             prepared.ended = lane.mark(next(self._numbers), job.events.end)
@@ -194,15 +192,6 @@ class StreamLanes:
         with self._lock:
             heapq.heappush(self._ready, (job.sequence, index, job))
 
-    def _put_transfer(self, job: Job, index: int) -> None:
-        """Push the first and the last ready transfer of each group: the last issues it, and after
-        the first `_refuse_stuck` looks for the others."""
-        number = job.prepared.group_of[index]
-        first = job.device.missing[number] == len(job.prepared.groups[number].members)
-        job.device.missing[number] -= 1
-        if first or not job.device.missing[number]:
-            self._push(job, index)
-
     def _next(self) -> tuple[Job, int] | None:
         with self._lock:
             if self._issuing or not self._ready:
@@ -212,25 +201,45 @@ class StreamLanes:
         return job, index
 
     def _issue(self, job: Job, index: int) -> None:
-        task = job.tasks[index]
+        """Issue a task, or without tags the whole job."""
+        begin = time.perf_counter()
         try:
-            if not isinstance(task, Send | Recv | Reduce):
-                self._compute(job, index, task)
-            elif self._slots is None:
+            if self._slots is not None:
+                self._issue_all(job, self._slots)
+                return
+            if isinstance(job.tasks[index], Recv | Reduce):
                 self._enter(job, index)
             else:
-                self._exchange(job, self._slots)
-            self._refuse_stuck(job)
+                self._compute(job, index, job.prepared.after[index])
         except Exception as error:
             self._progress.failed(job, index, error)
+        else:
+            self._progress.done(job, (index,), begin)
 
-    def _compute(self, job: Job, index: int, task: Task) -> None:
+    def _issue_all(self, job: Job, transport: SlotTransport) -> None:
+        times, first = list[tuple[Sequence[int], float, float]](), 0
+        try:
+            for issue in job.prepared.order:
+                if self._progress.ended.is_set():
+                    return
+                first, begin = issue.members[0], time.perf_counter()
+                if issue.transfers:
+                    self._exchange(job, issue, transport)
+                else:
+                    self._compute(job, first, issue.after)
+                times.append((issue.members, begin, time.perf_counter()))
+        except Exception as error:
+            self._progress.failed(job, first, error)
+        else:
+            self._progress.issued(job, times)
+
+    def _compute(self, job: Job, index: int, after: Sequence[int]) -> None:
         """Issue an encode, merge or decode; payloads that travel then leave the device."""
-        begin, prepared = time.perf_counter(), job.prepared
+        prepared = job.prepared
         step = prepared.steps[index]
         assert step is not None  # only transfers have none
-        lane = self._lanes[_LANES[type(members(task)[-1])]]
-        lane.after([*self._before(job, job.prepared.after[index]), job.device.begun])
+        lane = self._lanes[_LANES[type(prepared.members[index][-1])]]
+        lane.after([*self._before(job, after), job.device.begun])
         with self._progress.options.span(prepared.spans[index]):
             lane.run(partial(self._take_effect, job, index, step))
         mark = job.device.marks[index] = lane.mark(next(self._numbers), job.events.of(index))
@@ -239,31 +248,25 @@ class StreamLanes:
             leave.after([mark])
             leave.run(slot.leave)
             leave.mark(next(self._numbers), slot.left)
-        self._progress.done(job, (index,), begin)
 
     def _enter(self, job: Job, index: int) -> None:
         """Copy a received or reduced payload from host memory to the device."""
-        begin, lane = time.perf_counter(), self._lanes["enter"]
+        lane = self._lanes["enter"]
         slot = cast(StagedSlot, job.prepared.slots[index])
         lane.after(self._before(job, job.prepared.after[index]))
         lane.run(slot.enter)
         job.device.marks[index] = lane.mark(next(self._numbers), slot.entered)
-        self._progress.done(job, (index,), begin)
 
-    def _exchange(self, job: Job, transport: SlotTransport) -> None:
-        """Issue the groups whose turn it is and whose members are all ready."""
-        begin, lane, groups = time.perf_counter(), self._lanes["exchange"], job.prepared.groups
-        while job.device.turn < len(groups) and not job.device.missing[job.device.turn]:
-            group = groups[job.device.turn]
-            job.device.turn += 1
-            lane.after(self._before(job, group.after))
-            transfers = [job.prepared.transfer(i, job.bucket) for i in group.members]
-            lane.run(partial(transport.exchange, transfers))
-            self._exchange_exactly(job, group.members, transport)
-            mark = lane.mark(next(self._numbers), job.events.of(group.members[0]))
-            for i in group.members:
-                job.device.marks[i] = mark
-            self._progress.done(job, group.members, begin)
+    def _exchange(self, job: Job, slot: Issue, transport: SlotTransport) -> None:
+        """Issue the transfers of a slot as a group."""
+        lane = self._lanes["exchange"]
+        lane.after(self._before(job, slot.after))
+        transfers = [job.prepared.transfer(i, job.bucket) for i in slot.members]
+        lane.run(partial(transport.exchange, transfers))
+        self._exchange_exactly(job, slot.members, transport)
+        mark = lane.mark(next(self._numbers), job.events.of(slot.members[0]))
+        for i in slot.members:
+            job.device.marks[i] = mark
 
     def _exchange_exactly(self, job: Job, members: list[int], transport: SlotTransport) -> None:
         """Exchange pieces of payloads by their lengths, for which the host waits."""
@@ -289,24 +292,6 @@ class StreamLanes:
     def _before(self, job: Job, tasks: Sequence[int]) -> list[Mark | None]:
         """Marks of these tasks, and of the program's last run."""
         return [*(job.device.marks[i] for i in tasks), job.prepared.ended]
-
-    def _refuse_stuck(self, job: Job) -> None:
-        """Raise DeadlockError if a slot's turn has come and no remaining task can get it ready."""
-        if job.device.turn == len(job.prepared.groups):
-            return
-        with self._lock:
-            more = bool(self._ready) and self._ready[0][0] == job.sequence
-        if not more:
-            late = [
-                job.tasks[i] for i in job.prepared.groups[job.device.turn].members if job.waits[i]
-            ]
-            first = late[0]
-            assert isinstance(first, Send | Recv | Reduce)
-            raise DeadlockError(
-                f"rank {first.rank} is at slot {first.slot} and cannot send `{first.text()}`, "
-                "which needs data of a later slot",
-                tuple(task.text() for task in late),
-            )
 
     def _arrived(self, job: Job, indices: Sequence[int], begin: float) -> None:
         """Take a message or reduce that is complete in host memory."""

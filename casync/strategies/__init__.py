@@ -144,6 +144,18 @@ def instead(codec: Codec) -> str:
     return "strategy 'ps'" if codec.additive == "float16" else "strategy 'ps' or 'ring'"
 
 
+def refuse_partial_sums(codec: Codec, down: Codec, strategy: str) -> str | None:
+    """The reason why strategies that encode sums of some ranks, before the average of all, cannot
+    carry `codec`, and `down` for the average; or None."""
+    refusal = refuse_single_encoder(codec, down, strategy)
+    if refusal is None and codec.additive == "float16":
+        return (
+            f"codec {codec.name!r} sends float16, in which the partial sums of strategy "
+            f"{strategy!r} overflow where the mean would not; use {instead(codec)}, or bfloat16"
+        )
+    return refusal
+
+
 def refuse_rounds(codec: Codec, strategy: str) -> str | None:
     """The reason why strategies other than allreduce cannot carry a codec with rounds, or None."""
     if not codec.rounds:

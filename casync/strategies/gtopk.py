@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from casync.stages import Item, Setting, Stage, transfer, work
-from casync.strategies import refuse_single_encoder
+from casync.strategies import refuse_partial_sums
 
 if TYPE_CHECKING:
     from casync.building.builder import Builder
@@ -35,7 +35,7 @@ RESULT: Result = "mean"
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts codecs that may encode sums."""
-    return refuse_single_encoder(codec, down, "gtopk")
+    return refuse_partial_sums(codec, down, "gtopk")
 
 
 def owners(part: Part, world_size: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from casync.raw import RAW
 from casync.stages import INSIDE, Item, Setting, Stage, transfer, work
-from casync.strategies import refuse_single_encoder
+from casync.strategies import refuse_partial_sums
 
 if TYPE_CHECKING:
     from casync.building.builder import Builder
@@ -31,7 +31,7 @@ RESULT: Result = "mean"
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts the codecs of `ps`: leaders encode once, and the owner again."""
-    return refuse_single_encoder(codec, down, "hierarchical")
+    return refuse_partial_sums(codec, down, "hierarchical")
 
 
 def owners(part: Part, world_size: int) -> tuple[int, ...]:

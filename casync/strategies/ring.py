@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from casync.stages import Item, Setting, Stage, transfer, work
-from casync.strategies import instead, refuse_single_encoder
+from casync.strategies import refuse_partial_sums
 
 if TYPE_CHECKING:
     from casync.building.builder import Builder
@@ -28,13 +28,7 @@ RESULT: Result = "mean"
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts codecs that may encode at every hop, and whose numbers can hold the sum."""
-    refusal = refuse_single_encoder(codec, down, "ring")
-    if refusal is None and codec.additive == "float16":
-        return (
-            f"codec {codec.name!r} sends float16, in which the partial sums of strategy 'ring' "
-            f"overflow where the mean would not; use {instead(codec)}, or bfloat16"
-        )
-    return refusal
+    return refuse_partial_sums(codec, down, "ring")
 
 
 def owners(part: Part, world_size: int) -> tuple[int, ...]:

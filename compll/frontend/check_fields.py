@@ -235,8 +235,8 @@ class Declarations:
     def storage(self, item: Declared) -> tuple[str, int]:
         if item.base == "bool":
             return "uint", 1
-        if item.base == "float":
-            return self.sized(item, {16: "float16", 32: "float32"}, "float32"), 32
+        if item.base in ("float", "bfloat"):
+            return self.sized(item, {16: f"{item.base}16", 32: "float32"}, "float32"), 32
         if item.base in ("trit", "runs"):
             return item.base, 2
         if item.base == "huffman":

@@ -13,7 +13,7 @@ from compll.ir.storage import STORAGES
 
 STORAGE = (*STORAGES, "bool")
 #: types with their bits in brackets
-SIZED = ("uint", "float", "huffman")
+SIZED = ("uint", "float", "bfloat", "huffman")
 UINTS = tuple(f"uint{bits}" for bits in range(1, 16))
 #: names of types elsewhere
 TYPE_SYNONYMS = {

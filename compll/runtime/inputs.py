@@ -9,7 +9,7 @@ import numpy as np
 
 from compll.errors import UsageError
 from compll.ir.rounds import Before
-from compll.numerics.held import part
+from compll.numerics.held import once_with, part
 from compll.numerics.types import F32, I64, U8
 from compll.runtime.arguments import Arguments
 from compll.runtime.arrays import Arrays
@@ -74,7 +74,18 @@ class Inputs:
     def decodes(
         self, payload: U8, table: I64, at: I64, used: I64, n: int, *, add: bool, merges: bool
     ) -> list[Decode]:
-        """The calls of a decode into n elements; all are checked before any is made."""
+        """The calls of a decode into n elements; all are checked before any is made. For held
+        numbers once: see [Note: held numbers]."""
+        key = "decodes", n, len(payload), add, merges
+
+        def checked() -> list[Decode]:
+            return self._decodes(payload, table, at, used, n, add=add, merges=merges)
+
+        return once_with(at, key, (table, used), checked)
+
+    def _decodes(
+        self, payload: U8, table: I64, at: I64, used: I64, n: int, *, add: bool, merges: bool
+    ) -> list[Decode]:
         used = self.used(used)
         if np.ndim(at) != 2:
             return [self.decode(payload, table, at, used, n, add)]

@@ -88,7 +88,7 @@ class Phases:
 
     @property
     def _now(self) -> PlanController:
-        return self._after if self._optimizer.averaging else self._before
+        return self._after if self._optimizer.phase.momentum else self._before
 
     @property
     def plans(self) -> tuple[Plan, Plan]:
@@ -117,7 +117,7 @@ class Phases:
 
     def next(self, step: int) -> Plan:
         """Implements PlanController.next."""
-        if not self._optimizer.averaging and self._agreement.open:
+        if not self._optimizer.phase.momentum and self._agreement.open:
             self._agree()
         return self._now.next(step)
 
@@ -144,7 +144,7 @@ class Phases:
         optimizer for all."""
         ours = [float(square), -float(square)]
         largest, least = self._agreement.largest(ours, "agreeing on a norm")
-        self._optimizer.rank_square = square.new_tensor((largest - least) / 2)
+        self._optimizer.phase.rank_square = square.new_tensor((largest - least) / 2)
 
     def handed(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
@@ -158,7 +158,7 @@ class Phases:
 
     def averaged(self) -> None:
         """Implements PlanController.averaged."""
-        square = self._optimizer.rank_square
+        square = self._optimizer.phase.rank_square
         if square is not None and self._agreement.open:
             self._agree_on_norm(square)
         self._now.averaged()
@@ -166,7 +166,7 @@ class Phases:
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
         """Implements PlanController.restored. Raises StateError for a state of the other phase."""
         plan = self._now.restored(saved)
-        frozen = self._optimizer.averaging
+        frozen = self._optimizer.phase.momentum
         other = self._before if frozen else self._after
         if plan is None and other.restored(saved) is not None:
             when = ("before", "after") if frozen else ("after", "before")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from casync.memory.host import HostMemory
 from casync.raw import RAW
 from casync.strategies import owners
 from hipress.engine.differences import Differences
+from hipress.engine.owned import Spans
 from hipress.engine.residuals import WORKER, Arena, ArenaSlice, Residuals, States
 from hipress.model.params import Param
 from hipress.options import Options
@@ -156,15 +157,21 @@ class BucketPlans:
         moved = set(indices)
         self._made = {old: w for old, w in self._made.items() if moved.isdisjoint(old)}
 
-    def _owned(self) -> frozenset[int]:
-        """Parameters of which this rank aggregates elements, whatever their buckets."""
+    def _owned(self) -> dict[int, Spans]:
+        """Elements that this rank aggregates, by parameter, whatever their buckets."""
+        owned: dict[int, Spans] = {}
+        for param in self._params:
+            for unit in self._units((param.index,)):
+                parts = self._owned_parts(self._parts((unit,), {}))
+                runs = [(row[3], row[1]) for part in parts for row in part.rows]
+                if runs:
+                    owned[param.index] = Spans(runs)
+        return owned
+
+    def _owned_parts(self, parts: Iterable[Part]) -> list[Part]:
+        """Parts whose mean this rank encodes, as an aggregator."""
         ranks = self._topology.world_size
-        return frozenset(
-            param.index
-            for param in self._params
-            for unit in self._units((param.index,))
-            if any(self._rank in owners(part, ranks) for part in self._parts((unit,), {}))
-        )
+        return [part for part in parts if self._rank in owners(part, ranks)]
 
     def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:
         if self.native(indices):
@@ -215,7 +222,13 @@ class BucketPlans:
 
     def _compile(self, units: Sequence[Unit]) -> Program:
         """This rank's program."""
-        parts, codecs = self._parts(units, self.residuals.places), self.plan.codecs
+        codecs, parts = self.plan.codecs, list(self._parts(units, self.residuals.places))
+        arenas = {p.arena.codec: p.arena for p in self.residuals.places.values()}
+        for part in self._owned_parts(parts) if not self._merges else ():
+            if part.codec in arenas:
+                owned = arenas[part.codec].owned
+                firsts = tuple(owned.before(row[4]) for row in part.rows)
+                parts[part.id] = replace(part, owned=firsts)
         return build_program(parts, self._topology, codecs, self._rank, rotates=self._rotates)
 
     def _parts(self, units: Sequence[Unit], places: Mapping[int, ArenaSlice]) -> tuple[Part, ...]:

@@ -16,7 +16,7 @@ from hipress.model.params import Param
 from hipress.model.shards import is_sharded
 from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
-from hipress.optim.averaging import marks_of
+from hipress.optim.phase import marks_of
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import owed_names
 
@@ -55,7 +55,7 @@ class Momentum:
     ) -> None:
         """parameters: in the engine's order. unused: True if averages of parameters that no rank
         used are silently dropped."""
-        if optimizer.told is not None:
+        if optimizer.phase.undo is not None:
             raise ConfigError(
                 f"this {type(optimizer).__name__} steps a module that hipress synchronizes "
                 "already: hipress.detach that first, or make an optimizer for each"
@@ -66,7 +66,8 @@ class Momentum:
                 "it of them as they are when hipress takes the model"
             )
         _refuse_shards(optimizer, parameters)
-        self._optimizer, self._parameters, self._params = optimizer, parameters, params
+        self._optimizer, self._phase = optimizer, optimizer.phase
+        self._parameters, self._params = parameters, params
         self._index = {parameter: index for index, parameter in enumerate(parameters)}
         self._unused = unused
         self._groups = optimizer.groups()
@@ -77,12 +78,12 @@ class Momentum:
         self._step: Step | None = None  # the last one
         if optimizer.scaler is not None and optimizer.scaler.is_enabled():
             belongs(optimizer.scaler, optimizer)
-        optimizer.told = self._put_back
+        self._phase.undo = self._undo
 
     @property
     def averaging(self) -> bool:
         """True if the next step averages momentum instead of gradients."""
-        return self._optimizer.averaging
+        return self._phase.momentum
 
     def begin(self, step: Step, residuals: Residuals) -> None:
         """Begin a step with these residuals; its first bucket is ready."""
@@ -90,9 +91,9 @@ class Momentum:
         self._handed.clear()
         self._sampled = optimizer.groups().keys() if optimizer.samples else frozenset()
         self._norms.clear()
-        optimizer.rank_square = None
+        self._phase.rank_square = None
         self._step = step
-        self._groups = optimizer.groups() if optimizer.averaging else {}
+        self._groups = optimizer.groups() if self._phase.momentum else {}
         if self._groups and optimizer.scaler is not None and optimizer.scaler.is_enabled():
             step.keep(residuals.places)
 
@@ -129,10 +130,10 @@ class Momentum:
         """Take the averages, which are all complete."""
         if self._norms:
             norms = [self._norms[index] for index in sorted(self._norms)]  # in whatever buckets
-            self._optimizer.rank_square = torch.stack(norms).square().sum()
+            self._phase.rank_square = torch.stack(norms).square().sum()
         if not self._handed:
             return
-        wants = self._optimizer.wants_norms
+        wants = self._phase.wants_norms
         marks: dict[torch.Tensor, torch.Tensor] = {}
         for handed in self._handed:
             pieces = dict(self._pieces(*handed))
@@ -141,12 +142,12 @@ class Momentum:
                 rows = marks_of([*pieces.values()], wants)
                 marks.update(zip(entered, rows, strict=True))
         self._handed.clear()
-        self._optimizer.arrived(marks)
+        self._phase.arrived(marks)
 
     def close(self) -> None:
         """End: the optimizer now steps by itself."""
-        self._optimizer.told = None
-        self._optimizer.forget()
+        self._phase.undo = None
+        self._phase.clear()
 
     def _enters(self, index: int) -> bool:
         return self._parameters[index] in self._groups and self._params[index].numel > 0
@@ -186,7 +187,7 @@ class Momentum:
         assert most is not None  # otherwise nothing waits
         torch._foreach_mul_(pieces, (most / (norm + 1e-6)).clamp(max=1.0))
 
-    def _put_back(self, parameters: Collection[torch.Tensor]) -> None:
+    def _undo(self, parameters: Collection[torch.Tensor]) -> None:
         """Restore these parameters' states from before the step, as averages are dropped."""
         if self._step is not None:
             self._step.undo({self._index[p] for p in parameters if p in self._index})

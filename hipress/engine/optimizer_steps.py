@@ -49,7 +49,7 @@ def refuse_forgotten(parameters: Collection[torch.Tensor]) -> None:
     """Raise SyncError for an optimizer that has stepped some of these parameters and of which ranks
     should average the momentum, but do not."""
     for optimizer in stepped():
-        if not isinstance(optimizer, Averaging) or optimizer.told is not None:
+        if not isinstance(optimizer, Averaging) or optimizer.phase.undo is not None:
             continue
         if optimizer.averages and holds(optimizer, set(map(id, parameters))):
             name = type(optimizer).__name__

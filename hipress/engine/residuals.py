@@ -8,8 +8,8 @@ contiguous in the bucket's order; each bucket has an arena, and when DDP makes n
 values move to the new arena by parameter name. The aggregator's residual of elements whose owner
 changes with the buckets is left behind, once, after iteration 0.
 
-Arenas are numpy zeros, which cost no memory until touched: an aggregator's arena is as long as a
-worker's, but a rank writes only the parts that it owns.
+An aggregator's arena holds only the elements that this rank owns, in the order of the worker's: see
+Spans. With scope "bucket" it holds all, since owners change with the buckets, and may change back.
 
 [Note: undelivered gradient] A state whose fate is "owed" holds gradient that has not been sent. The
 average of the ranks' gradients lacks 1/N of a worker's residual, but all of an owner's, which has
@@ -27,8 +27,9 @@ do not wait: signum keeps voting, by its momentum.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from casync import strategies
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
+from hipress.engine.owned import Spans
 from hipress.model.params import Param
 from hipress.plan.codecs import flat_names, owed_names, state_of
 from hipress.plan.plan import Plan
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 #: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits; on a device tensors
 Floats = npt.NDArray[Any]
 WORKER, AGGREGATOR = "worker", "aggregator"
-Copied = dict[int, dict[str, dict[str, Floats]]]  # by parameter index, side, name
+Copied = dict[int, dict[str, dict[str, tuple[Spans, Floats]]]]  # by parameter index, side, name
 States = Mapping[tuple[str, str], dict[str, Floats]]
 
 
@@ -60,6 +62,7 @@ class Arena:
 
     codec: str  # of workers
     sides: dict[str, dict[str, Floats]]
+    owned: Spans  # elements of the workers' arrays that the aggregator's have
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ class Residuals:
 
     params: Sequence[Param]
     plan: Plan
-    # Parameters of which this rank aggregates elements; None with scope "bucket": buckets decide.
-    owned: Collection[int] | None = ()
+    #: elements that this rank aggregates, by parameter; None with scope "bucket": buckets decide
+    owned: Mapping[int, Spans] | None = field(default_factory=dict)
     memory: Memory = field(default_factory=HostMemory)
     places: dict[int, ArenaSlice] = field(default_factory=dict)
 
@@ -113,15 +116,19 @@ class Residuals:
 
     def place(self, key: str, indices: Sequence[int]) -> Arena:
         """A new arena that holds `indices` in this order; their earlier values move in."""
-        total = sum(self.params[i].numel for i in indices)
-        arena = Arena(key, {side: self._zeros(key, side, total) for side in self._sides(key)})
-        offset = 0
-        for index in indices:
-            here = ArenaSlice(arena, offset)
-            if index in self.places:
-                self._move(index, self.places[index], here)
-            self.places[index] = here
-            offset += self.params[index].numel
+        begins, owned = [0, *accumulate(self.params[i].numel for i in indices)], self.owned
+        if owned is None:
+            held = Spans([(0, begins[-1])])
+        else:
+            runs = {at: owned[i].runs for i, at in zip(indices, begins, strict=False) if i in owned}
+            held = Spans((at + first, many) for at, some in runs.items() for first, many in some)
+        sizes = {WORKER: begins[-1], AGGREGATOR: len(held)}
+        sides = {side: self._zeros(key, side, sizes[side]) for side in self._sides(key)}
+        arena = Arena(key, sides, held)
+        for index, offset in zip(indices, begins, strict=False):
+            moved = self.copy([index]) if index in self.places else {}
+            self.places[index] = ArenaSlice(arena, offset)
+            self.put_back(moved)
         return arena
 
     @staticmethod
@@ -130,25 +137,49 @@ class Residuals:
         return {(a.codec, side): arrays for a in arenas for side, arrays in a.sides.items()}
 
     def pieces(self, index: int) -> dict[str, dict[str, Floats]]:
-        """Views of a parameter's state: side -> name -> flat [numel], or [1] if per tensor."""
+        """Views of a parameter's state: side -> name -> flat, the values of `spans`."""
         place = self.places[index]
-        stop = place.offset + self.params[index].numel
+        arena, stop = place.arena, place.offset + self.params[index].numel
+        ranges = {
+            WORKER: (place.offset, stop),
+            AGGREGATOR: (arena.owned.before(place.offset), arena.owned.before(stop)),
+        }
         return {
             side: {
-                name: array[place.offset : stop] if name in flat else array[index : index + 1]
+                name: array[slice(*ranges[side])] if name in flat else array[index : index + 1]
                 for name, array in arrays.items()
             }
-            for side, arrays in place.arena.sides.items()
-            for flat in (flat_names(self.codec_at(place.arena.codec, side)),)
+            for side, arrays in arena.sides.items()
+            for flat in (flat_names(self.codec_at(arena.codec, side)),)
         }
 
-    def pieces_or_zeros(self, index: int) -> dict[str, dict[str, Floats]]:
-        """A parameter's state; zeros if it has no place yet (scope "bucket", before a step)."""
-        if index in self.places:
-            return self.pieces(index)
-        apart = replace(self, places={}, memory=HostMemory())
-        apart.place(str(self.codec_of(index)), [index])
-        return apart.pieces(index)
+    def spans(self, index: int, side: str, name: str) -> Spans:
+        """Elements of a parameter whose values `pieces` gives; one if the state is per tensor."""
+        place, numel = self.places[index], self.params[index].numel
+        if name not in flat_names(self.codec_at(place.arena.codec, side)):
+            return Spans([(0, 1)])
+        if side == WORKER:
+            return Spans([(0, numel)])
+        return place.arena.owned.within(place.offset, numel)
+
+    def whole(self, index: int) -> dict[str, dict[str, torch.Tensor]]:
+        """A parameter's state as flat tensors [numel], or [1] if per tensor; zero for elements of
+        other ranks' aggregators. Zeros if it has no place yet (scope "bucket", before a step)."""
+        if index not in self.places:
+            apart = replace(self, places={}, memory=HostMemory())
+            apart.place(str(self.codec_of(index)), [index])
+            return apart.whole(index)
+        codec, numel = self.places[index].arena.codec, self.params[index].numel
+        whole: dict[str, dict[str, torch.Tensor]] = {}
+        for side, arrays in self.pieces(index).items():
+            flat = flat_names(self.codec_at(codec, side))
+            whole[side] = {
+                name: self.spans(index, side, name).spread(
+                    as_torch(array), numel if name in flat else 1
+                )
+                for name, array in arrays.items()
+            }
+        return whole
 
     def undelivered(self, index: int) -> torch.Tensor | None:
         """The gradient of a parameter that this rank has not delivered yet; None if its codec
@@ -169,42 +200,47 @@ class Residuals:
             shared = side == AGGREGATOR or strategies.encodes_shares(strategy, codec)
             for name in owed_names(codec):
                 weight = self.plan.topology.world_size if shared else 1
-                total.add_(as_torch(arrays[name]), alpha=weight)
+                spans, values = self.spans(index, side, name), as_torch(arrays[name])
+                for here, there in spans.pairs(Spans([(0, len(total))])):
+                    total[there].add_(values[here], alpha=weight)
         return total
 
     def copy(self, indices: Iterable[int]) -> Copied:
         """A copy of the state of these parameters, for `put_back`."""
         return {
             index: {
-                side: {name: _copy(array) for name, array in arrays.items()}
+                side: {
+                    name: (self.spans(index, side, name), _copy(array))
+                    for name, array in arrays.items()
+                }
                 for side, arrays in (self.pieces(index) if index in self.places else {}).items()
             }
             for index in indices
         }
 
     def put_back(self, copied: Copied) -> None:
-        """Restore copied states; parameters that had none become zero."""
+        """Restore copied states; elements that had none become zero."""
         for index in copied.keys() & self.places.keys():
             for side, arrays in self.pieces(index).items():
                 for name, array in arrays.items():
-                    array[:] = copied[index].get(side, {}).get(name, 0)
+                    before, values = copied[index].get(side, {}).get(name, (Spans(), array))
+                    spans = self.spans(index, side, name)
+                    if spans.runs != before.runs:
+                        array[:] = 0
+                    for here, there in spans.pairs(before):
+                        array[here] = values[there]
 
     def lay_out(self, old: Param, new: Param) -> None:
         """Move a parameter's state to a new layout of its elements."""
         if old.index not in self.places:
             return
-        for arrays in self.pieces(old.index).values():
-            for array in arrays.values():
-                values = as_torch(array)
+        pieces = self.pieces(old.index)
+        for side, arrays in self.whole(old.index).items():
+            for name, values in arrays.items():
                 if values.numel() == old.numel:
-                    values.copy_(in_layout(in_shape(values, old), new))
-
-    def _move(self, index: int, old: ArenaSlice, new: ArenaSlice) -> None:
-        before = self.pieces(index)
-        self.places[index] = new
-        for side, arrays in self.pieces(index).items():
-            for name, array in arrays.items():
-                array[:] = before[side][name]
+                    moved = in_layout(in_shape(values, old), new)
+                    spans = self.spans(old.index, side, name)
+                    as_torch(pieces[side][name]).copy_(spans.of(moved))
 
     def _zeros(self, key: str, side: str, total: int) -> dict[str, Floats]:
         return state_of(self.codec_at(key, side), self.memory, total, len(self.params))

@@ -21,9 +21,11 @@ def file_of(folder: object, step: int | str = "") -> Path:
 
 
 def save(ddp: DistributedDataParallel, file: Path) -> None:
-    """Write this rank's state."""
+    """Write this rank's state. A process that is killed meanwhile leaves the file as it was."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state_dict(ddp), file)
+    begun = file.with_suffix(".begun")
+    torch.save(state_dict(ddp), begun)
+    begun.replace(file)
 
 
 def load(ddp: DistributedDataParallel, file: Path) -> None:

@@ -92,7 +92,7 @@ class Freezing(Averaging):
         self._highest = 0.0  # rate so far
         self._halfway: list[float] = []  # sums of v after half of the steps to the freeze
         self._roots: dict[Tensor, _Root] = {}
-        self._is_frozen = False
+        self.phase.momentum = False
         self._set_defaults()
         for name in ("amsgrad", "capturable", "differentiable"):
             if freeze is not None and any(group[name] for group in self.param_groups):
@@ -110,20 +110,15 @@ class Freezing(Averaging):
         return self.freeze is not None
 
     @property
-    def averaging(self) -> bool:
-        """Implements Averaging.averaging: True once v is frozen."""
-        return self._is_frozen
-
-    @property
     def samples(self) -> bool:
         """Implements Averaging.samples: before the freeze, see [Note: norms of ranks]."""
-        wanted = self._compares and self.averages and not self._is_frozen
+        wanted = self._compares and self.averages and not self.phase.momentum
         return wanted and self.steps % SAMPLED == 0
 
     @property
     def facts(self) -> dict[str, Any]:
         """Implements Averaging.facts."""
-        frozen = {"frozen": self._is_frozen, "steps": self.steps}
+        frozen = {"frozen": self.phase.momentum, "steps": self.steps}
         facts = super().facts | {"freeze": self.freeze} | frozen
         if self._compares:
             del facts["rank_norm"]  # each rank's own
@@ -142,7 +137,7 @@ class Freezing(Averaging):
     def due(self) -> bool:
         """True if the freeze is due before the next step; call once between two steps. Raises
         ConfigError if the learning rate still rises at the given number of steps."""
-        if self.freeze is None or self._is_frozen:
+        if self.freeze is None or self.phase.momentum:
             return False
         steps, before = self.steps, self._rates
         self._rates = [float(group["lr"]) for group in self.param_groups]
@@ -208,7 +203,7 @@ class Freezing(Averaging):
                         state[key] = torch.zeros_like(parameter)
                 state[FROZEN] = int(state["step"])
         self._roots.clear()
-        self._is_frozen = True
+        self.phase.momentum = True
         self._clip_ranks()
 
     def _clip_ranks(self) -> None:
@@ -231,21 +226,21 @@ class Freezing(Averaging):
             raise StateError("some parameters of the state are frozen and others are not")
         if True in frozen and self.freeze is None:
             raise StateError("the state is frozen: make the optimizer with freeze=, too")
-        self._is_frozen = True in frozen
-        if self._is_frozen:
+        self.phase.momentum = True in frozen
+        if self.phase.momentum:
             self._clip_ranks()
 
     def _clip(self) -> Tensor | None:
-        norm, square = super()._clip(), self.rank_square
+        norm, square = super()._clip(), self.phase.rank_square
         if norm is not None and square is not None:
             self._compare(float(square), float(norm) ** 2)
-        self.rank_square = None
+        self.phase.rank_square = None
         return norm
 
     def _advance(self) -> None:
-        if self.told is None and self.due():
+        if self.phase.undo is None and self.due():
             self.freeze_now()
-        if not self._is_frozen:
+        if not self.phase.momentum:
             self._plain()
             return
         for group in self.param_groups:
@@ -257,7 +252,7 @@ class Freezing(Averaging):
         b1, lr, decay = float(group["betas"][0]), float(group["lr"]), group["weight_decay"]
         weight = self.weight(group)
         for parameter in params:
-            if parameter not in self._entered:
+            if self.phase.weight(parameter) is None:
                 held = self.buffer(parameter)
                 add_product(local(parameter.grad), held, weight)  # type: ignore[arg-type]
         values = [local(p).detach() for p in params]

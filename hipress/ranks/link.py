@@ -48,6 +48,11 @@ def connect(coordinator: Coordinator, purpose: str) -> dist.ProcessGroup:
     def make() -> dist.ProcessGroup:
         return compat.gloo_group(own_store(coordinator, purpose), rank, size, delay)
 
+    board = coordinator.board
+    again = f"{board.name}/{purpose}"
+    board.epoch.meetings[again] += 1  # gloo's keys of an earlier group are still in the store
+    if board.epoch.meetings[again] > 1:
+        purpose = f"{purpose} ({board.epoch.meetings[again]})"
     what = f"connecting ranks {coordinator.ranks} for {purpose}"
     try:
         group = coordinator.run_watched(make, what)

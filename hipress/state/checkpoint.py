@@ -120,7 +120,7 @@ def _export_one(residuals: Residuals, param: Param) -> dict[str, dict[str, torch
         return {}
     return {
         side: {name: tensor_of(array, param) for name, array in arrays.items()}
-        for side, arrays in residuals.pieces_or_zeros(param.index).items()
+        for side, arrays in residuals.whole(param.index).items()
         if side == WORKER or by_buckets or param.index in (residuals.owned or ())
     }
 
@@ -142,21 +142,20 @@ def restore(residuals: Residuals, saved: Mapping[str, Any], params: list[Param])
     for index in residuals.places:
         param = residuals.params[index]
         values = saved["state"][param.name] if index in good else {}
-        _fill_all(residuals.pieces(index), values, param)
+        _fill_all(residuals, values, param)
 
 
 def _fill_all(
-    pieces: Mapping[str, Mapping[str, Floats]],
-    saved: Mapping[str, Mapping[str, torch.Tensor]],
-    param: Param,
+    residuals: Residuals, saved: Mapping[str, Mapping[str, torch.Tensor]], param: Param
 ) -> None:
-    for side, arrays in pieces.items():
+    for side, arrays in residuals.pieces(param.index).items():
         for name, array in arrays.items():
             values = saved.get(side, {}).get(name)
             if values is None:
                 as_torch(array).zero_()
             else:
-                _fill(array, _laid_out(values, param))
+                spans = residuals.spans(param.index, side, name)
+                _fill(array, spans.of(_laid_out(values, param).reshape(-1)))
 
 
 def _laid_out(values: torch.Tensor, param: Param) -> torch.Tensor:

@@ -61,7 +61,7 @@ def check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
     for name in {**there, **saved["state"]}:
         if name not in here:
             others.setdefault(_unwanted(residuals, saved, name), []).append(name)
-    return [f"{_shortened(names)}: {other}" for other, names in others.items()]
+    return [f"{shortened(names)}: {other}" for other, names in others.items()]
 
 
 def _without(residuals: Residuals, saved: Mapping[str, Any], name: str, key: str) -> str:
@@ -84,7 +84,7 @@ def _unwanted(residuals: Residuals, saved: Mapping[str, Any], name: str) -> str:
     return f"saved with {before}, this is {now}, which keeps no state"
 
 
-def _shortened(names: Sequence[str]) -> str:
+def shortened(names: Sequence[str]) -> str:
     """Text such as `a, b, c and 38 more`."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,10 @@ from hipress.engine.residuals import WORKER, Residuals
 from hipress.errors import StateError
 from hipress.model.params import Param
 from hipress.state.checkpoint import export, tensor_of
-from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of
+from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of, shortened
+
+if TYPE_CHECKING:
+    from hipress.control.plan_controller import PlanController
 
 log = logging.getLogger("hipress")
 
@@ -40,8 +43,8 @@ def export_portable(
     kept, undelivered = {}, {}
     for param in residuals.params:
         gradient = _undelivered(residuals, param, owed)
-        if gradient is not None:
-            undelivered[param.name] = tensor_of(mean(gradient), param)
+        if gradient is not None and (average := mean(gradient)).any():
+            undelivered[param.name] = tensor_of(average, param)
         states = _others(residuals, param, mean)
         if states:
             kept[param.name] = {WORKER: states}
@@ -77,20 +80,19 @@ def _others(residuals: Residuals, param: Param, mean: Mean) -> dict[str, torch.T
     return found
 
 
-def fitting(residuals: Residuals, saved: Mapping[str, Any], *, strict: bool) -> list[Param]:
+def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: bool) -> list[Param]:
     """Parameters whose states other than undelivered gradients can go on. Raises StateError for
     undelivered gradients that do not fit; if `strict` is false, these are left out with a warning.
     """
     _, wrong = check_owed(residuals, saved)
-    good = []
+    good, others = [], []
     for param in residuals.params:
         key, states = residuals.codec_of(param.index), saved["state"].get(param.name)
         if states is None:
             continue
-        other = key is None or saved["codecs"].get(param.name) != digest_of(residuals, key)
-        if other:
-            log.info("load_state_dict: %s has another codec; its own states start anew", param.name)
-        elif problems := check_shapes(residuals, str(key), param, states):
+        if key is None or saved["codecs"].get(param.name) != digest_of(residuals, key):
+            others.append(param.name)
+        elif problems := check_shapes(residuals, key, param, states):
             wrong += problems
         else:
             good.append(param)
@@ -98,4 +100,20 @@ def fitting(residuals: Residuals, saved: Mapping[str, Any], *, strict: bool) -> 
         raise StateError("the saved state does not fit this model:\n  " + "\n  ".join(wrong))
     for message in wrong:
         log.warning("load_state_dict: %s; left out", message)
+    if others:
+        log.info(
+            "load_state_dict: %s: another codec, or none; momentum and other states of the saved "
+            "one start anew", shortened(others),
+        )  # fmt: skip
     return good
+
+
+def load_measured(tuner: PlanController | None, measured: str) -> None:
+    """Let a policy go on with a state's measurements, if they are its own."""
+    try:
+        if measured and tuner is None:
+            raise StateError("there is no policy here")
+        if measured and tuner is not None:
+            tuner.load(measured)
+    except StateError as error:
+        log.info("load_state_dict: measurements of the saved policy are left out: %s", error)

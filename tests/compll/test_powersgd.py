@@ -42,7 +42,7 @@ class Plain:
         return out.reshape(-1)[: self.n]
 
 
-@pytest.mark.parametrize("bits, off", [(32, 1e-4), (16, 3e-3)])
+@pytest.mark.parametrize("bits, off", [(32, 1e-4), (16, 2.4e-2)])
 @pytest.mark.parametrize("workers, rank", [(1, 1), (2, 2), (3, 4)])
 def test_follows_the_paper(workers, rank, bits, off, rng):
     """Factors of 16 bits: equal to their precision, and their errors stay in the residual."""
@@ -55,6 +55,14 @@ def test_follows_the_paper(workers, rank, bits, off, rng):
         assert np.linalg.norm(ours - theirs) < off * np.linalg.norm(theirs)
         for state, error in zip(together.states, plain.errors, strict=True):
             assert np.allclose(state["residual"], error.reshape(-1)[:n], atol=10 * off)
+
+
+def test_factors_of_16_bits_hold_what_gradients_may_be():
+    """A factor is larger than the gradient: as float16 it overflowed to NaN."""
+    n, size = 1000, np.float32(4e4)
+    world = World(3, n, bits=16)
+    found = world.step([np.full(n, size)] * 3)
+    assert np.allclose(found, size, rtol=1e-2)
 
 
 @pytest.mark.parametrize("rank", first_fast([9, 1, 8]))

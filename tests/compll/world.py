@@ -5,10 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 import compll
+from compll.numerics import numbers
 
 
 def table(n):
     return np.array([[0, n, 0, 0, 0]], np.int64)
+
+
+def values(payload, dtype):
+    """Numbers that add: NumPy has no bfloat16."""
+    if dtype == "bfloat16":
+        return numbers.from_bfloat16(payload.view(np.uint16))
+    return payload.view(dtype)
+
+
+def payload(values, dtype):
+    """The numbers' bytes, uint8."""
+    if dtype == "bfloat16":
+        values = numbers.bfloat16_bits(values)
+    return values.view(np.uint8)
 
 
 class World:
@@ -31,10 +46,10 @@ class World:
                     workers=self.workers, state=state, seed=rank, step=step,
                 )  # fmt: skip
                 assert used.tolist() == [len(out)]
-                mine = out.view(one.dtype)
+                mine = values(out, one.dtype)
                 add = np.maximum if one.op == "max" else np.add
                 total = mine if total is None else add(total, mine)
-            sums.append((total.view(np.uint8), at))
+            sums.append((payload(total, one.dtype), at))
         results = [x.copy() for x in gradients]
         for rank, (x, state) in enumerate(zip(results, self.states, strict=True)):
             self.codec.decode_rounds(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
+import signal
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -293,7 +295,7 @@ def trained_on(made, weight, rank, world_size, steps):
     for step in steps:
         every = [torch.randn(64, 40, generator=torch.Generator().manual_seed(100 * step + r))
                  for r in range(world_size)]  # fmt: skip
-        made.zero_grad()
+        weight.grad = None
         if isinstance(made, hipress.Synchronizer):
             (weight * every[rank]).sum().backward()
             made.step()
@@ -321,8 +323,9 @@ def saves_portable(rank, world_size, name, path):
     if rank == 0:
         torch.save(state, path)
     off = (total + left_of(made, world_size) - exact).abs().max().item()
-    saved = state["owed"]["weight"] - left_of(made, world_size)
-    return off, saved.abs().max().item(), state["owed"]["weight"].norm().item()
+    owed = state["owed"].get("weight", torch.zeros(64, 40))
+    saved = owed - left_of(made, world_size)
+    return off, saved.abs().max().item(), owed.norm().item()
 
 
 def loads_portable(rank, world_size, name, path):
@@ -332,4 +335,151 @@ def loads_portable(rank, world_size, name, path):
     hipress.load_state_dict(made, state)
     total, exact = trained_on(made, model.weight, rank, world_size, range(4, 8))
     left = left_of(made, world_size)
-    return (total + left - exact - state["owed"]["weight"]).abs().max().item(), digest(model)
+    owed = state["owed"].get("weight", 0)
+    return (total + left - exact - owed).abs().max().item(), digest(model)
+
+
+def owed_to(made, world_size):
+    """The mean over ranks of what has not been delivered of `Lines`, also where nothing is
+    compressed."""
+    session = SESSIONS[made]
+    if session.engine is not None:
+        return left_of(made, world_size)
+    held = session.carried.owed if session.carried else {}
+    left = held.get(0, torch.zeros(64 * 40)).clone()
+    dist.all_reduce(left)
+    return left.view(64, 40) / world_size
+
+
+WAYS = {"wrap": hipress.wrap, "sync": hipress.Synchronizer}
+FEEDBACK = ("topk", "ring", "onebit", "powersgd", "none")
+
+
+def app_of(way, name, **options):
+    """A model of `Lines`, what synchronizes it, and the entries of a checkpoint."""
+    model = Lines()
+    made = WAYS[way](model, min_size=0, **PORTABLE[name])
+    state = hipress.Stateful(made, **options)
+    return model, made, {"weights": model.state_dict(), "hipress": state}
+
+
+def saves_everywhere(rank, world_size, path):
+    """Save by each way and codec. The undelivered gradient after three steps, by these."""
+    found = {}
+    for way in WAYS:
+        for name in FEEDBACK:
+            model, made, app = app_of(way, name)
+            trained_on(made, model.weight, rank, world_size, range(3))
+            dcp.save(app, checkpoint_id=f"{path}/{world_size}-{way}-{name}")
+            state = hipress.state_dict(made, portable=True)
+            if rank == 0:
+                torch.save(state, f"{path}/{world_size}-{way}-{name}.pt")
+            found[world_size, way, name] = owed_to(made, world_size)
+            hipress.detach(made)
+    return found
+
+
+def loads_everywhere(rank, world_size, path, saved):
+    """Load each checkpoint into another way and codec than saved it. By checkpoint: how far the
+    undelivered gradient is off by either file, and the sum of averages after two steps more."""
+    found = {}
+    for number, ((ranks, way, name), owed) in enumerate(saved.items()):
+        case = f"{path}/{ranks}-{way}-{name}"
+        now = [*WAYS][number % 2], FEEDBACK[(number // 2 + ranks) % len(FEEDBACK)]
+        model, made, app = app_of(*now)
+        hipress.load_state_dict(made, torch.load(f"{case}.pt", weights_only=True))
+        by_file = owed_to(made, world_size) - owed
+        dcp.load(app, checkpoint_id=case)
+        by_dcp = owed_to(made, world_size) - owed
+        total, exact = trained_on(made, model.weight, rank, world_size, range(5, 7))
+        after = total + owed_to(made, world_size) - exact - owed
+        found[case] = [each.abs().max().item() for each in (by_file, by_dcp, after)]
+        hipress.detach(made)
+    return found
+
+
+def exactly(rank, world_size, path):
+    """Digests of weights: of six steps in a row, and of three more after a checkpoint."""
+    model, made, app = app_of("wrap", "topk", exact=True)
+    trained_on(made, model.weight, rank, world_size, range(3))
+    dcp.save(app, checkpoint_id=path)
+    total, _ = trained_on(made, model.weight, rank, world_size, range(3, 6))
+    again, other, app = app_of("wrap", "topk", resume=path)
+    dcp.load(app, checkpoint_id=path)
+    same, _ = trained_on(other, again.weight, rank, world_size, range(3, 6))
+    return total.equal(same)
+
+
+def exact_elsewhere(rank, world_size, path):
+    """The norm of what `resume` brings to another number of ranks."""
+    _, made, app = app_of("wrap", "topk", resume=path)
+    dcp.load(app, checkpoint_id=path)
+    return owed_to(made, world_size).norm().item()
+
+
+def sharded(rank, world_size, shards, path, load):
+    """The undelivered gradient by parameter, whole, of a model that FSDP2 shards."""
+    from torch.distributed.fsdp import fully_shard
+
+    shape = (world_size // shards, shards)
+    mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 9), nn.Linear(9, 5))
+    for layer in model:
+        fully_shard(layer, mesh=mesh["shard"])
+    group = mesh["replicate"].get_group()
+    made = hipress.Synchronizer(model, "topk", ratio=0.1, min_size=0, process_group=group)
+    app = {"hipress": hipress.Stateful(made)}
+    if load:
+        dcp.load(app, checkpoint_id=path)
+    else:
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            model(torch.randn(4, 7, generator=generator)).square().mean().backward()
+            made.step()
+        dcp.save(app, checkpoint_id=path)
+    held = app["hipress"].state_dict()["undelivered"]
+    return {name: values.full_tensor() for name, values in held.items()}
+
+
+def killed_while_saving(rank, world_size, path):
+    """Save a first checkpoint, and begin a second one, whose coordinator is killed when all data
+    is written. Returns the error of the other rank."""
+    model, made, app = app_of("wrap", "topk")
+    trained_on(made, model.weight, rank, world_size, range(3))
+    dcp.save(app, checkpoint_id=f"{path}/1")
+    writer = dcp.FileSystemWriter(f"{path}/2")
+    writer.finish = lambda **_: os.kill(os.getpid(), signal.SIGKILL)
+    return raised_by(dcp.save, app, storage_writer=writer).kind
+
+
+def measured_elsewhere(rank, world_size):
+    """The candidate of GraVAC, of a state loaded under it, under Accordion, and under none."""
+    gravac = {"policy": hipress.GraVAC("topk", ratios=(0.5, 0.1), window=1, every=1)}
+    made = hipress.wrap(make(), **gravac)
+    train(made, rank, range(4))
+    state = hipress.state_dict(made, portable=True)
+    again, found = hipress.wrap(make(), **gravac), [state["measured"]]
+    hipress.load_state_dict(again, state)
+    found.append(SESSIONS[again].engine.tuner.state())
+    accordion = hipress.Accordion("topk", low=0.5, high=0.1, window=9)
+    for other in (hipress.wrap(make(), policy=accordion), hipress.wrap(make(), "topk")):
+        hipress.load_state_dict(other, state)
+        train(other, rank, range(1))
+    return found
+
+
+class Deadly:
+    """An object amid whose pickling the process is killed."""
+
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_while_writing(rank, world_size, path):
+    """Write a rank's file, and begin to write it again."""
+    from hipress.integrations import files
+
+    for values in (torch.ones(3), Deadly()):
+        files.state_dict = lambda _, values=values: {"values": values}
+        files.save(None, files.file_of(path))

@@ -53,6 +53,35 @@ def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
     assert residuals.undelivered(0).tolist() == [2.0] * 30000 + [1.0] * 30000
 
 
+@pytest.mark.parametrize("strategy", ["ps", "ring", "hierarchical"])
+def test_an_aggregator_keeps_state_of_its_own_elements_alone(strategy):
+    """Every rank had an arena for all elements, which takes as much memory on a GPU."""
+    sizes = (400, 300), (300, 70), (70, 900)
+    model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+    params, topology = describe(model), Topology(((0, 1), (2, 3)))
+    wanted = Options("auto", strategy=strategy, min_size=0)
+    plan = fixed_plan(params, Int8(), wanted, topology)
+    times = [torch.zeros(param.numel) for param in params]
+    for rank in range(4):
+        plans = BucketPlans(params, plan, wanted, rank)
+        made = [plans.plan_for(bucket) for bucket in [(5, 4, 3), (2, 1, 0)]]
+        (state,) = (each for (_, side), each in made[0].states.items() if side == "aggregator")
+        kept = state["residual"]
+        for index, count in enumerate(times):
+            plans.residuals.pieces(index)["aggregator"]["residual"][:] = 1
+            count += plans.residuals.whole(index)["aggregator"]["residual"]
+        assert kept.all()
+        assert kept.size < 0.5 * sum(map(len, times))
+        rows = [
+            range(first, first + row[1])
+            for one in made
+            for part in one.program.parts
+            for row, first in zip(part.rows, part.owned, strict=False)
+        ]
+        assert sorted(place for row in rows for place in row) == [*range(kept.size)]
+    assert all(bool((count == 1).all()) for count in times)
+
+
 @pytest.mark.parametrize("kinds", [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_a_residual_of_another_type_is_owed_and_not_read_as_if_it_were_alike(kinds):
     params = describe(torch.nn.Linear(200, 300, bias=False))

@@ -18,7 +18,7 @@ from hipress.plan.plan import fixed_plan
 from hipress.state import checkpoint, checkpoint_format
 from tests.hipress import checkpoint_ranks, common
 from tests.hipress.fakes import Int8
-from tests.hipress.launch import launch
+from tests.hipress.launch import DIED, launch
 from tests.tiers import first_fast
 
 
@@ -243,3 +243,56 @@ def test_portable_states_lose_no_gradient(before, after, tmp_path):
             found = launch(checkpoint_ranks.loads_portable, others, after, path)
             assert all(off < 1e-4 for off, _ in found)
             assert len({digest for _, digest in found}) == 1
+
+
+@pytest.mark.parametrize("sizes", first_fast(["123", "12345"]))
+def test_undelivered_gradients_at_any_number_of_ranks(sizes, tmp_path):
+    """They are kept by a file and by torch.distributed.checkpoint, for other codecs and ways: also
+    by one rank, which compresses nothing."""
+    path, saved, sizes = str(tmp_path), {}, [*map(int, sizes)]
+    for ranks in sizes:
+        saved |= launch(checkpoint_ranks.saves_everywhere, ranks, path)[0]
+    assert sum(owed.norm() > 1 for owed in saved.values()) == 8 * (len(sizes) - 1)
+    for ranks in sizes:
+        for found in launch(checkpoint_ranks.loads_everywhere, ranks, path, saved):
+            assert len(found) == len(saved)
+            for case, off in found.items():
+                assert max(off) < 1e-5, (case, ranks, off)
+
+
+def test_as_many_ranks_go_on_bit_for_bit_by_the_same_checkpoint(tmp_path):
+    path = str(tmp_path / "checkpoint")
+    assert launch(checkpoint_ranks.exactly, 2, path) == [True, True]
+    assert min(launch(checkpoint_ranks.exact_elsewhere, 3, path)) > 1
+
+
+def test_shards_and_replicas_in_other_numbers(tmp_path):
+    path = str(tmp_path / "checkpoint")
+    saved = launch(checkpoint_ranks.sharded, 4, 2, path, False)[0]
+    assert all(values.any() for values in saved.values())
+    for ranks, shards in ((2, 1), (2, 2), (3, 3)):
+        for found in launch(checkpoint_ranks.sharded, ranks, shards, path, True):
+            assert found.keys() == saved.keys()
+            for name, values in found.items():
+                assert torch.allclose(values, saved[name], atol=1e-6), (name, ranks, shards)
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_last_checkpoint(tmp_path):
+    path = str(tmp_path)
+    killed, _ = launch(checkpoint_ranks.killed_while_saving, 2, path, may_die={0})
+    assert killed == DIED
+    assert [file.parent.name for file in tmp_path.glob("*/.metadata")] == ["1"]
+    assert [*(tmp_path / "2").glob("*.distcp")]
+    assert min(launch(checkpoint_ranks.exact_elsewhere, 3, f"{path}/1")) > 1
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_last_file(tmp_path):
+    path = str(tmp_path)
+    assert launch(checkpoint_ranks.killed_while_writing, 1, path, may_die={0}) == [DIED]
+    assert torch.load(tmp_path / "hipress-0.pt")["values"].sum() == 3
+
+
+def test_a_policy_goes_on_with_its_own_measurements_only():
+    """Another policy's once ended the session."""
+    for before, after in launch(checkpoint_ranks.measured_elsewhere, 2):
+        assert before == after

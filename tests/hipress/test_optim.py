@@ -261,7 +261,7 @@ def stepped(optimizer, model, squares):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 4 / parameter.numel() ** 0.5)
         if optimizer.samples:
-            optimizer.rank_square = torch.tensor(square)
+            optimizer.phase.rank_square = torch.tensor(square)
         optimizer.step()
 
 

@@ -1,0 +1,526 @@
+"""Outer: average weights once in many steps, compressed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.constants import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from casync.errors import CasyncError
+from casync.topology import Topology
+from hipress import compat
+from hipress import options as options_
+from hipress.arguments import group_of
+from hipress.errors import (
+    ConfigError,
+    ConfigMismatch,
+    HipressError,
+    StateError,
+    SyncError,
+    unknown,
+)
+from hipress.model import shards
+from hipress.model.devices import ON_HOST
+from hipress.model.params import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
+from hipress.model.snapshot import Taken
+from hipress.model.torch_modes import ordinary
+from hipress.optim.optimizer_kinds import holds, unwrapped
+from hipress.options import AUTO
+from hipress.outer.fragments import Fragment, cut
+from hipress.outer.members import FixedMembers, Members
+from hipress.outer.outer_report import OuterReport
+from hipress.outer.rounds import Round
+from hipress.outer.schedule import PRESETS, OuterSGD, Schedule
+from hipress.outer.sites import Sites
+from hipress.plan import rules as rules_
+from hipress.plan.codecs import resolve, resolve_down
+from hipress.plan.plan import Plan, check_patterns, fixed_plan
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.facts import compare
+from hipress.ranks.link import connect, group_timeout, share
+from hipress.session import SESSIONS, facts_of, synchronized
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+log = logging.getLogger("hipress")
+NEW = -1  # rounds of a site that has no agreed weights yet
+
+
+class Outer:
+    """Sites train alone, each with its own optimizer, and average their weights every `every`
+    steps, compressed: DiLoCo with any compressor.
+
+    ::
+
+        outer = hipress.Outer(model, optimizer, "int4_group", every=100, delay=20)
+        loss.backward()
+        optimizer.step()
+        outer.step()  # or once: optimizer.register_step_post_hook(outer.step)
+
+    A round sends the pseudo-gradient, agreed weights minus the site's, steps the agreed weights by
+    its average (`outer`), and moves the site's weights there. After it all sites hold the same
+    agreed weights, bit for bit. Between rounds nothing travels, and sites may skip steps, clip
+    gradients, accumulate and schedule learning rates as with a lone optimizer.
+
+    A site is a process, or several that train together by DDP, `hipress.wrap`, a Synchronizer or
+    FSDP2: then `process_group` has the ranks, one of each site, that hold the same shard.
+
+    `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it.
+    """
+
+    @ordinary()
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        compressor: str | os.PathLike[str] | Codec = "int4_group",
+        *,
+        every: int = 100,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float | None = None,
+        outer: OuterSGD | None = None,
+        clip: str | None = None,
+        keep: str = "float32",
+        members: Members | None = None,
+        strategy: str = AUTO,
+        down: str | os.PathLike[str] | Codec | None = AUTO,
+        exclude: str | Iterable[str] = (),
+        min_size: SupportsIndex | None = None,
+        seed: SupportsIndex = 0,
+        timeout: float | timedelta | None = None,
+        checksum: bool = False,
+        rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
+        process_group: dist.ProcessGroup | None = None,
+        **params: Any,
+    ) -> None:
+        """Connect the sites; all begin with the weights and buffers of the first.
+
+        Args:
+            model: of float32, float16 or bfloat16, with or without DDP, fully_shard or
+                torch.compile. Compression is done on the host.
+            optimizer: that of this site.
+            compressor: of pseudo-gradients, in both directions; its feedback keeps what a round
+                leaves out for the next.
+            every: steps from a round of a fragment to its next.
+            fragments: parts of the model of about equal size, which have their rounds in turn,
+                `every / fragments` steps apart.
+            delay: steps after which a round's average is used. Meanwhile it travels, and training
+                goes on. Less than `every / fragments`.
+            mix: None: a site takes the agreed weights, and adds what its own steps changed in the
+                delay. A share in (0, 1], as Streaming DiLoCo has it: the weights become (1 - mix)
+                of the site's and mix of the agreed ones.
+            outer: steps agreed weights; by default OuterSGD(lr=0.7, momentum=0.9).
+            clip: "median": a site whose pseudo-gradient is longer than the sites' median shortens
+                it to that.
+            keep: the type of agreed weights in memory, "float32" or "bfloat16", rounded at random.
+            members: who takes part in a round; by default the ranks of `process_group`, always.
+            process_group: of ranks at different sites; by default of all ranks.
+
+        Other options as for `wrap`. Raises ConfigError, ConfigMismatch, AgreementTimeout and
+        RankLost as `wrap` does.
+        """
+        group = group_of(process_group) if members is None else None
+        if timeout is None:
+            timeout = default_pg_timeout if group is None else group_timeout(group)
+        with nullcontext() if group is None else coordinators.failures_told(group):
+            if members is not None and process_group is not None:
+                raise ConfigError("members choose the ranks: leave process_group out")
+            options = options_.make(
+                compressor, strategy=strategy, down=down, exclude=exclude, min_size=min_size,
+                seed=seed, timeout=timeout, checksum=checksum, rules=rules, params=params,
+            )  # fmt: skip
+            self.schedule = Schedule(
+                every, fragments, delay, mix, OuterSGD() if outer is None else outer, clip, keep
+            )
+            self.module, self._options, self._group = model, options, group
+            self._take(optimizer)
+            self._refuse_gradients()
+        if members is not None:
+            self._members = members
+        elif group is not None:
+            self._members = FixedMembers(group, options.timeout)
+        self.rounds = NEW  # rounds that all sites have ended
+        self.steps = 0  # since the begin of the last round
+        self._sites: Sites | None = None
+        self._told: list[dict[str, Any]] = []  # of the sites, by rank
+        self.round: Round | None = None
+        self._ended: BaseException | str | None = None  # the reason why there are no more rounds
+        self.undone = 0  # rounds that were
+        self.stalled = 0.0  # seconds in step()
+        self.sent_bytes = 0  # by connections that have ended
+        self._started = time.perf_counter()
+        try:
+            while self.rounds == NEW:
+                self._begin()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    @classmethod
+    def preset(cls, name: str, model: nn.Module, optimizer: Optimizer, **options: Any) -> Outer:
+        """An outer loop with the numbers of a paper, but for the given options.
+
+        name: "diloco" (Douillard et al. 2023), "streaming" (Streaming DiLoCo, Douillard et al.
+        2025), "sparseloco" (SparseLoCo, Sarfi et al. 2025, with the median of norms of
+        Covenant-72B) or "muloco" (Therien et al. 2025; `optimizer` is then Muon).
+        """
+        if name not in PRESETS:
+            raise unknown("preset of Outer", name, PRESETS)
+        return cls(model, optimizer, **{**PRESETS[name], **options})
+
+    @compat.untraced
+    @ordinary()
+    def step(self, *_: object) -> None:
+        """Count a step of this site, and begin or end a round that is due.
+
+        Every site must call it equally often, after each step of its optimizer, also after one that
+        a GradScaler skipped. Arguments are ignored, so that it may be a hook of the optimizer.
+
+        With members that change, a failed round is undone, and the next one delivers what it had.
+        Otherwise this raises the first failure, which names rank, peer and task (RankLost,
+        AgreementTimeout or SyncError); after it every further step raises SyncError.
+        """
+        self._refuse_ended()
+        begin = time.perf_counter()
+        try:
+            self.steps += 1
+            if self.round is not None and self.steps == self.schedule.delay:
+                self._end()
+            if self.steps == self.schedule.spacing:
+                self.steps = 0
+                self._begin()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self.stalled += time.perf_counter() - begin
+
+    @ordinary()
+    def leave(self) -> None:
+        """Take part in one more round, which begins when the other sites come to theirs, hand the
+        rest of what this site has not delivered to another one, and end.
+
+        Raises ConfigError if sites do not change, StateError while a round is under way."""
+        self._refuse_ended()
+        if not self._members.changes:
+            raise ConfigError("the ranks of a group cannot leave: all of them hipress.detach")
+        if self.round is not None:
+            self._end()
+        rounds, self.steps = self.rounds, 0
+        while self.rounds == rounds and self._ended is None:
+            self._begin(leaving=True)
+            if self.round is not None:
+                self._end()
+            if self._sites is not None and self._sites.count == 1:
+                break
+        self.close("it has left")
+
+    def close(self, why: str = "hipress is detached from it") -> None:
+        """End connections; further steps raise SyncError."""
+        self._ended = self._ended or why
+        self._part()
+        self._members.close()
+
+    def connected(self) -> Sites:
+        """The sites of the last round. Raises StateError if the loop has ended."""
+        if self._sites is None or self._ended is not None:
+            raise StateError(f"the outer loop has ended: {self._ended}")
+        return self._sites
+
+    def report(self) -> OuterReport:
+        """Counts and costs so far."""
+        memory: Counter[str] = Counter()
+        for fragment in self.fragments:
+            memory.update(fragment.bytes_by_use())
+        if self._sites is not None:
+            memory["states"] = sum(self._sites.state_bytes(f.bundles) for f in self.fragments)
+        memory["round"] = 0 if self.round is None else self.round.held_bytes
+        now = 0 if self._sites is None else round(self._sites.counters.wire_bytes)
+        return OuterReport(
+            sites=0 if self._sites is None else self._sites.count,
+            rounds=self.rounds,
+            undone=self.undone,
+            seconds=time.perf_counter() - self._started,
+            stalled=self.stalled,
+            sent_bytes=self.sent_bytes + now,
+            memory=dict(memory),
+            schedule=f"{self._plan.label}, {self.schedule}",
+        )
+
+    # A round, in the order of events
+
+    def _begin(self, leaving: bool = False) -> None:
+        """Meet the other sites, and send a fragment's pseudo-gradient."""
+        self._refuse_gradients()
+        coordinator = self._members.meet(leaving=leaving)
+        if self._sites is None or coordinator is not self._sites.coordinator:
+            error = self._error_of(lambda: self._gather(coordinator, leaving))
+            if error is not None:
+                self._undo(error)
+                return
+        assert self._sites is not None
+        waiting = sum(each["rounds"] == NEW for each in self._told)
+        self._told = [{**each, "rounds": self.rounds} for each in self._told]
+        if waiting == self._sites.count:  # the first meeting of all: they have nothing to average
+            self._members.commit(None)
+            return
+        fragment = self.fragments[self.rounds % len(self.fragments)]
+        self.round = Round.of(fragment, self._sites, self.schedule, waiting)
+        self.round.start()
+        if not self.schedule.delay:
+            self._end()
+
+    def _end(self) -> None:
+        """Wait for the average, and take it over, if all sites have it; else undo the round."""
+        assert self.round is not None
+        round_, self.round = self.round, None
+        error = self._error_of(round_.wait)
+        if error is not None:
+            self._undo(error, round_)
+        elif not self._members.commit(None):
+            self._undo(None, round_)
+        else:
+            round_.commit(seed=self.rounds)
+            self.rounds += 1
+            self._hand_over()
+
+    def _undo(self, error: HipressError | None, round_: Round | None = None) -> None:
+        """Go back to the begin of a round. Raises the error if sites do not change."""
+        if self._sites is not None and error is not None:
+            self._sites.close()
+        if error is not None:
+            self._members.commit(error)
+        if round_ is not None:
+            round_.undo()
+        self.undone += 1
+        log.warning(
+            "hipress: round %d of the outer loop is undone, the next has what it had: %s",
+            self.rounds, error or "another site could not end it",
+        )  # fmt: skip
+
+    def _gather(self, coordinator: Coordinator, leaving: bool) -> None:
+        """Connect with these sites, and give the agreed weights to those that lack them."""
+        self._part()
+        own = {"rounds": self.rounds, "leaving": leaving}
+        if self._members.changes:
+            told = coordinator.require_equal({}, {**own, "facts": self._facts})
+            self._refuse_others(told, coordinator)
+        else:
+            told = coordinator.require_equal(self._facts, own)
+        self._catch_up([each["rounds"] for each in told], coordinator)
+        self._sites = Sites(
+            coordinator, self._plan, self._options, calls=self.rounds * self._bundles,
+            changes=self._members.changes,
+        )  # fmt: skip
+        self._told = told
+
+    def _catch_up(self, rounds: list[int], coordinator: Coordinator) -> None:
+        """Take agreed weights and momentum from the first site that has ended most rounds."""
+        most = max(rounds)
+        source = rounds.index(most)
+        behind = [r for r, count in enumerate(rounds) if count < most or most == NEW]
+        behind = [r for r in behind if r != source]
+        if behind and coordinator.rank in (source, *behind):
+            before = [fragment.target() for fragment in self.fragments]
+            some = coordinator.of([source, *behind])
+            share(self._shared(), connect(some, "agreed weights"), some)
+            for fragment, old in zip(self.fragments, before, strict=True):
+                if coordinator.rank == source:
+                    break
+                goal = fragment.target()
+                if self.rounds != NEW:  # its own steps since count in the next round
+                    goal.add_(fragment.weights()).sub_(old)
+                fragment.write(goal)
+        self.rounds = max(most, 0)
+
+    def _hand_over(self) -> None:
+        """Give what leaving sites have not delivered to the first that stays."""
+        leavers = [rank for rank, each in enumerate(self._told) if each["leaving"]]
+        stay = [rank for rank, each in enumerate(self._told) if not each["leaving"]]
+        assert self._sites is not None
+        coordinator = self._sites.coordinator
+        for leaver in leavers if stay else ():
+            if coordinator.rank in (leaver, stay[0]):
+                some = coordinator.of([leaver, stay[0]])
+                left = [self.left(f) for f in self.fragments]
+                error = self._error_of(
+                    lambda some=some, left=left: share(left, connect(some, "what is left"), some)  # type: ignore[misc]
+                )
+                if error is not None:
+                    log.warning("hipress: what a leaving site had not delivered is lost: %s", error)
+                elif coordinator.rank != leaver:
+                    for fragment, values_ in zip(self.fragments, left, strict=True):
+                        fragment.owe(values_)
+
+    def _part(self) -> None:
+        """End the connections; what codecs held back is owed to the next sites."""
+        if self._sites is None:
+            return
+        self._sites.close()
+        for fragment in self.fragments:
+            for bundle in fragment.bundles:
+                left = self._sites.undelivered(bundle)
+                if left is not None:
+                    fragment.owe(left, bundle.part)
+        self.sent_bytes += round(self._sites.counters.wire_bytes)
+        self._sites = None
+
+    # Parts of the above
+
+    def _take(self, optimizer: Optimizer) -> None:
+        """Describe and cut the model. Raises ConfigError."""
+        model, options = compat.uncompiled(self.module), self._options
+        shards.reshard(model)
+        params = _parameters(model)
+        check_patterns(params, options)
+        named = dict(trainable(model))
+        parameters = [named[param.name] for param in params]
+        inner = unwrapped(optimizer)
+        if not isinstance(inner, Optimizer) or not holds(inner, set(map(id, parameters))):
+            raise ConfigError(
+                "optimizer is the one that steps this model's parameters between rounds, not "
+                f"{type(inner).__name__}; make it of model.parameters()"
+            )
+        if options.automatic:
+            raise ConfigError('Outer needs a compressor by name: "auto" plans for gradients')
+        codec = resolve(options)
+        down = resolve_down(options, codec)
+        ruled = rules_.compiled(options)
+        others = [codec] if down is None else [codec, down]
+        decided = rules_.decide(ruled, params, others, options, world_size=2)
+        topology = Topology.flat(2)  # numbers of sites change; shares depend on them later
+        self._plan: Plan = decided.apply(fixed_plan(params, codec, options, topology, down))
+        self.fragments: list[Fragment] = cut(params, parameters, self._plan, self.schedule)
+        self._bundles = sum(len(fragment.bundles) for fragment in self.fragments)
+        again = "To go on, hipress.detach the Outer and make another one"
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self._taken = Taken(model, params, parameters, rank, again)
+        codecs = {each.name: each for each in others}
+        self._facts = {
+            **facts_of(params, options, codecs, ruled, ON_HOST),
+            "called": "hipress.Outer",
+            "schedule": str(self.schedule),
+            "plan": self._plan.facts(),
+            "frozen parameters and buffers": frozen_tensors(model),
+            "shards": shards.places(model),
+        }
+
+    def _refuse_gradients(self) -> None:
+        """Raise ConfigError if ranks of the outer loop average this model's gradients, too."""
+        if self._group is None:
+            return
+        ours, me = {*dist.get_process_group_ranks(self._group)}, dist.get_rank()
+        model = compat.uncompiled(self.module)
+        mine = {parameter for _, parameter in trainable(model)}
+        groups = {
+            type(part).__name__: part.process_group
+            for part in model.modules()
+            if isinstance(part, DistributedDataParallel)
+        }
+        for key in synchronized():
+            module: nn.Module = key if isinstance(key, nn.Module) else key.module
+            if mine & {*module.parameters()}:
+                groups[type(key).__name__] = SESSIONS[key].group
+        for name, group in groups.items():
+            both = ours & {*dist.get_process_group_ranks(group)} - {me}
+            if both:
+                raise ConfigError(
+                    f"a {name} averages this model's gradients with rank {min(both)} in every "
+                    "step, which is in the outer loop, too, so rounds would change nothing: give "
+                    "the former the ranks of a site, and as process_group= of Outer those, one of "
+                    "each site, that hold the same shard"
+                )
+
+    def _refuse_others(self, told: list[dict[str, Any]], coordinator: Coordinator) -> None:
+        """Raise ConfigMismatch if this site differs from the one that has ended most rounds, and
+        SyncError if another does."""
+        first = max(range(len(told)), key=lambda rank: (told[rank]["rounds"], -rank))
+        names = coordinator.ranks
+        for rank in (coordinator.rank, *range(len(told))):
+            try:
+                compare([told[first]["facts"], told[rank]["facts"]], [names[first], names[rank]])
+            except ConfigMismatch as error:
+                if rank == coordinator.rank:
+                    self._ended = error  # others go on without it
+                    raise
+                raise SyncError(f"site {names[rank]} is refused: {error}") from error
+
+    def _shared(self) -> list[torch.Tensor]:
+        """Tensors that are the same at all sites."""
+        model = compat.uncompiled(self.module)
+        named = (*model.named_parameters(), *model.named_buffers())
+        rest = [shards.local(each) for _, each in named if not each.requires_grad]
+        agreed = [f.agreed for f in self.fragments]
+        momentum = [f.momentum for f in self.fragments if f.momentum is not None]
+        return [*agreed, *momentum, *(each for each in rest if each.numel())]
+
+    def left(self, fragment: Fragment) -> torch.Tensor:
+        """Pseudo-gradient of this site that has not been delivered, with that of its steps since
+        the last round."""
+        flat, sites = fragment.change(), self._sites
+        if fragment.owed is not None:
+            flat += fragment.owed
+        for bundle in fragment.bundles:
+            left = None if sites is None else sites.undelivered(bundle)
+            if left is not None:
+                flat[bundle.part] += left
+        return flat
+
+    def _error_of(self, call: Callable[[], object]) -> HipressError | None:
+        """The error of a call that waits for other sites."""
+        try:
+            call()
+        except HipressError as error:
+            if error is self._ended:
+                raise
+            return error
+        except CasyncError as error:
+            assert self._sites is not None
+            named = self._sites.coordinator.named(error, f"round {self.rounds} of the outer loop")
+            assert isinstance(named, HipressError)
+            return named
+        return None
+
+    def _fail(self, error: BaseException) -> None:
+        """End after an error, and let the other sites know."""
+        self._ended = error
+        if self._sites is not None:
+            self._sites.close()
+            if not self._members.changes:
+                self._sites.coordinator.fail(error)
+
+    def _refuse_ended(self) -> None:
+        if isinstance(self._ended, BaseException):
+            raise SyncError(f"the outer loop has failed: {self._ended}") from self._ended
+        if self._ended is not None:
+            raise SyncError(f"the outer loop has ended: {self._ended}")
+
+
+def _parameters(model: nn.Module) -> tuple[Param, ...]:
+    """The parameters to average. Raises ConfigError for a type that is not averaged."""
+    params = describe(model)
+    for param in params:
+        if param.dtype not in COMPRESSIBLE:
+            kind = str(param.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"parameter {param.name!r} is of {kind}; Outer averages float32, float16 and "
+                "bfloat16"
+            )
+    return tuple(replace(param, sparse=False, strides=()) for param in params)

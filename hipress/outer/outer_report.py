@@ -1,0 +1,38 @@
+"""The costs of an outer loop so far."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class OuterReport:
+    """Counts and costs since an Outer was made; print it, or take its `to_dict()`."""
+
+    sites: int
+    rounds: int
+    undone: int  # rounds that failed, and were undone
+    seconds: float
+    stalled: float  # of these, in which the site did not train, but was in step()
+    sent_bytes: int
+    memory: dict[str, int]  # bytes at this site beside weights and optimizer, by use
+    schedule: str
+
+    @property
+    def training(self) -> float:
+        """Share of the time in which the site trained."""
+        return 1 - self.stalled / self.seconds if self.seconds else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values for JSON."""
+        return asdict(self) | {"training": self.training}
+
+    def __str__(self) -> str:
+        used = ", ".join(f"{use} {size / 1e6:.1f}" for use, size in self.memory.items() if size)
+        return (
+            f"outer loop of {self.sites} sites: {self.schedule}\n"
+            f"  {self.rounds} rounds, {self.undone} undone, {self.sent_bytes / 1e6:.1f} MB sent\n"
+            f"  {100 * self.training:.1f}% of {self.seconds:.1f} s in training\n"
+            f"  MB beside weights and optimizer: {used}"
+        )

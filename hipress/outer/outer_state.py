@@ -1,0 +1,171 @@
+"""States of an outer loop, as plain tensors and numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from casync.runtime.deferral import as_torch
+from hipress.errors import StateError
+from hipress.outer.fragments import Fragment
+from hipress.outer.rounds import Round
+from hipress.outer.sites import Arrays, Sites
+from hipress.ranks.link import Agreement, sum_over
+
+if TYPE_CHECKING:
+    from hipress.outer.outer import Outer
+
+FORMAT = 1
+_Named = dict[str, torch.Tensor]
+
+
+def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
+    """The state of this site, or one for any number of sites: see `hipress.state_dict`."""
+    sites = outer.connected()
+    if outer.round is not None and (portable or sites.changes):
+        raise StateError(
+            "a round of the outer loop is under way: save where outer.round is None, after the "
+            "step in which its delay is over"
+        )
+    if outer.round is not None:
+        outer.round.wait()  # first: until then its encodes change states
+    common = {
+        "format": FORMAT,
+        "outer": True,
+        "rounds": outer.rounds,
+        "agreed": _split(outer, lambda f: f.agreed),
+        "momentum": _split(outer, lambda f: f.momentum),
+    }
+    if portable:
+        mean = _Mean(sites)
+        owed = _split(outer, lambda f: mean.of(outer.left(f)))
+        return common | {"portable": True, "owed": owed}
+    return common | {
+        "portable": False,
+        "site": sites.coordinator.rank,
+        "sites": sites.count,
+        "steps": outer.steps,
+        "calls": sites.calls,
+        "owed": _split(outer, lambda f: f.owed),
+        "codecs": {
+            bundle.name: {
+                f"{codec} {side}": {name: as_torch(a).clone() for name, a in arrays.items()}
+                for (codec, side), arrays in sites.states(bundle).items()
+            }
+            for fragment in outer.fragments
+            for bundle in fragment.bundles
+        },
+        "round": _round(outer.round),
+    }
+
+
+def restore(outer: Outer, state: Mapping[str, Any]) -> None:
+    """Go on from a state. Raises StateError; ConfigMismatch if sites' states are of different
+    rounds."""
+    sites = outer.connected()
+    coordinator = sites.coordinator
+    with coordinator.failures_told():
+        if outer.round is not None:
+            raise StateError("a round of the outer loop is under way: load before the first step")
+        _check(outer, state)
+    digest = hashlib.sha256()
+    for name in sorted(state["agreed"]):
+        digest.update(state["agreed"][name].float().contiguous().numpy().tobytes())
+    coordinator.require_equal(
+        {"rounds of the state to load": state["rounds"], "agreed weights": digest.hexdigest()[:16]}
+    )
+    outer.rounds, outer.steps = state["rounds"], state.get("steps", 0)
+    for fragment in outer.fragments:
+        fragment.agreed.copy_(fragment.join(state["agreed"]))
+        if fragment.momentum is not None:
+            fragment.momentum.copy_(fragment.join(state["momentum"]))
+        owed = {param.name for param in fragment.params} <= state["owed"].keys()
+        fragment.owed = fragment.join(state["owed"]) if owed else None
+        if state["portable"]:  # the way of the sites since the last round is owed
+            fragment.write(fragment.target())
+    if not state["portable"]:
+        _restore_states(outer, sites, state)
+
+
+def _restore_states(outer: Outer, sites: Sites, state: Mapping[str, Any]) -> None:
+    sites.calls = state["calls"]
+    for bundle in (each for fragment in outer.fragments for each in fragment.bundles):
+        arrays: Arrays = {}
+        for key, values in state["codecs"][bundle.name].items():
+            codec, _, side = key.rpartition(" ")
+            arrays[codec, side] = {name: each.clone().numpy() for name, each in values.items()}
+        sites.put_back({bundle.name: arrays})
+    saved = state["round"]
+    if saved is not None:
+        fragment = outer.fragments[outer.rounds % len(outer.fragments)]
+        sent = None if saved["sent"] is None else fragment.join(saved["sent"])
+        average = fragment.join(saved["average"])
+        outer.round = Round(fragment, sites, outer.schedule, average, sent)
+
+
+def _check(outer: Outer, state: Mapping[str, Any]) -> None:
+    """Raise StateError for a state of something else."""
+    if not state.get("outer") or state.get("format") != FORMAT:
+        raise StateError("this is no state of a hipress.Outer, or one of a newer version")
+    wanted = {p.name: p.shape for fragment in outer.fragments for p in fragment.params}
+    found = {name: tuple(each.shape) for name, each in state["agreed"].items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise StateError(
+                f"the state does not fit the model: {name!r} has the shape {found.get(name)} there "
+                f"and {wanted.get(name)} here"
+            )
+    if outer.schedule.outer.momentum and not state["momentum"]:
+        raise StateError("the state has no outer momentum, and `outer` has")
+    if state["portable"]:
+        return
+    sites = outer.connected()
+    here, there = (sites.coordinator.rank, sites.count), (state["site"], state["sites"])
+    if here != there:
+        raise StateError(
+            f"the state is that of site {there[0]} of {there[1]}, and this is site {here[0]} of "
+            f"{here[1]}: save with portable=True to go on with other sites"
+        )
+    bundles = {bundle.name for fragment in outer.fragments for bundle in fragment.bundles}
+    if bundles != state["codecs"].keys():
+        raise StateError(
+            f"the state has {sorted(state['codecs'])}, this outer loop {sorted(bundles)}: use the "
+            "compressor, strategy and fragments of before, or save with portable=True"
+        )
+
+
+def _split(outer: Outer, values: Any) -> _Named:
+    """Values of all fragments by parameter's name, those that are not None."""
+    found: _Named = {}
+    for fragment in outer.fragments:
+        flat: torch.Tensor | None = values(fragment)
+        if flat is not None:
+            found |= {name: each.clone() for name, each in fragment.split(flat).items()}
+    return found
+
+
+def _round(under_way: Round | None) -> dict[str, Any] | None:
+    if under_way is None:
+        return None
+    fragment: Fragment = under_way.fragment
+    sent = None if under_way.sent is None else fragment.split(under_way.sent.clone())
+    return {"average": fragment.split(under_way.values.clone()), "sent": sent}
+
+
+class _Mean:
+    """Means of float32 values over the sites, the same at each."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._count = sites.count
+        self._ranks = Agreement(sites.coordinator, "outer states") if sites.count > 1 else None
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean of a tensor; all sites must call this."""
+        total = values.double()
+        if self._ranks is not None:
+            what = "averaging states for a checkpoint"
+            self._ranks.run(lambda group: sum_over(total, group), what)
+        return total.div_(self._count).float()

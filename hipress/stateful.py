@@ -1,0 +1,118 @@
+"""States through torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hipress.api import Synchronized, compressible_parameters, load_state_dict, state_dict
+from hipress.model.shards import as_gradient, is_sharded, local
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.storage import StorageReader
+
+__all__ = ["Stateful"]
+
+log = logging.getLogger("hipress")
+
+_WITH_TENSORS = ("plan", "codecs", "compressors", "strategies", "state", "owed")
+
+
+class Stateful:
+    """A model's state for torch.distributed.checkpoint, loaded by any number of ranks.
+
+    ::
+
+        app = {"model": model, "hipress": hipress.Stateful(model)}
+        dcp.save(app, checkpoint_id="checkpoints/100")
+        dcp.load(app, checkpoint_id="checkpoints/100")
+
+    It is the portable form of `hipress.state_dict`: what ranks have not delivered is one tensor by
+    parameter, saved once; a DTensor like its parameter where FSDP2 shards the model, so the number
+    of shards may change, too. All ranks must save and load between the same two steps.
+    """
+
+    def __init__(
+        self,
+        model: Synchronized,
+        *,
+        exact: bool = False,
+        resume: str | os.PathLike[str] | StorageReader | None = None,
+    ) -> None:
+        """model: of `wrap` or `shard`, or a Synchronizer.
+
+        exact: save each rank's own state, too, by which as many ranks as before go on bit for bit.
+        resume: the checkpoint that will be loaded, to find these; without it, or with another
+        number of ranks, the portable form is loaded.
+        """
+        self._model, self._exact, self._resume = model, exact, resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """The entries to save, or to load in place. All ranks must call this. Raises the errors of
+        hipress.state_dict."""
+        own = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        if self._resume is not None and _holds(self._resume, own):
+            return {"own": {own: b""}}
+        whole = state_dict(self._model, portable=True)
+        if "owed" not in whole:  # of hipress.shard, which holds nothing back
+            return {"others": _packed(whole)}
+        parameters = compressible_parameters(self._model)
+        undelivered = {
+            name: _like(parameter, whole["owed"].get(name))
+            for name, parameter in parameters.items()
+        }
+        if any(map(is_sharded, parameters.values())):  # ranks differ, and this is saved once
+            if whole["state"]:
+                log.info("hipress.Stateful leaves out codecs' own momentum of a sharded model")
+            whole |= {key: {} for key in _WITH_TENSORS}
+        entries: dict[str, Any] = {
+            "undelivered": undelivered, "others": _packed(whole | {"owed": {}})
+        }  # fmt: skip
+        if self._exact:
+            entries["own"] = {own: _packed(state_dict(self._model))}
+        return entries
+
+    def load_state_dict(self, entries: Mapping[str, Any]) -> None:
+        """Go on from loaded entries. Raises the errors of hipress.load_state_dict."""
+        for own in entries.get("own", {}).values():
+            load_state_dict(self._model, _unpacked(own))
+            return
+        whole = _unpacked(entries["others"])
+        if "undelivered" in entries:
+            held = {name: local(each).cpu() for name, each in entries["undelivered"].items()}
+            whole["owed"] = {name: values for name, values in held.items() if values.any()}
+        load_state_dict(self._model, whole)
+
+
+def _like(parameter: torch.Tensor, values: torch.Tensor | None) -> torch.Tensor:
+    """Values of a parameter, float32, distributed like it; zeros without values."""
+    if values is None:
+        values = torch.zeros(local(parameter).shape)
+    return as_gradient(values, parameter)
+
+
+def _packed(state: Mapping[str, Any]) -> bytes:
+    """A state as one object, whose keys a loading rank need not know."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True)
+    return state
+
+
+def _holds(checkpoint: str | os.PathLike[str] | StorageReader, own: str) -> bool:
+    """True if a checkpoint has this rank's own state, saved by as many ranks."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    if isinstance(checkpoint, str | os.PathLike):
+        checkpoint = FileSystemReader(checkpoint)
+    return any(key.endswith(own) for key in checkpoint.read_metadata().state_dict_metadata)

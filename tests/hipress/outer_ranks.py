@@ -1,0 +1,266 @@
+"""Ranks of test_outer.py."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import hipress
+from hipress import OuterSGD
+from hipress.outer.members import FixedMembers
+from tests.hipress.common import data, digest, make, raised_by
+
+AVERAGE = OuterSGD(1.0, 0.0, nesterov=False)
+
+
+def train(outer, model, optimizer, rank, steps):
+    for step in steps:
+        x, y = data(rank, step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        outer.step()
+
+
+def started(compressor="int4_group", lr=0.02, momentum=0.9, **options):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    return model, optimizer, hipress.Outer(model, optimizer, compressor, **options)
+
+
+def agreed(outer):
+    return [fragment.agreed.clone() for fragment in outer.fragments]
+
+
+def every_step(rank, world_size):
+    """Largest difference from a training by averaged gradients, where each step is a round."""
+    model, optimizer, outer = started("none", momentum=0.0, every=1, outer=AVERAGE)
+    train(outer, model, optimizer, rank, range(5))
+    other = make()
+    plain = torch.optim.SGD(other.parameters(), lr=0.02)
+    for step in range(5):
+        plain.zero_grad()
+        for each in range(world_size):
+            x, y = data(each, step)
+            (nn.functional.mse_loss(other(x), y) / world_size).backward()
+        plain.step()
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+def trained(rank, world_size, compressor, options):
+    """Digests of weights and of agreed weights after rounds, and the distance that they went."""
+    torch.manual_seed(rank)
+    model, optimizer, outer = started(compressor, every=4, **options)
+    begin = torch.cat(agreed(outer))
+    found = []
+    for four in range(3):
+        train(outer, model, optimizer, rank, range(4 * four, 4 * four + 4))
+        found.append([each.tolist() for each in agreed(outer)])
+    apart = float((torch.cat(agreed(outer)) - begin).norm())
+    return found, digest(model), outer.rounds, apart
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def streamed(rank, world_size, mix):
+    """Weights of a site around the end of a round that was delayed, and those of the rule."""
+    model, optimizer, outer = started("none", every=4, delay=2, mix=mix, outer=AVERAGE)
+    train(outer, model, optimizer, rank, range(4))
+    sent, old = flat(model), agreed(outer)[0]
+    train(outer, model, optimizer, rank, range(4, 5))
+    assert torch.equal(agreed(outer)[0], old)  # on its way
+    x, y = data(rank, 5)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    before = flat(model)
+    outer.step()
+    new = in_order(outer.fragments[0], agreed(outer)[0], model)
+    rule = new + before - sent if mix is None else torch.lerp(before, new, mix)
+    return float((flat(model) - rule).abs().max()), float((new - sent).abs().max())
+
+
+def in_order(fragment, values, model):
+    """Flat values of a fragment of the whole model, in the model's order."""
+    pieces = fragment.split(values)
+    return torch.cat([pieces[name].reshape(-1) for name, _ in model.named_parameters()])
+
+
+def resumed(rank, world_size, compressor, options):
+    """Digests of weights after a training, and after one that was saved and loaded on the way."""
+    whole, step, outer = started(compressor, momentum=0.0, every=4, **options)
+    train(outer, whole, step, rank, range(6))
+    kept = {n: p.clone() for n, p in whole.state_dict().items()}, hipress.state_dict(outer)
+    portable = None
+    for _ in range(0 if outer.round else 2):
+        portable = hipress.state_dict(outer, portable=True)
+    train(outer, whole, step, rank, range(6, 14))
+    again, step, other = started(compressor, momentum=0.0, every=4, **options)
+    again.load_state_dict(kept[0])
+    hipress.load_state_dict(other, kept[1])
+    train(other, again, step, rank, range(6, 14))
+    return digest(whole), digest(again), portable
+
+
+def moved(rank, world_size, state):
+    """A portable state at these sites: the error of the mean of their debts, and its size."""
+    model, _, outer = started("onebit_group", every=4)
+    hipress.load_state_dict(outer, state)
+    fragment = outer.fragments[0]
+    assert torch.equal(flat(model), in_order(fragment, fragment.agreed, model))
+    owed = fragment.owed.clone()
+    dist.all_reduce(owed)
+    saved = fragment.join(state["owed"])
+    return float((owed / world_size - saved).abs().max()), float(saved.abs().max()), outer.rounds
+
+
+class Refusing:
+    """All sites, as FixedMembers, but the second round is not committed."""
+
+    changes = True
+
+    def __init__(self, group, timeout):
+        self.inner, self.number = FixedMembers(group, timeout), 0
+
+    def meet(self, *, leaving):
+        self.number += 1
+        return self.inner.meet(leaving=leaving)
+
+    def commit(self, error):
+        if error is not None:
+            raise error
+        return self.number != 3
+
+    def close(self):
+        pass
+
+
+def states_of(outer):
+    sites = outer.connected()
+    return [
+        {key: {n: a.copy() for n, a in arrays.items()} for key, arrays in sites.states(b).items()}
+        for f in outer.fragments
+        for b in f.bundles
+    ]
+
+
+def same(left, right):
+    return all(
+        one.keys() == two.keys()
+        and all((one[k][n] == two[k][n]).all() for k in one for n in one[k])
+        for one, two in zip(left, right, strict=True)
+    )
+
+
+def refused(rank, world_size, compressor):
+    """True if weights, agreed weights and states are the same before and after a round that is not
+    committed; and if the round did change states."""
+    members = Refusing(dist.group.WORLD, 60.0)
+    model, optimizer, outer = started(compressor, every=2, members=members)
+    train(outer, model, optimizer, rank, range(3))
+    x, y = data(rank, 3)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    before = digest(model), agreed(outer), states_of(outer)
+    changed = []
+    put_back = outer.connected().put_back
+    outer.connected().put_back = lambda states: (
+        changed.append(not same(states_of(outer), before[2])), put_back(states)
+    )  # fmt: skip
+    outer.step()
+    kept = digest(model) == before[0] and all(map(torch.equal, agreed(outer), before[1]))
+    kept &= same(states_of(outer), before[2])
+    undone = outer.undone, outer.rounds
+    train(outer, model, optimizer, rank, range(4, 6))
+    return kept, changed, undone, outer.rounds
+
+
+def errors(rank, world_size):
+    """Errors of options and models that cannot be used."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+
+    def refused(**options):
+        return raised_by(hipress.Outer, model, optimizer, **options)
+
+    found = [
+        refused(every=10, fragments=3),
+        refused(every=4, delay=4),
+        refused(every=4, fragments=2, delay=2),
+        refused(compressor="auto"),
+        refused(mix=0.0),
+        refused(every=10 + rank),
+        refused(compressor="int4_group" if rank else "int8_group"),
+        raised_by(hipress.Outer, model, torch.optim.SGD(make().parameters(), lr=1.0)),
+        raised_by(hipress.Outer.preset, "diloko", model, optimizer),
+    ]
+    wrapped = hipress.wrap(model, "int4_group")
+    found.append(raised_by(hipress.Outer, wrapped, optimizer))
+    found.append(raised_by(hipress.Outer, model, optimizer))
+    return found
+
+
+def memory(rank, world_size, compressor, options):
+    """Bytes by use, between two rounds and during one."""
+    model, optimizer, outer = started(compressor, every=4, delay=2, **options)
+    train(outer, model, optimizer, rank, range(5))
+    during = hipress.report(outer).memory
+    train(outer, model, optimizer, rank, range(5, 6))
+    return during, hipress.report(outer).memory, str(hipress.report(outer))
+
+
+def scaled(rank, world_size):
+    """A GradScaler skips a step at one site; the other goes on. Digests and rounds, by a hook."""
+    model, optimizer, outer = started("int4_group", every=3)
+    optimizer.register_step_post_hook(outer.step)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    compiled = torch.compile(model, backend="eager")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    while outer.rounds < 2:
+        x, y = data(rank, outer.rounds)
+        loss = nn.functional.mse_loss(compiled(x), y)
+        bad = rank == 1 and outer.rounds == 1 and outer.steps == 1 and scaler.get_scale() > 600
+        scaler.scale(loss * float("inf") if bad else loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        optimizer.zero_grad()
+    return digest(model), scaler.get_scale()
+
+
+def sharded(rank, world_size):
+    """Two sites of two ranks, by FSDP2 within a site: shards of like ranks, and their rounds."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "shard"))
+    model = fully_shard(make(), mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    outer = hipress.Outer(
+        model, optimizer, "int4_group", every=2, process_group=mesh["site"].get_group()
+    )
+    begin = [p.to_local().clone() for p in model.parameters()]
+    train(outer, model, optimizer, rank, range(4))
+    now = [p.to_local().clone() for p in model.parameters()]
+    apart = max(float((a - b).abs().max()) for a, b in zip(begin, now, strict=True) if a.numel())
+    return [each.tolist() for each in now], outer.rounds, apart
+
+
+def within_sites(rank, world_size):
+    """Two sites of two ranks, by wrap within a site."""
+    sites = dist.new_group([0, 1]), dist.new_group([2, 3])
+    like = dist.new_group([0, 2]), dist.new_group([1, 3])
+    model = hipress.wrap(make(), "int4_group", process_group=sites[rank // 2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    outer = hipress.Outer(model, optimizer, "onebit_group", every=2, process_group=like[rank % 2])
+    found = []
+    for step in range(5):
+        train(outer, model, optimizer, rank, range(step, step + 1))
+        found.append(digest(model))
+    return found

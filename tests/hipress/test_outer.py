@@ -1,0 +1,114 @@
+"""The outer loop: rounds of sites that train alone."""
+
+import pytest
+
+from tests.hipress import outer_ranks as ranks
+from tests.hipress.common import make
+from tests.hipress.launch import launch
+from tests.tiers import first_fast
+
+ELEMENTS = sum(parameter.numel() for parameter in make().parameters())
+
+
+def test_a_round_in_every_step_averages_gradients():
+    assert max(launch(ranks.every_step, 2)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "name", first_fast(["onebit_group", "int4_group", "topk", "onebit", "dgc"])
+)
+def test_sites_agree_bit_for_bit(name):
+    for options in ({}, {"fragments": 2}, {"clip": "median", "keep": "bfloat16"}):
+        (first, weights, rounds, apart), *others = launch(ranks.trained, 3, name, options)
+        assert rounds == 3 * options.get("fragments", 1)
+        assert apart > 0.01
+        for found, theirs, _, _ in others:
+            assert found == first
+            assert theirs == weights or "fragments" in options
+
+
+@pytest.mark.parametrize("mix", [None, 0.5])
+def test_averages_are_used_after_the_delay(mix):
+    for wrong, apart in launch(ranks.streamed, 2, mix):
+        assert wrong < 1e-6
+        assert apart > 1e-3
+
+
+@pytest.mark.parametrize("name", first_fast(["onebit_group", "int4_group", "dgc"]))
+def test_a_training_goes_on_bit_for_bit(name):
+    for options in ({"delay": 3}, {"fragments": 2}):
+        found = launch(ranks.resumed, 2, name, options)
+        assert all(whole == again for whole, again, _ in found)
+    portable = found[0][2]
+    for difference, most, rounds in launch(ranks.moved, 3, portable):
+        assert difference < 1e-6 * most
+        assert most > 0
+        assert rounds == portable["rounds"]
+
+
+@pytest.mark.parametrize("name", first_fast(["onebit_group", "topk", "sparseloco", "dgc", "ef21"]))
+def test_a_refused_round_is_undone_bit_for_bit(name):
+    for kept, changed, undone, rounds in launch(ranks.refused, 2, name):
+        assert kept
+        assert changed == [True]
+        assert undone == (1, 1)
+        assert rounds == 2
+
+
+def test_mistakes_are_named():
+    for found in launch(ranks.errors, 2):
+        for error, text in zip(
+            found,
+            (
+                "every=10 steps do not divide into fragments=3 rounds: 9 do",
+                "delay=4: a round must end before the next begins, so at most 3 steps",
+                "delay=2: a round must end before the next begins, so at most 1 steps",
+                "Outer needs a compressor by name",
+                "mix is a share in (0, 1] or None, not 0.0",
+                "ranks disagree on schedule: rank 0: every 10 steps",
+                "ranks disagree on compressor: rank 0: int8_group",
+                "optimizer is the one that steps this model's parameters between rounds, not SGD",
+                "unknown preset of Outer 'diloko'. did you mean 'diloco'?",
+                "a DistributedDataParallel averages this model's gradients with rank",
+                "a DistributedDataParallel averages this model's gradients with rank",
+            ),
+            strict=True,
+        ):
+            assert error.kind in ("ConfigError", "ConfigMismatch")
+            assert text in error.message
+
+
+def test_the_report_tells_the_memory():
+    for name, wide, states in (("onebit_group", 4, 2), ("int4_group", 2, 0)):
+        options = {"keep": "bfloat16"} if wide == 2 else {}
+        for during, after, text in launch(ranks.memory, 2, name, options):
+            size = 4 * ELEMENTS
+            assert after == during | {"round": 0}
+            assert after["agreed"] == wide * ELEMENTS
+            assert after["momentum"] == size
+            assert after["states"] == states * size  # of workers, and as long a one of owners
+            assert after["owed"] == 0
+            assert during["round"] == 2 * size
+            assert "1 rounds, 0 undone" in text
+
+
+def test_loops_of_torch_go_on_as_they_are():
+    (first, scale), (second, lower) = launch(ranks.scaled, 2)
+    assert first == second
+    assert lower < scale
+
+
+def test_sites_of_shards():
+    found = launch(ranks.sharded, 4)
+    for one, two in ((0, 2), (1, 3)):
+        assert found[one][0] == found[two][0]
+    assert found[0][0] != found[1][0]
+    assert all(rounds == 2 and apart > 1e-3 for _, rounds, apart in found)
+
+
+def test_sites_of_several_ranks():
+    """A step within a site, and all ranks alike after a round."""
+    first, second, third, fourth = launch(ranks.within_sites, 4)
+    assert first == second
+    assert third == fourth
+    assert [a == b for a, b in zip(first, third, strict=True)] == [False, True, False, True, False]
