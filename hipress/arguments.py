@@ -52,7 +52,7 @@ class Arguments:
         given = self.optimizer
         return given if isinstance(given, Averaging) and given.averages else None
 
-    def settle(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
+    def checked_options(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
         """The checked options; ConfigError for wrong options or a given argument of `refused`."""
         for name, why in refused.items():
             if getattr(self, name) is not None:

@@ -212,7 +212,7 @@ class Options:
     def _check_policy(self) -> None:
         """Raise ConfigError for an object that is no policy, or an option that excludes one."""
         given: object = self.policy
-        if isinstance(given, type) or not callable(getattr(given, "judge", None)):
+        if isinstance(given, type) or not callable(getattr(given, "new_state", None)):
             raise ConfigError(
                 f'policy is one such as hipress.GraVAC("topk", ratios=(0.1, 0.01)), not {given!r}'
             )

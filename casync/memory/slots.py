@@ -181,7 +181,7 @@ class Buffer:
         self._used = layout.bound if layout.fixed else memory.array(self._lengths)
         self._last: torch.Tensor | None = None  # lengths of the last run, in host memory
         self.spared = 0
-        self._take(Room(layout.at, layout.bound, layout.size))
+        self._use(Room(layout.at, layout.bound, layout.size))
 
     def fill(self, used: Any) -> None:
         """Take the used bytes of a new encode, int64 [m]."""
@@ -218,7 +218,7 @@ class Buffer:
         used, before = self._lengths_there(), self._room.capacity
         unused = 0 if self.exact else int((before - used).sum())
         if self._cuts:
-            self._take(self._room.next(self.layout, used))
+            self._use(self._room.next(self.layout, used))
         self.exact = self.exact or (self._waits and bool(2 * used.sum() < before.sum()))
         return unused
 
@@ -226,7 +226,7 @@ class Buffer:
         assert self._last is not None
         return self._last.numpy().view(np.int64).copy()
 
-    def _take(self, room: Room) -> None:
+    def _use(self, room: Room) -> None:
         self._room, self.size = room, room.size
         self.contents: tuple[Ints, Any, int] = (room.at, self._used, room.size)
 

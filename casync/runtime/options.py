@@ -27,7 +27,7 @@ class RunOptions:
     waits: bool = False
     capture: bool = False  # launch programs as CUDA graphs if possible: see [Note: capture]
     owns: bool = False  # close() also closes the transport; otherwise that is up to the caller
-    epoch: int = 0  # number of the executor among those of its ranks: see [Note: identity]
+    epoch: int = 0  # of the ranks, the same on all of them: see [Note: identity]
     #: for profilers: called with verb and codec of each task that computes or waits for a message,
     #: in its thread; the returned context is entered meanwhile
     span: Callable[[str], AbstractContextManager[object]] = nullcontext

@@ -158,7 +158,7 @@ class Places:
         return Places(tuple(place for place, _ in kept), tuple(costs for _, costs in kept))
 
     def compile(self) -> dict[str, Codec]:
-        """The codecs of all places, compiled for them, for `take`."""
+        """The codecs of all places, compiled for them, for `use_compiled`."""
         with self.first.site.memory.current():
             every = [each.search.codecs.compile(each.search.params) for each in self.every]
             codecs = {key: codec for some in every for key, codec in some.items()}
@@ -166,10 +166,10 @@ class Places:
                 codec.prepare()
         return codecs
 
-    def take(self, compiled: Mapping[str, Codec]) -> None:
+    def use_compiled(self, compiled: Mapping[str, Codec]) -> None:
         """Use the compiled codecs from now on."""
         for each in self.every:
-            each.search.codecs.take(compiled)
+            each.search.codecs.use_compiled(compiled)
 
     def plans(self, workload: Workload | None = None) -> tuple[Plan, ...]:
         """Plans as of Search.plans, over all places: the best of each place, by predicted step."""

@@ -184,7 +184,7 @@ def _copies(group: dist.ProcessGroup, site: Site) -> Copies | None:
             def prepare(count: int) -> Callable[[], None]:
                 host, device = memory.staging(count), memory.zeros(count, torch.uint8)
                 ends = (host, device) if leaves else (device, host)
-                return partial(turn.take, partial(memory.copy, *ends))
+                return partial(turn.run, partial(memory.copy, *ends))
 
             return prepare
 

@@ -66,13 +66,13 @@ class Registry(Mapping[str, "Codec"]):
         return wrong or too_large(param, codec, self._options)
 
     def compile(self, params: Sequence[Param]) -> dict[str, Codec]:
-        """The result of `every`, compiled, for `take`; from any thread."""
+        """The result of `every`, compiled, for `use_compiled`; from any thread."""
         bare = {key.removesuffix(HOSTED): key for key in self._codecs}
         found = candidates.candidates(self._options, self._target, only=bare)
         compiled = {key: found[name] for name, key in bare.items()}
         return Registry(compiled, self._options, self._target).every(params)
 
-    def take(self, compiled: Mapping[str, Codec]) -> None:
+    def use_compiled(self, compiled: Mapping[str, Codec]) -> None:
         """Replace the candidates by compiled ones; plans made from now on have these."""
         self._codecs = {key: compiled[key] for key in self._codecs}
         self._variants.clear()

@@ -70,7 +70,7 @@ class _BySlots:
 
     def _exchange(self, transfers: Sequence[Transfer]) -> None:
         turn = Turn(self.memory.caller(), self.memory.event())
-        turn.take(lambda: self.transport.exchange(transfers))
+        turn.run(lambda: self.transport.exchange(transfers))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Turn:
         """A turn on a new stream."""
         return cls(memory.stream(), memory.event())
 
-    def take(self, work: Callable[[], object], count: int = 1) -> None:
+    def run(self, work: Callable[[], object], count: int = 1) -> None:
         """Run the work `count` times, and wait for it."""
         for _ in range(count):
             self.stream.run(work)

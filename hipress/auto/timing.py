@@ -112,7 +112,7 @@ class _Loop:
         """Run `count` calls; return the seconds."""
         start = time.perf_counter()
         with self._memory.current():
-            self._turn.take(self._call, count)
+            self._turn.run(self._call, count)
         return time.perf_counter() - start
 
     def rounds_in(self, seconds: float) -> int:

@@ -60,7 +60,7 @@ class Observer:
             self._records[-1].next = now
         self._records.append(_Record(now))
 
-    def handed(self, indices: Sequence[int], buffer: torch.Tensor, now: Moment) -> None:
+    def observe(self, indices: Sequence[int], buffer: torch.Tensor, now: Moment) -> None:
         """Take a ready bucket with this rank's gradients."""
         self._records[-1].buckets.append((tuple(indices), now))
         if buffer.is_sparse:

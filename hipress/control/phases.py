@@ -40,10 +40,10 @@ class Fixed:
         """Implements PlanController.next."""
         return self.plan
 
-    def handed(
+    def observe(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements PlanController.handed."""
+        """Implements PlanController.observe."""
 
     def backward_over(self) -> None:
         """Implements PlanController.backward_over."""
@@ -146,11 +146,11 @@ class Phases:
         largest, least = self._agreement.largest(ours, "agreeing on a norm")
         self._optimizer.phase.rank_square = square.new_tensor((largest - least) / 2)
 
-    def handed(
+    def observe(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements PlanController.handed."""
-        self._now.handed(indices, buffer, undelivered)
+        """Implements PlanController.observe."""
+        self._now.observe(indices, buffer, undelivered)
 
     def backward_over(self) -> None:
         """Implements PlanController.backward_over."""

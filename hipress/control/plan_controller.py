@@ -47,7 +47,7 @@ class PlanController(Protocol):
         """The plan of step `step`, which begins now. Raises HipressError if ranks cannot agree."""
         ...
 
-    def handed(
+    def observe(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
         """Take a ready bucket of the step, which is not averaged yet. undelivered: returns what

@@ -156,17 +156,17 @@ class Planner:
         return places, Probe(places.told, time.perf_counter() - begun)
 
     def _steered(self, policy: Policy, codecs: Sequence[Codec]) -> Planned:
-        """A plan for each level of a policy, and the pilot that switches between them."""
+        """A plan for each level of a policy, and the controller that switches between them."""
         plans = levels.plans(policy, codecs, self.params, self.options, self.topology, self.ours)
-        judge = policy.judge(codecs, len(self.params))
+        state = policy.new_state(codecs, len(self.params))
         memory = HostMemory() if self.placement.on_host else self.placement.memory()
         for plan in plans:
             compile_ahead(plan)
 
-        def pilot() -> PlanController:
-            return PolicyController(judge, plans, self.params, self.coordinator, memory.moment)
+        def controller() -> PlanController:
+            return PolicyController(state, plans, self.params, self.coordinator, memory.moment)
 
-        return Planned(plans[0], controller=pilot)
+        return Planned(plans[0], controller=controller)
 
 
 def refuse_misplaced(plan: Plan, placement: Placement) -> None:

@@ -35,7 +35,7 @@ class PolicyController:
 
     def __init__(
         self,
-        judge: PolicyState,
+        state: PolicyState,
         plans: Sequence[Plan],
         params: Sequence[Param],
         coordinator: Coordinator,
@@ -44,7 +44,7 @@ class PolicyController:
         """plans: by level, equal except for the levels' codecs. moment: returns the present moment
         of the memory in which gradients are compressed."""
         self._moment = moment
-        self._judge, self._levels, self._params = judge, plans, params
+        self._state, self._levels, self._params = state, plans, params
         self._coordinator = coordinator
         self._agreement = Agreement(coordinator, "policy")
         self.codecs: dict[str, Codec] = {k: c for plan in plans for k, c in plan.codecs.items()}
@@ -57,9 +57,9 @@ class PolicyController:
 
     def next(self, step: int) -> Plan:
         """Implements PlanController.next."""
-        if self._judge.window:
+        if self._state.window:
             self._moments.append(self._moment())
-        if self._agreement.open and len(self._moments) > self._judge.window > 0:
+        if self._agreement.open and len(self._moments) > self._state.window > 0:
             self._look()
         before, self.plan, self._step = self.plan, self._choose(step), step
         if before is not self.plan and self._coordinator.rank == 0:
@@ -68,14 +68,14 @@ class PolicyController:
         self._looked.clear()
         return self.plan
 
-    def handed(
+    def observe(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements PlanController.handed."""
-        if buffer.is_sparse or not self._judge.window:
+        """Implements PlanController.observe."""
+        if buffer.is_sparse or not self._state.window:
             return
         self._handed.append((indices, buffer))
-        if self._judge.looks(self._step):
+        if self._state.looks(self._step):
             self._looked.append((indices, buffer.float() + undelivered()))
 
     def backward_over(self) -> None:
@@ -85,10 +85,10 @@ class PolicyController:
         """Implements PlanController.averaged. Codecs that share a device's memory are idle now."""
         for indices, values in self._looked:
             for index, piece in self._pieces(indices, values):
-                self._judge.handed(index, piece)
+                self._state.observe(index, piece)
         for indices, buffer in self._handed:
             for index, piece in self._pieces(indices, buffer.float()):
-                self._judge.averaged(index, piece)
+                self._state.averaged(index, piece)
         self._looked.clear()
         self._handed.clear()
 
@@ -103,29 +103,29 @@ class PolicyController:
 
     def state(self) -> str:
         """Implements PlanController.state."""
-        return self._judge.state()
+        return self._state.state()
 
     def load(self, state: str) -> None:
         """Implements PlanController.load; a window under way begins anew."""
-        self._judge.load(state)
+        self._state.load(state)
 
     def close(self) -> None:
         """Implements PlanController.close."""
         self._agreement.close()
 
     def _look(self) -> None:
-        """End a window: share its measurements, and let the judge look."""
+        """End a window: share its measurements, and let the policy look."""
         steps = pairwise(self._moments)
         middle = statistics.median(end.since(begin) for begin, end in steps)
         del self._moments[:-1]
-        taken = self._judge.take()
+        taken = self._state.measured()
         what = "comparing the measurements of a policy"
         sums = self._agreement.run_in_step(lambda group: all_reduce_sum(taken, group), what)
         (slowest,) = self._agreement.largest([middle], what)
-        self._judge.look(sums, slowest)
+        self._state.look(sums, slowest)
 
     def _choose(self, step: int) -> Plan:
-        levels = tuple(self._judge.level(step, param.index) for param in self._params)
+        levels = tuple(self._state.level(step, param.index) for param in self._params)
         if levels not in self._made:
             self._made[levels] = self._make(levels)
         return self._made[levels]

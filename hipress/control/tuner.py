@@ -96,16 +96,16 @@ class Tuner:
         if self._observer is not None:
             self._observer.begin(now)
         if self._agreement.open and self._begun is not None:
-            self._take((self._begun, now))
+            self._observe_step((self._begun, now))
         self._begun = self._moment()
         return self.plan
 
-    def handed(
+    def observe(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements PlanController.handed."""
+        """Implements PlanController.observe."""
         if self._observer is not None:
-            self._observer.handed(indices, buffer, self._moment())
+            self._observer.observe(indices, buffer, self._moment())
 
     def backward_over(self) -> None:
         """Implements PlanController.backward_over."""
@@ -127,7 +127,7 @@ class Tuner:
         if plan not in self.plans:
             self.plans = (plan, *self.plans)
         if self._observer is not None:
-            self._settle(self._compiling.result())
+            self._use_compiled(self._compiling.result())
             self._observer = None
         self._trial = Trial(len(self.plans), kept=self.plans.index(plan))
         self._trial.stop()
@@ -146,8 +146,8 @@ class Tuner:
         self._agreement.close()
         self._places.close()
 
-    def _take(self, span: Span) -> None:
-        """Take a finished step; the host waits for a device's time only if a decision needs it."""
+    def _observe_step(self, span: Span) -> None:
+        """Decide by a step's time; the host waits for a device's only if a decision needs it."""
         if self._observer is not None:
             compiling = self._slowest(float(not self._compiling.done()))
             if self._observer.steps >= WATCHED and not compiling:
@@ -162,7 +162,7 @@ class Tuner:
 
     def _plan(self, observer: Observer) -> None:
         """Begin the trial after the first steps have been observed."""
-        self._settle(self._compiling.result())  # all ranks have compiled
+        self._use_compiled(self._compiling.result())  # all ranks have compiled
         self._places = self._agree(self._places.measure_codecs)
         self._workload = self._agree(
             lambda group: observer.workload(
@@ -177,9 +177,8 @@ class Tuner:
         """Codecs of the model's place."""
         return self._places.first.search.codecs
 
-    def _settle(self, codecs: Mapping[str, Codec]) -> None:
-        """Use the compiled codecs from now on."""
-        self._places.take(codecs)
+    def _use_compiled(self, codecs: Mapping[str, Codec]) -> None:
+        self._places.use_compiled(codecs)
         self.codecs.update(codecs)
 
     def _try(self, plans: tuple[Plan, ...]) -> None:

@@ -177,7 +177,7 @@ class Round:
                 if engine.owed:  # before values are encoded
                     self._owed |= engine.add_owed(indices, values)
             if engine.tuner is not None:
-                engine.tuner.handed(indices, values, partial(engine.buckets.undelivered, indices))
+                engine.tuner.observe(indices, values, partial(engine.buckets.undelivered, indices))
             if plan is None and world.sums_by_executor(values):
                 plan = engine.buckets.raw(values.numel())
             engine.traffic.count(plan, values)

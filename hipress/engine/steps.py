@@ -81,7 +81,7 @@ class Steps:
                     "parts, as torch.utils.checkpoint does with a layer that is used again, pass "
                     "use_reentrant=False to checkpoint, or run that pass within no_sync, too"
                 )
-            gradient = self._settle(index)
+            gradient = self._place(index)
             self._ready[index] = gradient, self._mark(gradient)
             if gradient is not None:
                 hide(self.parameters[index], gradient, (self._engine.name, self._name(index)))
@@ -95,7 +95,7 @@ class Steps:
             self._refuse_again()
             self._refuse_changed()
             for index in range(len(self.parameters)):  # gradients of backward passes within no_sync
-                self._settle(index)
+                self._place(index)
             used, asked = self._ask_used()
             if self._turns is None:
                 self._turns = self._agree_on_turns()
@@ -104,7 +104,7 @@ class Steps:
                 self._send_rest(self._turns, used.tolist())
             step = self._engine.round  # None if no rank has a gradient
             if step is not None:
-                step.finish(self._take)
+                step.finish(self._place_averages)
             self._wait(asked)
         if step is not None:
             step.undo(self._unused)  # their averages are dropped
@@ -134,7 +134,7 @@ class Steps:
                 "for each optimizer.step(), and zero gradients in between"
             )
 
-    def _settle(self, index: int) -> torch.Tensor | None:
+    def _place(self, index: int) -> torch.Tensor | None:
         """A gradient distributed like its parameter, with memory of its own for each element."""
         parameter = self.parameters[index]
         place_gradient(parameter)
@@ -232,7 +232,7 @@ class Steps:
         future = step.reduce(bucket.indices, flat)
         self._sent.append(_Sent(bucket, gradients, flat, future))
 
-    def _take(self, number: int) -> None:
+    def _place_averages(self, number: int) -> None:
         """Take the averages of a complete bucket."""
         sent = self._sent[number]
         sent.bucket.scatter(sent.flat, sent.gradients)

@@ -67,7 +67,7 @@ class Synchronizer:
         group = group_of(given.process_group)
         with coordinators.failures_told(group):
             why = "it makes no DistributedDataParallel"
-            options = given.settle("Synchronizer", group, ddp_kwargs=why)
+            options = given.checked_options("Synchronizer", group, ddp_kwargs=why)
             model = plain_module(given.model, self)
             shards.reshard(model)
             shards.refuse_others(model, dist.get_process_group_ranks(group), dist.get_rank())

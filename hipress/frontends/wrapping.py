@@ -64,7 +64,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
     """
     group = group_of(_requested_group(given.process_group, given.ddp_kwargs))
     with coordinators.failures_told(group):
-        options = given.settle("wrap", group)
+        options = given.checked_options("wrap", group)
         settings = _ddp_arguments(given.model, given.ddp_kwargs)
         if options.scope == "model":
             settings |= _one_bucket(given.model, settings)
@@ -87,7 +87,7 @@ def attach(given: Arguments) -> DistributedDataParallel:
     ddp = as_ddp(given.model)
     group, why = ddp.process_group, "the DistributedDataParallel has its own"
     with coordinators.failures_told(group):
-        options = given.settle("attach", group, process_group=why, ddp_kwargs=why)
+        options = given.checked_options("attach", group, process_group=why, ddp_kwargs=why)
         _refuse_python_reducer()
         _refuse_taken(ddp)
         if options.scope == "model":

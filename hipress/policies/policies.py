@@ -40,7 +40,7 @@ class Policy(Protocol):
         """Parameters of the compressor, by level."""
         ...
 
-    def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
+    def new_state(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
         """The policy's state in a training. codecs: by level; parameters: their number. Raises
         ConfigError for codecs that do not suit the policy."""
         ...
@@ -67,8 +67,8 @@ class Warmup:
         """Implements Policy.levels."""
         return _settings(self.ratios)
 
-    def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
-        """Implements Policy.judge."""
+    def new_state(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
+        """Implements Policy.new_state."""
         return Scheduled(lambda step: min(step // self.steps, len(self.ratios) - 1))
 
 
@@ -107,8 +107,8 @@ class GraVAC:
         """Implements Policy.levels."""
         return _settings(self.ratios)
 
-    def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
-        """Implements Policy.judge."""
+    def new_state(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
+        """Implements Policy.new_state."""
         for codec in codecs:
             if codec.rounds or not codec.states:
                 raise ConfigError(
@@ -145,8 +145,8 @@ class Accordion:
         """Implements Policy.levels."""
         return _settings((self.low, self.high))
 
-    def judge(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
-        """Implements Policy.judge."""
+    def new_state(self, codecs: Sequence[Codec], parameters: int) -> PolicyState:
+        """Implements Policy.new_state."""
         return Norms(parameters, self.window, self.threshold, self._rate)
 
     def _rate(self) -> float:

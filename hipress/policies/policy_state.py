@@ -22,26 +22,26 @@ DENSE = -1  # uncompressed, instead of a level
 class PolicyState:
     """State of a policy in one training; this base measures nothing. It is given this rank's
     gradients; it looks at sums that are the same on all ranks. Gradients are flat float32 on the
-    device that compresses: only `take` may wait for that device."""
+    device that compresses: only `measured` may wait for that device."""
 
     window = 0  # steps between looks; 0: none
 
     def looks(self, step: int) -> bool:
-        """True if `handed` wants the gradients of a step."""
+        """True if `observe` wants the gradients of a step."""
         return False
 
-    def handed(self, index: int, gradient: torch.Tensor) -> None:
+    def observe(self, index: int, gradient: torch.Tensor) -> None:
         """Receive a parameter's gradient plus residual, before it is averaged."""
 
     def averaged(self, index: int, gradient: torch.Tensor) -> None:
         """Receive a parameter's averaged gradient."""
 
-    def take(self) -> list[float]:
+    def measured(self) -> list[float]:
         """The measurements since the last look, to be added up over the ranks."""
         return []
 
     def look(self, sums: Sequence[float], seconds: float) -> None:
-        """End a window. sums: of `take` over the ranks. seconds: median duration of a step."""
+        """End a window. sums: of `measured` over the ranks. seconds: median duration of a step."""
 
     def level(self, step: int, index: int) -> int:
         """The level of a parameter in a step, or DENSE."""
@@ -88,16 +88,16 @@ class Gains(PolicyState):
         """Implements PolicyState.looks."""
         return step % self._every == 0
 
-    def handed(self, index: int, gradient: torch.Tensor) -> None:
-        """Implements PolicyState.handed."""
+    def observe(self, index: int, gradient: torch.Tensor) -> None:
+        """Implements PolicyState.observe."""
         gradient = _finite(gradient)
         low = roundtrip(self._codecs[0], gradient)
         high = roundtrip(self._codecs[self.candidate], low)
         for number, each in enumerate((gradient, low, high)):
             self._energies[number] = self._energies[number] + torch.dot(each, each).double()
 
-    def take(self) -> list[float]:
-        """Implements PolicyState.take."""
+    def measured(self) -> list[float]:
+        """Implements PolicyState.measured."""
         taken, self._energies = self._energies, [0.0, 0.0, 0.0]
         return list(map(float, taken))
 
@@ -175,8 +175,8 @@ class Norms(PolicyState):
         else:
             self._sums[index] = gradient
 
-    def take(self) -> list[float]:
-        """Implements PolicyState.take."""
+    def measured(self) -> list[float]:
+        """Implements PolicyState.measured."""
         squares = {index: torch.dot(each, each) for index, each in self._sums.items()}
         norms = [math.sqrt(float(squares.get(i, 0.0))) for i in range(self._count)]
         self._sums.clear()

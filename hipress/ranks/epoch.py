@@ -73,6 +73,11 @@ class Epoch:
             call_store(self.store, lambda it: it.set(key, text), deadline, self.rank)
         self._joined = True
 
+    @property
+    def number(self) -> int:
+        """A number that its ranks share, and those of another epoch hardly."""
+        return int(self.name, 16)
+
     def meet(self, ranks: Iterable[int], store: Store) -> None:
         """Read in the store which of these ranks have come, of those that have not been seen."""
         unseen = {rank: self._presence(rank) for rank in ranks if rank not in self.present}

@@ -47,7 +47,7 @@ class Watched:
         """Read all that has arrived; never waits."""
         try:
             while not self.ended:
-                self._take()
+                self._read()
         except BlockingIOError:
             pass
         except ConnectionRefusedError:  # between machines a firewall may refuse it
@@ -68,7 +68,7 @@ class Watched:
         self._socket, self._data = None, b""
         self._said = self._answered = False
 
-    def _take(self) -> None:
+    def _read(self) -> None:
         if self._socket is None:
             self._socket = _connecting(self._address)
         if not self._said:

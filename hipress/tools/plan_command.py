@@ -109,7 +109,7 @@ def measure_profile(output: Path, wanted: options.Options, placement: Placement)
     search = Search((), Registry(codecs, wanted, placement.target), wanted, topology)
     with coordinator.failures_told():
         places = Places.of(search, coordinator, placement)
-        places.take(places.compile())
+        places.use_compiled(places.compile())
     link, begun = Agreement(coordinator, "probe"), time.perf_counter()
     measured = link.run(places.measure, "measuring the link")
     if coordinator.rank == 0:

@@ -69,7 +69,7 @@ def test_a_policy_on_a_device_does_as_on_the_host(name):
     (labels, waits), (others, _) = launch(device_plan_ranks.by_policy, 2, name)
     assert labels == others
     assert len({tuple(each) for each in labels}) > 1, labels
-    window = device_plan_ranks.POLICIES[name].judge([], 2).window if name != "GraVAC" else 4
+    window = device_plan_ranks.POLICIES[name].new_state([], 2).window if name != "GraVAC" else 4
     assert waits == ([] if name == "Warmup" else list(range(window, 14, window)))
 
 

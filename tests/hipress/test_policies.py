@@ -142,22 +142,22 @@ def test_two_levels_that_are_one():
 
 
 def test_warmup_is_a_staircase():
-    judge = hipress.Warmup("dgc", RATIOS, steps=10).judge([], 1)
-    assert [judge.level(step, 0) for step in (0, 9, 10, 19, 20, 10**6)] == [0, 0, 1, 1, 2, 2]
-    assert judge.window == 0
+    state = hipress.Warmup("dgc", RATIOS, steps=10).new_state([], 1)
+    assert [state.level(step, 0) for step in (0, 9, 10, 19, 20, 10**6)] == [0, 0, 1, 1, 2, 2]
+    assert state.window == 0
 
 
 def gains(flat=0.05, levels=4):
     return Gains([Int8()] * levels, window=5, every=1, least=0.75, flat=flat)
 
 
-def windows(judge, *measured):
+def windows(state, *measured):
     """Candidates and levels after windows. Each window has gains of the first level and of the
     candidate, and seconds."""
     found = []
     for first, candidate, seconds in measured:
-        judge.look([1.0, first, candidate], seconds)
-        found.append((judge.candidate, judge.level(0, 0)))
+        state.look([1.0, first, candidate], seconds)
+        found.append((state.candidate, state.level(0, 0)))
     return found
 
 
@@ -171,63 +171,63 @@ def test_the_search_goes_on_while_it_gains():
 
 
 def test_the_search_ends_where_two_are_as_good():
-    judge = gains(flat=0.2)
-    windows(judge, (0.95, 0.9, 1.0), (0.95, 0.9, 1.0), (0.95, 0.9, 1.0), (0.95, 0.9, 0.9))
-    assert not judge.searching
-    assert (judge.candidate, judge.level(0, 0)) == (2, 2)  # the more compressed one
+    state = gains(flat=0.2)
+    windows(state, (0.95, 0.9, 1.0), (0.95, 0.9, 1.0), (0.95, 0.9, 1.0), (0.95, 0.9, 0.9))
+    assert not state.searching
+    assert (state.candidate, state.level(0, 0)) == (2, 2)  # the more compressed one
 
 
 def test_a_candidate_that_keeps_too_little_ends_it():
-    judge = gains()
-    found = windows(judge, (0.95, 0.9, 1.0), (0.95, 0.9, 1.0), (0.95, 0.3, 1.0))
+    state = gains()
+    found = windows(state, (0.95, 0.9, 1.0), (0.95, 0.9, 1.0), (0.95, 0.3, 1.0))
     assert found[-1] == (1, 1)
-    assert not judge.searching
+    assert not state.searching
 
 
 def test_nothing_is_compressed_if_the_first_level_keeps_too_little():
     assert windows(gains(), (0.5, 0.1, 1.0)) == [(1, DENSE)]
     assert windows(gains(), (0.9, 0.1, 1.0)) == [(1, 0)]
-    judge = gains()
-    judge.look([0.0, 0.0, 0.0], 1.0)  # no gradients: no measurement
-    assert judge.level(0, 0) == DENSE
+    state = gains()
+    state.look([0.0, 0.0, 0.0], 1.0)  # no gradients: no measurement
+    assert state.level(0, 0) == DENSE
 
 
 def test_gains_are_energies():
     """The first level keeps 25 of 26, in 3 and 4 and many small values; the candidate gets that."""
     codec = Sparse()
-    judge = Gains([codec, codec], window=5, every=2, least=0.5, flat=0.1)
+    state = Gains([codec, codec], window=5, every=2, least=0.5, flat=0.1)
     values = torch.full((100,), 0.1)
     values[:2] = torch.tensor([3.0, 4.0])
-    assert [judge.looks(step) for step in range(4)] == [True, False, True, False]
-    judge.handed(0, values)
+    assert [state.looks(step) for step in range(4)] == [True, False, True, False]
+    state.observe(0, values)
     kept = roundtrip(codec, values)
     again = roundtrip(codec, kept)
-    whole, low, high = judge.take()
+    whole, low, high = state.measured()
     assert whole == pytest.approx(25.98, rel=1e-4)
     assert low == pytest.approx(float(kept @ kept)) == pytest.approx(25)
     assert high == pytest.approx(float(again @ again)) == pytest.approx(25)
-    assert judge.take() == [0.0, 0.0, 0.0]
+    assert state.measured() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_counts_for_nothing(bad):
     """GradScaler's first, for example, once kept GraVAC and Accordion from compressing for good."""
-    judges = [Gains([Sparse()] * 2, 5, 1, 0.5, 0.1), Norms(1, 5, 0.5, lambda: 0.1)]
+    states = [Gains([Sparse()] * 2, 5, 1, 0.5, 0.1), Norms(1, 5, 0.5, lambda: 0.1)]
     values = torch.full((100,), 2.0)
     taken = []
     for more in ([], [torch.tensor([bad, *values[1:]])]):
-        for judge in judges:
+        for state in states:
             for each in (*more, values, *more):
-                judge.handed(0, each)
-                judge.averaged(0, each)
-            taken.append(judge.take())
+                state.observe(0, each)
+                state.averaged(0, each)
+            taken.append(state.measured())
     assert taken[:2] == taken[2:]
 
 
 def test_norms_are_of_summed_gradients():
-    judge = Norms(2, window=5, threshold=0.5, rate=lambda: 0.1)
+    state = Norms(2, window=5, threshold=0.5, rate=lambda: 0.1)
     for sign in (1, -1, 1):
-        judge.averaged(0, torch.full((4,), float(sign)))
-        judge.averaged(1, torch.full((4,), 2.0))
-    assert judge.take() == pytest.approx([2.0, 12.0, 0.1])
-    assert judge.take() == pytest.approx([0.0, 0.0, 0.1])
+        state.averaged(0, torch.full((4,), float(sign)))
+        state.averaged(1, torch.full((4,), 2.0))
+    assert state.measured() == pytest.approx([2.0, 12.0, 0.1])
+    assert state.measured() == pytest.approx([0.0, 0.0, 0.1])

@@ -196,7 +196,7 @@ def scripted(monkeypatch):
         taken = []
         for _ in range(count):
             taken.append(tuner.next(0).label)
-            tuner.handed((), torch.empty(0), torch.empty(0).clone)
+            tuner.observe((), torch.empty(0), torch.empty(0).clone)
             tuner.backward_over()
             tuner.averaged()
             clock.now += clock.seconds[taken[-1]]
@@ -269,7 +269,7 @@ def test_complex_gradients_are_watched():
     memory = HostMemory()
     observer = Observer([Param("turn", 0, 50, (50,), torch.complex64, False)], memory)
     observer.begin(memory.moment())
-    observer.handed((0,), torch.zeros(100), memory.moment())
+    observer.observe((0,), torch.zeros(100), memory.moment())
     assert observer.steps == 0
 
 

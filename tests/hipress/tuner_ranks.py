@@ -49,7 +49,7 @@ class Script:
     def next(self, step):
         return next(self._next)
 
-    def handed(self, indices, buffer, unsent):
+    def observe(self, indices, buffer, unsent):
         pass
 
     def backward_over(self):
