@@ -53,7 +53,7 @@ def detach(ddp: Synchronized) -> None:
     ddp = _target(ddp)
     session = _session(ddp)
     step = None if session.engine is None else session.engine.round
-    if step is not None and compat.backward_id() >= 0:
+    if step is not None and compat.backward_id() is not None:
         raise StateError(
             f"rank {session.rank}: hipress.detach in a backward pass of which gradients are on "
             "their way; call it between steps"

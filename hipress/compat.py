@@ -248,9 +248,10 @@ def untraced(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def backward_id() -> int:
-    """Number of the backward pass that runs in this thread; -1 for none."""
-    return torch._C._current_graph_task_id()
+def backward_id() -> int | None:
+    """Number of the backward pass that runs in this thread, if one does."""
+    number = torch._C._current_graph_task_id()
+    return None if number < 0 else number
 
 
 def call_after_backward(callback: Callable[[], None]) -> None:

@@ -84,8 +84,8 @@ class Layout:
         if not self.fixed:
             message[: self.header].view(np.int64)[:] = -1
 
-    def unpack(self, message: Bytes, received: int = -1) -> Contents:
-        """Contents after receiving `received` bytes (-1: unknown); raises PayloadError."""
+    def unpack(self, message: Bytes, received: int | None = None) -> Contents:
+        """Contents after receiving `received` bytes (None: unknown); raises PayloadError."""
         if self.fixed:
             contents = self.whole
         else:
@@ -93,7 +93,7 @@ class Layout:
             self.check(used)
             at = positions(used, self.header)
             contents = at[:-1], used, int(at[-1])
-        if received not in (-1, contents[2]):
+        if received not in (None, contents[2]):
             raise PayloadError(f"message of {received} bytes, expected {contents[2]}")
         return contents
 

@@ -90,16 +90,16 @@ class Slot:
         if self._checks:
             _stored(self._wire[IDENTITY:])[0] = _checksum(self._wire[IDENTITY:])
 
-    def arrived(self, received: int) -> None:
-        """Take a received message of `received` bytes (-1: unknown); raises PayloadError."""
+    def arrived(self, received: int | None) -> None:
+        """Take a received message of `received` bytes (None: unknown); raises PayloadError."""
         mark = int(self._mark[0])
-        if received >= 0:
-            received = max(received - self._front, 0)
-        if 0 <= received < MARK:
-            raise PayloadError("the message is empty")
+        if received is not None:
+            received -= self._front
+            if received < MARK:
+                raise PayloadError("the message is empty")
         if mark != PLAIN:
             received = self._unpack(received)
-        elif received >= 0:
+        elif received is not None:
             received -= MARK
         self.contents = *_, self.size = self.layout.unpack(self.array, received)
         plain = self._front + MARK + self.size
@@ -129,10 +129,10 @@ class Slot:
         """The bytes that a native all-reduce combines."""
         return self.tensor
 
-    def _unpack(self, received: int) -> int:
+    def _unpack(self, received: int | None) -> int:
         """Expand the squeezed message in the buffer; return its length."""
         size = extent(self._buffer[self._front :], self.layout.size)
-        if received not in (-1, size):
+        if received is not None and received != size:
             sizes = received + self._front, size + self._front
             raise PayloadError(f"message of {sizes[0]} bytes, expected {sizes[1]}")
         self._wire = self._copy()[: self._front + size]
@@ -288,7 +288,7 @@ class StagedSlot(Buffer):
         self.left.wait()
         return self._host.tensor
 
-    def arrived(self, received: int) -> None:
+    def arrived(self, received: int | None) -> None:
         """Implements Slot.arrived."""
         self._host.arrived(received)
         self._measure()

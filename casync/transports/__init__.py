@@ -24,8 +24,8 @@ __all__ = ["Handle", "SlotTransport", "Transfer", "Transport"]
 class Handle(Protocol):
     """An operation under way."""
 
-    def wait(self, timeout: float) -> int:
-        """Block until done; return the received bytes, or -1 if the transport cannot tell.
+    def wait(self, timeout: float) -> int | None:
+        """Block until done; return the received bytes, or None if the transport cannot tell.
 
         Raises PeerTimeout after `timeout` seconds, TransportError if the peer is gone.
         """

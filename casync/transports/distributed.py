@@ -43,13 +43,12 @@ class _WorkHandle:
         self._used = used
         self._what = what
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float) -> None:
         """Implements Handle.wait; never knows the received length."""
         try:
             self._work.wait(timedelta(seconds=timeout))
         except RuntimeError as error:
             raise transport_error(error, self._what, timeout) from None
-        return -1
 
 
 def transport_error(error: Exception, what: str, timeout: float = 0.0) -> TransportError:

@@ -40,11 +40,12 @@ class HookState:
         self.active_ranks = 0  # in a `join`: ranks with data for the current step
         self.index: dict[torch.Tensor, int] = {}
         self.engine: Engine | None = None  # None after detach: plain averaging
-        self.backward_id = -1  # autograd's number of the backward pass that calls `finish`
+        self.backward_id: int | None = None  # of the backward pass that calls `finish`
         # With static_graph all buckets of the first step come at once, after everything else.
         self.first_step_delayed = ddp.static_graph
         rebuilds = ddp.static_graph or not ddp.find_unused_parameters
-        self.steps_to_rebuild = 1 if rebuilds else -1  # until DDP makes its buckets anew
+        #: until DDP makes its buckets anew; None if it has, or never does
+        self.steps_to_rebuild: int | None = 1 if rebuilds else None
         self.coordinator: Coordinator | None = None
         self.strides: dict[torch.Tensor, tuple[int, ...]] = {}  # strides of the present buckets
 
@@ -82,13 +83,15 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         step = engine.round
         if step is None or step.closed or state.latest <= before:
             step = engine.begin(state.index)
-        if state.latest == 0 and state.steps_to_rebuild >= 0:
-            _follow_rebuild(state, engine)
+        if state.latest == 0 and state.steps_to_rebuild is not None:
+            state.steps_to_rebuild -= 1
+            if state.steps_to_rebuild < 0:
+                _follow_rebuild(state, engine)
         # autograd calls `finish` after all nodes have run, before DDP's own callback; once for each
         # backward pass with buckets of the step: there may be several, one within another
         # (checkpoint with use_reentrant=True) or one after another. In DDP's `join` a rank without
         # data calls hooks outside of any backward pass.
-        if task >= 0 and task != state.backward_id:
+        if task is not None and task != state.backward_id:
             compat.call_after_backward(engine.finish)
         state.backward_id = task
         indices = _indices(state, bucket)
@@ -101,7 +104,7 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
         if engine is not None:
             engine.fail(error)
         raise
-    if bucket.is_last() and (state.first_step_delayed or task < 0):
+    if bucket.is_last() and (state.first_step_delayed or task is None):
         engine.finish()  # nothing will call it before DDP itself waits
         state.first_step_delayed = False
     return _as_read(state, bucket, future)
@@ -110,7 +113,7 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
 def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
     """In a `join` that asks for it: scale so that averaging divides by the active ranks only."""
     if bucket.index() == 0:  # the first one; ranks without data call hooks, too
-        has_data = float(compat.backward_id() >= 0)
+        has_data = float(compat.backward_id() is not None)
         count = torch.tensor([has_data], device=bucket.buffer().device)
         dist.all_reduce(count, group=state.group)
         state.active_ranks = int(count.item())
@@ -119,9 +122,7 @@ def _divide_by_active_ranks(state: HookState, bucket: GradBucket) -> None:
 
 def _follow_rebuild(state: HookState, engine: Engine) -> None:
     """Adopt the strides of rebuilt buckets: see [Note: memory formats]."""
-    state.steps_to_rebuild -= 1
-    if state.steps_to_rebuild != -1:
-        return
+    state.steps_to_rebuild = None
     assert state.coordinator is not None
     state.strides = {parameter: parameter.stride() for parameter in state.index}
     params = laid_out(engine.params, state.strides.values())
