@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -173,10 +174,10 @@ def break_group(group: dist.ProcessGroup) -> None:
 
 class _UnderWay:
     """A collective whose future has a callback in Python, which a thread of gloo calls. The
-    callback holds it, and so its group."""
+    callback holds it, but not the group, which would end, and join its threads, in one of them."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self._over = group, threading.Event()
+        self._group, self._over = weakref.ref(group), threading.Event()
         close_at_exit(self)
 
     def end(self) -> None:
@@ -185,8 +186,9 @@ class _UnderWay:
 
     def close(self) -> None:
         """Break the group, unless it is over: see [Note: exit] in shutdown.py."""
-        if not self._over.is_set():
-            break_group(self._group)
+        group = self._group()
+        if group is not None and not self._over.is_set():
+            break_group(group)
             self._over.wait(_BREAKS)
             time.sleep(1e-3)  # the thread takes the GIL once more, to drop the callback
 
