@@ -38,7 +38,7 @@ class Backward:
     def __init__(self, buffers: int) -> None:
         self.count = 0  # passes so far that sent gradients
         self._buffers = buffers
-        self._number = -1  # torch's, of the pass that runs
+        self._number: int | None = None  # torch's, of the pass that runs
         self._late: deque[Callable[[], None]] = deque()
 
     def begin(self) -> None:
@@ -58,7 +58,7 @@ class Backward:
     def _end(self) -> None:
         while self._late:
             self._late.popleft()()
-        self._number = -1
+        self._number = None
         self.count += 1
 
 
