@@ -37,6 +37,7 @@ from hipress.frontends.synchronizer import Synchronizer
 from hipress.frontends.wrapping import attach, wrap
 from hipress.outer.outer import Outer
 from hipress.outer.schedule import OuterSGD
+from hipress.outer.store_members import StoreMembers
 from hipress.policies.policies import Accordion, GraVAC, Warmup
 from hipress.sharding.shard import shard
 from hipress.stateful import Stateful
@@ -55,6 +56,7 @@ __all__ = [
     "RankLost",
     "StateError",
     "Stateful",
+    "StoreMembers",
     "SyncError",
     "Synchronizer",
     "Warmup",

@@ -19,6 +19,7 @@ class Members(Protocol):
     """
 
     changes: bool  # True if sites may come and go, and a round that fails is undone
+    patience: float  # seconds to wait for a site in a round
 
     def meet(self, *, leaving: bool) -> Coordinator:
         """Wait for the others and return the coordinator of the round's sites: the one of the round
@@ -48,6 +49,7 @@ class FixedMembers:
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         """group: of the ranks; timeout: seconds to wait for them."""
+        self.patience = timeout
         self._coordinator = coordinators.coordinator(group, timeout)
 
     def meet(self, *, leaving: bool) -> Coordinator:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -137,8 +136,10 @@ class Outer:
         RankLost as `wrap` does.
         """
         group = group_of(process_group) if members is None else None
-        if timeout is None:
-            timeout = default_pg_timeout if group is None else group_timeout(group)
+        if timeout is None and members is not None:
+            timeout = members.patience
+        elif timeout is None and group is not None:
+            timeout = group_timeout(group)
         with nullcontext() if group is None else coordinators.failures_told(group):
             if members is not None and process_group is not None:
                 raise ConfigError("members choose the ranks: leave process_group out")
@@ -239,9 +240,10 @@ class Outer:
         self._members.close()
 
     def connected(self) -> Sites:
-        """The sites of the last round. Raises StateError if the loop has ended."""
-        if self._sites is None or self._ended is not None:
-            raise StateError(f"the outer loop has ended: {self._ended}")
+        """The sites of the last round. Raises StateError if there are none."""
+        if self._sites is None:
+            why = self._ended or "the last round was undone"
+            raise StateError(f"no site is connected with this one: {why}")
         return self._sites
 
     def report(self) -> OuterReport:
@@ -505,6 +507,8 @@ class Outer:
             self._sites.close()
             if not self._members.changes:
                 self._sites.coordinator.fail(error)
+        if self._members.changes:
+            self._members.close()
 
     def _refuse_ended(self) -> None:
         if isinstance(self._ended, BaseException):

@@ -124,6 +124,7 @@ class Refusing:
     """All sites, as FixedMembers, but the second round is not committed."""
 
     changes = True
+    patience = 60.0
 
     def __init__(self, group, timeout):
         self.inner, self.number = FixedMembers(group, timeout), 0

@@ -1,0 +1,226 @@
+"""Sites that come and go, by a key-value store."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from hipress import compat
+from hipress.compat import PrefixStore, Store
+from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.epoch import epoch_of
+from hipress.ranks.mailbox import backoff, unless_silent
+from hipress.ranks.store import call_store, read_notes
+
+T = TypeVar("T")
+COMMITTED, UNDONE = "committed", "undone"
+
+
+class StoreMembers:
+    """Sites that meet in a store, which outlives them: they may join, leave and die at any time.
+
+    ::
+
+        store = dist.TCPStore(host, 29600, is_master=False, wait_for_workers=False)
+        outer = hipress.Outer(model, optimizer, members=hipress.StoreMembers(store, expected=2))
+
+    [Note: rounds in a store] Rounds are numbered. A site that comes to a round says so, and waits
+    for the sites of the round before, but for those whose processes have ended and those that left.
+    Then it proposes all that have come as the sites of the round. The store keeps the first
+    proposal, so all sites have the same. A newcomer comes to the next round and waits until it is
+    proposed. In the same way a round is committed: by the first that sees that all sites have the
+    average, unless another has proposed before to undo it, since it waited in vain.
+    """
+
+    changes = True
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        expected: int = 1,
+        patience: float = 60.0,
+        timeout: float = 1800.0,
+        site: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Come to the store; all sites use the same one, and no other training.
+
+        Args:
+            expected: sites for which the first round waits, as long as `patience`.
+            patience: seconds to wait for a site that was in the round before. A slower one is left
+                out, and counts again in the next round, with all its steps.
+            timeout: seconds that a newcomer waits for a round of others.
+            site: the ranks of this site, if there are several: each has a shard of the model, or
+                all of it. All of them make this, and one Outer each.
+        """
+        for name, value in (("patience", patience), ("timeout", timeout)):
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is a positive number of seconds, not {value}")
+        self.expected, self.patience, self.timeout = expected, patience, timeout
+        self._site, self._shard = site, 0 if site is None else dist.get_rank(site)
+        own = compat.another_client(store)
+        self._store: Store = PrefixStore("hipress/outer", own)
+        #: for each rank of a site, since it meets with its like
+        self._shards: Store = PrefixStore(f"shard {self._shard}", self._store)
+        self._round = -1  # number of the last meeting
+        self._sites: list[int] = []  # of it, in the order of coming
+        self._coordinator: Coordinator | None = None
+        self._committed = False
+        self.id = 0  # until the store has given one
+        self.id = self._by_leader(self._come)
+
+    def meet(self, *, leaving: bool) -> Coordinator:
+        """Implements Members.meet. See [Note: rounds in a store]."""
+        before = self._sites
+        self._round, self._sites, gone = self._by_leader(lambda: self._meet(leaving))
+        kept = self._committed and self._sites == before and not gone
+        if self._coordinator is None or not kept:
+            rank = self._sites.index(self.id)
+            name = f"round {self._round}"
+            self._coordinator = Coordinator.on(self._shards, rank, self._sites, name, self.patience)
+        return self._coordinator
+
+    def commit(self, error: HipressError | None) -> bool:
+        """Implements Members.commit."""
+        well = self._all_well(error is None)
+        self._committed = self._by_leader(lambda: self._decide(well)) == COMMITTED
+        return self._committed
+
+    def close(self) -> None:
+        """Let the others not wait for this site."""
+        if self._shard == 0:
+            with unless_silent():
+                self._call(lambda store: store.set(f"left {self.id}", "true"))
+
+    def _come(self) -> int:
+        """A number for this site; larger than those of all that came before."""
+        number = self._call(lambda store: store.add("sites", 1))
+        self._epoch = epoch_of(self._shards, number)
+        self._epoch.join(self._shards, time.monotonic() + self.patience)
+        self._previous: dict[str, list[int]] | None = None
+        last = read_notes(self._store, {0: "last"})
+        self._number = last.get(0, -1) + 1  # of the next round, or of an earlier one
+        if self._number:
+            self._previous = read_notes(self._store, {0: f"sites of {self._number - 1}"})[0]
+        return number
+
+    def _meet(self, leaving: bool) -> tuple[int, list[int], list[int]]:
+        """Number, sites and leaving sites of the next round that has this site."""
+        end = time.monotonic() + self.timeout
+        while True:
+            number = self._number
+            chosen = self._choice(number, leaving, end)
+            self._number, self._previous = number + 1, chosen
+            if self.id in chosen["sites"]:
+                self._call(lambda store, n=number: store.set("last", json.dumps(n)))  # type: ignore[misc]
+                return number, chosen["sites"], chosen["leaving"]
+
+    def _choice(self, number: int, leaving: bool, end: float) -> dict[str, list[int]]:
+        """The sites of a round, and those of them that leave after it."""
+        key, place = f"sites of {number}", f"round {number} at "
+        self._call(lambda store: store.set(f"{place}{self.id}", json.dumps({"leaves": leaving})))
+        before = self._previous or {"sites": [], "leaving": []}
+        awaited = {*before["sites"]} - {*before["leaving"]}
+        member = self.id in awaited or self._previous is None
+        impatient = time.monotonic() + self.patience
+        for pause in backoff():
+            ended = self._ended(awaited - {self.id})
+            found, chosen = self._come_to(number)
+            if chosen is not None:
+                return chosen
+            late = awaited - ended - found.keys()
+            few = self._previous is None and len(found) < self.expected
+            waits = late or few
+            patient = time.monotonic() < (impatient if member else end)
+            if not (waits and patient):
+                if late and not member:
+                    raise AgreementTimeout(
+                        f"site {self.id} waited {self.timeout:g} s for a round of sites "
+                        f"{', '.join(map(str, sorted(late)))}"
+                    )
+                break
+            time.sleep(pause)
+        leavers = [site for site, note in found.items() if note["leaves"]]
+        own = json.dumps({"sites": sorted(found), "leaving": sorted(leavers)})
+        first = self._call(lambda store: store.compare_set(key, "", own))
+        settled: dict[str, list[int]] = json.loads(first)
+        return settled
+
+    def _come_to(self, number: int) -> tuple[dict[int, Any], dict[str, list[int]] | None]:
+        """Notes of the sites that have come to a round; its sites, if they are settled."""
+
+        def read(store: Store) -> tuple[dict[int, Any], dict[str, list[int]] | None]:
+            known = range(1, store.add("sites", 0) + 1)
+            notes = read_notes(store, {site: f"round {number} at {site}" for site in known})
+            return notes, read_notes(store, {0: f"sites of {number}"}).get(0)
+
+        return self._call(read)
+
+    def _decide(self, well: bool) -> str:
+        """The fate of the round. well: this site has the average."""
+        number, others = self._number - 1, [each for each in self._sites_now if each != self.id]
+        key, place = f"end of {number}", f"end of {number} at "
+        if not others:
+            return COMMITTED if well else UNDONE
+        deadline, outcome = time.monotonic() + self.patience, UNDONE
+        if well:
+            self._call(lambda store: store.set(f"{place}{self.id}", "true"))
+        for pause in backoff() if well else ():
+            ended = self._ended({*others})  # first: all notes of ended sites can be seen then
+            keys: dict[Any, str] = {each: f"{place}{each}" for each in others}
+            found = self._call(lambda store, k=keys: read_notes(store, {**k, "end": key}))  # type: ignore[misc]
+            missing = {*others} - found.keys()
+            if "end" in found or not missing:
+                outcome = COMMITTED
+                break
+            if missing & ended or time.monotonic() > deadline:
+                break
+            time.sleep(pause)
+        text = json.dumps(outcome)
+        first = self._call(lambda store: store.compare_set(key, "", text))
+        settled: str = json.loads(first)
+        return settled
+
+    @property
+    def _sites_now(self) -> list[int]:
+        return (self._previous or {"sites": []})["sites"]
+
+    def _ended(self, sites: set[int]) -> set[int]:
+        """Sites, of these, that have left, or whose processes are known to have ended."""
+        left = self._call(lambda store: read_notes(store, {each: f"left {each}" for each in sites}))
+        epoch, end = self._epoch, time.monotonic() + self.patience
+        call_store(epoch.store, lambda store: epoch.meet(sites, store), end, self.id)
+        return {*left, *epoch.ended(sites)}
+
+    def _call(self, call: Callable[[Store], T]) -> T:
+        """A call to the store, on a connection of this. Raises the errors of `call_store`."""
+        return call_store(self._store, call, time.monotonic() + self.patience, self.id)
+
+    def _by_leader(self, call: Callable[[], T]) -> T:
+        """The result of a call that the site's first rank makes, at all of them."""
+        if self._site is None:
+            return call()
+        told: list[Any] = [None, None]
+        if self._shard == 0:
+            try:
+                told[0] = call()
+            except HipressError as error:
+                told[1] = error
+        dist.broadcast_object_list(told, group=self._site, group_src=0)
+        if told[1] is not None:
+            raise told[1]
+        result: T = told[0]
+        return result
+
+    def _all_well(self, well: bool) -> bool:
+        """True if all ranks of the site have their averages."""
+        if self._site is None:
+            return well
+        every: list[Any] = [None] * self._site.size()
+        dist.all_gather_object(every, well, group=self._site)
+        return all(every)

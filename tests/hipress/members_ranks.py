@@ -1,0 +1,130 @@
+"""Sites of test_members.py, which come and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+from torch import nn
+
+import hipress
+from hipress import compat
+from hipress.outer.fragments import Fragment
+from hipress.outer.rounds import Round
+from tests.hipress.common import data, digest, make, raised_by
+
+PATIENCE = 60.0
+
+
+class Site:
+    """A site that trains, and what it saw: digests of agreed weights, by round."""
+
+    def __init__(self, number, compressor="onebit_group", patience=PATIENCE, expected=1, **options):
+        self.store = compat.another_client(compat.job_store())
+        members = hipress.StoreMembers(self.store, expected=expected, patience=patience)
+        self.number, self.model = number, options.pop("model", None) or make()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.02)
+        self.outer = hipress.Outer(
+            self.model, self.optimizer, compressor, members=members, **{"every": 2, **options}
+        )
+        self.seen = {self.outer.rounds: self.agreed()}
+        self.losses, self.sites = [], []
+
+    def agreed(self):
+        flat = torch.cat([f.agreed for f in self.outer.fragments])
+        return digest(nn.ParameterList([nn.Parameter(flat)]))
+
+    def step(self, number):
+        x, y = data(self.number, number)
+        self.optimizer.zero_grad()
+        loss = nn.functional.mse_loss(self.model(x), y)
+        loss.backward()
+        self.losses.append(float(loss.detach()))
+        self.optimizer.step()
+        self.outer.step()
+        self.seen[self.outer.rounds] = self.agreed()
+        self.sites.append(hipress.report(self.outer).sites)
+
+    def until(self, rounds):
+        """Train until that many rounds are over."""
+        number = 0
+        while self.outer.rounds < rounds:
+            self.step(number)
+            number += 1
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies(rank, world_size, compressor, options):
+    """The last site is killed as it has sent a part of its third round; rounds of the others."""
+    site = Site(rank, compressor, expected=world_size, **options)
+    if rank == world_size - 1:
+        site.until(2)
+        started = Round.start
+
+        def sends(round_):
+            started(round_)
+            kill()
+
+        Round.start = sends
+    site.until(6)
+    return site.seen, digest(site.model), site.outer.undone, site.sites
+
+
+def alone(rank, world_size):
+    """Two sites, one of which is killed; the other trains on by itself."""
+    site = Site(rank, expected=2)
+    site.until(2)
+    if rank == 1:
+        kill()
+    site.until(5)
+    return site.sites, site.outer.rounds, site.losses
+
+
+def joins_and_leaves(rank, world_size):
+    """The third site comes at round 2 and leaves after round 4. Digests by round; what it had not
+    delivered, and what another has taken over."""
+    store = compat.job_store()
+    if rank == 2:
+        store.wait(["two rounds"])
+        site = Site(rank)
+        begin = site.outer.rounds
+        site.until(4)
+        left, debts = site.outer.left, []
+        site.outer.left = lambda fragment: debts.append(left(fragment)) or debts[-1].clone()
+        site.outer.leave()
+        return site.seen, begin, raised_by(site.outer.step), debts[-1].tolist()
+    site = Site(rank, expected=2)
+    taken, owe = [], Fragment.owe
+    hand_over = site.outer._hand_over
+
+    def take(self, values, part=slice(None)):
+        taken.append(values.tolist())
+        owe(self, values, part)
+
+    def recorded():
+        Fragment.owe = take
+        hand_over()
+        Fragment.owe = owe
+
+    site.outer._hand_over = recorded
+    site.until(2)
+    store.set("two rounds", "")
+    site.until(9)
+    return site.seen, site.sites, taken
+
+
+def refused(rank, world_size):
+    """A site with another model comes to two others: its error, and their rounds."""
+    store = compat.job_store()
+    if rank == 2:
+        store.wait(["two rounds"])
+        return raised_by(Site, rank, model=nn.Linear(7, 3))
+    site = Site(rank, expected=2)
+    site.until(2)
+    store.set("two rounds", "")
+    site.until(7)
+    return site.seen, site.outer.undone

@@ -1,0 +1,56 @@
+"""Sites of an outer loop that come, go, and die."""
+
+import pytest
+
+from tests.hipress import members_ranks as ranks
+from tests.hipress.launch import DIED, launch
+from tests.tiers import first_fast
+
+
+def agreeing(*seen):
+    """True if all sites that were there saw the same agreed weights after each round."""
+    rounds = set().union(*seen)
+    return all(len({one[r] for one in seen if r in one}) == 1 for r in rounds)
+
+
+@pytest.mark.parametrize("name", first_fast(["onebit_group", "int4_group", "dgc"]))
+def test_a_site_that_is_killed_in_a_round(name):
+    for options in ({}, {"every": 4, "delay": 1, "fragments": 2}):
+        *others, dead = launch(ranks.dies, 3, name, options, may_die=[2])
+        assert dead == DIED
+        (first, weights, undone, sites), (second, theirs, again, _) = others
+        assert agreeing(first, second)
+        assert weights == theirs or options
+        assert undone == again <= 1
+        assert sites[-1] == 2
+
+
+def test_a_site_trains_alone():
+    (sites, rounds, losses), dead = launch(ranks.alone, 2, may_die=[1])
+    assert dead == DIED
+    assert (sites[0], sites[-1]) == (2, 1)
+    assert rounds == 5
+    assert losses[-1] < losses[0]
+
+
+def test_a_site_comes_and_leaves():
+    (first, sites, taken), (second, _, other), (third, begin, left, debt) = launch(
+        ranks.joins_and_leaves, 3
+    )
+    assert agreeing(first, second, third)
+    assert begin >= 2
+    assert 3 in sites
+    assert sites[-1] == 2
+    assert left.kind == "SyncError"
+    assert "it has left" in left.message
+    assert taken == [debt]  # the first that stays has it all
+    assert any(debt)
+    assert not other
+
+
+def test_a_site_with_another_model_is_refused_and_the_others_go_on():
+    (first, undone), (second, again), error = launch(ranks.refused, 3)
+    assert error.kind == "ConfigMismatch"
+    assert "ranks disagree on" in error.message
+    assert agreeing(first, second)
+    assert undone == again == 1
