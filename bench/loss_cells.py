@@ -12,6 +12,7 @@ CELLS = Path(__file__).parent / "results" / "losses.jsonl"
 FP32 = "fp32"
 MOMENTUM = "momentum:"  # before a spec that compresses averages of momentum
 TRIAL = "trial:"  # before a spec with its own states: zeroed as in a trial of "auto"
+SHARDED = "shard:"  # before the compressors of gradients and weights of FSDP2, joined by +
 #: names of PyTorch's own methods here, by their names in `hipress demo`
 BASELINES = {"ddp-fp32": FP32, "ddp-fp16": "torch-fp16", "powersgd": "torch-powersgd:rank=4"}
 

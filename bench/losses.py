@@ -26,7 +26,7 @@ from torch import nn
 
 from bench import loss_hooks
 from bench.commands import check_codecs, given, now, refusing
-from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, TRIAL, Cell, read, spec_of
+from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, SHARDED, TRIAL, Cell, read, spec_of
 from bench.loss_ranks import Averaged, Compressed, Curve, Tried, fp32, train
 from bench.loss_workloads import ALL, WORKLOADS, Workload
 from hipress.tools.run import methods as methods_
@@ -49,6 +49,8 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
     chosen = ALL[workload]
     model = chosen.build(seed)
     numel = sum(p.numel() for p in model.parameters())
+    if method.startswith(SHARDED):
+        return loss_hooks.curve(workload, method, seed, steps, chosen.ranks), numel
     if method in HOOKS:
         return loss_hooks.curve(workload, HOOKS[method], seed, steps, chosen.ranks), numel
     if method.startswith(MOMENTUM):
@@ -120,7 +122,10 @@ def main(
     """Measure the cells that are not recorded."""
     methods = method or METHODS
     with refusing():
-        check_codecs(spec_of(each) for each in methods if each not in BASELINES.values())
+        own = [each for each in methods if each not in BASELINES.values()]
+        check_codecs(
+            spec for each in own for spec in spec_of(each).removeprefix(SHARDED).split("+")
+        )
         for name in workload or ():
             if name not in ALL:
                 raise ValueError(f"unknown workload {name!r}; choose from: {', '.join(ALL)}")

@@ -143,7 +143,7 @@ def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
     if isinstance(ddp, Outer):
         return outer_state.export(ddp, portable=portable)
     if (sharding := sharding_of(ddp)) is not None:
-        return sharding.state_dict()
+        return sharding.state_dict(portable=portable)
     session = _session(_target(ddp))
     _refuse_unfinished(session)
     engine, size = session.engine, session.world_size

@@ -225,16 +225,17 @@ class Sharding:
             wait_seconds=sum(link.waited for link in links),
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
         """The number by which stochastic codecs draw, and this rank's residuals of averages between
-        replicas, by parameter."""
+        replicas, by parameter. Raises StateError if these are to be portable."""
         self._refuse_failed()
-        return {
-            "format": FORMAT,
-            "passes": self.passes,
-            "place": self._place,
-            **states.export(self._rows),
-        }
+        kept = states.export(self._rows)
+        if portable and kept["codecs"]:
+            raise StateError(
+                "residuals of replicas that hipress.shard averages are of these ranks and have no "
+                "portable form: save hipress.state_dict(model) on each rank"
+            )
+        return {"format": FORMAT, "passes": self.passes, "place": self._place, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of `state_dict`, bit for bit. Raises StateError for any other."""
