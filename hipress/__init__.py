@@ -35,6 +35,8 @@ from hipress.frontends.consensus import consensus_distance
 from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
 from hipress.frontends.wrapping import attach, wrap
+from hipress.group.options import GroupOptions
+from hipress.group.process_group import register as _register
 from hipress.outer.outer import Outer
 from hipress.outer.schedule import OuterSGD
 from hipress.outer.store_members import StoreMembers
@@ -50,6 +52,7 @@ __all__ = [
     "DivergenceError",
     "Gossip",
     "GraVAC",
+    "GroupOptions",
     "HipressError",
     "Outer",
     "OuterSGD",
@@ -72,3 +75,5 @@ __all__ = [
     "state_dict",
     "wrap",
 ]
+
+_register()

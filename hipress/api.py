@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +17,7 @@ from hipress import compat
 from hipress.errors import ConfigError, ConfigMismatch, StateError
 from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
+from hipress.group.process_group import CompressingGroup
 from hipress.model.params import as_ddp
 from hipress.model.shards import fsdp_parts
 from hipress.model.torch_modes import ordinary
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from hipress.control.plan_controller import PlanController
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
+    from hipress.group.group_report import GroupReport
     from hipress.outer.outer_report import OuterReport
     from hipress.reporting.report import Report
     from hipress.sharding.shard_report import ShardReport
@@ -68,13 +71,22 @@ def report(ddp: Outer) -> OuterReport: ...
 def report(ddp: DistributedDataParallel | Synchronizer | Gossip) -> Report: ...
 @overload
 def report(ddp: nn.Module) -> Report | ShardReport: ...
-def report(ddp: Synchronized) -> Report | ShardReport | OuterReport:
-    """Choices, bytes and times so far; print it, or take its `to_dict()`."""
+@overload
+def report(ddp: dist.ProcessGroup) -> GroupReport: ...
+def report(
+    ddp: Synchronized | dist.ProcessGroup,
+) -> Report | ShardReport | OuterReport | GroupReport:
+    """Choices, bytes and times so far; print it, or take its `to_dict()`. Also of a process group
+    `hipress`."""
     if isinstance(ddp, Outer):
         return ddp.report()
     from hipress.reporting.measured import measure_of
     from hipress.reporting.report import Report
 
+    if isinstance(ddp, CompressingGroup):
+        return ddp.report()
+    if isinstance(ddp, dist.ProcessGroup):
+        raise ConfigError(f"this group is of backend {dist.get_backend(ddp)!r}, not 'hipress'")
     if (sharding := sharding_of(ddp)) is not None:
         return sharding.report()
     session = _session(_target(ddp))

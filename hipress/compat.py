@@ -135,6 +135,14 @@ def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.P
     return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, rank, size, timeout))
 
 
+def finished_work(tensors: list[torch.Tensor]) -> dist.Work:
+    """Work of torch.distributed that is over."""
+    future = torch.futures.Future[list[torch.Tensor]]()
+    future.set_result(tensors)
+    made: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return made
+
+
 def gradient_type(parameter: torch.Tensor) -> torch.dtype:
     """Type of a parameter's gradient: its own, unless `grad_dtype` of torch 2.10 names another."""
     return getattr(parameter, "grad_dtype", None) or parameter.dtype

@@ -45,7 +45,8 @@ class Stateful:
         exact: bool = False,
         resume: str | os.PathLike[str] | StorageReader | None = None,
     ) -> None:
-        """model: of `wrap` or `shard`, or a Synchronizer.
+        """model: of `wrap`, or a Synchronizer. What `shard` keeps of replicas, and what an Outer
+        keeps, is saved as it is, for as many ranks as before.
 
         exact: save each rank's own state, too, by which as many ranks as before go on bit for bit.
         resume: the checkpoint that will be loaded, to find these; without it, or with another
@@ -60,8 +61,9 @@ class Stateful:
         if self._resume is not None and _holds(self._resume, own):
             return {"own": {own: b""}}
         whole = state_dict(self._model, portable=True)
-        if "owed" not in whole:  # of hipress.shard, which holds nothing back
-            return {"others": _packed(whole)}
+        if "owed" not in whole:  # of shard or Outer
+            alike = whole.get("state") == {}  # on all ranks
+            return {"others": _packed(whole)} if alike else {"own": {own: _packed(whole)}}
         parameters = compressible_parameters(self._model)
         undelivered = {
             name: _like(parameter, whole["owed"].get(name))

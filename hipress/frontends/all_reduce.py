@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from hipress.arguments import group_of
 from hipress.engine.exchange import Exchange, Piece
 from hipress.engine.futures import wait_within
 from hipress.errors import ConfigError
+from hipress.model.devices import ON_HOST, Placement
 from hipress.model.params import COMPRESSIBLE
 from hipress.model.shards import is_sharded
 from hipress.model.torch_modes import ordinary
@@ -28,6 +29,8 @@ from hipress.ranks.link import group_timeout
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+
+_Kind: TypeAlias = tuple[str, int, Placement]  # topology, seed, and where tensors are
 
 
 @ordinary()
@@ -63,7 +66,7 @@ def all_reduce(
     RankLost, AgreementTimeout or SyncError, which names rank, peer and task.
     """
     group = group_of(process_group)
-    with _ending(group):
+    with ending(group):
         options = options_.make(
             compressor, strategy=strategy, down=down, topology=topology, seed=seed, params=params,
             timeout=group_timeout(group) if timeout is None else timeout,
@@ -75,9 +78,7 @@ def all_reduce(
         if refusal := refuse_workers(codec, group.size()):
             raise ConfigError(refusal)
         if group.size() > 1 and tensor.numel():
-            if group not in _JOINED:
-                _JOINED[group] = _Joined(group, options.timeout)
-            exchange = _JOINED[group].exchange(options)
+            exchange = joined(group, options).exchange(options)
             up, back = exchange.add(codec), None if other is None else exchange.add(other)
             flat = tensor.detach().resolve_neg().contiguous().view(-1)
             piece = Piece(flat.numel(), up, down=back)
@@ -91,7 +92,7 @@ def all_reduce(
 
 
 @contextmanager
-def _ending(group: dist.ProcessGroup) -> Iterator[None]:
+def ending(group: dist.ProcessGroup) -> Iterator[None]:
     """On a failure inside, close all connections of this rank's earlier calls and tell the other
     ranks, wherever they wait; the next call connects anew."""
     try:
@@ -108,31 +109,52 @@ def _ending(group: dist.ProcessGroup) -> Iterator[None]:
         raise named from error.__cause__
 
 
-class _Joined:
-    """A group's exchanges, kept between calls: one for each topology and seed."""
+def joined(group: dist.ProcessGroup, options: Options) -> Joined:
+    """The group's exchanges, which the first call makes."""
+    if group not in _JOINED:
+        _JOINED[group] = Joined(group, options.timeout)
+    return _JOINED[group]
+
+
+class Joined:
+    """A group's exchanges, kept between calls: one for each topology, seed and device."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.coordinator = coordinators.coordinator(group, timeout)
-        self._exchanges: dict[tuple[str, int], Exchange] = {}
-        self.close = weakref.finalize(group, _close_all, self._exchanges)  # at the latest
+        self.exchanges: dict[_Kind, Exchange] = {}
+        self.close = weakref.finalize(group, _close_all, self.exchanges)  # at the latest
 
-    def exchange(self, options: Options) -> Exchange:
+    def exchange(self, options: Options, placement: Placement = ON_HOST) -> Exchange:
         """The exchange of earlier calls, or a new one."""
-        key = str(options.topology), options.seed
-        if key not in self._exchanges:
+        key = str(options.topology), options.seed, placement
+        if key not in self.exchanges:
             self.coordinator.timeout = options.timeout
-            number = len(self._exchanges)
+            number = len(self.exchanges)
             purpose = f"all_reduce {number}" if number else "all_reduce"
-            self._exchanges[key] = Exchange(purpose, options, self.coordinator)
-        return self._exchanges[key]
+            self.exchanges[key] = Exchange(
+                purpose, options, self.coordinator,
+                placement=placement, memory=placement.memory(),
+            )  # fmt: skip
+        return self.exchanges[key]
 
 
-def _close_all(exchanges: Mapping[tuple[str, int], Exchange]) -> None:
+def exchanges_of(group: dist.ProcessGroup) -> tuple[Exchange, ...]:
+    """The group's exchanges so far."""
+    return tuple(_JOINED[group].exchanges.values()) if group in _JOINED else ()
+
+
+def leave(group: dist.ProcessGroup) -> None:
+    """End the group's exchanges, if it has some."""
+    if group in _JOINED:
+        _JOINED.pop(group).close()
+
+
+def _close_all(exchanges: Mapping[_Kind, Exchange]) -> None:
     for each in exchanges.values():
         each.close()
 
 
-_JOINED: weakref.WeakKeyDictionary[dist.ProcessGroup, _Joined] = weakref.WeakKeyDictionary()
+_JOINED: weakref.WeakKeyDictionary[dist.ProcessGroup, Joined] = weakref.WeakKeyDictionary()
 
 
 def _refuse(tensor: object, options: Options) -> None:

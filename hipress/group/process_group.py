@@ -1,0 +1,254 @@
+"""The process group `hipress`.
+
+[Note: names of all-reduces] torch.distributed gives an all-reduce no name, but a residual belongs
+to a gradient. FSDP2 reduces its parameter groups in the order of the backward pass, which is the
+same in every step. So the name is the number of the all-reduce within its backward pass, with its
+length and type: if some parameters have no gradient in a step, the length differs, and the residual
+of the usual one waits. Two groups of one length that change places would change residuals, too.
+Ranks compare names whenever a length is new.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from casync.rounds import refuse_workers
+from hipress import compat
+from hipress.engine.exchange import Piece
+from hipress.engine.futures import wait_within
+from hipress.errors import ConfigError
+from hipress.frontends.all_reduce import ending, exchanges_of, joined, leave
+from hipress.group.group_report import Calls, GroupReport
+from hipress.group.options import GroupOptions
+from hipress.model.devices import place
+from hipress.model.params import COMPRESSIBLE
+from hipress.plan.codecs import described, resolve, resolve_down, strategy_for
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["NAME", "CompressingGroup", "register"]
+
+NAME = "hipress"
+SUM, AVG = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.AVG)
+#: collectives that the inner group does as they are, by the names of several versions of torch
+NATIVE = (
+    *("broadcast", "reduce", "barrier", "monitored_barrier", "send", "recv", "recv_anysource"),
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
+    *("all_gather_single", "all_gather_single_coalesced", "allreduce_coalesced"),
+    *("reduce_scatter", "reduce_scatter_tensor_coalesced", "_reduce_scatter_base"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "gather", "scatter"),
+    *("alltoall", "alltoall_base", "all_to_all_single"),
+)
+
+
+class CompressingGroup(dist.ProcessGroup):
+    """A group that compresses large all-reduces of a backward pass, and has an inner group of gloo
+    and NCCL for everything else."""
+
+    def __init__(self, given: Any, options: GroupOptions) -> None:
+        """given: torch's DistributedBackendOptions. All ranks of the group must make it."""
+        super().__init__(given.group_rank, given.group_size)  # type: ignore[call-arg]
+        self.options, self._inner = options, _inner(given)
+        self._name, self._description = str(given.group_id), ""
+        self._backward: int | None = None  # the latest backward pass with an all-reduce
+        self._number = 0  # of its latest all-reduce
+        self._agreed = False  # True once ranks have compared their options
+        self._compiled: dict[str, tuple[Codec, Codec | None]] = {}
+        self.calls: Counter[tuple[str, str]] = Counter()  # by what, and why it is not compressed
+        self.elements: Counter[tuple[str, str]] = Counter()
+
+    def allreduce(  # type: ignore[override] # of several forms, one of which is compressed
+        self, tensors: Any, opts: Any = None, *rest: Any, **named: Any
+    ) -> dist.Work:
+        """Average or add up tensors in place. A compressed call returns when the result is there,
+        on a GPU in the order of the current stream. Raises the errors of hipress.all_reduce."""
+        why = self._why_not(tensors, opts)
+        self._count("all-reduce", tensors, why)
+        if why:
+            return self._inner.allreduce(tensors, opts, *rest, **named)
+        (tensor,) = tensors
+        with ending(self):
+            flat = tensor.detach().contiguous().view(-1)
+            wait_within(self._average(flat), None)
+            if opts.reduceOp == SUM:
+                flat.mul_(self.size())
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(flat.view(tensor.shape))
+        return compat.finished_work(tensors)
+
+    def report(self) -> GroupReport:
+        """Collectives so far, and the bytes of the compressed ones."""
+        counters = [each.executor.counters for each in exchanges_of(self)]
+        rows = [
+            Calls(what, why, self.calls[what, why], self.elements[what, why])
+            for what, why in self.calls
+        ]
+        return GroupReport(
+            rank=self.rank(),
+            world_size=self.size(),
+            compressor=described(resolve(self.options.settings)),
+            calls=tuple(rows),
+            bytes_sent=round(sum(each.wire_bytes for each in counters)),
+        )
+
+    def _why_not(self, tensors: Any, opts: Any) -> str:
+        """The reason why an all-reduce is not compressed; "" if it is."""
+        settings = self.options.settings
+        if settings.compressor == "none" or self.size() == 1:
+            return "one rank" if self.size() == 1 else "compressor 'none'"
+        if not isinstance(opts, dist.AllreduceOptions) or len(tensors) != 1:
+            return "several tensors, or a form that torch.distributed.all_reduce does not use"
+        if opts.reduceOp not in (SUM, AVG):
+            return "neither SUM nor AVG"
+        tensor = tensors[0]
+        if tensor.is_sparse or tensor.dtype not in COMPRESSIBLE:
+            kind = "sparse" if tensor.is_sparse else f"{tensor.dtype}".removeprefix("torch.")
+            return f"{kind}, not dense float32, float16 or bfloat16"
+        if tensor.numel() < (settings.min_size or 0):
+            return f"fewer than {settings.min_size} elements"
+        if compat.backward_id() is None:  # norms, metrics, weights: nothing that may lose bits
+            return "outside of a backward pass"
+        return ""
+
+    def _average(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Start the compressed average of a flat tensor, in place."""
+        settings, backward = self.options.settings, compat.backward_id()
+        self._number = self._number + 1 if backward == self._backward else 0
+        self._backward = backward
+        placement = place([("the gradient", flat.device)], settings.transport, self._backends)
+        codec, down = self._codecs(placement.target)
+        exchanges = joined(self, settings)
+        if not self._agreed:
+            exchanges.coordinator.require_equal({"min_size of group hipress": settings.min_size})
+            self._agreed = True
+        exchange = exchanges.exchange(settings, placement)
+        up, back = exchange.add(codec), None if down is None else exchange.add(down)
+        return exchange.submit(
+            flat,
+            strategy_for(codec, settings.strategy, down),
+            [Piece(flat.numel(), up, down=back)],
+            name=f"all-reduce {self._number} of {flat.numel()} {flat.dtype}",
+            feedback=True,
+        )
+
+    def _codecs(self, target: str) -> tuple[Codec, Codec | None]:
+        """The codec of workers, and that of owners if it is another."""
+        if target not in self._compiled:
+            settings = self.options.settings
+            codec = resolve(settings, target)
+            if refusal := refuse_workers(codec, self.size()):
+                raise ConfigError(refusal)
+            self._compiled[target] = codec, resolve_down(settings, codec, target)
+        return self._compiled[target]
+
+    @property
+    def _backends(self) -> dict[str, str]:
+        return {"cpu": "gloo", **({"cuda": "nccl"} if torch.cuda.is_available() else {})}
+
+    def _count(self, what: str, tensors: Any, why: str) -> None:
+        self.calls[what, why] += 1
+        self.elements[what, why] += _elements(tensors)
+
+    # The rest is what torch.distributed asks of a group, besides the collectives of NATIVE.
+
+    def getBackendName(self) -> str:
+        """Implements ProcessGroup.getBackendName."""
+        return NAME
+
+    def name(self) -> str:
+        """Implements ProcessGroup.name."""
+        return NAME
+
+    @property
+    def group_name(self) -> Any:
+        """Implements ProcessGroup.group_name."""
+        return self._name
+
+    def _set_group_name(self, name: Any) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        """Implements ProcessGroup.group_desc."""
+        return self._description
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._description = desc
+
+    def shutdown(self) -> None:
+        """End connections, as destroy_process_group does."""
+        leave(self)
+        self._inner.shutdown()
+
+    def abort(self) -> None:
+        """End connections, whatever is under way."""
+        leave(self)
+        self._inner.abort()
+
+
+def _native(name: str) -> Any:
+    """A method that hands a collective to the inner group."""
+
+    @functools.wraps(getattr(dist.ProcessGroup, name))
+    def call(self: CompressingGroup, *args: Any, **named: Any) -> Any:
+        self._count(name.strip("_"), args[0] if args else (), "only all-reduces are compressed")
+        return getattr(self._inner, name)(*args, **named)
+
+    return call
+
+
+for _each in NATIVE:
+    if hasattr(dist.ProcessGroup, _each):
+        setattr(CompressingGroup, _each, _native(_each))
+
+
+def _elements(tensors: object) -> int:
+    """Elements of tensors in lists of any depth."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel()
+    return sum(map(_elements, tensors)) if isinstance(tensors, list | tuple) else 0
+
+
+def _inner(given: Any) -> dist.ProcessGroup:
+    """A group of gloo, and of NCCL where there are GPUs, as torch.distributed makes it."""
+    rank, size, store, delay = given.group_rank, given.group_size, given.store, given.timeout
+    kinds = dist.ProcessGroup.BackendType
+    group = dist.ProcessGroup(store, rank, size)
+    gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    group._set_default_backend(kinds.NCCL if gpus else kinds.GLOO)
+    gloo = dist.ProcessGroupGloo(compat.PrefixStore("gloo", store), rank, size, delay)
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if gpus:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = delay
+        nccl = dist.ProcessGroupNCCL(compat.PrefixStore("nccl", store), rank, size, options)
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    return group
+
+
+def _make(given: Any, options: Any) -> dist.ProcessGroup:
+    """A group for torch.distributed, which calls this. Raises ConfigError."""
+    if not given.global_ranks_in_group:
+        raise ConfigError(
+            "hipress cannot be the backend of all ranks: losses, norms and checkpoints travel "
+            'there, which must arrive as they are. Use init_process_group("gloo") or "nccl", and '
+            "hipress for a dimension of a mesh: init_device_mesh(..., "
+            'backend_override={"replicate": "hipress"})'
+        )
+    if options is not None and not isinstance(options, GroupOptions):
+        raise ConfigError(f"options of a group hipress are hipress.GroupOptions, not {options!r}")
+    return CompressingGroup(given, options or GroupOptions())
+
+
+def register() -> None:
+    """Make the backend "hipress" known to torch.distributed: its entry point from torch 2.14 on,
+    before that called by `import hipress`."""
+    if NAME not in dist.Backend.backend_list:
+        devices = ["cpu", "cuda"]
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=devices)

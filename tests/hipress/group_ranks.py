@@ -1,0 +1,192 @@
+"""Ranks of test_group.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import fully_shard
+
+import hipress
+from tests.hipress.common import raised_by
+from tests.patience import SILENCE
+
+NAMES, STEPS = ("replicate", "shard"), 12
+
+
+def net():
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(64, 257), nn.ReLU(), nn.Linear(257, 257), nn.ReLU(), nn.Linear(257, 8)
+    )
+
+
+def hsdp(override, shape=(2, 2)):
+    """A model that FSDP2 shards over two ranks and averages over two replicas, and the group of
+    the latter."""
+    given = {} if override is None else {"backend_override": {"replicate": override}}
+    mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=NAMES, **given)
+    model = net()
+    for layer in [each for each in model if isinstance(each, nn.Linear)]:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh), mesh.get_group("replicate")
+
+
+def replicated(override):
+    given = {} if override is None else {"backend_override": {"replicate": override}}
+    ranks = dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("replicate",), **given)
+    model = net()
+    for layer in [each for each in model if isinstance(each, nn.Linear)]:
+        replicate(layer, mesh=mesh)
+    return replicate(model, mesh=mesh), mesh.get_group("replicate")
+
+
+def fit(model, rank, steps, micro=1):
+    """Losses of steps of Adam; replicas are averaged after the last micro-batch of each."""
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
+    for step in range(steps):
+        for number in range(micro):
+            model.set_requires_all_reduce(number == micro - 1)
+            seed = 1000 * step + 10 * number + rank
+            x = torch.randn(32, 64, generator=torch.Generator().manual_seed(seed))
+            loss = nn.functional.cross_entropy(model(x), x[:, :8].argmax(1)) / micro
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item() * micro)
+    return losses
+
+
+def weights(model):
+    return [parameter.to_local().clone() for parameter in model.parameters()]
+
+
+def equal(one, other):
+    return all(map(torch.equal, one, other))
+
+
+def same_on_all(values, group):
+    """True if all ranks of a group hold the same bits."""
+    flat = torch.cat([value.flatten() for value in values])
+    held = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(held, flat, group=group)
+    return all(torch.equal(each, flat) for each in held)
+
+
+WAYS = {"hsdp": hsdp, "replicate": replicated}
+
+
+def trained(rank, world_size, way, micro=1):
+    """Native training and ours: without a codec, with an unbiased one, and with a residual."""
+    native, _ = WAYS[way](None)
+    losses = fit(native, rank, STEPS, micro)
+    found, small = {"native": losses}, {"min_size": 1024, "timeout": SILENCE}
+    for name, given in {
+        "none": ("hipress", hipress.GroupOptions("none")),
+        "int4_group": ("hipress", hipress.GroupOptions("int4_group", **small)),
+        "topk": ("hipress", hipress.GroupOptions("topk", ratio=0.3, **small)),
+        "default": "hipress",
+    }.items():
+        model, group = WAYS[way](given)
+        ours = fit(model, rank, STEPS, micro)
+        found[name] = {
+            "losses": ours,
+            "as native": equal(weights(model), weights(native)),
+            "replicas": same_on_all(weights(model), group),
+            "report": hipress.report(group),
+            "text": str(hipress.report(group)),
+        }
+    return found
+
+
+def refused(rank, world_size):
+    """Errors of groups that there cannot be, and the report of collectives that are left alone."""
+    errors = {
+        "auto": raised_by(hipress.GroupOptions, "auto"),
+        "name": raised_by(hipress.GroupOptions, "int4_grop"),
+        "strategy": raised_by(hipress.GroupOptions, "dgc", strategy="ring"),
+        "options": raised_by(dist.new_group, backend="hipress", pg_options="int4_group"),
+        "host": raised_by(hipress.GroupOptions, transport="host"),
+        "native": raised_by(hipress.report, dist.group.WORLD),
+    }
+    group = dist.new_group(backend="hipress")
+    x = torch.full((1 << 15,), rank + 1.0)
+    dist.all_reduce(x, group=group)  # outside of a backward pass
+    dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)
+    dist.broadcast(x, 0, group=group)
+    held = [torch.empty(2) for _ in range(world_size)]
+    dist.all_gather(held, torch.full((2,), float(rank)), group=group)
+    dist.barrier(group)
+    objects = [None] * world_size
+    dist.all_gather_object(objects, rank, group=group)
+    out = torch.empty(3)
+    dist.reduce_scatter(out, [*torch.arange(3.0 * world_size).chunk(world_size)], group=group)
+    values = x[0].item(), [each[0].item() for each in held], objects, out.tolist()
+    rows = {(row.what, row.why_not): row.calls for row in hipress.report(group).calls}
+    dist.destroy_process_group(group)
+    return errors, values, rows
+
+
+def default(rank, world_size):
+    """The error of hipress as the backend of all ranks."""
+    store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
+    dist.destroy_process_group()
+    return raised_by(
+        dist.init_process_group, "hipress", store=store, rank=rank, world_size=world_size
+    )
+
+
+def unequal(rank, world_size):
+    """The error where ranks compress different tensors."""
+    options = hipress.GroupOptions(min_size=1024 + rank, timeout=SILENCE)
+    group = dist.new_group(backend="hipress", pg_options=options)
+    logging.disable(logging.CRITICAL)
+    weight = torch.zeros(4096, requires_grad=True)
+    weight.register_hook(lambda gradient: _averaged(gradient, group))
+    return raised_by((weight * 2).sum().backward)
+
+
+def _averaged(gradient, group):
+    gradient = gradient.clone()
+    dist.all_reduce(gradient, op=dist.ReduceOp.SUM, group=group)
+    return gradient
+
+
+def killed(rank, world_size):
+    """The error of the others as a rank is killed amid a step."""
+    model, _ = replicated(("hipress", hipress.GroupOptions(min_size=1024, timeout=SILENCE)))
+    fit(model, rank, 2)
+    logging.disable(logging.CRITICAL)
+    if rank == 1:
+        model[2].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    return raised_by(fit, model, rank, 1)
+
+
+def fed_back(rank, world_size):
+    """Shares of elements that have arrived in ten backward passes with one gradient, of a codec
+    that sends a tenth of them: with its residual, and without one in as many other groups."""
+    given = {"ratio": 0.1, "min_size": 1, "timeout": SILENCE}
+    values = torch.linspace(1, 2, 1000)
+    total, weight = torch.zeros(1000), torch.zeros(1000, requires_grad=True)
+    groups = [dist.new_group(backend="hipress", pg_options=hipress.GroupOptions("topk", **given))
+              for _ in range(3)]  # fmt: skip
+    for _ in range(10):
+        weight.grad = None
+        hook = weight.register_hook(lambda gradient: _averaged(gradient, groups[0]))
+        (weight * values).sum().backward()
+        hook.remove()
+        total += weight.grad
+    apart = torch.zeros(1000)
+    for group in groups[1:]:
+        weight.grad = None
+        hook = weight.register_hook(lambda gradient, group=group: _averaged(gradient, group))
+        (weight * values).sum().backward()
+        hook.remove()
+        apart += weight.grad
+    return (total != 0).float().mean().item(), (apart != 0).float().mean().item()

@@ -1,0 +1,97 @@
+"""The process group `hipress`, as the replicas' dimension of a mesh."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import hipress
+from tests.hipress import group_ranks
+from tests.hipress.launch import DIED, launch
+from tests.tiers import first_fast
+
+ROOT = Path(hipress.__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    "way, ranks, micro", first_fast([("hsdp", 4, 2), ("hsdp", 4, 1), ("replicate", 3, 1)])
+)
+def test_replicas_train_as_natively(way, ranks, micro):
+    """Replicas are averaged once a step, whatever the number of micro-batches."""
+    layers, steps = 3, group_ranks.STEPS
+    for found in launch(group_ranks.trained, ranks, way, micro):
+        native, none = found["native"], found["none"]
+        assert native[-1] < 0.8 * native[0]
+        assert none["as native"]
+        assert none["losses"] == native
+        assert "no: compressor 'none'" in none["text"]
+        for compressor in ("int4_group", "topk", "default"):
+            ours = found[compressor]
+            assert ours["replicas"]
+            assert not ours["as native"]
+            near = 0.5 if compressor == "topk" else 0.15
+            assert ours["losses"][-1] == pytest.approx(native[-1], rel=near)
+            rows = {row.why_not: row for row in ours["report"].calls if row.what == "all-reduce"}
+            small = rows.get("fewer than 16384 elements")
+            assert rows[""].calls + (small.calls if small else 0) == layers * steps
+            assert (small is not None) == (compressor == "default")
+            assert 0 < ours["report"].bytes_sent < 4 * rows[""].elements
+            assert "yes" in ours["text"]
+
+
+def test_a_residual_stays_with_its_gradient():
+    for fed_back, apart in launch(group_ranks.fed_back, 2):
+        assert fed_back > 0.7
+        assert apart == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_group_leaves_alone_what_is_no_gradient():
+    for rank, (errors, values, rows) in enumerate(launch(group_ranks.refused, 2)):
+        for title, told in {
+            "auto": 'needs a compressor by name: "auto" plans for a model',
+            "name": "did you mean 'int4_group'?",
+            "strategy": "use strategy 'exchange'",
+            "options": "options of a group hipress are hipress.GroupOptions, not 'int4_group'",
+            "host": "compresses where its tensors are",
+            "native": "this group is of backend 'gloo', not 'hipress'",
+        }.items():
+            assert errors[title].kind == "ConfigError", title
+            assert told in errors[title].message
+        assert values == (3.0, [0.0, 1.0], [0, 1], [6.0 * rank, 6.0 * rank + 2, 6.0 * rank + 4])
+        assert rows["all-reduce", "outside of a backward pass"] == 1
+        assert rows["all-reduce", "neither SUM nor AVG"] == 1
+        for what in ("broadcast", "reduce_scatter", "barrier"):
+            assert rows[what, "only all-reduces are compressed"] == 1
+
+
+def test_a_group_of_all_ranks_is_refused_as_the_default():
+    for error in launch(group_ranks.default, 2):
+        assert error.kind == "ConfigError"
+        assert "losses, norms and checkpoints travel there" in error.message
+        assert 'backend_override={"replicate": "hipress"}' in error.message
+
+
+def test_ranks_of_a_group_have_the_same_options():
+    for error in launch(group_ranks.unequal, 2):
+        assert error.kind == "ConfigMismatch"
+        assert "min_size of group hipress: rank 0: 1024, rank 1: 1025" in error.message
+
+
+def test_a_killed_replica_is_named():
+    found = launch(group_ranks.killed, 3, may_die={1})
+    assert found.pop(1) == DIED
+    for error in found:
+        assert error.kind == "RankLost"
+        assert error.message.startswith("rank 1 ended during ")
+
+
+def test_the_entry_point_registers_the_backend():
+    """torch 2.14 looks a backend up by its name, and calls what it finds."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    path, _, name = project["entry-points"]["torch.distributed.backends"]["hipress"].partition(":")
+    getattr(importlib.import_module(path), name)()
+    assert dist.Backend.backend_list.count("hipress") == 1
