@@ -45,7 +45,7 @@ class Backward:
         """Note that a pass runs, at whose end all sums must be there. May repeat."""
         number = compat.backward_id()
         if number != self._number:
-            self._late.clear()  # of a pass that failed
+            self._finish()  # those of the pass around this one, or of one that failed
             self._number = number
             compat.call_after_backward(self._end)
 
@@ -56,10 +56,13 @@ class Backward:
             self._late.popleft()()
 
     def _end(self) -> None:
-        while self._late:
-            self._late.popleft()()
+        self._finish()
         self._number = None
         self.count += 1
+
+    def _finish(self) -> None:
+        while self._late:
+            self._late.popleft()()
 
 
 class Link:

@@ -48,6 +48,8 @@ class Group:
                 f"{self.name!r} has an all-reduce hook: hipress.shard would take its place; pass "
                 "replicas= instead of calling set_all_reduce_hook"
             )
+        #: inputs of reduce-scatters in flight that the user allows
+        self._buffers = getattr(self._inner, "reduce_scatter_max_input_buffers", 1)
         self.lengths = tuple(prod(p.padded_sharded_param_size) for p in self._inner.fsdp_params)
         self.starts = tuple(accumulate(self.lengths, initial=0))  # in a row of all parameters
         self.used: tuple[int, ...] = ()  # parameters with a gradient in this backward pass
@@ -118,9 +120,9 @@ class Group:
 
     def _allow(self, buffers: int) -> None:
         """Let FSDP keep several inputs of reduce-scatters, where torch can: from 2.13 on."""
-        if hasattr(self._inner, "reduce_scatter_max_input_buffers"):
-            self._inner.reduce_scatter_max_input_buffers = buffers
-            self._inner.comm_ctx.reduce_scatter_max_input_buffers = buffers
+        for each in (self._inner, self._inner.comm_ctx):
+            if hasattr(each, "reduce_scatter_max_input_buffers"):
+                each.reduce_scatter_max_input_buffers = max(buffers, self._buffers)
 
     def reads_late(self, output: torch.Tensor) -> bool:
         """True if FSDP only makes gradients that are views of a reduce-scatter's output, and reads

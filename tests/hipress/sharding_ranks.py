@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
 import pathlib
 import signal
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -25,15 +27,16 @@ from tests.hipress.common import raised_by
 class Block(nn.Module):
     """A layer with a norm, with odd sizes, and a branch that some steps leave out."""
 
-    def __init__(self, kept: bool = True) -> None:
+    def __init__(self, recomputed: str = "") -> None:
         super().__init__()
         self.norm, self.first, self.second = nn.LayerNorm(33), nn.Linear(33, 70), nn.Linear(70, 33)
         self.branch = nn.Linear(33, 33)
-        self.recomputes = not kept
+        self.recomputed = recomputed
 
     def forward(self, x: torch.Tensor, branch: bool) -> torch.Tensor:
-        if self.recomputes:
-            return checkpoint(self._forward, x, branch, use_reentrant=False)
+        if self.recomputed:
+            nested = self.recomputed == "in a nested pass"
+            return checkpoint(self._forward, x, branch, use_reentrant=nested)
         return self._forward(x, branch)
 
     def _forward(self, x: torch.Tensor, branch: bool) -> torch.Tensor:
@@ -44,11 +47,11 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Blocks between an embedding and a head, tied or not."""
 
-    def __init__(self, tied: bool = False, kept: bool = True) -> None:
+    def __init__(self, tied: bool = False, recomputed: str = "") -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(50, 33)
-        self.blocks = nn.ModuleList(Block(kept) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(recomputed) for _ in range(3))
         self.head = nn.Linear(33, 50, bias=False)
         if tied:
             self.head.weight = self.embed.weight
@@ -114,6 +117,12 @@ def summing(model: nn.Module) -> nn.Module:
     return model
 
 
+def compiling(model: nn.Module) -> nn.Module:
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    return model
+
+
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 #: by case: how a model is made, options of fully_shard, and how it is trained
@@ -126,18 +135,21 @@ CASES = {
     "kept gathered": (Net, {"reshard_after_forward": False}, {}),
     "mixed precision": (Net, {"mp_policy": MIXED}, {}),
     "reduced in bfloat16": (Net, {"mp_policy": BFLOAT16}, {"skips": True}),
-    "recomputed": (lambda: Net(kept=False), {}, {}),
+    "recomputed": (lambda: Net(recomputed="in the pass"), {}, {}),
+    "recomputed in a nested pass": (lambda: Net(recomputed="in a nested pass"), {}, {}),
     "columns": (Net, {"shard_placement_fn": lambda p: Shard(p.shape == (33, 70))}, {}),
     "tied": (lambda: Net(tied=True), {}, {}),
     "frozen": (lambda: frozen(Net()), {}, {}),
 }
-AFTER = {"prefetched": prefetching, "sums": summing}  # of the sharded model
+AFTER = {"prefetched": prefetching, "sums": summing, "compiled": compiling}  # once it is sharded
+SLOW = ("recomputed in a nested pass", "columns", "frozen", "sums", "compiled")
+FAST = tuple(case for case in (*CASES, *AFTER) if case not in SLOW)
 
 
-def beside_native(rank, world_size):
+def beside_native(rank, world_size, cases):
     """Losses and shards by case, of FSDP2 alone and of hipress without compression."""
     found = {}
-    for case in (*CASES, *AFTER):
+    for case in cases:
         make, options, how = CASES.get(case, CASES["steps"])
         after, pair = AFTER.get(case, lambda model: model), []
         for ours in (False, True):
@@ -178,14 +190,19 @@ def between(mesh, codec, **options):
 def beside_hsdp(rank, world_size):
     """Losses and shards by case, of HSDP and of hipress without compression."""
     mesh, found = grid(), {}
-    for case in ("steps", "a branch without gradient", "partly averaged"):
+    for case in ("steps", "a branch without gradient", "partly averaged", "shards"):
         pair = []
         for ours in (False, True):
-            model = between(mesh, "none", exclude=()) if ours else sharded(Net(), mesh=mesh)
+            if ours and case != "shards":
+                model = between(mesh, "none", exclude=())
+            else:
+                model = sharded(Net(), mesh=mesh)
+            if ours and case == "shards":
+                hipress.shard(model, reduce_scatter="none", all_gather="none", exclude=())
             if case == "partly averaged":
                 losses = fit(model, rank, micro=3, partly=True)
             else:
-                losses = fit(model, rank, **CASES[case][2])
+                losses = fit(model, rank, **CASES.get(case, CASES["steps"])[2])
             pair.append((losses, shards(model)))
         found[case] = pair
         hipress.detach(model)
@@ -229,8 +246,8 @@ def gathered(model: nn.Module) -> str:
 
 
 def compressed(rank, world_size):
-    """Losses, digests of gathered weights, True if a resumed training has the same bits and if
-    gathering leaves shards as they are, and the report."""
+    """Losses; a digest of gathered weights; True if gathering leaves shards as they are, if a
+    resumed training has the same bits, and if a model without owner is freed; and the report."""
     model = hipress.shard(sharded(Net()), rules={"head.*": "int8_group"}, min_size=0)
     losses = fit(model, rank, 12)
     before = shards(model)
@@ -247,7 +264,10 @@ def compressed(rank, world_size):
         local(values).copy_(weights[name])
     hipress.load_state_dict(again, saved)
     resumed = (fit(again, rank, 3, first=12), shards(again)) == more
-    return losses, digest, exact, resumed, report.to_dict(), str(report)
+    whole = weakref.ref(again)
+    del again
+    gc.collect()
+    return losses, digest, exact, resumed, whole() is None, report.to_dict(), str(report)
 
 
 def ended(rank, world_size, path):
