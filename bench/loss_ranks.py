@@ -179,7 +179,7 @@ class Averaged(AbstractContextManager["Averaged"]):
         entered: Future[Tensor] = Future()
         entered.set_result(gradient)
         self._momentum.begin(_Kept(), self._after.residuals)
-        self._momentum.hand(self._every, lambda _: entered, Future(), gradient)
+        self._momentum.average(self._every, lambda _: entered, Future(), gradient)
         self._momentum.release()
 
     def __exit__(self, *error: object) -> None:

@@ -20,7 +20,7 @@ from hipress.frontends.synchronizer import Synchronizer
 from hipress.group.process_group import CompressingGroup
 from hipress.model.params import as_ddp
 from hipress.model.shards import fsdp_parts
-from hipress.model.torch_modes import ordinary
+from hipress.model.torch_modes import without_inference_mode
 from hipress.outer import outer_state
 from hipress.outer.outer import Outer
 from hipress.session import SESSIONS, Session, plain_options
@@ -176,7 +176,7 @@ def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
     return checkpoint.export(residuals, step, session.rank, size, owed, measured)
 
 
-@ordinary()
+@without_inference_mode()
 def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Continue from a state of `state_dict`: bit for bit with scope "tensor", the same world size
     and strategy. A portable state fits any: what it had not delivered is added to each rank's next

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from hipress.auto.probe import Probe
     from hipress.control.plan_controller import PlanController
     from hipress.engine.residuals import Residuals
-    from hipress.model.snapshot import Taken
+    from hipress.model.snapshot import Snapshot
     from hipress.plan.plan import Plan
 
 log = logging.getLogger("hipress")
@@ -76,7 +76,7 @@ class Session:
     carried: Carried | None = None  # what that state had not delivered, if there is no engine
     loaded: Callable[[Residuals], None] | None = None  # called with loaded residuals
     agreement: Agreement | None = None  # for averages of states, from the first one on
-    taken: Taken | None = None  # parameters, to detect changes
+    snapshot: Snapshot | None = None  # parameters, to detect changes
 
     @property
     def rank(self) -> int:

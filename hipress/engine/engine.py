@@ -106,11 +106,11 @@ class Engine:
         self.world.failures.refuse()
         step, self.step = self.step, self.step + 1
         self.round = Round(self, step, self._scale.now(parameters))
-        averaging = self.momentum is not None and self.momentum.averaging
+        averaging = self.momentum is not None and self.momentum.phase.momentum
         if self.tuner is not None:
             self._go_by(self.tuner.next(step))  # ranks may meet here
         if self.momentum is not None:
-            if self.momentum.averaging and not averaging:
+            if self.momentum.phase.momentum and not averaging:
                 self.at_freeze = replace(self.traffic), self.counters
             self.momentum.begin(self.round, self.buckets.residuals)
         self.traffic.steps += 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Momentum", "check"]
 
 Begin = Callable[[torch.Tensor], Future[torch.Tensor]]  # of the average of a bucket
-Handed = tuple[Sequence[int], torch.Tensor]
+Bucket = tuple[Sequence[int], torch.Tensor]  # indices of parameters, and their flat gradients
 
 
 class Step(Protocol):
@@ -42,7 +42,7 @@ class Step(Protocol):
 
 
 class Momentum:
-    """Adds an optimizer's momentum to gradients as they are handed to an engine. Refers to
+    """Adds an optimizer's momentum to gradients as an engine takes them. Refers to
     parameters, never to the module."""
 
     def __init__(
@@ -66,38 +66,33 @@ class Momentum:
                 "it of them as they are when hipress takes the model"
             )
         _refuse_shards(optimizer, parameters)
-        self._optimizer, self._phase = optimizer, optimizer.phase
+        self._optimizer, self.phase = optimizer, optimizer.phase
         self._parameters, self._params = parameters, params
         self._index = {parameter: index for index, parameter in enumerate(parameters)}
         self._unused = unused
         self._groups = optimizer.groups()
         self._sampled: Collection[torch.Tensor] = frozenset()  # parameters of a norm that is wanted
         self._norms: dict[int, torch.Tensor] = {}  # of their gradients, by index
-        self._handed: list[Handed] = []
-        self._held: list[tuple[Handed, Begin, Future[torch.Tensor]]] = []
+        self._buckets: list[Bucket] = []  # of the step, with momentum
+        self._waiting: list[tuple[Bucket, Begin, Future[torch.Tensor]]] = []
         self._step: Step | None = None  # the last one
         if optimizer.scaler is not None and optimizer.scaler.is_enabled():
             belongs(optimizer.scaler, optimizer)
-        self._phase.undo = self._undo
-
-    @property
-    def averaging(self) -> bool:
-        """True if the next step averages momentum instead of gradients."""
-        return self._phase.momentum
+        self.phase.undo = self._undo
 
     def begin(self, step: Step, residuals: Residuals) -> None:
         """Begin a step with these residuals; its first bucket is ready."""
         optimizer = self._optimizer
-        self._handed.clear()
+        self._buckets.clear()
         self._sampled = optimizer.groups().keys() if optimizer.samples else frozenset()
         self._norms.clear()
-        self._phase.rank_square = None
+        self.phase.rank_square = None
         self._step = step
-        self._groups = optimizer.groups() if self._phase.momentum else {}
+        self._groups = optimizer.groups() if self.phase.momentum else {}
         if self._groups and optimizer.scaler is not None and optimizer.scaler.is_enabled():
             step.keep(residuals.places)
 
-    def hand(
+    def average(
         self,
         indices: Sequence[int],
         begin: Begin,
@@ -110,54 +105,55 @@ class Momentum:
             self._sample(indices, buffer)
         if not self._groups or buffer.is_sparse:
             return begin(buffer)
-        handed = indices, buffer
-        self._handed.append(handed)
+        bucket = indices, buffer
+        self._buckets.append(bucket)
         if self._optimizer.rank_norm is None:
-            self._enter(*handed)
+            self._enter(*bucket)
             return begin(buffer)
-        self._held.append((handed, begin, future))
+        self._waiting.append((bucket, begin, future))
         return future
 
     def release(self) -> None:
         """Clip the gradient of all buckets of the step, and start their averages."""
-        held, self._held = self._held, []
-        self._clip([handed for handed, _, _ in held])
-        for handed, begin, future in held:
-            self._enter(*handed)
-            map_future(begin(handed[1]), lambda done: done, future)
+        waiting, self._waiting = self._waiting, []
+        self._clip([bucket for bucket, _, _ in waiting])
+        for bucket, begin, future in waiting:
+            self._enter(*bucket)
+            map_future(begin(bucket[1]), lambda done: done, future)
 
     def arrived(self) -> None:
         """Take the averages, which are all complete."""
         if self._norms:
             norms = [self._norms[index] for index in sorted(self._norms)]  # in whatever buckets
-            self._phase.rank_square = torch.stack(norms).square().sum()
-        if not self._handed:
+            self.phase.rank_square = torch.stack(norms).square().sum()
+        if not self._buckets:
             return
-        wants = self._phase.wants_norms
+        wants = self.phase.wants_norms
         marks: dict[torch.Tensor, torch.Tensor] = {}
-        for handed in self._handed:
-            pieces = dict(self._pieces(*handed))
+        for bucket in self._buckets:
+            pieces = dict(self._pieces(*bucket))
             if pieces:  # otherwise the bucket may be empty
                 entered = [self._parameters[index] for index in pieces]
                 rows = marks_of([*pieces.values()], wants)
                 marks.update(zip(entered, rows, strict=True))
-        self._handed.clear()
-        self._phase.arrived(marks)
+        self._buckets.clear()
+        self.phase.arrived(marks)
 
     def close(self) -> None:
         """End: the optimizer now steps by itself."""
-        self._phase.undo = None
-        self._phase.clear()
-
-    def _enters(self, index: int) -> bool:
-        return self._parameters[index] in self._groups and self._params[index].numel > 0
+        self.phase.undo = None
+        self.phase.clear()
 
     def _pieces(
         self, indices: Sequence[int], buffer: torch.Tensor
     ) -> list[tuple[int, torch.Tensor]]:
         """Pieces of a bucket for the optimizer's parameters: by index, in their own layout."""
         pieces = torch.split(buffer, [self._params[index].reals for index in indices])
-        return [(i, piece) for i, piece in zip(indices, pieces, strict=True) if self._enters(i)]
+        return [
+            (index, piece)
+            for index, piece in zip(indices, pieces, strict=True)
+            if self._parameters[index] in self._groups and piece.numel()
+        ]
 
     def _sample(self, indices: Sequence[int], buffer: torch.Tensor) -> None:
         """Keep the norms of a bucket's gradients of sampled parameters."""
@@ -177,9 +173,9 @@ class Momentum:
                 laid = piece.as_strided(param.shape, param.layout)
                 laid.add_(momentum, alpha=weight)
 
-    def _clip(self, every: Sequence[Handed]) -> None:
+    def _clip(self, every: Sequence[Bucket]) -> None:
         """Scale this rank's gradient to at most the norm that the optimizer asks for."""
-        pieces = [piece for handed in every for _, piece in self._pieces(*handed)]
+        pieces = [piece for bucket in every for _, piece in self._pieces(*bucket)]
         if not pieces:
             return
         norms = [piece.norm(dtype=torch.float32) for piece in pieces]

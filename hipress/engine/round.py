@@ -155,7 +155,7 @@ class Round:
         if dense and (world.copies_all or engine.buckets.hosted):  # called in the copies' thread
             stage = partial(world.copies.average, number, partial(hand_over, copied=True))
         if engine.momentum is not None:  # a bucket may wait for the last, as the norm of all clips
-            stage = partial(engine.momentum.hand, indices, stage, memory.future())
+            stage = partial(engine.momentum.average, indices, stage, memory.future())
         if self._scale != 1 and dense and (engine.looks or not native):
             stage = partial(average_unscaled, self._scale, stage, memory.future())
         average.future = stage(buffer)

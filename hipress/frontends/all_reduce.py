@@ -21,7 +21,7 @@ from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
 from hipress.model.params import COMPRESSIBLE
 from hipress.model.shards import is_sharded
-from hipress.model.torch_modes import ordinary
+from hipress.model.torch_modes import without_inference_mode
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
 from hipress.ranks import coordinator as coordinators
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _Kind: TypeAlias = tuple[str, int, Placement]  # topology, seed, and where tensors are
 
 
-@ordinary()
+@without_inference_mode()
 def all_reduce(
     tensor: torch.Tensor,
     compressor: str | os.PathLike[str] | Codec,

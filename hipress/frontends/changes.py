@@ -14,10 +14,10 @@ __all__ = ["refuse_changes"]
 def refuse_changes(ddp: DistributedDataParallel, inputs: object) -> None:
     """A forward pre-hook that refuses changes: some of them lose the hooks of gradients."""
     session = SESSIONS.get(ddp)
-    if session is None or session.taken is None or not torch.is_grad_enabled():
+    if session is None or session.snapshot is None or not torch.is_grad_enabled():
         return
     if ddp.require_backward_grad_sync:
         with session.failing("a forward pass"):
-            session.taken.refuse_changes(ddp.module)
+            session.snapshot.refuse_changes(ddp.module)
             # DDP reports the others in the next forward pass
-            session.taken.refuse_unhooked(every=ddp.find_unused_parameters)
+            session.snapshot.refuse_unhooked(every=ddp.find_unused_parameters)

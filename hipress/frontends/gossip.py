@@ -21,10 +21,10 @@ from hipress.arguments import group_of
 from hipress.engine.engine import Engine
 from hipress.engine.mixing import Mixing, agree
 from hipress.errors import ConfigError, unknown
-from hipress.frontends.plain import plain_module, refuse_detached, taken, values
+from hipress.frontends.plain import plain_module, refuse_detached, snapshot, values
 from hipress.model.params import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
 from hipress.model.shards import is_sharded
-from hipress.model.torch_modes import ordinary
+from hipress.model.torch_modes import without_inference_mode
 from hipress.options import Options
 from hipress.plan.neighbours import gossip_plan, step_sizes
 from hipress.plan.plan import Plan
@@ -71,7 +71,7 @@ class Gossip:
     model and its own state; to resume a training make it first, then load both.
     """
 
-    @ordinary()
+    @without_inference_mode()
     def __init__(
         self,
         model: nn.Module,
@@ -126,7 +126,7 @@ class Gossip:
         self._session = prepare(inner, options, group, facts, _parameters, adapt)
         named = dict(trainable(inner))
         parameters = [named[param.name] for param in self._session.params]
-        self._taken = taken(self, self._session, inner, parameters)
+        self._snapshot = snapshot(self, self._session, inner, parameters)
         self._mixing: Mixing | None = None
         engine: Engine | None = None
         if self._session.world_size > 1:
@@ -151,7 +151,7 @@ class Gossip:
         return Mixing(engine, parameters, neighbours, step_sizes(session.plan, gamma)), engine
 
     @compat.untraced
-    @ordinary()
+    @without_inference_mode()
     def step(self) -> None:
         """Send the change of the parameters to neighbours, and move the parameters towards theirs.
 
@@ -161,7 +161,7 @@ class Gossip:
         """
         refuse_detached(self, self._session)
         with self._session.failing("gossip.step()"):
-            self._taken.refuse_changes(compat.uncompiled(self.module))
+            self._snapshot.refuse_changes(compat.uncompiled(self.module))
         if self._mixing is not None:
             self._mixing.run()
 

@@ -14,7 +14,7 @@ from hipress import compat
 from hipress.errors import ConfigError
 from hipress.model.params import refuse_broadcast, refuse_shared, trainable
 from hipress.model.shards import apart, is_sharded, local
-from hipress.model.snapshot import Taken
+from hipress.model.snapshot import Snapshot
 from hipress.session import SESSIONS, Session, synchronized
 
 log = logging.getLogger("hipress")
@@ -42,13 +42,13 @@ def plain_module(model: object, way: Way) -> nn.Module:
     return inner
 
 
-def taken(
+def snapshot(
     way: Way, session: Session, model: nn.Module, parameters: Sequence[nn.Parameter]
-) -> Taken:
+) -> Snapshot:
     """A record of these synchronized parameters as they are now, to detect later changes."""
     again = f"To go on, hipress.detach the {type(way).__name__} and make another one"
     rank = session.coordinator.ranks[session.rank]
-    return Taken(model, session.params, parameters, rank, again)
+    return Snapshot(model, session.params, parameters, rank, again)
 
 
 def refuse_detached(way: Way, session: Session) -> None:

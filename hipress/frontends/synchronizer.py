@@ -17,11 +17,11 @@ from hipress import compat
 from hipress.arguments import Arguments, group_of, taking
 from hipress.engine.engine import Engine
 from hipress.engine.steps import Steps
-from hipress.frontends.plain import plain_module, refuse_detached, taken, tell_whole, values
+from hipress.frontends.plain import plain_module, refuse_detached, snapshot, tell_whole, values
 from hipress.frontends.stepping import Stepper
 from hipress.model import shards
 from hipress.model.params import describe_gradients, frozen_tensors, trainable
-from hipress.model.torch_modes import ordinary
+from hipress.model.torch_modes import without_inference_mode
 from hipress.optim import Averaging
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.link import connect, share
@@ -50,7 +50,7 @@ class Synchronizer:
     """
 
     @taking.method
-    @ordinary()
+    @without_inference_mode()
     def __init__(self, given: Arguments) -> None:
         """Arguments and errors as for `wrap`, except `ddp_kwargs`.
 
@@ -84,7 +84,7 @@ class Synchronizer:
         )
         named = dict(trainable(model))
         parameters = [named[param.name] for param in self._session.params]
-        self._taken = taken(self, self._session, model, parameters)
+        self._snapshot = snapshot(self, self._session, model, parameters)
         self._steps: Steps | None = None
         engine: Engine | None = None
         hooks: list[RemovableHandle] = []
@@ -120,7 +120,7 @@ class Synchronizer:
             yield
 
     @compat.untraced
-    @ordinary()
+    @without_inference_mode()
     def step(self) -> None:
         """End the step: when this returns, every `.grad` is the average over the ranks.
 
@@ -133,7 +133,7 @@ class Synchronizer:
         """
         refuse_detached(self, self._session)
         with nullcontext() if self._steps is None else self._steps.failing("sync.step()"):
-            self._taken.refuse_changes(compat.uncompiled(self.module))
+            self._snapshot.refuse_changes(compat.uncompiled(self.module))
         if self._steps is not None:
             self._steps.finish()
         if self._stepper is not None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress.errors import SyncError
-from hipress.model.snapshot import Taken
+from hipress.model.snapshot import Snapshot
 from hipress.session import SESSIONS, Session
 
 ADVICE = 'With hipress.wrap: hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})'
@@ -27,7 +27,7 @@ def watch(
         "parameters as they are then"
     )
     rank = session.coordinator.ranks[session.rank]
-    session.taken = Taken(ddp.module, session.params, parameters, rank, again, hooked=True)
+    session.snapshot = Snapshot(ddp.module, session.params, parameters, rank, again, hooked=True)
     if ddp not in _WATCHED:
         # this imports torch._dynamo, which takes as long as torch
         from hipress.frontends.changes import refuse_changes
@@ -49,9 +49,9 @@ def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
         return
     note, session = ADVICE, SESSIONS.get(ddp)
     try:
-        if session is not None and session.taken is not None:
-            session.taken.refuse_unhooked(every=True)
-            session.taken.refuse_frozen()
+        if session is not None and session.snapshot is not None:
+            session.snapshot.refuse_unhooked(every=True)
+            session.snapshot.refuse_frozen()
     except SyncError as changed:
         note = str(changed)
     if note not in getattr(error, "__notes__", ()):

@@ -26,7 +26,7 @@ from hipress.model.params import (
     trainable,
 )
 from hipress.model.shards import fsdp_parts
-from hipress.model.torch_modes import ordinary
+from hipress.model.torch_modes import without_inference_mode
 from hipress.ranks import coordinator as coordinators
 from hipress.session import SESSIONS, Session, prepare, synchronized, tell_plan
 
@@ -45,7 +45,7 @@ SENT_BY_DDP = frozenset(
 
 
 @taking.function
-@ordinary()
+@without_inference_mode()
 def wrap(given: Arguments) -> DistributedDataParallel:
     """A DistributedDataParallel of `model` whose gradients travel compressed.
 
@@ -77,7 +77,7 @@ def wrap(given: Arguments) -> DistributedDataParallel:
 
 
 @taking.function
-@ordinary()
+@without_inference_mode()
 def attach(given: Arguments) -> DistributedDataParallel:
     """Compress the gradients of an existing DistributedDataParallel, and return it.
 

@@ -17,7 +17,7 @@ from hipress.model.shards import is_sharded
 _REPLACING = "load_state_dict(assign=True), a parametrization or a new layer"
 
 
-class Taken:
+class Snapshot:
     """Parameters known by identity, since torch.nn.utils.prune, or a module around a layer, renames
     them. It holds no reference to the module."""
 

@@ -9,7 +9,7 @@ import torch
 
 
 @contextmanager
-def ordinary() -> Iterator[None]:
+def without_inference_mode() -> Iterator[None]:
     """A context in which new tensors can be written to later, unlike those of inference mode."""
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         yield

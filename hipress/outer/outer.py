@@ -35,8 +35,8 @@ from hipress.errors import (
 from hipress.model import shards
 from hipress.model.devices import ON_HOST
 from hipress.model.params import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
-from hipress.model.snapshot import Taken
-from hipress.model.torch_modes import ordinary
+from hipress.model.snapshot import Snapshot
+from hipress.model.torch_modes import without_inference_mode
 from hipress.optim.optimizer_kinds import holds, unwrapped
 from hipress.options import AUTO
 from hipress.outer.fragments import Fragment, cut
@@ -83,7 +83,7 @@ class Outer:
     `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it.
     """
 
-    @ordinary()
+    @without_inference_mode()
     def __init__(
         self,
         model: nn.Module,
@@ -187,7 +187,7 @@ class Outer:
         return cls(model, optimizer, **{**PRESETS[name], **options})
 
     @compat.untraced
-    @ordinary()
+    @without_inference_mode()
     def step(self, *_: object) -> None:
         """Count a step of this site, and begin or end a round that is due.
 
@@ -213,7 +213,7 @@ class Outer:
         finally:
             self.stalled += time.perf_counter() - begin
 
-    @ordinary()
+    @without_inference_mode()
     def leave(self) -> None:
         """Take part in one more round, which begins when the other sites come to theirs, hand the
         rest of what this site has not delivered to another one, and end.
@@ -413,7 +413,7 @@ class Outer:
         self._bundles = sum(len(fragment.bundles) for fragment in self.fragments)
         again = "To go on, hipress.detach the Outer and make another one"
         rank = dist.get_rank() if dist.is_initialized() else 0
-        self._taken = Taken(model, params, parameters, rank, again)
+        self._snapshot = Snapshot(model, params, parameters, rank, again)
         codecs = {each.name: each for each in others}
         self._facts = {
             **facts_of(params, options, codecs, ruled, ON_HOST),

@@ -25,7 +25,7 @@ from hipress.engine.exchange import Exchange, Piece
 from hipress.engine.failures import Failures
 from hipress.engine.futures import wait_within
 from hipress.errors import SyncError
-from hipress.model.torch_modes import ordinary
+from hipress.model.torch_modes import without_inference_mode
 from hipress.ranks.coordinator import Coordinator
 from hipress.sharding.fsdp import Group, divisor_of
 
@@ -165,7 +165,7 @@ class _Comm:
         # forward and backward pass draw alike, groups differently
         draw = link.backward.count * self.groups + self.number
         try:
-            with ordinary():
+            with without_inference_mode():
                 return link.exchange.submit(
                     tensor, self.strategy, pieces, name=name, feedback=feedback, draw=draw
                 )
