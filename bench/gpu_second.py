@@ -50,6 +50,7 @@ BANDWIDTH = 125_000_000  # bytes a second of a throttled rank: 1 Gbit/s
 METHODS = "ddp-fp32,hipress:auto,hipress:int4_group"
 MOMENTUM = "ddp-fp32,hipress:auto:optimizer=adamw,momentum:onebit_fine:freeze=4"
 ON_GPU, SMALL = ("--device", "cuda", "--steps", "20"), ("--steps", "2")
+STEPS = ("int4_group", "onebit_group", "--ranks", "2,8", "--repeat", "11")
 SIZES, FAST, FEW = "1,1000,1048579", ("--repeat", "7"), ("--processes", "3")
 BINDINGS = ("tests/casync/test_nccl_gpu.py", "tests/casync/test_nccl_alone.py")
 PAIR, LOST = "tests/hipress/test_gpus.py", "lost or late or again"
@@ -136,7 +137,10 @@ def day(folder: Path, throttle: str) -> list[list[Lane]]:
         [
             [in_tests("others", 200, "gpu and not bad_access and not measured", *OTHERS,
                       processes=12)],
+            [in_tests("shards", 200, "shards", PAIR)],
         ],
+        [[Step("step", 170, ("-m", "bench.gpu_step", *STEPS, *out))]],
+        [[Step("peak", 150, ("-m", "bench.gpu_peak", *out), alone)]],
     ]  # fmt: skip
 
 
@@ -171,6 +175,9 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
             [
                 in_tests("speed", 300, "not slow", "tests/bench/test_gpu.py"),
                 in_tests("others", 300, "gpu", *OTHERS),
+                in_tests("shards", 300, "shards", PAIR),
+                in_tests("step", 300, "not slow", "tests/bench/test_gpu_step.py"),
+                Step("peak", 300, ("-m", "bench.gpu_peak", "--steps", "8", *out)),
             ],
         ],
     ]

@@ -6,6 +6,7 @@ Needs a GPU and CuPy. A step is forward and backward pass under bfloat16 autocas
 model that `hipress.wrap` returned. The other ranks do not exist (see bench/absent.py): received
 messages are whatever lies in memory, so compressors have payloads of fixed lengths; the host's work
 is that of the given number of ranks. `ddp` is DDP without hipress, whose all-reduce does nothing.
+`gpu_mb` is the most memory of the GPU in use, states and payloads included.
 Results: gpu_step.json.
 """
 
@@ -67,6 +68,9 @@ def rows(
     """Rows of DDP and of each codec, with and without capture, for one of `ranks` ranks."""
     for name, capture in [(DDP, False), *((name, how) for name in codecs for how in captures)]:
         with alone(ranks):
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
             if name == DDP:
                 ms, host = measure(DistributedDataParallel(make()), tokens, repeat)
             else:
@@ -76,7 +80,8 @@ def rows(
                 ms, host = measure(ddp, tokens, repeat)
                 hipress.detach(ddp)
         which = {"codec": name, "ranks": ranks, "captured": capture}
-        yield which | {"ms": round(ms, 3), "host_ms": round(host, 3)}
+        most = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        yield which | {"ms": round(ms, 3), "host_ms": round(host, 3), "gpu_mb": round(1e-6 * most)}
 
 
 def _gpt2(device: torch.device) -> nn.Module:

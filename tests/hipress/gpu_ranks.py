@@ -18,7 +18,7 @@ from hipress.model.devices import Placement
 from hipress.plan import codecs, levels
 from hipress.plan.codecs import compile_codec
 from tests import gpus
-from tests.hipress import device_plan_ranks
+from tests.hipress import device_plan_ranks, sharding_ranks
 from tests.hipress.common import SMALL_BUCKETS, data, digest, error_of, make
 from tests.hipress.device_training_ranks import on_device
 
@@ -187,4 +187,23 @@ def by_nccl(rank, size):
     fit(ddp, optimizer, rank, device)
     found = digest(model), str(hipress.report(ddp))
     hipress.detach(ddp)
+    return found
+
+
+def shards(rank, size):
+    """Losses, and a digest of the weights as ranks use them, of a model of FSDP2: by its own
+    collectives, by hipress's uncompressed, and by compressed ones. NCCL if there are GPUs."""
+    device, mesh, found = torch.device("cpu"), None, []
+    if gpus.HERE:
+        device = gpus.take(rank)
+        mesh = dist.DeviceMesh.from_group(dist.new_group(backend="nccl"), "cuda")
+    plain, packed = dict.fromkeys(("reduce_scatter", "all_gather"), "none"), {"min_size": 0}
+    for options in (None, {**plain, "exclude": ()}, packed):
+        model = sharding_ranks.sharded(sharding_ranks.Net().to(device), mesh=mesh)
+        if options is not None:
+            hipress.shard(model, **options)
+        losses = sharding_ranks.fit(model, rank, 8)
+        found.append((losses, sharding_ranks.gathered(model)))
+        if options is not None:
+            hipress.detach(model)
     return found

@@ -76,6 +76,7 @@ def fit(
     twice (two that send), partly (all send, the last one between replicas), skips (a branch is left
     out in odd steps), clip."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    device = next(model.parameters()).device
     for step in range(first, first + steps):
         for number in range(micro):
             if micro > 1 and not how.get("twice"):
@@ -83,7 +84,7 @@ def fit(
                 getattr(model, f"set_requires_{some}")(number == micro - 1)
             seed = 1000 * step + 10 * number + rank
             words = torch.randint(50, (4, 8), generator=torch.Generator().manual_seed(seed))
-            loss = model(words, branch=not (how.get("skips") and step % 2))
+            loss = model(words.to(device), branch=not (how.get("skips") and step % 2))
             loss.backward()
         if how.get("clip"):
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)

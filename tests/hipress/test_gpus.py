@@ -67,6 +67,16 @@ def test_gpu_ranks_of_an_nccl_process_group():
     assert "onebit_group" in told
 
 
+@gpus.or_emulated
+def test_gpu_shards_are_summed_and_gathered():
+    """On a CPU over gloo, where there is no GPU."""
+    results = launch(gpu_ranks.shards, 2)
+    for native, plain, packed in results:
+        assert plain[0] == pytest.approx(native[0], rel=1e-5)
+        assert packed[0][-1] < 0.95 * packed[0][0]
+    assert len({packed[1] for *_, packed in results}) == 1
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 @pytest.mark.parametrize("binding, capture", BY_ALL)
 def test_gpu_rank_that_is_lost(binding, capture, how):
