@@ -50,7 +50,7 @@ BANDWIDTH = 125_000_000  # bytes a second of a throttled rank: 1 Gbit/s
 METHODS = "ddp-fp32,hipress:auto,hipress:int4_group"
 MOMENTUM = "ddp-fp32,hipress:auto:optimizer=adamw,momentum:onebit_fine:freeze=4"
 ON_GPU, SMALL = ("--device", "cuda", "--steps", "20"), ("--steps", "2")
-STEPS = ("int4_group", "onebit_group", "--ranks", "2,8", "--repeat", "11")
+STEPS = ("int4_group", "onebit_group", "--ranks", "2,8", "--repeat", "11", "--samples")
 SIZES, FAST, FEW = "1,1000,1048579", ("--repeat", "7"), ("--processes", "3")
 BINDINGS = ("tests/casync/test_nccl_gpu.py", "tests/casync/test_nccl_alone.py")
 PAIR, LOST = "tests/hipress/test_gpus.py", "lost or late or again"

@@ -1,6 +1,6 @@
 """A training step of GPT-2 small on one rank of several, with all but the wire, and DDP's own.
 
-    python -m bench.gpu_step [int4_group topk] [--ranks 2,8] [--batch 8] [--length 512]
+    python -m bench.gpu_step [int4_group topk] [--ranks 2,8] [--batch 8] [--length 512] [--samples]
 
 Needs a GPU and CuPy. A step is forward and backward pass under bfloat16 autocast, and AdamW's, of a
 model that `hipress.wrap` returned. The other ranks do not exist (see bench/absent.py): received
@@ -29,6 +29,7 @@ from bench.absent import alone
 from bench.commands import RESULTS, given, refusing
 from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
+from bench.samples import sampled
 from casync.codec import Codec
 from hipress.plan.codecs import compile_codec
 from hipress.tools.demo_command import check_output
@@ -37,12 +38,14 @@ WARM = 4  # steps: DDP makes new buckets after the first, programs are captured 
 DDP = "ddp"
 
 
-def measure(ddp: nn.Module, tokens: torch.Tensor, repeat: int) -> tuple[float, float]:
+def measure(
+    ddp: nn.Module, tokens: torch.Tensor, repeat: int, warm: int = WARM
+) -> tuple[float, float]:
     """Median milliseconds of a step, and of the host's part of it."""
     wait: Callable[[], None] = torch.cuda.synchronize if tokens.is_cuda else lambda: None
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)
     whole, host = [], []
-    for _ in range(WARM + repeat):
+    for _ in range(warm + repeat):
         ddp.zero_grad(set_to_none=False)
         wait()
         begin = perf_counter()
@@ -53,7 +56,7 @@ def measure(ddp: nn.Module, tokens: torch.Tensor, repeat: int) -> tuple[float, f
         host.append(1e3 * (perf_counter() - begin))
         wait()
         whole.append(1e3 * (perf_counter() - begin))
-    return statistics.median(whole[WARM:]), statistics.median(host[WARM:])
+    return statistics.median(whole[warm:]), statistics.median(host[warm:])
 
 
 def rows(
@@ -64,6 +67,7 @@ def rows(
     *,
     ranks: int,
     captures: Sequence[bool] = (False, True),
+    samples: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Rows of DDP and of each codec, with and without capture, for one of `ranks` ranks."""
     for name, capture in [(DDP, False), *((name, how) for name in codecs for how in captures)]:
@@ -72,16 +76,22 @@ def rows(
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
             if name == DDP:
-                ms, host = measure(DistributedDataParallel(make()), tokens, repeat)
+                ms, host, seen = *measure(DistributedDataParallel(make()), tokens, repeat), {}
             else:
                 ddp = hipress.wrap(
                     make(), codecs[name], strategy="ps", transport="nccl4py", capture=capture
                 )
                 ms, host = measure(ddp, tokens, repeat)
+                again = partial(measure, ddp, tokens, repeat, 0)
+                seen = sampled(again) if samples else {}
                 hipress.detach(ddp)
         which = {"codec": name, "ranks": ranks, "captured": capture}
         most = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        yield which | {"ms": round(ms, 3), "host_ms": round(host, 3), "gpu_mb": round(1e-6 * most)}
+        yield (
+            which
+            | {"ms": round(ms, 3), "host_ms": round(host, 3), "gpu_mb": round(1e-6 * most)}
+            | seen
+        )
 
 
 def _gpt2(device: torch.device) -> nn.Module:
@@ -95,6 +105,7 @@ def main(
     batch: Annotated[int, typer.Option(help="sequences", min=1)] = 8,
     length: Annotated[int, typer.Option(help="tokens of each", min=2)] = 512,
     repeat: Annotated[int, typer.Option(help="timed steps; the median counts", min=1)] = 21,
+    samples: Annotated[bool, typer.Option("--samples", help="of threads, too")] = False,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:
     """Measure a step of GPT-2 small."""
@@ -107,9 +118,11 @@ def main(
     tokens = torch.randint(50257, (batch, length), device=device)
     found = []
     for size in sizes:
-        for row in rows(partial(_gpt2, device), tokens, codecs, repeat, ranks=size):
+        for row in rows(
+            partial(_gpt2, device), tokens, codecs, repeat, ranks=size, samples=samples
+        ):
             found.append(row)
-            typer.echo(json.dumps(row))
+            typer.echo(json.dumps({name: row[name] for name in row.keys() - {"tops", "whole"}}))
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
              "date": date.today().isoformat(), "command": given("bench.gpu_step"),
              "ranks": sizes, "batch": batch, "length": length, "repeat": repeat}  # fmt: skip
