@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import typer
 from torch import nn
-from torch.multiprocessing import start_processes
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
@@ -81,7 +81,8 @@ def train(rank: int, store: str, out: str, method: str, steps: int, width: int) 
         optimizer.step()
         if step in (2, steps - 1):
             marks[f"step {step}"] = memory(device)
-    told = [] if method == "ddp" else [each.plan for each in hipress.report(ddp).tried]
+    tried = () if method == "ddp" else getattr(hipress.report(ddp), "tried", ())
+    told = [each.plan for each in tried]
     if rank == 0:
         Path(out).write_text(json.dumps({"method": method, "marks": marks, "tried": told}))
     dist.destroy_process_group()

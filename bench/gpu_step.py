@@ -10,6 +10,7 @@ is that of the given number of ranks. `ddp` is DDP without hipress, whose all-re
 Results: gpu_step.json.
 """
 
+import gc
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ def rows(
     for name, capture in [(DDP, False), *((name, how) for name in codecs for how in captures)]:
         with alone(ranks):
             if torch.cuda.is_available():
+                gc.collect()  # the last row's model
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
             if name == DDP:
@@ -85,6 +87,7 @@ def rows(
                 again = partial(measure, ddp, tokens, repeat, 0)
                 seen = sampled(again) if samples else {}
                 hipress.detach(ddp)
+                del ddp, again
         which = {"codec": name, "ranks": ranks, "captured": capture}
         most = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
         yield (
