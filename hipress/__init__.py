@@ -40,6 +40,7 @@ from hipress.group.process_group import register as _register
 from hipress.outer.outer import Outer
 from hipress.outer.schedule import OuterSGD
 from hipress.outer.store_members import StoreMembers
+from hipress.outer.torchft_members import TorchftMembers
 from hipress.policies.policies import Accordion, GraVAC, Warmup
 from hipress.sharding.shard import shard
 from hipress.stateful import Stateful
@@ -62,6 +63,7 @@ __all__ = [
     "StoreMembers",
     "SyncError",
     "Synchronizer",
+    "TorchftMembers",
     "Warmup",
     "__version__",
     "all_reduce",

@@ -231,6 +231,8 @@ class Outer:
                 self._end()
             if self._sites is not None and self._sites.count == 1:
                 break
+        if self._sites is not None and not self._told[self._sites.coordinator.rank]["leaving"]:
+            log.warning("hipress: what this site has not delivered is lost: others do not take it")
         self.close("it has left")
 
     def close(self, why: str = "hipress is detached from it") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from hipress.ranks.mailbox import backoff, unless_silent
 from hipress.ranks.store import call_store, read_notes
 
 T = TypeVar("T")
-COMMITTED, UNDONE = "committed", "undone"
+Call = Callable[[Callable[[Store], Any]], Any]  # makes a call to a store
 
 
 class StoreMembers:
@@ -88,7 +89,7 @@ class StoreMembers:
     def commit(self, error: HipressError | None) -> bool:
         """Implements Members.commit."""
         well = self._all_well(error is None)
-        self._committed = self._by_leader(lambda: self._decide(well)) == COMMITTED
+        self._committed = self._by_leader(lambda: self._decide(well))
         return self._committed
 
     def close(self) -> None:
@@ -161,34 +162,11 @@ class StoreMembers:
 
         return self._call(read)
 
-    def _decide(self, well: bool) -> str:
-        """The fate of the round. well: this site has the average."""
-        number, others = self._number - 1, [each for each in self._sites_now if each != self.id]
-        key, place = f"end of {number}", f"end of {number} at "
-        if not others:
-            return COMMITTED if well else UNDONE
-        deadline, outcome = time.monotonic() + self.patience, UNDONE
-        if well:
-            self._call(lambda store: store.set(f"{place}{self.id}", "true"))
-        for pause in backoff() if well else ():
-            ended = self._ended({*others})  # first: all notes of ended sites can be seen then
-            keys: dict[Any, str] = {each: f"{place}{each}" for each in others}
-            found = self._call(lambda store, k=keys: read_notes(store, {**k, "end": key}))  # type: ignore[misc]
-            missing = {*others} - found.keys()
-            if "end" in found or not missing:
-                outcome = COMMITTED
-                break
-            if missing & ended or time.monotonic() > deadline:
-                break
-            time.sleep(pause)
-        text = json.dumps(outcome)
-        first = self._call(lambda store: store.compare_set(key, "", text))
-        settled: str = json.loads(first)
-        return settled
-
-    @property
-    def _sites_now(self) -> list[int]:
-        return (self._previous or {"sites": []})["sites"]
+    def _decide(self, well: bool) -> bool:
+        """True if all sites have the average. well: this one has it."""
+        others = {*(self._previous or {"sites": []})["sites"]} - {self.id}
+        name = f"end of {self._number - 1}"
+        return decide(self._call, name, self.id, others, well, self._ended, self.patience)
 
     def _ended(self, sites: set[int]) -> set[int]:
         """Sites, of these, that have left, or whose processes are known to have ended."""
@@ -224,3 +202,35 @@ class StoreMembers:
         every: list[Any] = [None] * self._site.size()
         dist.all_gather_object(every, well, group=self._site)
         return all(every)
+
+
+def decide(
+    call: Call,
+    name: str,
+    me: int,
+    others: set[int],
+    well: bool,
+    ended: Callable[[set[int]], set[int]],
+    patience: float,
+) -> bool:
+    """True, at all sites, if all have a round's average: see [Note: rounds in a store].
+
+    call: of a store that these sites share; name: of the round's end there; well: this site, `me`,
+    has the average; ended: those of some sites that live no more; patience: seconds to wait.
+    """
+    end, outcome = time.monotonic() + patience, False
+    if well:
+        call(lambda store: store.set(f"{name} at {me}", "true"))
+    for pause in backoff() if well else ():
+        gone = ended(others)  # first: all notes of ended sites can be seen then
+        keys: dict[Any, str] = {each: f"{name} at {each}" for each in others}
+        found = call(partial(read_notes, keys={**keys, "fate": name}))
+        if "fate" in found or others <= found.keys():
+            outcome = True
+            break
+        if (others - found.keys()) & gone or time.monotonic() > end:
+            break
+        time.sleep(pause)
+    own = json.dumps(outcome)
+    first: bool = json.loads(call(lambda store: store.compare_set(name, "", own)))
+    return first

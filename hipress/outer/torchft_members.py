@@ -1,0 +1,168 @@
+"""Sites of a torchft quorum."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch._C._distributed_c10d import TCPStore
+
+from hipress.compat import PrefixStore, Store
+from hipress.errors import ConfigError, HipressError
+from hipress.outer.store_members import decide
+from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.liveness import address_towards
+from hipress.ranks.mailbox import unless_silent
+from hipress.ranks.store import call_store
+
+T = TypeVar("T")
+_USED = ("start_quorum", "wait_quorum", "should_commit", "report_error", "shutdown", "_pg")
+
+
+class TorchftMembers:
+    """Sites that a torchft.Manager finds by its lighthouse.
+
+    ::
+
+        manager = torchft.Manager(pg=torchft.ProcessGroupGloo(), use_async_quorum=False, ...)
+        outer = hipress.Outer(model, optimizer, members=hipress.TorchftMembers(manager))
+
+    A round is a step of the manager: a quorum at its begin, `should_commit` at its end. Its process
+    group is not connected: hipress connects the sites itself, and newcomers get agreed weights from
+    it, not from the manager's checkpoints, so `state_dict` of the manager may be empty. A commit of
+    torchft is a replica group's own; here all sites also settle it in the quorum's store, so that
+    all of them undo a round, or none. A site that leaves ends its manager; what it has not
+    delivered is lost.
+
+    For torchft 0.2, and its nightly versions, where a process group is reconfigured by handles.
+    """
+
+    changes = True
+
+    def __init__(self, manager: Any, *, patience: float = 60.0) -> None:
+        """manager: one for each site, of one rank; or for each rank of a site. patience: seconds to
+        wait for another site in a round. Raises ConfigError for another object, or a version of
+        torchft without the methods that this needs."""
+        absent = [name for name in _USED if not hasattr(manager, name)]
+        if absent:
+            raise ConfigError(
+                f"TorchftMembers needs a torchft.Manager, of torchft 0.2 or a nightly version of "
+                f"2026 (pip install 'hipress[elastic]'): {type(manager).__name__} lacks "
+                f"{', '.join(absent)}"
+            )
+        self.patience, self._manager = patience, manager
+        self._group = manager._pg = QuorumGroup(manager._pg, patience)
+        self._coordinator: Coordinator | None = None
+        self._quorum, self._committed, self._meetings = 0, False, 0
+
+    def meet(self, *, leaving: bool) -> Coordinator:
+        """Implements Members.meet, by a quorum. Raises HipressError if there is none, since the
+        lighthouse does not answer, for example."""
+        group, end = self._group, time.monotonic() + self.patience
+        self._find_quorum()
+        while group.store is None and time.monotonic() < end:  # the site that kept it has died
+            self._manager.should_commit()  # which fails, so the next quorum is a new one
+            self._find_quorum()
+        if group.store is None:
+            raise HipressError("the store of torchft's quorum does not answer")
+        if self._coordinator is None or not (self._committed and self._quorum == group.quorum):
+            self._meetings = self._meetings + 1 if self._quorum == group.quorum else 1
+            self._quorum, self._number = group.quorum, 0
+            self._coordinator = Coordinator.on(
+                group.store, group.rank, range(group.size), f"meeting {self._meetings}",
+                self.patience,
+            )  # fmt: skip
+        self._number += 1
+        return self._coordinator
+
+    def _find_quorum(self) -> None:
+        try:
+            self._manager.start_quorum()
+            self._manager.wait_quorum()
+        except (RuntimeError, TimeoutError) as error:
+            raise HipressError(
+                f"torchft found no quorum: {error}. Is the lighthouse (TORCHFT_LIGHTHOUSE) there?"
+            ) from error
+
+    def commit(self, error: HipressError | None) -> bool:
+        """Implements Members.commit, by a vote of the sites, and then the manager's."""
+        assert self._coordinator is not None
+        board, store = self._coordinator.board, self._coordinator.board.store
+
+        def call(asked: Callable[[Store], T]) -> T:
+            end = time.monotonic() + self.patience
+            return call_store(store, asked, end, board.here)
+
+        def ended(sites: set[int]) -> set[int]:
+            call(lambda store: board.epoch.meet(sites, store))
+            return {*board.epoch.ended(sites)}
+
+        others = {*board.ranks} - {board.here}
+        name, well = f"end of {self._meetings}.{self._number}", error is None
+        agreed = False
+        with unless_silent():  # the quorum's store ends with its site
+            agreed = decide(call, name, board.here, others, well, ended, self.patience)
+        if not agreed:
+            self._manager.report_error(error or HipressError("another site undid the round"))
+        self._committed = self._manager.should_commit() and agreed
+        return self._committed
+
+    def close(self) -> None:
+        """Shut the manager down."""
+        self._manager.shutdown(wait=False)
+
+
+class QuorumGroup:
+    """Stands in for the manager's process group, and takes down how it is to be configured."""
+
+    supports_reconfigure = True
+
+    def __init__(self, inner: Any, patience: float) -> None:
+        """inner: the process group, which answers all other questions."""
+        self._inner, self._patience = inner, timedelta(seconds=patience)
+        self._own: TCPStore | None = None
+        self.store: Store | None = None  # of the quorum's sites
+        self.rank, self.size, self.quorum = 0, 0, 0
+
+    def configure(
+        self, store_addr: str, replica_id: str, rank: int, world_size: int, *rest: Any
+    ) -> None:
+        """Take down a quorum, as torchft 0.2 tells it. store_addr: host:port/prefix."""
+        address, _, prefix = store_addr.partition("/")
+        self._take(address, prefix, rank, world_size)
+
+    def get_reconfigure_handle(self) -> str:
+        """The address of a store of this site, host:port, for its handle in nightly versions."""
+        if self._own is None:
+            host = "localhost"
+            with suppress(OSError):  # no route to other machines
+                host = address_towards("192.0.2.1")
+            self._own = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return f"{self._own.host}:{self._own.port}"
+
+    def reconfigure(self, options: Any) -> None:
+        """Take down a quorum, as nightly versions tell it: `uuid`, and `handles` by rank."""
+        handles = [*options.handles]
+        rank = handles.index(self.get_reconfigure_handle())
+        self._take(handles[0], str(options.uuid), rank, len(handles))
+
+    def _take(self, address: str, prefix: str, rank: int, size: int) -> None:
+        self.store = None
+        host, _, port = address.rpartition(":")
+        try:
+            client = TCPStore(
+                host.strip("[]"), int(port), is_master=False, wait_for_workers=False,
+                timeout=self._patience,
+            )  # fmt: skip
+        except RuntimeError as error:
+            raise HipressError(
+                f"no answer from the quorum's store at {address}: {error}"
+            ) from error
+        self.store = PrefixStore(f"hipress/{prefix}", client)
+        self.rank, self.size, self.quorum = rank, size, self.quorum + 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

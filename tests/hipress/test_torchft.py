@@ -1,0 +1,56 @@
+"""Sites that torchft finds, or a double of it."""
+
+import importlib.util
+
+import pytest
+import torch
+
+import hipress
+from tests.hipress import torchft_ranks as ranks
+from tests.hipress.common import make
+from tests.hipress.launch import DIED, launch
+from tests.hipress.test_members import agreeing
+
+needed = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="needs torchft")
+
+
+@pytest.mark.parametrize("nightly", [False, True])
+def test_quorums_of_both_kinds(nightly):
+    (first, undone), (second, again) = launch(ranks.faked, 2, nightly)
+    assert agreeing(first, second)
+    assert first.keys() == {*range(5)}
+    assert undone == again == 1
+
+
+def test_another_version_is_refused():
+    with pytest.raises(hipress.ConfigError, match="object lacks start_quorum"):
+        hipress.TorchftMembers(object())
+
+
+def test_no_quorum_is_named():
+    class Alone(ranks.FakeManager):
+        def __init__(self):
+            self._pg = None
+
+        def start_quorum(self):
+            raise TimeoutError("deadline")
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    with pytest.raises(hipress.HipressError, match=r"no quorum: deadline\. Is the lighthouse"):
+        hipress.Outer(model, optimizer, members=hipress.TorchftMembers(Alone()))
+
+
+@needed
+def test_sites_of_torchft_come_and_die():
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000)
+    try:
+        first, dead, third = launch(ranks.real, 3, lighthouse.address(), may_die=[1])
+    finally:
+        lighthouse.shutdown()
+    assert dead == DIED
+    assert agreeing(first[0], third[0])
+    assert 3 in first[1]
+    assert first[1][-1] == third[1][-1] == 2

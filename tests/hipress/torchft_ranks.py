@@ -1,0 +1,106 @@
+"""Sites of test_torchft.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+import hipress
+from hipress import compat
+from tests.hipress.common import data, digest, make
+
+
+class FakeManager:
+    """Two sites, always, as a torchft.Manager of either kind tells them."""
+
+    def __init__(self, rank, nightly):
+        self.rank, self.nightly, self.steps = rank, nightly, 0
+        self.store, self._pg, self.errors = compat.job_store(), SimpleNamespace(), []
+        self.configured = False
+
+    def start_quorum(self):
+        if self.configured:
+            return
+        self.configured = True
+        store = compat.another_client(self.store)
+        if self.nightly:
+            store.set(f"handle {self.rank}", self._pg.get_reconfigure_handle())
+            handles = [store.get(f"handle {rank}").decode() for rank in range(2)]
+            self._pg.reconfigure(SimpleNamespace(uuid="quorum", handles=handles))
+        else:
+            address = compat.store_address(self.store)
+            self._pg.configure(f"{address}/torchft/1/0", "site", self.rank, 2, 1, 0, 1, [0, 1])
+
+    def wait_quorum(self):
+        pass
+
+    def report_error(self, error):
+        self.errors.append(error)
+
+    def should_commit(self):
+        self.steps += 1
+        return self.steps != 3 and not self.errors
+
+    def shutdown(self, wait):
+        pass
+
+
+def train(outer, model, optimizer, rank, rounds, act=lambda: None):
+    seen, number = {}, 0
+    while outer.rounds < rounds:
+        x, y = data(rank, number)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        outer.step()
+        seen[outer.rounds] = digest(nn.ParameterList([nn.Parameter(outer.fragments[0].agreed)]))
+        number += 1
+        act()
+    return seen
+
+
+def faked(rank, world_size, nightly):
+    """Rounds by a fake of torchft, one of which is not committed."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    members = hipress.TorchftMembers(FakeManager(rank, nightly))
+    outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
+    return train(outer, model, optimizer, rank, 4), outer.undone
+
+
+def real(rank, world_size, address):
+    """Three sites of torchft, of which the last comes later, and the second is killed. Digests of
+    agreed weights by round, and numbers of sites."""
+    from torchft import Manager, ProcessGroupGloo
+
+    store = compat.job_store()
+    if rank == 2:
+        store.wait(["two rounds"])
+    own = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(), load_state_dict=lambda state: None, state_dict=dict,
+        min_replica_size=1, use_async_quorum=False, replica_id=f"site{rank}",
+        lighthouse_addr=address, store_addr="127.0.0.1", store_port=own.port, rank=0, world_size=1,
+        timeout=timedelta(seconds=60), quorum_timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    if rank == 2:
+        store.set("third", "")
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    members, sites = hipress.TorchftMembers(manager), []
+    outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
+
+    def act():
+        sites.append(hipress.report(outer).sites)
+        if outer.rounds == 2 and rank < 2:
+            store.set("two rounds", "")
+            store.wait(["third"])  # it is known to the lighthouse
+        if rank == 1 and 3 in sites:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return train(outer, model, optimizer, rank, 12, act), sites, outer.undone
