@@ -16,14 +16,19 @@ from __future__ import annotations
 from typing import Any
 
 from hipress.api import report
+from hipress.sharding.shard_report import ShardReport
 
 __all__ = ["scalars", "write"]
 
 
 def scalars(model: Any) -> dict[str, float]:
-    """Means of a step so far, by name: bytes that this rank sends, their share of DDP's, and
-    milliseconds that encode, decode and the wait after the backward pass take; {} before a step."""
-    measured = report(model).measured
+    """Means of a step so far, by name: bytes that this rank sends, their share of DDP's (of FSDP2's
+    for `hipress.shard`), and milliseconds that encode, decode and the wait after the backward pass
+    take; {} before a step."""
+    told = report(model)
+    if isinstance(told, ShardReport):
+        return told.scalars()
+    measured = told.measured
     if measured is None:
         return {}
     return {

@@ -36,6 +36,18 @@ class ShardReport:
         """The report as plain dictionaries, lists, numbers and texts."""
         return {**asdict(self), "bytes_per_step": self.bytes_per_step}
 
+    def scalars(self) -> dict[str, float]:
+        """Means of a step by name, for `hipress.integrations`; {} before a step."""
+        if not (self.installed and self.passes):
+            return {}
+        return {
+            "hipress/bytes": self.bytes_per_step,
+            "hipress/share_of_fsdp": self.bytes_sent / max(self.native_bytes, 1),
+            "hipress/encode_ms": 1e3 * self.encode_seconds / self.passes,
+            "hipress/decode_ms": 1e3 * self.decode_seconds / self.passes,
+            "hipress/exposed_ms": 1e3 * self.wait_seconds / self.passes,
+        }
+
     def __str__(self) -> str:
         parts = [f"hipress.shard, rank {self.rank} of {self.world_size}"]
         if not self.installed:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 import hipress
+from hipress import integrations
 from hipress.model.shards import local
 from hipress.sharding import fsdp
 from tests.hipress.common import raised_by
@@ -257,7 +258,8 @@ def compressed(rank, world_size):
     weights = {name: local(p).clone() for name, p in model.state_dict().items()}
     saved = hipress.state_dict(model)
     more = fit(model, rank, 3, first=12), shards(model)
-    report = hipress.report(model)
+    report, logged = hipress.report(model), integrations.scalars(model)
+    assert logged["hipress/bytes"] == report.bytes_per_step
     hipress.detach(model)
 
     again = hipress.shard(sharded(Net()), rules={"head.*": "int8_group"}, min_size=0)
