@@ -1,9 +1,10 @@
 # examples/elastic.py
 """Training that goes on with as many ranks as are left, or more, from its last checkpoint.
 
-    torchrun --nnodes 1:4 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d \
-        --rdzv-endpoint HOST:29400 elastic.py
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:4 --nproc-per-node 1 \
+        --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST:29400 elastic.py
 
+Without that variable gloo, started again, would look for the processes that ended (pytorch#135712).
 All ranks need the same folder `checkpoints`. FSDP2 shards the model over two ranks if their number
 is even, and hipress averages the replicas. The first argument is the number of steps, else 60.
 """
