@@ -74,8 +74,10 @@ class Stepper:
             self._stepping = False
             self._optimizer.param_groups = groups
 
-    def _refuse_outside(self, *_: Any) -> None:
-        if not self._stepping:
+    def _refuse_outside(self, optimizer: Optimizer, *_: Any) -> None:
+        # torch.distributed.checkpoint makes an optimizer's first state by a step with rates of 0
+        first = not optimizer.state and not any(group["lr"] for group in self._groups)
+        if not self._stepping and not first:
             raise SyncError(
                 "sync.step() takes the steps of this optimizer, given as optimizer=: call no "
                 "optimizer.step(), and leave optimizer= out with GradScaler or gradient clipping, "

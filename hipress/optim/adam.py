@@ -36,7 +36,8 @@ SETTLED = 0.04  # largest relative change of the sum of v in a window
 #: the learning rate did not fall; none from here on ended more than 1% above
 EARLY = 150
 LOOKS = 10  # checks of that sum in a window of 1 / (1 - b2) steps
-FROZEN = "frozen"  # key in a parameter's state: its steps until the freeze
+FROZEN = "frozen"  # key in a parameter's state: its steps until the freeze, or UNFROZEN
+UNFROZEN = -1  # torch.distributed.checkpoint loads no key that was not there before
 SUMS = "v_sums"  # key in the first group: sums of v at the latest checks, oldest first
 NORMS = "norms"  # key in the first group: decayed sums of squared norms, of ranks and averages
 SAMPLED = 4  # steps from one comparison of norms to the next
@@ -221,7 +222,8 @@ class Freezing(Averaging):
         super().__setstate__(state)
         self._roots, self._rates, self._highest, self._halfway = {}, [], 0.0, []
         self._set_defaults()
-        frozen = {FROZEN in each for each in self.state.values() if each}
+        marks = [each.get(FROZEN, UNFROZEN) for each in self.state.values() if each]
+        frozen = {mark != UNFROZEN for mark in marks}
         if len(frozen) > 1:
             raise StateError("some parameters of the state are frozen and others are not")
         if True in frozen and self.freeze is None:
@@ -229,6 +231,12 @@ class Freezing(Averaging):
         self.phase.momentum = True in frozen
         if self.phase.momentum:
             self._clip_ranks()
+
+    def _plain(self) -> None:
+        super()._plain()
+        if self.averages:
+            for parameter in self._used():
+                self.state[parameter].setdefault(FROZEN, UNFROZEN)
 
     def _clip(self) -> Tensor | None:
         norm, square = super()._clip(), self.phase.rank_square

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
@@ -114,6 +120,40 @@ def checkpoints(rank, world_size, at):
     hipress.load_state_dict(wrapped, state["hipress"])
     fit(wrapped, resumed, rank, range(at, 10))
     return digest(model), digest(again), refused, optimizer.rank_norm
+
+
+def torchs_states(rank, world_size, way):
+    """Digests of ten steps in a row, and of ten with a restart by torch's states of an optimizer,
+    which a Synchronizer steps or which is wrapped."""
+
+    def made():
+        model = make()
+        optimizer = adam(model)
+        if way == "wrap":
+            ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
+            return ddp, optimizer, ddp, optimizer.step
+        sync = hipress.Synchronizer(model, CODEC, optimizer=optimizer)
+        return model, optimizer, sync, sync.step
+
+    def run(model, optimizer, step, numbers):
+        for number in numbers:
+            optimizer.zero_grad()
+            backward(model, rank, number)
+            step()
+
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    model, optimizer, hip, step = made()
+    run(model, optimizer, step, range(6))
+    weights, moments = copy.deepcopy(get_state_dict(model, optimizer, options=flat))
+    own = hipress.state_dict(hip)
+    run(model, optimizer, step, range(6, 10))
+    hipress.detach(hip)
+    again, resumed, hip, step = made()
+    get_state_dict(again, resumed, options=flat)  # into which a checkpoint would be read
+    set_state_dict(again, resumed, model_state_dict=weights, optim_state_dict=moments, options=flat)
+    hipress.load_state_dict(hip, own)
+    run(again, resumed, step, range(6, 10))
+    return digest(model), digest(again)
 
 
 def norms(rank, world_size, way):

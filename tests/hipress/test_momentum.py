@@ -69,6 +69,13 @@ def test_checkpoints_before_at_and_after_the_freeze_resume_bit_by_bit(at):
         assert at <= 4 or "load the optimizer's state of the same step first" in refused.message
 
 
+@pytest.mark.parametrize("way", ["synchronizer", *slowly("wrap")])
+def test_torchs_states_of_an_optimizer_resume_bit_by_bit(way):
+    """Loaded in a new process, the freeze was lost; a Synchronizer refused the first of them."""
+    ranks = launch(momentum_ranks.torchs_states, 2, way)
+    assert len({digest for rank in ranks for digest in rank}) == 1, ranks
+
+
 @pytest.mark.parametrize("way", ["wrap", *slowly("synchronizer")])
 def test_ranks_clip_to_max_norm_times_the_measured_ratio(way):
     (norm, wanted), *others = launch(momentum_ranks.norms, 3, way)

@@ -10,6 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import compll
 from hipress import optim
@@ -96,6 +101,29 @@ def test_a_frozen_state_goes_on_and_back_to_torch():
     fit(model, back, range(8, 9))
     with pytest.raises(StateError, match="make the optimizer with freeze="):
         optim.AdamW(model.parameters(), freeze=None).load_state_dict(after.state_dict())
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"flatten_optimizer_state_dict": True}, {"full_state_dict": True}]
+)
+@pytest.mark.parametrize("saved", [2, 5])
+def test_torchs_states_keep_the_freeze(kind, saved):
+    """Saved before or after it, and loaded into a new optimizer, an unfrozen and a frozen one."""
+    options = StateDictOptions(**kind)
+    straight = make()
+    fit(straight, optim.AdamW(straight.parameters(), freeze=4), range(8))
+    for before in 0, 2, 5:
+        model, other = make(), make()
+        first, second = (optim.AdamW(m.parameters(), freeze=4) for m in (model, other))
+        fit(model, first, range(saved))
+        fit(other, second, range(before))
+        other.load_state_dict(model.state_dict())
+        set_optimizer_state_dict(
+            other, second, get_optimizer_state_dict(model, first, options=options), options=options
+        )
+        assert second.phase.momentum == (saved == 5)
+        fit(other, second, range(saved, 8))
+        assert torch.equal(values(other), values(straight))
 
 
 @pytest.mark.parametrize("decoupled", [True, False])
