@@ -10,6 +10,7 @@ after another on a stream of their own.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from casync.codec import DeviceCodec
+from casync.codec import Codec, DeviceCodec
 from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.runtime.counters import Counters
@@ -29,6 +30,7 @@ from casync.runtime.streams import StreamLanes
 
 __all__ = ["Captures"]
 
+_log = logging.getLogger("casync")
 _COUNTED = (
     "bytes_sent", "bytes_received", "bytes_reduced",
     "messages_sent", "messages_received", "reduces",
@@ -57,18 +59,19 @@ class Captures:
         # not by Prepared, which a graph's job keeps: entries would never be dropped
         self._graphs: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()
         self._seen: WeakKeyDictionary[Program, tuple[int, ...]] = WeakKeyDictionary()
+        self._told: set[str] = set()  # reasons why programs are not captured
 
     def takes(self, program: Program, job: Job) -> bool:
         """True if `run` must be called for the job, instead of issuing its tasks one by one."""
         seen, key = self._seen.get(program), _key(job)
-        if seen is None and not self._able(job):
+        why = _prevents(job) if seen is None else ""
+        if why:
+            if why not in self._told:
+                self._told.add(why)
+                _log.warning("capture: %s, so its tasks are launched one by one", why)
             return False
         self._seen[program] = key
         return seen == key
-
-    def _able(self, job: Job) -> bool:
-        repeats = all(codec.repeats for codec in self._codecs(job))
-        return bool(job.tasks) and not job.prepared.varying and repeats
 
     def run(
         self, program: Program, job: Job, issue: Callable[[], None], complete: Callable[[], None]
@@ -117,3 +120,16 @@ class Captures:
 
 def _key(job: Job) -> tuple[int, ...]:
     return tuple(id(array) for state in job.inputs.states.values() for array in state.values())
+
+
+def _prevents(job: Job) -> str:
+    """The reason why a job's program cannot be captured; "" if it can."""
+    lengths = sorted({codec for _, codec, _ in job.prepared.varying})
+    steps = sorted(key for key, each in job.prepared.codecs.items() if not _repeats(each))
+    if lengths:
+        return f"the lengths of {' and '.join(lengths)} vary"
+    return f"the host computes parameters of {' and '.join(steps)} in each step" if steps else ""
+
+
+def _repeats(codec: Codec) -> bool:
+    return cast(DeviceCodec, codec).repeats

@@ -195,12 +195,20 @@ class Follows(Exact):
     repeats = False
 
 
-@pytest.mark.parametrize("codec", [Follows(), CODECS["sparse"]])
-def test_payloads_of_varying_length_are_not_captured(codec):
+@pytest.mark.parametrize(
+    "codec, why",
+    [
+        (Follows(), "the host computes parameters of follows in each step"),
+        (CODECS["sparse"], "the lengths of sparse vary"),
+    ],
+)
+def test_payloads_of_varying_length_are_not_captured_and_that_is_told(codec, why, caplog):
     world = World("ps", {codec.name: codec}, capture=True)
     for number in range(3):
         world.step(number)
     assert world.captured == [0] * 3
+    told = [f"capture: {why}, so its tasks are launched one by one"] * 3  # by each rank, once
+    assert [record.getMessage() for record in caplog.records] == told
 
 
 def test_a_captured_program_that_is_dropped_leaves_nothing():
