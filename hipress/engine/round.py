@@ -232,12 +232,13 @@ class Round:
         for number, average in enumerate(self.averages):
             with self._waiting():
                 wait_within(average.future, average.seconds, world.failures.look)
-                if arrived is None:
-                    world.settle()
-                elif average.job is not None:
+                if arrived is not None and average.job is not None:
                     world.settle(average.job)
             if arrived is not None:
                 arrived(number)
+        if arrived is None:
+            with self._waiting():
+                world.settle()  # of a device: no optimizer may step before its errors are known
         if engine.momentum is not None:
             engine.momentum.arrived()
         if engine.tuner is not None:
