@@ -39,6 +39,11 @@ class Lane:
                         known[lane] = before
                 self.known = known
 
+    def forget(self, lane: object) -> None:
+        """Forget marks of a lane for which nothing later waits, so that `known` stays short."""
+        if lane in self.known:
+            self.known = {other: number for other, number in self.known.items() if other != lane}
+
     def run(self, work: Callable[[], object]) -> None:
         """Implements Stream.run."""
         self._stream.run(work)

@@ -117,6 +117,8 @@ class StreamLanes:
         lane, prepared, device = self._lanes["end"], job.prepared, job.device
         with self._lock:
             lane.after(device.marks[i] for i in prepared.last)
+            for each in self._lanes.values():
+                each.forget(prepared.key)  # a later run has another beginning
             if prepared.varying:
                 lane.run(prepared.remember)
             prepared.ended = lane.mark(next(self._numbers), job.events.end)

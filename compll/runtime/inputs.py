@@ -47,14 +47,22 @@ class Inputs:
         """Payloads that an encode merges. Raises UsageError if they overlap its own payloads."""
         payload = self.arrays.payloads(incoming[0], self.name, "the incoming payload")
         taken = Incoming(payload, incoming[1], self.used(incoming[2]))
-        found = self.given.incoming(taken, table)
-        there = self.arrays.address(payload) - self.arrays.address(out)
-        if -len(payload) < there < len(out) and self.given.overlap(table, at, found.at, there):
-            raise UsageError(
-                f"{self.name}: out is written while the incoming payloads are read, and the "
-                "two have memory in common"
-            )
-        return found
+        there: int | None = self.arrays.address(payload) - self.arrays.address(out)
+        if there is not None and not -len(payload) < there < len(out):
+            there = None  # apart, wherever they are
+        key = "incoming", len(payload), len(out), there
+
+        def checked() -> Incoming:
+            found = self.given.incoming(taken, table)
+            if there is not None and self.given.overlap(table, at, found.at, there):
+                raise UsageError(
+                    f"{self.name}: out is written while the incoming payloads are read, and the "
+                    "two have memory in common"
+                )
+            return found
+
+        found = once_with(at, key, (table, taken.at, taken.used), checked)
+        return Incoming(payload, found.at, found.used)
 
     def before(self, payloads: Before) -> Before:
         """Payloads of rounds."""

@@ -59,7 +59,8 @@ class Kernels(Launching):
             state, table = self.fresh(table)
         back = how.writeback and self.source.plans[self.plan_of(state)].writes_back
         launch = self if how.incoming is None else self.hop()
-        used = launch.launch_encode(x, table, out, at, state, replace(how, writeback=back))
+        told = how if how.writeback == back else replace(how, writeback=back)
+        used = launch.launch_encode(x, table, out, at, state, told)
         if how.writeback and not back:
             self.decode(out, table, at, used, x, add=False, step=how.step)
         return used
