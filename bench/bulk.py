@@ -19,6 +19,7 @@ from torch import nn
 
 from casync.building.parts import Choice, Part, Tensor
 from casync.building.tasks import Recv, Reduce, Send, Task
+from casync.codec import FLOAT_BYTES
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.graph.graph import Program, build_program
 from casync.graph.joining import Bulk, joined
@@ -28,7 +29,7 @@ from casync.raw import with_raw
 from casync.stages import TASK
 from casync.topology import Topology
 from hipress.auto.objective import Objective, Way
-from hipress.auto.workload import BUCKET, FIRST_BUCKET, timed
+from hipress.auto.workload import ddp_buckets, timed
 from hipress.model.params import describe
 from hipress.plan.codecs import compile_codec
 from hipress.plan.plan import partitions
@@ -54,15 +55,8 @@ def gpt2(layers: int = 12, width: int = 768) -> list[int]:
 
 def buckets(sizes: Sequence[int]) -> Iterator[list[int]]:
     """Indices of parameters by bucket, as in DDP's buckets after the first step."""
-    bucket, size, limit = list[int](), 0, FIRST_BUCKET
-    for index in reversed(range(len(sizes))):
-        bucket.append(index)
-        size += 4 * sizes[index]
-        if size >= limit:
-            yield bucket
-            bucket, size, limit = [], 0, BUCKET
-    if bucket:
-        yield bucket
+    for positions in ddp_buckets([FLOAT_BYTES * size for size in reversed(sizes)]):
+        yield [len(sizes) - 1 - position for position in positions]
 
 
 @dataclass(frozen=True)

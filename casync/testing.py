@@ -36,9 +36,8 @@ class Hub:
 class _Done:
     """The handle of a send, which was copied when posted."""
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float) -> None:
         """Implements Handle.wait."""
-        return -1
 
 
 class _Waiting:

@@ -1,4 +1,4 @@
-"""A graph as text that parses back, and as a picture."""
+"""A graph as text that parses back."""
 
 from __future__ import annotations
 
@@ -13,40 +13,14 @@ from casync.errors import GraphSyntaxError, PlanError
 from casync.graph.graph import Graph
 from casync.topology import Topology
 
-__all__ = ["dot", "dump", "parse"]
+__all__ = ["dump", "parse"]
 
 _TITLE = "casync graph 2"
-_COLOURS = {
-    "encode": "gold",
-    "decode": "khaki",
-    "merge": "orange",
-    "follow": "orange",
-    "send": "skyblue",
-    "recv": "lightblue",
-    "reduce": "palegreen",
-    "encode_round": "gold",
-    "reduce_round": "palegreen",
-    "decode_rounds": "khaki",
-}
 
 
 def dump(graph: Graph) -> str:
     """The text form; `parse` reads it back."""
     return "\n".join(_lines(graph)) + "\n"
-
-
-def dot(graph: Graph) -> str:
-    """Graphviz source, a box of tasks per rank."""
-    rows = ["digraph casync {", "  rankdir=LR; node [shape=box, style=filled];"]
-    for rank in range(graph.world_size):
-        rows.append(f'  subgraph cluster_{rank} {{ label="rank {rank}";')
-        for i, task in enumerate(graph.tasks):
-            if task.rank == rank:
-                label = f"{task.verb} p{task.part} #{task.payload}"
-                rows.append(f'    t{i} [label="{label}", fillcolor={_COLOURS[task.verb]}];')
-        rows.append("  }")
-    rows.extend(f"  t{j} -> t{i};" for i, after in enumerate(graph.after) for j in after)
-    return "\n".join([*rows, "}"]) + "\n"
 
 
 def parse(text: str) -> Graph:

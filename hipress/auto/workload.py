@@ -47,7 +47,7 @@ def timed(params: Sequence[Param], ready: Sequence[float], forward: float) -> Wo
     """
     buckets = [
         Bucket(tuple(params[i].index for i in members), max(ready[i] for i in members))
-        for members in _buckets(params)
+        for members in ddp_buckets([p.numel * p.dtype.itemsize for p in params])
     ]
     if not buckets:
         return Workload((), 0.0, forward)
@@ -56,13 +56,13 @@ def timed(params: Sequence[Param], ready: Sequence[float], forward: float) -> Wo
     return Workload(shifted, ready[-1] - first, forward + first)
 
 
-def _buckets(params: Sequence[Param]) -> Iterator[list[int]]:
-    """Positions of parameters by bucket; a bucket is closed when it is full."""
+def ddp_buckets(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Positions of gradients by bucket; a bucket is closed when it is full. sizes: bytes."""
     bucket: list[int] = []
     size, limit = 0, FIRST_BUCKET
-    for position, param in enumerate(params):
+    for position, bytes_ in enumerate(sizes):
         bucket.append(position)
-        size += param.numel * param.dtype.itemsize
+        size += bytes_
         if size >= limit:
             yield bucket
             bucket, size, limit = [], 0, BUCKET

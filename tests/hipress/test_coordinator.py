@@ -162,6 +162,17 @@ def test_a_store_that_ends_before_the_job_is_watched(client, monkeypatch):
         ended.set()
 
 
+def test_nobody_is_looked_for_where_nobody_has_a_door(tmp_path, monkeypatch):
+    """With a file for a store, a thread once asked it for two minutes."""
+    store, watching = dist.FileStore(str(tmp_path / "store"), 3), []
+    monkeypatch.setattr(compat, "job_store", lambda: store)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(job, "_know", watching.append)
+    job.watch()
+    assert store in job._JOBS
+    assert not watching
+
+
 def test_exit_while_a_call_waits(host):
     pid, port = host
     process = subprocess.Popen(
