@@ -230,8 +230,8 @@ def test_a_slice_of_a_large_world_takes_little_memory(strategy):
 def test_between_nodes_travels_what_nodes_without_insides_would_send(nodes, per_node):
     """2 (M-1)/M payloads per node, whatever the number of its ranks."""
     n = nodes * per_node
-    graph = graph_of([9600 * n], "hierarchical", "half", n, per_node=per_node, least_bytes=4000)
-    payload = 2 * 9600 * n
+    graph = graph_of([9600 * n], "hierarchical", "exact", n, per_node=per_node, least_bytes=4000)
+    payload = 4 * 9600 * n
     for sent in dry_run(graph).bytes_between:
         assert sent == 2 * (nodes - 1) * payload // nodes
 
@@ -241,8 +241,8 @@ def test_nodes_of_other_sizes_send_no_more(sizes):
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     nodes = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     topology, tensors = Topology.of(nodes), tensors_of([48 * 9600])
-    choices = {t.name: Choice("half", "hierarchical") for t in tensors}
+    choices = {t.name: Choice("exact", "hierarchical") for t in tensors}
     parts = partition(tensors, choices, topology, CODECS, least_bytes=4000)
     count = len(sizes)
     for sent in dry_run(build(parts, topology, CODECS)).bytes_between:
-        assert sent <= 2 * (count - 1) / count * 2 * 48 * 9600
+        assert sent <= 2 * (count - 1) / count * 4 * 48 * 9600

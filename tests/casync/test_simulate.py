@@ -74,9 +74,9 @@ def test_nothing_takes_no_time():
 
 def test_nodes_with_slow_links_between_them():
     """Two nodes of two: half the bytes between nodes, and less than 0.7 of the time of `ps`."""
-    cluster = Cluster(Link(1.25e7, 1e-4), {"half": CodecSpeed(1e9, 1e9)}, inside=Link(1e9, 1e-5))
+    cluster = Cluster(Link(1.25e7, 1e-4), {"exact": CodecSpeed(1e9, 1e9)}, inside=Link(1e9, 1e-5))
     flat, nodes = (
-        simulate([graph_of([10**6], strategy, "half", 4, per_node=2)], cluster)
+        simulate([graph_of([10**6], strategy, "exact", 4, per_node=2)], cluster)
         for strategy in ("ps", "hierarchical")
     )
     assert sum(nodes.link_seconds) == pytest.approx(sum(flat.link_seconds) / 2)
