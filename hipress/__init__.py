@@ -35,7 +35,7 @@ from hipress.frontends.consensus import consensus_distance
 from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
 from hipress.frontends.wrapping import attach, wrap
-from hipress.group.options import GroupOptions
+from hipress.group.group_options import GroupOptions
 from hipress.group.process_group import register as _register
 from hipress.outer.outer import Outer
 from hipress.outer.schedule import OuterSGD

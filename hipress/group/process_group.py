@@ -23,8 +23,8 @@ from hipress.engine.exchange import Piece
 from hipress.engine.futures import wait_within
 from hipress.errors import ConfigError
 from hipress.frontends.all_reduce import ending, exchanges_of, joined, leave
+from hipress.group.group_options import GroupOptions
 from hipress.group.group_report import Calls, GroupReport
-from hipress.group.options import GroupOptions
 from hipress.model.devices import place
 from hipress.model.params import COMPRESSIBLE
 from hipress.plan.codecs import described, resolve, resolve_down, strategy_for
