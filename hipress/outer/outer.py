@@ -6,10 +6,11 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -362,16 +363,13 @@ class Outer:
         coordinator = self._sites.coordinator
         for leaver in leavers if stay else ():
             if coordinator.rank in (leaver, stay[0]):
-                some = coordinator.of([leaver, stay[0]])
-                left = [self.left(f) for f in self.fragments]
-                error = self._error_of(
-                    lambda some=some, left=left: share(left, connect(some, "what is left"), some)  # type: ignore[misc]
-                )
+                left = [self.left(fragment) for fragment in self.fragments]
+                error = self._error_of(partial(_give, left, coordinator.of([leaver, stay[0]])))
                 if error is not None:
                     log.warning("hipress: what a leaving site had not delivered is lost: %s", error)
                 elif coordinator.rank != leaver:
-                    for fragment, values_ in zip(self.fragments, left, strict=True):
-                        fragment.owe(values_)
+                    for fragment, values in zip(self.fragments, left, strict=True):
+                        fragment.owe(values)
 
     def _part(self) -> None:
         """End the connections; what codecs held back is owed to the next sites."""
@@ -517,6 +515,14 @@ class Outer:
             raise SyncError(f"the outer loop has failed: {self._ended}") from self._ended
         if self._ended is not None:
             raise SyncError(f"the outer loop has ended: {self._ended}")
+
+
+def _give(tensors: Sequence[torch.Tensor], coordinator: Coordinator) -> None:
+    """Overwrite tensors by those of the first site, which waits until the others have them: it may
+    end then."""
+    what = "what a site leaves"
+    share(tensors, connect(coordinator, what), coordinator)
+    coordinator.wait_for_all(what)
 
 
 def _parameters(model: nn.Module) -> tuple[Param, ...]:

@@ -6,6 +6,7 @@ import os
 import signal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import hipress
@@ -128,3 +129,25 @@ def refused(rank, world_size):
     store.set("two rounds", "")
     site.until(7)
     return site.seen, site.outer.undone
+
+
+def sites_of_two(rank, world_size):
+    """Three sites of two ranks, each by wrap within it; the last site is killed."""
+    groups = [dist.new_group([2 * site, 2 * site + 1]) for site in range(3)]
+    group = groups[rank // 2]
+    model = hipress.wrap(make(), "int4_group", process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    store = compat.another_client(compat.job_store())
+    members = hipress.StoreMembers(store, expected=3, patience=PATIENCE, site=group)
+    outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
+    number = 0
+    while outer.rounds < 5:
+        x, y = data(rank, number)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        outer.step()
+        number += 1
+        if outer.rounds == 2 and rank > 3:
+            kill()
+    return digest(model), hipress.report(outer).sites

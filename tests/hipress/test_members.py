@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.hipress import churn
 from tests.hipress import members_ranks as ranks
 from tests.hipress.launch import DIED, launch
 from tests.tiers import first_fast
@@ -54,3 +55,21 @@ def test_a_site_with_another_model_is_refused_and_the_others_go_on():
     assert "ranks disagree on" in error.message
     assert agreeing(first, second)
     assert undone == again == 1
+
+
+def test_sites_of_several_ranks_go_on_without_one():
+    *others, one, two = launch(ranks.sites_of_two, 6, may_die=[4, 5])
+    assert one == two == DIED
+    assert len({weights for weights, _ in others}) == 1
+    assert {sites for _, sites in others} == {2}
+
+
+@pytest.mark.slow
+def test_churn():
+    """Sites that are killed, stopped, leave, come and refuse: all agree after every round."""
+    found, told = churn.run(12, 20, seed=3)
+    assert len(told) >= 3
+    assert churn.disagreements(found) == []
+    quiet, _ = churn.run(0, 20, seed=3)
+    first = next(iter(quiet.values()))[0][2]
+    assert churn.last_loss(found, 20) < (first + churn.last_loss(quiet, 20)) / 2
