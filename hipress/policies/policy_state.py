@@ -229,7 +229,8 @@ def roundtrip(codec: Codec, gradient: torch.Tensor, state: State | None = None) 
     table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out = gradient.new_zeros(codec.payload_bytes(count), dtype=torch.uint8)
     copy, kept = gradient.clone(), gradient.new_zeros(count)
-    arrays: list[Any] = [each if each.is_cuda else each.numpy() for each in (copy, out, kept)]
+    on_host = gradient.device.type == "cpu"
+    arrays: list[Any] = [each.numpy() if on_host else each for each in (copy, out, kept)]
     x, payload, decoded = arrays
     used = codec.encode_batch(x, table, payload, at, state=state)
     codec.decode_batch(payload, table, at, used, decoded)
