@@ -193,7 +193,7 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     from hipress.engine.residuals import Residuals
     from hipress.state import checkpoint
     from hipress.state.checkpoint_format import check_format
-    from hipress.state.portable import load_measured, portable_params
+    from hipress.state.portable import load_measured, own_shares, portable_params
 
     if isinstance(ddp, Outer):
         return outer_state.restore(ddp, state)
@@ -212,6 +212,7 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
         residuals = buckets.residuals if buckets else Residuals(session.params, session.plan)
         if portable:
             fitting = portable_params(residuals, state, strict=strict)
+            state = own_shares(residuals, state, fitting)
         else:
             fitting = checkpoint.validate(
                 residuals, state, session.rank, session.world_size, strict

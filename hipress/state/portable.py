@@ -5,17 +5,19 @@ many ranks. A portable one holds the mean over the ranks of what each has not de
 gradient: each rank of the new training adds it to its next gradient, so the average gets exactly
 that, whatever their number, codec and strategy. Of the other states, those that are the same on all
 ranks are kept, and the others as their mean over the ranks (a momentum, say), for parameters that
-have the same codec again.
+have the same codec again. Where ranks encode 1/N of their gradients, so are such states of 1/N of a
+gradient: they are saved as of a whole one, and loaded as of 1/N for the new N.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from casync import strategies
 from casync.runtime.deferral import as_torch
 from hipress.engine.residuals import WORKER, Residuals
 from hipress.errors import StateError
@@ -24,6 +26,7 @@ from hipress.state.checkpoint import export, tensor_of
 from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of, shortened
 
 if TYPE_CHECKING:
+    from casync.codec import StateField
     from hipress.control.plan_controller import PlanController
 
 log = logging.getLogger("hipress")
@@ -74,10 +77,37 @@ def _others(residuals: Residuals, param: Param, mean: Mean) -> dict[str, torch.T
     for state in residuals.plan.codecs[key].states:
         values = as_torch(arrays[state.name]).cpu().float()
         if state.fate == "mean":
-            found[state.name] = tensor_of(mean(values), param)
+            whole = mean(values) * _shares(residuals, param, state)
+            found[state.name] = tensor_of(whole, param)
         elif state.fate == "same":
             found[state.name] = tensor_of(values, param)
     return found
+
+
+def _shares(residuals: Residuals, param: Param, state: StateField) -> int:
+    """The number of ranks, if a state is of a rank's share of the mean gradient; else 1."""
+    decision = residuals.plan.decisions[param.index]
+    codec = residuals.plan.codecs[str(decision.codec)]
+    share = strategies.encodes_shares(decision.strategy, codec) and state.per == "element"
+    return residuals.plan.topology.world_size if share and state.fate == "mean" else 1
+
+
+def own_shares(
+    residuals: Residuals, saved: Mapping[str, Any], params: Sequence[Param]
+) -> dict[str, Any]:
+    """A saved state with the other states of these parameters as this rank keeps them."""
+    made = dict(saved["state"])
+    for param in params:
+        key = str(residuals.codec_of(param.index))
+        states = {each.name: each for each in residuals.plan.codecs[key].states}
+        made[param.name] = {
+            side: {
+                name: values / _shares(residuals, param, states[name])
+                for name, values in arrays.items()
+            }
+            for side, arrays in made[param.name].items()
+        }
+    return {**saved, "state": made}
 
 
 def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: bool) -> list[Param]:

@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import hipress
+from hipress.plan.codecs import MEAN, REFERENCE
 from hipress.session import SESSIONS
 from tests.hipress import tuner_ranks
 from tests.hipress.common import (
@@ -273,6 +274,7 @@ PORTABLE = {
     "onebit": {"compressor": "onebit_group", "strategy": "ps"},
     "dgc": {"compressor": "dgc", "ratio": 0.1},
     "ef21": {"compressor": "ef21", "ratio": 0.1},
+    "diana": {"compressor": "diana"},
     "powersgd": {"compressor": "powersgd"},
     "none": {"compressor": "none"},
 }
@@ -483,3 +485,70 @@ def killed_while_writing(rank, world_size, path):
     for values in (torch.ones(3), Deadly()):
         files.state_dict = lambda _, values=values: {"values": values}
         files.save(None, files.file_of(path))
+
+
+def shares(rank, world_size, name, path, load):
+    """Sums over the ranks of states that belong to shares of the mean gradient, and the mean of
+    references that all ranks hold, after three steps that a checkpoint keeps, or as it is loaded.
+    """
+    model, made, app = app_of("sync", name)
+    if load:
+        dcp.load(app, checkpoint_id=path)
+    else:
+        trained_on(made, model.weight, rank, world_size, range(3))
+        dcp.save(app, checkpoint_id=path)
+    held = SESSIONS[made].engine.buckets.residuals.pieces(0)["worker"]
+    total = torch.tensor(held["v" if name == "dgc" else REFERENCE])
+    dist.all_reduce(total)
+    return total, torch.tensor(held.get(MEAN, total.numpy()))
+
+
+def frozen(rank, world_size, path, load):
+    """The undelivered part of an averaged momentum, the momentum, and a digest of weights two steps
+    later."""
+    model = Lines()
+    optimizer = hipress.optim.AdamW(model.parameters(), lr=1e-3, freeze=2)
+    if load:
+        moments, weights = torch.load(f"{path}.pt", weights_only=True)
+        optimizer.load_state_dict(moments)
+        model.load_state_dict(weights)
+    made = hipress.wrap(model, "topk", ratio=0.1, min_size=0, optimizer=optimizer)
+    app = {"hipress": hipress.Stateful(made)}
+    if load:
+        dcp.load(app, checkpoint_id=path)
+    else:
+        _stepped(made, model, optimizer, rank, range(5))
+        dcp.save(app, checkpoint_id=path)
+        if rank == 0:
+            torch.save([optimizer.state_dict(), model.state_dict()], f"{path}.pt")
+    owed, momentum = owed_to(made, world_size), optimizer.state[model.weight]["exp_avg"].clone()
+    _stepped(made, model, optimizer, rank, range(5, 7))
+    return owed, momentum, digest(model)
+
+
+def _stepped(made, model, optimizer, rank, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        made(torch.randn(64, 40, generator=generator)).backward()
+        optimizer.step()
+
+
+def scaled(rank, world_size):
+    """Gradients of one rank that brings what was undelivered, under a GradScaler whose first step
+    overflows; and what is left of that before, after that step and after the next."""
+    model = Lines()
+    made = hipress.wrap(model, "topk", ratio=0.1)
+    state = hipress.state_dict(made)
+    hipress.load_state_dict(made, state | {"owed": {"weight": torch.ones(64, 40)}})
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer, left = torch.optim.SGD(model.parameters(), lr=0.0), [owed_to(made, 1).sum().item()]
+    for value in (float("inf"), 2.0, 3.0):
+        optimizer.zero_grad()
+        scaler.scale(made(torch.full((64, 40), value))).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        left.append(owed_to(made, 1).sum().item())
+        left.append(model.weight.grad.mean().item())
+    return left, hipress.state_dict(made)["owed"]

@@ -296,3 +296,37 @@ def test_a_policy_goes_on_with_its_own_measurements_only():
     """Another policy's once ended the session."""
     for before, after in launch(checkpoint_ranks.measured_elsewhere, 2):
         assert before == after
+
+
+@pytest.mark.parametrize("name", first_fast(["ef21", "diana", "dgc"]))
+def test_states_of_shares_keep_their_sum_at_another_number_of_ranks(name, tmp_path):
+    """References of twice as many ranks would add up to twice their mean, and bias each average."""
+    path = str(tmp_path / "checkpoint")
+    saved, mean = launch(checkpoint_ranks.shares, 3, name, path, False)[0]
+    assert saved.norm() > 1
+    assert torch.allclose(saved, mean, atol=1e-5)
+    for ranks in (2, 4):
+        for loaded, again in launch(checkpoint_ranks.shares, ranks, name, path, True):
+            assert torch.allclose(loaded, saved, atol=1e-5)
+            assert torch.allclose(again, mean, atol=1e-5)
+
+
+def test_averages_of_momentum_go_on_at_another_number_of_ranks(tmp_path):
+    path = str(tmp_path / "checkpoint")
+    owed, momentum, _ = launch(checkpoint_ranks.frozen, 2, path, False)[0]
+    assert owed.norm() > 1
+    for ranks in (3, 1):
+        found = launch(checkpoint_ranks.frozen, ranks, path, True)
+        for brought, held, digest in found:
+            assert torch.allclose(brought, owed, atol=1e-5)
+            assert torch.equal(held, momentum)
+            assert digest == found[0][2]
+
+
+def test_one_rank_adds_what_was_undelivered_once_and_in_its_scale():
+    """Not to a step that a GradScaler leaves out."""
+    (left, owed), *_ = launch(checkpoint_ranks.scaled, 1)
+    before, first, _, second, mean, third, last = left
+    assert (before, first, second, third) == (2560, 2560, 0, 0)
+    assert (mean, last) == (3.0, 3.0)  # 2 + 1, and then 3
+    assert owed == {}
