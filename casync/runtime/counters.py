@@ -42,8 +42,11 @@ class Counters:
             amounts = _amounts(job, done)
             if job.prepared.constant:
                 job.prepared.counted[done[0]] = amounts
-        for name, more in amounts.items():
-            setattr(self, name, getattr(self, name) + (more if more is not None else seconds))
+        timed, found = amounts
+        for name, more in found.items():
+            setattr(self, name, getattr(self, name) + more)
+        if timed is not None:
+            setattr(self, timed, getattr(self, timed) + seconds)
 
     def __add__(self, other: Counters) -> Counters:
         """Sums of two executors of a rank."""
@@ -70,29 +73,27 @@ class Counters:
         return self.bytes_sent - self.bytes_spared + share * self.bytes_reduced
 
 
-def _amounts(job: Job, done: Sequence[int]) -> dict[str, int | None]:
-    """Amounts of tasks, by counter; None for their seconds."""
-    found, prepared = dict[str, int | None](), job.prepared
-
-    def add(**more: int) -> None:
-        found.update({name: (found.get(name) or 0) + amount for name, amount in more.items()})
-
+def _amounts(job: Job, done: Sequence[int]) -> tuple[str | None, Mapping[str, int]]:
+    """The counter of the tasks' seconds, if any, and further amounts by counter."""
+    timed: str | None = None
+    found, prepared = Sums[str](), job.prepared
     for index in done:
         task, slot = prepared.members[index][-1], prepared.slots[index]
         match task:
             case Encode():
-                found["encode_seconds"] = None
+                timed = "encode_seconds"
             case Decode() | Merge() | Follow():
-                found["decode_seconds"] = None
+                timed = "decode_seconds"
             case Send():
-                add(
+                found.update(
                     bytes_sent=prepared.size(index),
                     bytes_spared=slot.spared,
                     bytes_exact=slot.size if slot.exact else 0,
                     messages_sent=1,
                 )
             case Recv():
-                add(bytes_received=prepared.size(index), messages_received=1)
+                found.update(bytes_received=prepared.size(index), messages_received=1)
             case Reduce():
-                add(bytes_reduced=prepared.payloads.reduce_bytes(job.tasks[index]), reduces=1)
-    return found
+                size = prepared.payloads.reduce_bytes(job.tasks[index])
+                found.update(bytes_reduced=size, reduces=1)
+    return timed, found

@@ -139,7 +139,7 @@ class Prepared:
         self.spans = [f"{task.verb} {task.codec}" for task in program.tasks]
         self.leaving = [_leaving(task, self.payloads) for task in program.tasks]
         self.last = [i for i, following in enumerate(program.unlocks) if not following]
-        self.counted: dict[int, Mapping[str, int | None]] = {}  # see Counters.count
+        self.counted: dict[int, tuple[str | None, Mapping[str, int]]] = {}  # see Counters.count
         self._names: dict[int, str] = {}
         self._sizes: dict[int, int] = {}
         self._transfers: dict[int, Transfer] = {}
