@@ -19,7 +19,7 @@ from compll.ir.static import depends, evaluate
 
 #: operators with arguments that must be integers
 TAKES_WHOLE = (
-    "quantiles", "mean_by", "sum_by", "hadamard", "matrix", "random_matrix", "ones",
+    "quantiles", "sum_by", "hadamard", "matrix", "random_matrix", "ones",
     "top_columns", "place_columns", "exp2",
     "bitand", "bitor", "bitxor", "shl", "shr",
 )  # fmt: skip
@@ -247,7 +247,7 @@ class Expressions:
             args = tuple(map(self.exact, args))
         if op == "literal":
             args = tuple(map(self.folded, args))
-        if op in ("quantiles", "mean_by", "hadamard"):
+        if op in ("quantiles", "hadamard"):
             args = (*args[:-1], self.folded(args[-1]))
         if op in ("matrix", "random_matrix", "ones", "drawn", "chosen", "sum_by", *ROWWISE):
             args = tuple(map(self.settled, args))

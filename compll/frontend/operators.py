@@ -114,8 +114,6 @@ _ROWS = (
              "quantiles(x, q): table of the q - 1 elements that divide the sorted x into q equal parts"),
     Operator("bucket", 2, 2, "bucket",
              "bucket(x, edges): how many of a table's ascending edges are not above x; edges may be written down: bucket(x, [-1, 0, 1])"),
-    Operator("mean_by", 3, 3, "mean_by",
-             "mean_by(i, x, q): table of q means, of the x whose i is 0, 1, ...; 0 where there is none"),
     Operator("sum_by", 3, 3, "sum_by",
              "sum_by(i, x, size): row of `size` sums, of the x whose i is 0, 1, ...; an i below 0 counts as the first, one beyond the end as the last"),
     Operator("lookup", 2, 2, "lookup",

@@ -116,12 +116,6 @@ class ReductionRules:
     def quantiles(self, op: str, args: tuple[Expr, ...]) -> Expr:
         return self.table(op, (self.rules.number(args[0], "float"),), args[1], 1)
 
-    def mean_by(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if args[0].type.dtype != "int":
-            hint = "int(x) makes them, or bucket()"
-            raise RuleError(f"mean_by takes integers first, not {args[0].type}", hint)
-        return self.table(op, (args[0], self.rules.number(args[1], "float")), args[2], 0)
-
     def sum_by(self, op: str, args: tuple[Expr, ...]) -> Expr:
         index, x = args[0], self.rules.number(args[1], "float")
         if self.rules.grouped:
@@ -138,7 +132,7 @@ class ReductionRules:
 
     def literal(self, op: str, args: tuple[Expr, ...]) -> Expr:
         if any(a.op != "const" or a.type.dtype not in ("int", "float") for a in args):
-            hint = "those of all elements are by quantiles(x, q) or mean_by(i, x, q)"
+            hint = "those of all elements are by quantiles(x, q) or sum_by(i, x, q)"
             raise RuleError("numbers in brackets must follow from the parameters alone", hint)
         values = tuple(float(np.float32(a.value)) for a in args)
         if not all(map(math.isfinite, values)):
@@ -164,7 +158,7 @@ class ReductionRules:
     def lookup(self, op: str, args: tuple[Expr, ...]) -> Expr:
         table = args[0]
         if table.type.shape != "table" and not matrices.row(table):
-            hint = "quantiles, mean_by and [a, b, ...] make a table, sum_by a row"
+            hint = "quantiles and [a, b, ...] make a table, sum_by a row"
             raise RuleError(f"lookup takes a table or a row, not {table.type}", hint)
         if args[1].type.dtype != "int":
             raise RuleError(f"lookup takes an integer, not {args[1].type}", "int(x) makes one")

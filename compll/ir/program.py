@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from compll.ir.expr import Expr
 from compll.ir.module import Field, Module, Selection
 
-TABLES = ("quantiles", "mean_by")
+TABLES = ("quantiles",)
 LIBRARY = ("kth_largest", "adjust", "bisect", *TABLES)
 REDUCTIONS = ("reduce_sum", "reduce_min", "reduce_max")
 TOTALS = (*LIBRARY, *REDUCTIONS)

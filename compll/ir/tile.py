@@ -20,8 +20,6 @@ LEVELS = ("piece", "tile", "lane")
 SCRATCH = "scratch"
 #: suffix of the name of a payload field that is a sum over the ranks
 ALL = "__all"
-#: shape of an array of sums of lanes by index, and target of stores that add to it
-SUMS = "sums"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +38,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Store:
-    """A value that is written to memory. target: payload | state | gradient | kept | scratch |
-    sums.
+    """A value that is written to memory. target: payload | state | gradient | kept |
+    scratch.
 
     A state ignores NaN and infinity. back: store only if the caller wants the gradient decoded.
-    place: for a scattered value, its element; for sums, the index that it is added to.
+    place: for a scattered value, its element.
     """
 
     target: str
@@ -66,7 +64,7 @@ class Store:
     @property
     def placed(self) -> bool:
         """True if each lane has a place of its own."""
-        return self.place is not None and self.target != SUMS
+        return self.place is not None
 
     @property
     def packed(self) -> bool:
@@ -197,14 +195,6 @@ class Quantiles:
 
 
 @dataclass
-class Means:
-    """The means of sums by index."""
-
-    sums: Field
-    found: Value
-
-
-@dataclass
 class When:
     """Steps that run if a condition equals `wanted`; else their results are 0."""
 
@@ -266,18 +256,7 @@ ROUTINES = (
     "drawn",
 )  # fmt: skip
 
-Op = (
-    Walk
-    | Store
-    | KthLargest
-    | ThresholdSearch
-    | Quantiles
-    | Means
-    | Stream
-    | Ascending
-    | When
-    | Call
-)
+Op = Walk | Store | KthLargest | ThresholdSearch | Quantiles | Stream | Ascending | When | Call
 
 
 @dataclass
@@ -333,12 +312,6 @@ class Kernel:
         searches = [s for s in flat(self.steps) if isinstance(s, KthLargest)]
         found += [f for s in searches for f in s.sampled]
         found += [f for s in self.steps if isinstance(s, Quantiles) for f in s.arrays]
-        return list({f.name: f for f in found}.values())
-
-    @property
-    def sums(self) -> list[Field]:
-        """Arrays of sums by index."""
-        found = [s.field for w in self.walks for s in w.stores if s.target == SUMS and s.field]
         return list({f.name: f for f in found}.values())
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from compll.ir.module import Field
 from compll.ir.tile import (
-    SUMS,
     Ascending,
     Call,
     Compact,
     Kernel,
     KthLargest,
-    Means,
     Op,
     Quantiles,
     Store,
@@ -62,9 +60,6 @@ def _step(step: Op, names: dict[int, str]) -> list[str]:
         inner = [f"  {line}" for one in step.steps for line in _step(one, names)]
         known = _known([step.condition], names)
         return [*known, f"when {'not ' * (not step.wanted)}{names[id(step.condition)]}:", *inner]
-    if isinstance(step, Means):
-        names[id(step.found)] = f"%{len(names)}"
-        return [f"{names[id(step.found)]} = means of {step.sums.name}"]
     if isinstance(step, Call):
         return _call(step, names)
     if isinstance(step, Store):
@@ -153,7 +148,6 @@ def _compact(one: Compact, names: dict[int, str]) -> list[str]:
 
 def _store(store: Store, names: dict[int, str]) -> str:
     kind = "" if store.field is None else f" as {_type(store.field)}"
-    kind += f", {store.field.of} of them" if store.target == SUMS and store.field else ""
     verb = "pack" if store.packed else "store"
     where = "if back: " if store.back else ""
     to = "" if store.place is None else f" at {names[id(store.place)]}"

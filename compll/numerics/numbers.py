@@ -4,9 +4,7 @@
 tile (TILE elements, or a group) is padded with zeros; lane l of LANES sums elements l, l + LANES,
 ... in order; lanes are folded in halves (lane i += lane i + LANES/2, and so on). The tiles' sums
 are added the same way in float64. Vector units and warps compute exactly this without permission to
-reassociate, so payloads are equal bit for bit on every backend. Sums by index (`mean_by`) have
-MEAN_LANES lanes per index, in float64: lane l sums the elements of tiles l, l + MEAN_LANES, and so
-on (of MEAN_TILE elements) in order, and lanes are folded in halves.
+reassociate, so payloads are equal bit for bit on every backend.
 
 [Note: sums by index] `sum_by` adds integers, for which the order makes no difference, so that many
 threads may add at once. A row's elements are multiplied by the largest power of two that keeps each
@@ -35,7 +33,6 @@ from numpy.typing import NDArray
 from compll.numerics.types import F32
 
 LANES = 128
-MEAN_LANES, MEAN_TILE = 1024, 1024
 MASK = (1 << 64) - 1
 
 
@@ -211,18 +208,6 @@ def exp2(i: Any) -> F32:
     """2**i as float32, exactly: 0 below -126, infinity above 127."""
     biased = np.clip(np.asarray(i, np.int64) + 127, 0, 255).astype(np.int32)
     return (biased << np.int32(23)).view(np.float32)
-
-
-def mean_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
-    """Mean of x for each index (clipped to the table), in the order of [Note: order of sums]."""
-    place = np.clip(index, 0, size - 1)
-    count = np.bincount(place, minlength=size)
-    tiles = -(-len(x) // MEAN_TILE)
-    lanes = min(MEAN_LANES, 1 << (tiles - 1).bit_length())  # lanes without elements hold zeros
-    lane = np.arange(len(x)) // MEAN_TILE % lanes
-    sums = np.bincount(lane * size + place, x.astype(np.float64), lanes * size)
-    means = fold(sums.reshape(lanes, size).T) / np.maximum(count, 1)
-    return np.where(np.isnan(means), np.float32(np.nan), means).astype(np.float32)
 
 
 def sum_units(x: F32) -> tuple[float, float]:

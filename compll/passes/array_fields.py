@@ -80,6 +80,8 @@ def stored_value(values: Arrays, f: Field, e: Expr) -> Value:
     if f.name in values.extremes and values.own and not values.alone:
         return read_sum(values, f, e)
     value = leaving(values, f)
+    if f.shape == "table":
+        return value
     if f.storage in ("float16", "bfloat16", "float8_e4m3"):
         value = values.make(f.storage, [value], value.kind, value.level)
     elif f.storage == "float32" and value.level == "piece":

@@ -21,7 +21,9 @@ from compll.passes.values import FOLDS, KINDS, Values
 #: shapes that have elements
 ARRAYS = ("n", "kept", "matrix")
 #: instructions whose results only the lane itself has: other places cannot be read
-OWN = ("draw", "position", "unpack", "selected", "spread", "at", "fold", "count")
+OWN = (
+    "draw", "position", "unpack", "selected", "spread", "at", "fold", "count", "bucket", "lookup",
+)  # fmt: skip
 #: the values of an operator that mixes elements
 Operation = Callable[["Arrays", Expr], Value]
 
@@ -228,7 +230,13 @@ class Arrays(Values):
     def op_lookup(self, e: Expr, kind: str, level: str) -> Value:
         if e.args[0].type.shape != "matrix":
             return super().op_lookup(e, kind, level)
-        index = self.argument(e.args[1], e)
+        index, row = self.argument(e.args[1], e), e.args[0]
+        if row.op == "field" and not (self.own or self.summed) and row.type.dims[1].op == "const":
+            f = self.fields[str(row.value)]
+            if f.storage == "float32":  # its bytes are a table
+                table = self.make("load", (), "table", "piece", f)
+                size = int(row.type.dims[1].value)
+                return self.make("lookup", [table, index], "f32", level, size)
         last = self.do("sub", self.cols(e.args[0]), self.constant(1))
         low = self.do("max", index, self.constant(0))
         found = self.element(e.args[0], self.do("min", low, last))

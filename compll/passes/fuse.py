@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from compll.ir.module import Field
-from compll.ir.tile import SUMS, Compact, Store, Value, Walk
+from compll.ir.tile import Compact, Store, Value, Walk
 from compll.numerics.numbers import lane_count
 
 #: instructions from which a value that several loops use is kept instead of computed again
@@ -91,11 +91,8 @@ def _stages(walk: Walk) -> dict[int, int]:
 
 
 def _stride(store: Store, tile: int) -> int:
-    """Distance of lanes that share a byte of the tile's packed codes; the tile for sums, which go
-    in order; 0: any stride will do."""
+    """Distance of lanes that share a byte of the tile's packed codes; 0: any stride will do."""
     f = store.field
-    if store.target == SUMS:
-        return tile  # in order
     return f.packed_bytes(tile) if store.packed and f is not None and f.parts else 0
 
 

@@ -8,7 +8,7 @@ from compll.ir.matrices import mixes
 from compll.ir.module import Module
 from compll.ir.program import Pass, Program, Sink, Unsupported
 from compll.ir.tile import Kernel, Op, Store, Stream, Value, Walk, When
-from compll.passes import array_kernels, selections, tables
+from compll.passes import array_kernels, selections
 from compll.passes.refusal import refused
 from compll.passes.schedule import hops, schedule
 from compll.passes.thresholds import Thresholds
@@ -26,12 +26,10 @@ def encode(program: Program, name: str, *, feed: bool, hop: bool = False) -> Ker
     thresholds = Thresholds(values, program.guards)
     selecting = selections.Selecting(values, thresholds)
     for one in program.passes:
-        before = thresholds.steps(one)
+        kernel.steps += thresholds.steps(one)
         usual = _walk(values, program, one)
-        before, after = tables.fused(before, usual)
-        kernel.steps += before
         totals = selecting.select(one, usual)
-        kernel.steps += [*_guarded(values, program, one, usual), *after, *totals]
+        kernel.steps += [*_guarded(values, program, one, usual), *totals]
     kernel.steps += selecting.end()
     for sink in program.scalars:
         kernel.steps.append(values.stored(sink))
@@ -66,8 +64,6 @@ def _walk(values: Values, program: Program, one: Pass) -> Walk:
 
 def _store(values: Values, one: Pass, sink: Sink) -> Store | None:
     """The store of a sink in a walk; None if the walk stores nothing for it."""
-    if tables.late(sink):
-        return None
     if any(selections.mends(sink, s, one) for s in one.selections):
         return selections.rest(values, sink)
     return values.stored(sink)

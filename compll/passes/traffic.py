@@ -115,8 +115,8 @@ def _walks(expr: Expr, program: Program) -> bool:
 
 
 def _library_walk(expr: Expr, module: Module) -> Walk:
-    """The walk of a library call: adjust and mean_by read once; the others also write keys to
-    scratch and read them again."""
+    """The walk of a library call: adjust reads once; the others also write keys to scratch
+    and read them again."""
     reads = set(leaves(*expr.args))
     size, needs = _read(reads, module), _needs(list(expr.args))
     if expr.op in ("kth_largest", "quantiles"):

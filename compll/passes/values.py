@@ -295,8 +295,6 @@ class Values:
         f = Field(f"table {len(self.done)}", "float32", 32, "table", e.type.of)
         return self.make("table", (), "table", "piece", f)
 
-    op_mean_by = op_quantiles
-
     def op_literal(self, e: Expr, kind: str, level: str) -> Value:
         return self.make("table", (), kind, level, e.value)  # nobody's: see op_bucket, op_lookup
 

@@ -24,7 +24,7 @@ from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
 
 #: the largest index of an element in specs that use indices, which are int32
 LARGEST = 2**31 - 1
-SEARCHES = ("sample", "kth_largest", "quantiles", "mean_by")
+SEARCHES = ("sample", "kth_largest", "quantiles")
 
 
 def furthest(starts: I64, lengths: I64) -> int:

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cuda import domains as cuda_domains
 from compll.backends.cuda import nvrtc as cuda_nvrtc
-from compll.backends.cuda import tables as cuda_tables
 from compll.errors import PayloadError
-from compll.numerics import numbers
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 from tests.compll.test_grouped_selections import SCALED
 from tests.compll.test_spread import BITMAP, UINT16
@@ -115,14 +112,14 @@ state: {s: "float32[n]"}
 encode:
   edges: quantiles(g + s, 8)
   i: bucket(g + s, edges)
-  shares: mean_by(i, where(g > 0, 1, 0), 16)
+  shares: sum_by(i, where(g > 0, 1, 0), 16) / max(1, sum_by(i, 1, 16))
   y: lookup(shares, i - 3) + lookup(edges, 99) + bucket(sum(g), edges)
   kept: filter(bucket(g, edges) == 7)
   index: indices(kept)
   value: lookup(edges, bucket(g, edges) - 2)[kept]
 payload:
   edges: "float32[7]"
-  shares: "float32[16]"
+  shares: "float32[1, 16]"
   index: gaps[kept]
   value: float32[kept]
 decode: scatter(index, value)
@@ -133,9 +130,9 @@ MEANS = """name: means
 params: {q: 4096}
 encode:
   edges: quantiles(g, q)
-  means: mean_by(bucket(g, edges) - 1, g + random(0, 1), q)
+  means: sum_by(bucket(g, edges) - 1, g + random(0, 1), q)
   i: where(g > lookup(edges, 3), 1, 0)
-payload: {means: "float32[q]", edges: "float32[q - 1]", i: "uint1[n]"}
+payload: {means: "float32[1, q]", edges: "float32[q - 1]", i: "uint1[n]"}
 decode: lookup(means, 7 * i) + lookup(edges, i)
 """
 
@@ -146,12 +143,12 @@ def test_tables_at_every_place(tmp_path, rng):
 
 REPEATED = """name: repeated
 encode:
-  c: mean_by(bucket(g, quantiles(g, 4)), g, 4)
+  c: sum_by(bucket(g, quantiles(g, 4)), g, 4)
   i: bucket(g, quantiles(g, 4))
   near: where(abs(g - lookup(c, i + 1)) < abs(g - lookup(c, i)), min(i + 1, 3), i)
   q: where(abs(g - lookup(c, i - 1)) < abs(g - lookup(c, near)), max(i - 1, 0), near)
-  means: mean_by(q, g, 4)
-payload: {means: "float32[4]", q: "uint2[n]"}
+  means: sum_by(q, g, 4)
+payload: {means: "float32[1, 4]", q: "uint2[n]"}
 decode: lookup(means, q)
 """
 
@@ -182,10 +179,8 @@ def test_quantiles_beside_other_searches(tmp_path, rng):
 
 
 @pytest.mark.parametrize("q", first_fast([520, 2, 100]))
-def test_tables_of_every_size(q, tmp_path, rng, monkeypatch):
-    """With few lanes, so that tiles share them; with many equal elements, zeros and infinities."""
-    for module in (numbers, cuda_tables, cuda_domains):
-        monkeypatch.setattr(module, "MEAN_LANES", 4)
+def test_tables_of_every_size(q, tmp_path, rng):
+    """With many equal elements, zeros and infinities."""
     x = rng.standard_normal(12_000).astype(np.float32)
     x[::7], x[1::9], x[5] = 0.25, -0.0, -np.inf
     text = MEANS.replace("4096", str(q))

@@ -66,7 +66,7 @@ decode: g
          "both conditions"),
         ("filter(e > 1)", "g: 'float32[n]'",
          "filter selects among elements, and this is one number of a group", ""),
-        ("reduce_by(g)", "g: 'float32[n]'", "unknown operator 'reduce_by'", "did you mean"),
+        ("sum_bye(g)", "g: 'float32[n]'", "unknown operator 'sum_bye'", "did you mean"),
         ("xyz(g)", "g: 'float32[n]'", "unknown operator 'xyz'", ""),
     ],
 )  # fmt: skip

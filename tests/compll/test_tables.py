@@ -47,11 +47,11 @@ state: {s: "float32[n]"}
 encode:
   edges: quantiles(g + s, q)
   i: bucket(g + s, edges)
-  count_of: mean_by(i, where(g > 0, 1, 0), 2 * q)
+  count_of: sum_by(i, where(g > 0, 1, 0), 2 * q) / max(1, sum_by(i, 1, 2 * q))
   first: lookup(edges, 0 - 5) + lookup(edges, 99)
   high: bucket(sum(g), edges)
   y: lookup(count_of, i) + first + high
-payload: {edges: "float32[q - 1]", count_of: "float32[16]", y: "float32[n]", i: "uint4[n]"}
+payload: {edges: "float32[q - 1]", count_of: "float32[1, 2 * q]", y: "float32[n]", i: "uint4[n]"}
 decode: y + lookup(edges, i) + lookup(count_of, 3)
 update:
   s: g - lookup(edges, i)
@@ -93,7 +93,7 @@ def test_tables_at_every_place(tmp_path):
         ("quantiles(g, 8)", "float32", "'t' is a table of 7 numbers"),
         ("1 + quantiles(g, 8)", "float32[7]", "a table is no number"),
         ("mean(quantiles(g, 8))", "float32", ""),
-        ("mean_by(g, g, 8)", "float32[8]", "mean_by takes integers first"),
+        ("sum_by(g, g, 8)", "float32[1, 8]", "sum_by takes integers first"),
         ("bucket(g, 3)", "float32[n]", "bucket takes a table, not int"),
         ("lookup(quantiles(g, 8), g)", "float32[n]", "lookup takes an integer"),
         ("where(g > 0, quantiles(g, 8), 0)", "float32[n]", "a table is no number"),

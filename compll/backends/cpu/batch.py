@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cpu import call_memory, jit
-from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature, sum_bytes
+from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature
 from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError, UsageError
 from compll.ir.layout import is_fixed, payload_bytes
@@ -76,11 +76,10 @@ class TileKernels:
 
     def scratch(self, kernel: Kernel, table: I64) -> dict[str, Any]:
         """Scratch memory for one piece; untouched pages cost nothing."""
-        if not (kernel.scratch or kernel.sums or kernel.rooms):
+        if not (kernel.scratch or kernel.rooms):
             return {}
         room = max((self.room(kernel, n) for n in set(table[:, 1].tolist())), default=0)
-        sums = sum(sum_bytes(int(f.of)) for f in kernel.sums)
-        size = room * call_memory.count(kernel) + sums + SLACK
+        size = room * call_memory.count(kernel) + SLACK
         try:
             return {"scratch": np.empty(size, np.uint8), "room": room}
         except MemoryError as why:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from compll.ir.tile import Kernel
-from compll.numerics.numbers import MEAN_LANES
 
 #: spare elements of arrays of selected elements: whole vectors are written
 SLACK = 64
@@ -21,12 +20,6 @@ GIVEN: dict[str, Any] = {
     "back": ctypes.c_int8, "data": ADDRESS, "data_at": ADDRESS, "data_used": ADDRESS,
     "scratch": ADDRESS, "room": WORD, "bad": ADDRESS, "workers": ctypes.c_float,
 }  # fmt: skip
-
-
-def sum_bytes(size: int) -> int:
-    """Bytes of the sums of MEAN_LANES tiles and of the counts. An extra index collects uncounted
-    elements."""
-    return (8 * MEAN_LANES + 4) * (size + 1)
 
 
 def signature(kernel: Kernel) -> list[Any]:

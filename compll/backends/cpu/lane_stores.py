@@ -6,11 +6,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import table_routines
 from compll.backends.cpu.builder import F32, I8, I32, I64, at, number
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
 from compll.backends.cpu.walk_params import store_name, streamed
-from compll.ir.tile import SUMS, Store, Value, order
+from compll.ir.tile import Store, Value, order
 
 
 class Stores:
@@ -25,8 +24,6 @@ class Stores:
         b = self.b
         if s.packed:
             return self.pack(s, value)
-        if s.target == SUMS:
-            return self.add_up(s, value, self.lanes.value(s.place))
         if s.place is not None:
             return self.scatter(s, value, self.lanes.value(s.place))
         storage = "float32" if s.field is None else s.field.storage
@@ -39,14 +36,6 @@ class Stores:
             one = b.module.add_metadata([number(I32, 1)])
             made.set_metadata("nontemporal", one)
         return None
-
-    def add_up(self, s: Store, value: Any, index: Any) -> None:
-        """Add each lane to the sum of its index, in order."""
-        assert s.field is not None
-        size, walk = int(s.field.of), self.walk
-        own = self.lanes.masked(table_routines.clipped(self.b, index, size), size)
-        tile = self.b.add(walk.numbers["done"], walk.t)
-        table_routines.add_up(self.b, walk.pointers[store_name(s)], size, tile, own, value)
 
     def scatter(self, s: Store, value: Any, place: Any) -> None:
         """Store or add one lane at its own element. LLVM would split longer vectors."""

@@ -8,7 +8,7 @@ from compll.backends.cpu.builder import I8, I64, at, number
 from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.walk_params import store_name
 from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, SUMS, Walk
+from compll.ir.tile import SCRATCH, Walk
 
 
 class LastTile:
@@ -24,7 +24,7 @@ class LastTile:
         pointers, after = {}, []
         made = {f"kept {f.name}" for c in walk.compacts for f, _ in c.parts}
         for name in one.needs.arrays:
-            anywhere = ("at", "count") if walk.of else ("at", "kept", "count", "spread", SUMS)
+            anywhere = ("at", "count") if walk.of else ("at", "kept", "count", "spread")
             if name.startswith(anywhere) or name in made:  # no tile's
                 pointers[name] = self.printer.pointers[name.removeprefix("at ")]
                 continue

@@ -30,11 +30,10 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
-from compll.backends.cpu.call_memory import count
 from compll.backends.cpu.calls import Calls
 from compll.backends.cpu.float_bits import INFINITE
 from compll.backends.cpu.helpers import Helpers
-from compll.backends.cpu.interface import GIVEN, signature, sum_bytes
+from compll.backends.cpu.interface import GIVEN, signature
 from compll.backends.cpu.kth_largest import KthLargestSearch
 from compll.backends.cpu.nontemporal_stores import zero
 from compll.backends.cpu.payload_fields import PayloadFields
@@ -49,7 +48,6 @@ from compll.ir.tile import (
     Call,
     Kernel,
     KthLargest,
-    Means,
     Op,
     Quantiles,
     Store,
@@ -142,10 +140,6 @@ class Printer:
         for i, f in enumerate(self.kernel.scratch):
             offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
             self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], offset)
-        behind = b.mul(self.given["room"], number(I64, count(self.kernel)))
-        for f in self.kernel.sums:
-            self.pointers[f"{f.shape} {f.name}"] = at(b, self.given["scratch"], behind)
-            behind = b.add(behind, number(I64, sum_bytes(int(f.of))))
         for name in [one.selection for w in self.kernel.walks for one in w.compacts]:
             self.counts[name] = self.pointers[f"count {name}"] = b.room(I64, 2)
         if self.kernel.name == "check":
@@ -318,8 +312,6 @@ class Printer:
             self.when(step)
         elif isinstance(step, Quantiles):
             table_steps.quantiles(self, step)
-        elif isinstance(step, Means):
-            table_steps.means(self, step)
         elif step.target == "zero":
             zero(self.b, self.pointers["g"], self.bytes(self.row["n"], 4))
         else:

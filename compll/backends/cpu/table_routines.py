@@ -12,7 +12,6 @@ from llvmlite import ir
 
 from compll.backends.cpu.builder import (
     F32,
-    F64,
     I1,
     I8,
     I32,
@@ -28,7 +27,6 @@ from compll.backends.cpu.builder import (
     repeat_while,
 )
 from compll.backends.cpu.float_bits import key, unkey
-from compll.numerics.numbers import MEAN_LANES
 
 #: elements from which counting pays
 MANY = 1 << 16
@@ -220,60 +218,3 @@ def clipped(b: Builder, index: Any, size: int) -> Any:
     )
     index = b.select(b.icmp_signed("<", index, low), low, index)
     return b.select(b.icmp_signed(">", index, high), high, index)
-
-
-# means by index
-
-
-def lanes_used(b: Builder, tiles: Any) -> Any:
-    """The number of lanes that `tiles` tiles are spread over."""
-    bits = b.sub(c(64), b.ctlz(b.sub(tiles, c(1)), number(I1, 0)))
-    spread = b.shl(c(1), bits)
-    return b.select(b.icmp_signed("<", spread, c(MEAN_LANES)), spread, c(MEAN_LANES))
-
-
-def counts_of(b: Builder, sums: Any, size: int) -> Any:
-    """Address of the counts, behind the sums."""
-    return at(b, sums, c(8 * MEAN_LANES * (size + 1)))
-
-
-def open_sums(b: Builder, sums: Any, tiles: Any, size: int) -> None:
-    """Set sums and counts to 0."""
-    b.clear(sums, b.mul(lanes_used(b, tiles), c(8 * (size + 1))))
-    b.clear(counts_of(b, sums, size), c(4 * (size + 1)))
-
-
-def add_up(b: Builder, sums: Any, size: int, tile: Any, index: Any, values: Any) -> None:
-    """Add the values of some lanes of a tile, each to the sum of its index. Index `size` is not
-    counted."""
-    lane = b.and_(tile, c(MEAN_LANES - 1))
-    own, counts = at(b, sums, b.mul(lane, c(8 * (size + 1)))), counts_of(b, sums, size)
-    for i in range(index.type.count):
-        place = b.zext(b.extract_element(index, number(I32, i)), I64)
-        value = b.fpext(b.extract_element(values, number(I32, i)), F64)
-        b.put(b.fadd(b.get(own, F64, place), value), own, place)
-        count_one(b, counts, place)
-
-
-def means(helpers: Any, size: int) -> Any:
-    """The function means(sums, tiles, table): the mean of each index, 0 if it has no elements."""
-
-    def body(b: Builder, sums: Any, tiles: Any, table: Any) -> None:
-        width = Variable(b, lanes_used(b, tiles))
-        for _ in range(MEAN_LANES.bit_length() - 1):
-            half = b.lshr(width.get(), c(1))
-            both = b.mul(half, c(size + 1))
-            with loop(b, both) as i:
-                upper = b.get(sums, F64, b.add(i, both))
-                b.put(b.fadd(b.get(sums, F64, i), upper), sums, i)
-            width.set(b.select(b.icmp_signed(">", half, c(0)), half, width.get()))
-        counts = counts_of(b, sums, size)
-        with loop(b, c(size)) as j:
-            count = b.sitofp(b.get(counts, I32, j), F64)
-            one = number(F64, 1.0)
-            count = b.select(b.fcmp_ordered(">", count, one), count, one)
-            mean = b.fptrunc(b.fdiv(b.get(sums, F64, j), count), F32)
-            nan = b.fcmp_unordered("uno", mean, mean)
-            b.put(b.select(nan, number(F32, float("nan")), mean), table, j)
-
-    return helpers.get(f"means{size}", VOID, [PTR, I64, PTR], body)

@@ -6,7 +6,7 @@ from typing import Any
 
 from compll.backends.cpu import table_routines as routines
 from compll.backends.cpu.builder import F32, I8, I32, I64, number
-from compll.ir.tile import Means, Quantiles, Value
+from compll.ir.tile import Quantiles, Value
 
 
 def made(printer: Any, v: Value) -> Any:
@@ -23,13 +23,6 @@ def quantiles(printer: Any, step: Quantiles) -> None:
     routine = routines.quantiles(printer.helpers, step.parts)
     given = [keys, printer.row["n"], some, other, made(printer, step.found)]
     printer.b.call(routine, given)
-
-
-def means(printer: Any, step: Means) -> None:
-    """Divide the sums of a walk by their counts."""
-    sums = printer.pointers[f"{step.sums.shape} {step.sums.name}"]
-    routine = routines.means(printer.helpers, int(step.sums.of))
-    printer.b.call(routine, [sums, printer.tiles, made(printer, step.found)])
 
 
 def buckets(printer: Any, v: Value) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from compll.backends.cpu import table_routines
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -26,7 +25,7 @@ from compll.backends.cpu.nontemporal_stores import gains, large
 from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.walk_params import Arrays, given, signature_of, store_name, streamed
 from compll.backends.cpu.walks import WalkPrinter
-from compll.ir.tile import SUMS, Value, Walk
+from compll.ir.tile import Value, Walk
 from compll.numerics.numbers import LANES
 
 #: totals of folds over the tiles, by fold: type, number of accumulators (lanes, from 0), and start
@@ -87,10 +86,6 @@ class WalkCalls:
         usual, *past = self.functions[id(walk)]
         for f in walk.folds:
             self.open_total(f)
-        for s in walk.stores:
-            if s.target == SUMS and s.field is not None:
-                sums = p.pointers[store_name(s)]
-                table_routines.open_sums(b, sums, p.tiles, int(s.field.of))
         for one in (v.attr for v in walk.spreads):
             array = f"{one.shape} {one.name}" if one.expr is None else f"in {one.name}"
             p.pointers[f"spread {one.name}"] = p.pointers[array]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, SUMS, Store, Value, Walk
+from compll.ir.tile import SCRATCH, Store, Value, Walk
 
 
 @dataclass
@@ -62,7 +62,7 @@ def array_of(v: Value) -> str:
 
 def store_name(s: Store) -> str:
     """The array that a store writes."""
-    own = {"state": "state", "payload": "out", SCRATCH: SCRATCH, SUMS: SUMS, "kept": "kept"}
+    own = {"state": "state", "payload": "out", SCRATCH: SCRATCH, "kept": "kept"}
     prefix = own.get(s.target)
     return "at " * s.placed + (f"{prefix} {s.name}" if prefix else "g")
 

@@ -10,7 +10,6 @@ from compll.ir.layout import field_bytes, limits, tile_of
 from compll.ir.matrices import extents
 from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate
-from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
 
 #: bits of a stream that a thread reads, and number of these chunks in a group: as in streams.cuh
 CHUNK, GROUP = 2048, 64
@@ -42,10 +41,6 @@ class Domain:
             return limits(module, n, params)[str(self.of)]
         if self.kind == "sample":
             return max(1, as_count(told(self.of, params, n), n))
-        if self.kind == "lanes":
-            return min(MEAN_LANES, -(-n // MEAN_TILE))
-        if self.kind == "bins":
-            return int(str(self.of))
         rows, cols = extents(self.dims, n)
         return rows * cols if self.kind == "matrix" else blocks(rows, cols)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compll.ir.module import WHOLE, Field
-from compll.ir.tile import SCRATCH, SUMS, Store, order_inside
+from compll.ir.tile import SCRATCH, Store, order_inside
 
 BITS = {"float32": "(u32)__float_as_int({})", "float16": "float16_bits({})",
         "bfloat16": "bfloat16_bits({})", "float8_e4m3": "float8_e4m3_bits({})"}  # fmt: skip
@@ -163,10 +163,7 @@ class Stores:
     def place(self, s: Store, value: str) -> None:
         """Store a lane's value at a place of its own."""
         b, at = self.body, self.walk.named(s.place)
-        if s.target == SUMS:
-            for what, one in (("index", at), ("value", value)):
-                b.add(f"if (i < m) {self.summed(s, what)}[o + i] = {one};")
-        elif s.target == SCRATCH:
+        if s.target == SCRATCH:
             assert s.field is not None
             b.add(f"if (i < m) {self.walk.arrays.own(s.field)}[(u32){at}] = {value};")
         elif s.target == "state":
@@ -177,12 +174,6 @@ class Stores:
             value = f"load1({xs}, {at}) + {value}" if s.target == "scatter_add" else value
             back = "back && " if s.back else ""
             b.add(f"if ({back}i < m) store1({xs}, {at}, {value});")
-
-    def summed(self, s: Store, what: str) -> str:
-        """The array of indices, or of values, for sums by index."""
-        assert s.field is not None
-        storage = "int32" if what == "index" else "float32"
-        return str(self.walk.arrays.own(Field(f"{what} of {s.field.name}", storage, 0, "scratch")))
 
     def row(self, stores: list[Store]) -> None:
         """Write the four lanes of a row, or hand them over."""

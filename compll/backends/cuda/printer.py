@@ -21,7 +21,6 @@ from compll.ir.tile import (
     Ascending,
     Call,
     KthLargest,
-    Means,
     Op,
     Quantiles,
     Store,
@@ -191,8 +190,6 @@ class Printer:
             searches.threshold_search(self, step)
         elif isinstance(step, Quantiles):
             tables.quantiles(self, step)
-        elif isinstance(step, Means):
-            tables.means(self, step)
         else:
             self.store(step)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.domains import ELEMENTS, Domain
+from compll.backends.cuda.domains import ELEMENTS
 from compll.backends.cuda.lane_arrays import own_name
-from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, Means, Quantiles
-from compll.numerics.numbers import MEAN_LANES, MEAN_TILE
+from compll.ir.tile import Quantiles
 
 BINS = 8192  # most bins of a block's histograms in shared memory
 FIRST = 11  # bits of the first round, which has one histogram
@@ -65,30 +63,3 @@ def quantiles(p: Any, step: Quantiles) -> None:
                 b.add(
                     f"for (int j = threadIdx.x; j < {count}; j += blockDim.x) {b.value(step.found)}[j] = {value};"
                 )
-
-
-def means(p: Any, step: Means) -> None:
-    """Means by index: a warp per lane, so that sums are in the order of elements; then a block per
-    mean."""
-    size, tile = int(step.sums.of), p.plan.shape.tile
-    lanes, bins = p.plan.grid(Domain("lanes"), 1), p.plan.grid(Domain("bins", size), 1)
-    with p.kernel("lanes", lanes, 32) as b:
-        index, value = (
-            b.memory(own_name(Field(f"{what} of {step.sums.name}", "", 0, SCRATCH)), kind, 0, tile)
-            for what, kind in (("index", "int32"), ("value", "float32"))
-        )
-        sums, counts = (
-            b.memory(f"sums{size}", "float64", lanes, size),
-            b.memory(f"counts{size}", "uint64", -1, size),
-        )
-        b.add(
-            f"sum_lane<{size}, {MEAN_LANES}, {MEAN_TILE}>({index}, {value}, own, {b.given('n')}, {sums} + own * {size}, {counts});"
-        )
-    with p.kernel("means", bins, 256) as b:
-        counts = b.memory(f"counts{size}", "uint64", -1, size)
-        sums = b.memory(f"sums{size}", "float64", lanes, size)
-        begin = f"item_at[{lanes} * (pieces + 1) + p"
-        used = f"(int)({begin} + 1] - {begin}])"
-        b.add(f"const float mean = mean_of({sums} + own, {used}, {size}, {counts}[own]);")
-        b.add("__syncthreads();")
-        b.add(f"if (threadIdx.x == 0) {{ {b.value(step.found)}[own] = mean; {counts}[own] = 0; }}")

@@ -236,10 +236,6 @@ class Run:
         found = np.searchsorted(edges, x.reshape(-1), side="right")
         return found[0] if expr.type.shape == "scalar" else found.reshape(x.shape)
 
-    def op_mean_by(self, expr: Expr) -> Any:
-        index, x = (self.value(a) for a in expr.args)
-        return numbers.mean_by(index, x, expr.value)
-
     def op_lookup(self, expr: Expr) -> Any:
         table, index = (self.value(a) for a in expr.args)
         return table.take(index, mode="clip")
