@@ -123,7 +123,7 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
         "scalar": "", "table": "", "n": "n",
         "group": f"ceil(n / {module.group})", "kept": f"count({field.of})",
     }[field.shape]  # fmt: skip
-    if field.storage in ("golomb", "elias"):
+    if field.storage == "golomb":
         yield f"{field.storage}({field.of})", 1
     elif field.storage == "gaps":
         yield count, 1

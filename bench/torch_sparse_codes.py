@@ -1,6 +1,6 @@
 """Sparsifiers that send codes or means, and codes by quantile, in plain torch.
 
-Positions stay int32, where the specs write gaps, golomb or elias streams: decoded values are the
+Positions stay int32, where the specs write gaps or golomb streams: decoded values are the
 same, payloads are longer, and coding takes no time.
 """
 

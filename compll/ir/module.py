@@ -26,7 +26,7 @@ class Field:
     """A payload field or state. bits: of a uint, or of a trit while it is a code.
 
     storage: float32 float16 bfloat16 float8_e4m3 int32 uint32 uint16 byte uint trit runs huffman
-    gaps golomb elias. shape is a level; for `kept`, `of` names the selection; for `matrix`, `dims`
+    gaps golomb. shape is a level; for `kept`, `of` names the selection; for `matrix`, `dims`
     are its rows and columns. `expr` is the value that encode stores.
     """
 

@@ -108,21 +108,6 @@ class Golomb(Storage):
         return f"at most 1 + ({count} * (1 + b) + n / 2**b) / 8, b = log2(.96 n / {count})"
 
 
-class Elias(Storage):
-    """Ascending positions, with their gaps in Elias delta codes."""
-
-    positions = varying = True
-
-    def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
-        """v takes at most 2 v bits, and all v sum to at most n."""
-        low = max(n, 1).bit_length() - 1
-        longest = low + 2 * ((low + 1).bit_length() - 1) + 1
-        return (min(2 * n, count * longest) + 7) // 8
-
-    def formula(self, count: str, tile: int) -> str:
-        return f"the Elias delta codes of {count} gaps"
-
-
 #: codes of a tile of a Huffman field, and the most bits of one
 HUFFMAN_TILE, HUFFMAN_LONGEST = 1024, 12
 
@@ -163,5 +148,4 @@ STORAGES: dict[str, Storage] = {
     "huffman": Huffman(8),
     "gaps": Gaps(),
     "golomb": Golomb(),
-    "elias": Elias(),
 }

@@ -47,7 +47,6 @@ def longest(known, n, bounds, among):
         "count": lambda s: bounds[s],
         "gaps": lambda s: STORAGES["gaps"].most_bytes(bounds[s], among[s], 1) - bounds[s],
         "golomb": lambda s: STORAGES["golomb"].most_bytes(bounds[s], among[s], 1),
-        "elias": lambda s: STORAGES["elias"].most_bytes(bounds[s], among[s], 1),
     }
     return eval(known.payload, values | names | {"ceil": ceil, "n": n})
 

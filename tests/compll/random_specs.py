@@ -18,7 +18,7 @@ FOLDS = ("mean(abs({}))", "max(abs({}))", "max({})", "min({})", "sum({})", "std(
 COUNTED = ("count({})", "mean({1}, {0})", "sum(abs({1}), {0})", "norm2({1}, {0})")
 CODES = ("uint1", "uint2", "uint4", "uint8")
 FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3")
-INDICES = ("uint32", "gaps", "golomb", "elias")
+INDICES = ("uint32", "gaps", "golomb")
 
 
 class Maker:

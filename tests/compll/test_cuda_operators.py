@@ -196,7 +196,7 @@ def test_tables_of_every_size_become_cubins(q, tmp_path):
 
 @pytest.mark.parametrize(
     "group, limit, index",
-    first_fast([(32, "9", "elias"), (8, "n", "gaps"), (512, "n", "uint32"), (4096, "n", "gaps")]),
+    first_fast([(32, "9", "golomb"), (8, "n", "gaps"), (512, "n", "uint32"), (4096, "n", "gaps")]),
 )
 def test_selections_in_groups(group, limit, index, tmp_path, rng):
     text = SCALED.replace("INDEX", index).replace("LIMIT", limit)

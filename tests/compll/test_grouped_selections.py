@@ -76,7 +76,7 @@ def compiled(tmp_path, backend, text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index, limit", [("gaps", "n"), ("uint32", "9"), ("elias", "n")])
+@pytest.mark.parametrize("index, limit", [("gaps", "n"), ("uint32", "9"), ("golomb", "n")])
 def test_values_of_groups_at_selected_elements(tmp_path, index, limit):
     text = SCALED.replace("INDEX", index).replace("LIMIT", limit)
     cpu, reference = (compiled(tmp_path, b, text) for b in ("cpu", "reference"))

@@ -26,7 +26,7 @@ SELECTS = {
     "filter": "filter(abs(x) > mean(abs(x)))",
     "limited": "filter(x > 0, ceil(n / 16))",
 }
-CASES = [("top", "gaps"), ("filter", "golomb"), ("limited", "elias"), ("top", "uint32")]
+CASES = [("top", "gaps"), ("filter", "golomb"), ("limited", "golomb"), ("top", "uint32")]
 
 
 def text(select, storage, scale="1"):

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cpu import (
-    elias_stream,
-    gap_stream,
-    golomb_stream,
-    huffman_stream,
-    run_stream,
-)
+from compll.backends.cpu import gap_stream, golomb_stream, huffman_stream, run_stream
 from compll.backends.cpu.builder import I32, I64, PTR, Builder, Variable, at, c, loop, number
 from compll.ir.tile import Ascending, Stream
 
 #: routines that store and load fields of varying length
 STREAMS: dict[str, Any] = {
-    "gaps": gap_stream, "golomb": golomb_stream.CODE, "elias": elias_stream.CODE, "runs": run_stream,
-    "huffman": huffman_stream,
+    "gaps": gap_stream, "golomb": golomb_stream, "runs": run_stream, "huffman": huffman_stream,
 }  # fmt: skip
 
 

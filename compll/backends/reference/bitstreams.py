@@ -1,13 +1,12 @@
-"""Positions as a stream of bits: Golomb-Rice and Elias delta codes of their gaps, in NumPy.
+"""Positions as a stream of bits: Golomb-Rice codes of their gaps, in NumPy.
 
 [Note: bit streams] Bit i of a stream is bit i mod 8 of byte i div 8; the last byte is padded with
 zeros. d is the number of elements between a selected one and the one before it.
 
 golomb: the first byte is b; then for every d, d div 2**b ones, a zero, and the b low bits of d,
 lowest first. b = floor(log2(.9624 n / k)) for k of n positions is the best Rice parameter if
-positions are independent (Golomb 1966; sparse ternary compression uses it). elias: with v = d + 1
-of N + 1 bits, and N + 1 of M + 1 bits: M zeros, a one, the M low bits of N + 1, the N low bits of v
-(Elias 1975, delta; the same lengths, low bits first).
+positions are independent (Golomb 1966; sparse ternary compression uses it). If more
+than half of the elements are selected, b is 0: a bit for each element, as in a bitmap.
 """
 
 from __future__ import annotations
@@ -73,34 +72,6 @@ def decode_golomb(data: U8, count: int) -> I64 | None:
 
     def gap() -> int:
         return (reader.run(1) << b) + reader.take(b)
-
-    return _positions(reader, gap, count)
-
-
-def encode_elias(positions: I64, n: int) -> U8:
-    """The stream of ascending positions below n."""
-    out = _Writer()
-    for d in _gaps(positions):
-        low = (d + 1).bit_length() - 1
-        m = (low + 1).bit_length() - 1
-        out.put(1 << m, m + 1)
-        out.put(low + 1 - (1 << m), m)
-        out.put(d + 1 - (1 << low), low)
-    return out.data()
-
-
-def decode_elias(data: U8, count: int) -> I64 | None:
-    """Inverse of encode_elias; None if the bytes are not `count` positions."""
-    reader = _Reader(data)
-
-    def gap() -> int:
-        m = reader.run(0)
-        if m > 5:
-            raise IndexError
-        low = (1 << m) + reader.take(m) - 1
-        if low > MOST_BITS:
-            raise IndexError
-        return (1 << low) + reader.take(low) - 1
 
     return _positions(reader, gap, count)
 

@@ -21,13 +21,11 @@ from compll.numerics.types import U8
 WRITE: dict[str, Callable[[Any, int], U8]] = {
     "gaps": lambda positions, n: numbers.encode_gaps(positions),
     "golomb": bitstreams.encode_golomb,
-    "elias": bitstreams.encode_elias,
 }
 _WHOLE = {"int32": "<i4", "uint32": "<u4", "uint16": "<u2", "byte": "u1"}
 READ = {
     "gaps": numbers.decode_gaps,
     "golomb": bitstreams.decode_golomb,
-    "elias": bitstreams.decode_elias,
 }
 
 

@@ -1,4 +1,4 @@
-// Codes of positions: gaps (LEB128), and Golomb-Rice and Elias delta codes ([Note: bit streams] in
+// Codes of positions: gaps (LEB128), and Golomb-Rice codes ([Note: bit streams] in
 // bitstreams.py). A prefix sum of lengths gives the place to write a code; streams.cuh finds the place
 // to read one.
 
@@ -39,18 +39,6 @@ struct golomb_code {
   __device__ i64 length() const { return ones + 1 + low; }
   __device__ u32 bit(i64 k) const { return k < ones ? 1u : k == ones ? 0u : (u32)(rest >> (k - ones - 1) & 1); }
 };
-struct elias_code {
-  static constexpr int head = 0;
-  i64 v;
-  int low, m;
-  static __device__ void begin(u8*, i64, i64) {}
-  __device__ elias_code(i64 v, i64, i64) : v(v), low(bits_of_int(v) - 1), m(bits_of_int(low + 1) - 1) {}
-  __device__ i64 length() const { return low + 2 * m + 1; }
-  __device__ u32 bit(i64 k) const {
-    if (k <= m) return k == m;
-    return (u32)((k <= 2 * m ? (i64)(low + 1) >> (k - m - 1) : v >> (k - 2 * m - 1)) & 1);
-  }
-};
 // the bits of a block's codes before that of position j, and of all of them; 256 threads
 template <class CODE> D i64 bits_before(const i32* idx, i64 j, i64 count, i64 n, i64* all) {
   return block_scan<256>(j < count ? CODE(gap_of(idx, j), count, n).length() : 0, all);
@@ -89,7 +77,7 @@ D bool stream_ended(const u8* data, i64 bit, i64 end) {
 }
 // True if `length` bytes are exactly `count` positions below n, which are left in idx (room for most).
 // With another parameter than encode uses, the bytes may be more than encode ever makes; those of gaps
-// and Elias codes may not, because these have a single form.
+// may not, because these have a single form.
 D bool load_golomb(const u8* data, i64 length, i64 count, i64 n, i32* idx) {
   if (length < 1 || data[0] > 40) return false;
   const i64 b = data[0], end = 8 * length;

@@ -1,4 +1,4 @@
-// Streams of codes read in parallel. A stream is units of at most 64 bits: an Elias code, a one of
+// Streams of codes read in parallel. A stream is units of at most 64 bits: a gap, a one of
 // Golomb's ones, or its zero with the low bits. A chunk of the stream is read from each of 64 possible
 // starts of its first unit. The results (the start of the next chunk's first unit, the number of codes
 // that end, their sum) are combined along the stream, and the chunks are read again from their
@@ -37,19 +37,6 @@ struct golomb_units {
     return {1 + b, (i64)(w >> 1 & ((1ull << b) - 1)) + 1, true};
   }
 };
-struct elias_units {
-  static constexpr int head = 0;
-  static __device__ bool load(const u8*, i64, i64, i64, i32*) { return false; }
-  static __device__ Unit at(u64 w, i64 left, int) {
-    int m = 0;
-    while (m < 6 && !(w >> m & 1)) ++m;
-    if (m > 5) return {0, 0, false};
-    const int low = (int)(w >> (m + 1) & ((1u << m) - 1)) + (1 << m) - 1, length = 2 * m + 1 + low;
-    if (low > 40 || length > left) return {0, 0, false};
-    return {length, (i64)((w >> (2 * m + 1) & ((1ull << low) - 1)) | 1ull << low), true};
-  }
-};
-
 // bytes of a stream in shared memory, zeros beyond its end
 D void stage(u32* words, int bytes, const u8* codes, i64 from, i64 length) {
   for (int k = threadIdx.x; k < bytes; k += blockDim.x)
