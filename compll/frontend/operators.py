@@ -68,8 +68,6 @@ _ROWS = (
              "shared(a, b): uniform in [a, b), drawn by (step, tensor, element), the same on all ranks and in decode"),
     # quantiles of distributions
     Operator("probit", 1, 1, "probit", "probit(p): the value that a standard normal variable stays below with probability p; p is known before any data"),
-    Operator("gamma_above", 2, 2, "gamma_above",
-             "gamma_above(shape, p): the value that a gamma variable (scale 1) exceeds with probability p"),
     Operator("pareto_above", 3, 3, "pareto_above",
              "pareto_above(mean, std, p): the value that a generalized Pareto variable of this mean and standard deviation "
              "exceeds with probability p"),

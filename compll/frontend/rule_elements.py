@@ -138,10 +138,6 @@ class Rules(Conversions):
     def probit(self, op: str, args: tuple[Expr, ...]) -> Expr:
         return self.real(op, (self.static(op, args[0], "its number"),))
 
-    def gamma_above(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        self.need_one_number(op, args)
-        return self.real(op, args)
-
     def pareto_above(self, op: str, args: tuple[Expr, ...]) -> Expr:
         """The value that a generalized Pareto variable exceeds with probability p.
 

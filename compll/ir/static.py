@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from compll.ir.expr import Expr, walk
-from compll.numerics import elementary, quantiles
+from compll.numerics import elementary
 
 Number = int | float | bool | str
 #: the largest magnitude of an integer that is known before any data
@@ -78,7 +78,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "or": lambda a, b: bool(a) or bool(b), "not": operator.not_,
     "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
     "choose": lambda c, a, b: a if c else b, "where": lambda c, a, b: a if c else b,
-    "probit": quantiles.probit, "gamma_above": quantiles.gamma_above,
+    "probit": elementary.probit,
     "isfinite": math.isfinite, "isnan": math.isnan, "isinf": math.isinf,
     "float": float, "int": lambda a: a, "lift": lambda a: a,
 }  # fmt: skip

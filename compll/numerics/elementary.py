@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,3 +142,10 @@ def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
         return wide.astype(np.float32) if narrow else wide[()]
 
     return call
+
+
+def probit(p: float) -> float:
+    """The quantile p of a standard normal variable (NaN outside 0..1)."""
+    if p in (0.0, 1.0):
+        return math.copysign(math.inf, p - 0.5)
+    return NormalDist().inv_cdf(p) if 0 < p < 1 else math.nan

@@ -1,6 +1,6 @@
 """Numbers of programs that are being printed: a backend's instructions with Python's operators.
 
-Printers use them to turn the Python code of exp, log, powers and gamma quantiles into instructions.
+Printers use them to turn the Python code of exp, log and powers into instructions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from compll.numerics.elementary import Functions, functions
-from compll.numerics.quantiles import Gamma, gamma
 
 
 def _operator(op: str) -> Any:
@@ -44,7 +43,7 @@ class Number:
 
 
 class Primitives(ABC):
-    """A printer's versions of the operations in elementary.py and quantiles.py."""
+    """A printer's versions of the operations in elementary.py."""
 
     @abstractmethod
     def emit(self, op: str, *args: Any) -> Any:
@@ -55,16 +54,6 @@ class Primitives(ABC):
 
     @abstractmethod
     def power_of_two(self, k: Number) -> Number: ...
-
-    @abstractmethod
-    def choose(
-        self, c: Number, then: Callable[[], Number], otherwise: Callable[[], Number]
-    ) -> Number: ...
-
-    @abstractmethod
-    def repeat(
-        self, times: int, state: tuple[Any, ...], step: Callable[..., Any]
-    ) -> tuple[Number, ...]: ...
 
     def number(self, value: Any) -> Number:
         """A value with Python's operators."""
@@ -78,8 +67,3 @@ class Primitives(ABC):
         """exp, log, log2 and power."""
         where, nearest, floor, magnitude = map(self.row, ("where", "round", "floor", "abs"))
         return functions(where, self.split, self.power_of_two, nearest, floor, magnitude)
-
-    def gamma(self, exp: Any, log: Any) -> Gamma:
-        """Quantile functions of gamma variables."""
-        where, magnitude, root = map(self.row, ("where", "abs", "sqrt"))
-        return gamma(where, magnitude, root, exp, log, self.choose, self.repeat)

@@ -53,7 +53,7 @@ TRUTHS = {
 }  # fmt: skip
 BY_KIND = {
     "f32": FLOATS, "i32": WHOLES, "bool": TRUTHS,
-    "f64": FLOATS | {"gamma_above"}, "i64": WHOLES - {"trit"},
+    "f64": FLOATS, "i64": WHOLES - {"trit"},
 }  # fmt: skip
 
 

@@ -29,24 +29,6 @@ def test_numbers_of_tries(tries, tmp_path, rng):
     pieces_equal(SEARCHES.format(tries=tries), tmp_path, rng.standard_normal)
 
 
-GAMMA = """name: gamma
-encode:
-  top: max(g)
-  wide: gamma_above(exp(3 * top), 0.01 * abs(mean(g)))
-  narrow: gamma_above(exp(-2 * top), clip(abs(min(g)) / 3, 0, 1))
-  near: gamma_above(1 + abs(mean(g)) / 10, 0.25)
-  q: sign(g) + 1
-payload: {wide: float32, narrow: float32, near: float32, q: "trit[n]"}
-decode: q * narrow + wide + near
-"""
-
-
-def test_gamma_quantiles(tmp_path, rng):
-    pieces_equal(GAMMA, tmp_path, rng.standard_normal)
-    pieces_equal(GAMMA, tmp_path, lambda n: 1e-3 * rng.standard_normal(n))
-    pieces_equal(GAMMA, tmp_path, lambda n: np.full(n, np.nan))
-
-
 RUNS = """name: two
 encode:
   s: max(abs(g)) + 1e-30

@@ -85,7 +85,7 @@ class Plain:
         y = np.array([plain(sign * x, self.block) for x in given])
         tops = np.abs(y).max(1)
         if self.clipped:
-            normal = compll.numerics.quantiles.probit(1 - self.clipped / 2)
+            normal = compll.numerics.elementary.probit(1 - self.clipped / 2)
             tops = np.abs(y).mean(1) * np.sqrt(np.pi / 2) * normal
         top = tops.max()
         u = np.array([

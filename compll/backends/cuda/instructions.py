@@ -28,7 +28,7 @@ ROWS = {
     "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}", "and": "{} && {}",
     "or": "{} || {}", "not": "!{}", "isnan": "is_nan({})", "isinf": "isinf({})", "bitand": "{} & {}", "bitor": "{} | {}",
     "bitxor": "{} ^ {}", "trit": "trit({})", "magnitude_bits": "(i32)abs_bits({})", "repeat": "{}",
-    "order_key": "key({})", "from_key": "unkey({})", "gamma_above": "gamma_above({}, {})",
+    "order_key": "key({})", "from_key": "unkey({})",
     "buckets": "{}",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""exp, log, log2, powers and gamma quantiles as CUDA C++, with the operations of `numerics`."""
+"""exp, log, log2 and powers as CUDA C++, with the operations of `numerics`."""
 
 from __future__ import annotations
 
@@ -37,27 +37,6 @@ class Primitives(traced.Primitives):
     def power_of_two(self, k: Number) -> Number:
         return self.called("power_of_two")(k)
 
-    def choose(
-        self, c: Number, then: Callable[[], Number], otherwise: Callable[[], Number]
-    ) -> Number:
-        found = self.declare("double")
-        for head, make in ((f"if ({c.value})", then), ("else", otherwise)):
-            with self.lines.block(head):
-                self.lines.add(f"{found} = {make().value};")
-        return self.number(found)
-
-    def repeat(
-        self, times: int, state: tuple[Any, ...], step: Callable[..., Any]
-    ) -> tuple[Number, ...]:
-        held = [self.number(self.declare("double", shown(x))) for x in state]
-        with self.lines.block(f"for (int k = 1; k <= {times}; ++k)"):
-            turn = self.number(self.declare("const double", "(double)k"))
-            found, last = step(turn, *held)
-            for variable, x in zip(held, found, strict=True):
-                self.lines.add(f"{variable.value} = {shown(x)};")
-            self.lines.add(f"if ({last.value}) break;")
-        return tuple(held)
-
 
 def shown(x: Any) -> str:
     """A Number's name, or a constant."""
@@ -82,6 +61,4 @@ def text() -> str:
         *(f"D float {op}(float x) {{ return (float){op}((double)x); }}\n"
           for op in ("op_exp", "op_log", "op_log2")),
         "D float op_pow(float a, float b) { return (float)op_pow((double)a, (double)b); }\n",
-        function("SLOW double gamma_above", "shape p",
-                 lambda p: p.gamma(p.called("op_exp"), p.called("op_log")).above),
     ])  # fmt: skip

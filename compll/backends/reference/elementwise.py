@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from compll.backends.reference import fields
-from compll.numerics import elementary, numbers, quantiles
+from compll.numerics import elementary, numbers
 
 
 def _sign(x: Any) -> Any:
@@ -94,5 +94,4 @@ MEANING: dict[str, Callable[..., Any]] = {
     "bfloat16_up": _bfloat16_up,
     "float8_e4m3": _float8_e4m3,
     "float32": lambda x: np.float32(x),
-    "gamma_above": lambda shape, p: quantiles.gamma_above(float(shape), float(p)),
 }
