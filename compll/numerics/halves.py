@@ -32,12 +32,7 @@ def stored(values: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
         return values.astype(dtype, copy=False)
 
 
-def keep(held: NDArray[Any], value: Any, before: F32 | None = None) -> None:
+def keep(held: NDArray[Any], value: Any) -> None:
     """Store a state's new value. Elements whose new value is NaN or infinite keep their old one."""
-    held[:] = stored(taken_up(held, value, before), held.dtype)
-
-
-def taken_up(held: NDArray[Any], value: Any, before: F32 | None = None) -> F32:
-    """The values of a state after `keep`."""
     rounded = read(stored(np.asarray(value, np.float32), held.dtype))
-    return np.where(np.isfinite(rounded), rounded, read(held) if before is None else before)
+    held[:] = stored(np.where(np.isfinite(rounded), rounded, read(held)), held.dtype)

@@ -34,8 +34,6 @@ class Phases:
         return self.phases[id(expr)]
 
     def find_phase(self, expr: Expr) -> int:
-        if expr.op == "state" and expr.type.of == "stored":
-            return 2
         below = max((self.phase(a) for a in expr.args), default=0)
         if id(expr) in self.guards:
             below = max(below, self.phase(self.guards[id(expr)][0]))

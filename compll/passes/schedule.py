@@ -7,14 +7,11 @@ any algebra beyond feedback.py's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from compll.ir.expr import Expr, Type, rebuild, walk
-from compll.ir.module import HALVES, Module, Selection
+from compll.ir.module import Module, Selection
 from compll.ir.program import LIBRARY, Pass, Program, Sink, Unsupported
 from compll.passes import feedback
 from compll.passes.phases import Phases, even
-from compll.passes.traffic import traffic
 
 #: hint for specs in which a walk over all elements needs a result of a selection
 AFTER = (
@@ -24,42 +21,15 @@ AFTER = (
 
 
 def schedule(module: Module, *, feed: bool) -> Program:
-    """The passes of encode; `feed` encodes the input of feedback, and updates the states.
-
-    The first pass may already store states, and later passes read them instead of computing them
-    again (see [Note: early states]). The order that moves fewer bytes is taken.
-    """
+    """The passes of encode; `feed` encodes the input of feedback, and updates the states."""
     try:
-        return _cheapest(module, feed)
+        return _Scheduler(module, feed).program()
     except Unsupported as why:
         # Values of selected elements may need a later walk than the selections do.
         try:
-            return _cheapest(module, feed, _Scheduler(module, feed).last_walk())
+            return _Scheduler(module, feed, _Scheduler(module, feed).last_walk()).program()
         except Unsupported:
             raise why from None
-
-
-def _cheapest(module: Module, feed: bool, first: int = 0) -> Program:
-    """The passes that move the fewest bytes, with selections in walk `first` or later."""
-    late = _Scheduler(module, feed, first).program()
-    scheduler = _Scheduler(module, feed, first)
-    early = scheduler.early_states() if feed else []
-    if not early:
-        return late
-    soon = scheduler.program(early)
-    return soon if traffic(soon).moved < traffic(late).moved else late
-
-
-def early(module: Module) -> tuple[str, ...]:
-    """Names of the states that the first pass stores. See [Note: early states]."""
-    if not module.selections:
-        return ()
-    try:
-        passes = schedule(module, feed=True).passes
-    except Unsupported:
-        return ()
-    first = [s.name for s in passes[0].sinks if s.kind == "state"]
-    return tuple(first) if len(passes) > 1 else ()
 
 
 def hops(module: Module) -> bool:
@@ -79,50 +49,17 @@ class _Scheduler(Phases):
         self.gradient = leaf
         if feed and module.feedback:
             self.gradient = feedback.source(module, leaf)
-        self.stored: dict[int, Expr] = {}
         self.selections = {s.name: self.fed_selection(s) for s in module.selections}
 
     def fed(self, expr: Expr) -> Expr:
-        """expr with the gradient replaced by the input of feedback, and early states read back."""
-        if self.gradient.op != "input":
-            expr = rebuild(self.pool, expr, lambda e: self.gradient if e.op == "input" else None)
-        return rebuild(self.pool, expr, lambda e: self.stored.get(id(e))) if self.stored else expr
+        """expr with the gradient replaced by the input of feedback."""
+        if self.gradient.op == "input":
+            return expr
+        return rebuild(self.pool, expr, lambda e: self.gradient if e.op == "input" else None)
 
     def fed_selection(self, s: Selection) -> Selection:
         threshold = None if s.threshold is None else self.fed(s.threshold)
         return Selection(s.name, s.kind, self.fed(s.key), s.limit, threshold)
-
-    def early_states(self) -> list[Sink]:
-        """Stores for the first pass, and all other expressions rewritten to read them; [] if that
-        is impossible.
-
-        [Note: early states] An update `where(selection, a, b)` gives most elements b. If b needs no
-        reduction, the first pass can store it; later passes read the state instead of g and the
-        other inputs of b, and the selected elements are mended at the end. A state never takes up a
-        NaN, so a later pass does not see one: this is done only if a status byte tells the decoder.
-        In such a spec b means, wherever it stands, the state after the first pass.
-        """
-        states = self.state_sinks()
-        if not states or not self.module.status or self.module.group:
-            return []  # (the one pass of a grouped spec computes everything once anyway)
-        if any(s.storage in HALVES for s in self.module.states):
-            return []  # the value read back would be rounded
-        if not all(s.expr.op == "where" and s.expr.args[0].op == "in" for s in states):
-            return []
-        stores = [Sink("state", s.name, s.expr.args[2]) for s in states]
-        if any(s.expr.op == "state" for s in stores):
-            return []  # most elements keep their value
-        if any(self.phase(s.expr) for s in stores):
-            return []
-        for s in stores:
-            held = self.pool.make("state", (), Type("float", "n", "stored"), s.name)
-            self.stored[id(s.expr)] = held
-        self.selections = {s.name: self.fed_selection(s) for s in self.module.selections}
-        fields = [self.fed(f.expr) for f in self.module.fields if f.expr is not None]
-        roots = fields + [s.expr for s in self.state_sinks()]
-        roots += [e for s in self.selections.values() for e in (s.key, s.threshold) if e]
-        left = any(e.op == "state" and e.type.of != "stored" for e in walk(*roots))
-        return [] if left else stores
 
     def sinks(self) -> list[Sink]:
         """All values that leave the passes."""
@@ -140,10 +77,9 @@ class _Scheduler(Phases):
         """The number of the last walk that any value needs."""
         return max([self.walk_of(s) for s in self.sinks()] + [0])
 
-    def program(self, early: Sequence[Sink] = ()) -> Program:
+    def program(self) -> Program:
         sinks = self.sinks()
         passes = tuple(Pass() for _ in range(1 + max([self.walk_of(s) for s in sinks] + [0])))
-        passes[0].sinks.extend(early)
         for sink in sinks:
             self.place(passes, sink)
         self.place_values(passes, sinks)
@@ -159,7 +95,6 @@ class _Scheduler(Phases):
         if self.module.feedback:
             assert self.module.decoded is not None
             value = feedback.update(self.module, self.gradient, self.fed(self.module.decoded))
-            value = self.fed(value) if self.stored else value
             found.append(Sink("state", self.module.fed_state, value))
         return found
 

@@ -18,7 +18,6 @@ from compll.ir.matrices import mixes
 from compll.ir.module import Module
 from compll.ir.static import Number
 from compll.numerics.types import F32, I64, U8
-from compll.passes import schedule as passes
 from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Encoding, State, views
 
@@ -31,7 +30,6 @@ class Kernels:
 
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
         self.module, self.params = module, params
-        self.early = passes.early(module)
 
     def encode_batch(
         self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding
@@ -49,7 +47,6 @@ class Kernels:
                 how,
                 tensor=tensor,
                 offset=offset,
-                early=self.early,
                 most=None if how.most is None else int(how.most[i]),
             )
             out[at[i] : at[i] + len(payload)] = payload

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from compll.backends.reference import fields
 from compll.backends.reference.runs import Run
 from compll.errors import PayloadError
-from compll.ir.expr import Expr, Type
+from compll.ir.expr import Type
 from compll.ir.layout import header, layout
 from compll.ir.module import Module
 from compll.ir.static import Number
@@ -30,7 +30,6 @@ def encode(
     *,
     tensor: int,
     offset: int,
-    early: tuple[str, ...] = (),
     most: int | None = None,
 ) -> U8:
     """Encode one piece: x and states are views that are updated in place."""
@@ -39,7 +38,7 @@ def encode(
     if len(x) == 0:
         return np.zeros(0, np.uint8)
     with np.errstate(all="ignore"):
-        return _encode(run, x, states, np.float32(how.scale), how.writeback, early)
+        return _encode(run, x, states, np.float32(how.scale), how.writeback)
 
 
 def _encode(
@@ -48,7 +47,6 @@ def _encode(
     states: dict[str, NDArray[Any]] | None,
     scale: np.float32,
     writeback: bool,
-    early: tuple[str, ...],
 ) -> U8:
     module, g = run.module, x * scale
     if states is None and module.updates:
@@ -69,12 +67,11 @@ def _encode(
         source = module.pool.make("input", (), Type("float", "n"), "g")
         assert module.decoded is not None
         exprs[module.fed_state] = feedback.update(module, source, module.decoded)
-    kept = _early(run, exprs, early) if states is not None else {}
     payload = written(run, lambda: g)
     updates = {name: run.value(e) for name, e in exprs.items()}
     for name, held in (states or {}).items():
         if name in updates:
-            halves.keep(held, updates[name], kept.get(name))
+            halves.keep(held, updates[name])
     if writeback:
         place = {"step": run.step, "tensor": run.tensor, "offset": run.offset}
         x[:] = decode(payload, Run(module, run.env, len(x), **place))
@@ -85,15 +82,6 @@ def _fresh(run: Run) -> dict[str, NDArray[Any]]:
     """States of zeros, for a call without states."""
     sizes = {s.name: run.n if s.shape == "n" else 1 for s in run.module.states}
     return {s.name: np.zeros(sizes[s.name], s.dtype) for s in run.module.states}
-
-
-def _early(run: Run, exprs: Mapping[str, Expr], early: tuple[str, ...]) -> dict[str, F32]:
-    """Values of the states that the first pass stores: [Note: early states]."""
-    outside = {name: exprs[name].args[2] for name in early}
-    values = {name: run.value(e) for name, e in outside.items()}
-    kept = {name: np.where(np.isfinite(v), v, run.inputs[name]) for name, v in values.items()}
-    run.done = {id(e): kept[name] for name, e in outside.items()}
-    return kept
 
 
 def written(run: Run, g: Callable[[], F32]) -> U8:
