@@ -122,7 +122,7 @@ class Steps:
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, bool(codec.states)
         key = self._parts[first.part].codec, first.side  # key of the states, also if `down` encodes
         seed, writeback, out = self._seeds[first.side], first.writeback, call.array
-        view = self._viewing(first.codec)
+        view = None if waits else self._viewing(first.codec)  # torch looks for pieces in use
 
         def step(run: Inputs) -> None:
             (at, room), x = call.places(), pieces.open(run, view)

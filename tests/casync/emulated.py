@@ -70,6 +70,7 @@ def _refuse_host():
 def opened(tensor):
     """Device memory as kernels see it; within a stream."""
     _refuse_host()
+    tensor = tensor.array if isinstance(tensor, Viewed) else tensor
     inside = tensor.inside if isinstance(tensor, DeviceTensor) else tensor
     if not isinstance(inside, torch.Tensor):
         return inside
@@ -152,6 +153,17 @@ class DeviceMemory(FakeMemory):
         return tensor.inside.clone()
 
 
+class Viewed:
+    """A codec's own view of an array, which torch does not take, as it takes none of cupy's."""
+
+    def __init__(self, array):
+        self.array = array
+        self.dtype, self.shape = array.dtype, array.shape
+
+    def __len__(self):
+        return len(self.array)
+
+
 class Arrays:
     """Implements compll.runtime.arrays.Arrays."""
 
@@ -167,7 +179,7 @@ class Arrays:
         return opened(x)
 
     def view(self, x, name):
-        return x
+        return x if isinstance(x, Viewed) else Viewed(x)
 
     def stream(self):
         return nullcontext()
