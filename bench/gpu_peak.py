@@ -71,7 +71,7 @@ def train(rank: int, store: str, out: str, method: str, steps: int, width: int) 
     if method == "ddp":
         ddp: nn.Module = DistributedDataParallel(model)
     else:
-        transport = "staged" if device.type == "cuda" else None  # gloo moves host memory
+        transport = "staged" if device.type == "cuda" else "auto"  # gloo moves host memory
         ddp = hipress.wrap(model, method, transport=transport)
     marks["wrapped"] = memory(device)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
