@@ -287,5 +287,5 @@ class Garbled:
     def encode_batch(self, x, table, out, at, **options):
         used = self._inner.encode_batch(x, table, out, at, **options)
         if self._spoils:
-            out.fill_(255)
+            opened(out)[:] = 255
         return used
