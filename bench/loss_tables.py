@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import compll
-from bench.loss_cells import BASELINES, FP32, MOMENTUM, TRIAL, Cell, spec_of
+from bench.loss_cells import BASELINES, FP32, MOMENTUM, SHARDED, TRIAL, Cell, spec_of
 from bench.loss_workloads import ALL, OTHERS, WORKLOADS
 from hipress.optim.optimizer_kinds import KINDS
 from hipress.plan.evidence import Finding
@@ -112,8 +112,11 @@ def _findings(found: Iterable[Row]) -> Iterator[Finding]:
 
 
 def _counts(row: Row) -> bool:
-    """True for evidence: of OTHERS, only averages of momentum by optimizers that no other workload
-    has. Workloads with other ranks or widths confirm, and all codecs would need the others."""
+    """True for evidence: averages of gradients, and of OTHERS only those of momentum by optimizers
+    that no other workload has. Workloads with other ranks or widths confirm, and all codecs would
+    need the others."""
+    if row.method.startswith(SHARDED):
+        return False
     if row.workload not in OTHERS:
         return True
     return OTHERS[row.workload].kind not in KINDS and row.method.startswith(MOMENTUM)

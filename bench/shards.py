@@ -44,6 +44,7 @@ CODECS = ("int4_group", "onebit_group", "auto")
 GRADIENTS = ("int4_group", "int8_group")  # of shards on several hosts
 PRECISE = MixedPrecisionPolicy()
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 @dataclass
@@ -91,7 +92,7 @@ class Method:
         """The lines of the report."""
         middle, megabytes = statistics.median(self.seconds), self.sent / 1e6 / len(self.seconds)
         return (
-            f"{self.title:32} {1e3 * middle:6.0f} ms, {megabytes:6.2f} MB a step, "
+            f"{self.title:41} {1e3 * middle:6.0f} ms, {megabytes:6.2f} MB a step, "
             f"{self.memory / 1e6:4.0f} MB of memory"
         )
 
@@ -130,8 +131,12 @@ def rank_across() -> None:
         Method("FSDP2", lambda: plain(LARGE, mesh), LARGE),
         Method("FSDP2, bfloat16", lambda: plain(LARGE, mesh, BFLOAT16), LARGE),
         *(
-            Method(f"HiPress {codec} + int8_group", partial(compressed, mesh, codec), LARGE)
-            for codec in GRADIENTS
+            Method(
+                f"HiPress {codec} + int8_group{', bfloat16' * (policy is MIXED)}",
+                partial(compressed, mesh, codec, policy),
+                LARGE,
+            )
+            for codec, policy in (*((each, PRECISE) for each in GRADIENTS), (GRADIENTS[0], MIXED))
         ),
     )
 
@@ -187,9 +192,11 @@ def synchronized(mesh: DeviceMesh, codec: str) -> Method:
     return Method(f"HiPress {codec}", make, warm_up=TRIAL if told else WARM_UP)
 
 
-def compressed(mesh: DeviceMesh, codec: str) -> tuple[nn.Module, Callable[[], None]]:
+def compressed(
+    mesh: DeviceMesh, codec: str, policy: MixedPrecisionPolicy
+) -> tuple[nn.Module, Callable[[], None]]:
     """The model sharded over hosts, with gradients compressed by a codec, and weights in 8 bits."""
-    return hipress.shard(sharded(LARGE, mesh), reduce_scatter=codec), lambda: None
+    return hipress.shard(sharded(LARGE, mesh, policy), reduce_scatter=codec), lambda: None
 
 
 def main(
