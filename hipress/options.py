@@ -76,7 +76,7 @@ class Options:
         optimizer: the optimizer of the training, a torch.optim.Optimizer or its class's name.
             "auto" then chooses among all codecs that kept the loss under its kind in measurements,
             and a named codec that did not is reported. None: among those that kept it under every
-            kind. Here it is the kind, one of hipress.optim.optimizer_kinds.KINDS (docs/losses.md).
+            kind. Here it is the kind, one of hipress.optim.optimizer_kinds.KINDS.
         accept_loss: the share by which the loss may end above float32's, such as 0.01: "auto" then
             also takes codecs that lose, or that have rounds or states of their own (powersgd, dgc),
             if all measurements under this kind of optimizer are within it. Such a state starts at

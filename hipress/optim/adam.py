@@ -173,7 +173,7 @@ class Freezing(Averaging):
         return (
             f"v is frozen after {steps} steps and a learning rate that has not fallen{moved}. In "
             f"measurements freezes before step {EARLY} ended up to 20% above float32's loss then, "
-            "and later ones at most 1%: docs/losses.md"
+            "and later ones at most 1%"
         )
 
     def _sums(self) -> list[float]:
