@@ -219,7 +219,7 @@ class Outer:
         """Take part in one more round, which begins when the other sites come to theirs, hand the
         rest of what this site has not delivered to another one, and end.
 
-        Raises ConfigError if sites do not change, StateError while a round is under way."""
+        Raises ConfigError if sites do not change."""
         self._refuse_ended()
         if not self._members.changes:
             raise ConfigError("the ranks of a group cannot leave: all of them hipress.detach")
@@ -273,6 +273,9 @@ class Outer:
 
     def _begin(self, leaving: bool = False) -> None:
         """Meet the other sites, and send a fragment's pseudo-gradient."""
+        model = compat.uncompiled(self.module)
+        shards.reshard(model)
+        self._snapshot.refuse_changes(model)
         self._refuse_gradients()
         coordinator = self._members.meet(leaving=leaving)
         if self._sites is None or coordinator is not self._sites.coordinator:
@@ -295,6 +298,7 @@ class Outer:
     def _end(self) -> None:
         """Wait for the average, and take it over, if all sites have it; else undo the round."""
         assert self.round is not None
+        shards.reshard(compat.uncompiled(self.module))
         round_, self.round = self.round, None
         error = self._error_of(round_.wait)
         if error is not None:
@@ -343,17 +347,25 @@ class Outer:
         behind = [r for r, count in enumerate(rounds) if count < most or most == NEW]
         behind = [r for r in behind if r != source]
         if behind and coordinator.rank in (source, *behind):
-            before = [fragment.target() for fragment in self.fragments]
-            some = coordinator.of([source, *behind])
-            share(self._shared(), connect(some, "agreed weights"), some)
-            for fragment, old in zip(self.fragments, before, strict=True):
-                if coordinator.rank == source:
-                    break
-                goal = fragment.target()
-                if self.rounds != NEW:  # its own steps since count in the next round
-                    goal.add_(fragment.weights()).sub_(old)
-                fragment.write(goal)
+            some, here = coordinator.of([source, *behind]), self._shared()
+            # the source may end while it sends
+            sent = here if coordinator.rank == source else [each.clone() for each in here]
+            share(sent, connect(some, "agreed weights"), some)
+            if coordinator.rank != source:
+                self._adopt(here, sent)
         self.rounds = max(most, 0)
+
+    def _adopt(self, here: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
+        """Take over what another site has sent. This one's own steps since its last round, if it
+        has had any, count in the next."""
+        before = [fragment.target() for fragment in self.fragments]
+        for own, other in zip(here, sent, strict=True):
+            own.copy_(other)
+        for fragment, old in zip(self.fragments, before, strict=True):
+            goal = fragment.target()
+            if self.rounds != NEW:
+                goal.add_(fragment.weights()).sub_(old)
+            fragment.write(goal)
 
     def _hand_over(self) -> None:
         """Give what leaving sites have not delivered to the first that stays."""

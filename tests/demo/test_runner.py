@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_method_trains_and_counts_its_bytes(method, payload):
     assert result.payload_bytes == pytest.approx(payload, rel=0.01)
     assert result.wire_bytes is None or result.wire_bytes > payload
     assert 5e7 < result.peak_bytes < 5e9
+
+
+def test_rounds_of_an_outer_loop_are_timed_as_a_whole():
+    method = "outer:int8_group:every=3:delay=1:lr=1.0:momentum=0.0"
+    result = runner.run(Loopback(), Job(method, steps=10, workload=TINY), lambda done: None)
+    assert result.error is None
+    assert len(result.seconds) == 10
+    assert result.timed == [fmean(result.seconds[at : at + 3]) for at in (4, 7)]
+    assert result.identical is None
+    assert 0 < result.payload_bytes < SIZE / 4
 
 
 class Told(Watched):

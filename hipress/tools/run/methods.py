@@ -1,8 +1,9 @@
 """Methods of synchronizing gradients: PyTorch's own, and every HiPress codec.
 
 A method is written NAME, hipress:CODEC (`hipress.wrap`), sync:CODEC (`hipress.Synchronizer`, no
-DDP) or momentum:CODEC (`hipress.wrap` with an optimizer of `hipress.optim`), with options behind
-it: hipress:dgc:ratio=0.01:strategy=ring. A codec is a name, or a spec's path.
+DDP), momentum:CODEC (`hipress.wrap` with an optimizer of `hipress.optim`) or outer:CODEC
+(`hipress.Outer`), with options behind it: hipress:dgc:ratio=0.01:strategy=ring,
+outer:int4_group:every=20:delay=10. A codec is a name, or a spec's path.
 """
 
 import difflib
@@ -23,10 +24,18 @@ BASELINES = {
 #: baselines whose ranks train separately, so that losses and equality mean nothing
 ALONE = ("none", "ddp-noop")
 #: ways to use a codec, and their names in tables
-MOMENTUM = "momentum"
-WAYS = {"hipress": "HiPress", "sync": "HiPress, no DDP,", MOMENTUM: "HiPress, momentum by"}
+MOMENTUM, OUTER = "momentum", "outer"
+WAYS = {
+    "hipress": "HiPress",
+    "sync": "HiPress, no DDP,",
+    MOMENTUM: "HiPress, momentum by",
+    OUTER: "HiPress, weights by",
+}
 #: an option of MOMENTUM: the steps after which Adam's second moments are frozen, or "auto"
 FREEZE = "freeze"
+#: options of OUTER: those of hipress.Outer, and of its OuterSGD
+SGD = ("lr", "momentum")
+ROUNDS = ("every", "fragments", "delay", "mix", "clip", "keep", *SGD)
 AUTO = "auto"
 DEFAULTS = (
     *("none", "ddp-fp32", "ddp-fp16", "powersgd"),
@@ -50,6 +59,13 @@ class Method:
             return BASELINES[self.text]
         options = (f"{k}={v}" for k, v in self.options.items())
         return " ".join([WAYS[self.way], Path(self.codec).name, *options])
+
+
+def period(text: str) -> int:
+    """Steps after which the costs of a step repeat, of a method."""
+    way, *options = text.split(":")
+    every = (option.removeprefix("every=") for option in options if option.startswith("every="))
+    return int(next(every, "100")) if way == OUTER else 1
 
 
 def parse(text: str) -> Method:
@@ -85,7 +101,7 @@ def check(methods: Iterable[Method]) -> None:
 
 def wrapped(method: Method) -> dict[str, Any]:
     """Options for `hipress.wrap` or the codec."""
-    own = (FREEZE,) if method.way == MOMENTUM else ()
+    own = {MOMENTUM: (FREEZE,), OUTER: ROUNDS}.get(method.way, ())
     return {key: value for key, value in method.options.items() if key not in own}
 
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress.tools.run.jobs import PHASES
 from hipress.tools.run.lstm import Training
-from hipress.tools.run.methods import FREEZE, MOMENTUM, Method, wrapped
+from hipress.tools.run.methods import FREEZE, MOMENTUM, OUTER, ROUNDS, SGD, Method, wrapped
 
 ONE_BUCKET = 4096  # MB: with several buckets PowerSGD's two all-reduces would mix on gloo
 
@@ -31,7 +31,9 @@ class Synchronized:
     step: Callable[[], None] = lambda: None
     tried: Callable[[], list[dict[str, Any]]] = list  # plans of "auto", as predicted and measured
     phases: Callable[[], dict[str, float] | None] = lambda: None  # seconds so far, by job.PHASES
-    optimizer: torch.optim.Optimizer | None = None  # clips and steps in place of the task's
+    optimizer: torch.optim.Optimizer | None = None  # steps in place of the task's
+    clips: bool = True  # for itself, if there is one
+    stepped: Callable[[], None] = lambda: None  # after its step
 
 
 def synchronize(model: nn.Module, method: Method, training: Training) -> Synchronized:
@@ -95,6 +97,8 @@ def _hipress(model: nn.Module, method: Method, training: Training) -> Synchroniz
     assert method.codec is not None
     assert dist.group.WORLD is not None
     options = wrapped(method)
+    if method.way == OUTER:
+        return _outer(model, method, training)
     if next(model.parameters()).is_cuda and by_gloo(dist.group.WORLD):  # ranks may share a GPU
         options = {"transport": "staged", **options}
     if method.way == "sync":
@@ -107,6 +111,25 @@ def _hipress(model: nn.Module, method: Method, training: Training) -> Synchroniz
     ddp = hipress.wrap(model, method.codec, **options)
     return Synchronized(
         ddp, _sent(ddp, model), tried=_tried(ddp), phases=_phases(ddp), optimizer=optimizer
+    )
+
+
+def _outer(model: nn.Module, method: Method, training: Training) -> Synchronized:
+    import hipress
+
+    assert method.codec is not None
+    optimizer = training.make(model.parameters())
+    given = {name: value for name, value in method.options.items() if name in ROUNDS}
+    sgd = hipress.OuterSGD(**{name: given.pop(name) for name in SGD if name in given})
+    outer = hipress.Outer(
+        model, optimizer, method.codec, outer=sgd, **{**wrapped(method), **given}
+    )  # fmt: skip
+    return Synchronized(
+        model,
+        lambda steps: hipress.report(outer).sent_bytes,
+        optimizer=optimizer,
+        clips=False,
+        stepped=outer.step,
     )
 
 

@@ -122,8 +122,13 @@ def _train(order: Order) -> dict[str, Any]:
         "peak_bytes": _peak_bytes(),
         "tried": synchronized.tried(),
         "parameters": sum(each.numel() for each in task.module.parameters()),
-        "identical": None if job.method in methods.ALONE else _identical(synchronized.module),
+        "identical": None if _apart(job.method) else _identical(synchronized.module),
     }
+
+
+def _apart(method: str) -> bool:
+    """True if ranks hold different parameters by design."""
+    return method in methods.ALONE or methods.parse(method).way == methods.OUTER
 
 
 def _trace(order: Order) -> dict[str, Any]:
@@ -163,7 +168,9 @@ class Trainer:
         self._module, self._synchronize = synchronized.module, synchronized.step
         own = synchronized.optimizer
         self._optimizer = own or task.training.make(self._module.parameters())
-        self._clip = math.inf if own is not None else task.training.clip
+        alone = own is not None and synchronized.clips
+        self._clip = math.inf if alone else task.training.clip
+        self._stepped = synchronized.stepped
         self.seconds: list[float] = []
         self.losses: list[float] = []
 
@@ -177,6 +184,7 @@ class Trainer:
         if math.isfinite(self._clip):
             nn.utils.clip_grad_norm_(self._module.parameters(), self._clip)
         self._optimizer.step()
+        self._stepped()
         _synchronize(loss)
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
