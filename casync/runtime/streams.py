@@ -7,9 +7,10 @@ streams, but not for events that are known to come earlier; so of the program's 
 remain that no others imply. Two more rules hold: a run comes after its bucket is filled, and after
 the last run of its program, whose buffers it uses.
 
-Without tags, slots are issued in their order, each as a group, on the communication stream. With
-tags the transport is the host's: payloads leave the device for pinned memory on one stream, and
-received payloads enter it on another, while threads send and receive: see StagedSlot.
+Without tags a job is issued as a whole, in an order that is found once a program (see `issues`):
+slots in theirs, each as a group, on the communication stream. With tags the transport is the
+host's: payloads leave the device for pinned memory on one stream, and received payloads enter it on
+another, while threads send and receive: see StagedSlot.
 """
 
 from __future__ import annotations

@@ -113,6 +113,24 @@ def test_held_arrays_are_made_once(name):
     assert device.made == before
 
 
+def test_held_numbers_that_were_checked_are_refused_for_other_arrays():
+    """They are checked once for arrays of a length, not once for all."""
+    codec, n = codec_of("int4_group"), 640
+    size = codec.payload_bytes(n)
+    table, at, used = map(
+        codec.hold, (np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64), np.array([size]))
+    )
+    x, out, more = np.zeros(n, np.float32), np.zeros(2 * size, np.uint8), {"writeback": True}
+    codec.decode_batch(out, table, at, used, x)
+    with pytest.raises(PayloadError, match="ends early"):
+        codec.decode_batch(out[: size - 1], table, at, used, x)
+    with pytest.raises(UsageError, match="a piece ends at 640"):
+        codec.decode_batch(out, table, at, used, x[:-1])
+    codec.encode_batch(x, table, out, at, incoming=(out[size:], at, used), **more)
+    with pytest.raises(UsageError, match="memory in common"):
+        codec.encode_batch(x, table, out, at, incoming=(out[1:], at, used), **more)
+
+
 def test_rounds_of_held_arrays_are_captured():
     """A round's lengths follow from the table, and were uploaded anew, which a capture refuses."""
     codec = codec_of("powersgd")
