@@ -552,3 +552,20 @@ def scaled(rank, world_size):
         left.append(owed_to(made, 1).sum().item())
         left.append(model.weight.grad.mean().item())
     return left, hipress.state_dict(made)["owed"]
+
+
+def sharded_by_hipress(rank, world_size, path, load):
+    """The number of backward passes that a model of hipress.shard has made, or has loaded."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(64, 64), mesh=dist.init_device_mesh("cpu", (world_size,)))
+    hipress.shard(model, reduce_scatter="int4_group")
+    app = {"hipress": hipress.Stateful(model)}
+    if load:
+        dcp.load(app, checkpoint_id=path)
+    else:
+        for _ in range(3):
+            model(torch.ones(2, 64)).sum().backward()
+        dcp.save(app, checkpoint_id=path)
+    return hipress.state_dict(model)["passes"]

@@ -152,10 +152,23 @@ def unequal(rank, world_size):
     return raised_by((weight * 2).sum().backward)
 
 
-def _averaged(gradient, group):
+def _averaged(gradient, group, op=dist.ReduceOp.SUM):
     gradient = gradient.clone()
-    dist.all_reduce(gradient, op=dist.ReduceOp.SUM, group=group)
+    dist.all_reduce(gradient, op=op, group=group)
     return gradient
+
+
+def reduced(rank, world_size):
+    """Gradients after compressed all-reduces, by operation and type, as shares of rank 0's."""
+    options = hipress.GroupOptions("int8_group", min_size=1, timeout=SILENCE)
+    group, found = dist.new_group(backend="hipress", pg_options=options), {}
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            weight = torch.zeros(64, 40, dtype=dtype, requires_grad=True)
+            weight.register_hook(lambda gradient, op=op: _averaged(gradient, group, op))
+            weight.t().mul(rank + 1).sum().backward()  # its gradient is not contiguous
+            found[str(op), dtype] = weight.grad.float().mean().item()
+    return found, [row.calls for row in hipress.report(group).calls if not row.why_not]
 
 
 def killed(rank, world_size):

@@ -330,3 +330,10 @@ def test_one_rank_adds_what_was_undelivered_once_and_in_its_scale():
     assert (before, first, second, third) == (2560, 2560, 0, 0)
     assert (mean, last) == (3.0, 3.0)  # 2 + 1, and then 3
     assert owed == {}
+
+
+def test_a_model_of_hipress_shard_goes_on_at_another_number_of_ranks(tmp_path):
+    path = str(tmp_path / "checkpoint")
+    passes = launch(checkpoint_ranks.sharded_by_hipress, 2, path, False)
+    assert passes == [3, 3]
+    assert launch(checkpoint_ranks.sharded_by_hipress, 3, path, True) == [3, 3, 3]

@@ -49,6 +49,13 @@ def test_a_residual_stays_with_its_gradient():
         assert apart == pytest.approx(0.1, abs=0.01)
 
 
+def test_sums_and_averages_of_all_types():
+    for found, compressed in launch(group_ranks.reduced, 3):
+        for (op, _), value in found.items():
+            assert value == pytest.approx(6 if "SUM" in op else 2, rel=0.02)
+        assert compressed == [6]  # float64 travels as it is
+
+
 def test_a_group_leaves_alone_what_is_no_gradient():
     for rank, (errors, values, rows) in enumerate(launch(group_ranks.refused, 2)):
         for title, told in {
