@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from compll.errors import RuleError
@@ -74,6 +75,26 @@ class Rules(Conversions):
         if args[0].type.dtype not in ("int", "bool"):
             raise RuleError(f"exp2 takes an integer, not {args[0].type}", "2**x takes any number")
         return self.elementwise(op, (self.number(args[0], "int"),), "float")
+
+    # definitions, of which no backend knows
+
+    def mod(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        a, b = self.same(args)
+        whole = self.elementwise("floordiv", (a, b))
+        return self.elementwise("sub", (a, self.elementwise("mul", (b, whole))))
+
+    def sign(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        (x,) = self.same(args)
+        zero, below, above = (self.number(self.pool.const(c), x.type.dtype) for c in (0, -1, 1))
+        return self.elementwise("where", (self.compare("lt", (x, zero)), below, above))
+
+    def isnan(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        x = self.number(args[0], "float")
+        return self.compare("ne", (x, x))
+
+    def isinf(self, op: str, args: tuple[Expr, ...]) -> Expr:
+        size = self.elementwise("abs", (self.number(args[0], "float"),))
+        return self.compare("eq", (size, self.pool.const(math.inf)))
 
     def clip(self, op: str, args: tuple[Expr, ...]) -> Expr:
         x, low, high = args

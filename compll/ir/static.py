@@ -63,11 +63,10 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "div": _in_numpy(np.divide), "pow": _in_numpy(elementary.NUMPY.power),
     "floordiv": _of_kind(operator.floordiv, lambda a, b: np.floor(a / b)),
-    "mod": _of_kind(operator.mod, lambda a, b: a - b * np.floor(a / b)),
     "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
     "shl": lambda a, b: a << min(b, 64) if b >= 0 else 0,
     "shr": lambda a, b: a >> b if b >= 0 else -(a < 0),
-    "abs": abs, "sign": lambda a: -1 if a < 0 else 1,
+    "abs": abs,
     "trunc": lambda a: a if math.isfinite(a) else 0,
     "floor": _in_numpy(np.floor), "ceil": _in_numpy(np.ceil), "round": _in_numpy(np.rint),
     "exponent": _exponent, "exp2": _exp2, "sqrt": _in_numpy(np.sqrt),
@@ -79,7 +78,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
     "choose": lambda c, a, b: a if c else b, "where": lambda c, a, b: a if c else b,
     "probit": elementary.probit,
-    "isfinite": math.isfinite, "isnan": math.isnan, "isinf": math.isinf,
+    "isfinite": math.isfinite,
     "float": float, "int": lambda a: a, "lift": lambda a: a,
 }  # fmt: skip
 

@@ -30,14 +30,13 @@ SHAPES = {
 }
 FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 #: instructions with the name and meaning of an operator, by the kind of their values
-ARITHMETIC = {"add", "sub", "mul", "neg", "abs", "min", "max", "sign", "where"}
+ARITHMETIC = {"add", "sub", "mul", "neg", "abs", "min", "max", "where"}
 FLOATS = ARITHMETIC | {
-    "div", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "pow", "mod", "floordiv",
+    "div", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "pow", "floordiv",
     "float16", "bfloat16", "bfloat16_up", "float8_e4m3", "exp2", "from_float_bits",
 }  # fmt: skip
 WHOLES = ARITHMETIC | {
     "floordiv",
-    "mod",
     "bitand",
     "bitor",
     "bitxor",
@@ -49,7 +48,7 @@ WHOLES = ARITHMETIC | {
     "float_bits",
 }
 TRUTHS = {
-    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isfinite", "isnan", "isinf", "where",
+    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isfinite", "where",
 }  # fmt: skip
 BY_KIND = {
     "f32": FLOATS, "i32": WHOLES, "bool": TRUTHS,

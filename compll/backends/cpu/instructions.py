@@ -6,7 +6,6 @@ fast-math flags, and none is fused with another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -100,41 +99,19 @@ def _absolute(b: Builder, x: Any) -> Any:
     return b.select(b.icmp_signed("<", x, const(element(x), x, 0)), b.neg(x), x)
 
 
-def _sign(b: Builder, x: Any) -> Any:
-    kind = element(x)
-    zero, one, less = (const(kind, x, v) for v in (0, 1, -1))
-    return b.select(compare("<")(b, x, zero), less, one)
-
-
 def _floordiv(b: Builder, x: Any, y: Any) -> Any:
     if element(x) in (F32, F64):
         return b.intrinsic("floor", b.fdiv(x, y))
-    safe, _, below = _parted(b, x, y)
-    zero = const(element(x), x, 0)
+    # no processor traps at a divisor of 1, in place of 0 and -1
+    zero, one = const(element(x), x, 0), const(element(x), x, 1)
+    near_zero = b.icmp_unsigned("<", b.add(y, one), const(element(x), x, 2))
+    safe = b.select(near_zero, one, y)
+    rest = b.srem(x, safe)
+    below = b.icmp_signed("<", b.xor(rest, safe), zero)
+    below = b.and_(below, b.icmp_signed("!=", rest, zero))
     found = b.sub(b.sdiv(x, safe), b.zext(below, x.type))
     found = b.select(b.icmp_signed("==", y, const(element(x), x, -1)), b.neg(x), found)
     return b.select(b.icmp_signed("==", y, zero), zero, found)
-
-
-def _mod(b: Builder, x: Any, y: Any) -> Any:
-    if element(x) in (F32, F64):
-        return b.fsub(x, b.fmul(y, _floordiv(b, x, y)))
-    safe, rest, below = _parted(b, x, y)
-    return b.select(below, b.add(rest, safe), rest)
-
-
-def _parted(b: Builder, x: Any, y: Any) -> tuple[Any, Any, Any]:
-    """A divisor at which no processor traps, the remainder, and true if its sign differs from the
-    divisor's.
-
-    The remainder is 0 for the divisors 0 and -1, as it is for 1.
-    """
-    near_zero = b.icmp_unsigned("<", b.add(y, const(element(x), x, 1)), const(element(x), x, 2))
-    safe = b.select(near_zero, const(element(x), x, 1), y)
-    rest = b.srem(x, safe)
-    zero = const(element(x), x, 0)
-    other = b.icmp_signed("<", b.xor(rest, safe), zero)
-    return safe, rest, b.and_(other, b.icmp_signed("!=", rest, zero))
 
 
 def _shl(b: Builder, x: Any, y: Any) -> Any:
@@ -237,9 +214,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "neg": arithmetic("fneg", "neg"),
     "div": lambda b, x, y: b.fdiv(x, y),
     "floordiv": _floordiv,
-    "mod": _mod,
     "abs": _absolute,
-    "sign": _sign,
     "floor": unary("floor"),
     "ceil": unary("ceil"),
     "round": unary("rint"),
@@ -257,8 +232,6 @@ ROWS: dict[str, Callable[..., Any]] = {
     "or": lambda b, x, y: b.or_(x, y),
     "not": lambda b, x: b.xor(x, const(I1, x, 1)),
     "isfinite": is_finite,
-    "isnan": lambda b, x: b.fcmp_unordered("uno", x, x),
-    "isinf": lambda b, x: b.fcmp_ordered("==", _absolute(b, x), const(element(x), x, math.inf)),
     "bitand": lambda b, x, y: b.and_(x, y),
     "bitor": lambda b, x, y: b.or_(x, y),
     "bitxor": lambda b, x, y: b.xor(x, y),

@@ -16,17 +16,17 @@ C_TYPES = {"f32": "float", "i32": "i32", "bool": "bool", "f64": "double", "i64":
 MEMORY = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8": "u8",
           "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
 UNARY = (
-    "neg", "abs", "sign", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "isfinite", "trunc",
+    "neg", "abs", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "isfinite", "trunc",
     "exponent", "exp2", "float_bits", "from_float_bits", "float16", "bfloat16", "bfloat16_up",
     "float8_e4m3", "float32",
 )  # fmt: skip
-BINARY = ("add", "sub", "mul", "floordiv", "mod", "pow", "min", "max", "shl", "shr", "as_count")
+BINARY = ("add", "sub", "mul", "floordiv", "pow", "min", "max", "shl", "shr", "as_count")
 ROWS = {
     **{op: f"op_{op}({{}})" for op in UNARY},
     **{op: f"op_{op}({{}}, {{}})" for op in BINARY},
     "div": "{} / {}", "where": "op_where({}, {}, {})", "lt": "{} < {}", "le": "{} <= {}",
     "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}", "and": "{} && {}",
-    "or": "{} || {}", "not": "!{}", "isnan": "is_nan({})", "isinf": "isinf({})", "bitand": "{} & {}", "bitor": "{} | {}",
+    "or": "{} || {}", "not": "!{}", "bitand": "{} & {}", "bitor": "{} | {}",
     "bitxor": "{} ^ {}", "trit": "trit({})", "magnitude_bits": "(i32)abs_bits({})", "repeat": "{}",
     "order_key": "key({})", "from_key": "unkey({})",
     "buckets": "{}",

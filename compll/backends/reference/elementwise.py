@@ -11,16 +11,8 @@ from compll.backends.reference import fields
 from compll.numerics import elementary, numbers
 
 
-def _sign(x: Any) -> Any:
-    return np.where(x < 0, np.asarray(x).dtype.type(-1), np.asarray(x).dtype.type(1))
-
-
 def _where(c: Any, a: Any, b: Any) -> Any:
     return np.where(c, a, b)
-
-
-def _floormod(a: Any, b: Any) -> Any:
-    return a - b * np.floor(a / b) if np.asarray(a).dtype.kind == "f" else np.mod(a, b)
 
 
 def _floordiv(a: Any, b: Any) -> Any:
@@ -53,10 +45,8 @@ MEANING: dict[str, Callable[..., Any]] = {
     "div": np.divide,
     "pow": elementary.rounded(elementary.NUMPY.power),
     "floordiv": _floordiv,
-    "mod": _floormod,
     "neg": np.negative,
     "abs": np.abs,
-    "sign": _sign,
     "bitand": np.bitwise_and,
     "bitor": np.bitwise_or,
     "bitxor": np.bitwise_xor,
@@ -86,8 +76,6 @@ MEANING: dict[str, Callable[..., Any]] = {
     "or": np.logical_or,
     "not": np.logical_not,
     "isfinite": np.isfinite,
-    "isnan": np.isnan,
-    "isinf": np.isinf,
     "where": _where,
     "float16": _float16,
     "bfloat16": _bfloat16,

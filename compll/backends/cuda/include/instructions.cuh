@@ -12,8 +12,7 @@
   D I op_floordiv(I a, I b) {                                                           \
     if (b == 0 || b == -1) return b ? op_neg(a) : 0;                                    \
     return a / b - ((a % b != 0) && ((a < 0) != (b < 0)));                              \
-  }                                                                                     \
-  D I op_mod(I a, I b) { return b == 0 ? 0 : op_sub(a, op_mul(b, op_floordiv(a, b))); }
+  }
 WHOLE_NUMBERS(i32, u32)
 WHOLE_NUMBERS(i64, u64)
 #undef WHOLE_NUMBERS
@@ -29,7 +28,6 @@ WHOLE_NUMBERS(i64, u64)
   D F op_round(F a) { return rint##suffix(a); }                \
   D F op_sqrt(F a) { return sqrt##suffix(a); }                 \
   D F op_floordiv(F a, F b) { return floor##suffix(a / b); }   \
-  D F op_mod(F a, F b) { return a - b * op_floordiv(a, b); }   \
   D F op_float16(F a) { return (F)float16((float)a); }         \
   D F op_bfloat16(F a) { return (F)bfloat16((float)a); }       \
   D F op_bfloat16_up(F a) { return (F)bfloat16_up((float)a); } \
@@ -39,7 +37,6 @@ FLOATS(float, f)
 FLOATS(double, )
 #undef FLOATS
 
-template <class T> D T op_sign(T a) { return a < (T)0 ? (T)-1 : (T)1; }
 // computes both values: divergent branches take longer
 template <class T> D T op_where(bool c, T a, T b) { return c ? a : b; }
 D bool op_isfinite(float a) { return finite(a); }
