@@ -45,7 +45,7 @@ class Backward:
         """Note that a pass runs, at whose end all sums must be there. May repeat."""
         number = compat.backward_id()
         if number != self._number:
-            self._finish()  # those of the pass around this one, or of one that failed
+            self.finish()  # those of the pass around this one, or of one that failed
             self._number = number
             compat.call_after_backward(self._end)
 
@@ -56,11 +56,12 @@ class Backward:
             self._late.popleft()()
 
     def _end(self) -> None:
-        self._finish()
+        self.finish()
         self._number = None
         self.count += 1
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Wait for all sums; also before FSDP adds to a gradient, whose sum may be among them."""
         while self._late:
             self._late.popleft()()
 
@@ -259,6 +260,7 @@ class Scatter(_Comm):
         if self.group.reads_late(output_tensor) and not self.group.hooked:
             self.link.backward.finish_later(finish)
         else:
+            self.link.backward.finish()
             finish()
 
 
@@ -288,4 +290,5 @@ class Average(_Comm):
         if self.group.reads_late(reduce_output):
             self.link.backward.finish_later(lambda: self.link.wait(future))
         else:
+            self.link.backward.finish()
             self.link.wait(future)

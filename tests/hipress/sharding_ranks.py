@@ -48,8 +48,9 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Blocks between an embedding and a head, tied or not."""
 
-    def __init__(self, tied: bool = False, recomputed: str = "") -> None:
+    def __init__(self, tied: bool = False, recomputed: str = "", uses: int = 1) -> None:
         super().__init__()
+        self.uses = uses  # of each block
         torch.manual_seed(0)
         self.embed = nn.Embedding(50, 33)
         self.blocks = nn.ModuleList(Block(recomputed) for _ in range(3))
@@ -59,7 +60,7 @@ class Net(nn.Module):
 
     def forward(self, words: torch.Tensor, branch: bool = True) -> torch.Tensor:
         x = self.embed(words)
-        for block in self.blocks:
+        for block in (each for each in self.blocks for _ in range(self.uses)):
             x = block(x, branch)
         return nn.functional.cross_entropy(self.head(x).float().flatten(0, 1), words.flatten())
 
@@ -141,6 +142,7 @@ CASES = {
     "recomputed in a nested pass": (lambda: Net(recomputed="in a nested pass"), {}, {}),
     "columns": (Net, {"shard_placement_fn": lambda p: Shard(p.shape == (33, 70))}, {}),
     "tied": (lambda: Net(tied=True), {}, {}),
+    "used twice": (lambda: Net(uses=2), {}, {}),
     "frozen": (lambda: frozen(Net()), {}, {}),
 }
 AFTER = {"prefetched": prefetching, "sums": summing, "compiled": compiling}  # once it is sharded
