@@ -8,6 +8,10 @@ example when a peer dies. Groups made under _ALONE leave that to casync, whose e
 task. If `init_process_group` was given a device, torch splits a group off the default communicator,
 which involves all ranks of the job, also those that never heard of the group, and waits for them
 for ever. So groups are made as if no device had been given.
+
+[Note: names of groups] torch names such a group by its ranks and the number of existing groups. A
+destroyed group's name would come again, and with it, in the store, the old group's address, to
+which a rank would connect in vain. So a closed group stays among torch's, without communicators.
 """
 
 from __future__ import annotations
@@ -139,7 +143,7 @@ class _Communicator:
         self._group.abort()
 
     def close(self) -> None:
-        dist.destroy_process_group(self._group)
+        self._group.shutdown()  # and is not destroyed: see [Note: names of groups]
 
 
 def capturing() -> bool:

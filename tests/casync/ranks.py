@@ -109,6 +109,17 @@ def grouped(rank, size):
     transport.close()
 
 
+def connected_again(rank, size):
+    """The names of groups of the same ranks, each made after the one before was closed."""
+    connect, names = connector(range(size), HANG, torch.device("cpu"), backend="gloo"), []
+    for _ in range(3):
+        made = connect(range(size))
+        names.append(made._group.group_name)
+        dist.barrier()
+        made.close()
+    return names
+
+
 def killed(rank, size):
     """The last rank dies between two steps; the others' errors name it."""
     transport = DistributedTransport.connect(HANG)

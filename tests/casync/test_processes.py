@@ -24,6 +24,13 @@ def test_torchs_groups_of_messages_agree():
     launch(ranks.grouped, 3)
 
 
+def test_torchs_groups_have_names_of_their_own():
+    """A name that came again would lead to the store's entries of the group before."""
+    first, other = launch(ranks.connected_again, 2)
+    assert first == other
+    assert len({*first}) == len(first)
+
+
 def test_devices_give_the_averages_of_hosts():
     launch(ranks.staged, 2)
 
