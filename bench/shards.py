@@ -114,10 +114,12 @@ def rank() -> None:
     """Compare methods between replicas, on a rank."""
     mesh = _start(PER_NODE)
     inside, reduced = mesh["shard"], MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    compressing = _mesh(PER_NODE, {"replicate": "hipress"})
     _compare(
         Method("FSDP, hosts apart", lambda: plain(GPT, inside)),
         Method("HSDP", lambda: plain(GPT, mesh)),
         Method("HSDP, reduced in bfloat16", lambda: plain(GPT, mesh, reduced)),
+        Method("HSDP, group hipress, int4_group", lambda: plain(GPT, compressing)),
         *(synchronized(mesh, codec) for codec in CODECS),
     )
 
@@ -145,8 +147,14 @@ def _start(shards: int) -> DeviceMesh:
     """Join the ranks, as replicas of a number of shards."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    return _mesh(shards)
+
+
+def _mesh(shards: int, backends: Any = None) -> DeviceMesh:
+    """Replicas of a number of shards. backends: by dimension, if others than gloo."""
     shape = (dist.get_world_size() // shards, shards)
-    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    names = ("replicate", "shard")
+    return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=backends)
 
 
 def _compare(*methods: Method) -> None:
