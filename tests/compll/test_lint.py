@@ -27,7 +27,7 @@ def warnings(path):
     return [str(w).partition(":")[2] for w in library.warnings(path, {})]
 
 
-SLOW = ("sparseloco", "thc")  # of large matrices and transforms
+SLOW = ("atomo", "sketch", "sparseloco", "thc")
 
 
 def test_only_slow_specs_of_the_package_have_warnings():
