@@ -11,6 +11,7 @@
     outer = hipress.Outer(model, optimizer, every=100)  # weights, once in 100 steps
     model = hipress.wrap(model, policy=hipress.GraVAC("topk", ratios=(0.1, 0.01, 0.001)))
     state = hipress.state_dict(ddp); hipress.load_state_dict(ddp, state)
+    app = {"model": ddp, "hipress": hipress.Stateful(ddp)}  # for torch.distributed.checkpoint
     print(hipress.report(ddp))
 """
 

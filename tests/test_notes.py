@@ -55,3 +55,14 @@ def test_files_and_folders_that_a_page_names_exist(page):
 def test_a_file_name_of_hipress_is_used_once():
     names = Counter(p.name for p in (ROOT / "hipress").rglob("*.py") if p.name != "__init__.py")
     assert not [name for name, count in names.items() if count > 1]
+
+
+def test_the_architecture_page_has_a_row_for_every_folder():
+    page, told = (ROOT / "docs" / "design.md").read_text("utf-8"), set[str]()
+    for cell in re.findall(r"^\| `((?:casync|hipress)/.*?)` \|", page, re.MULTILINE):
+        first, *more = cell.split("`, `")
+        told |= {first, *(f"{Path(first).parent}/{name}" for name in more)}
+    packages = [
+        file.parent for d in ("casync", "hipress") for file in ROOT.glob(f"{d}/*/__init__.py")
+    ]
+    assert told == {str(folder.relative_to(ROOT)) for folder in packages}
