@@ -8,6 +8,8 @@ from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES, costing
 from tests.compll.test_cuda import WHERE, gradients_of_16_bits, kernels, pieces
+from tests.compll.world import payload
+from tests.compll.world import values as numbers_of
 
 WITH_ROUNDS = [c for c in CASES if compll.compile(c[0], "reference", **c[1]).rounds]
 WORKERS = 3
@@ -75,7 +77,7 @@ class World:
             return
         for begin, n in zip(at.tolist(), self.lengths, strict=True):
             part = slice(begin, begin + one.payload_bytes(n))
-            pair = [each[part].copy().view(one.dtype) for each in (found, wanted)]
+            pair = [numbers_of(each[part].copy(), one.dtype) for each in (found, wanted)]
             np.testing.assert_array_equal(*pair, err_msg=one.name)
 
     def combined(self, one, sent, at):
@@ -83,10 +85,10 @@ class World:
         out = sent[0].copy()
         for begin, n in zip(at.tolist(), self.lengths, strict=True):
             part = slice(begin, begin + one.payload_bytes(n))
-            values = np.stack([s[part].copy().view(one.dtype) for s in sent])
+            values = np.stack([numbers_of(s[part].copy(), one.dtype) for s in sent])
             with np.errstate(all="ignore"):
-                made = values.max(0) if one.op == "max" else values.sum(0, dtype=one.dtype)
-            out[part] = made.view(np.uint8)
+                made = values.max(0) if one.op == "max" else values.sum(0, dtype=values.dtype)
+            out[part] = payload(made, one.dtype)
         return out
 
     def states_equal(self):
