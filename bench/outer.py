@@ -36,7 +36,7 @@ from bench.loss_cells import FP32, Cell, read
 from bench.loss_workloads import ALL
 from bench.losses import smoothed
 from bench.netns import Network, require, run_everywhere
-from bench.time_to_loss import WINDOW, Times, reach
+from bench.time_to_loss import WINDOW, Reached, Times, reach, reached
 from hipress.tools.run import corpus, lstm
 from hipress.tools.run.figures import FINAL, markdown_table
 from hipress.tools.run.jobs import Workload
@@ -213,27 +213,34 @@ def table(
     lines = [line for line in _lines("losses") if line["workload"] == workload]
     for times in (times for path in measured for times in Times.read(path)):
         rows = [each.row for each in reach(cells, workload, 1000, times, slack)]
-        alone = times.seconds["none"] / share
-        rows += [_row(line, cells, alone, slack) for line in lines]
+        alone = times.seconds[""]  # "" is no method with losses: no communication
+        rows += [_row(each, cells, alone / share, slack) for each in _by_loop(lines)]
         head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
         print(f"{times.place}, within {100 * slack:g}%\n\n{markdown_table(head, rows)}\n")
 
 
+def _by_loop(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Lines of one loop and number of steps, of several seeds."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault((line["steps"], *(line[name] for name in asdict(Loop()))), []).append(line)
+    return [*found.values()]
+
+
 def _row(
-    line: dict[str, Any], cells: list[Cell], seconds: float, slack: float
+    lines: list[dict[str, Any]], cells: list[Cell], seconds: float, slack: float
 ) -> tuple[str, str, str, str]:
-    """The line of a table for a training with an outer loop: it counts if it ends at the goal."""
-    plain = next(c for c in cells if (c.method, c.seed) == (FP32, line["seed"]))
-    width = WINDOW // FINAL
-    goal = statistics.fmean(plain.curve[-width:]) * (1 + slack)
-    ended = statistics.fmean(line["curve"][-width:])
-    loop = Loop(**{name: line[name] for name in asdict(Loop())})
+    """The line of a table for an outer loop, which all lines have."""
+    plain = {cell.seed: cell for cell in cells if cell.method == FP32}
+    needed = []
+    for line in lines:
+        goal = statistics.fmean(plain[line["seed"]].curve[-WINDOW // FINAL :]) * (1 + slack)
+        needed.append(reached(line["curve"], goal))
+    loop = Loop(**{name: lines[0][name] for name in asdict(Loop())})
     text = f"outer {loop.codec}, every {loop.every}, lr {loop.lr:g}, momentum {loop.momentum:g}"
-    there = ended <= goal
-    steps = f"{line['steps']}" if there else f"never in {line['steps']}"
-    steps += f" ({100 * (ended / goal * (1 + slack) - 1):+.1f}%)"
-    minutes = f"{line['steps'] * seconds / 60:.2f}" if there else "-"
-    return text, f"{1e3 * seconds:.0f}", steps, minutes
+    minutes = [at * seconds / 60 for at in needed if at is not None]
+    whole = minutes if len(minutes) == len(needed) else []
+    return Reached(f"{text}, of {lines[0]['steps']} steps", seconds, needed, whole).row
 
 
 def _lines(kind: str) -> list[dict[str, Any]]:
