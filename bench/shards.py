@@ -81,10 +81,10 @@ class Method:
             found.append(time.perf_counter() - begin)
         return found
 
-    def measure(self) -> None:
+    def measure(self, steps: int) -> None:
         """Measure one turn."""
         before = sent_here()
-        self.seconds += self.train(STEPS)
+        self.seconds += self.train(steps)
         dist.barrier()
         self.sent += sent_here() - before
 
@@ -124,7 +124,7 @@ def rank() -> None:
     )
 
 
-def rank_across() -> None:
+def rank_across(steps: int) -> None:
     """Compare methods whose shards are on several hosts, on a rank."""
     mesh = _start(int(os.environ["WORLD_SIZE"]))["shard"]
     alone = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("host", "alone"))
@@ -140,6 +140,7 @@ def rank_across() -> None:
             )
             for codec, policy in (*((each, PRECISE) for each in GRADIENTS), (GRADIENTS[0], MIXED))
         ),
+        steps=steps,
     )
 
 
@@ -157,10 +158,10 @@ def _mesh(shards: int, backends: Any = None) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=backends)
 
 
-def _compare(*methods: Method) -> None:
+def _compare(*methods: Method, steps: int = STEPS) -> None:
     for _ in range(ROUNDS):
         for method in methods:
-            method.measure()
+            method.measure(steps)
     if dist.get_rank() == 0:
         for method in methods:
             print(method.line(), flush=True)
@@ -209,6 +210,7 @@ def compressed(
 
 def main(
     across: Annotated[bool, typer.Option(help="Spread the shards over the hosts.")] = False,
+    steps: Annotated[int, typer.Option(help="Of a turn, with --across.", min=1)] = STEPS,
 ) -> None:
     """Measure on the hosts of bench.netns."""
     if across:
@@ -217,7 +219,7 @@ def main(
                 raise ValueError(
                     f"no host's number in RANK; start it by {STARTED_BY} bench.shards --across"
                 )
-        rank_across()
+        rank_across(steps)
     else:
         on_host("bench.shards", rank)
 
