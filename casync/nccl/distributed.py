@@ -134,10 +134,15 @@ class _Communicator:
         self._sums.append(work)
 
     def failure(self) -> str:
-        """The error of the last work, or ""."""
+        """The error of the last work, or "". A wait raises it; torch 2.11 cannot convert what
+        Work.exception returns, even if there is none."""
         work = self._last
-        error = work.exception() if work is not None and work.is_completed() else None
-        return "" if error is None else str(error)
+        try:
+            if work is not None and work.is_completed():
+                work.wait()
+        except RuntimeError as error:
+            return str(error)
+        return ""
 
     def abort(self) -> None:
         self._group.abort()

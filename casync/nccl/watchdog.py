@@ -67,8 +67,11 @@ class Watchdog:
     def _run(self) -> None:
         pause = min(_LONGEST, self._timeout / _LOOKS)
         while not self._ends.wait(pause):
-            with self._memory.current():
-                error = self._look()
+            try:
+                with self._memory.current():
+                    error = self._look()
+            except Exception as unknown:  # without this thread, ranks would wait for ever
+                error = TransportError(f"rank {self._rank} cannot watch NCCL: {unknown!r}")
             if error is not None:
                 self._fail(error)
                 return

@@ -367,6 +367,9 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
             nccl.abort(self.comm)
             self.stream.close()
 
+        def shutdown(self):
+            self.comm.gone.set()
+
     def new_group(ranks, timeout, backend, pg_options=None, *, use_local_synchronization):
         assert use_local_synchronization
         if _here.rank not in ranks:
@@ -385,10 +388,14 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
 
     def work(group):
         done = group.stream.recorded()
+
+        def wait():
+            if group.comm.error:
+                raise RuntimeError(group.comm.error)
+            current().after(done)
+
         return SimpleNamespace(
-            wait=lambda: current().after(done),
-            is_completed=lambda: done.done() or bool(group.comm.error),
-            exception=lambda: RuntimeError(group.comm.error) if group.comm.error else None,
+            wait=wait, is_completed=lambda: done.done() or bool(group.comm.error)
         )
 
     def batch_isend_irecv(messages):
@@ -429,7 +436,6 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
         "new_group": new_group, "isend": isend, "irecv": irecv, "P2POp": message,
         "batch_isend_irecv": batch_isend_irecv, "all_reduce": all_reduce,
         "reduce_scatter": reduce_scatter,
-        "destroy_process_group": lambda group: group.comm.gone.set(),
     }  # fmt: skip
 
 

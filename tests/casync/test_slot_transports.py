@@ -13,17 +13,20 @@ from functools import partial
 from itertools import repeat
 from queue import SimpleQueue
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from casync.errors import CasyncError, PeerTimeout, PlanError
+from casync.memory.host import HostMemory
 from casync.nccl import distributed
 from casync.nccl.bindings import BINDINGS, connect_by
 from casync.nccl.bootstrap import through_store
 from casync.nccl.nccl4py import Nccl4py
 from casync.nccl.pynccl import Pynccl
+from casync.nccl.watchdog import Watchdog
 from casync.runtime.executor import Executor
 from casync.runtime.options import RunOptions
 from casync.transports import Transfer
@@ -408,15 +411,33 @@ def test_torch_makes_groups_of_ours_without_what_it_does_of_its_own_accord(befor
 
 
 def test_a_communicator_of_torchs_reports_its_failure():
-    """The last work reports a failure, which no longer ends the process."""
-    work = SimpleNamespace(wait=lambda: None, is_completed=lambda: True, exception=lambda: why)
-    made, why = distributed._Communicator(SimpleNamespace()), None
+    """The last work reports a failure, which no longer ends the process; by its wait, since torch
+    2.11 has no type of Python for Work.exception."""
+    work = mock.Mock(**{"is_completed.return_value": True, "exception.side_effect": TypeError})
+    made = distributed._Communicator(SimpleNamespace())
     made._sums = [work]
     with made.group():
         assert made.failure() == ""
     assert made.failure() == ""
-    why = RuntimeError("remote process exited")
+    work.wait.side_effect = RuntimeError("remote process exited")
     assert made.failure() == "remote process exited"
+
+
+def test_a_watch_that_fails_ends_the_transport():
+    """Otherwise no wait would have a time-out."""
+    told, seen = threading.Event(), []
+
+    def fail(error):
+        seen.append(str(error))
+        told.set()
+
+    def failure():
+        raise TypeError("unregistered type")
+
+    watchdog = Watchdog(3, 0.1, fail, failure, HostMemory())
+    assert told.wait(HANG)
+    watchdog.stop()
+    assert seen == ["rank 3 cannot watch NCCL: TypeError('unregistered type')"]
 
 
 def test_an_unknown_binding_is_named():

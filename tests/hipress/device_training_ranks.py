@@ -17,8 +17,10 @@ from hipress.engine import engine
 from hipress.engine.futures import map_future
 from hipress.engine.round import Round
 from hipress.model.devices import NCCL, Placement
+from hipress.sharding import comms, shard
 from tests.casync import emulated
 from tests.casync.streams import Schedule
+from tests.hipress import sharding_ranks
 from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
 from tests.hipress.device_ranks import slots_by
 
@@ -33,6 +35,18 @@ class Moved(Round):
         return map_future(averaged, lambda _: buffer.copy_(memory.download(there)), Future())
 
 
+def moved(exchange):
+    """A shard's exchange whose tensors are copied to the device likewise."""
+
+    def there(comm, tensor, *args, **how):
+        memory = comm.link.exchange.memory
+        copied = memory.filled(tensor.detach())
+        exchanged = exchange(comm, copied, *args, **how)
+        return map_future(exchanged, lambda _: tensor.copy_(memory.download(copied)), Future())
+
+    return there
+
+
 @contextmanager
 def on_device(rank, *, transport="staged", connected=True):
     """A context in which wrapped models are on a device; compiled codecs come from this.
@@ -40,10 +54,13 @@ def on_device(rank, *, transport="staged", connected=True):
     schedule = Schedule(rank)
     memory = emulated.DeviceMemory(schedule)
     with schedule.driving(), ExitStack() as stack:
+        placed = mock.Mock(return_value=Placement(memory.device, transport))
         for where, name, value in (
-            (session, "place", mock.Mock(return_value=Placement(memory.device, transport))),
+            (session, "place", placed),
+            (shard, "place", placed),
             (Placement, "memory", mock.Mock(return_value=memory)),
             (engine, "Round", Moved),
+            (comms._Comm, "exchange", moved(comms._Comm.exchange)),
         ):
             stack.enter_context(mock.patch.object(where, name, value))
         if connected and transport in NCCL:
@@ -112,4 +129,22 @@ def by_way(rank, size, ways):
         with on_device(rank) as compiled:
             there = trained(rank, compiled("onebit_group"), way)
         found[title] = there, trained(rank, compll.compile("onebit_group"), way)
+    return found
+
+
+def shards(rank, size):
+    """Losses and a digest of the weights of a model of FSDP2 whose sums and gathers are compressed
+    on the CPU, and those on a device, by transport."""
+    names, found = {"reduce_scatter": "int4_group", "all_gather": "int8_group"}, {}
+    for transport in (None, "staged", "nccl"):
+        with ExitStack() as stack:
+            compiled = compll.compile
+            if transport is not None:
+                compiled = stack.enter_context(on_device(rank, transport=transport))
+            codecs = {argument: compiled(name) for argument, name in names.items()}
+            model = sharding_ranks.sharded(sharding_ranks.Net())
+            hipress.shard(model, min_size=0, **codecs)
+            losses = sharding_ranks.fit(model, rank, 2, skips=True)
+            found[transport] = losses, sharding_ranks.gathered(model)
+            hipress.detach(model)
     return found

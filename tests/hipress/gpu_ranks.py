@@ -15,7 +15,7 @@ import hipress
 from hipress import compat, optim, session
 from hipress.auto import candidates
 from hipress.model.devices import Placement
-from hipress.plan import codecs, levels
+from hipress.plan import codecs, levels, rules
 from hipress.plan.codecs import compile_codec
 from tests import gpus
 from tests.hipress import device_plan_ranks, sharding_ranks
@@ -69,7 +69,7 @@ def emulate(stack, rank, transport):
         on_it = target == "cuda"
         return made(name, **params) if on_it else compile_codec(name, params, target)
 
-    for module in (codecs, levels, candidates):
+    for module in (codecs, rules, levels, candidates):
         stack.enter_context(mock.patch.object(module, "compile_codec", compiled))
 
 
@@ -192,18 +192,18 @@ def by_nccl(rank, size):
 
 def shards(rank, size):
     """Losses, and a digest of the weights as ranks use them, of a model of FSDP2: by its own
-    collectives, by hipress's uncompressed, and by compressed ones. NCCL if there are GPUs."""
-    device, mesh, found = torch.device("cpu"), None, []
-    if gpus.HERE:
-        device = gpus.take(rank)
-        mesh = dist.DeviceMesh.from_group(dist.new_group(backend="nccl"), "cuda")
+    collectives, by hipress's uncompressed, and by compressed ones."""
+    mesh, found = None, []
     plain, packed = dict.fromkeys(("reduce_scatter", "all_gather"), "none"), {"min_size": 0}
-    for options in (None, {**plain, "exclude": ()}, packed):
-        model = sharding_ranks.sharded(sharding_ranks.Net().to(device), mesh=mesh)
-        if options is not None:
-            hipress.shard(model, **options)
-        losses = sharding_ranks.fit(model, rank, 8)
-        found.append((losses, sharding_ranks.gathered(model)))
-        if options is not None:
-            hipress.detach(model)
+    with there(rank, "nccl") as device:
+        if gpus.HERE:
+            mesh = dist.DeviceMesh.from_group(dist.new_group(backend="nccl"), "cuda")
+        for options in (None, {**plain, "exclude": ()}, packed):
+            model = sharding_ranks.sharded(sharding_ranks.Net().to(device), mesh=mesh)
+            if options is not None:
+                hipress.shard(model, **options)
+            losses = sharding_ranks.fit(model, rank, 8)
+            found.append((losses, sharding_ranks.gathered(model)))
+            if options is not None:
+                hipress.detach(model)
     return found

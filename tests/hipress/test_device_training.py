@@ -30,3 +30,8 @@ def test_ways_to_train(ways):
     assert first == other
     for title, (there, here) in first.items():
         assert there == here, title
+
+
+def test_shards():
+    for found in launch(device_training_ranks.shards, 2):
+        assert found["staged"] == found["nccl"] == found[None]

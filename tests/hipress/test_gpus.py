@@ -69,7 +69,6 @@ def test_gpu_ranks_of_an_nccl_process_group():
 
 @gpus.or_emulated
 def test_gpu_shards_are_summed_and_gathered():
-    """On a CPU over gloo, where there is no GPU."""
     results = launch(gpu_ranks.shards, 2)
     for native, plain, packed in results:
         assert plain[0] == pytest.approx(native[0], rel=1e-5)
