@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hipress.api import Synchronized, compressible_parameters, load_state_dict, state_dict
 from hipress.model.shards import as_gradient, is_sharded, local
+from hipress.outer.outer import Outer
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader
@@ -60,8 +61,10 @@ class Stateful:
         own = f"rank {dist.get_rank()} of {dist.get_world_size()}"
         if self._resume is not None and _holds(self._resume, own):
             return {"own": {own: b""}}
+        if isinstance(self._model, Outer):
+            return {"own": {own: _packed(state_dict(self._model))}}
         whole = state_dict(self._model, portable=True)
-        if "owed" not in whole:  # of shard or Outer
+        if "owed" not in whole:  # of shard
             alike = whole.get("state") == {}  # on all ranks
             return {"others": _packed(whole)} if alike else {"own": {own: _packed(whole)}}
         parameters = compressible_parameters(self._model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -106,6 +107,20 @@ def resumed(rank, world_size, compressor, options):
     hipress.load_state_dict(other, kept[1])
     train(other, again, step, rank, range(6, 14))
     return digest(whole), digest(again), portable
+
+
+def resumed_by_dcp(rank, world_size, path):
+    """Digests of weights as in `resumed`, through torch.distributed.checkpoint."""
+    whole, step, outer = started("onebit_group", momentum=0.0, every=4, delay=3)
+    train(outer, whole, step, rank, range(6))  # a round is under way
+    dcp.save({"hipress": hipress.Stateful(outer)}, checkpoint_id=path)
+    weights = {name: values.clone() for name, values in whole.state_dict().items()}
+    train(outer, whole, step, rank, range(6, 14))
+    again, step, other = started("onebit_group", momentum=0.0, every=4, delay=3)
+    again.load_state_dict(weights)
+    dcp.load({"hipress": hipress.Stateful(other)}, checkpoint_id=path)
+    train(other, again, step, rank, range(6, 14))
+    return digest(whole), digest(again)
 
 
 def moved(rank, world_size, state):

@@ -92,6 +92,11 @@ def test_the_report_tells_the_memory():
             assert "1 rounds, 0 undone" in text
 
 
+def test_sites_go_on_from_a_checkpoint_of_torch(tmp_path):
+    for whole, again in launch(ranks.resumed_by_dcp, 2, str(tmp_path / "checkpoint")):
+        assert whole == again
+
+
 def test_loops_of_torch_go_on_as_they_are():
     (first, scale), (second, lower) = launch(ranks.scaled, 2)
     assert first == second
