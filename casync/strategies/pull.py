@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from casync.stages import Item, Setting, Stage, work
 from casync.strategies import refuse_rounds, refuse_vote
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ SPREADS: Spread = "ranks"
 TWO_WAY = False
 SHARES = False
 RESULT: Result = "owner's"
-stages = None  # not predicted
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
@@ -33,3 +33,16 @@ def refuses(codec: Codec, down: Codec) -> str | None:
 def build(b: Builder, part: Part, topology: Topology, *, average: bool = False) -> None:
     """The owner encodes, as an aggregator, and broadcasts. average: a sum becomes the mean."""
     b.broadcast(part, topology.ranks, part.owner, b.encode_owned(part, average=average))
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """An owner encodes its parts and sends them to all others, which decode them."""
+    n = s.topology.world_size
+    own, parts = item.gradient / n, item.parts / n
+    sent = s.spread(item.payload * (n - 1) / n)
+    size, others = own * (n - 1), parts * (n - 1)
+    return (
+        work((s.codec.encode, own, s.at_once(parts, own))),
+        *(stage.waiting(item.busiest) for stage in sent),
+        work((s.codec.decode, size, s.by_halves(others, size, n - 1))),
+    )

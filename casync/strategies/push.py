@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from casync.stages import Item, Setting, Stage, work
 from casync.strategies import refuse_rounds, refuse_vote
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ SPREADS: Spread = "ranks"
 TWO_WAY = False
 SHARES = False
 RESULT: Result = "sum at owner"
-stages = None  # not predicted
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
@@ -34,3 +34,15 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
     """All other ranks encode and send to the owner, which adds in rank order."""
     for payload in b.gather(part, topology.ranks, part.owner, part.codec):
         b.merge(part.owner, part, payload)
+
+
+def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
+    """Ranks encode and send all but their own parts to owners, which add."""
+    n = s.topology.world_size
+    size, parts = item.gradient * (n - 1) / n, item.parts * (n - 1) / n
+    sent = s.spread(item.payload * (n - 1) / n)
+    return (
+        work((s.codec.encode, size, s.at_once(parts, size))),
+        *(stage.waiting(item.busiest) for stage in sent),
+        work((s.codec.decode, size, s.by_halves(parts, size, n - 1))),
+    )

@@ -144,7 +144,8 @@ def draw_prediction(made: predictions.Table, curve: predictions.Curve, path: Pat
     lines = []
     for row in made.rows:
         name = row.outcome.method
-        label = f"{name} all-reduce" if name in (FP32, BASELINE) else f"{name}, loss {row.loss}"
+        native = "all-reduce" if row.outcome.strategy == "allreduce" else "FSDP2"
+        label = f"{name} {native}" if name in (FP32, BASELINE) else f"{name}, loss {row.loss}"
         lines.append(_Line(label, curve.efficiencies[name], colors[name]))
     x = [each * 8e-9 for each in curve.bandwidths]
     _gain(axes, x, curve, others)

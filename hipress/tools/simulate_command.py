@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import gc
 import json
+import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hipress.errors import ConfigError, HipressError
+from hipress.errors import ConfigError, HipressError, unknown
 from hipress.optim.optimizer_kinds import kind_of
+from hipress.outer.schedule import Schedule
 from hipress.reading import SHARE
+from hipress.reporting.text_table import WIDTH
 from hipress.tools.models import own
 from hipress.tools.models.device_speeds import Device
 from hipress.tools.simulate import cluster as clusters
-from hipress.tools.simulate import compared, predictions
+from hipress.tools.simulate import compared, predictions, rounds, sharded, show
 from hipress.tools.simulate.compared import BASELINE, FP32
 from hipress.tools.simulate.profiles import write_profile
-from hipress.tools.simulate.show import bandwidth, show
 from hipress.tools.simulate.simulation import Simulation
 
 __all__ = ["simulate"]
@@ -42,7 +45,24 @@ def simulate(
     ],
     method: Annotated[
         list[str] | None,
-        typer.Option(help="fp32, or a compressor such as dgc:ratio=0.01; may be repeated."),
+        typer.Option(
+            help="fp32, or a compressor such as dgc:ratio=0.01; with --sharding, of gradients and "
+            "weights, such as int4_group+int8_group; may be repeated."
+        ),
+    ] = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option(help="fsdp2: the model is sharded over all ranks; see hipress.shard."),
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(help="Also predict hipress.Outer between nodes, with so many local steps."),
+    ] = None,
+    delay: Annotated[
+        int | None, typer.Option(help="Steps that a round of --every may travel.")
+    ] = None,
+    fragments: Annotated[
+        int | None, typer.Option(help="Parts of the model, in turn, of --every.")
     ] = None,
     optimizer: Annotated[
         str | None,
@@ -70,32 +90,77 @@ def simulate(
     """
     gc.freeze()  # else each full collection, of which parts make some, looks at all of torch: 0.2 s
     try:
-        methods = [compared.parse(each) for each in method or compared.DEFAULTS]
-        simulation = Simulation(
-            clusters.read(cluster), own.find(model), methods, None if step is None else step * 1e-3
-        )
+        schedule = _schedule(sharding, every, delay, fragments)
+        case = clusters.read(cluster), own.find(model)
+        seconds = None if step is None else step * 1e-3
+        simulation = _simulation(sharding, *case, method or (), seconds)
         made = predictions.table(simulation, kind_of(optimizer))
+        loop = None
+        if schedule is not None:
+            loop = rounds.predict(simulation, case[1], schedule, seconds)
         if profile is not None:
             write_profile(profile, simulation.cluster, optimizer)
         wanted = _share(bandwidth_for) if bandwidth_for else None
+        if sharding is not None and timeline is not None:
+            raise ConfigError("--timeline draws a step of DDP: leave --sharding out")
     except (HipressError, OSError) as error:
         typer.echo(f"hipress: {error}", err=True)
         raise typer.Exit(2) from None
-    show(made)
-    _warn(simulation.cluster.device, made)
+    show.show(made)
+    if loop is not None:
+        print(textwrap.fill(show.rounds(loop), WIDTH))
+    _warn(simulation.cluster.device, made, sharding is not None)
     if wanted is not None:
         _tell_bandwidths(simulation, wanted)
-    _write(simulation, made, chart, timeline, output)
+    _write(simulation, made, loop, chart, timeline, output)
 
 
-def _warn(device: Device, made: predictions.Table) -> None:
+def _simulation(
+    sharding: str | None,
+    cluster: clusters.Cluster,
+    model: own.Found,
+    methods: Sequence[str],
+    step: float | None,
+) -> Simulation:
+    """The simulation of replicas, or of shards. Raises ConfigError."""
+    if sharding is None:
+        made = [compared.parse(each) for each in methods or compared.DEFAULTS]
+        return Simulation(cluster, model, made, step)
+    if sharding != sharded.FSDP2:
+        raise unknown("sharding", sharding, (sharded.FSDP2,))
+    ours = [sharded.parse(each) for each in methods or sharded.DEFAULTS]
+    return sharded.ShardSimulation(cluster, model, ours, step)
+
+
+def _schedule(
+    sharding: str | None, every: int | None, delay: int | None, fragments: int | None
+) -> Schedule | None:
+    """The rounds that --every asks for. Raises ConfigError."""
+    if every is None:
+        if delay is not None or fragments is not None:
+            raise ConfigError("--delay and --fragments are of an outer loop: add --every STEPS")
+        return None
+    if sharding is not None:
+        raise ConfigError(
+            "--every predicts sites whose ranks DDP averages: leave --sharding out, or describe a "
+            "site's own cluster"
+        )
+    return Schedule(every, 1 if fragments is None else fragments, delay or 0)
+
+
+def _warn(device: Device, made: predictions.Table, shards: bool) -> None:
     """Warn on standard error if a rank's memory does not hold the model."""
     least = min(row.memory for row in made.rows)
+    advice = "shard the model over more ranks"
+    if not shards:
+        advice = (
+            "shard the model by FSDP2 (--sharding fsdp2), and let hipress.Synchronizer average the "
+            "replicas"
+        )
     if 0 < device.holds < least:
         typer.echo(
             f"warning: weights, gradients and states take {least / 1e9:,.0f} GB a rank, and "
-            f"{device.name} is assumed to have {device.holds / 1e9:.0f}: shard the model by FSDP2, "
-            "and let hipress.Synchronizer average the replicas",
+            f"{device.name} is assumed to have {device.holds / 1e9:.0f}: {advice}",
             err=True,
         )
 
@@ -111,13 +176,14 @@ def _tell_bandwidths(simulation: Simulation, wanted: float) -> None:
     """Print, by method, the least bandwidth that reaches the wanted efficiency."""
     for method in simulation.methods:
         found = simulation.bandwidth_for(method, wanted)
-        text = "no link is enough" if found is None else f"from {bandwidth(found)} on"
+        text = "no link is enough" if found is None else f"from {show.bandwidth(found)} on"
         typer.echo(f"{method} reaches {wanted:.0%}: {text}")
 
 
 def _write(
     simulation: Simulation,
     made: predictions.Table,
+    loop: rounds.Rounds | None,
     chart: Path | None,
     timeline: Path | None,
     output: Path | None,
@@ -134,11 +200,15 @@ def _write(
         charts.draw_timelines(timelines, timeline)
     if output is not None:
         data = predictions.to_dict(made, curve, timelines)
+        if loop is not None:
+            data["outer"] = asdict(loop) | {"training": loop.training}
         output.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
 
 
 def _drawn(simulation: Simulation, made: predictions.Table) -> Sequence[str]:
-    """The baseline and the fastest codec."""
+    """The baseline and the fastest codec; nothing of a sharded model."""
+    if isinstance(simulation, sharded.ShardSimulation):
+        return ()
     ours = [r.outcome.method for r in made.rows if r.outcome.method not in (FP32, BASELINE)]
     base = [name for name in (BASELINE, FP32) if name in simulation.methods]
     return [*base[:1], *ours[:1]]

@@ -122,7 +122,7 @@ LINK, SPEED = 1e6, 4e6  # bytes a second
 
 
 @pytest.mark.parametrize("topology", [TWO, FOUR])
-@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange", "gtopk"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange", "gtopk", "push", "pull"])
 def test_as_the_graph_is_simulated(strategy, topology):
     """Four buckets, one after the other; every task is simulated."""
     n, elements = topology.world_size, 40_000
@@ -164,6 +164,7 @@ def test_transfers_within_a_node_take_their_own_lane():
 def test_bytes_on_the_link():
     assert transferred("ps", FOUR) == pytest.approx(2 * 3 / 4 * 100)
     assert transferred("ring", FOUR) == pytest.approx(2 * 3 / 4 * 100)
+    assert transferred("push", FOUR) == transferred("pull", FOUR) == pytest.approx(3 / 4 * 100)
     assert transferred("exchange", FOUR) == pytest.approx(3 * 100)
     assert transferred("allreduce", FOUR) == pytest.approx(2 * 100)
     assert transferred("gtopk", FOUR) == transferred("oktopk", FOUR) == transferred("ps", FOUR)
@@ -178,7 +179,8 @@ def test_work_of_a_rank(strategy):
     wanted = {"ps": 2 * 3 / 4 + 2 / 4 + 10 / 4, "ring": 1 / 4 + 3 / 4 * 10 + 3 / 4,
               "exchange": 1 + 4, "allreduce": 2, "hierarchical": None,
               "gtopk": 2 / 4 + 1 / 4 + 2 / 4 * 10 + 3 / 4,
-              "oktopk": 1 + 3 / 4 + 3 / 4 + 1 / 4 + 3 / 4}[strategy]  # fmt: skip
+              "oktopk": 1 + 3 / 4 + 3 / 4 + 1 / 4 + 3 / 4,
+              "push": 2 * 3 / 4, "pull": 1 / 4 + 3 / 4}[strategy]  # fmt: skip
     costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})
     once = Line(-TASK, 1.0)
     codec = CodecCost(once, once, Line(-TASK, 10.0))

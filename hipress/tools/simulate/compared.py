@@ -38,6 +38,11 @@ class Method:
     strategy: str = options_.AUTO
     given: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def codecs(self) -> Mapping[str, Codec]:
+        """Its codec by the method's text, to find its costs."""
+        return {} if self.codec is None else {self.text: self.codec}
+
     def ways(self, topology: Topology) -> tuple[str, ...]:
         """Strategies to predict, among those that suit the codec."""
         if self.codec is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from casync.codec import FLOAT_BYTES
 from casync.cost import Costs
 from casync.predict.timeline import PredictedStep
-from casync.stages import WIRE
+from casync.stages import WIRE, Stage
 from hipress.auto.objective import Objective, Way
 from hipress.auto.workload import Workload, timed
 from hipress.errors import ConfigError
@@ -28,12 +28,13 @@ from hipress.tools.simulate.compared import BASELINE, Method
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-__all__ = ["Outcome", "Simulation"]
+__all__ = ["HIGHEST", "LOWEST", "PAYS", "STATES", "Outcome", "Simulation", "search"]
 
 LOADS = 40  # chains in a simulated step
 LOWEST, HIGHEST = 1.25e6, 8e11  # bytes a second: 10 Mbit/s to 6400 Gbit/s, range of searches
 HALVINGS = 10  # halvings of that range, on a logarithmic scale
-_STATES = {"plain-sgd": 0, "sgd": 1, "momentum": 3}  # values an element, by optimizer; others: 2
+#: values of an optimizer's states per element; others: 2
+STATES = {"plain-sgd": 0, "sgd": 1, "momentum": 3}
 PAYS = 1.02  # least speed-up over the baseline at which a method pays
 
 
@@ -50,6 +51,14 @@ class Outcome:
     node_bytes: float = 0.0  # sent by a node to others; with one node, by a rank
 
 
+def search(holds: Callable[[float], bool], low: float = LOWEST, high: float = HIGHEST) -> float:
+    """The bandwidth at which a condition ends that holds at the lowest, but not at the highest."""
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return math.sqrt(low * high)
+
+
 class Simulation:
     """A model's step on a cluster by several methods."""
 
@@ -59,9 +68,10 @@ class Simulation:
         """step: seconds of a step of one rank alone; by default from the device's roofline."""
         self.cluster, self._found = cluster, found
         self.methods = {each.text: each for each in methods}
-        codecs = {m.text: m.codec for m in methods if m.codec is not None}
-        self._codecs: Mapping[str, Codec] = codecs
-        self._costs, self._guess = cost_tables.probed(cluster, codecs)
+        self._codecs: Mapping[str, Codec] = {
+            key: codec for each in methods for key, codec in each.codecs.items()
+        }
+        self._costs, self._guess = cost_tables.probed(cluster, self._codecs)
         self.alone = found.model.timed(cluster.device.speed)
         if step is not None:
             self.alone = self.alone.scaled(step)
@@ -120,7 +130,7 @@ class Simulation:
     def memory(self, method: str, optimizer: str | None) -> float:
         """Bytes that a rank holds with DDP: weights, gradients, their buckets, states of the
         optimizer (of Adam by default) and of the codec on a worker; no activations."""
-        kept = 3 + _STATES.get(optimizer or "adam", 2)
+        kept = 3 + STATES.get(optimizer or "adam", 2)
         params = self._found.params
         own = sum(kept * p.numel * p.dtype.itemsize for p in params)
         return own + FLOAT_BYTES * self.methods[method].state_elements(params)
@@ -137,7 +147,7 @@ class Simulation:
 
         if not pays(LOWEST):
             return 0.0
-        return math.inf if pays(HIGHEST) else self._search(pays)
+        return math.inf if pays(HIGHEST) else search(pays)
 
     def bandwidth_for(self, method: str, efficiency: float) -> float | None:
         """The least bytes a second with this efficiency of a step; None if no link suffices."""
@@ -147,28 +157,25 @@ class Simulation:
 
         if fails(HIGHEST):
             return None
-        return self._search(fails) if fails(LOWEST) else LOWEST
-
-    def _search(self, holds: Callable[[float], bool]) -> float:
-        """The bandwidth at which a condition ends that holds at LOWEST but not at HIGHEST."""
-        low, high = LOWEST, HIGHEST
-        for _ in range(HALVINGS):
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if holds(middle) else (low, middle)
-        return math.sqrt(low * high)
+        return search(fails) if fails(LOWEST) else LOWEST
 
     def _outcome(self, method: str, strategy: str, bandwidth: float) -> Outcome:
         key = (method, bandwidth, strategy)
         if key not in self._known:
             cluster = self.cluster.with_bandwidth(bandwidth)
-            objective, ways = self._objective(method, strategy, cluster)
-            made = objective.simulated(ways)
-            seconds, alone = made.seconds + self.workload.rest, self.alone.step
+            seconds, backward = self._predict(method, strategy, cluster)
+            alone = self.alone.step
             efficiency = alone / seconds if seconds > 0 else 1.0
             self._known[key] = Outcome(
-                method, strategy, seconds, seconds - alone, efficiency, made.backward
+                method, strategy, seconds, seconds - alone, efficiency, backward
             )
         return self._known[key]
+
+    def _predict(self, method: str, strategy: str, cluster: Cluster) -> tuple[float, float]:
+        """Seconds of a step, and of its backward pass."""
+        objective, ways = self._objective(method, strategy, cluster)
+        made = objective.simulated(ways)
+        return made.seconds + self.workload.rest, made.backward
 
     def _objective(
         self, method: str, strategy: str, cluster: Cluster
@@ -193,7 +200,11 @@ class Simulation:
         """Bytes that a node sends, from the seconds of a link that only its speed limits."""
         device = replace(self.cluster.device, core=0.0)
         ideal = replace(self.cluster, device=device, rack=None)
-        objective, ways = self._objective(outcome.method, outcome.strategy, ideal)
-        stages = [stage for load in objective.loads(ways) for stage in load.stages]
         link = ideal.inside if ideal.nodes == 1 else ideal.between
+        stages = self._stages(outcome.method, outcome.strategy, ideal)
         return link.speed * sum(stage.seconds for stage in stages if stage.lane == WIRE)
+
+    def _stages(self, method: str, strategy: str, cluster: Cluster) -> list[Stage]:
+        """Stages of all synchronizations of a step."""
+        objective, ways = self._objective(method, strategy, cluster)
+        return [stage for load in objective.loads(ways) for stage in load.stages]

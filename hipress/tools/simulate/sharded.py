@@ -1,0 +1,232 @@
+"""Predicted steps of a model of FSDP2, by PyTorch's own collectives and by `hipress.shard`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from math import ceil, prod
+from typing import TYPE_CHECKING
+
+from casync.codec import FLOAT_BYTES
+from casync.cost import Costs
+from casync.predict.stages import native, stages
+from casync.stages import Item, Stage
+from casync.topology import Topology
+from hipress import options
+from hipress.errors import ConfigError
+from hipress.model.devices import ON_HOST
+from hipress.model.params import Param
+from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, Way, ways_of
+from hipress.tools.models.own import Found
+from hipress.tools.simulate import compared
+from hipress.tools.simulate import costs as cost_tables
+from hipress.tools.simulate.cluster import Cluster
+from hipress.tools.simulate.compared import BASELINE, FP32, Method
+from hipress.tools.simulate.course import ROOT, Collectives, Part, predict_step
+from hipress.tools.simulate.simulation import STATES, Simulation
+
+if TYPE_CHECKING:
+    from casync.codec import Codec
+
+__all__ = ["DEFAULTS", "FSDP2", "ShardMethod", "ShardSimulation", "parse"]
+
+FSDP2 = "fsdp2"
+DEFAULTS = (FP32, BASELINE, "int4_group+int8_group")
+_WEIGHTS = "int8_group"  # of weights, by default
+_IN_FLIGHT = 2  # default of hipress.shard
+_OPTIONS = options.make("none", exclude=("@1d",))
+
+
+@dataclass(frozen=True)
+class ShardMethod(Method):
+    """Compressors of gradients (`codec`) and weights; without one, FSDP2's own collective."""
+
+    weights: Codec | None = None
+    width: int = FLOAT_BYTES  # bytes of an element in FSDP2's own collectives
+
+    @property
+    def codecs(self) -> Mapping[str, Codec]:
+        """Codecs by name."""
+        return {each.name: each for each in (self.codec, self.weights) if each is not None}
+
+    def ways(self, topology: Topology) -> tuple[str, ...]:
+        """The only way, FSDP2's."""
+        return (FSDP2,)
+
+    def loss(self, optimizer: str | None) -> str:
+        """No evidence by workload is kept for shards."""
+        return "float32's" if self.text == FP32 else "not measured"
+
+
+def parse(text: str) -> ShardMethod:
+    """Parse fp32, bf16, or GRADIENTS+WEIGHTS such as int4_group+int8_group, either of them `none`
+    for FSDP2's own collective; or raise ConfigError."""
+    if text in (FP32, BASELINE):
+        return ShardMethod(text, width=FLOAT_BYTES if text == FP32 else 2)
+    gradients, _, weights = text.partition("+")
+    return ShardMethod(text, _codec(gradients), weights=_codec(weights or _WEIGHTS))
+
+
+def _codec(text: str) -> Codec | None:
+    if text == "none":
+        return None
+    made = compared.parse(text)
+    if made.strategy != options.AUTO or made.codec is None:
+        raise ConfigError(
+            f"{text}: with --sharding a method is {FP32}, {BASELINE}, or compressors of gradients "
+            "and weights without a strategy, such as int4_group+int8_group"
+        )
+    return made.codec
+
+
+class ShardSimulation(Simulation):
+    """A sharded model's step by several methods. Each numbered module, such as `h.11`, is a group
+    of parameters, and the root has the others."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        found: Found,
+        methods: Sequence[ShardMethod],
+        step: float | None = None,
+    ) -> None:
+        """Raise ConfigError for a world of one, host compression, and codecs of no shards."""
+        if cluster.ranks < 2:
+            raise ConfigError(
+                f"--sharding {FSDP2} is among two ranks at least, and the cluster has one: raise "
+                "`nodes` or `ranks_per_node`"
+            )
+        if cluster.pcie is not None:
+            raise ConfigError(
+                "hipress.shard compresses where the model is: leave `pcie` out of the cluster file"
+            )
+        super().__init__(cluster, found, methods, step)
+        self._shards = {
+            each.name: _shard(replace(each, index=number), cluster.ranks)
+            for number, each in enumerate(found.backwards)
+        }
+        shards = [*self._shards.values()]
+        sizes = dict.fromkeys((REDUCE_SCATTER, ALL_GATHER), cluster.ranks)
+        self._by_text = {each.text: each for each in methods}
+        self._ways: dict[str, Mapping[str, Way]] = {}
+        for each in methods:
+            asked = {REDUCE_SCATTER: each.codec, ALL_GATHER: each.weights}
+            self._ways[each.text] = ways_of(asked, shards, _OPTIONS, ON_HOST, sizes)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Texts on assumptions, the groups of parameters among them."""
+        groups = len(self._groups)
+        told = (
+            f"{groups - 1} numbered modules are sharded by themselves, and the rest as the root, "
+            "whose weights are gathered once a step; casts to bfloat16 take no time"
+        )
+        return (*super().assumed, told)
+
+    def memory(self, method: str, optimizer: str | None) -> float:
+        """Bytes that a rank holds: shards of weights, gradients and the optimizer's states (Adam's
+        by default); whole weights of the root and of two groups, and gradients under way; no
+        activations."""
+        made, sizes = self._by_text[method], [sum(p.numel for p in g) for g in self._groups]
+        kept = (2 + STATES.get(optimizer or "adam", 2)) * FLOAT_BYTES
+        largest = max(sizes[1:], default=0)
+        under_way = sizes[ROOT] + (2 + self._in_flight(method, least=1)) * largest
+        return kept * sum(sizes) + self.cluster.ranks * made.width * under_way
+
+    def _predict(self, method: str, way: str, cluster: Cluster) -> tuple[float, float]:
+        return predict_step(self._parts, self._collectives(method, cluster))
+
+    def _stages(self, method: str, way: str, cluster: Cluster) -> list[Stage]:
+        made = self._collectives(method, cluster)
+        again = made.gathers[ROOT + 1 :]
+        return [stage for chain in (*made.gathers, *again, *made.scatters) for stage in chain]
+
+    def _collectives(self, method: str, cluster: Cluster) -> Collectives:
+        """[Note: on the host] gloo's own collectives block the host; those of hipress.shard do not,
+        but FSDP2 prefetches in the backward pass alone. See docs/cookbook/fsdp2.md."""
+        costs, groups = cost_tables.costs(cluster, self._costs), range(len(self._groups))
+        host, ours = cluster.device.host, ALL_GATHER in self._ways[method]
+        return Collectives(
+            [self._chain(method, ALL_GATHER, each, costs) for each in groups],
+            [self._chain(method, REDUCE_SCATTER, each, costs) for each in groups],
+            (not host, ours or not host),
+            self._in_flight(method),
+        )
+
+    def _in_flight(self, method: str, least: int = 0) -> int:
+        if REDUCE_SCATTER in self._ways[method]:
+            return _IN_FLIGHT
+        return max(least, not self.cluster.device.host)
+
+    def _chain(self, method: str, argument: str, group: int, costs: Costs) -> tuple[Stage, ...]:
+        shards, n = self._groups[group], self.cluster.ranks
+        way, whole = self._ways[method].get(argument), n * sum(each.numel for each in shards)
+        if way is None:
+            return self._native(argument, self._by_text[method].width * whole, costs)
+        codecs = [way.codecs[each.index] for each in shards]
+        named = next((each.name for each in codecs if each is not None), None)
+        if named is None:
+            return self._native(argument, FLOAT_BYTES * whole, costs)
+        packed = [p.numel for p, codec in zip(shards, codecs, strict=True) if codec is not None]
+        payload = sum(
+            FLOAT_BYTES * p.numel if codec is None else codec.payload_bytes(p.numel)
+            for p, codec in zip(shards, codecs, strict=True)
+        )
+        item = Item(FLOAT_BYTES * n * sum(packed), n * payload, n * len(packed))
+        return stages(way.strategy, item, costs.codecs[named], self.cluster.topology, costs)
+
+    def _native(self, argument: str, size: int, costs: Costs) -> tuple[Stage, ...]:
+        """An all-reduce is a reduce-scatter and an all-gather, so each takes half. gloo's
+        reduce-scatter is an all-reduce."""
+        if not size:
+            return ()
+        share = 1.0 if argument == REDUCE_SCATTER and self.cluster.device.host else 0.5
+        return tuple(
+            replace(stage, seconds=share * stage.seconds, delay=share * stage.delay)
+            for stage in native(size, costs)
+        )
+
+    @cached_property
+    def _layers(self) -> dict[str, int]:
+        """Numbers of the groups by name of a module; that of the root is first."""
+        names = dict.fromkeys(["", *map(_module, self._shards)])
+        return {name: number for number, name in enumerate(names)}
+
+    @cached_property
+    def _groups(self) -> list[list[Param]]:
+        """A rank's shards by group."""
+        found: list[list[Param]] = [[] for _ in self._layers]
+        for name, shard in self._shards.items():
+            found[self._layers[_module(name)]].append(shard)
+        return found
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        """Operators of the slowest rank, for which the others wait."""
+        return [*self._found_parts()]
+
+    def _found_parts(self) -> Iterator[Part]:
+        ready = self.alone.ready
+        slower, before = 1 + self.cluster.straggling, 0.0
+        forward = self.alone.forward / self.alone.backward if self.alone.backward > 0 else 0.0
+        timed = zip((_module(g.name) for g in self.model.gradients), ready, strict=True)
+        for module, some in groupby(timed, lambda each: each[0]):
+            *_, (_, end) = some
+            seconds, before = slower * (end - before), end
+            yield Part(self._layers.get(module, ROOT), forward * seconds, seconds)
+
+
+def _module(name: str) -> str:
+    """The numbered module to which a parameter belongs: `h.11` of `h.11.attn.weight`; else ''."""
+    parts = name.split(".")
+    numbers = [at for at, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0] + 1]) if numbers else ""
+
+
+def _shard(param: Param, ranks: int) -> Param:
+    """A rank's shard, by rows, padded as FSDP2 does."""
+    first, *others = param.shape or (1,)
+    shape = (ceil(first / ranks), *others)
+    return replace(param, shape=shape, numel=prod(shape))

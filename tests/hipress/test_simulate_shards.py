@@ -1,0 +1,201 @@
+"""`hipress simulate` of FSDP2 and of an outer loop: steps by hand, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from casync.stages import WIRE, WORK, Stage
+from hipress.errors import ConfigError
+from hipress.outer.schedule import Schedule
+from hipress.tools.cli import app
+from hipress.tools.models import own
+from hipress.tools.models.device_speeds import DEVICES
+from hipress.tools.simulate import compared, rounds, sharded
+from hipress.tools.simulate.cluster import Cluster, Link
+from hipress.tools.simulate.course import Collectives, Part, predict_step
+from hipress.tools.simulate.simulation import Simulation
+
+DEVICE = replace(DEVICES["v100"], slows=0.0)
+TWO = Cluster(2, 1, DEVICE, Link(1e9, 0.0), Link(float("inf"), 0.0))  # a byte takes 1 ns
+LAYER = 1000 * 1000  # elements of the only layer: 4 MB
+CLUSTER = """\
+nodes: {nodes}
+device: v100
+between: {{bandwidth: 8 Gbit/s, latency: 0 us, reach: 100%, collective: 0 us}}
+"""
+
+
+def shards(*methods, cluster=TWO, model="1000x1000", step=0.03):
+    return sharded.ShardSimulation(
+        cluster, own.find(model), [sharded.parse(each) for each in methods], step
+    )
+
+
+def simulate(*arguments):
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER.format(nodes=2))
+    return path
+
+
+def test_a_layer_is_gathered_twice_and_scattered_once():
+    """Nothing is left to overlap: three times half of 4 MB at 1 GB/s, beside 30 ms."""
+    made = shards("fp32", "bf16")
+    for method, width in (("fp32", 4), ("bf16", 2)):
+        assert made.outcome(method).step == pytest.approx(0.03 + 3 * width * LAYER / 2 * 1e-9)
+    assert [each.node_bytes for each in made.outcomes()] == pytest.approx([3e6, 6e6])
+    # weights, gradients and two states of 2 MB; two layers of weights and one of gradients
+    assert made.memory("fp32", "adamw") == pytest.approx(4 * 2e6 + 3 * 4e6)
+
+
+def test_bytes_of_payloads():
+    """4.25 bits an element of a gradient, once, and some 8 of a weight, twice; of half a layer."""
+    (made,) = shards("int4_group").outcomes()
+    gradients, weights = (
+        codec.payload_bytes(LAYER // 2) for codec in sharded.parse("int4_group").codecs.values()
+    )
+    assert made.node_bytes == pytest.approx(gradients + 2 * weights)
+    assert gradients == pytest.approx(LAYER / 2 * 4.25 / 8, rel=1e-3)
+    (mixed,) = shards("int4_group+none").outcomes()
+    assert mixed.node_bytes == pytest.approx(gradients + 2 * 2e6)
+    (with_bias,) = shards("int4_group", model="1000x1000,1000").outcomes()
+    assert with_bias.node_bytes == pytest.approx(made.node_bytes + 3 * 4 * 500)
+
+
+def test_gloo_blocks_the_host_and_scatters_by_an_all_reduce():
+    host = replace(TWO, device=DEVICES["cpu"])
+    (made,) = shards("fp32", cluster=host).outcomes()
+    assert made.node_bytes == pytest.approx(2 * 2e6 + 4e6)
+    assert made.step == pytest.approx(0.03 + 8e-3)
+    model, halves = "1000x1000,1000x1000", 2 * 8e-3
+    (both,) = shards("fp32", cluster=host, model=model).outcomes()
+    assert both.step == pytest.approx(0.03 + halves)  # nothing overlaps
+    assert shards("fp32", model=model).outcome("fp32").step < 0.03 + 2 * 6e-3 - 3e-3
+
+
+def wire(seconds, **more):
+    return (Stage(WIRE, seconds, **more),)
+
+
+PARTS = [Part(2, 1.0, 2.0), Part(1, 1.0, 2.0)]
+GATHERS, SCATTERS = [(), wire(1.5), wire(1.5)], [(), wire(3.0), wire(3.0)]
+
+
+def test_the_next_weights_are_gathered_meanwhile():
+    """Forward: gathers 0-1.5 and 1.5-3, computation 1.5-2.5 and 3-4. Backward: gathers 4-5.5 and
+    5.5-7, computation 5.5-7.5 and 7.5-9.5, sums 7.5-10.5 and 10.5-13.5."""
+    ahead = Collectives(GATHERS, SCATTERS, (True, True), 1)
+    assert predict_step(PARTS, ahead) == pytest.approx((13.5, 6.5))
+    assert predict_step(PARTS, replace(ahead, in_flight=2)) == pytest.approx((13.5, 5.5))
+    blocking = Collectives(GATHERS, SCATTERS, (False, False), 0)
+    assert predict_step(PARTS, blocking) == pytest.approx((18.0, 13.0))
+
+
+def test_the_root_is_gathered_once():
+    made = Collectives([wire(1.5)], [wire(3.0)], (True, True), 1)
+    assert predict_step([Part(0, 1.0, 2.0)], made) == pytest.approx((7.5, 2.0))
+
+
+def test_codecs_and_transfers_take_time_from_the_computation():
+    """Encodes 0.5, decodes 0.25; the second gather, 2.25-3.75, takes half of the computation's
+    speed for the second that it lasts."""
+    chain = (Stage(WORK, 0.5), *wire(1.5, cores=0.5), Stage(WORK, 0.25))
+    made = Collectives([(), chain, chain], [()] * 3, (True, False), 0)
+    parts = [Part(2, 1.0, 0.0), Part(1, 1.0, 0.0)]
+    forward = 0.5 + 1.5 + 0.25 + 0.5 + 1.5 + 0.25 + 1.0
+    assert predict_step(parts, made)[0] == pytest.approx(forward + 0.5 + 2 * 2.25 - 0.5)
+
+
+SLOW = TWO.with_bandwidth(1e7)
+
+
+def simulated(cluster=SLOW, methods=("bf16", "int4_group"), model="1000x1000"):
+    made = [compared.parse(each) for each in methods]
+    return Simulation(cluster, own.find(model), made, 0.01)
+
+
+def predicted(schedule, cluster=SLOW, **more):
+    made = simulated(cluster, **more)
+    return made, rounds.predict(made, own.find("1000x1000"), schedule, 0.01)
+
+
+def test_a_round_by_hand():
+    """4.25 bits an element to the other site, half as a sum and half as an average, at 10 MB/s."""
+    _, loop = predicted(Schedule(every=10, delay=2))
+    assert loop.site_bytes == pytest.approx(LAYER * 4.25 / 8, rel=1e-3)
+    assert loop.seconds == pytest.approx(loop.site_bytes / 1e7, rel=0.02)
+    assert loop.exposed == pytest.approx(loop.seconds - 2 * 0.01)
+    assert loop.step == pytest.approx(0.01 + loop.exposed / 10)
+    assert loop.training == pytest.approx(0.01 / loop.step)
+    _, cut = predicted(Schedule(every=10, delay=3, fragments=2))
+    assert cut.site_bytes == pytest.approx(loop.site_bytes / 2)
+    assert (cut.exposed, cut.training) == (0, 1)
+
+
+def test_ranks_of_a_site_share_its_link():
+    cluster = replace(SLOW, ranks_per_node=2, inside=Link(1e11, 0.0))
+    _, loop = predicted(Schedule(every=10), cluster)
+    _, one = predicted(Schedule(every=10))
+    assert loop.site_bytes == pytest.approx(2 * one.site_bytes)
+    assert loop.seconds == pytest.approx(2 * one.seconds, rel=0.02)
+
+
+def test_the_bandwidth_up_to_which_rounds_pay():
+    made, loop = predicted(Schedule(every=100))
+    assert loop.rival == "int4_group"
+    for factor, pays in ((0.9, True), (1.1, False)):
+        cluster = SLOW.with_bandwidth(factor * loop.pays_up_to)
+        least = min(made.outcome(each, cluster.bandwidth).step for each in made.methods)
+        assert (least >= 1.02 * predicted(Schedule(every=100), cluster)[1].step) == pays
+
+
+def test_the_command(path, tmp_path):
+    output = tmp_path / "o.json"
+    arguments = [path, "1000x1000", "--step", 30, "--json", output]
+    result = simulate(*arguments, "--sharding", "fsdp2", "--chart", tmp_path / "c.png")
+    assert result.exit_code == 0, result.output
+    assert "1 numbered modules are sharded by themselves" in result.output
+    rows = {each["method"]: each for each in json.loads(output.read_text())["methods"]}
+    assert set(rows) == {"fp32", "bf16", "int4_group+int8_group"}
+    assert rows["fp32"]["step"] == pytest.approx(0.036)
+    result = simulate(*arguments, "--every", 20, "--delay", 5, "--fragments", 2)
+    assert result.exit_code == 0, result.output
+    assert "Outer loop of 2 sites by int4_group, every 20 steps, 2 fragments, delay 5" in " ".join(
+        result.output.split()
+    )
+    assert json.loads(output.read_text())["outer"]["training"] == 1
+
+
+@pytest.mark.parametrize(
+    "nodes, arguments, told",
+    [
+        (1, ["--sharding", "fsdp2"], "among two ranks at least, and the cluster has one"),
+        (2, ["--sharding", "fsdp"], "unknown sharding 'fsdp'. did you mean 'fsdp2'?"),
+        (2, ["--sharding", "fsdp2", "--timeline", "t.png"], "leave --sharding out"),
+        (2, ["--sharding", "fsdp2", "--method", "onebit_group"], "keeps states"),
+        (2, ["--sharding", "fsdp2", "--method", "int4_group:strategy=ps"], "without a strategy"),
+        (2, ["--sharding", "fsdp2", "--every", "10"], "leave --sharding out"),
+        (1, ["--every", "10"], "between nodes, and the cluster has one"),
+        (2, ["--every", "10", "--delay", "10"], "at most 9 steps after its begin"),
+        (2, ["--every", "10", "--fragments", "3"], "do not divide into fragments=3"),
+        (2, ["--delay", "10"], "add --every STEPS"),
+    ],
+)
+def test_arguments_that_are_wrong(path, nodes, arguments, told):
+    path.write_text(CLUSTER.format(nodes=nodes))
+    result = simulate(path, "1000x1000", "--step", 30, *arguments)
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.split())
+
+
+def test_a_host_that_compresses_is_refused():
+    with pytest.raises(ConfigError, match="leave `pcie` out"):
+        shards("fp32", cluster=replace(TWO, pcie=1e9))
