@@ -162,7 +162,7 @@ def test_the_command(path, tmp_path):
     arguments = [path, "1000x1000", "--step", 30, "--json", output]
     result = simulate(*arguments, "--sharding", "fsdp2", "--chart", tmp_path / "c.png")
     assert result.exit_code == 0, result.output
-    assert "1 numbered modules are sharded by themselves" in result.output
+    assert "groups of parameters: 1 by numbered modules" in result.output
     rows = {each["method"]: each for each in json.loads(output.read_text())["methods"]}
     assert set(rows) == {"fp32", "bf16", "int4_group+int8_group"}
     assert rows["fp32"]["step"] == pytest.approx(0.036)

@@ -47,9 +47,18 @@ class ShardMethod(Method):
     width: int = FLOAT_BYTES  # bytes of an element in FSDP2's own collectives
 
     @property
+    def halves(self) -> Mapping[str, tuple[str, Codec | None]]:
+        """Texts and codecs by argument of `hipress.shard`."""
+        gradients, _, weights = self.text.partition("+")
+        return {
+            REDUCE_SCATTER: (gradients, self.codec),
+            ALL_GATHER: (weights or _WEIGHTS, self.weights),
+        }
+
+    @property
     def codecs(self) -> Mapping[str, Codec]:
-        """Codecs by name."""
-        return {each.name: each for each in (self.codec, self.weights) if each is not None}
+        """Codecs by text, to find their costs."""
+        return {text: codec for text, codec in self.halves.values() if codec is not None}
 
     def ways(self, topology: Topology) -> tuple[str, ...]:
         """The only way, FSDP2's."""
@@ -112,15 +121,14 @@ class ShardSimulation(Simulation):
         self._by_text = {each.text: each for each in methods}
         self._ways: dict[str, Mapping[str, Way]] = {}
         for each in methods:
-            asked = {REDUCE_SCATTER: each.codec, ALL_GATHER: each.weights}
+            asked = {argument: codec for argument, (_, codec) in each.halves.items()}
             self._ways[each.text] = ways_of(asked, shards, _OPTIONS, ON_HOST, sizes)
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """Texts on assumptions, the groups of parameters among them."""
-        groups = len(self._groups)
         told = (
-            f"{groups - 1} numbered modules are sharded by themselves, and the rest as the root, "
+            f"groups of parameters: {len(self._groups) - 1} by numbered modules, and the root, "
             "whose weights are gathered once a step; casts to bfloat16 take no time"
         )
         return (*super().assumed, told)
@@ -166,8 +174,7 @@ class ShardSimulation(Simulation):
         if way is None:
             return self._native(argument, self._by_text[method].width * whole, costs)
         codecs = [way.codecs[each.index] for each in shards]
-        named = next((each.name for each in codecs if each is not None), None)
-        if named is None:
+        if all(each is None for each in codecs):
             return self._native(argument, FLOAT_BYTES * whole, costs)
         packed = [p.numel for p, codec in zip(shards, codecs, strict=True) if codec is not None]
         payload = sum(
@@ -175,7 +182,8 @@ class ShardSimulation(Simulation):
             for p, codec in zip(shards, codecs, strict=True)
         )
         item = Item(FLOAT_BYTES * n * sum(packed), n * payload, n * len(packed))
-        return stages(way.strategy, item, costs.codecs[named], self.cluster.topology, costs)
+        cost = costs.codecs[self._by_text[method].halves[argument][0]]
+        return stages(way.strategy, item, cost, self.cluster.topology, costs)
 
     def _native(self, argument: str, size: int, costs: Costs) -> tuple[Stage, ...]:
         """An all-reduce is a reduce-scatter and an all-gather, so each takes half. gloo's
