@@ -52,7 +52,10 @@ def simulate(
     ] = None,
     sharding: Annotated[
         str | None,
-        typer.Option(help="fsdp2: the model is sharded over all ranks; see hipress.shard."),
+        typer.Option(
+            help="fsdp2: the model is sharded over all ranks; hsdp: over those of a node, and "
+            "averaged between nodes. See hipress.shard."
+        ),
     ] = None,
     every: Annotated[
         int | None,
@@ -126,9 +129,9 @@ def _simulation(
     if sharding is None:
         made = [compared.parse(each) for each in methods or compared.DEFAULTS]
         return Simulation(cluster, model, made, step)
-    if sharding != sharded.FSDP2:
-        raise unknown("sharding", sharding, (sharded.FSDP2,))
-    ours = [sharded.parse(each) for each in methods or sharded.DEFAULTS]
+    if sharding not in sharded.DEFAULTS:
+        raise unknown("sharding", sharding, (*sharded.DEFAULTS,))
+    ours = [sharded.parse(each, sharding) for each in methods or sharded.DEFAULTS[sharding]]
     return sharded.ShardSimulation(cluster, model, ours, step)
 
 

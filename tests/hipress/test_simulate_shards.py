@@ -29,10 +29,9 @@ between: {{bandwidth: 8 Gbit/s, latency: 0 us, reach: 100%, collective: 0 us}}
 """
 
 
-def shards(*methods, cluster=TWO, model="1000x1000", step=0.03):
-    return sharded.ShardSimulation(
-        cluster, own.find(model), [sharded.parse(each) for each in methods], step
-    )
+def shards(*methods, cluster=TWO, model="1000x1000", step=0.03, sharding="fsdp2"):
+    made = [sharded.parse(each, sharding) for each in methods]
+    return sharded.ShardSimulation(cluster, own.find(model), made, step)
 
 
 def simulate(*arguments):
@@ -81,6 +80,18 @@ def test_gloo_blocks_the_host_and_scatters_by_an_all_reduce():
     assert shards("fp32", model=model).outcome("fp32").step < 0.03 + 2 * 6e-3 - 3e-3
 
 
+def test_replicas_of_shards():
+    """Within a node three times half of 4 MB at 10 GB/s; between two nodes each of two ranks
+    all-reduces 2 MB, 2 MB a rank, at half of 1 GB/s."""
+    cluster = replace(TWO, ranks_per_node=2, inside=Link(1e10, 0.0))
+    made = shards("fp32", "int4_group", "onebit_group", cluster=cluster, sharding="hsdp")
+    assert made.outcome("fp32").step == pytest.approx(0.03 + 3 * 2e-4 + 4e-3)
+    sent = {each.method: each.node_bytes for each in made.outcomes()}
+    assert sent["fp32"] == pytest.approx(2 * 2e6)
+    assert sent["int4_group"] == pytest.approx(2 * LAYER / 2 * 4.25 / 8, rel=1e-3)
+    assert made.memory("onebit_group", None) - made.memory("int4_group", None) == 4 * LAYER / 2
+
+
 def wire(seconds, **more):
     return (Stage(WIRE, seconds, **more),)
 
@@ -112,6 +123,9 @@ def test_codecs_and_transfers_take_time_from_the_computation():
     parts = [Part(2, 1.0, 0.0), Part(1, 1.0, 0.0)]
     forward = 0.5 + 1.5 + 0.25 + 0.5 + 1.5 + 0.25 + 1.0
     assert predict_step(parts, made)[0] == pytest.approx(forward + 0.5 + 2 * 2.25 - 0.5)
+    inner = (*wire(1.0), Stage(WORK, 0.5), *wire(1.0), Stage(WORK, 0.25))
+    made = Collectives([()], [inner], (True, True), 1)
+    assert predict_step([Part(0, 1.0, 2.0)], made) == pytest.approx((5.75, 2.0))
 
 
 SLOW = TWO.with_bandwidth(1e7)
@@ -179,6 +193,7 @@ def test_the_command(path, tmp_path):
     [
         (1, ["--sharding", "fsdp2"], "among two ranks at least, and the cluster has one"),
         (2, ["--sharding", "fsdp"], "unknown sharding 'fsdp'. did you mean 'fsdp2'?"),
+        (2, ["--sharding", "hsdp"], "two of each at least"),
         (2, ["--sharding", "fsdp2", "--timeline", "t.png"], "leave --sharding out"),
         (2, ["--sharding", "fsdp2", "--method", "onebit_group"], "keeps states"),
         (2, ["--sharding", "fsdp2", "--method", "int4_group:strategy=ps"], "without a strategy"),

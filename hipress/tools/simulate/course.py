@@ -120,7 +120,8 @@ class _Rank:
         return there
 
     def end(self, chain: _Chain, there: float) -> None:
-        """Wait for the transfers, and do the work after them."""
+        """Wait for the transfers, and do the work between and after them."""
         self.now = max(self.now, there)
-        if len(chain) > 1 and chain[-1].lane == WORK:
-            self.now += chain[-1].seconds
+        while chain and chain[0].lane == WORK:
+            chain = chain[1:]
+        self.now += sum(stage.seconds for stage in chain if stage.lane == WORK)

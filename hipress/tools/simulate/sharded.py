@@ -1,4 +1,7 @@
-"""Predicted steps of a model of FSDP2, by PyTorch's own collectives and by `hipress.shard`."""
+"""Predicted steps of a model of FSDP2, by PyTorch's own collectives and by `hipress.shard`.
+
+Its shards are on all ranks (`fsdp2`), or on those of a node, and replicas on the nodes (`hsdp`).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from typing import TYPE_CHECKING
 from casync.codec import FLOAT_BYTES
 from casync.cost import Costs
 from casync.predict.stages import native, stages
-from casync.stages import Item, Stage
+from casync.stages import INSIDE, WIRE, Item, Stage
 from casync.topology import Topology
 from hipress import options
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST
 from hipress.model.params import Param
-from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, Way, ways_of
+from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way, ways_of
 from hipress.tools.models.own import Found
 from hipress.tools.simulate import compared
 from hipress.tools.simulate import costs as cost_tables
@@ -30,10 +33,13 @@ from hipress.tools.simulate.simulation import STATES, Simulation
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-__all__ = ["DEFAULTS", "FSDP2", "ShardMethod", "ShardSimulation", "parse"]
+__all__ = ["DEFAULTS", "FSDP2", "HSDP", "ShardMethod", "ShardSimulation", "parse"]
 
-FSDP2 = "fsdp2"
-DEFAULTS = (FP32, BASELINE, "int4_group+int8_group")
+FSDP2, HSDP = "fsdp2", "hsdp"
+DEFAULTS = {
+    FSDP2: (FP32, BASELINE, "int4_group+int8_group"),
+    HSDP: (FP32, BASELINE, "int4_group", "onebit_group"),
+}
 _WEIGHTS = "int8_group"  # of weights, by default
 _IN_FLIGHT = 2  # default of hipress.shard
 _OPTIONS = options.make("none", exclude=("@1d",))
@@ -41,14 +47,18 @@ _OPTIONS = options.make("none", exclude=("@1d",))
 
 @dataclass(frozen=True)
 class ShardMethod(Method):
-    """Compressors of gradients (`codec`) and weights; without one, FSDP2's own collective."""
+    """Compressors of gradients (`codec`) and weights; without one, FSDP2's own collective. With
+    `hsdp` a compressor is that of averages between replicas."""
 
+    sharding: str = FSDP2
     weights: Codec | None = None
     width: int = FLOAT_BYTES  # bytes of an element in FSDP2's own collectives
 
     @property
     def halves(self) -> Mapping[str, tuple[str, Codec | None]]:
         """Texts and codecs by argument of `hipress.shard`."""
+        if self.sharding == HSDP:
+            return {REPLICAS: (self.text, self.codec)}
         gradients, _, weights = self.text.partition("+")
         return {
             REDUCE_SCATTER: (gradients, self.codec),
@@ -61,19 +71,21 @@ class ShardMethod(Method):
         return {text: codec for text, codec in self.halves.values() if codec is not None}
 
     def ways(self, topology: Topology) -> tuple[str, ...]:
-        """The only way, FSDP2's."""
-        return (FSDP2,)
+        """The only way, that of the sharding."""
+        return (self.sharding,)
 
     def loss(self, optimizer: str | None) -> str:
         """No evidence by workload is kept for shards."""
         return "float32's" if self.text == FP32 else "not measured"
 
 
-def parse(text: str) -> ShardMethod:
-    """Parse fp32, bf16, or GRADIENTS+WEIGHTS such as int4_group+int8_group, either of them `none`
-    for FSDP2's own collective; or raise ConfigError."""
+def parse(text: str, sharding: str = FSDP2) -> ShardMethod:
+    """Parse fp32, bf16, or compressors: with hsdp one of replicas, else GRADIENTS+WEIGHTS such as
+    int4_group+int8_group, either of them `none` for FSDP2's own collective. Raises ConfigError."""
     if text in (FP32, BASELINE):
-        return ShardMethod(text, width=FLOAT_BYTES if text == FP32 else 2)
+        return ShardMethod(text, sharding=sharding, width=FLOAT_BYTES if text == FP32 else 2)
+    if sharding == HSDP:
+        return ShardMethod(text, _codec(text), sharding=HSDP)
     gradients, _, weights = text.partition("+")
     return ShardMethod(text, _codec(gradients), weights=_codec(weights or _WEIGHTS))
 
@@ -111,13 +123,20 @@ class ShardSimulation(Simulation):
             raise ConfigError(
                 "hipress.shard compresses where the model is: leave `pcie` out of the cluster file"
             )
+        self._hybrid = methods[0].sharding == HSDP
+        if self._hybrid and 1 in (cluster.nodes, cluster.ranks_per_node):
+            raise ConfigError(
+                f"--sharding {HSDP} shards over the ranks of a node and averages between nodes: it "
+                "takes two of each at least"
+            )
         super().__init__(cluster, found, methods, step)
+        self._ranks = cluster.ranks_per_node if self._hybrid else cluster.ranks
         self._shards = {
-            each.name: _shard(replace(each, index=number), cluster.ranks)
+            each.name: _shard(replace(each, index=number), self._ranks)
             for number, each in enumerate(found.backwards)
         }
         shards = [*self._shards.values()]
-        sizes = dict.fromkeys((REDUCE_SCATTER, ALL_GATHER), cluster.ranks)
+        sizes = dict.fromkeys((REDUCE_SCATTER, ALL_GATHER), self._ranks) | {REPLICAS: cluster.nodes}
         self._by_text = {each.text: each for each in methods}
         self._ways: dict[str, Mapping[str, Way]] = {}
         for each in methods:
@@ -141,7 +160,8 @@ class ShardSimulation(Simulation):
         kept = (2 + STATES.get(optimizer or "adam", 2)) * FLOAT_BYTES
         largest = max(sizes[1:], default=0)
         under_way = sizes[ROOT] + (2 + self._in_flight(method, least=1)) * largest
-        return kept * sum(sizes) + self.cluster.ranks * made.width * under_way
+        states = FLOAT_BYTES * made.state_elements([*self._shards.values()])
+        return kept * sum(sizes) + states + self._ranks * made.width * under_way
 
     def _predict(self, method: str, way: str, cluster: Cluster) -> tuple[float, float]:
         return predict_step(self._parts, self._collectives(method, cluster))
@@ -154,28 +174,59 @@ class ShardSimulation(Simulation):
     def _collectives(self, method: str, cluster: Cluster) -> Collectives:
         """[Note: on the host] gloo's own collectives block the host; those of hipress.shard do not,
         but FSDP2 prefetches in the backward pass alone. See docs/cookbook/fsdp2.md."""
-        costs, groups = cost_tables.costs(cluster, self._costs), range(len(self._groups))
-        host, ours = cluster.device.host, ALL_GATHER in self._ways[method]
+        shards, groups = replace(cluster, nodes=1) if self._hybrid else cluster, self._groups
+        costs, host = cost_tables.costs(shards, self._costs), cluster.device.host
+        ours = ALL_GATHER in self._ways[method]
+        averages = self._averages(method, cluster) if self._hybrid else [()] * len(groups)
         return Collectives(
             [self._chain(method, ALL_GATHER, each, costs) for each in groups],
-            [self._chain(method, REDUCE_SCATTER, each, costs) for each in groups],
+            [
+                (*self._chain(method, REDUCE_SCATTER, each, costs), *average)
+                for each, average in zip(groups, averages, strict=True)
+            ],
             (not host, ours or not host),
             self._in_flight(method),
         )
 
     def _in_flight(self, method: str, least: int = 0) -> int:
-        if REDUCE_SCATTER in self._ways[method]:
+        if self._ways[method].keys() & {REDUCE_SCATTER, REPLICAS}:
             return _IN_FLIGHT
         return max(least, not self.cluster.device.host)
 
-    def _chain(self, method: str, argument: str, group: int, costs: Costs) -> tuple[Stage, ...]:
-        shards, n = self._groups[group], self.cluster.ranks
-        way, whole = self._ways[method].get(argument), n * sum(each.numel for each in shards)
-        if way is None:
-            return self._native(argument, self._by_text[method].width * whole, costs)
-        codecs = [way.codecs[each.index] for each in shards]
-        if all(each is None for each in codecs):
-            return self._native(argument, FLOAT_BYTES * whole, costs)
+    def _averages(self, method: str, cluster: Cluster) -> list[tuple[Stage, ...]]:
+        """Averages of each group's shards between nodes, whose ranks share the link."""
+        one = replace(cluster, ranks_per_node=1)
+        one = one.with_bandwidth(cluster.bandwidth / cluster.ranks_per_node)
+        costs, made = cost_tables.costs(one, self._costs), self._by_text[method]
+        return [
+            self._packed(method, REPLICAS, each, 1, one.topology, costs)
+            or native(made.width * sum(p.numel for p in each), costs)
+            for each in self._groups
+        ]
+
+    def _chain(
+        self, method: str, argument: str, shards: Sequence[Param], costs: Costs
+    ) -> tuple[Stage, ...]:
+        """A gather or scatter among the ranks that hold the shards."""
+        size = self._by_text[method].width * self._ranks * sum(each.numel for each in shards)
+        topology = self.cluster.topology
+        packed = self._packed(method, argument, shards, self._ranks, topology, costs)
+        return packed or self._native(argument, size, costs)
+
+    def _packed(
+        self,
+        method: str,
+        argument: str,
+        shards: Sequence[Param],
+        n: int,
+        topology: Topology,
+        costs: Costs,
+    ) -> tuple[Stage, ...]:
+        """A compressed collective of n ranks' shards; empty if it compresses nothing."""
+        way = self._ways[method].get(argument)
+        codecs = [way.codecs[each.index] for each in shards] if way is not None else []
+        if way is None or all(each is None for each in codecs):
+            return ()
         packed = [p.numel for p, codec in zip(shards, codecs, strict=True) if codec is not None]
         payload = sum(
             FLOAT_BYTES * p.numel if codec is None else codec.payload_bytes(p.numel)
@@ -183,16 +234,17 @@ class ShardSimulation(Simulation):
         )
         item = Item(FLOAT_BYTES * n * sum(packed), n * payload, n * len(packed))
         cost = costs.codecs[self._by_text[method].halves[argument][0]]
-        return stages(way.strategy, item, cost, self.cluster.topology, costs)
+        return stages(way.strategy, item, cost, topology, costs)
 
     def _native(self, argument: str, size: int, costs: Costs) -> tuple[Stage, ...]:
         """An all-reduce is a reduce-scatter and an all-gather, so each takes half. gloo's
         reduce-scatter is an all-reduce."""
         if not size:
             return ()
+        lane = INSIDE if self._hybrid else WIRE
         share = 1.0 if argument == REDUCE_SCATTER and self.cluster.device.host else 0.5
         return tuple(
-            replace(stage, seconds=share * stage.seconds, delay=share * stage.delay)
+            replace(stage, lane=lane, seconds=share * stage.seconds, delay=share * stage.delay)
             for stage in native(size, costs)
         )
 
