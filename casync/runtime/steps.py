@@ -110,9 +110,10 @@ class Steps:
         """The codec's `hold`, which copies constant numbers to the device once."""
         return _same if self._memory.host else cast(DeviceCodec, self._codecs[codec]).hold
 
-    def _viewing(self, codec: str) -> View | None:
-        """The `view` of a device's codec, by which it takes a bucket."""
-        return None if self._memory.host else cast(DeviceCodec, self._codecs[codec]).view
+    def _viewing(self, codec: str, waits: Deferral | None = None) -> View | None:
+        """The `view` of a device's codec, by which it takes a bucket; None where torch looks into
+        the bucket, for pieces in use."""
+        return None if self._memory.host or waits else cast(DeviceCodec, self._codecs[codec]).view
 
     def _encode(self, index: int, tasks: Sequence[Encode], taken: Call | None) -> TaskFn:
         pieces, first = self._pieces[index, tasks[0].part], tasks[0]
@@ -122,7 +123,7 @@ class Steps:
         encode, decode, stateful = codec.encode_batch, codec.decode_batch, bool(codec.states)
         key = self._parts[first.part].codec, first.side  # key of the states, also if `down` encodes
         seed, writeback, out = self._seeds[first.side], first.writeback, call.array
-        view = None if waits else self._viewing(first.codec)  # torch looks for pieces in use
+        view = self._viewing(first.codec, waits)
 
         def step(run: Inputs) -> None:
             (at, room), x = call.places(), pieces.open(run, view)
@@ -185,8 +186,9 @@ class Steps:
             as_rounds(self._codecs[key]).encode_round, self._seeds["worker"], self._world_size,
         )  # fmt: skip
         sums = [(s.array, s.layout.at) for s in self._payloads.rounds(task.part)[: task.round]]
-        number, out, at, view = task.round, slot.array, slot.layout.at, self._viewing(key)
+        number, out, at = task.round, slot.array, slot.layout.at
         waits = self._deferral([task], table) if number == 0 else None
+        view = self._viewing(key, waits)
 
         def step(run: Inputs) -> None:
             state, x = run.states.get((key, "worker")), pieces.open(run, view)
