@@ -86,15 +86,17 @@ class Coordinator:
         naming the ranks that never arrived, or RankLost naming the one that ended.
         """
         round_, deadline = self.round, time.monotonic() + self.timeout
-        self.round += 1
         try:
-            self.board.post(round_, self.rank, {**facts, OWN: own}, deadline)
+            with self._store_errors_told():
+                self.board.post(round_, self.rank, {**facts, OWN: own}, deadline)
             posted = self._collect(round_, deadline)
         except HipressError:
             raise
         except BaseException as error:
             self.board.stop(round_, Stop.of(error, self.board.here))
             raise
+        finally:
+            self.round += 1
         self.board.forget(round_ - 1)  # all have posted this round: all have read the one before
         owned = [each.pop(OWN) for each in posted]
         compare(posted, self.ranks)
@@ -214,11 +216,19 @@ class Coordinator:
     def _look(
         self, round_: int | str, missing: Sequence[int], deadline: float
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """StoreMailbox.look. If the store does not answer because a rank has ended, raise that."""
-        try:
+        """StoreMailbox.look."""
+        with self._store_errors_told():
             return self.board.look(round_, missing, deadline)
+
+    @contextmanager
+    def _store_errors_told(self) -> Iterator[None]:
+        """Raise the end of a rank in place of the store's errors, if that is why it is silent; else
+        tell the others, who would see only that this rank ends."""
+        try:
+            yield
         except HipressError as error:
             self.raise_reason(error)
+            self.board.stop(self.round, Stop.of(error, self.board.here))
             raise
 
     def tell(self, what: str) -> None:

@@ -68,12 +68,15 @@ class StoreMailbox:
                 self.post(round_, self.rank, facts, time.monotonic() + TELL_SECONDS)
 
     def stop(self, round_: int, stop: Stop) -> None:
-        """Post the reason to stop, or an earlier one: [Note: stopping] in coordinator.py."""
+        """Post the reason to stop, or an earlier one, if the store answers, and send it to watching
+        processes: [Note: stopping] in coordinator.py."""
         deadline = time.monotonic() + TELL_SECONDS
         with unless_silent():
-            first = self.heard(round_, ())[1] or self.look(round_, (), deadline)[1]
-            if first is None:
-                self.post(round_, "stop", asdict(stop), deadline)
+            first = self.heard(round_, ())[1]
+            if first is None and not self.silent:
+                first = self.look(round_, (), deadline)[1]
+                if first is None:
+                    self.post(round_, "stop", asdict(stop), deadline)
             stop = first or stop
         if stop.ended:
             self.epoch.lost = self.epoch.lost or stop

@@ -12,9 +12,9 @@ from torch._C._distributed_c10d import TCPStore
 import hipress
 from hipress import compat, session
 from hipress.auto import probe
-from hipress.ranks import link, mailbox
+from hipress.ranks import coordinator, link, mailbox
 from tests.hipress.common import codec, error_of, make, train
-from tests.patience import HANG
+from tests.patience import HANG, SILENCE
 
 # function in which a rank is lost, and number of its calls before that
 PLACES = {
@@ -56,12 +56,7 @@ def killed(rank, world_size, place):
 
 def keeper_killed(rank, world_size, place):
     """Rank 0, which keeps the job's store, is killed in a collective of "wrap", or of a "step"."""
-    own = dist.distributed_c10d._get_default_store()
-    if rank == 0:
-        kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        own.set("port", str(kept.port))
-    else:
-        kept = TCPStore("127.0.0.1", int(own.get("port")), wait_for_workers=False)
+    kept = kept_by_rank_0(rank)
     compat.job_store = lambda: kept
     if rank == 0 and place == "wrap":
         link.broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -76,6 +71,35 @@ def keeper_killed(rank, world_size, place):
             sync.step()
 
     return error_of(steps)
+
+
+def kept_by_rank_0(rank):
+    """A store that ends or stops with rank 0."""
+    own = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        own.set("port", str(kept.port))
+        return kept
+    return TCPStore("127.0.0.1", int(own.get("port")), wait_for_workers=False)
+
+
+def keeper_stopped(rank, world_size):
+    """Rank 0, which keeps the store, is stopped before a meeting. Rank 1 waits less long than
+    rank 2, and ends."""
+    own, kept = dist.distributed_c10d._get_default_store(), kept_by_rank_0(rank)
+    ranks = coordinator.Coordinator.on(kept, rank, range(world_size), "all", HANG)
+    ranks.require_equal({})
+    ranks.board.ended()  # connects to the others
+    own.set(f"met/{rank}", str(os.getpid()))
+    own.wait([f"met/{each}" for each in range(world_size)])
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    ranks.timeout = SILENCE / 5 if rank == 1 else SILENCE
+    found = error_of(ranks.require_equal, {})
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(int(own.get("met/0")), signal.SIGKILL)
+    return found
 
 
 def interrupted(rank, world_size):
