@@ -20,7 +20,7 @@ from hipress.reporting.text_table import WIDTH
 from hipress.tools.models import own
 from hipress.tools.models.device_speeds import Device
 from hipress.tools.simulate import cluster as clusters
-from hipress.tools.simulate import compared, predictions, rounds, sharded, show
+from hipress.tools.simulate import compared, outer_rounds, predictions, sharded, show
 from hipress.tools.simulate.compared import BASELINE, FP32
 from hipress.tools.simulate.profiles import write_profile
 from hipress.tools.simulate.simulation import Simulation
@@ -100,7 +100,7 @@ def simulate(
         made = predictions.table(simulation, kind_of(optimizer))
         loop = None
         if schedule is not None:
-            loop = rounds.predict(simulation, case[1], schedule, seconds)
+            loop = outer_rounds.predict(simulation, case[1], schedule, seconds)
         if profile is not None:
             write_profile(profile, simulation.cluster, optimizer)
         wanted = _share(bandwidth_for) if bandwidth_for else None
@@ -186,7 +186,7 @@ def _tell_bandwidths(simulation: Simulation, wanted: float) -> None:
 def _write(
     simulation: Simulation,
     made: predictions.Table,
-    loop: rounds.Rounds | None,
+    loop: outer_rounds.Rounds | None,
     chart: Path | None,
     timeline: Path | None,
     output: Path | None,

@@ -14,7 +14,7 @@ from hipress.outer.schedule import Schedule
 from hipress.tools.cli import app
 from hipress.tools.models import own
 from hipress.tools.models.device_speeds import DEVICES
-from hipress.tools.simulate import compared, rounds, sharded
+from hipress.tools.simulate import compared, outer_rounds, sharded
 from hipress.tools.simulate.cluster import Cluster, Link
 from hipress.tools.simulate.course import Collectives, Part, predict_step
 from hipress.tools.simulate.simulation import Simulation
@@ -138,7 +138,7 @@ def simulated(cluster=SLOW, methods=("bf16", "int4_group"), model="1000x1000"):
 
 def predicted(schedule, cluster=SLOW, **more):
     made = simulated(cluster, **more)
-    return made, rounds.predict(made, own.find("1000x1000"), schedule, 0.01)
+    return made, outer_rounds.predict(made, own.find("1000x1000"), schedule, 0.01)
 
 
 def test_a_round_by_hand():

@@ -7,7 +7,7 @@ import textwrap
 
 from hipress.reporting.text_table import WIDTH, Table
 from hipress.tools.simulate import predictions
-from hipress.tools.simulate.rounds import Rounds
+from hipress.tools.simulate.outer_rounds import Rounds
 
 __all__ = ["bandwidth", "rounds", "show"]
 
