@@ -29,11 +29,14 @@ class Stop:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Stop:
-        """The stop of this rank, by its own error."""
+        """The stop of this rank, by its own error, and by the notes on it, which may name another
+        rank for which it waited in vain."""
         if isinstance(error, TransportError) or isinstance(error.__cause__, TransportError):
             return cls("RankLost", f"rank {rank} failed", str(error))  # in a step
         if isinstance(error, AgreementTimeout | RankLost):
             return cls(type(error).__name__, str(error))
         if isinstance(error, Exception):
-            return cls("ConfigMismatch", f"rank {rank} failed", f"{type(error).__name__}: {error}")
+            notes = getattr(error, "__notes__", ())
+            text = "\n".join([f"{type(error).__name__}: {error}", *notes])
+            return cls("ConfigMismatch", f"rank {rank} failed", text)
         return cls("RankLost", f"rank {rank} was interrupted by a {type(error).__name__}")

@@ -205,3 +205,12 @@ def test_backward_passes_in_an_optimizers_step():
     (steps, one), (_, other) = launch(failure_ranks.closures, 2)
     assert steps > 2
     assert one == other
+
+
+def test_a_rank_that_gives_up_tells_for_whom_it_waited():
+    """The later one of two that wait for a third hears of the first, and of the third."""
+    error = RuntimeError("gloo: Timed out waiting 10000ms for recv operation to complete")
+    error.add_note("no word from rank 0 during the program: stopped, cut off or ended")
+    told = Stop.of(error, 2).told(" during the program")
+    assert told.startswith("rank 2 failed during the program: RuntimeError: gloo: Timed out")
+    assert told.endswith("\nno word from rank 0 during the program: stopped, cut off or ended")
