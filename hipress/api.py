@@ -24,7 +24,7 @@ from hipress.model.torch_modes import without_inference_mode
 from hipress.outer import outer_state
 from hipress.outer.outer import Outer
 from hipress.session import SESSIONS, Session, plain_options
-from hipress.sharding.shard import sharding_of
+from hipress.sharding.sharding import sharding_of
 
 if TYPE_CHECKING:
     from hipress.auto.probe import Probe

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -17,11 +16,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from casync.errors import CasyncError
-from casync.topology import Topology
 from hipress import compat
 from hipress import options as options_
 from hipress.arguments import group_of
@@ -34,26 +31,19 @@ from hipress.errors import (
     unknown,
 )
 from hipress.model import shards
-from hipress.model.devices import ON_HOST
-from hipress.model.params import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
-from hipress.model.snapshot import Snapshot
 from hipress.model.torch_modes import without_inference_mode
-from hipress.optim.optimizer_kinds import holds, unwrapped
 from hipress.options import AUTO
-from hipress.outer.fragments import Fragment, cut
+from hipress.outer.fragments import Fragment
 from hipress.outer.members import FixedMembers, Members
 from hipress.outer.outer_report import OuterReport
 from hipress.outer.rounds import Round
 from hipress.outer.schedule import PRESETS, OuterSGD, Schedule
+from hipress.outer.site_model import SiteModel, refuse_averaged
 from hipress.outer.sites import Sites
-from hipress.plan import rules as rules_
-from hipress.plan.codecs import resolve, resolve_down
-from hipress.plan.plan import Plan, check_patterns, fixed_plan
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.facts import compare
 from hipress.ranks.link import connect, group_timeout, share
-from hipress.session import SESSIONS, facts_of, synchronized
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -152,8 +142,10 @@ class Outer:
                 every, fragments, delay, mix, OuterSGD() if outer is None else outer, clip, keep
             )
             self.module, self._options, self._group = model, options, group
-            self._take(optimizer)
-            self._refuse_gradients()
+            inner = compat.uncompiled(model)
+            self._model = SiteModel.of(inner, optimizer, options, self.schedule)
+            refuse_averaged(inner, group)
+        self.fragments = self._model.fragments
         if members is not None:
             self._members = members
         elif group is not None:
@@ -266,17 +258,17 @@ class Outer:
             stalled=self.stalled,
             sent_bytes=self.sent_bytes + now,
             memory=dict(memory),
-            schedule=f"{self._plan.label}, {self.schedule}",
+            schedule=f"{self._model.plan.label}, {self.schedule}",
         )
 
     # A round, in the order of events
 
     def _begin(self, leaving: bool = False) -> None:
         """Meet the other sites, and send a fragment's pseudo-gradient."""
-        model = compat.uncompiled(self.module)
+        model = self._model.module
         shards.reshard(model)
-        self._snapshot.refuse_changes(model)
-        self._refuse_gradients()
+        self._model.snapshot.refuse_changes(model)
+        refuse_averaged(model, self._group)
         coordinator = self._members.meet(leaving=leaving)
         if self._sites is None or coordinator is not self._sites.coordinator:
             error = self._error_of(lambda: self._gather(coordinator, leaving))
@@ -298,7 +290,7 @@ class Outer:
     def _end(self) -> None:
         """Wait for the average, and take it over, if all sites have it; else undo the round."""
         assert self.round is not None
-        shards.reshard(compat.uncompiled(self.module))
+        shards.reshard(self._model.module)
         round_, self.round = self.round, None
         error = self._error_of(round_.wait)
         if error is not None:
@@ -329,13 +321,14 @@ class Outer:
         self._part()
         own = {"rounds": self.rounds, "leaving": leaving}
         if self._members.changes:
-            told = coordinator.require_equal({}, {**own, "facts": self._facts})
+            told = coordinator.require_equal({}, {**own, "facts": self._model.facts})
             self._refuse_others(told, coordinator)
         else:
-            told = coordinator.require_equal(self._facts, own)
+            told = coordinator.require_equal(self._model.facts, own)
         self._catch_up([each["rounds"] for each in told], coordinator)
+        bundles = sum(len(fragment.bundles) for fragment in self.fragments)
         self._sites = Sites(
-            coordinator, self._plan, self._options, calls=self.rounds * self._bundles,
+            coordinator, self._model.plan, self._options, calls=self.rounds * bundles,
             changes=self._members.changes,
         )  # fmt: skip
         self._told = told
@@ -347,7 +340,7 @@ class Outer:
         behind = [r for r, count in enumerate(rounds) if count < most or most == NEW]
         behind = [r for r in behind if r != source]
         if behind and coordinator.rank in (source, *behind):
-            some, here = coordinator.of([source, *behind]), self._shared()
+            some, here = coordinator.of([source, *behind]), self._model.shared
             # the source may end while it sends
             sent = here if coordinator.rank == source else [each.clone() for each in here]
             share(sent, connect(some, "agreed weights"), some)
@@ -398,70 +391,6 @@ class Outer:
 
     # Parts of the above
 
-    def _take(self, optimizer: Optimizer) -> None:
-        """Describe and cut the model. Raises ConfigError."""
-        model, options = compat.uncompiled(self.module), self._options
-        shards.reshard(model)
-        params = _parameters(model)
-        check_patterns(params, options)
-        named = dict(trainable(model))
-        parameters = [named[param.name] for param in params]
-        inner = unwrapped(optimizer)
-        if not isinstance(inner, Optimizer) or not holds(inner, set(map(id, parameters))):
-            raise ConfigError(
-                "optimizer is the one that steps this model's parameters between rounds, not "
-                f"{type(inner).__name__}; make it of model.parameters()"
-            )
-        if options.automatic:
-            raise ConfigError('Outer needs a compressor by name: "auto" plans for gradients')
-        codec = resolve(options)
-        down = resolve_down(options, codec)
-        ruled = rules_.compiled(options)
-        others = [codec] if down is None else [codec, down]
-        decided = rules_.decide(ruled, params, others, options, world_size=2)
-        topology = Topology.flat(2)  # numbers of sites change; shares depend on them later
-        self._plan: Plan = decided.apply(fixed_plan(params, codec, options, topology, down))
-        self.fragments: list[Fragment] = cut(params, parameters, self._plan, self.schedule)
-        self._bundles = sum(len(fragment.bundles) for fragment in self.fragments)
-        again = "To go on, hipress.detach the Outer and make another one"
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        self._snapshot = Snapshot(model, params, parameters, rank, again)
-        codecs = {each.name: each for each in others}
-        self._facts = {
-            **facts_of(params, options, codecs, ruled, ON_HOST),
-            "called": "hipress.Outer",
-            "schedule": str(self.schedule),
-            "plan": self._plan.facts(),
-            "frozen parameters and buffers": frozen_tensors(model),
-            "shards": shards.places(model),
-        }
-
-    def _refuse_gradients(self) -> None:
-        """Raise ConfigError if ranks of the outer loop average this model's gradients, too."""
-        if self._group is None:
-            return
-        ours, me = {*dist.get_process_group_ranks(self._group)}, dist.get_rank()
-        model = compat.uncompiled(self.module)
-        mine = {parameter for _, parameter in trainable(model)}
-        groups = {
-            type(part).__name__: part.process_group
-            for part in model.modules()
-            if isinstance(part, DistributedDataParallel)
-        }
-        for key in synchronized():
-            module: nn.Module = key if isinstance(key, nn.Module) else key.module
-            if mine & {*module.parameters()}:
-                groups[type(key).__name__] = SESSIONS[key].group
-        for name, group in groups.items():
-            both = ours & {*dist.get_process_group_ranks(group)} - {me}
-            if both:
-                raise ConfigError(
-                    f"a {name} averages this model's gradients with rank {min(both)} in every "
-                    "step, which is in the outer loop, too, so rounds would change nothing: give "
-                    "the former the ranks of a site, and as process_group= of Outer those, one of "
-                    "each site, that hold the same shard"
-                )
-
     def _refuse_others(self, told: list[dict[str, Any]], coordinator: Coordinator) -> None:
         """Raise ConfigMismatch if this site differs from the one that has ended most rounds, and
         SyncError if another does."""
@@ -475,15 +404,6 @@ class Outer:
                     self._ended = error  # others go on without it
                     raise
                 raise SyncError(f"site {names[rank]} is refused: {error}") from error
-
-    def _shared(self) -> list[torch.Tensor]:
-        """Tensors that are the same at all sites."""
-        model = compat.uncompiled(self.module)
-        named = (*model.named_parameters(), *model.named_buffers())
-        rest = [shards.local(each) for _, each in named if not each.requires_grad]
-        agreed = [f.agreed for f in self.fragments]
-        momentum = [f.momentum for f in self.fragments if f.momentum is not None]
-        return [*agreed, *momentum, *(each for each in rest if each.numel())]
 
     def left(self, fragment: Fragment) -> torch.Tensor:
         """Pseudo-gradient of this site that has not been delivered, with that of its steps since
@@ -535,16 +455,3 @@ def _give(tensors: Sequence[torch.Tensor], coordinator: Coordinator) -> None:
     what = "what a site leaves"
     share(tensors, connect(coordinator, what), coordinator)
     coordinator.wait_for_all(what)
-
-
-def _parameters(model: nn.Module) -> tuple[Param, ...]:
-    """The parameters to average. Raises ConfigError for a type that is not averaged."""
-    params = describe(model)
-    for param in params:
-        if param.dtype not in COMPRESSIBLE:
-            kind = str(param.dtype).removeprefix("torch.")
-            raise ConfigError(
-                f"parameter {param.name!r} is of {kind}; Outer averages float32, float16 and "
-                "bfloat16"
-            )
-    return tuple(replace(param, sparse=False, strides=()) for param in params)

@@ -15,28 +15,20 @@ from typing import Any, SupportsIndex
 import torch.distributed as dist
 from torch import nn
 
-from casync.raw import RAW
 from hipress import compat
 from hipress import options as options_
 from hipress.arguments import group_of
-from hipress.engine.exchange import Exchange
-from hipress.engine.failures import Failures
-from hipress.errors import ConfigError, StateError, unknown
+from hipress.errors import ConfigError, unknown
 from hipress.model.devices import Placement, backends_of, place
 from hipress.model.params import Param
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import compiling_told_by, described
 from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks import job
-from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import group_timeout
 from hipress.session import versions
-from hipress.sharding import states
-from hipress.sharding.comms import Average, Backward, Gather, Link, Scatter, Traffic
 from hipress.sharding.fsdp import Group, groups_of, params_of
-from hipress.sharding.shard_report import ShardReport
-from hipress.sharding.states import Row
+from hipress.sharding.sharding import SHARDINGS, Sharding
 from hipress.sharding.ways import (
     ALL_GATHER,
     REDUCE_SCATTER,
@@ -46,10 +38,9 @@ from hipress.sharding.ways import (
     ways_of,
 )
 
-__all__ = ["Sharding", "shard", "sharding_of"]
+__all__ = ["shard"]
 
 log = logging.getLogger("hipress")
-FORMAT = 1
 _REFUSED = {
     "process_group": "the ranks are those of the mesh of fully_shard",
     "ddp_kwargs": "FSDP2 has no DistributedDataParallel",
@@ -145,155 +136,7 @@ def shard(
     return model
 
 
-class Sharding:
-    """The compressed collectives of a model. It does not refer to the model."""
-
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        options: Options,
-        params: Sequence[Param],
-        ways: Mapping[str, Way],
-        buffers: int,
-    ) -> None:
-        """ways: by argument of `shard`; native ones are left out."""
-        self.coordinator, self.options, self.ways = coordinator, options, ways
-        self.backward = Backward(buffers)
-        self.links: dict[str, Link] = {}  # by argument; empty with one rank
-        self._params, self._rows = params, list[Row]()
-        self._buffers, self._sent = buffers, Traffic()
-        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
-
-    def connect(
-        self, purpose: str, ranks: Coordinator, arguments: Iterable[str], placement: Placement
-    ) -> None:
-        """Connect these ranks, which make the collectives of some arguments."""
-        made = [each for each in arguments if each in self.ways]
-        if made:
-            exchange = Exchange(
-                purpose, self.options, ranks, placement=placement, memory=placement.memory()
-            )
-            failures = Failures(ranks, self.options.timeout)
-            self.links |= dict.fromkeys(made, Link(ranks, exchange, failures, self.backward))
-            job.watch()
-
-    def install(self, groups: Sequence[Group]) -> None:
-        """Take the place of FSDP's collectives where something is compressed."""
-        start = 0
-        for number, group in enumerate(groups):
-            mine = slice(start, start + len(group.lengths))
-            start = mine.stop
-            names = [each.name for each in self._params[mine]]
-            made: dict[str, Any] = {}
-            for argument, link in self.links.items():
-                way = self.ways[argument]
-                keys = [RAW if c is None else link.exchange.add(c) for c in way.codecs[mine]]
-                if any(key != RAW for key in keys):
-                    common = group, keys, link, number, len(groups), self._sent
-                    made[argument] = comm = COMMS[argument](*common, way.strategy)
-                    if argument == REPLICAS:
-                        sizes = way.codecs[mine], group.lengths, group.starts
-                        self._rows.append(Row(link.exchange, comm.name, names, keys, *sizes))
-            if made:
-                group.install(
-                    made.get(ALL_GATHER), made.get(REDUCE_SCATTER), made.get(REPLICAS),
-                    self.backward.begin, self._buffers,
-                )  # fmt: skip
-                self._groups.add(group)
-
-    @property
-    def passes(self) -> int:
-        """Backward passes so far that sent gradients."""
-        return self.backward.count
-
-    def report(self) -> ShardReport:
-        """Choices, bytes and times so far."""
-        links = {*self.links.values()}
-        each = [link.exchange.executor.counters for link in links]
-        decisions = {name: way.decisions for name, way in self.ways.items()}
-        return ShardReport(
-            rank=self.coordinator.rank,
-            world_size=len(self.coordinator.ranks),
-            installed=bool(links),
-            passes=self.passes,
-            decisions=decisions,
-            native_bytes=self._sent.native,
-            bytes_sent=round(sum(one.wire_bytes for one in each)),
-            state_bytes=sum(link.state_bytes for link in links),
-            encode_seconds=sum(one.encode_seconds for one in each),
-            decode_seconds=sum(one.decode_seconds for one in each),
-            wait_seconds=sum(link.waited for link in links),
-        )
-
-    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
-        """The number by which stochastic codecs draw, and this rank's residuals of averages between
-        replicas, by parameter. Raises StateError if these are to be portable."""
-        self._refuse_failed()
-        kept = states.export(self._rows)
-        if portable and kept["codecs"]:
-            raise StateError(
-                "residuals of replicas that hipress.shard averages are of these ranks and have no "
-                "portable form: save hipress.state_dict(model) on each rank"
-            )
-        return {"format": FORMAT, "passes": self.passes, "place": self._place, **kept}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of `state_dict`, bit for bit. Raises StateError for any other."""
-        self._refuse_failed()
-        with self.coordinator.failures_told():
-            if state.get("format") != FORMAT or "passes" not in state:
-                raise StateError(
-                    "this is no state of a model of hipress.shard: pass hipress.state_dict(model) "
-                    "of one"
-                )
-            if state["state"] and state["place"] != self._place:
-                raise StateError(
-                    f"the state is that of rank and ranks {state['place']}, and this is "
-                    f"{self._place}: load on each rank the file that it saved, with as many ranks"
-                )
-            states.restore(self._rows, state)
-        self.coordinator.require_equal({"backward passes of the state to load": state["passes"]})
-        self.backward.count = state["passes"]
-
-    @property
-    def _place(self) -> list[int]:
-        """Rank and ranks of the shards, and of the replicas."""
-        ranks = [
-            self.coordinator,
-            *(link.ranks for name, link in self.links.items() if name == REPLICAS),
-        ]
-        return [number for each in ranks for number in (each.rank, len(each.ranks))]
-
-    def detach(self) -> None:
-        """Give FSDP its own collectives back, and end threads and connections."""
-        for group in self._groups:
-            group.restore()
-        self.close()
-        for model in [model for model, each in SHARDINGS.items() if each is self]:
-            del SHARDINGS[model]
-
-    def close(self) -> None:
-        """End threads and connections. May repeat."""
-        for link in self.links.values():
-            link.exchange.close()
-
-    def _refuse_failed(self) -> None:
-        for link in self.links.values():
-            if link.failures.first is not None:
-                raise StateError(f"rank {self.coordinator.rank}: {link.failures.first}")
-
-
 _OPTIONS = tuple(name for name in inspect.signature(shard).parameters if name != "others")
-#: by argument of `shard`
-COMMS = {REDUCE_SCATTER: Scatter, ALL_GATHER: Gather, REPLICAS: Average}
-SHARDINGS: weakref.WeakKeyDictionary[nn.Module, Sharding] = weakref.WeakKeyDictionary()
-
-
-def sharding_of(model: object) -> Sharding | None:
-    """The collectives of a model of `hipress.shard`; None for any other object."""
-    if not isinstance(model, nn.Module) or not SHARDINGS:
-        return None
-    return SHARDINGS.get(compat.uncompiled(model))
 
 
 def _model(given: object) -> nn.Module:
