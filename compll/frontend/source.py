@@ -11,9 +11,8 @@ from __future__ import annotations
 import errno
 import re
 import stat
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,7 @@ QUOTE = (
     "entries of a section are indented alike; "
     "quote a text that holds any of : # [ ] { } , & * ! | > ' \" % @ `"
 )
-#: brackets of a type, and characters that replace them if YAML would read a list
-BRACKETS, MASKS = "[]", "\u27e6\u27e7"
-UNMASK = str.maketrans(MASKS, BRACKETS)
-TYPE_BRACKETS = re.compile(r"(?:\[[^\[\]{}\n]*\])+")
+LINE_BREAK = re.compile("\r\n?|[\x85\u2028\u2029]")
 LIMIT_DEPTH = 16
 #: characters that change how other text is shown, or that cannot be written as UTF-8
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -39,20 +35,18 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 
 @dataclass(frozen=True)
 class Text:
-    """A scalar as it is written, and the place of its first character."""
+    """A scalar, and the place of its first character. One of several lines is as it is written,
+    with their indentation."""
 
     value: str
     span: Span
     quoted: bool = False
-    #: places of its characters without white space, if they are not in one row
-    places: tuple[Span, ...] = field(default=(), compare=False, repr=False)
 
     def at(self, index: int) -> Span:
         """The place in the file of the character `index` of this text."""
-        before = len("".join(self.value[:index].split()))
-        if before < len(self.places):
-            return self.places[before]
-        return Span(self.span.line, self.span.col + index)
+        before = self.value[:index]
+        breaks, column = before.count("\n"), index - (before.rfind("\n") + 1)
+        return Span(self.span.line + breaks, column + (1 if breaks else self.span.col))
 
 
 @dataclass(frozen=True)
@@ -132,40 +126,28 @@ def read(path: Path, problems: Problems, kind: Kind = SPEC) -> str | None:
 
 
 def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
-    """Parse a file's text; positions are those of `text`.
-
-    An unquoted `float32[n]` in braces is reported, and read as if it were quoted.
-    """
-    composed = _compose(text, problems, kind)
-    if composed is None:
+    """Parse a file's text; positions are those of `text`. None, with the reason in `problems`, if
+    it is not a YAML mapping."""
+    text = LINE_BREAK.sub("\n", text)
+    try:
+        node = yaml.compose(text, Loader) if _shallow(text, problems, kind) else None
+        value = _Reader(text, problems, kind).value(node, 0) if node is not None else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        span = Span(mark.line + 1, mark.column + 1) if mark else Span()
+        message = f"malformed YAML: {error.problem or error.context}"
+        problems.add(span, message, error.note or _hint(text, error))
         return None
-    node, text = composed
-    value = _Reader(text, problems, kind).value(node, 0) if node is not None else None
+    except (yaml.YAMLError, ValueError) as error:
+        first = str(error).splitlines()[0] if str(error) else repr(error)
+        problems.add(Span(), f"malformed YAML: {first}")
+        return None
     if not isinstance(value, Section):
         span = value.span if value is not None else Span()
         if value is not None or not problems.found:
             problems.add(span, f"{kind.name} is a mapping of sections", kind.hint)
         return None
     return value
-
-
-def _compose(text: str, problems: Problems, kind: Kind) -> tuple[yaml.Node | None, str] | None:
-    """A text's node, and the text as it was read; None with the reason in `problems`."""
-    while True:
-        try:
-            return (yaml.compose(text, Loader), text) if _shallow(text, problems, kind) else None
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            span = Span(mark.line + 1, mark.column + 1) if mark else Span()
-            message = f"malformed YAML: {error.problem or error.context}"
-            problems.add(span, message, _hint(text, error))
-            if (masked := _masked(text, error)) is None:
-                return None
-            text = masked
-        except (yaml.YAMLError, ValueError) as error:
-            first = str(error).splitlines()[0] if str(error) else repr(error)
-            problems.add(Span(), f"malformed YAML: {first}")
-            return None
 
 
 def _shallow(text: str, problems: Problems, kind: Kind) -> bool:
@@ -195,27 +177,11 @@ def _hint(text: str, error: yaml.MarkedYAMLError) -> str:
         return "the magnitude of x is abs(x)"
     if "tab" in str(error.problem) or text[index : index + 1] == "\t":
         return "indent with spaces"
-    if _is_bracket(text, error):
+    if "',' or" in str(error.problem) and text[index : index + 1] == "[":  # of `{q: uint8[n]}`
         before = re.split(r"[{,\n]|:\s", text[:index])[-1]
         after = re.split(r"[},\n]", text[index:], maxsplit=1)[0]
         return f'in braces, a text that holds a [ is quoted: "{(before + after).strip()}"'
     return QUOTE
-
-
-def _is_bracket(text: str, error: yaml.MarkedYAMLError) -> bool:
-    """True if YAML, in braces, took the bracket of `float32[n]` for a list."""
-    mark = error.problem_mark
-    return mark is not None and "',' or" in str(error.problem) and text[mark.index :][:1] == "["
-
-
-def _masked(text: str, error: yaml.MarkedYAMLError) -> str | None:
-    """The text with those brackets replaced; None if something else is wrong with it."""
-    at = error.problem_mark.index if error.problem_mark else 0
-    found = TYPE_BRACKETS.match(text, at) if _is_bracket(text, error) else None
-    if found is None:
-        return None
-    masks = found[0].translate(str.maketrans(BRACKETS, MASKS))
-    return text[:at] + masks + text[found.end() :]
 
 
 def _span(node: Any) -> Span:
@@ -226,7 +192,7 @@ class _Reader:
     """Turns composed nodes into values. Counts them, since aliases can multiply a short text."""
 
     def __init__(self, text: str, problems: Problems, kind: Kind) -> None:
-        self.text, self.problems = text.translate(UNMASK), problems
+        self.text, self.problems = text, problems
         self.most = self.left = kind.most_values
 
     def value(self, node: yaml.Node, depth: int) -> Value | None:
@@ -243,6 +209,7 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             values = [self.value(item, depth + 1) for item in self.within(node)]
             return Items(tuple(v for v in values if v is not None), _span(node))
+        assert isinstance(node, yaml.MappingNode)
         return self.section(node, depth)
 
     def within(self, node: yaml.Node) -> Iterator[Any]:
@@ -253,47 +220,29 @@ class _Reader:
             yield part
 
     def scalar(self, node: yaml.ScalarNode) -> Text:
-        value, span = visible(str(node.value).translate(UNMASK)), _span(node)
-        quoted = node.style in ("'", '"')
+        value, span, quoted = str(node.value), _span(node), node.style in ("'", '"')
         start, end = node.start_mark.index, node.end_mark.index
         if quoted:
-            span, start = Span(span.line, span.col + 1), start + 1
+            span, start, end = Span(span.line, span.col + 1), start + 1, end - 1
         elif node.style in ("|", ">"):
             start = self.text.find("\n", start, end) + 1 or end
-        elif node.start_mark.line == node.end_mark.line:
-            return Text(value, span)
-        places = self.places(value, start, end)
-        return Text(value, places[0] if places else span, quoted, places)
+            span = Span(span.line + 1)
+        written = self.text[start:end]  # YAML folds lines, which only changes white space
+        if "\n" in written and written.split() == value.split():
+            value = written
+        return Text(visible(value), span, quoted)
 
-    def places(self, value: str, start: int, end: int) -> tuple[Span, ...]:
-        """Place of each character of `value`, without white space, in text[start:end].
-
-        YAML folds lines and strips indentation, which is all white space. If an escape changes
-        characters, the places are unknown: ().
-        """
-        wanted = "".join(value.split())
-        line = self.text.count("\n", 0, start) + 1
-        found, first = list[Span](), self.text.rfind("\n", 0, start) + 1
-        for index in range(start, end):
-            char = self.text[index]
-            if char == "\n":
-                line, first = line + 1, index + 1
-            elif not char.isspace() and len(found) < len(wanted):
-                if char != wanted[len(found)]:
-                    return ()
-                found.append(Span(line, index - first + 1))
-        return tuple(found) if len(found) == len(wanted) else ()
-
-    def section(self, node: yaml.Node, depth: int) -> Section:
+    def section(self, node: yaml.MappingNode, depth: int) -> Section:
         entries: dict[str, Entry] = {}
-        pairs = deque(node.value)
-        while pairs and self.left > 0:
-            key_node, value_node = pairs.popleft()
+        for key_node, value_node in self.within(node):
+            if node.flow_style and _open(value_node):
+                hint = "quote the expression, or write it on its own line"
+                message = "in braces a comma ends an entry"
+                raise yaml.MarkedYAMLError(None, None, message, value_node.start_mark, hint)
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problems.add(_span(key_node), "a key is a plain name")
                 continue
-            key = self.scalar(key_node)
-            value = self.parted(value_node, pairs) or self.value(value_node, depth + 1)
+            key, value = self.scalar(key_node), self.value(value_node, depth + 1)
             if key.value in entries:
                 first = entries[key.value].key.span.line
                 self.problems.add(
@@ -303,37 +252,11 @@ class _Reader:
                 entries[key.value] = Entry(key, value)
         return Section(tuple(entries.values()), _span(node))
 
-    def parted(self, node: yaml.Node, rest: deque[tuple[yaml.Node, yaml.Node]]) -> Text | None:
-        """The text of a value that YAML ended at a comma within parentheses; reports and mends it.
 
-        In `{m: where(g > 0, 0, g)}` YAML reads the keys `0` and `g)`, without values. They are
-        taken from `rest`, the entries that follow.
-        """
-        depth, last = _open(node), None
-        while depth > 0 and rest and self.bare(*rest[0]):
-            last = rest.popleft()[0]
-            depth += _open(last)
-        if last is None:
-            return None
-        self.left -= 1
-        span, start, end = _span(node), node.start_mark.index, last.end_mark.index
-        hint = "quote the expression, or write it on its own line"
-        self.problems.add(span, "in braces a comma ends an entry", hint)
-        return Text(
-            self.text[start:end], span, False, self.places(self.text[start:end], start, end)
-        )
-
-    def bare(self, key: yaml.Node, value: yaml.Node) -> bool:
-        """True for a key without a colon, which only braces allow."""
-        if not isinstance(key, yaml.ScalarNode) or value.start_mark.index < value.end_mark.index:
-            return False
-        return ":" not in self.text[key.end_mark.index : value.start_mark.index]
-
-
-def _open(node: yaml.Node) -> int:
-    """The number of parentheses that an unquoted text leaves open."""
+def _open(node: yaml.Node) -> bool:
+    """True for an unquoted text that ends within parentheses."""
     plain = isinstance(node, yaml.ScalarNode) and not node.style
-    return node.value.count("(") - node.value.count(")") if plain else 0
+    return plain and node.value.count("(") > node.value.count(")")
 
 
 def visible(text: str) -> str:

@@ -74,7 +74,6 @@ def test_nesting_ends_no_process(tmp_path):
 
 MANY = {
     "unknown sections": "".join(f"section{i}: 1\n" for i in range(3000)),
-    "unquoted types": "payload: {" + ", ".join(f"q{i}: uint8[n]" for i in range(2000)) + "}",
     "unknown names": "encode:\n" + "".join(f"  a{i}: zz{i} + 1\n" for i in range(3000)),
 }
 

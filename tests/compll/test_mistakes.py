@@ -253,33 +253,18 @@ def told(path, **wrong):
 
 
 @pytest.mark.parametrize(
-    "wrong, places",
+    "wrong, place",
     [
-        ({"update": "{m: where(g > 0, 0, g)}"}, [(6, 13)]),
-        ({"update": "{ m: where(g > 0, max(m,\n  0), g) }"}, [(6, 14)]),
-        ({"encode": "{k: clip(g, -1, 1), q: min(k, 0)}"}, [(3, 13), (3, 32)]),
-        ({"encode": "{q: where(g > 0, g, 0) * 2, k: g, l: max(g, 1) }"}, [(3, 13), (3, 46)]),
+        ({"update": "{m: where(g > 0, 0, g)}"}, (6, 13)),
+        ({"update": "{ m: where(g > 0, max(m,\n  0), g) }"}, (6, 14)),
+        ({"encode": "{k: g, q: min(k, 0)}"}, (3, 19)),
+        ({"encode": "{q: where(g > 0, g, 0) * 2, k: g, l: max(g, 1) }"}, (3, 13)),
+        ({"update": "{m: max(g, k: 3}"}, (6, 13)),
     ],
 )
-def test_a_comma_in_braces_is_one_mistake(wrong, places, tmp_path):
+def test_a_comma_in_braces_is_one_mistake(wrong, place, tmp_path):
     found = told(tmp_path / "example.yaml", **wrong)
-    assert found == [(*place, "in braces a comma ends an entry", QUOTE) for place in places]
-
-
-def test_an_expression_with_commas_is_read_whole(tmp_path):
-    found = told(tmp_path / "example.yaml", update="{m: where(g > 0, 0, h)}")
-    assert [(col, message) for _, col, message, _ in found] == [
-        (13, "in braces a comma ends an entry"),
-        (29, "unknown name 'h'"),
-    ]
-
-
-def test_keys_without_values_are_no_commas(tmp_path):
-    found = told(tmp_path / "example.yaml", update="{m: max(g, k: 3}")
-    assert [message for _, _, message, _ in found] == [
-        "not an expression: '(' was never closed",
-        "'k' is no state",
-    ]
+    assert found == [(*place, "malformed YAML: in braces a comma ends an entry", QUOTE)]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +276,7 @@ def test_keys_without_values_are_no_commas(tmp_path):
     ],
 )
 def test_brackets_in_braces_are_quoted(wrong, quoted, tmp_path):
-    (found,) = [d for d in told(tmp_path / "example.yaml", **wrong) if "malformed" in d[2]]
+    (found,) = told(tmp_path / "example.yaml", **wrong)
     assert found[3] == f'in braces, a text that holds a [ is quoted: "{quoted}"'
 
 

@@ -114,22 +114,6 @@ def test_a_group_value_with_a_selection_hides_nothing(tmp_path):
     assert any("scatter must be the last step" in each for each in found)
 
 
-BRACES = """name: braces
-encode: {scale: max(abs(g)), q: flor(g / scale)}
-payload: {scale: float32, q: uint[2 * 2][n]}
-decode: q * scal
-"""
-
-
-def test_brackets_in_braces_hide_nothing(tmp_path):
-    """YAML ends at `[n]` within braces; the rest of the file is read anyway."""
-    found = told(BRACES, tmp_path)
-    assert [m for m in found if "malformed" not in m] == [
-        "unknown operator 'flor'", "unknown name 'scal'"
-    ]  # fmt: skip
-    assert len(found) == 3
-
-
 ITERATED = """name: iterated
 encode:
   t: iterate(x, mean(abs(h)), mean(abs(g), abs(k) > x), 3, 2.5 + p)
