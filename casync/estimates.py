@@ -29,9 +29,12 @@ from casync.codec import (
     StateField,
 )
 
-__all__ = ["OWN", "Estimate", "copy_of"]
+__all__ = ["BEGIN", "LAST", "OWN", "Estimate", "copy_of"]
 
 OWN = "estimate"  # state: this rank's parameters as its neighbours know them
+#: states of local steps with an outer optimizer, which payloads leave alone: parameters at the
+#: begin of these steps, and those of the last round before neighbours were heard
+BEGIN, LAST = "begin of local steps", "before the last round"
 
 
 def copy_of(rank: int) -> str:
@@ -45,11 +48,13 @@ class Estimate(CodecDefaults):
 
     reencodes = False
 
-    def __init__(self, inner: Codec, neighbours: Iterable[int]) -> None:
-        """neighbours: ranks whose estimates this rank copies."""
+    def __init__(self, inner: Codec, neighbours: Iterable[int], more: Iterable[str] = ()) -> None:
+        """neighbours: ranks whose estimates this rank copies. more: further states, of BEGIN and
+        LAST."""
         self._inner = inner
         #: the rank's own estimate and copies of its neighbours': ends with the ranks it knows
-        self.states = tuple(StateField(n, fate="same") for n in (OWN, *map(copy_of, neighbours)))
+        names = (OWN, *map(copy_of, neighbours), *more)
+        self.states = tuple(StateField(name, fate="same") for name in names)
         self.name, self.digest, self.params = inner.name, inner.digest, inner.params
         self.align, self.fixed = inner.align, inner.fixed
         self.repeats = False  # captured programs have no estimates

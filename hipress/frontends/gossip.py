@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from casync.errors import PlanError
+from casync.estimates import BEGIN, LAST
 from casync.strategies.gossip import LINKS, grid
 from hipress import compat
 from hipress import options as options_
@@ -26,6 +27,7 @@ from hipress.model.params import COMPRESSIBLE, Param, describe, frozen_tensors, 
 from hipress.model.shards import is_sharded
 from hipress.model.torch_modes import without_inference_mode
 from hipress.options import Options
+from hipress.outer.schedule import OuterSGD, Schedule
 from hipress.plan.neighbours import gossip_plan, step_sizes
 from hipress.plan.plan import Plan
 from hipress.ranks import coordinator as coordinators
@@ -64,8 +66,13 @@ class Gossip:
         q_i = Q(x_i - x_hat_i);  x_hat_j += q_j, for i and its neighbours
         x_i += gamma sum over neighbours of w (x_hat_j - x_hat_i)
 
+    With `every` ranks train alone for so many steps between two exchanges, and `outer` steps by
+    what these changed: DiLoCo on any graph, after GASLoC (Cagnasso et al. 2026, arXiv 2606.11081).
+    See [Note: local steps of gossip] in engine/mixing.py.
+
     Construction broadcasts parameters and buffers from rank 0; estimates begin as these parameters.
-    They take the memory of 1 + neighbours models, in float32.
+    They take the memory of 1 + neighbours models, in float32; an outer rate other than 1, and outer
+    momentum, that of one more each.
 
     `hipress.state_dict`, `load_state_dict`, `report` and `detach` take it. Each rank saves its own
     model and its own state; to resume a training make it first, then load both.
@@ -79,6 +86,8 @@ class Gossip:
         *,
         topology: str = "ring",
         gamma: float | None = None,
+        every: int = 1,
+        outer: OuterSGD | None = None,
         exclude: str | Iterable[str] = (),
         min_size: SupportsIndex | None = None,
         seed: SupportsIndex = 0,
@@ -100,6 +109,9 @@ class Gossip:
                 by default half of the share that the codec keeps of the square of normal noise
                 (0.49 for int4_group, 0.043 for topk at 1%). A larger gamma gains nothing with
                 int4_group and diverges with topk at 10%.
+            every: steps, as counted by `step`, from one exchange with neighbours to the next.
+            outer: with these local steps; by default OuterSGD(lr=1, momentum=0), which leaves the
+                parameters as they are until they are averaged.
 
         Other options as for `wrap`. Raises ConfigError, ConfigMismatch, AgreementTimeout and
         RankLost as `wrap` does.
@@ -112,17 +124,19 @@ class Gossip:
                 timeout=group_timeout(group) if timeout is None else timeout, rules=rules,
                 params=params,
             )  # fmt: skip
-            _check(options, gamma)
+            schedule = Schedule(every, outer=OuterSGD(1.0, 0.0) if outer is None else outer)
+            _check(options, gamma, schedule.outer)
             inner = plain_module(model, self)
             neighbours = _neighbours(topology, group)
             facts = {
                 "called": "hipress.Gossip",
                 "topology of gossip": topology,
                 "gamma": str(gamma),
+                "local steps of gossip": str(schedule),
                 "frozen parameters and buffers": frozen_tensors(inner),
             }
         self.module = model
-        adapt = partial(_adapted, links=topology, neighbours=neighbours)
+        adapt = partial(_adapted, links=topology, neighbours=neighbours, schedule=schedule)
         self._session = prepare(inner, options, group, facts, _parameters, adapt)
         named = dict(trainable(inner))
         parameters = [named[param.name] for param in self._session.params]
@@ -131,7 +145,7 @@ class Gossip:
         engine: Engine | None = None
         if self._session.world_size > 1:
             with self._session.coordinator.failures_told():
-                self._mixing, engine = self._connect(inner, parameters, neighbours, gamma)
+                self._mixing, engine = self._connect(inner, parameters, neighbours, gamma, schedule)
             self._session.loaded = partial(agree, coordinator=self._session.coordinator)
         self._session.start(self, engine, lambda: None)  # no hooks to remove
         SESSIONS[self] = self._session
@@ -143,21 +157,27 @@ class Gossip:
         parameters: Sequence[nn.Parameter],
         neighbours: list[int],
         gamma: float | None,
+        schedule: Schedule,
     ) -> tuple[Mixing, Engine]:
         session = self._session
         own = connect(session.coordinator, "steps")
         share(values(model), own, session.coordinator)
         engine = session.make_engine(own, skips=True)
-        return Mixing(engine, parameters, neighbours, step_sizes(session.plan, gamma)), engine
+        mixing = Mixing(
+            engine, parameters, neighbours, step_sizes(session.plan, gamma),
+            every=schedule.every, lr=schedule.outer.lr, momentum=schedule.outer.momentum,
+        )  # fmt: skip
+        return mixing, engine
 
     @compat.untraced
     @without_inference_mode()
     def step(self) -> None:
-        """Send the change of the parameters to neighbours, and move the parameters towards theirs.
+        """Send the change of the parameters to neighbours, and move the parameters towards theirs;
+        of `every` steps in the last only.
 
-        Every rank must call it equally often, after each optimizer.step(), or after every few of
-        them. Raises the first failure, which names rank, peer and task (RankLost, AgreementTimeout
-        or SyncError); after a failure every further step raises SyncError.
+        Every rank must call it equally often, after each optimizer.step(). Raises the first
+        failure, which names rank, peer and task (RankLost, AgreementTimeout or SyncError); after a
+        failure every further step raises SyncError.
         """
         refuse_detached(self, self._session)
         with self._session.failing("gossip.step()"):
@@ -166,8 +186,12 @@ class Gossip:
             self._mixing.run()
 
 
-def _adapted(plan: Plan, links: str, neighbours: list[int]) -> Plan:
-    return gossip_plan(plan, links, neighbours) if neighbours else plan
+def _adapted(plan: Plan, links: str, neighbours: list[int], schedule: Schedule) -> Plan:
+    if not neighbours:
+        return plan
+    more = [BEGIN] * (schedule.outer.lr != 1) + [LAST] * bool(schedule.outer.momentum)
+    rounds = f", {schedule}" if schedule.every > 1 or more else ""
+    return gossip_plan(plan, links, neighbours, rounds, more)
 
 
 def _neighbours(topology: object, group: dist.ProcessGroup) -> list[int]:
@@ -188,9 +212,11 @@ def _refuse(params: Mapping[str, Any]) -> None:
             raise ConfigError(f"hipress.Gossip takes no {name}: {why}")
 
 
-def _check(options: Options, gamma: object) -> None:
+def _check(options: Options, gamma: object, outer: OuterSGD) -> None:
     if options.automatic:
         raise ConfigError('Gossip needs a compressor by name: "auto" plans for gradients')
+    if outer.momentum and not outer.nesterov:
+        raise ConfigError("the outer momentum of Gossip is Nesterov's: leave nesterov=False out")
     if gamma is None:
         return
     if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:

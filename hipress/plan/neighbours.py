@@ -24,11 +24,13 @@ _SCALES = (1.0, 1e-4)  # scales of the differences that test a codec
 _TRIED = 1 << 16  # elements
 
 
-def gossip_plan(plan: Plan, links: str, neighbours: Sequence[int]) -> Plan:
+def gossip_plan(
+    plan: Plan, links: str, neighbours: Sequence[int], rounds: str = "", more: Sequence[str] = ()
+) -> Plan:
     """A plan with every parameter by gossip; parameters that are not to be compressed travel raw.
 
-    links: as in casync.strategies.gossip; neighbours: of this rank. Raises ConfigError for an
-    unsuited codec.
+    links: as in casync.strategies.gossip; neighbours: of this rank; rounds: text on local steps;
+    more: further states of Estimate. Raises ConfigError for an unsuited codec.
     """
     for codec in plan.codecs.values():
         _refuse(codec)
@@ -41,12 +43,14 @@ def gossip_plan(plan: Plan, links: str, neighbours: Sequence[int]) -> Plan:
         decisions.append(replace(decision, codec=key, strategy=strategy, partitions=cut))
     used = {decision.codec for decision in decisions}
     off = sorted(codec.name for codec in plan.codecs.values() if codec.states)
-    more = f", which take the place of {' and '.join(off)}'s own error feedback" * bool(off)
+    instead = f", which take the place of {' and '.join(off)}'s own error feedback" * bool(off)
     why = (
         f"{plan.why}; gossip ({links}): each rank averages its parameters with estimates of its "
-        f"neighbours'{more}. Ranks differ by design"
+        f"neighbours'{instead}{rounds}. Ranks differ by design"
     )
-    estimates = {key: Estimate(each, neighbours) for key, each in codecs.items() if key in used}
+    estimates = {
+        key: Estimate(each, neighbours, more) for key, each in codecs.items() if key in used
+    }
     return Plan(tuple(decisions), plan.topology, estimates, why)
 
 

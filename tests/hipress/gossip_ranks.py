@@ -124,6 +124,8 @@ def refusals(rank, world_size):
         "strategy": ("topk", {"strategy": "ps"}),
         "misspelt": ("topk", {"rato": 0.1}),
         "auto": ("auto", {}),
+        "every": ("topk", {"every": 0}),
+        "nesterov": ("topk", {"outer": hipress.OuterSGD(0.7, 0.9, nesterov=False)}),
         "gamma": ("topk", {"gamma": 0}),
         "links": ("topk", {"topology": "tours"}),
         "torus": ("topk", {"topology": "torus"}),
@@ -220,3 +222,41 @@ def alone(rank, world_size):
     state = hipress.state_dict(gossip)
     hipress.load_state_dict(gossip, state)
     return digest(model) == before, hipress.consensus_distance(model), state["state"]
+
+
+def rounds(rank, world_size):
+    """Largest difference from Outer, of Gossip among all with exact payloads; and of models apart,
+    on a ring with local steps: distances by round, and the distance of their mean from its goal."""
+    outer = hipress.OuterSGD(0.7, 0.9)
+    found = []
+    for make_loop in (
+        lambda model, _: hipress.Gossip(
+            model, "none", topology="complete", gamma=1.0, every=3, outer=outer
+        ),
+        lambda model, optimizer: hipress.Outer(model, optimizer, "none", every=3, outer=outer),
+    ):
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        loop = make_loop(model, optimizer)
+        for step in range(12):
+            x, y = data(rank, step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            loop.step()
+        found.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+        hipress.detach(loop)
+    model = make()
+    loop = hipress.Gossip(model, "int4_group", every=2, outer=hipress.OuterSGD(1.0, 0.5))
+    begin = mean(model)
+    apart(model, rank)
+    changed, far = mean(model), []
+    for step in range(40):
+        if step % 10 == 0:
+            far.append(hipress.consensus_distance(model, relative=True))
+        was = digest(model)
+        loop.step()
+        assert (digest(model) == was) == (step % 2 == 0)
+    goal = changed + (changed - begin)  # by momentum: 0.5 + 0.25 + ... of the change
+    moved = ((mean(model) - goal).norm() / goal.norm()).item()
+    return (found[0] - found[1]).abs().max().item(), far, moved, str(hipress.report(loop))

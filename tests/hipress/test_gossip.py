@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from hipress import OuterSGD
 from tests.hipress import gossip_ranks as ranks
 from tests.hipress.launch import DIED, launch
 from tests.hipress.test_training import together
@@ -36,7 +37,22 @@ def test_ranks_come_nearer_at_a_linear_rate_and_their_average_stays(world_size):
             assert fits, title
 
 
-@pytest.mark.parametrize("name, params", first_fast([("int4_group", {}), ("topk", TOPK)]))
+def test_rounds_of_local_steps_are_those_of_outer_on_any_graph():
+    for difference, far, moved, text in launch(ranks.rounds, 4):
+        assert difference < 1e-5
+        assert far[0] > 0.5
+        assert far[-1] < 1e-2 * far[0]
+        assert moved < 1e-5
+        assert "every 2 steps, OuterSGD(lr=1.0, momentum=0.5" in text
+
+
+ROUNDS = {"every": 4, "outer": OuterSGD(0.7, 0.5)}
+
+
+@pytest.mark.parametrize(
+    "name, params",
+    first_fast([("int4_group", {}), ("topk", TOPK), ("int4_group", ROUNDS)]),
+)
 def test_training_resumes_bit_for_bit(name, params):
     results = launch(ranks.trained, 3 if name == "topk" else 2, name, params)
     for losses, (near, far), (text, why, sent), same, mixed, broken, elsewhere in results:
@@ -59,6 +75,8 @@ REFUSALS = {
     "strategy": "takes no strategy: it averages parameters",
     "misspelt": "did you mean 'ratio'?",
     "auto": "Gossip needs a compressor by name",
+    "every": "every is a whole number from 1 on, not 0",
+    "nesterov": "the outer momentum of Gossip is Nesterov's",
     "gamma": "gamma must be None or a number in (0, 1], got 0",
     "links": "did you mean 'torus'?",
     "torus": "topology='torus': 3 ranks make no torus",
