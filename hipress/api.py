@@ -3,7 +3,7 @@ states."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -18,8 +18,8 @@ from hipress.errors import ConfigError, ConfigMismatch, StateError
 from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
 from hipress.group.process_group import CompressingGroup
-from hipress.model.params import as_ddp
-from hipress.model.shards import fsdp_parts
+from hipress.model.params import Param, as_ddp, describe
+from hipress.model.shards import fsdp_parts, is_sharded, local, own_shard, reshard, whole
 from hipress.model.torch_modes import without_inference_mode
 from hipress.outer import outer_state
 from hipress.outer.outer import Outer
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hipress.control.plan_controller import PlanController
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
+    from hipress.engine.residuals import Residuals
     from hipress.group.group_report import GroupReport
     from hipress.outer.outer_report import OuterReport
     from hipress.reporting.report import Report
@@ -141,39 +142,90 @@ def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
 
     Residuals differ between ranks: save one file per rank, or use torch.distributed.checkpoint with
     hipress.Stateful. With `portable` the state is the same on all ranks, which must all call this,
-    and loads with any number of ranks, codec and strategy; no gradient is lost, but a training does
-    not go on bit for bit. The state holds only tensors, numbers and texts, so
-    torch.load(weights_only=True) reads it.
+    and loads with any number of ranks (and of FSDP2's shards), codec and strategy; no gradient is
+    lost, but a training does not go on bit for bit. The state holds only tensors, numbers and
+    texts, so torch.load(weights_only=True) reads it.
 
     Raises StateError during a step, or after a step failed: ranks may differ in their progress in
     it; with `portable`, the errors of Coordinator.run_watched, too.
     """
-    from hipress.engine.residuals import Residuals
     from hipress.state import checkpoint
-    from hipress.state.portable import export_portable
 
     if isinstance(ddp, Outer):
         return outer_state.export(ddp, portable=portable)
+    if portable:
+        return _with_whole_tensors(state_of_shards(ddp), compressible_parameters(ddp))
     if (sharding := sharding_of(ddp)) is not None:
-        return sharding.state_dict(portable=portable)
+        return sharding.state_dict(_described(ddp)[0])
     session = _session(_target(ddp))
-    _refuse_unfinished(session)
-    engine, size = session.engine, session.world_size
-    if engine is not None and portable and isinstance(ddp, Gossip):
+    if session.world_size == 1 and not isinstance(ddp, Gossip):  # its state is that of all
+        return state_of_shards(ddp)
+    residuals, step, owed, measured = _progress(session)
+    rank, size = session.rank, session.world_size
+    return checkpoint.export(residuals, step, rank, size, owed, measured)
+
+
+def state_of_shards(ddp: Any) -> dict[str, Any]:
+    """The portable state; where FSDP2 shards the model, of this rank's shards, and without codecs'
+    other states. All ranks must call this."""
+    from hipress.state.portable import export_portable
+
+    params, named = _described(ddp)
+    if (sharding := sharding_of(ddp)) is not None:
+        return sharding.portable_state_dict(params)
+    session = _session(_target(ddp))
+    if session.engine is not None and isinstance(ddp, Gossip):
         raise StateError(
             "Gossip has no portable state: it holds estimates of these ranks' parameters. Average "
             "the parameters (hipress.all_reduce with compressor 'none'), save them once, and make "
             "a new Gossip, which begins with them"
         )
+    sharded = any(map(is_sharded, named.values()))
+    return export_portable(*_progress(session), session.mean, sharded=sharded)
+
+
+def _progress(session: Session) -> tuple[Residuals, int, Mapping[int, torch.Tensor], str]:
+    """States, step, owed gradients and measurements of a session, between two steps."""
+    from hipress.engine.residuals import Residuals
+
+    _refuse_unfinished(session)
+    engine = session.engine
     if engine is None:
-        residuals, step, measured = Residuals(session.params, session.plan), session.loaded_step, ""
         owed = {} if session.carried is None else session.carried.owed
-    else:
-        residuals, step, owed = engine.buckets.residuals, engine.step, engine.owed
-        measured = "" if engine.tuner is None else engine.tuner.state()
-    if portable or (size == 1 and not isinstance(ddp, Gossip)):  # one rank's state is that of all
-        return export_portable(residuals, step, owed, measured, session.mean)
-    return checkpoint.export(residuals, step, session.rank, size, owed, measured)
+        return Residuals(session.params, session.plan), session.loaded_step, owed, ""
+    measured = "" if engine.tuner is None else engine.tuner.state()
+    return engine.buckets.residuals, engine.step, engine.owed, measured
+
+
+def _with_whole_tensors(
+    state: dict[str, Any], parameters: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    """A portable state with all ranks' shards of undelivered gradients."""
+    if not any(map(is_sharded, parameters.values())):
+        return state
+    owed = {
+        name: whole(state["owed"].get(name, torch.zeros(local(each).shape)), each)
+        for name, each in parameters.items()
+    }
+    return state | {"owed": {name: values for name, values in owed.items() if values.any()}}
+
+
+def _with_own_shards(
+    state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+) -> Mapping[str, Any]:
+    """The inverse; shards stay as they are, and so do states that are not portable."""
+    from hipress.state.checkpoint_format import check_format
+
+    if not state.get("portable"):
+        return state
+    check_format(state)
+    owed = {
+        name: own_shard(values, parameters[name])
+        if is_sharded(parameters.get(name)) and values.shape == parameters[name].shape
+        else values
+        for name, values in state["owed"].items()
+    }
+    return {**state, "owed": owed}
 
 
 @without_inference_mode()
@@ -198,7 +250,10 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
     if isinstance(ddp, Outer):
         return outer_state.restore(ddp, state)
     if (sharding := sharding_of(ddp)) is not None:
-        return sharding.load_state_dict(state)
+        params, named = _described(ddp)
+        with sharding.coordinator.failures_told():
+            state = _with_own_shards(state, named)
+        return sharding.load_state_dict(state, params, [named[each.name] for each in params])
     ddp = _target(ddp)
     session = _session(ddp)
     _refuse_unfinished(session)
@@ -208,6 +263,8 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
         portable = state.get("portable", False)
         if portable and isinstance(ddp, Gossip):
             raise StateError("Gossip averages parameters: it cannot deliver a portable state")
+        if portable:
+            state = _with_own_shards(state, _described(ddp)[1])
         buckets = None if engine is None else _buckets_for(engine, state)
         residuals = buckets.residuals if buckets else Residuals(session.params, session.plan)
         if portable:
@@ -238,7 +295,8 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
         if engine is not None and buckets is not None:
             engine.resume(session.loaded_step, buckets, owed, measured)
         else:
-            session.carry(owed, [*_named(ddp, session).values()])
+            params, named = _described(ddp)
+            session.carry(owed, [named[each.name] for each in params])
     except ConfigMismatch:  # on every rank
         raise
     except BaseException as error:  # a KeyboardInterrupt, too: another rank may have loaded it
@@ -260,19 +318,22 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     return engine.planned(plan)
 
 
-def compressible_parameters(ddp: Synchronized) -> dict[str, torch.Tensor]:
+def compressible_parameters(ddp: Any) -> dict[str, torch.Tensor]:
     """Parameters of which a state may hold undelivered gradients, by name."""
-    session = _session(_target(ddp))
-    named = _named(_target(ddp), session)
-    return {param.name: named[param.name] for param in session.params if param.compressible}
+    params, named = _described(ddp)
+    return {param.name: named[param.name] for param in params if param.compressible}
 
 
-def _named(ddp: Any, session: Session) -> dict[str, torch.Tensor]:
-    """The synchronized parameters by name, in their order."""
-    plain = isinstance(ddp, Synchronizer | Gossip)
-    module = compat.uncompiled(ddp.module) if plain else ddp.module
-    named = dict(module.named_parameters())
-    return {param.name: named[param.name] for param in session.params}
+def _described(ddp: Any) -> tuple[Sequence[Param], dict[str, torch.Tensor]]:
+    """The synchronized parameters in their order, and all of the model by name; shards, where FSDP2
+    shards it."""
+    if sharding_of(ddp) is not None:
+        model = compat.uncompiled(ddp)
+        reshard(model)
+        return describe(model), dict(model.named_parameters())
+    session, plain = _session(_target(ddp)), isinstance(ddp, Synchronizer | Gossip)
+    module = compat.uncompiled(ddp.module) if plain else _target(ddp).module
+    return session.params, dict(module.named_parameters())
 
 
 def _target(module: Synchronized) -> Any:

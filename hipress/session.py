@@ -41,7 +41,7 @@ from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import job, nodes
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Agreement, sum_over
+from hipress.ranks.link import Mean
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -75,7 +75,6 @@ class Session:
     loaded_step: int = 0  # of a loaded state, if there is no engine
     carried: Carried | None = None  # what that state had not delivered, if there is no engine
     loaded: Callable[[Residuals], None] | None = None  # called with loaded residuals
-    agreement: Agreement | None = None  # for averages of states, from the first one on
     snapshot: Snapshot | None = None  # parameters, to detect changes
 
     @property
@@ -136,16 +135,10 @@ class Session:
         self.engine = engine
         self.finalizer = weakref.finalize(owner, _end, engine, release)
 
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean of float32 values over the ranks, the same on each; all must call this."""
-        if self.world_size == 1:
-            return values
-        if self.agreement is None:
-            self.agreement = Agreement(self.coordinator, "states")
-        total = values.double()
-        what = "averaging states for a checkpoint"
-        self.agreement.run(lambda group: sum_over(total, group), what)
-        return total.div_(self.world_size).float()
+    @functools.cached_property
+    def mean(self) -> Mean:
+        """Takes means of states over the ranks."""
+        return Mean(self.coordinator)
 
     def carry(self, owed: Mapping[int, torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """Add what a loaded state owes to the next gradients, where there is no engine."""
@@ -167,8 +160,7 @@ class Session:
         """End threads and groups; the module is then synchronized by DDP alone, or not at all."""
         if self.carried is not None:
             self.carried.close()
-        if self.agreement is not None:
-            self.agreement.close()
+        self.mean.close()
         if self.finalizer is not None:
             self.finalizer()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hipress.api import Synchronized, compressible_parameters, load_state_dict, state_dict
-from hipress.model.shards import as_gradient, is_sharded, local
+from hipress.api import (
+    Synchronized,
+    compressible_parameters,
+    load_state_dict,
+    state_dict,
+    state_of_shards,
+)
+from hipress.model.shards import as_gradient, local
 from hipress.outer.outer import Outer
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader
 
 __all__ = ["Stateful"]
-
-log = logging.getLogger("hipress")
-
-_WITH_TENSORS = ("plan", "codecs", "compressors", "strategies", "state", "owed")
 
 
 class Stateful:
@@ -46,8 +47,7 @@ class Stateful:
         exact: bool = False,
         resume: str | os.PathLike[str] | StorageReader | None = None,
     ) -> None:
-        """model: of `wrap`, or a Synchronizer. What `shard` keeps of replicas, and what an Outer
-        keeps, is saved as it is, for as many ranks as before.
+        """model: of `wrap` or `shard`, or a Synchronizer; an Outer's is for as many ranks as saved.
 
         exact: save each rank's own state, too, by which as many ranks as before go on bit for bit.
         resume: the checkpoint that will be loaded, to find these; without it, or with another
@@ -63,19 +63,12 @@ class Stateful:
             return {"own": {own: b""}}
         if isinstance(self._model, Outer):
             return {"own": {own: _packed(state_dict(self._model))}}
-        whole = state_dict(self._model, portable=True)
-        if "owed" not in whole:  # of shard
-            alike = whole.get("state") == {}  # on all ranks
-            return {"others": _packed(whole)} if alike else {"own": {own: _packed(whole)}}
+        whole = state_of_shards(self._model)
         parameters = compressible_parameters(self._model)
         undelivered = {
             name: _like(parameter, whole["owed"].get(name))
             for name, parameter in parameters.items()
         }
-        if any(map(is_sharded, parameters.values())):  # ranks differ, and this is saved once
-            if whole["state"]:
-                log.info("hipress.Stateful leaves out codecs' own momentum of a sharded model")
-            whole |= {key: {} for key in _WITH_TENSORS}
         entries: dict[str, Any] = {
             "undelivered": undelivered, "others": _packed(whole | {"owed": {}})
         }  # fmt: skip

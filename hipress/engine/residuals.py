@@ -192,14 +192,16 @@ class Residuals:
         if index not in self.places:
             return None
         key, strategy = self.places[index].arena.codec, self.plan.decisions[index].strategy
-        if not any(owed_names(self.codec_at(key, side)) for side in self._sides(key)):
+        ranks = self.plan.topology.world_size
+        weights = {
+            side: gradient_weights(self.codec_at(key, side), side, strategy, ranks)
+            for side in self._sides(key)
+        }
+        if not any(weights.values()):
             return None
         total = self.memory.zeros(self.params[index].numel, torch.float32)
         for side, arrays in self.pieces(index).items():
-            codec = self.codec_at(key, side)
-            shared = side == AGGREGATOR or strategies.encodes_shares(strategy, codec)
-            for name in owed_names(codec):
-                weight = self.plan.topology.world_size if shared else 1
+            for name, weight in weights[side].items():
                 spans, values = self.spans(index, side, name), as_torch(arrays[name])
                 for here, there in spans.pairs(Spans([(0, len(total))])):
                     total[there].add_(values[here], alpha=weight)
@@ -250,6 +252,32 @@ class Residuals:
         used = {d.strategy for d in self.plan.decisions if d.codec == key}
         again = self.plan.down(key).reencodes and any(strategies.load(s).TWO_WAY for s in used)
         return (WORKER, AGGREGATOR) if again else (WORKER,)
+
+
+def gradient_weights(codec: Codec, side: str, strategy: str, ranks: int) -> dict[str, float]:
+    """Factors by which the states of a side's codec count as gradient of one rank, by name: see
+    [Note: undelivered gradient]."""
+    shared = side == AGGREGATOR or strategies.encodes_shares(strategy, codec)
+    return dict.fromkeys(owed_names(codec), float(ranks if shared else 1))
+
+
+def undelivered(
+    states: Mapping[str, Mapping[str, Floats]],
+    codecs: Mapping[str, Codec],
+    strategy: str,
+    ranks: int,
+) -> torch.Tensor | None:
+    """The gradient of one rank that whole states hold back: flat float32; None for nothing.
+
+    states: arrays by side and name; codecs: by side.
+    """
+    total: torch.Tensor | None = None
+    for side, arrays in states.items():
+        for name, weight in gradient_weights(codecs[side], side, strategy, ranks).items():
+            values = as_torch(arrays[name]).float()
+            total = torch.zeros_like(values) if total is None else total
+            total.add_(values, alpha=weight)
+    return total
 
 
 def in_shape(flat: torch.Tensor, param: Param) -> torch.Tensor:

@@ -42,6 +42,22 @@ def as_gradient(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
+def whole(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """All ranks' shards of a gradient of this parameter, on the host; all of them call this."""
+    gradient: Any = as_gradient(shard, parameter)
+    return gradient.full_tensor().cpu() if is_sharded(parameter) else shard
+
+
+def own_shard(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's shard, on the host, of a whole gradient of this parameter."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    like: Any = parameter
+    everywhere = [Replicate()] * like.device_mesh.ndim
+    held = DTensor.from_local(gradient, like.device_mesh, everywhere, run_check=False)
+    return local(held.redistribute(placements=like.placements)).cpu()
+
+
 def place_gradient(parameter: torch.Tensor) -> None:
     """Distribute a gradient like its parameter, as FSDP2 does: SequenceParallel leaves each rank of
     a replica a part of the sum. All ranks of the replica must call this, in the same order."""

@@ -13,7 +13,7 @@ from hipress.errors import StateError
 from hipress.outer.fragments import Fragment
 from hipress.outer.rounds import Round
 from hipress.outer.sites import Arrays, Sites
-from hipress.ranks.link import Agreement, sum_over
+from hipress.ranks.link import Mean
 
 if TYPE_CHECKING:
     from hipress.outer.outer import Outer
@@ -40,8 +40,8 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         "momentum": _split(outer, lambda f: f.momentum),
     }
     if portable:
-        mean = _Mean(sites)
-        owed = _split(outer, lambda f: mean.of(outer.left(f)))
+        mean = Mean(sites.coordinator)
+        owed = _split(outer, lambda f: mean(outer.left(f)))
         return common | {"portable": True, "owed": owed}
     return common | {
         "portable": False,
@@ -153,19 +153,3 @@ def _round(under_way: Round | None) -> dict[str, Any] | None:
     fragment: Fragment = under_way.fragment
     sent = None if under_way.sent is None else fragment.split(under_way.sent.clone())
     return {"average": fragment.split(under_way.values.clone()), "sent": sent}
-
-
-class _Mean:
-    """Means of float32 values over the sites, the same at each."""
-
-    def __init__(self, sites: Sites) -> None:
-        self._count = sites.count
-        self._ranks = Agreement(sites.coordinator, "outer states") if sites.count > 1 else None
-
-    def of(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean of a tensor; all sites must call this."""
-        total = values.double()
-        if self._ranks is not None:
-            what = "averaging states for a checkpoint"
-            self._ranks.run(lambda group: sum_over(total, group), what)
-        return total.div_(self._count).float()

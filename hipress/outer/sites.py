@@ -8,18 +8,15 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from casync import strategies
 from casync.codec import State
 from casync.raw import RAW
 from casync.rounds import refuse_workers
 from casync.runtime.counters import Counters
-from casync.runtime.deferral import as_torch
 from hipress.engine.exchange import Exchange, Piece
-from hipress.engine.residuals import AGGREGATOR
+from hipress.engine.residuals import AGGREGATOR, WORKER, undelivered
 from hipress.errors import ConfigError
 from hipress.options import Options
 from hipress.outer.fragments import Bundle
-from hipress.plan.codecs import owed_names
 from hipress.plan.plan import Plan
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, gather
@@ -119,18 +116,14 @@ class Sites:
     def undelivered(self, bundle: Bundle) -> torch.Tensor | None:
         """This site's part of a bundle that is not delivered, as a pseudo-gradient of its own, flat
         float32; None for nothing. See [Note: undelivered gradient] in engine/residuals.py."""
-        total: torch.Tensor | None = None
-        for (_, side), arrays in self.states(bundle).items():
-            assert bundle.codec is not None  # uncompressed ones have no states
-            codec = self._plan.codecs[bundle.codec]
-            if side == AGGREGATOR:
-                codec = self._plan.down(bundle.codec)
-            shared = side == AGGREGATOR or strategies.encodes_shares(bundle.strategy, codec)
-            for name in owed_names(codec):
-                values = as_torch(arrays[name]).float()
-                total = torch.zeros_like(values) if total is None else total
-                total.add_(values, alpha=self.count if shared else 1)
-        return total
+        if bundle.codec is None:
+            return None
+        states = {side: arrays for (_, side), arrays in self.states(bundle).items()}
+        codecs = {
+            WORKER: self._plan.codecs[bundle.codec],
+            AGGREGATOR: self._plan.down(bundle.codec),
+        }
+        return undelivered(states, codecs, bundle.strategy, self.count)
 
     def states(self, bundle: Bundle) -> Arrays:
         """States of a bundle's codecs, in place."""

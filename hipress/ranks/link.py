@@ -190,6 +190,31 @@ class Agreement:
         self._group = None  # the group ends with its last reference
 
 
+class Mean:
+    """Means of float32 values over the ranks, the same on each. All must make the same calls, of
+    which the first connects them; with one rank nothing travels."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._ranks: Agreement | None = None
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean of a tensor, on the host. Raises the errors of Coordinator.run_watched."""
+        count = len(self._coordinator.ranks)
+        if count == 1:
+            return values
+        if self._ranks is None:
+            self._ranks = Agreement(self._coordinator, "states")
+        total = values.double()
+        what = "averaging states for a checkpoint"
+        self._ranks.run(lambda group: sum_over(total, group), what)
+        return total.div_(count).float()
+
+    def close(self) -> None:
+        """Disconnect. May repeat."""
+        self._ranks = None
+
+
 def gather(mine: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """The tensors of all ranks, by rank; all have the same shape."""
     everyone = [torch.empty_like(mine) for _ in range(group.size())]

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from casync.raw import RAW
 from hipress import compat
+from hipress.engine.carried import Carried
 from hipress.engine.exchange import Exchange
 from hipress.engine.failures import Failures
+from hipress.engine.residuals import in_layout, in_shape
 from hipress.errors import StateError
 from hipress.model.devices import Placement
 from hipress.model.params import Param
 from hipress.options import Options
 from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import Mean
 from hipress.sharding import states
 from hipress.sharding.comms import Average, Backward, Gather, Link, Scatter, Traffic
 from hipress.sharding.fsdp import Group
 from hipress.sharding.shard_report import ShardReport
 from hipress.sharding.states import Row
 from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way
+from hipress.state.checkpoint_compat import check_owed
+from hipress.state.checkpoint_format import check_format, portable_state
 
 __all__ = ["SHARDINGS", "Sharding", "sharding_of"]
 
@@ -50,6 +57,7 @@ class Sharding:
         self.links: dict[str, Link] = {}  # by argument; empty with one rank
         self._params, self._rows = params, list[Row]()
         self._buffers, self._sent = buffers, Traffic()
+        self._carried = Carried({}, (), ())  # what a loaded state had not delivered
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
     def connect(
@@ -81,7 +89,8 @@ class Sharding:
                     made[argument] = comm = COMMS[argument](*common, way.strategy)
                     if argument == REPLICAS:
                         sizes = way.codecs[mine], group.lengths, group.starts
-                        self._rows.append(Row(link.exchange, comm.name, names, keys, *sizes))
+                        held = Row(link.exchange, way.strategy, comm.name, names, keys, *sizes)
+                        self._rows.append(held)
             if made:
                 group.install(
                     made.get(ALL_GATHER), made.get(REDUCE_SCATTER), made.get(REPLICAS),
@@ -113,35 +122,77 @@ class Sharding:
             wait_seconds=sum(link.waited for link in links),
         )
 
-    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
+    def state_dict(self, params: Sequence[Param]) -> dict[str, Any]:
         """The number by which stochastic codecs draw, and this rank's residuals of averages between
-        replicas, by parameter. Raises StateError if these are to be portable."""
+        replicas, by parameter. params: this rank's shards."""
         self._refuse_failed()
         kept = states.export(self._rows)
-        if portable and kept["codecs"]:
-            raise StateError(
-                "residuals of replicas that hipress.shard averages are of these ranks and have no "
-                "portable form: save hipress.state_dict(model) on each rank"
-            )
-        return {"format": FORMAT, "passes": self.passes, "place": self._place, **kept}
+        owed = {param.name: self._owed_to(param).clone() for param in params}
+        owed = {name: values for name, values in owed.items() if values.any()}
+        common = {"format": FORMAT, "passes": self.passes, "place": self._place}
+        return {**common, "owed": owed, **kept}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of `state_dict`, bit for bit. Raises StateError for any other."""
+    def portable_state_dict(self, params: Sequence[Param]) -> dict[str, Any]:
+        """The same for any number of replicas: what these have not delivered is a gradient, of this
+        rank's shards. All ranks must call this."""
         self._refuse_failed()
+        owed, held = {}, states.held_back(self._rows)
+        for param in params:
+            values = self._owed_to(param)
+            if param.name in held:  # on all replicas
+                mine = held[param.name][: param.numel].view(param.shape)
+                values = self._mean(values + mine)
+            owed[param.name] = values
+        return portable_state(self.passes, owed=owed)
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], params: Sequence[Param], parameters: Sequence[torch.Tensor]
+    ) -> None:
+        """Go on from a state of `state_dict`, bit for bit, or a portable one, which is added to the
+        next gradients. params, parameters: this rank's shards. Raises StateError for any other."""
+        self._refuse_failed()
+        portable = state.get("portable", False)
         with self.coordinator.failures_told():
-            if state.get("format") != FORMAT or "passes" not in state:
-                raise StateError(
-                    "this is no state of a model of hipress.shard: pass hipress.state_dict(model) "
-                    "of one"
-                )
-            if state["state"] and state["place"] != self._place:
-                raise StateError(
-                    f"the state is that of rank and ranks {state['place']}, and this is "
-                    f"{self._place}: load on each rank the file that it saved, with as many ranks"
-                )
-            states.restore(self._rows, state)
-        self.coordinator.require_equal({"backward passes of the state to load": state["passes"]})
-        self.backward.count = state["passes"]
+            if portable:
+                check_format(state)
+            else:
+                self._check_own(state)
+            good, wrong = check_owed(params, state)
+            if wrong:
+                raise StateError("the state does not fit this model:\n  " + "\n  ".join(wrong))
+            if portable:
+                states.clear(self._rows)
+            else:
+                states.restore(self._rows, state)
+        passes = state["step" if portable else "passes"]
+        self.coordinator.require_equal({"backward passes of the state to load": passes})
+        self.backward.count = passes
+        self._carried.close()
+        owed = {param.index: in_layout(state["owed"][param.name], param) for param in good}
+        self._carried = Carried(owed, params, parameters)
+
+    def _check_own(self, state: Mapping[str, Any]) -> None:
+        if state.get("format") != FORMAT or "passes" not in state:
+            raise StateError(
+                "this is no state of a model of hipress.shard: pass hipress.state_dict(model) of "
+                "one, or a portable state"
+            )
+        if state["state"] and state["place"] != self._place:
+            raise StateError(
+                f"the state is that of rank and ranks {state['place']}, and this is {self._place}: "
+                "load on each rank the file that it saved, with as many ranks, or save with "
+                "portable=True"
+            )
+
+    def _owed_to(self, param: Param) -> torch.Tensor:
+        """A parameter's part of a loaded state that was not added to its gradient yet."""
+        values = self._carried.owed.get(param.index)
+        return torch.zeros(param.shape) if values is None else in_shape(values, param)
+
+    @functools.cached_property
+    def _mean(self) -> Mean:
+        """Takes means of states over the replicas."""
+        return Mean(self.links[REPLICAS].ranks)
 
     @property
     def _place(self) -> list[int]:
@@ -162,6 +213,7 @@ class Sharding:
 
     def close(self) -> None:
         """End threads and connections. May repeat."""
+        self._carried.close()
         for link in self.links.values():
             link.exchange.close()
 

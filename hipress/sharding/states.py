@@ -10,16 +10,17 @@ import torch
 
 from casync.runtime.deferral import as_torch
 from hipress.engine.exchange import Exchange
+from hipress.engine.residuals import AGGREGATOR, WORKER, undelivered
 from hipress.errors import StateError
 from hipress.plan.codecs import described, state_of
 
 if TYPE_CHECKING:
     from casync.codec import Codec
 
-__all__ = ["Row", "export", "restore"]
+__all__ = ["Row", "clear", "export", "held_back", "restore"]
 
 _Saved: TypeAlias = dict[str, dict[str, torch.Tensor]]  # by side and name of a state
-SIDES = ("worker", "aggregator")
+SIDES = (WORKER, AGGREGATOR)
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Row:
     """A rank's row of a group of parameters, for which an exchange keeps states under a name."""
 
     exchange: Exchange
+    strategy: str
     name: str
     params: Sequence[str]
     keys: Sequence[str]
@@ -40,6 +42,35 @@ class Row:
         for number, (name, key, codec, length, start) in enumerate(every):
             if codec is not None and codec.states and length:
                 yield name, key, codec, number, slice(start, start + length)
+
+
+def held_back(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    """The gradient that this replica has not delivered, by parameter: flat float32, of the length
+    of the first rank's shard; zeros before the first average. See [Note: undelivered gradient] in
+    engine/residuals.py."""
+    found: dict[str, torch.Tensor] = {}
+    for row in rows:
+        kept, ranks = row.exchange.states.get(row.name, {}), row.exchange.topology.world_size
+        wholes = {
+            key: undelivered(
+                {side: kept[key, side] for side in SIDES if (key, side) in kept},
+                dict.fromkeys(SIDES, codec), row.strategy, ranks,
+            )
+            for key, codec in {key: codec for _, key, codec, *_ in row.places()}.items()
+        }  # fmt: skip
+        for name, key, _, _, mine in row.places():
+            total = wholes[key]
+            empty = torch.zeros(mine.stop - mine.start)
+            found[name] = empty if total is None else total[mine].cpu()
+    return found
+
+
+def clear(rows: Sequence[Row]) -> None:
+    """Set all states to zero, as at the start."""
+    for row in rows:
+        for arrays in row.exchange.states.get(row.name, {}).values():
+            for values in arrays.values():
+                as_torch(values).zero_()
 
 
 def export(rows: Sequence[Row]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def validate(
     moved = check_ranks(saved, rank, world_size)
     good, bad = check_values(residuals, saved, aggregated=not moved)
     wrong = moved + check_names(residuals, saved) + bad
-    wrong += check_owed(residuals, saved)[1]
+    wrong += check_owed(residuals.params, saved)[1]
     if wrong and strict:
         raise StateError(
             "the saved state does not fit this model (strict=False leaves out these entries; "
@@ -95,7 +95,7 @@ def plan_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def owed_of(residuals: Residuals, saved: Mapping[str, Any]) -> dict[int, torch.Tensor]:
     """Owed gradients of a validated state that fit, by parameter: see Engine."""
-    good, _ = check_owed(residuals, saved)
+    good, _ = check_owed(residuals.params, saved)
     return {param.index: _laid_out(saved["owed"][param.name], param).float() for param in good}
 
 

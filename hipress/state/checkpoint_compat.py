@@ -159,12 +159,12 @@ def check_shapes(
     return wrong
 
 
-def check_owed(residuals: Residuals, saved: Mapping[str, Any]) -> tuple[list[Param], list[str]]:
+def check_owed(params: Sequence[Param], saved: Mapping[str, Any]) -> tuple[list[Param], list[str]]:
     """Parameters whose owed gradients fit, and errors in those of the others."""
-    params = {param.name: param for param in residuals.params}
+    named = {param.name: param for param in params}
     good, wrong = [], []
     for name, values in saved.get("owed", {}).items():
-        param = params.get(name)
+        param = named.get(name)
         if param is None:
             wrong.append(f"{name}: owed a gradient, and is no parameter here")
         elif tuple(values.shape) != param.shape:

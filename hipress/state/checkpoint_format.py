@@ -21,6 +21,13 @@ OLDER = {6: KEYS - {"measured", "owed", "portable"}}
 SIDES = (WORKER, AGGREGATOR)
 
 
+def portable_state(step: int, **entries: Any) -> dict[str, Any]:
+    """A portable state, of no rank and no codec but for these entries: see [Note: portable states]
+    in portable.py."""
+    empty: dict[str, Any] = {key: {} for key in KEYS} | {"rank": 0, "world_size": 0, "measured": ""}
+    return empty | {"format": FORMAT, "step": step, "portable": True} | entries
+
+
 def check_format(saved: object) -> None:
     """Raise StateError for an object that `export` never wrote, in this version or an older one."""
     if not isinstance(saved, Mapping):

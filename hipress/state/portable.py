@@ -24,6 +24,7 @@ from hipress.errors import StateError
 from hipress.model.params import Param
 from hipress.state.checkpoint import export, tensor_of
 from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of, shortened
+from hipress.state.checkpoint_format import portable_state
 
 if TYPE_CHECKING:
     from casync.codec import StateField
@@ -36,21 +37,30 @@ Mean = Callable[[torch.Tensor], torch.Tensor]
 
 
 def export_portable(
-    residuals: Residuals, step: int, owed: Mapping[int, torch.Tensor], measured: str, mean: Mean
+    residuals: Residuals,
+    step: int,
+    owed: Mapping[int, torch.Tensor],
+    measured: str,
+    mean: Mean,
+    *,
+    sharded: bool,
 ) -> dict[str, Any]:
     """The state after `step` steps. All ranks must call this.
 
     owed: gradients of earlier plans, by parameter (see Engine); measured: PlanController.state.
+    sharded: leave out codecs' other states, whose plans may differ between shards.
     """
-    whole = export(Residuals(residuals.params, residuals.plan), step, 0, 0, measured=measured)
     kept, undelivered = {}, {}
     for param in residuals.params:
         gradient = _undelivered(residuals, param, owed)
         if gradient is not None and (average := mean(gradient)).any():
             undelivered[param.name] = tensor_of(average, param)
-        states = _others(residuals, param, mean)
+        states = {} if sharded else _others(residuals, param, mean)
         if states:
             kept[param.name] = {WORKER: states}
+    if sharded:
+        return portable_state(step, measured=measured, owed=undelivered)
+    whole = export(Residuals(residuals.params, residuals.plan), step, 0, 0, measured=measured)
     return whole | {"portable": True, "state": kept, "owed": undelivered}
 
 
@@ -114,7 +124,7 @@ def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: b
     """Parameters whose states other than undelivered gradients can go on. Raises StateError for
     undelivered gradients that do not fit; if `strict` is false, these are left out with a warning.
     """
-    _, wrong = check_owed(residuals, saved)
+    _, wrong = check_owed(residuals.params, saved)
     good, others = [], []
     for param in residuals.params:
         key, states = residuals.codec_of(param.index), saved["state"].get(param.name)

@@ -303,7 +303,7 @@ def trained_on(made, weight, rank, world_size, steps):
             made.step()
         else:
             made(every[rank]).backward()
-        total += weight.grad
+        total += weight.grad.full_tensor() if hasattr(weight, "placements") else weight.grad
         exact += sum(every) / world_size
     return total, exact
 
@@ -442,6 +442,40 @@ def sharded(rank, world_size, shards, path, load):
         dcp.save(app, checkpoint_id=path)
     held = app["hipress"].state_dict()["undelivered"]
     return {name: values.full_tensor() for name, values in held.items()}
+
+
+def replicas(rank, world_size, shards, codec, path, load):
+    """The undelivered gradient by file and by torch.distributed.checkpoint, and how far what
+    arrives is off, of `Lines` on so many shards, whose replicas hipress.shard averages."""
+    from torch.distributed.fsdp import fully_shard
+
+    shape = (world_size // shards, shards)
+    mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    model = fully_shard(Lines(), mesh=mesh["shard"])
+    given = {} if codec is None else {
+        "replicas": codec, "replica_group": mesh["replicate"].get_group(), "min_size": 0
+    }  # fmt: skip
+    hipress.shard(model, reduce_scatter=None, all_gather=None, **given)
+    app, owed, found = {"hipress": hipress.Stateful(model)}, torch.zeros(64, 40), []
+    if load:
+        hipress.load_state_dict(model, torch.load(f"{path}.pt", weights_only=True))
+        found.append(hipress.state_dict(model, portable=True)["owed"]["weight"])
+        dcp.load(app, checkpoint_id=path)
+        found.append(owed := hipress.state_dict(model, portable=True)["owed"]["weight"])
+    steps = range(3, 6) if load else range(3)
+    total, exact = trained_on(model, model.weight, rank, world_size, steps)
+    state = hipress.state_dict(model, portable=True)
+    left = state["owed"].get("weight", torch.zeros(64, 40))
+    if not load:
+        found = [left]
+        dcp.save(app, checkpoint_id=path)
+        if rank == 0:
+            torch.save(state, f"{path}.pt")
+    else:
+        hipress.load_state_dict(model, hipress.state_dict(model))  # this rank's own
+        again = hipress.state_dict(model, portable=True)["owed"].get("weight", left)
+        assert again.equal(left)
+    return found, (total + left - exact - owed).abs().max().item()
 
 
 def killed_while_saving(rank, world_size, path):

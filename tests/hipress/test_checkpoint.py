@@ -277,6 +277,24 @@ def test_shards_and_replicas_in_other_numbers(tmp_path):
                 assert torch.allclose(values, saved[name], atol=1e-6), (name, ranks, shards)
 
 
+@pytest.mark.parametrize(
+    "codec", first_fast([{"compressor": "topk", "ratio": 0.1}, "onebit_group"])
+)
+def test_replicas_of_hipress_shard_in_other_numbers(codec, tmp_path):
+    """Their undelivered gradient is kept, whatever the numbers of shards and of replicas; there was
+    no portable form."""
+    path = str(tmp_path / "checkpoint")
+    results = launch(checkpoint_ranks.replicas, 4, 2, codec, path, False)
+    assert max(off for _, off in results) < 1e-5
+    (saved,), _ = results[0]
+    assert saved.norm() > 1
+    others = ((2, 2, codec), (3, 1, codec), (3, 3, None), (1, 1, codec))
+    for ranks, shards, now in others:
+        for found, off in launch(checkpoint_ranks.replicas, ranks, shards, now, path, True):
+            assert all(torch.allclose(each, saved, atol=1e-6) for each in found), (ranks, shards)
+            assert off < 1e-5, (ranks, shards)
+
+
 def test_a_process_that_is_killed_while_it_saves_leaves_the_last_checkpoint(tmp_path):
     path = str(tmp_path)
     killed, _ = launch(checkpoint_ranks.killed_while_saving, 2, path, may_die={0})
