@@ -3,15 +3,25 @@
     python -m bench.training                      # every group, about half an hour on two cores
     python -m bench.training --group hosts2       # one of them
     python -m bench.training --group slow --steps 20 --rounds 1 --output somewhere
+    python -m bench.training --group hosts2 --against ../before    # beside another checkout
 
 On a cluster: `hipress bench`.
 
 The methods of a group take turns, round after round, so that a slow minute of the machine falls on
 all of them; a figure is the median over the timed steps of all rounds. Links are emulated
 (hipress/tools/run/netns.py). Writes GROUP.json and GROUP.md. Losses: bench/losses.py.
+
+With --against each method is run here and by the other checkout's own bench.training, one after the
+other, in turns; prints ratios, and writes nothing.
 """
 
 import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +107,40 @@ def write(name: str, report: Report, folder: Path) -> None:
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
+def times(name: str, method: str, group: Suite, root: Path) -> list[float]:
+    """Seconds of a round's timed steps, by the checkout at `root`. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"group": name, "methods": method, "steps": group.steps, "rounds": 1,
+                   "rate": group.rate, "device": group.device, "optimizer": group.optimizer,
+                   "output": folder}  # fmt: skip
+        given = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        program, path = [sys.executable, "-m", "bench.training", *given], {"PYTHONPATH": str(root)}
+        subprocess.run(
+            program, cwd=root, env=os.environ | path, stdout=subprocess.DEVNULL, check=True
+        )
+        (found,) = json.loads(Path(folder, f"{name}.json").read_text())["results"]
+    if found["error"]:
+        raise ValueError(f"{root}: {method}: {found['error']}")
+    return list(found["seconds"])
+
+
+def compare(name: str, group: Suite, other: Path) -> Iterator[str]:
+    """A line for each method: its step time here and in another checkout, and their ratio by round.
+    Which of them begins changes from round to round."""
+    here = Path(__file__).parents[1]
+    for method in group.methods:
+        found: dict[Path, list[float]] = {here: [], other: []}
+        for number in range(group.rounds):
+            for root in (here, other) if number % 2 else (other, here):
+                found[root].append(statistics.median(times(name, method, group, root)))
+        ratios = sorted(new / old for new, old in zip(found[here], found[other], strict=True))
+        new, old, ratio = (statistics.median(each) for each in (found[here], found[other], ratios))
+        yield (
+            f"{name} {method}: {1e3 * new:.1f} ms a step, {1e3 * old:.1f} in {other.name}; "
+            f"ratio {ratio:.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f} by round"
+        )
+
+
 def main(
     group: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(GROUPS)}.")] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated methods.")] = "",
@@ -106,6 +150,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda: where the model trains.")] = "cpu",
     optimizer: Annotated[str, typer.Option(help="sgd (rate 1, clipping .25) or adamw.")] = "sgd",
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
+    against: Annotated[Path | None, typer.Option(help="Another checkout to compare with.")] = None,
 ) -> None:
     """Measure groups of methods and report the targets that are met."""
     chosen_methods = tuple(part.strip() for part in methods.split(",") if part.strip())
@@ -124,7 +169,12 @@ def main(
             device=device,
             optimizer=optimizer,
         )
-        _measure_and_write(name, chosen, output)
+        if against is not None:
+            with refusing():
+                for line in compare(name, chosen, against.resolve()):
+                    print(line, flush=True)
+        else:
+            _measure_and_write(name, chosen, output)
 
 
 def _check(groups: Sequence[str], methods: Sequence[str], rate: str, device: str) -> None:
