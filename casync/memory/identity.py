@@ -4,7 +4,8 @@
 both have the same length. So a message begins with eight bytes: the epoch of its executor, the
 number of its job, a digest of the name of the job's bucket, and its payload. A rank that receives
 another identity raises an error that names both. A payload forwarded unchanged keeps its identity.
-Native reduces and messages without tags have none: no host reads them.
+Native reduces and messages without tags have none: no host reads them. There callers keep one order
+on all ranks, as for any collective, or compare names first, as Exchange.compare_names does.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from hipress.ranks.link import group_timeout
 if TYPE_CHECKING:
     from casync.codec import Codec
 
+NATIVE = ("allreduce", "hierarchical")  # strategies with native sums
 _Kind: TypeAlias = tuple[str, int, Placement]  # topology, seed, and where tensors are
 
 
@@ -81,11 +82,10 @@ def all_reduce(
             exchange = joined(group, options).exchange(options)
             up, back = exchange.add(codec), None if other is None else exchange.add(other)
             flat = tensor.detach().resolve_neg().contiguous().view(-1)
-            piece = Piece(flat.numel(), up, down=back)
-            wait_within(
-                exchange.submit(flat, strategy, [piece], name=name or f"shape {[*tensor.shape]}"),
-                None,
-            )
+            piece, name = Piece(flat.numel(), up, down=back), name or f"shape {[*tensor.shape]}"
+            if strategy in NATIVE:
+                exchange.compare_names(name)
+            wait_within(exchange.submit(flat, strategy, [piece], name=name), None)
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(flat.view(tensor.shape))
     return tensor

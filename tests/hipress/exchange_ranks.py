@@ -96,8 +96,11 @@ def other_tensors(rank, world_size):
     for name in ("a", "b"):
         hipress.all_reduce(torch.ones(300), "int8_group", name=name)
     later = raised_by(hipress.all_reduce, torch.ones(300), "int8_group", name=order[0])
+    for name in ("a", "b"):
+        hipress.all_reduce(torch.ones(300), "fp16", name=name)
+    summed = raised_by(hipress.all_reduce, torch.ones(300), "fp16", name=order[0])
     shapes = raised_by(hipress.all_reduce, torch.ones((2, 3) if rank else (3, 2)), "int8_group")
-    return first, later, shapes
+    return first, (later, summed), shapes
 
 
 def threads(rank, world_size):
