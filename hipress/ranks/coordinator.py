@@ -214,11 +214,11 @@ class Coordinator:
         return reason
 
     def _look(
-        self, round_: int | str, missing: Sequence[int], deadline: float
+        self, round_: int | str, ranks: Sequence[int], deadline: float, *, some: bool = True
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
         """StoreMailbox.look."""
         with self._store_errors_told():
-            return self.board.look(round_, missing, deadline)
+            return self.board.look(round_, ranks, deadline, some=some)
 
     @contextmanager
     def _store_errors_told(self) -> Iterator[None]:
@@ -237,20 +237,21 @@ class Coordinator:
 
     def wait_for_all(self, what: str) -> None:
         """Wait until no rank waits for `what` any more. Raises the errors of `run_watched`."""
-        deadline, missing = time.monotonic() + self.timeout, self.board.others
+        deadline, others = time.monotonic() + self.timeout, self.board.others
         self.tell(what)
         for pause in backoff():
-            ended = self.board.ended()
+            ended, late = self.board.ended(), time.monotonic() > deadline
             stop = self._look(self.round, (), deadline)[1]  # first: arrived ranks may stop later
-            arrived, _ = self._look(_over_key(what), missing, deadline)
-            missing = [rank for rank in missing if rank not in arrived]
+            key, some = _over_key(what), late or bool(ended)
+            arrived, _ = self._look(key, others, deadline, some=some)
+            missing = [rank for rank in others if rank not in arrived]
             if not missing:
                 return
             self._raise(stop)
             lost = [rank for rank in missing if rank in ended]
             if lost:
                 self._stop(self.round, self.board.lost(lost))
-            if time.monotonic() > deadline:
+            if late:
                 names = ", ".join(str(self.ranks[rank]) for rank in missing)
                 message = f"rank {self.board.here}: no word from rank {names} during {what}"
                 raise AgreementTimeout(message)
@@ -297,26 +298,26 @@ class Coordinator:
         raise stop.error(self.board.here)
 
     def _collect(self, round_: int, deadline: float) -> list[dict[str, Any]]:
-        """The facts of all ranks, by polling: a store's own wait does not say who is missing."""
-        missing = list(range(len(self.ranks)))
-        found: dict[int, dict[str, Any]] = {}
+        """The facts of all ranks, by polling: see [Note: polling] in store.py."""
+        everyone = range(len(self.ranks))
         for pause in backoff():
-            ended = self.board.ended()  # first: all posts of ended ranks can be seen then
-            arrived, stop = self._look(round_, missing, deadline)
-            found |= arrived
-            missing = [rank for rank in missing if rank not in found]
+            # ended ranks first: all their posts can be seen then
+            ended, late = self.board.ended(), time.monotonic() > deadline
+            some = late or bool(ended)
+            posted, stop = self._look(round_, everyone, deadline, some=some)
+            missing = [rank for rank in everyone if rank not in posted]
             self._raise(stop)
             if not missing:
                 break
             lost = [rank for rank in missing if rank in ended]
             if lost:
                 self._stop(round_, self.board.lost(lost))
-            if time.monotonic() > deadline:
+            if late:
                 error = AgreementTimeout(self._absent(missing))
                 self.board.stop(round_, Stop.of(error, self.board.here))
                 raise error
             time.sleep(pause)
-        return [found[rank] for rank in range(len(self.ranks))]
+        return [posted[rank] for rank in everyone]
 
     def _absent(self, missing: Sequence[int]) -> str:
         names = ", ".join(str(self.ranks[rank]) for rank in missing)

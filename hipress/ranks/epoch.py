@@ -7,8 +7,8 @@ random by the first to come. A rank that comes again to the same store, with all
 it has been in its first epoch, and joins the second.
 
 [Note: presence] A killed process tells nobody, and the job's store does not notice, or ends with
-it. So each rank opens a door (door.py), and posts its address once. The others connect to it. When
-a process ends, in whatever way, the kernel closes the connection; the connection of a busy or
+it. So each rank opens a door (door.py), and adds its address to a list. The others connect to it.
+When a process ends, in whatever way, the kernel closes the connection; the connection of a busy or
 stopped process stays open. On that connection a process also tells the others why it cannot go on,
 so they hear it even if the store has ended. If no connection can be made (a firewall, for example),
 the store and the time-outs remain.
@@ -26,6 +26,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from hipress import compat
@@ -34,7 +35,7 @@ from hipress.ranks import liveness
 from hipress.ranks.door import Door
 from hipress.ranks.liveness import Liveness, Watched
 from hipress.ranks.stop import Stop
-from hipress.ranks.store import call_store, read_notes
+from hipress.ranks.store import call_store
 
 __all__ = ["Epoch", "epoch_of"]
 
@@ -69,8 +70,8 @@ class Epoch:
         self.name = call_store(self.store, self._named, deadline, self.rank)
         self._open_door()
         if self._door is not None:
-            key, text = self._presence(self.rank), json.dumps(asdict(self._door_here(self._door)))
-            call_store(self.store, lambda it: it.set(key, text), deadline, self.rank)
+            come = json.dumps([self.rank, asdict(self._door_here(self._door))])
+            call_store(self.store, partial(self._add_presence, come), deadline, self.rank)
         self._joined = True
 
     @property
@@ -80,9 +81,11 @@ class Epoch:
 
     def meet(self, ranks: Iterable[int], store: Store) -> None:
         """Read in the store which of these ranks have come, of those that have not been seen."""
-        unseen = {rank: self._presence(rank) for rank in ranks if rank not in self.present}
-        for rank, facts in read_notes(store, unseen).items():
-            self.present[rank] = Liveness(**facts)
+        unseen = {*ranks} - self.present.keys()
+        if unseen and store.check([self._presence]):
+            for rank, facts in map(json.loads, store.get(self._presence).splitlines()):
+                if rank in unseen:
+                    self.present[rank] = Liveness(**facts)
 
     def tell(self, key: str, facts: Any) -> None:
         """Send a note to all processes that watch this one."""
@@ -135,6 +138,9 @@ class Epoch:
         host = None if liveness.loops(own) else own
         return Liveness(host, door.port, socket.gethostname(), door.token)
 
+    def _add_presence(self, come: str, store: Any) -> None:
+        store.append(self._presence, f"{come}\n")
+
     def _looked(self, ranks: Iterable[int]) -> list[Watched]:
         """Connections to those that have come, with all that has arrived by now."""
         with self._lock:
@@ -148,8 +154,10 @@ class Epoch:
                     found.append(self._watched[rank])
             return found
 
-    def _presence(self, rank: int) -> str:
-        return f"hipress/{self.name}/present/{rank}"
+    @property
+    def _presence(self) -> str:
+        """Key of a line for each rank that has come."""
+        return f"hipress/{self.name}/present"
 
 
 def epoch_of(store: Store, rank: int) -> Epoch:

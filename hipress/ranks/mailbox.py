@@ -83,17 +83,16 @@ class StoreMailbox:
         self.epoch.tell(self._key(round_, "stop"), asdict(stop))
 
     def look(
-        self, round_: int | str, missing: Sequence[int], deadline: float
+        self, round_: int | str, ranks: Sequence[int], deadline: float, *, some: bool = True
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
-        """Notes posted by now, by rank of `missing`, and the stop if a rank has posted one."""
+        """Notes of these ranks posted by now, by rank, and the stop if a rank has posted one.
+        some: False for the notes of all or none: see [Note: polling] in store.py."""
+        keys = {rank: self._key(round_, rank) for rank in ranks}
 
-        def read(store: Store, ranks: Sequence[int | str]) -> dict[Any, Any]:
-            return read_notes(store, {rank: self._key(round_, rank) for rank in ranks})
-
-        def call(store: Store) -> tuple[dict[Any, Any], dict[Any, Any]]:
-            found = read(store, missing)  # first: who has posted has come
+        def call(store: Store) -> tuple[dict[int, Any], dict[str, Any]]:
+            found = read_notes(store, keys, some=some)  # first: who has posted has come
             self.epoch.meet(self._all_others, store)
-            return found, read(store, ["stop"])
+            return found, read_notes(store, {"stop": self._key(round_, "stop")})
 
         found, stop = self._call(call, deadline)
         return found, Stop(**stop["stop"]) if stop else self.heard(round_, ())[1]

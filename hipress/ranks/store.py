@@ -7,6 +7,11 @@ cannot be ended; while it waits, the store is not used again, since its next rep
 call. It does not delay the exit, and torch releases the GIL around the call. Until that reply
 comes, calls on other connections to the same host fail at once: a rank that explains a failure asks
 several times, and would wait as often.
+
+[Note: polling] Ranks that wait for each other's notes ask again and again whether all are there, in
+one request; for a note of each rank only to name the missing ones, at the end. The store's own
+`wait` tells neither who is missing nor that a rank has posted a stop, and torch prints two warnings
+at the end of each time-out.
 """
 
 from __future__ import annotations
@@ -66,12 +71,13 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
         raise HipressError(message) from error
 
 
-def read_notes(store: Store, keys: Mapping[K, str]) -> dict[K, Any]:
+def read_notes(store: Store, keys: Mapping[K, str], *, some: bool = True) -> dict[K, Any]:
     """The values, as JSON, of those keys that are there; two requests where all are, and the store
-    has requests of several keys."""
+    has requests of several keys. some: False for all or none, which spares a request for each."""
     there = dict(keys)
     if there and not store.check([*there.values()]):
-        there = {name: key for name, key in there.items() if store.check([key])}
+        each = there.items() if some and len(there) > 1 else ()
+        there = {name: key for name, key in each if store.check([key])}
     wanted = [*there.values()]
     several = wanted and compat.has_requests_of_several_keys(store)
     notes = store.multi_get(wanted) if several else [store.get(key) for key in wanted]

@@ -128,8 +128,8 @@ def interrupted_while_it_waits(rank, _):
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     looks = mailbox.StoreMailbox.look
 
-    def look(*args):  # rings once, when it has looked for the others
-        found = looks(*args)
+    def look(*args, **named):  # rings once, when it has looked for the others
+        found = looks(*args, **named)
         mailbox.StoreMailbox.look = looks  # not again while it tells them
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         return found
