@@ -75,6 +75,15 @@ class Topology:
         """True if there are several nodes, and one has several ranks."""
         return 1 < len(self.nodes) < self.world_size
 
+    def leaders(self, owner: int) -> tuple[int, ...]:
+        """A rank of each node: the owner, and in other nodes the one at its place."""
+        place = self.nodes[self.node_of[owner]].index(owner)
+        return tuple(node[place % len(node)] for node in self.nodes)
+
+    def numbers(self, only: int | None) -> Sequence[int]:
+        """Numbers of all nodes, or of the one that has the rank `only`."""
+        return range(len(self.nodes)) if only is None else (self.node_of[only],)
+
     def turns(self, spread: Spread) -> Sequence[int]:
         """The cycle of ranks that own chunks; with "nodes" every node occurs equally often."""
         if spread != "nodes":

@@ -39,11 +39,13 @@ __all__ = [
 ]
 
 #: contents of the buckets in the end: the mean of all; the sign of the sum (codecs that vote); the
-#: sum at a part's owner, and elsewhere as before; the owner's values; on each rank as before, while
-#: copies of neighbours' values follow them
-Result: TypeAlias = Literal["mean", "majority", "sum at owner", "owner's", "own"]
+#: sum at a part's owner, and elsewhere as before, or ("only") sums of some ranks; the owner's
+#: values; on each rank as before, while copies of neighbours' values follow them
+Result: TypeAlias = Literal[
+    "mean", "majority", "sum at owner", "sum at owner only", "owner's", "own"
+]
 #: results of half an average, for callers that need no more
-HALVES: tuple[Result, ...] = ("sum at owner", "owner's")
+HALVES: tuple[Result, ...] = ("sum at owner", "sum at owner only", "owner's")
 
 _RENAMED = {"allgather": "exchange"}  # old name -> name
 

@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex
 import torch.distributed as dist
 from torch import nn
 
+from casync.topology import Topology
 from hipress import compat
 from hipress import options as options_
 from hipress.arguments import group_of
@@ -25,6 +26,7 @@ from hipress.options import AUTO, Options
 from hipress.plan.codecs import compiling_told_by, described
 from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
+from hipress.ranks import nodes
 from hipress.ranks.link import group_timeout
 from hipress.session import versions
 from hipress.sharding.fsdp import Group, groups_of, params_of
@@ -93,7 +95,9 @@ def shard(
         min_size: as for `wrap`, of a rank's shard.
         in_flight: reduce-scatters that may be under way while the backward pass goes on. Each keeps
             the gradients of a module of `fully_shard` (on a GPU from torch 2.13 on; before: 1).
-        seed, timeout, topology, transport, checksum: as for `wrap`.
+        topology: nodes of the ranks that hold the shards, as for `wrap`. Between nodes of several
+            ranks, each node sends and gets a shard once; inside it travels uncompressed.
+        seed, timeout, transport, checksum: as for `wrap`.
 
     Raises ConfigError, ConfigMismatch, AgreementTimeout and RankLost as `wrap` does; a forward or
     backward pass raises RankLost, AgreementTimeout or SyncError, which name rank, peer and task.
@@ -115,11 +119,14 @@ def shard(
         placement = _placement(params, options, groups)
         _refuse_replicas(replicas, replica_group, groups)
     asked = {REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather, REPLICAS: replicas}
-    members = dict.fromkeys(asked, ranks) | {REPLICAS: replica_group or ranks}
-    sizes = {name: group.size() for name, group in members.items()}
     coordinator = coordinators.coordinator(ranks, options.timeout)
+    places = coordinator.require_equal({"topology": str(options.topology)}, nodes.place())
     with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
-        ways = ways_of(asked, params, options, placement, sizes)
+        hosts = nodes.topology_of(options.topology, places, coordinator.ranks)
+        spread = dict.fromkeys(asked, hosts)
+        if replica_group is not None:
+            spread[REPLICAS] = Topology.flat(replica_group.size())
+        ways = ways_of(asked, params, options, placement, spread)
     coordinator.require_equal(_facts(options, params, ways, placement))
     sharding = Sharding(coordinator, options, params, ways, buffers)
     with coordinator.failures_told():
@@ -234,11 +241,4 @@ def _tell(sharding: Sharding) -> None:
         log.info(
             "hipress.shard: %s: %s",
             argument, f"{names} for {share:.1%} of the elements" if names else "native",
-        )  # fmt: skip
-    nodes = next(iter(sharding.links.values())).exchange.topology
-    if nodes.nested:
-        log.warning(
-            "hipress.shard: the shards are spread over %d nodes of up to %d ranks, and each rank "
-            "sends its own part to every other node: shard within the nodes, if memory allows",
-            len(nodes.nodes), nodes.largest,
         )  # fmt: skip

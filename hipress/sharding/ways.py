@@ -19,11 +19,10 @@ from hipress.plan.plan import Decision, fixed, raw
 
 if TYPE_CHECKING:
     from casync.codec import Codec
+    from casync.topology import Topology
 
 __all__ = [
     "ALL_GATHER",
-    "PULL",
-    "PUSH",
     "REDUCE_SCATTER",
     "REPLICAS",
     "Compressor",
@@ -32,10 +31,10 @@ __all__ = [
 ]
 
 Compressor: TypeAlias = "str | os.PathLike[str] | Codec | Mapping[str, Any] | None"
-#: strategies of casync: sums end at the owners of rows; owners' rows go to all
-PUSH, PULL = "push", "pull"
 #: arguments of hipress.shard
 REDUCE_SCATTER, ALL_GATHER, REPLICAS = "reduce_scatter", "all_gather", "replicas"
+#: strategies of casync: sums end at the owners of rows; owners' rows go to all
+_HALVES = {REDUCE_SCATTER: "push", ALL_GATHER: "pull"}
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,12 @@ def ways_of(
     params: Sequence[Param],
     options: Options,
     placement: Placement,
-    ranks: Mapping[str, int],
+    nodes: Mapping[str, Topology],
 ) -> dict[str, Way]:
     """The collectives by argument of `hipress.shard`, without those that stay native.
 
-    asked: values of these arguments. ranks: of each. Raises ConfigError for codecs that cannot
-    carry rows, or would lose what they keep for the next step.
+    asked: values of these arguments. nodes: those of each one's ranks. Raises ConfigError for
+    codecs that cannot carry rows, or would lose what they keep for the next step.
     """
     ruled = rules.compiled(options, placement.target)
     assigned = rules.assign(ruled, params)
@@ -69,17 +68,26 @@ def ways_of(
             raise ConfigError(f"{argument}: {error}") from error
         if codec is None:
             continue
-        strategy = {REDUCE_SCATTER: PUSH, ALL_GATHER: PULL}.get(argument) or strategy_for(codec)
+        ranks, strategy = nodes[argument].world_size, _strategy(argument, codec, nodes[argument])
         others = [(rule.why, rule.codec) for rule in ruled if rule.codec is not None]
         for why, each in ((argument, codec), *others):
-            _refuse(each, argument, why, strategy, ranks[argument])
+            _refuse(each, argument, why, strategy, ranks)
             placement.refuse(each, strategy)
         chosen = [
-            _decide(param, assigned.get(param.index), codec, strategy, options, ranks[argument])
+            _decide(param, assigned.get(param.index), codec, strategy, options, ranks)
             for param in params
         ]
         ways[argument] = Way(strategy, *(tuple(each) for each in zip(*chosen, strict=True)))
     return ways
+
+
+def _strategy(argument: str, codec: Codec, nodes: Topology) -> str:
+    """Shards on nodes of several ranks travel uncompressed inside them, and between them once for
+    each node; a flat exchange would send them to each of a node's ranks."""
+    half = _HALVES.get(argument)
+    if half is None:
+        return strategy_for(codec)
+    return f"hierarchical_{half}" if nodes.nested else half
 
 
 def _decide(

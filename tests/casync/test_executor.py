@@ -353,11 +353,11 @@ def test_not_a_number_reaches_everybody():
 
 @pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_counters_agree_with_the_dry_run(strategy, codec):
-    graph = graph_of(SIZES, strategy, codec, 3)
+    graph = graph_of(SIZES, strategy, codec, 4)
     report, codecs = dry_run(graph), with_raw(CODECS)
     fixed = all(codecs[task.codec].fixed for task in graph.tasks)
-    with world(3) as executors:
-        run(executors, graph, [torch.ones(TOTAL) for _ in range(3)])
+    with world(4) as executors:
+        run(executors, graph, [torch.ones(TOTAL) for _ in range(4)])
         for rank, executor in enumerate(executors):
             counters = executor.counters
             compare = int.__eq__ if fixed else int.__le__

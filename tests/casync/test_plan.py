@@ -34,6 +34,8 @@ def test_strategies_are_found():
         "gossip",
         "gtopk",
         "hierarchical",
+        "hierarchical_pull",
+        "hierarchical_push",
         "oktopk",
         "ps",
         "pull",

@@ -171,23 +171,26 @@ def test_bytes_on_the_link():
     nodes = Topology.even(8, 4)
     assert transferred("hierarchical", nodes) == pytest.approx(2 * 1 / 2 * 100 / 4)
     assert transferred("ps", nodes) == pytest.approx(2 * 7 / 8 * 100 * 4 / 7)
+    for half in ("hierarchical_push", "hierarchical_pull"):
+        assert transferred(half, nodes) == pytest.approx(1 / 2 * 100 / 4)
 
 
 @pytest.mark.parametrize("strategy", PREDICTED)
 def test_work_of_a_rank(strategy):
     """In gradients: ps encodes and decodes the others' parts, adds and encodes its own."""
     wanted = {"ps": 2 * 3 / 4 + 2 / 4 + 10 / 4, "ring": 1 / 4 + 3 / 4 * 10 + 3 / 4,
-              "exchange": 1 + 4, "allreduce": 2, "hierarchical": None,
+              "exchange": 1 + 4, "allreduce": 2, "hierarchical": 1 / 4 + 10 / 4 + 1,
+              "hierarchical_push": 2 * 1 / 4, "hierarchical_pull": 1 / 4 + 3 / 4,
               "gtopk": 2 / 4 + 1 / 4 + 2 / 4 * 10 + 3 / 4,
               "oktopk": 1 + 3 / 4 + 3 / 4 + 1 / 4 + 3 / 4,
               "push": 2 * 3 / 4, "pull": 1 / 4 + 3 / 4}[strategy]  # fmt: skip
     costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})
     once = Line(-TASK, 1.0)
     codec = CodecCost(once, once, Line(-TASK, 10.0))
-    topology = FOUR if wanted else Topology.even(4, 2)
+    topology = Topology.even(4, 2) if strategy.startswith("hierarchical") else FOUR
     chain = stages(strategy, Item(1.0, 1.0, 4), codec, topology, costs)
     total = sum(stage.seconds for stage in chain if stage.lane == WORK)
-    assert total == pytest.approx(wanted or 1 / 4 + 10 / 4 + 1)
+    assert total == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("strategy", ["ps", "exchange", "allreduce"])

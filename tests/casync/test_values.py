@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from casync.building.parts import Choice
-from casync.building.tasks import Decode, Encode, Merge
+from casync.building.tasks import Decode, Encode, Merge, Send
 from casync.errors import PlanError
 from casync.graph.dryrun import dry_run
 from casync.graph.graph import Graph, build
@@ -92,9 +92,9 @@ def rows(lengths) -> dict:
     return {t.name: ((0, rank),) for rank, t in enumerate(tensors_of(lengths))}
 
 
-def halves(lengths, codec, strategy):
+def halves(lengths, codec, strategy, nodes=None):
     """The graph of half an average, of a row for each rank."""
-    tensors, topology = tensors_of(lengths), Topology.flat(len(lengths))
+    tensors, topology = tensors_of(lengths), nodes or Topology.flat(len(lengths))
     choices = {t.name: Choice(codec, strategy) for t in tensors}
     parts = partition(tensors, choices, topology, CODECS, shares=rows(lengths))
     return build(parts, topology, CODECS)
@@ -143,6 +143,43 @@ def test_pull_gives_all_the_owners_rows_with_equal_bits(codec):
     if codec != "sign":
         rows = zip(before, np.cumsum((0, *lengths)), np.cumsum(lengths), strict=False)
         assert torch.equal(buckets[0], torch.cat([b[start:end] for b, start, end in rows]))
+
+
+NODES = [Topology.even(4, 2), Topology.of([[0, 2], [1, 3]]), Topology.of([[0, 1, 2], [3]])]
+
+
+def crossing(graph, topology):
+    """Messages of a part between nodes."""
+    sends = [task for task in graph.tasks if isinstance(task, Send)]
+    return sum(topology.node_of[s.rank] != topology.node_of[s.peer] for s in sends) / 4
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=str)
+@pytest.mark.parametrize("codec", ["exact", "sign"])
+def test_halves_cross_between_nodes_once(nodes, codec):
+    """A node is added up by the rank at the owner's place, in rank order, and that sum is encoded;
+    an owner's payload is that of a flat exchange."""
+    lengths = (5, 1000, 31, 64)
+    push, pull = (halves(lengths, codec, f"hierarchical_{h}", nodes) for h in ("push", "pull"))
+    for graph in (push, pull):
+        assert crossing(graph, nodes) == 1
+    before = gradients(sum(lengths), 4, seed=5)
+    summed, given, flat = ([each.clone() for each in before] for _ in range(3))
+    states = [[states_of(sum(lengths)) for _ in range(4)] for _ in range(3)]
+    with world(4, delay=jitter(3)) as executors:
+        run(executors, push, summed, states[0])
+        run(executors, pull, given, states[1])
+        run(executors, halves(lengths, codec, "pull"), flat, states[2])
+    assert all(map(torch.equal, given, flat))
+    ends = np.cumsum(lengths)
+    for owner, end in enumerate(ends if codec == "exact" else ()):
+        row, leaders = slice(end - lengths[owner], end), nodes.leaders(owner)
+        sums = []
+        for node, leader in zip(nodes.nodes, leaders, strict=True):
+            order = [leader, *(rank for rank in node if rank != leader)]
+            sums.append(sum((before[r][row] for r in order[1:]), before[leader][row]))
+        mine = sums.pop(nodes.node_of[owner])
+        assert torch.equal(summed[owner][row], sum(sums, mine))
 
 
 @pytest.mark.parametrize("lengths", [(1000, 31, 500), (64, 64)])

@@ -19,6 +19,7 @@ from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 import hipress
+from casync.topology import Topology
 from hipress import integrations
 from hipress.model.shards import local
 from hipress.sharding import fsdp
@@ -176,6 +177,51 @@ def kept_in_halves(rank, world_size):
             hipress.shard(model, reduce_scatter="none", all_gather="none", exclude=())
         pair.append((fit(model, rank), shards(model)))
     return pair
+
+
+class InOrder:
+    """A reduce-scatter that adds up nodes first, each from the rank at the owner's place on."""
+
+    def __init__(self, nodes: Topology) -> None:
+        self.nodes = nodes
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        rank, every = group.rank(), [torch.empty_like(input_tensor) for _ in range(group.size())]
+        dist.all_gather(every, input_tensor, group)
+        rows, sums = [each.chunk(group.size())[rank] for each in every], []
+        for node, leader in zip(self.nodes.nodes, self.nodes.leaders(rank), strict=True):
+            others = (rows[other] for other in node if other != leader)
+            sums.append(sum(others, rows[leader]))
+        mine = sums.pop(self.nodes.node_of[rank])
+        torch.div(sum(sums, mine), fsdp.divisor_of(op, self), out=output_tensor)
+
+    @property
+    def ranks(self):
+        return dist.group.WORLD
+
+
+def between_nodes(rank, world_size, lists):
+    """Losses and shards of FSDP2 that adds up by nodes, and of hipress without compression; then
+    losses, a digest of gathered weights and strategies with compression."""
+    nodes, pair = Topology.of(lists), []
+    for ours in (False, True):
+        model = sharded(Net())
+        if ours:
+            hipress.shard(
+                model, reduce_scatter="none", all_gather="none", exclude=(), topology=lists
+            )
+        else:
+            for part in (each for each in model.modules() if isinstance(each, FSDPModule)):
+                part.set_custom_reduce_scatter(InOrder(nodes))
+        pair.append((fit(model, rank, skips=True), shards(model)))
+    hipress.detach(model)
+    model = hipress.shard(sharded(Net()), topology=lists, min_size=0)
+    losses, report = fit(model, rank, 12), hipress.report(model)
+    used = [{d.strategy for d in each if d.codec} for each in report.decisions.values()]
+    return pair, losses, gathered(model), used
 
 
 def grid():

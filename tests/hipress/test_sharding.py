@@ -44,6 +44,16 @@ def test_ranks_compute_with_the_same_bits_of_compressed_weights(size):
         assert "int8_group  pull" in text
 
 
+@pytest.mark.parametrize("nodes", first_fast([[[0, 1], [2, 3]], [[0, 2, 3], [1]]]))
+def test_shards_on_nodes_of_several_ranks_are_added_up_inside(nodes):
+    results = launch(ranks.between_nodes, 4, nodes)
+    assert len({digest for _, _, digest, _ in results}) == 1
+    for (native, ours), losses, _, used in results:
+        assert ours == native
+        assert losses[-1] < 0.9 * losses[0]
+        assert used == [{"hierarchical_push"}, {"hierarchical_pull"}]
+
+
 def test_uncompressed_replicas_are_those_of_hsdp_bit_for_bit():
     for found in launch(ranks.beside_hsdp, 4):
         for case, (native, ours) in found.items():

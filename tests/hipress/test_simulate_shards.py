@@ -80,6 +80,16 @@ def test_gloo_blocks_the_host_and_scatters_by_an_all_reduce():
     assert shards("fp32", model=model).outcome("fp32").step < 0.03 + 2 * 6e-3 - 3e-3
 
 
+def test_shards_cross_between_nodes_once():
+    """Two nodes of two: half of each rank's quarter of 4 MB crosses, not all three quarters."""
+    cluster = replace(TWO, ranks_per_node=2, inside=Link(1e10, 0.0))
+    (made,) = shards("int4_group", cluster=cluster).outcomes()
+    gradients, weights = (
+        codec.payload_bytes(LAYER // 4) for codec in sharded.parse("int4_group").codecs.values()
+    )
+    assert made.node_bytes == pytest.approx(2 * (gradients + 2 * weights))
+
+
 def test_replicas_of_shards():
     """Within a node three times half of 4 MB at 10 GB/s; between two nodes each of two ranks
     all-reduces 2 MB, 2 MB a rank, at half of 1 GB/s."""

@@ -136,12 +136,13 @@ class ShardSimulation(Simulation):
             for number, each in enumerate(found.backwards)
         }
         shards = [*self._shards.values()]
-        sizes = dict.fromkeys((REDUCE_SCATTER, ALL_GATHER), self._ranks) | {REPLICAS: cluster.nodes}
+        nodes = dict.fromkeys((REDUCE_SCATTER, ALL_GATHER), cluster.topology)
+        nodes[REPLICAS] = Topology.flat(cluster.nodes)
         self._by_text = {each.text: each for each in methods}
         self._ways: dict[str, Mapping[str, Way]] = {}
         for each in methods:
             asked = {argument: codec for argument, (_, codec) in each.halves.items()}
-            self._ways[each.text] = ways_of(asked, shards, _OPTIONS, ON_HOST, sizes)
+            self._ways[each.text] = ways_of(asked, shards, _OPTIONS, ON_HOST, nodes)
 
     @property
     def assumed(self) -> tuple[str, ...]:
