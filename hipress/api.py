@@ -137,7 +137,7 @@ def _probe_of(session: Session, tuner: PlanController | None) -> Probe | None:
     return replace(session.probe, costs=tuner.costs)
 
 
-def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
+def state_dict(ddp: Synchronized | dist.ProcessGroup, *, portable: bool = False) -> dict[str, Any]:
     """This rank's step counter and residuals, by parameter name; call it between steps.
 
     Residuals differ between ranks: save one file per rank, or use torch.distributed.checkpoint with
@@ -153,6 +153,8 @@ def state_dict(ddp: Synchronized, *, portable: bool = False) -> dict[str, Any]:
 
     if isinstance(ddp, Outer):
         return outer_state.export(ddp, portable=portable)
+    if isinstance(ddp, CompressingGroup):
+        return ddp.state_dict(portable=portable)
     if portable:
         return _with_whole_tensors(state_of_shards(ddp), compressible_parameters(ddp))
     if (sharding := sharding_of(ddp)) is not None:
@@ -229,7 +231,9 @@ def _with_own_shards(
 
 
 @without_inference_mode()
-def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool = True) -> None:
+def load_state_dict(
+    ddp: Synchronized | dist.ProcessGroup, state: Mapping[str, Any], *, strict: bool = True
+) -> None:
     """Continue from a state of `state_dict`: bit for bit with scope "tensor", the same world size
     and strategy. A portable state fits any: what it had not delivered is added to each rank's next
     gradient, also where nothing is compressed.
@@ -249,6 +253,8 @@ def load_state_dict(ddp: Synchronized, state: Mapping[str, Any], *, strict: bool
 
     if isinstance(ddp, Outer):
         return outer_state.restore(ddp, state)
+    if isinstance(ddp, CompressingGroup):
+        return ddp.load_state_dict(state)
     if (sharding := sharding_of(ddp)) is not None:
         params, named = _described(ddp)
         with sharding.coordinator.failures_told():
@@ -336,7 +342,7 @@ def _described(ddp: Any) -> tuple[Sequence[Param], dict[str, torch.Tensor]]:
     return session.params, dict(module.named_parameters())
 
 
-def _target(module: Synchronized) -> Any:
+def _target(module: Any) -> Any:
     """The key of its session: the DDP module, the Synchronizer or the Gossip."""
     if isinstance(module, Synchronizer | Gossip | Outer):
         return module
@@ -346,7 +352,7 @@ def _target(module: Synchronized) -> Any:
     return as_ddp(module)
 
 
-def _session(ddp: Synchronized) -> Session:
+def _session(ddp: Any) -> Session:
     session = SESSIONS.get(ddp)
     if session is None:
         raise ConfigError("hipress is not attached to this module; use hipress.wrap or attach")

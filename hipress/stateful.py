@@ -38,16 +38,19 @@ class Stateful:
     It is the portable form of `hipress.state_dict`: what ranks have not delivered is one tensor by
     parameter, saved once; a DTensor like its parameter where FSDP2 shards the model, so the number
     of shards may change, too. All ranks must save and load between the same two steps.
+
+    The ranks of a group `hipress`, or those of an Outer, that hold the same shard save their state
+    once, too, and so there must be as many shards when it is loaded.
     """
 
     def __init__(
         self,
-        model: Synchronized,
+        model: Synchronized | dist.ProcessGroup,
         *,
         exact: bool = False,
         resume: str | os.PathLike[str] | StorageReader | None = None,
     ) -> None:
-        """model: of `wrap` or `shard`, or a Synchronizer; an Outer's is for as many ranks as saved.
+        """model: of `wrap` or `shard`, a Synchronizer, an Outer, or a process group `hipress`.
 
         exact: save each rank's own state, too, by which as many ranks as before go on bit for bit.
         resume: the checkpoint that will be loaded, to find these; without it, or with another
@@ -61,31 +64,30 @@ class Stateful:
         own = f"rank {dist.get_rank()} of {dist.get_world_size()}"
         if self._resume is not None and _holds(self._resume, own):
             return {"own": {own: b""}}
-        if isinstance(self._model, Outer):
-            return {"own": {own: _packed(state_dict(self._model))}}
+        exact = {"own": {own: _packed(state_dict(self._model))}} if self._exact else {}
+        if isinstance(self._model, Outer) and self._model.round is not None and self._exact:
+            return exact  # a round under way is of these sites
+        if isinstance(self._model, Outer | dist.ProcessGroup):
+            group = self._model.group if isinstance(self._model, Outer) else self._model
+            first = dist.get_rank() if group is None else min(dist.get_process_group_ranks(group))
+            shared = _packed(state_dict(self._model, portable=True))
+            return {"others": {f"ranks from {first} on": shared}, **exact}
         whole = state_of_shards(self._model)
-        parameters = compressible_parameters(self._model)
         undelivered = {
             name: _like(parameter, whole["owed"].get(name))
-            for name, parameter in parameters.items()
+            for name, parameter in compressible_parameters(self._model).items()
         }
-        entries: dict[str, Any] = {
-            "undelivered": undelivered, "others": _packed(whole | {"owed": {}})
-        }  # fmt: skip
-        if self._exact:
-            entries["own"] = {own: _packed(state_dict(self._model))}
-        return entries
+        return {"undelivered": undelivered, "others": _packed(whole | {"owed": {}}), **exact}
 
     def load_state_dict(self, entries: Mapping[str, Any]) -> None:
         """Go on from loaded entries. Raises the errors of hipress.load_state_dict."""
-        for own in entries.get("own", {}).values():
-            load_state_dict(self._model, _unpacked(own))
-            return
-        whole = _unpacked(entries["others"])
-        if "undelivered" in entries:
-            held = {name: local(each).cpu() for name, each in entries["undelivered"].items()}
-            whole["owed"] = {name: values for name, values in held.items() if values.any()}
-        load_state_dict(self._model, whole)
+        whole = entries.get("own", entries.get("others"))
+        for packed in whole.values() if isinstance(whole, dict) else [whole]:
+            state = _unpacked(packed)
+            if "undelivered" in entries and "own" not in entries:
+                held = {name: local(each).cpu() for name, each in entries["undelivered"].items()}
+                state["owed"] = {name: values for name, values in held.items() if values.any()}
+            load_state_dict(self._model, state)
 
 
 def _like(parameter: torch.Tensor, values: torch.Tensor | None) -> torch.Tensor:

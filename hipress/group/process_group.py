@@ -3,15 +3,17 @@
 [Note: names of all-reduces] torch.distributed gives an all-reduce no name, but a residual belongs
 to a gradient. FSDP2 reduces its parameter groups in the order of the backward pass, which is the
 same in every step. So the name is the number of the all-reduce within its backward pass, with its
-length and type: if some parameters have no gradient in a step, the length differs, and the residual
-of the usual one waits. Two groups of one length that change places would change residuals, too.
-Ranks compare names whenever a length is new.
+length: if some parameters have no gradient in a step, the length differs, and the residual of the
+usual one waits. Two groups of one length that change places would change residuals, too. Ranks
+compare names whenever a length is new. All-reduces that might be compressed count, also small ones
+and those of one rank, so that names in a saved state fit other options and numbers of ranks.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +23,16 @@ from casync.rounds import refuse_workers
 from hipress import compat
 from hipress.engine.exchange import Piece
 from hipress.engine.futures import wait_within
-from hipress.errors import ConfigError
+from hipress.engine.residuals import AGGREGATOR, WORKER
+from hipress.errors import ConfigError, StateError
 from hipress.frontends.all_reduce import ending, exchanges_of, joined, leave
 from hipress.group.group_options import GroupOptions
 from hipress.group.group_report import Calls, GroupReport
+from hipress.group.group_state import GroupState, GroupWay
 from hipress.model.devices import place
 from hipress.model.params import COMPRESSIBLE
 from hipress.plan.codecs import described, resolve, resolve_down, strategy_for
+from hipress.ranks.link import Mean
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -58,6 +63,7 @@ class CompressingGroup(dist.ProcessGroup):
         self._name, self._description = str(given.group_id), ""
         self._backward: int | None = None  # the latest backward pass with an all-reduce
         self._number = 0  # of its latest all-reduce
+        self._state, self._failed = GroupState(), False
         self._agreed = False  # True once ranks have compared their options
         self._compiled: dict[str, tuple[Codec, Codec | None]] = {}
         self.calls: Counter[tuple[str, str]] = Counter()  # by what, and why it is not compressed
@@ -68,19 +74,57 @@ class CompressingGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """Average or add up tensors in place. A compressed call returns when the result is there,
         on a GPU in the order of the current stream. Raises the errors of hipress.all_reduce."""
-        why = self._why_not(tensors, opts)
+        why = self._no_gradient(tensors, opts)
+        if not why:
+            name = self._next_name(tensors[0])
+            self._state.deliver(name, tensors[0])
+            why = self._why_not(tensors[0])
         self._count("all-reduce", tensors, why)
         if why:
             return self._inner.allreduce(tensors, opts, *rest, **named)
         (tensor,) = tensors
+        self._failed = True  # until it is done
         with ending(self):
             flat = tensor.detach().contiguous().view(-1)
-            wait_within(self._average(flat), None)
+            wait_within(self._average(flat, name), None)
             if opts.reduceOp == SUM:
                 flat.mul_(self.size())
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(flat.view(tensor.shape))
+        self._failed = False
         return compat.finished_work(tensors)
+
+    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
+        """Residuals by all-reduce: see `hipress.state_dict`."""
+        self._refuse_unfinished()
+        if portable:
+            mean = Mean(joined(self, self.options.settings).coordinator)
+            return self._state.export_portable(exchanges_of(self), self._way, mean)
+        return self._state.export(exchanges_of(self), self._way)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: see `hipress.load_state_dict`."""
+        self._refuse_unfinished()
+        coordinator = joined(self, self.options.settings).coordinator
+        with coordinator.failures_told():
+            self._state.load(state, exchanges_of(self), self._way)
+        coordinator.require_equal({"all-reduces of the state to load": self._state.calls})
+
+    def _refuse_unfinished(self) -> None:
+        if self._failed or compat.backward_id() is not None:
+            why = "an all-reduce failed" if self._failed else "a backward pass is under way"
+            raise StateError(
+                f"rank {self.rank()} of a process group hipress: {why}: states are saved and "
+                "loaded between two steps. After a failure make the group anew, and load the state "
+                "that was saved last"
+            )
+
+    @property
+    def _way(self) -> GroupWay:
+        codec, down = self._codecs("cpu")
+        sides = {WORKER: codec, AGGREGATOR: down or codec}
+        strategy = strategy_for(codec, self.options.settings.strategy, down)
+        return GroupWay(sides, strategy, self.rank(), self.size())
 
     def report(self) -> GroupReport:
         """Collectives so far, and the bytes of the compressed ones."""
@@ -97,11 +141,8 @@ class CompressingGroup(dist.ProcessGroup):
             bytes_sent=round(sum(each.wire_bytes for each in counters)),
         )
 
-    def _why_not(self, tensors: Any, opts: Any) -> str:
-        """The reason why an all-reduce is not compressed; "" if it is."""
-        settings = self.options.settings
-        if settings.compressor == "none" or self.size() == 1:
-            return "one rank" if self.size() == 1 else "compressor 'none'"
+    def _no_gradient(self, tensors: Any, opts: Any) -> str:
+        """The reason why an all-reduce is of no gradient that might be compressed; or ""."""
         if not isinstance(opts, dist.AllreduceOptions) or len(tensors) != 1:
             return "several tensors, or a form that torch.distributed.all_reduce does not use"
         if opts.reduceOp not in (SUM, AVG):
@@ -110,17 +151,30 @@ class CompressingGroup(dist.ProcessGroup):
         if tensor.is_sparse or tensor.dtype not in COMPRESSIBLE:
             kind = "sparse" if tensor.is_sparse else f"{tensor.dtype}".removeprefix("torch.")
             return f"{kind}, not dense float32, float16 or bfloat16"
-        if tensor.numel() < (settings.min_size or 0):
-            return f"fewer than {settings.min_size} elements"
         if compat.backward_id() is None:  # norms, metrics, weights: nothing that may lose bits
             return "outside of a backward pass"
         return ""
 
-    def _average(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def _why_not(self, tensor: torch.Tensor) -> str:
+        """The reason why a gradient is not compressed; "" if it is."""
+        settings = self.options.settings
+        if settings.compressor == "none" or self.size() == 1:
+            return "one rank" if self.size() == 1 else "compressor 'none'"
+        if tensor.numel() < (settings.min_size or 0):
+            return f"fewer than {settings.min_size} elements"
+        return ""
+
+    def _next_name(self, tensor: torch.Tensor) -> str:
+        backward = compat.backward_id()
+        if backward != self._backward:
+            self._backward, self._number = backward, 0
+            self._state.begin_pass()
+        self._number += 1
+        return f"all-reduce {self._number} of {tensor.numel()}"
+
+    def _average(self, flat: torch.Tensor, name: str) -> torch.futures.Future[torch.Tensor]:
         """Start the compressed average of a flat tensor, in place."""
-        settings, backward = self.options.settings, compat.backward_id()
-        self._number = self._number + 1 if backward == self._backward else 0
-        self._backward = backward
+        settings = self.options.settings
         placement = place([("the gradient", flat.device)], settings.transport, self._backends)
         codec, down = self._codecs(placement.target)
         exchanges = joined(self, settings)
@@ -129,12 +183,16 @@ class CompressingGroup(dist.ProcessGroup):
             self._agreed = True
         exchange = exchanges.exchange(settings, placement)
         up, back = exchange.add(codec), None if down is None else exchange.add(down)
+        if self._state.loaded:
+            self._state.place(exchange, name, up, self._way)
+        self._state.calls += 1
         return exchange.submit(
             flat,
             strategy_for(codec, settings.strategy, down),
             [Piece(flat.numel(), up, down=back)],
-            name=f"all-reduce {self._number} of {flat.numel()} {flat.dtype}",
+            name=name,
             feedback=True,
+            draw=self._state.calls - 1,
         )
 
     def _codecs(self, target: str) -> tuple[Codec, Codec | None]:

@@ -141,7 +141,7 @@ class Outer:
             self.schedule = Schedule(
                 every, fragments, delay, mix, OuterSGD() if outer is None else outer, clip, keep
             )
-            self.module, self._options, self._group = model, options, group
+            self.module, self._options, self.group = model, options, group
             inner = compat.uncompiled(model)
             self._model = SiteModel.of(inner, optimizer, options, self.schedule)
             refuse_averaged(inner, group)
@@ -268,7 +268,7 @@ class Outer:
         model = self._model.module
         shards.reshard(model)
         self._model.snapshot.refuse_changes(model)
-        refuse_averaged(model, self._group)
+        refuse_averaged(model, self.group)
         coordinator = self._members.meet(leaving=leaving)
         if self._sites is None or coordinator is not self._sites.coordinator:
             error = self._error_of(lambda: self._gather(coordinator, leaving))

@@ -8,11 +8,13 @@ import signal
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import fully_shard
 
 import hipress
+from tests.hipress.checkpoint_ranks import Lines, trained_on
 from tests.hipress.common import raised_by
 from tests.patience import SILENCE
 
@@ -179,6 +181,58 @@ def killed(rank, world_size):
     if rank == 1:
         model[2].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     return raised_by(fit, model, rank, 1)
+
+
+GIVEN = {
+    "topk": ("topk", {"ratio": 0.1}),
+    "onebit": ("onebit_group", {"strategy": "ring"}),
+    "none": ("none", {}),
+}
+
+
+def averaged_lines(name):
+    """A group of all ranks, and a model whose gradients it averages."""
+    compressor, given = GIVEN[name]
+    options = hipress.GroupOptions(compressor, min_size=1, timeout=SILENCE, **given)
+    group, model = dist.new_group(backend="hipress", pg_options=options), Lines()
+    model.weight.register_hook(lambda gradient: _averaged(gradient, group, dist.ReduceOp.AVG))
+    return group, model
+
+
+def undelivered(group):
+    (owed,) = hipress.state_dict(group, portable=True)["owed"].values() or [torch.zeros(64 * 40)]
+    return owed.view(64, 40)
+
+
+def saves(rank, world_size, name, path):
+    """The undelivered gradient after three passes, and how far what has arrived is off. By file and
+    by torch.distributed.checkpoint; each rank's own state, too."""
+    group, model = averaged_lines(name)
+    total, exact = trained_on(model, model.weight, rank, world_size, range(3))
+    dcp.save({"hipress": hipress.Stateful(group, exact=True)}, checkpoint_id=path)
+    state = hipress.state_dict(group, portable=True)
+    if rank == 0:
+        torch.save(state, f"{path}.pt")
+    left = undelivered(group)
+    more, _ = trained_on(model, model.weight, rank, world_size, range(3, 5))
+    again, other = averaged_lines(name)
+    dcp.load({"hipress": hipress.Stateful(again, resume=path)}, checkpoint_id=path)
+    same, _ = trained_on(other, other.weight, rank, world_size, range(3, 5))
+    moved = hipress.state_dict(again) | {"of": "another"}
+    error = raised_by(hipress.load_state_dict, again, moved)
+    return left, (total + left - exact).abs().max().item(), same.equal(more), error
+
+
+def loads(rank, world_size, name, path):
+    """The undelivered gradient as loaded by either file, and how far what arrives is off."""
+    group, model = averaged_lines(name)
+    hipress.load_state_dict(group, torch.load(f"{path}.pt", weights_only=True))
+    by_file = undelivered(group)
+    dcp.load({"hipress": hipress.Stateful(group)}, checkpoint_id=path)
+    by_dcp = undelivered(group)
+    total, exact = trained_on(model, model.weight, rank, world_size, range(3, 6))
+    off = total + undelivered(group) - exact - by_file
+    return by_file, by_dcp, off.abs().max().item()
 
 
 def fed_back(rank, world_size):

@@ -113,14 +113,29 @@ def resumed_by_dcp(rank, world_size, path):
     """Digests of weights as in `resumed`, through torch.distributed.checkpoint."""
     whole, step, outer = started("onebit_group", momentum=0.0, every=4, delay=3)
     train(outer, whole, step, rank, range(6))  # a round is under way
-    dcp.save({"hipress": hipress.Stateful(outer)}, checkpoint_id=path)
+    dcp.save({"hipress": hipress.Stateful(outer, exact=True)}, checkpoint_id=path)
     weights = {name: values.clone() for name, values in whole.state_dict().items()}
     train(outer, whole, step, rank, range(6, 14))
     again, step, other = started("onebit_group", momentum=0.0, every=4, delay=3)
     again.load_state_dict(weights)
-    dcp.load({"hipress": hipress.Stateful(other)}, checkpoint_id=path)
+    dcp.load({"hipress": hipress.Stateful(other, resume=path)}, checkpoint_id=path)
     train(other, again, step, rank, range(6, 14))
     return digest(whole), digest(again)
+
+
+def moved_by_dcp(rank, world_size, path, load):
+    """The portable state of these sites, as it was saved or loaded, and a digest of weights after
+    two rounds more."""
+    model, step, outer = started("onebit_group", every=4)
+    checkpoint = {"hipress": hipress.Stateful(outer)}
+    if load:
+        dcp.load(checkpoint, checkpoint_id=path)
+    else:
+        train(outer, model, step, rank, range(6))
+        dcp.save(checkpoint, checkpoint_id=path)
+    state = hipress.state_dict(outer, portable=True)
+    train(outer, model, step, rank, range(6, 14))
+    return state, digest(model)
 
 
 def moved(rank, world_size, state):

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import hipress
@@ -47,6 +48,25 @@ def test_a_residual_stays_with_its_gradient():
     for fed_back, apart in launch(group_ranks.fed_back, 2):
         assert fed_back > 0.7
         assert apart == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.mark.parametrize("name, other", first_fast([("topk", "onebit"), ("onebit", "topk")]))
+def test_residuals_of_a_group_are_saved(name, other, tmp_path):
+    """Bit for bit with as many ranks; else as a gradient by all-reduce, for any number of ranks and
+    compressor. They were once lost."""
+    path = str(tmp_path / "checkpoint")
+    saved = launch(group_ranks.saves, 2, name, path)
+    for left, off, same, error in saved:
+        assert left.norm() > 1
+        assert off < 1e-5
+        assert same
+        assert error.kind == "StateError"
+        assert "save with portable=True" in error.message
+    for ranks, now in ((3, name), (2, other), (1, name), (2, "none")):
+        for by_file, by_dcp, off in launch(group_ranks.loads, ranks, now, path):
+            assert by_file.equal(by_dcp)
+            assert torch.allclose(by_file, saved[0][0], atol=1e-6)
+            assert off < 1e-5, (ranks, now)
 
 
 def test_sums_and_averages_of_all_types():

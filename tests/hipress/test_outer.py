@@ -1,6 +1,7 @@
 """The outer loop: rounds of sites that train alone."""
 
 import pytest
+import torch
 
 from tests.hipress import outer_ranks as ranks
 from tests.hipress.common import make
@@ -95,6 +96,21 @@ def test_the_report_tells_the_memory():
 def test_sites_go_on_from_a_checkpoint_of_torch(tmp_path):
     for whole, again in launch(ranks.resumed_by_dcp, 2, str(tmp_path / "checkpoint")):
         assert whole == again
+
+
+def test_a_checkpoint_goes_on_at_another_number_of_sites(tmp_path):
+    path = str(tmp_path / "checkpoint")
+    saved = launch(ranks.moved_by_dcp, 2, path, False)[0][0]
+    for sites in (1, 3):
+        found = launch(ranks.moved_by_dcp, sites, path, True)
+        assert len({digest for _, digest in found}) == 1
+        for state, _ in found:
+            assert state["rounds"] == saved["rounds"] > 0
+            for name in ("agreed", "momentum"):
+                assert str(state[name]) == str(saved[name])
+            for name, values in saved["owed"].items():
+                assert values.any()
+                assert torch.allclose(state["owed"][name], values, atol=1e-6)
 
 
 def test_loops_of_torch_go_on_as_they_are():
