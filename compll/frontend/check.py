@@ -10,17 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from compll.errors import Problems, Span
-from compll.frontend import check_arrays, check_names, derived, planes, recovery
-from compll.frontend.check_exprs import Expressions
-from compll.frontend.check_fields import Declarations
-from compll.frontend.check_params import parameters
-from compll.frontend.check_updates import Updates
+from compll.errors import Diagnostic, Problems, Span, nearest
+from compll.frontend import check_arrays, check_fields, check_names, derived, planes
+from compll.frontend.check_exprs import ERROR, Expressions
 from compll.frontend.operators import SELECTING
 from compll.frontend.rule_elements import Rules
-from compll.frontend.spec import Binding, ParamValue, Spec
+from compll.frontend.spec import ANY, Binding, ParamValue, Spec, as_float
 from compll.ir import matrices
-from compll.ir.expr import Expr, Type, walk
+from compll.ir.expr import Expr, Pool, Type, walk
 from compll.ir.module import Field, Module, Selection
 from compll.passes import feedback, strict
 
@@ -34,6 +31,27 @@ def check(spec: Spec, given: Mapping[str, object], problems: Problems) -> Checke
     """
     params = parameters(spec, given, problems)
     return Checked(_Checker(spec, params, given, problems).module(), params)
+
+
+def parameters(
+    spec: Spec, given: Mapping[str, object], problems: Problems
+) -> dict[str, ParamValue]:
+    """Values of all parameters of the spec: `given` ones, checked, and defaults for the others."""
+    known = {p.name: p for p in derived.accepted(spec)}
+    for name, value in given.items():
+        if name in known and (wrong := known[name].check(value)):
+            problems.found.append(Diagnostic("", Span(), wrong))  # of the call, not of the file
+        elif name not in known and not spec.broken & {name, ANY}:
+            hint = nearest(name, known) or "it has no parameters"
+            unknown = f"{spec.name} has no parameter {name!r}"
+            problems.found.append(Diagnostic("", Span(), unknown, hint))
+    chosen = {p.name: given.get(p.name, p.default) for p in spec.params}
+    legal = {n: known[n].default if known[n].check(v) else v for n, v in chosen.items()}
+    return {name: _exact(known[name].type, value) for name, value in legal.items()}
+
+
+def _exact(kind: str, value: object) -> ParamValue:
+    return as_float(value) if kind == "float" else value  # type: ignore[return-value]
 
 
 class Checked(NamedTuple):
@@ -56,42 +74,36 @@ class _Checker(Expressions):
         given: Mapping[str, object],
         problems: Problems,
     ) -> None:
-        super().__init__(spec, params, problems)
+        super().__init__(spec, params, problems, Pool())
         self.given = given
 
     def module(self) -> Module:
         spec = self.spec
         check_names.unique(spec, self.problems)
         self.group = self.group_size()
-        self.declared = Declarations(self, self.group)
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
         feeds, self.decay = self.feedback in ("error", "own"), self.factor()
         self.kept_as = derived.kept_as(spec, self.given, feeds=feeds, problems=self.problems)
         self.rules = Rules(self.pool, self.group > 0, encoding=True, selections=self.selections)
-        states = self.declared.states()
+        unsized: list[check_fields.Unsized] = []
+        states = check_fields.states(self, self.group, unsized)
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
-        env |= {s.name: self.declared.leaf("state", s) for s in states}
-        for item in (s for s in spec.state if s.name in self.poisoned and s.second is None):
-            env[item.name] = recovery.element(self.pool)
+        env |= {s.name: check_fields.leaf(self, "state", s) for s in states}
         bound = self.bind(env)
-        self.declared.sized_by_data(env)
+        check_fields.sized_by_data(self, unsized, env)
         self.static = {name for name in bound if env[name].type.shape == "static"}
         self.when = self.condition(env)
-        found = check_arrays.widened(spec, self.declared.payload(env))
+        found = check_arrays.widened(spec, check_fields.payload(self, env, self.group))
         self.planes = planes.parted(self.rules, found, set(env), {b.name for b in spec.rounds})
         fields = tuple(f for parts in self.planes.values() for f, _ in parts)
         self.rules = Rules(self.pool, self.group > 0, encoding=False, selections=self.selections)
         # Fixed-size fields first: then their places do not depend on selections.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.recoded)))
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
-        updates = Updates(self).updates(states, env)
+        updates = check_fields.updates(self, states, env)
         check_arrays.combinations(spec, self.problems)
         self.merge_fits(fields, decode)
-        stored = [f.expr for f in fields if f.expr is not None]
-        whole = not self.declared.assumed and len(found) == len(spec.payload)
-        if decode is None or not whole or recovery.touched(decode, *stored, *updates.values()):
-            self.problems.raise_if_any()
-            raise AssertionError("a spec without a payload or decode has problems")
+        self.problems.raise_if_any()
         return self.finish(fields, states, decode, updates, {k: env[k] for k in bound} | self.turns)
 
     def finish(
@@ -175,10 +187,7 @@ class _Checker(Expressions):
         bound = []
         for binding in self.in_order(self.spec.encode):
             value = self.expr(binding.value, env, binding.name)
-            if value is None:
-                self.poisoned.add(binding.name)
-                continue
-            if value.type.dtype == "selection" and value.op in SELECTING:
+            if value.op in SELECTING:
                 value = self.select(binding.name, value)
             env[binding.name] = value
             bound.append(binding.name)
@@ -225,8 +234,8 @@ class _Checker(Expressions):
     def condition(self, env: Mapping[str, Expr]) -> Expr | None:
         """`when:`, a condition of n alone."""
         tree = self.spec.when
-        value = None if tree is None else self.expr(tree, env, "")
-        if tree is None or value is None or recovery.wrong(value):
+        value = ERROR if tree is None else self.expr(tree, env, "")
+        if tree is None or value is ERROR:
             return None
         if not self.constant_of_params(value) or value.type.dtype != "bool":
             hint = "like `n > 1000`"
@@ -237,8 +246,8 @@ class _Checker(Expressions):
     def decode_knows(self, value: Expr) -> bool:
         """True if decode can use a binding of encode: it needs no data, or its draws are the same
         on all ranks."""
-        if recovery.wrong(value):
-            return True  # it may; the mistake is reported elsewhere
+        if value is ERROR:
+            return True  # it may
         if value.op == "selection":
             return self.rules.is_drawn(str(value.value))
         leaves = [e for e in walk(value) if not e.args]
@@ -247,55 +256,41 @@ class _Checker(Expressions):
         known = all(e.op in alike and e.value != "step" for e in leaves)
         return self.constant_of_params(value) or (drawn and known)
 
-    def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr | None:
-        self.fields = {f.name: f for f in fields} | self.declared.assumed
+    def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr:
+        self.fields = {f.name: f for f in fields}
         env = self.globals() | dict(known_too)
-        env |= {name: self.declared.leaf("field", f) for name, f in self.declared.assumed.items()}
-        for name, parts in self.planes.items():
-            codes = [(self.declared.leaf("field", f), shift) for f, shift in parts]
-            env[name] = planes.joined(self.rules, codes)
         del env["step"]
-        self.poisoned |= {d.name for d in self.spec.payload} - {
-            *self.declared.assumed,
-            *self.planes,
-        }
-        result: Expr | None = None
+        env |= {d.name: ERROR for d in self.spec.payload}
+        for name, parts in self.planes.items():
+            codes = [(check_fields.leaf(self, "field", f), shift) for f, shift in parts]
+            env[name] = planes.joined(self.rules, codes)
+        result = ERROR
         for binding in self.in_order(self.spec.decode):
-            result = self.expr(binding.value, env, binding.name, decoding=True)
-            if result is None:
-                self.poisoned.add(binding.name)
-            else:
-                env[binding.name] = result
-        return None if result is None else self.result(result)
+            result = env[binding.name] = self.expr(binding.value, env, binding.name, decoding=True)
+        return result if result is ERROR else self.result(result)
 
-    def result(self, value: Expr) -> Expr | None:
-        span, wrong = self.spec.decode[-1].value.span, recovery.wrong(value)
-        if not wrong and (
-            value.type.shape in ("kept", "table", "matrix")
-            or value.type.dtype
-            in (
-                "str",
-                "selection",
-            )
-        ):
+    def result(self, value: Expr) -> Expr:
+        span = self.spec.decode[-1].value.span
+        of = value.type
+        if of.shape in ("kept", "table", "matrix") or of.dtype in ("str", "selection"):
             self.problems.add(
                 span,
-                f"decode gives {value.type}, not one number per element",
+                f"decode gives {of}, not one number per element",
                 "flat(m) has the elements of a matrix"
-                if value.type.shape == "matrix"
+                if of.shape == "matrix"
                 else "scatter(indices, values) puts values in their places",
             )
-            return None
+            return ERROR
         if value.op != "scatter" and any(e.op == "scatter" for e in walk(value)):
             self.problems.add(
                 span,
                 "scatter must be the last step of decode",
                 "compute on the values before scattering them",
             )
-            return None
-        return None if wrong else self.rules.lift(self.rules.number(value, "float"), "n")
+            return ERROR
+        return self.rules.lift(self.rules.number(value, "float"), "n")
 
-    def merge_fits(self, fields: tuple[Field, ...], decode: Expr | None) -> None:
+    def merge_fits(self, fields: tuple[Field, ...], decode: Expr) -> None:
         """Report `merge: sum` unless decode returns the payload's only field, a number per
         element."""
         if self.spec.merge != "sum":
@@ -303,7 +298,7 @@ class _Checker(Expressions):
         alone = len(self.spec.payload) == 1 and all(
             f.shape == "n" and f.storage in check_arrays.ADDITIVE for f in fields
         )
-        if not alone or (decode is not None and decode.op != "field"):
+        if not alone or decode.op not in ("field", "error"):
             self.problems.add(
                 self.spec.spans["merge"],
                 "payloads add without decoding only when they are one "

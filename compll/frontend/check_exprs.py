@@ -1,22 +1,27 @@
-"""Stage 3, expressions: names resolved, operators typed, `iterate` unrolled."""
+"""Stage 3, expressions: names resolved, operators typed, `iterate` unrolled.
+
+[Note: errors] A wrong expression is reported once, where it stands, and has the value ERROR. A call
+with such an argument is another, without a report, so all mistakes that do not depend on one
+another are told at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compll.errors import Problems, RuleError, Span, closest
-from compll.frontend import check_arrays, check_names, check_spread, check_words, recovery
-from compll.frontend.check_names import Advice
+from compll.errors import Problems, RuleError, Span
+from compll.frontend import check_arrays, check_names, check_spread
 from compll.frontend.check_sizes import Sizes
 from compll.frontend.operators import CONSTANTS, OPERATORS, RESERVED, SELECTING
 from compll.frontend.rule_elements import Rules
 from compll.frontend.rules import apply
 from compll.frontend.spec import ANY, Chosen, ParamValue, Spec
-from compll.frontend.syntax import Call, Name, Number, Syntax, Word, names
+from compll.frontend.syntax import Call, Name, Number, Syntax, Word
 from compll.ir.expr import Expr, Pool, Type, rebuild, walk
 from compll.ir.module import Field, Selection
 from compll.ir.static import depends, evaluate
 
+ERROR = Expr("error", (), Type("error", "error"))
 #: operators with arguments that must be integers
 TAKES_WHOLE = (
     "quantiles", "sum_by", "hadamard", "matrix", "random_matrix", "ones",
@@ -35,10 +40,12 @@ MOST_ROUNDS = 32
 class Expressions:
     """Types expressions of one spec; problems are recorded, each once."""
 
-    def __init__(self, spec: Spec, params: Mapping[str, ParamValue], problems: Problems) -> None:
-        self.spec, self.params, self.problems = spec, params, problems
-        self.pool = Pool()
-        self.poisoned: set[str] = set(spec.broken)
+    def __init__(
+        self, spec: Spec, params: Mapping[str, ParamValue], problems: Problems, pool: Pool
+    ) -> None:
+        self.spec, self.params, self.problems, self.pool = spec, params, problems, pool
+        #: names whose definition was wrong, so that an unknown one is no second mistake
+        self.broken: set[str] = set(spec.broken)
         self.selections: dict[str, Selection] = {}
         self.sizes = Sizes(params)
         #: values of `iterate` after each round, by names for people
@@ -46,7 +53,7 @@ class Expressions:
         self.rules = Rules(self.pool, False, encoding=True)
         #: names of encode that need no data
         self.static: set[str] = set()
-        #: the payload fields that decode sees; a wrong field has no expression
+        #: the payload fields that decode sees, but for wrong ones
         self.fields: dict[str, Field] = {}
         #: names that the current section defines
         self.order: dict[str, Span] = {}
@@ -64,7 +71,7 @@ class Expressions:
 
     def excused(self, name: str) -> bool:
         """True if an unknown name is not reported, because its definition was wrong."""
-        return bool(self.poisoned & {name, ANY})
+        return bool(self.broken & {name, ANY})
 
     def constant(self, syntax: Syntax) -> ParamValue | None:
         """A value that must depend on the parameters alone."""
@@ -78,7 +85,7 @@ class Expressions:
     def known(self, syntax: Syntax, env: Mapping[str, Expr]) -> ParamValue | None:
         """A value of the names in `env` that must depend on the parameters alone."""
         expr = self.expr(syntax, env, "")
-        if expr is None or recovery.wrong(expr):
+        if expr is ERROR:
             return None
         if expr.type.shape != "static" or depends(expr) & {"n", "step"}:
             self.problems.add(
@@ -109,82 +116,72 @@ class Expressions:
 
     def expr(
         self, tree: Syntax, env: Mapping[str, Expr], name: str, *, decoding: bool = False
-    ) -> Expr | None:
-        """The typed expression, or None with the reason recorded (once)."""
+    ) -> Expr:
+        """The typed expression, or ERROR with the reason recorded (once)."""
         if isinstance(tree, Number):
             return self.pool.const(tree.value)
         if isinstance(tree, Name):
             return self.name(tree, env, decoding)
         assert isinstance(tree, Call), "texts stand in comparisons only"
+        try:
+            value = self.call(tree, env, name, decoding)
+            return value if value is ERROR else self.sizes.bounded(value)
+        except RuleError as error:
+            self.problems.add(tree.span, str(error), error.hint)
+            return ERROR
+
+    def call(self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool) -> Expr:
+        """The value of a call; ERROR if an argument is wrong. Raises RuleError."""
         if any(isinstance(a, Word) for a in tree.args):
             sides = [self.expr(a, env, name) for a in tree.args if not isinstance(a, Word)]
-            if any(side is None or recovery.wrong(side) for side in sides):
-                return None
-            found = check_words.equal(tree, self.spec, self.params, self.problems)
-            return None if found is None else self.pool.const(found)
+            if ERROR in sides:
+                return ERROR
+            found = check_names.equal(tree, self.spec, self.params, self.problems)
+            return ERROR if found is None else self.pool.const(found)
         if tree.op == "iterate" and len(tree.args) == OPERATORS["iterate"].low:
-            try:
-                return self.iterate(tree, env, name, decoding)
-            except RuleError as error:
-                self.problems.add(tree.span, str(error), error.hint)
-                return None
+            return self.iterate(tree, env, name, decoding)
         if tree.op == "whole" and len(tree.args) == 1:
             return self.whole(tree, env, name, decoding)
         if tree.op == "combined" and len(tree.args) == 1:
             return self.combined(tree, env, decoding)
-        given = self.call_args(tree, env, name, decoding)
-        args = tuple(a for a in given if a is not None)
-        complete = len(args) == len(given)
-        if not self.can_call(tree, env) or not complete:
-            op = tree.op if tree.op in OPERATORS else check_names.meant_operator(tree.op)
-            return recovery.stand_in(self.pool, op, args, self.rules.whole, complete=complete)
-        try:
-            value = self.sizes.bounded(self.apply(tree, args, name))
-        except RuleError as error:
-            if not any(map(recovery.wrong, args)):
-                self.problems.add(tree.span, str(error), error.hint)
-            return recovery.stand_in(self.pool, tree.op, args, self.rules.whole, complete=True)
-        self.placed(tree, value)
+        args = self.call_args(tree, env, name, decoding)
+        row = OPERATORS.get(tree.op)
+        if row is None:
+            raise RuleError(*check_names.unknown_operator(tree.op, env))
+        if not row.low <= len(args) <= row.high:
+            raise RuleError(f"{tree.op} takes {row.arity}, not {len(args)}", row.about)
+        if ERROR in args:
+            # a wrong selection has a name and a length all the same
+            selects = tree.op in SELECTING and name not in self.selections
+            made = Type("selection", "n")
+            return self.pool.make(tree.op, (ERROR, ERROR), made, name) if selects else ERROR
+        value = self.apply(tree, args, name)
+        # a decode puts values at the places from which encode took them
+        if tree.op == "spread" and value.value in self.selections:
+            check_spread.fits(self.pool, value, self.fields, self.selections)
+        elif tree.op == "scatter":
+            check_spread.places(value, self.fields)
         return value
 
-    def placed(self, tree: Call, value: Expr) -> None:
-        """Report a decode that puts values at other places than encode took them from."""
-        try:
-            if tree.op == "spread" and value.value in self.selections:
-                check_spread.fits(self.pool, value, self.fields, self.selections)
-            elif tree.op == "scatter":
-                check_spread.places(value, self.fields)
-        except RuleError as error:
-            self.problems.add(tree.span, str(error), error.hint)
-
-    def iterate(
-        self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
-    ) -> Expr | None:
+    def iterate(self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool) -> Expr:
         """The rounds of `iterate`, unrolled: the next round's value if the condition holds, else
         the last."""
         found = self.rounds(tree, env)
         value, times = (self.expr(t, env, "?", decoding=decoding) for t in tree.args[1:4:2])
-        if found is None or value is None or times is None:
-            self.without(tree.args[0], tree.args[2], env, decoding)
-            return None
+        if found is None or ERROR in (value, times):
+            named = tree.args[0].name if isinstance(tree.args[0], Name) else ""
+            self.expr(tree.args[2], {**env, named: ERROR}, "?", decoding=decoding)
+            return ERROR
         variable, most = found
         for turn in range(most):
             following = self.expr(tree.args[2], {**env, variable: value}, "?", decoding=decoding)
-            if following is None:
-                return None
+            if following is ERROR:
+                return ERROR
             more = apply(self.rules, "gt", (times, self.pool.const(turn)), name)
             value = self.choose((more, following, value))
             self.turns[f"{name} after {turn + 1}"] = value
             self.sizes.begin_anew(value)
         return value
-
-    def without(
-        self, variable: Syntax, tree: Syntax, env: Mapping[str, Expr], decoding: bool
-    ) -> None:
-        """Report mistakes in a tree that do not depend on `variable`."""
-        held, self.poisoned = self.poisoned, self.poisoned | names(variable)
-        self.expr(tree, env, "?", decoding=decoding)
-        self.poisoned = held | (self.poisoned - names(variable))
 
     def rounds(self, tree: Call, env: Mapping[str, Expr]) -> tuple[str, int] | None:
         """The name that `iterate` gives to its value, and the most rounds."""
@@ -201,19 +198,18 @@ class Expressions:
             return None
         return variable.name, int(most)
 
-    def whole(self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool) -> Expr | None:
+    def whole(self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool) -> Expr:
         """whole(e): e, its reductions over the tensor, also where others are over groups."""
         held, self.rules.whole = self.rules.whole, "scalar"
         value = self.expr(tree.args[0], env, f"{name}?", decoding=decoding)
         self.rules.whole = held
-        if value is None or recovery.wrong(value):
-            return value
-        if decoding or value.type.shape not in ("scalar", "static"):
+        if value is ERROR:
+            return ERROR
+        if decoding:
+            raise RuleError("whole belongs in encode")
+        if value.type.shape not in ("scalar", "static"):
             hint = "reductions stand within it: whole(max(abs(g)))"
-            message = f"whole gives one number of the tensor, and this is {value.type}"
-            message = "whole belongs in encode" if decoding else message
-            self.problems.add(tree.span, message, "" if decoding else hint)
-            return None
+            raise RuleError(f"whole gives one number of the tensor, and this is {value.type}", hint)
         return value
 
     def choose(self, args: tuple[Expr, ...]) -> Expr:
@@ -225,17 +221,12 @@ class Expressions:
             return args[1 if evaluate(c, self.params) else 2]
         return apply(self.rules, "choose", args, "")
 
-    def combined(self, tree: Call, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
+    def combined(self, tree: Call, env: Mapping[str, Expr], decoding: bool) -> Expr:
         """combined(p): a leaf, since its value comes from all ranks."""
-        given = self.expr(tree.args[0], env, "?", decoding=decoding)
-        if given is None:
-            return None
-        try:
-            return check_arrays.combined(self.pool, self.spec, tree.args[0], given, decoding)
-        except RuleError as error:
-            if not self.excused(getattr(tree.args[0], "name", "")):
-                self.problems.add(tree.span, str(error), error.hint)
-            return None
+        value = self.expr(tree.args[0], env, "?", decoding=decoding)
+        if value is ERROR or self.excused(getattr(tree.args[0], "name", "")):
+            return ERROR
+        return check_arrays.combined(self.pool, self.spec, tree.args[0], value, decoding)
 
     def apply(self, tree: Call, args: tuple[Expr, ...], name: str) -> Expr:
         if tree.op == "choose":
@@ -284,39 +275,23 @@ class Expressions:
 
     def call_args(
         self, tree: Call, env: Mapping[str, Expr], name: str, decoding: bool
-    ) -> tuple[Expr | None, ...]:
-        """The arguments; None for each that is wrong."""
+    ) -> tuple[Expr, ...]:
+        """The arguments; ERROR for each that is wrong."""
         inner = "" if tree.named and tree.op in SELECTING else "?"
         args = [self.expr(t, env, name + inner, decoding=decoding) for t in tree.args]
-        inline = [a is not None and a.op in SELECTING for a in args]
-        if any(inline):
+        if any(a.op in SELECTING for a in args):
             self.problems.add(tree.span, "a selection needs a name of its own", "kept: top(...)")
-        return tuple(None if selects else a for a, selects in zip(args, inline, strict=True))
+        return tuple(ERROR if a.op in SELECTING else a for a in args)
 
-    def can_call(self, tree: Call, env: Mapping[str, Expr]) -> bool:
-        """True if the operator exists and takes as many arguments; else reports the reason."""
-        row = OPERATORS.get(tree.op)
-        if row is None:
-            self.problems.add(tree.span, *check_names.unknown_operator(tree.op, env))
-            return False
-        if not row.low <= len(tree.args) <= row.high:
-            self.problems.add(
-                tree.span, f"{tree.op} takes {row.arity}, not {len(tree.args)}", row.about
-            )
-            return False
-        return True
-
-    def name(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Expr | None:
+    def name(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Expr:
         found = env.get(tree.name)
         if found is None and not self.excused(tree.name):
             self.problems.add(tree.span, *self.unknown(tree, env, decoding))
             if tree.name in {b.name for b in self.spec.update}:
-                self.poisoned.add(tree.name)  # a missing state is not a second error
-            near = closest(tree.name, env)
-            return None if near is None else recovery.meant(self.pool, env[near], self.rules.whole)
-        return found
+                self.broken.add(tree.name)  # a missing state is not a second error
+        return ERROR if found is None else found
 
-    def unknown(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> Advice:
+    def unknown(self, tree: Name, env: Mapping[str, Expr], decoding: bool) -> tuple[str, str]:
         """Message and hint for an unknown name."""
         name = tree.name
         hint = check_names.beyond_decode(name, self.spec, self.selections, self.static)

@@ -1,4 +1,5 @@
-"""Stage 3, names: each has one meaning. Messages for names without a meaning."""
+"""Stage 3, names: each has one meaning. Messages for names without a meaning. Texts, with which
+names of parameters are compared."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from collections.abc import Container, Iterable, Mapping
 
 from compll.errors import Problems, Span, closest, nearest
 from compll.frontend.operators import CALLABLE, CONSTANTS, MEANT, OPERATORS, RESERVED, SYNONYMS
-from compll.frontend.spec import Binding, Spec
-from compll.frontend.syntax import SYMBOLS, Name, called, names
+from compll.frontend.spec import Binding, Param, ParamValue, Spec
+from compll.frontend.syntax import SYMBOLS, Call, Name, Syntax, Word, called, names
 from compll.ir.module import MEAN, REFERENCE, RESIDUAL
 
 Advice = tuple[str, str]
@@ -118,3 +119,32 @@ def unique(spec: Spec, problems: Problems) -> None:
                 f"`feedback: {kind}` makes the state {name!r} itself",
                 "remove it from `state:`",
             )
+
+
+TEXT_HINT = "like `mode == 'nearest'` of `mode: {type: str, default: nearest, choices: [...]}`"
+
+
+def equal(
+    tree: Call, spec: Spec, params: Mapping[str, ParamValue], problems: Problems
+) -> bool | None:
+    """True if a parameter equals a text; None, with the reason in `problems`, if they do not
+    compare."""
+    left, right = tree.args
+    other, word = (right, left) if isinstance(left, Word) else (left, right)
+    param = _param(other, spec)
+    if param is None or not isinstance(word, Word):
+        problems.add(tree.span, "a text is compared with a parameter of type str", TEXT_HINT)
+        return None
+    if param.choices and word.value not in param.choices:
+        choices = [str(c) for c in param.choices]
+        problems.add(
+            word.span, f"parameter {param.name!r} is never {word.value!r}",
+            nearest(word.value, choices),
+        )  # fmt: skip
+        return None
+    return (params[param.name] == word.value) == (tree.op == "eq")
+
+
+def _param(tree: Syntax, spec: Spec) -> Param | None:
+    named = (p for p in spec.params if isinstance(tree, Name) and p.name == tree.name)
+    return next((p for p in named if p.type == "str"), None)

@@ -26,8 +26,8 @@ def fits(
     condition, selection = spread.args[0], selections[str(spread.value)]
     name = selection.name
     used = sorted({str(e.value) for e in walk(condition) if e.op == "field"})
-    if any(fields[u].expr is None for u in used):
-        return  # a mistake that is reported elsewhere
+    if selection.key.op == "error":
+        return
     if selection.unlimited:
         for f in (fields[u] for u in used):
             if not _exact(f):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from compll.errors import Span
 from compll.frontend.syntax import Syntax
 
+Shape = Sequence[int]
+#: sources of a parameter: sides of the matrix that has a tensor's first axis as rows
+SIDES: dict[str, Callable[[Shape], int]] = {
+    "rows": lambda shape: shape[0] if shape else 1,
+    "columns": lambda shape: math.prod(shape[1:]),
+}
 ParamValue = int | float | bool | str
 PARAM_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 ANY = "*"
@@ -44,7 +51,7 @@ class Param:
     high: float | None = None
     choices: tuple[ParamValue, ...] = ()
     about: str = ""
-    #: a key of shapes.SIDES: the side of a tensor's shape that is the value if none is given; or ""
+    #: a key of SIDES: the side of a tensor's shape that is the value if none is given; or ""
     side: str = ""
 
     def check(self, value: object) -> str | None:
@@ -65,6 +72,18 @@ class Param:
         if not low <= as_float(value) <= high:
             return f"parameter {self.name!r} is from {low:g} to {high:g}, not {shown(value)}"
         return None
+
+
+def open_params(params: Iterable[Param], given: Iterable[str]) -> tuple[Param, ...]:
+    """Parameters that a shape may still set."""
+    chosen = set(given)
+    return tuple(p for p in params if p.side and p.name not in chosen)
+
+
+def settled(open_: Iterable[Param], shape: Shape) -> Mapping[str, int]:
+    """Values from a shape. A parameter that does not allow its value keeps the default."""
+    values = {p.name: (p, SIDES[p.side](shape)) for p in open_}
+    return {name: value for name, (p, value) in values.items() if p.check(value) is None}
 
 
 @dataclass(frozen=True)

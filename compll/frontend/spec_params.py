@@ -6,11 +6,9 @@ import math
 from dataclasses import replace
 
 from compll.errors import Problems, nearest
-from compll.frontend.sections import PARAM_KEYS
-from compll.frontend.shapes import SIDES
+from compll.frontend.sections import PARAM_KEYS, mended
 from compll.frontend.source import Entry, Items, Section, Text, Value, number, scalar
-from compll.frontend.spec import PARAM_TYPES, Param, ParamValue, as_float
-from compll.frontend.spec_names import mended
+from compll.frontend.spec import PARAM_TYPES, SIDES, Param, ParamValue, as_float
 
 PARAM_HINT = "like `bits: 2` or `bits: {type: int, default: 2, choices: [1, 2, 4, 8]}`"
 

@@ -9,10 +9,18 @@ from typing import Any
 
 from compll.errors import Problems, Span, closest
 from compll.frontend import syntax
-from compll.frontend.sections import EXAMPLES, FEEDBACK_KEYS, MEANT, REQUIRED, SECTIONS
+from compll.frontend.sections import (
+    EXAMPLES,
+    FEEDBACK_KEYS,
+    MEANT,
+    REQUIRED,
+    SECTIONS,
+    check_name,
+    check_usable,
+    mended,
+)
 from compll.frontend.source import Entry, Section, Text
 from compll.frontend.spec import ANY, Binding, Chosen, Declared, Spec
-from compll.frontend.spec_names import check_name, check_usable, mended
 from compll.frontend.spec_params import ParamReader
 from compll.frontend.spec_types import declared
 from compll.frontend.syntax import Syntax

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from compll.errors import PayloadError, UsageError
-from compll.frontend.shapes import Shape
+from compll.frontend.spec import Shape
 from compll.ir import layout as lay
 from compll.ir.capacity import cuts, most_in
 from compll.ir.expr import walk

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.errors import UsageError
-from compll.frontend.shapes import Shape
+from compll.frontend.spec import Shape
 from compll.ir.capacity import cuts
 from compll.ir.module import RESIDUAL, Module
 from compll.ir.rounds import Before, Round, draws, refused

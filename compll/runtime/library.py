@@ -18,8 +18,17 @@ from types import ModuleType
 import numpy as np
 
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
-from compll.frontend import check, lint, shapes, source, spec_reader
-from compll.frontend.spec import PARAM_TYPES, Param, Spec, as_float, shown
+from compll.frontend import check, lint, source, spec_reader
+from compll.frontend.spec import (
+    PARAM_TYPES,
+    Param,
+    Shape,
+    Spec,
+    as_float,
+    open_params,
+    settled,
+    shown,
+)
 from compll.passes import costly
 from compll.runtime import claims, tried
 from compll.runtime.codec import Codec
@@ -209,7 +218,7 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
             _compiled[key] = codec = Codec(module, values, target, text, kernels)
             own = path.parent == specs_dir()
             codec.origin = again, (path.stem if own else str(path.absolute()), target, params)
-            if open_ := shapes.open_params(written.params, params):
+            if open_ := open_params(written.params, params):
                 codec.shaped = _shaped(path, target, params, open_)
         return _compiled[key]
 
@@ -239,11 +248,11 @@ def again(name_or_path: str, target: str, params: Mapping[str, object], digest: 
 
 def _shaped(
     path: Path, target: str, params: Mapping[str, object], open_: tuple[Param, ...]
-) -> Callable[[shapes.Shape], Codec]:
+) -> Callable[[Shape], Codec]:
     """A function from shapes to codecs; a shape that decides nothing gives the codec of the
     defaults."""
 
-    def make(shape: shapes.Shape) -> Codec:
-        return compile(path, target, **params, **shapes.settled(open_, shape))
+    def make(shape: Shape) -> Codec:
+        return compile(path, target, **params, **settled(open_, shape))
 
     return make

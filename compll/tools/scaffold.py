@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compll.errors import UsageError, nearest
-from compll.frontend.spec_names import NAME, NAME_HINT
+from compll.frontend.sections import NAME, NAME_HINT
 from compll.runtime.library import list_specs
 
 FOLDER = Path(__file__).with_name("templates")

@@ -11,8 +11,7 @@ from typing import Any
 
 from compll.frontend.operators import OPERATORS, Operator
 from compll.frontend.sections import FEEDBACK_KEYS, PARAM_KEYS, SECTIONS, SectionRow
-from compll.frontend.shapes import SIDES
-from compll.frontend.spec import PARAM_TYPES
+from compll.frontend.spec import PARAM_TYPES, SIDES
 from compll.frontend.spec_types import SIZED, STORAGE, UINTS
 
 Schema = dict[str, Any]
