@@ -40,7 +40,7 @@ from bench.gpu_nccl import SHARING, SOCKETS
 from hipress.tools.demo_command import check_output
 
 ROOT = Path(__file__).parents[1]
-FORMATS = ("int3_entropy", "nf4", "nvfp4", "mxfp4")
+FORMATS = ("nf4", "nvfp4", "mxfp4")
 TIMED = (*FORMATS, "int4_group", "onebit_group", "topk", "dgc", "powersgd", "int3_group")
 #: kernels of the first steps, which then compile nothing
 FIRST = ("onebit_group", "topk", "int4_group", "powersgd", "int8_group", "threshold", "signum",

@@ -241,8 +241,6 @@ QUANTIZERS = {
     "onebit_group": Method(_encode_onebit_group, _decode_onebit_group),
     "int4_group": Method(_encode_int4_group, _decode_int4_group),
     "int8_group": Method(_encode_int8_group, _decode_int8_group),
-    # plain torch has no Huffman codes: levels are packed in three bits
-    "int3_entropy": Method(_encode_int3_group, _decode_int3_group),
     "int3_group": Method(_encode_int3_group, _decode_int3_group),
     "tern_group": Method(_encode_tern_group, _decode_tern_group),
     "diana": following(Method(_encode_tern_group, _decode_tern_group), 0.1),

@@ -15,7 +15,7 @@ from compll.frontend import check_arrays, check_fields, check_names, derived, pl
 from compll.frontend.check_exprs import ERROR, Expressions
 from compll.frontend.operators import SELECTING
 from compll.frontend.rule_elements import Rules
-from compll.frontend.spec import ANY, Binding, ParamValue, Spec, as_float
+from compll.frontend.spec import ANY, Binding, Declared, ParamValue, Spec, as_float
 from compll.ir import matrices
 from compll.ir.expr import Expr, Pool, Type, walk
 from compll.ir.module import Field, Module, Selection
@@ -76,6 +76,11 @@ class _Checker(Expressions):
     ) -> None:
         super().__init__(spec, params, problems, Pool())
         self.given = given
+        self.spec = replace(
+            spec,
+            payload=tuple(map(self.declared, spec.payload)),
+            state=tuple(map(self.declared, spec.state)),
+        )
 
     def module(self) -> Module:
         spec = self.spec
@@ -103,6 +108,8 @@ class _Checker(Expressions):
         updates = check_fields.updates(self, states, env)
         check_arrays.combinations(spec, self.problems)
         self.merge_fits(fields, decode)
+        if not fields and not self.problems.found:
+            self.problems.add(spec.spans["payload"], "no field of the payload has any bits")
         self.problems.raise_if_any()
         return self.finish(fields, states, decode, updates, {k: env[k] for k in bound} | self.turns)
 
@@ -174,6 +181,13 @@ class _Checker(Expressions):
         for turn in self.turns:
             found[f"encode.{turn}"] = found.get(f"encode.{turn.split()[0]}", Span())
         return found | {f"payload.{d.name}": d.span for d in spec.payload}
+
+    def declared(self, item: Declared) -> Declared:
+        """The declaration that the parameters choose."""
+        while item.condition is not None and item.other is not None:
+            holds = self.constant(item.condition)
+            item = replace(item, condition=None) if holds else item.other
+        return item
 
     def in_order(self, section: tuple[Binding, ...]) -> Iterator[Binding]:
         """A section's bindings, one by one. Meanwhile messages know all names of the section."""

@@ -262,12 +262,14 @@ def _storage(c: Expressions, item: Declared) -> tuple[str, int]:
 
 
 def _bits(c: Expressions, item: Declared, most: int) -> int:
-    """The bits in brackets, from 1 to `most`; 8 in place of wrong ones."""
+    """The bits in brackets, up to `most`, of a uint from 0 on; 8 in place of wrong ones."""
     value = None if item.bits is None else c.constant(item.bits)
-    if isinstance(value, int | float) and value in range(1, most + 1):
+    added = item.name in {b.name for b in c.spec.rounds}
+    least = 0 if item.base == "uint" and item.second is None and not added else 1
+    if isinstance(value, int | float) and value in range(least, most + 1):
         return int(value)
     if value is not None:
-        c.problems.add(item.span, f"{item.base} has 1 to {most} bits, not {value}")
+        c.problems.add(item.span, f"{item.base} has {least} to {most} bits, not {value}")
     return 8
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from compll.errors import Diagnostic, Problems
-from compll.frontend.spec import Binding, Spec
+from compll.frontend.spec import Binding, Declared, Spec
 from compll.frontend.syntax import Call, Name, Syntax, names
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.module import Module
@@ -74,7 +74,11 @@ def _reached(graph: Mapping[str, set[str]], ends: set[str]) -> set[str]:
 
 def _conditions(spec: Spec) -> Iterable[Syntax]:
     """Expressions outside of encode, decode and update: lengths, and conditions of parameters."""
-    declared = (tree for d in (*spec.payload, *spec.state) for tree in (d.bits, d.dim, d.second))
+    declared = (
+        tree
+        for d in _alternatives((*spec.payload, *spec.state))
+        for tree in (d.bits, d.dim, d.second, d.condition)
+    )
     chosen = (
         spec.group,
         spec.when,
@@ -83,6 +87,13 @@ def _conditions(spec: Spec) -> Iterable[Syntax]:
         spec.unbiased.condition,
     )
     return (tree for tree in (*declared, *chosen) if tree is not None)
+
+
+def _alternatives(declared: Iterable[Declared]) -> Iterable[Declared]:
+    """Declarations, and those that parameters may choose in place of them."""
+    for one in declared:
+        yield one
+        yield from _alternatives(() if one.other is None else (one.other,))
 
 
 def _values(bindings: Iterable[Binding]) -> Iterable[Syntax]:
@@ -117,7 +128,7 @@ def _combined(tree: Syntax) -> set[str]:
 def _negatives(spec: Spec, module: Module, found: Problems) -> None:
     """Warn of fields of unsigned type that lose negative values."""
     g = module.pool.make("input", (), Type("float", "n"), "g")
-    for d in spec.payload:
+    for d in _alternatives(spec.payload):
         value = module.bindings.get(d.name, g if d.name == "g" else None)
         unsigned = d.base.startswith("uint") or d.base in ("bool", "trit", "runs", "huffman")
         if unsigned and value is not None and _negative(value):

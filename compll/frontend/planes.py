@@ -1,12 +1,12 @@
 """Codes of 3, 5, 6 or 7 bits: they travel as fields of 8, 4, 2 and 1 bits.
 
 `q: uint3[n]` is `q_0: uint2[n]` of `q & 3` and `q_2: uint1[n]` of `q >> 2`. Encode and decode see
-`q`, so backends do not know of planes.
+`q`, so backends do not know of planes. Codes of 0 bits do not travel at all, and are 0 in decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from compll.frontend.rule_elements import Rules
@@ -44,9 +44,9 @@ def _planes(rules: Rules, field: Field, taken: Container[str]) -> Iterator[Plane
         code, shift = rules.integer("shr", (code, rules.pool.const(bits))), shift + bits
 
 
-def joined(rules: Rules, codes: Iterable[tuple[Expr, int]]) -> Expr:
-    """The codes, put together from their planes."""
-    (whole, _), *others = codes
+def joined(rules: Rules, codes: Sequence[tuple[Expr, int]]) -> Expr:
+    """The codes, put together from their planes, of which the lowest is not shifted."""
+    (whole, _), *others = codes or [(rules.pool.const(0), 0)]
     for code, shift in others:
         moved = rules.integer("shl", (code, rules.pool.const(shift)))
         whole = rules.integer("bitor", (whole, moved))

@@ -90,7 +90,8 @@ def settled(open_: Iterable[Param], shape: Shape) -> Mapping[str, int]:
 class Declared:
     """A declared tensor: a payload field or a state. `dim` is None for a scalar.
 
-    second: the columns of a matrix, whose rows are `dim`.
+    second: the columns of a matrix, whose rows are `dim`. other: the declaration that takes its
+    place if `condition`, of parameters, does not hold.
     """
 
     name: str
@@ -99,6 +100,8 @@ class Declared:
     dim: Syntax | None
     span: Span
     second: Syntax | None = None
+    condition: Syntax | None = None
+    other: Declared | None = None
 
 
 @dataclass(frozen=True)

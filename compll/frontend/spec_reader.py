@@ -200,7 +200,7 @@ class _Reader:
         return syntax.parse(entry.value, self.problems)
 
     def declaration(self, entry: Entry) -> Declared | None:
-        return declared(entry, self.problems)
+        return declared(entry.key.value, entry.value, self.problems)
 
     def binding(self, entry: Entry) -> Binding | None:
         value = self.expression(entry)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from compll.errors import Problems, nearest
 from compll.frontend import syntax
-from compll.frontend.source import Entry, Text
+from compll.frontend.source import Text, Value
 from compll.frontend.spec import Declared
 from compll.frontend.syntax import Syntax
 from compll.ir.storage import STORAGES
@@ -23,12 +24,15 @@ TYPE_SYNONYMS = {
     "float8": "float8_e4m3", "fp8": "float8_e4m3", "float8_e4m3fn": "float8_e4m3",
 }  # fmt: skip
 TYPE = re.compile(r"\s*([a-z]+\d*(?:_\w+)?)\s*(?:\[([^\[\]]*)\])?\s*(?:\[([^\[\]]*)\])?\s*\Z")
+#: `A if CONDITION else B`, of which B may be the like
+EITHER = re.compile(r"\s*((?:[^\[\]]|\[[^\[\]]*\])+?)\s+if\b(.+?)\belse\s+(\S.*)", re.DOTALL)
 
 
-def declared(entry: Entry, problems: Problems) -> Declared | None:
-    """The declaration in an entry; None with the reason in `problems`."""
-    name, value = entry.key.value, entry.value
+def declared(name: str, value: Value, problems: Problems) -> Declared | None:
+    """The declaration of a name; None with the reason in `problems`."""
     match = TYPE.match(value.value) if isinstance(value, Text) else None
+    if match is None and isinstance(value, Text) and (parts := EITHER.match(value.value)):
+        return _either(name, value, parts, problems)
     if match is None or not isinstance(value, Text):
         given = value.value if isinstance(value, Text) else ""
         problems.add(
@@ -51,6 +55,17 @@ def declared(entry: Entry, problems: Problems) -> Declared | None:
         return None
     rows, cols = _lengths(dim, value, match.start(3 if sized else 2), problems)
     return Declared(name, base, width, rows, value.span, cols)
+
+
+def _either(name: str, whole: Text, parts: re.Match[str], problems: Problems) -> Declared | None:
+    """The declaration in `A if CONDITION else B`."""
+    first, other = (
+        declared(name, Text(parts[i], whole.at(parts.start(i))), problems) for i in (1, 3)
+    )
+    condition = syntax.parse_part(whole, parts[2], parts.start(2), problems)
+    if first is None or other is None or condition is None:
+        return None
+    return replace(first, condition=condition, other=other)
 
 
 def _known(base: str, value: Text, problems: Problems) -> bool:

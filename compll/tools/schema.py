@@ -119,6 +119,7 @@ def type_() -> Schema:
             {"enum": common},
             {"pattern": rf"^\s*({'|'.join(fixed)})\s*({LENGTH})?\s*$"},
             {"pattern": rf"^\s*({'|'.join(SIZED)})\s*{LENGTH}\s*({LENGTH})?\s*$"},
+            {"pattern": r"\s+if\b.+\belse\s+\S"},
         ],
     }
 

@@ -25,7 +25,6 @@ DRAWN = {
     "terngrad_uniform",
     "int4_group",
     "int8_group",
-    "int3_entropy",
     "int3_group",
     "tern_group",
     "diana",

@@ -72,9 +72,7 @@ def test_unbiased(name, params):
     assert abs(error.mean()) < 5 * one.std() / np.sqrt(draws * len(x))
 
 
-@pytest.mark.parametrize(
-    "name, levels", [("int3_entropy", 3), ("int3_group", 3), ("int4_group", 7)]
-)
+@pytest.mark.parametrize("name, levels", [("int3_group", 3), ("int4_group", 7)])
 def test_an_error_is_below_one_level(name, levels):
     x, codec = gradient(64 * 50), compiled(name)
     y = codec.decode(codec.encode(x), len(x))

@@ -128,3 +128,60 @@ decode: (q / 3 - 1) * top
     assert cpu.payload_bytes(100) == 104
     with pytest.raises(SpecError, match="uint1 to uint8"):
         compiled(tmp_path / "added.yaml", text.format(bits=9))
+
+
+CHOSEN = """name: chosen
+params: {{packed: false, few: 3}}
+encode:
+  q: floor(clip(g, 0, 7))
+  high: q >= 4
+payload:
+  q: "{type}"
+  high: "uint[0 if packed else 1][n]"
+  {more}
+decode: q + where(high, 100, 0)
+"""
+
+
+def chosen(type, tmp_path, more="", **params):
+    path = tmp_path / "chosen.yaml"
+    path.write_text(CHOSEN.format(type=type, more=more))
+    return compll.compile(path, "reference", **params)
+
+
+def test_parameters_choose_a_type_or_no_bits(tmp_path):
+    x = np.arange(8, dtype=np.float32)
+    for type in ("huffman[3][n] if packed else uint8[n]", "uint8[n] if not packed else uint3[n]"):
+        wide, packed = (chosen(type, tmp_path, packed=p) for p in (False, True))
+        assert wide.payload_bytes(8) == 8 + 1 + 1  # and a status
+        assert np.array_equal(wide.decode(wide.encode(x), 8), x + 100 * (x >= 4))
+        assert np.array_equal(packed.decode(packed.encode(x), 8), x)  # `high` is zeros
+    nested = "trit[n] if few == 3 else uint2[n] if few == 4 else uint8[n]"
+    sizes = [chosen(nested, tmp_path, few=few, packed=True).payload_bytes(40) for few in (3, 4, 5)]
+    assert sizes == [9, 11, 41]
+
+
+@pytest.mark.parametrize(
+    "type, col, message",
+    [
+        ("uint8[n] if packed else uint99[n]", 31, "unknown type 'uint99'"),
+        ("uint9 9[n] if packed else uint8[n]", 7, "'uint9 9[n]' is no type"),
+        ("uint8[n] if pack else uint8[n]", 19, "unknown name 'pack'"),
+        ("uint8[n] if n > 0 else uint8[n]", 19, "this must follow from the parameters"),
+        ("uint8[n] if packed", 7, "'uint8[n] if packed' is no type"),
+        ("uint[16][n]", 7, "uint has 0 to 15 bits, not 16"),
+    ],
+)  # fmt: skip
+def test_types_that_cannot_be_chosen(type, col, message, tmp_path):
+    with pytest.raises(compll.SpecError) as error:
+        chosen(type, tmp_path)
+    assert [d.span.line for d in error.value.diagnostics] == [7]
+    assert message in error.value.diagnostics[0].message
+    assert error.value.diagnostics[0].span.col == col
+
+
+def test_a_payload_has_bits(tmp_path):
+    path = tmp_path / "nothing.yaml"
+    path.write_text('name: nothing\nencode: {q: g > 0}\npayload: {q: "uint[0][n]"}\ndecode: q\n')
+    with pytest.raises(compll.SpecError, match="3:1: no field of the payload has any bits"):
+        compll.compile(path, "reference")

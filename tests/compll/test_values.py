@@ -219,7 +219,7 @@ def one_piece(codec):
 
 #: specs that number no elements; threelc asks for memory that few machines have
 UNBOUNDED = {
-    "bf16", "bf16_sr", "ddp_uint8", "efsignsgd", "fp16", "int3_entropy", "int3_group",
+    "bf16", "bf16_sr", "ddp_uint8", "efsignsgd", "fp16", "int3_group",
     "int4_group", "int8_dettmers", "int8_group", "mxfp4", "mxfp8", "mxnet_1bit", "mxnet_2bit",
     "mxnet_2bit_auto", "natural", "none", "onebit", "onebit_fine", "onebit_group", "onebit_sgd",
     "qsgd", "signsgd", "signum", "tern_group", "terngrad", "terngrad_uniform", "threelc",

@@ -26,19 +26,22 @@ SIZES = (33, 1061)
 #: one of every kind of kernel; by default the others' source differs in arithmetic only
 SPECS = (
     "onebit", "onebit_group", "int4_group", "terngrad", "fp16", "ddp_uint8", "dgc", "topk", "stc",
-    "dithering", "adaq", "redsync", "threelc", "int3_entropy", "sketch", "adacomp", "inceptionn",
+    "dithering", "adaq", "redsync", "threelc", "int3_group", "sketch", "adacomp", "inceptionn",
     "randomk", "powersgd", "thc", "atomo",
 )  # fmt: skip
+#: parameters that choose a kind of kernel
+PARAMS: dict[str, dict[str, bool]] = {"int3_group": {"entropy": True}}
 
 
 def run(spec: str, rng: np.random.Generator) -> bool:
     """True if the backend compiles the spec; the sanitizer ends the process on a bad access."""
-    module, params = type_check(spec, {})
+    given = PARAMS.get(spec, {})
+    module, params = type_check(spec, given)
     try:
         source = cuda_source.source(module, 64)
     except SpecError:
         return False
-    codec = compll.compile(spec, "reference")
+    codec = compll.compile(spec, "reference", **given)
     device = cuda.Kernels(module, params, partial(HostDevice, sanitize=True), source)
     for n, alike in ((SIZES[0], False), (SIZES[1], False), (SIZES[1], True)):
         table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
