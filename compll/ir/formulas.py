@@ -1,7 +1,9 @@
-"""Typed expressions as a person writes them: infix, with no more parentheses than needed."""
+"""Typed expressions as a person writes them: infix, with no more parentheses than needed, and by
+the names that a spec gives to their parts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 
@@ -18,6 +20,9 @@ class Node(Protocol):
     @property
     def value(self) -> Any: ...
 
+    @property
+    def type(self) -> Any: ...
+
 
 #: infix operators: symbol, and how tightly they bind (as in Python)
 INFIX = {
@@ -31,14 +36,20 @@ COMPARED = 4
 PREFIX = {"not": ("not ", 3), "neg": ("-", 11)}
 #: conversions, which nobody writes
 SILENT = ("lift", "float", "int")
-LEAVES = ("param", "input", "state", "field")
+#: leaves that a spec writes as calls; other leaves are names
+CALLS = ("indices", "combined", "count_kept", "ones", "random_matrix")
+DRAWS = {"uniform": "random(0, 1)", "shared": "shared(0, 1)", "group_size": "size of the group"}
 #: how tightly any factor of a product must bind
 FACTOR = 11
 
 
-def formula(node: Node, least: int = 0) -> str:
-    """The expression, in parentheses where it binds less tightly than `least`."""
-    parts: dict[int, tuple[str, int]] = {}
+def formula(node: Node, least: int = 0, names: Mapping[int, str] | None = None) -> str:
+    """The expression, in parentheses where it binds less tightly than `least`.
+
+    names: those of its parts, by their id.
+    """
+    parts: dict[int, tuple[str, int]] = {key: (name, 20) for key, name in (names or {}).items()}
+    parts.pop(id(node), None)
     stack = [node]
     while stack:
         if waiting := [a for a in stack[-1].args if id(a) not in parts]:
@@ -75,11 +86,21 @@ def _written(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
 
 
 def _called(node: Node, args: list[tuple[str, int]]) -> str:
-    if node.op == "const":
-        return repr(node.value)
-    if node.op in LEAVES:
-        return str(node.value)
-    if node.op == "literal":
-        return f"[{', '.join(f'{x:.9g}' for x in node.value)}]"
-    of = "" if node.value is None else f"[{node.value}]"
-    return f"{node.op}{of}({', '.join(map(_within, args))})"
+    op, value = node.op, node.value
+    if op == "const":
+        return repr(value)
+    if op == "literal":
+        return f"[{', '.join(f'{x:.9g}' for x in value)}]"
+    if not args and op not in CALLS:
+        return DRAWS.get(op, str(value))
+    texts = [_within(arg) for arg in args]
+    if op == "gather":
+        return f"{_within(args[0], 20)}[{value}]"
+    if op in ("ones", "random_matrix", "sum_by"):
+        texts += map(formula, node.type.dims[-1:] if args else node.type.dims)
+    elif op == "count_kept":
+        op, texts = "count", [value or node.type.of]
+    elif op in ("hadamard", "indices", "combined"):
+        texts.append(str(value))
+    name = {"trunc": "int", "code": f"stored.{value}"}.get(op, op.removeprefix("reduce_"))
+    return f"{name}({', '.join(texts)})"
