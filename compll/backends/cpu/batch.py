@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from compll.backends.cpu import call_memory, jit
 from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature
-from compll.backends.cpu.pieces import Rows, fresh
 from compll.errors import PayloadError, UsageError
 from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.module import Module
@@ -24,6 +23,7 @@ from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
 from compll.runtime.arrays import HostArrays
 from compll.runtime.batches import Encoding, State
+from compll.runtime.kernels import Rows, fresh
 
 
 class TileKernels:
@@ -103,7 +103,8 @@ class TileKernels:
     ) -> I64:
         """Encode all pieces in one call."""
         if state is None and "encode" not in self.by_name:
-            state, table = fresh(self.module, table)
+            wanted, table = fresh(self.module, table)
+            state = {name: np.zeros(size, dtype) for name, (dtype, size) in wanted.items()}
         fed = state is not None and bool(self.module.states)
         incoming = how.incoming
         kind = "cut_" if how.most is not None else "hop_" if incoming is not None else ""

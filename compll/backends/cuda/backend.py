@@ -33,6 +33,7 @@ from compll.numerics.held import hold, is_held
 from compll.numerics.types import I64
 from compll.passes import lower
 from compll.runtime.batches import Encoding
+from compll.runtime.kernels import fresh
 
 
 class Kernels(Launching):
@@ -102,11 +103,9 @@ class Kernels(Launching):
 
     def make_fresh(self, table: I64) -> tuple[Batch, I64]:
         """The memory of such states, and the table."""
-        changed = np.array(table)
-        changed[:, 4] = np.cumsum(changed[:, 1]) - changed[:, 1]
-        size = {True: int(changed[:, 1].sum()), False: int(changed[:, 2].max(initial=0)) + 1}
-        wanted = tuple((s.dtype, size[s.shape == "n"]) for s in self.module.states)
-        return Batch(None, None, None, None, wanted, len(table), [], (), {}), hold(changed)
+        wanted, changed = fresh(self.module, table)
+        scratch = tuple(wanted.values())
+        return Batch(changed, None, None, None, None, scratch, [], {}), hold(changed)
 
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0

@@ -17,15 +17,15 @@ from compll.backends.cuda.grids import Items
 from compll.backends.cuda.keeping import Device, Keeper, Lent, Wanted
 from compll.backends.cuda.plans import Plan, Source
 from compll.errors import PayloadError, UsageError
-from compll.ir.capacity import MOST
 from compll.ir.expr import Expr
 from compll.ir.layout import payload_bytes
 from compll.ir.matrices import check_rooms
 from compll.ir.module import Module
-from compll.ir.static import Number, evaluate
+from compll.ir.static import Number
 from compll.numerics.held import once
 from compll.numerics.types import I64
 from compll.runtime.batches import Encoding
+from compll.runtime.kernels import Rows
 
 MASK = (1 << 64) - 1
 #: reasons for a bad payload, by the bits that decode kernels set
@@ -40,18 +40,17 @@ REASONS = {
 class Batch:
     """The device side of a table for one plan: everything that a call with it needs, made once.
 
-    scratch: types and lengths of its kernels' memory. evaluated: the latest host-computed values,
+    pieces: the table itself. scratch: types and lengths of its kernels' memory. evaluated: the latest host-computed values,
     with the step and limits that they are for.
     """
 
+    pieces: I64
     table: Any
     first: Any
     item_at: Any
     used: Any
     scratch: Wanted
-    pieces: int
     blocks: list[int]
-    lengths: tuple[int, ...]
     repeats: dict[Expr | int, int]
     evaluated: tuple[Any, NDArray[Any], Any] | None = None
     lent: Lent | None = None
@@ -82,6 +81,7 @@ class Launching:
     ) -> None:
         self.module, self.params, self.source = module, dict(params), code
         self.make_device, self.device = make_device, make_device(code)
+        self.rows = Rows(params)
         self.items = Items(module, self.params, code.shape.tile)
         self.keeper = Keeper(self.device, module.name)
         #: errors that decode kernels found, a bit each (see REASONS)
@@ -107,14 +107,13 @@ class Launching:
         most = [payload_bytes(self.module, n, self.params) for n in lengths]
         upload = self.device.upload
         return Batch(
+            pieces=np.array(table),  # whose own values hold this batch
             table=upload(table.reshape(-1)),
             first=upload(work.firsts.reshape(-1)),
             item_at=upload(work.begins.reshape(-1)),
             used=upload(np.array(most, np.int64)),
             scratch=work.scratch,
-            pieces=len(lengths),
             blocks=[int(b) for b in work.firsts[:, -1]],
-            lengths=tuple(lengths),
             repeats={
                 e: self.items.rounds(e, lengths) for s in plan.steps if (e := s.repeat) is not None
             },
@@ -151,7 +150,7 @@ class Launching:
 
     def begin(self, x: Any, b: Batch) -> tuple[Any, ...]:
         """The first arguments of every kernel."""
-        return x, b.table, b.first, b.item_at, np.int32(b.pieces)
+        return x, b.table, b.first, b.item_at, np.int32(len(b.pieces))
 
     def encode_args(
         self, name: str, b: Batch, x: Any, out: Any, at: Any, how: Encoding
@@ -184,7 +183,7 @@ class Launching:
                 steps = list(group)
                 for _ in range(1 if expr is None else b.repeats[expr]):
                     for step in steps:
-                        blocks = b.pieces if step.grid < 0 else b.blocks[step.grid]
+                        blocks = len(b.pieces) if step.grid < 0 else b.blocks[step.grid]
                         if blocks:
                             self.device.launch(gradient, step.kernel, blocks, step.threads, args)
 
@@ -202,15 +201,11 @@ class Launching:
         """Host-computed values in device memory, float64 [m * statics]; uploaded if they differ
         from the last ones. most: the most elements that filters may keep of each piece."""
         plan = self.source.plans[name]
-        asked = (step if plan.steps_matter else 0, None if most is None else most.tobytes())
+        follows = self.rows.follow_step(name, plan.statics)
+        asked = (step if follows else 0, None if most is None else most.tobytes())
         known = b.evaluated
         if known is None or known[0] != asked:
-            limits = b.lengths if most is None else most.tolist()
-            values = np.array([
-                float(evaluate(e, self.params | {"n": n, "step": asked[0], MOST: limit}))
-                for n, limit in zip(b.lengths, limits, strict=True)
-                for e in plan.statics
-            ], np.float64)  # fmt: skip
+            values = self.rows.of(name, plan.statics, b.pieces, step, most).reshape(-1)
             same = known is not None and np.array_equal(known[1], values, equal_nan=True)
             place = (
                 known[2]

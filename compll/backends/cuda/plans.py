@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 from compll.backends.cuda import transcendental
 from compll.backends.cuda.grids import Grid, Launch, Scratch, Shape
 from compll.ir.expr import Expr
-from compll.ir.static import depends
 
 GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
 
@@ -32,11 +31,6 @@ class Plan:
     states: tuple[str, ...] = ()
     writes_back: bool = False
     rooms: tuple[tuple[str, tuple[Expr, ...]], ...] = ()
-
-    @cached_property
-    def steps_matter(self) -> bool:
-        """True if a host-computed value depends on the step."""
-        return any("step" in depends(e) for e in self.statics)
 
 
 @dataclass

@@ -1,12 +1,11 @@
-"""Numbers that the host computes for a batch's pieces before kernels run."""
+"""Numbers that the host computes for a batch's pieces before kernels run, and zero states."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compll.ir.capacity import MOST
 from compll.ir.expr import Expr
@@ -14,7 +13,7 @@ from compll.ir.module import Module
 from compll.ir.static import Number, depends, evaluate
 from compll.numerics.held import Memo
 from compll.numerics.types import F64, I64
-from compll.runtime.batches import State
+from compll.runtime.batches import LENGTH, STATE, TENSOR
 
 
 class Rows:
@@ -24,16 +23,19 @@ class Rows:
         self.params = dict(params)
         self.known, self.stepping = Memo(), Memo()
 
+    def follow_step(self, kernel: str, exprs: Sequence[Expr]) -> bool:
+        """True if numbers of the kernel of this name depend on the step."""
+        return bool(self.stepping.once(kernel, lambda: any("step" in depends(e) for e in exprs)))
+
     def of(
-        self, kernel: str, exprs: list[Expr], table: I64, step: int, most: I64 | None = None
+        self, kernel: str, exprs: Sequence[Expr], table: I64, step: int, most: I64 | None = None
     ) -> F64:
         """Rows for the kernel of this name, float64 [m, expressions]. most: see ir/capacity.py."""
         if not exprs:
             return np.empty((len(table), 0))
-        if not self.stepping.once(kernel, lambda: any("step" in depends(e) for e in exprs)):
-            step = 0
+        step = step if self.follow_step(kernel, exprs) else 0
         lengths = table[:, 1].tolist()
-        cut = [0] * len(lengths) if most is None else most.tolist()
+        cut = lengths if most is None else most.tolist()
         once, row = self.known.once, self.row
         rows = [
             once((kernel, n, step, k), partial(row, exprs, n, step, k))
@@ -41,18 +43,15 @@ class Rows:
         ]
         return np.array(rows, np.float64).reshape(len(table), len(exprs))
 
-    def row(self, exprs: list[Expr], n: int, step: int, most: int) -> list[float]:
+    def row(self, exprs: Sequence[Expr], n: int, step: int, most: int) -> list[float]:
         """The row of a piece of n elements."""
         env = self.params | {"n": n, "step": step, MOST: most}
         return [float(evaluate(e, env)) for e in exprs]
 
 
-def fresh(module: Module, table: I64) -> tuple[State, I64]:
-    """Zero states for a call without states, and a table for them."""
-    table = table.copy()
-    table[:, 4] = np.cumsum(table[:, 1]) - table[:, 1]
-    size = {True: int(table[:, 1].sum()), False: int(table[:, 2].max(initial=0)) + 1}
-    states: dict[str, NDArray[np.generic]] = {
-        s.name: np.zeros(size[s.shape == "n"], s.dtype) for s in module.states
-    }
-    return states, table
+def fresh(module: Module, table: I64) -> tuple[dict[str, tuple[str, int]], I64]:
+    """Types and lengths of the zero states of a call without states, and a table for them."""
+    table = np.array(table)
+    table[:, STATE] = np.cumsum(table[:, LENGTH]) - table[:, LENGTH]
+    size = {True: int(table[:, LENGTH].sum()), False: int(table[:, TENSOR].max(initial=0)) + 1}
+    return {s.name: (s.dtype, size[s.shape == "n"]) for s in module.states}, table
