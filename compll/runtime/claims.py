@@ -1,9 +1,10 @@
 """Warnings for specs that break their claims: `unbiased`, `merge: vote`, `when` and bounds of
-selections are tried on data, and warnings give figures. (`merge: sum` is proved.)"""
+selections are tried on data, and warnings give figures (`merge: sum` is proved); or that decode a
+common gradient to NaN or infinity."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -20,16 +21,23 @@ OFF = 1.5
 #: sizes that `when` is tried with
 SIZES = (16, 100, 1000, 10_000)
 Advice = tuple[str, str, str]  # section, message, hint
+Trial = Callable[[Codec], Iterator[Advice]]
+#: gradients with names, and hints for specs that fail on them
+TRIED = (
+    ("an ordinary gradient", np.random.default_rng(0).standard_normal(SIZE).astype(np.float32),
+     "log(x) and sqrt(x) are NaN below zero"),
+    ("a gradient of zeros, as of unused words,", np.zeros(SIZE, np.float32),
+     "0 / 0 is NaN: divide by max(x, 1e-30), or take where(x > 0, a / x, 0)"),
+)  # fmt: skip
 
 
-def warnings(codec: Codec) -> list[Diagnostic]:
-    """A warning for each claim that data contradict; none if the codec does not take gradients of
-    SIZE elements. codec: of the reference backend."""
+def warnings(codec: Codec, tried: Iterable[Trial] | None = None) -> list[Diagnostic]:
+    """A warning for each claim that data contradict, of all claims or those in `tried`; none if the
+    codec does not take gradients of SIZE elements. codec: of the reference backend."""
     if not codec.suits(SIZE):
         return []
-    tried = (unbiased, voted, kept, worth)
     found: list[Advice] = []
-    for each in tried:
+    for each in tried or (unbiased, voted, kept, worth):
         with suppress(CompllError):
             found += each(codec)
     spans, path = codec.module.spans, codec.module.path
@@ -37,6 +45,15 @@ def warnings(codec: Codec) -> list[Diagnostic]:
         Diagnostic(path, spans.get(section, Span()), f"warning: {message}", hint)
         for section, message, hint in found
     ]
+
+
+def finite(codec: Codec) -> Iterator[Advice]:
+    """Warn of the first gradient that decodes to NaN or infinity."""
+    for name, x, hint in TRIED:
+        payload = codec.encode(x, state=codec.init_state(SIZE) or None)
+        if not np.isfinite(codec.decode(payload, SIZE)).all():
+            yield "decode", f"{name} decodes to NaN or infinity", hint
+            return
 
 
 def gradients() -> dict[str, F32]:

@@ -30,7 +30,7 @@ from compll.frontend.spec import (
     shown,
 )
 from compll.passes import costly
-from compll.runtime import claims, tried
+from compll.runtime import claims
 from compll.runtime.codec import Codec
 
 _lock = threading.Lock()
@@ -144,7 +144,7 @@ def warnings(
     spec, checked = _checked(name_or_path, params)
     found = lint.warnings(spec, checked.module) + costly.warnings(checked.module)
     codec = compile(name_or_path, "reference", **params)
-    found += tried.warnings(codec)
+    found += claims.warnings(codec, (claims.finite,))
     told = {each.span for each in found}  # one warning for each claim
     found += [each for each in claims.warnings(codec) if each.span not in told]
     for name, value in _ends(spec.params, params) if not found else ():
@@ -165,7 +165,7 @@ def _at_end(
 ) -> list[Diagnostic]:
     """Warnings about a spec with parameter `name` at an end of its range or with another choice."""
     try:
-        found = tried.warnings(compile(name_or_path, "reference", **params))
+        found = claims.warnings(compile(name_or_path, "reference", **params), (claims.finite,))
     except SpecError as error:
         first = error.diagnostics[0]
         found = [replace(first, message=f"warning: this does not compile: {first.message}")]

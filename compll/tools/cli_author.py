@@ -1,4 +1,5 @@
-"""Commands for the author of a spec: new, schema, bench."""
+"""Commands for the author of a spec: new, schema, bench. `new` begins with the file of that kind in
+templates/, a commented spec."""
 
 from __future__ import annotations
 
@@ -10,21 +11,49 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compll.errors import UsageError
+from compll.errors import UsageError, nearest
+from compll.frontend.sections import NAME, NAME_HINT
 from compll.runtime import library
-from compll.tools import scaffold
 from compll.tools.cli_common import Params, SomeSpecs, Target, each, known_target, parameters, usage
 from compll.tools.schema import schema as make_schema
+
+FOLDER = Path(__file__).with_name("templates")
+
+
+def kinds() -> list[str]:
+    """Kinds of compressors that have a template."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def start(name: str, kind: str, folder: Path) -> Path:
+    """Write folder/NAME.yaml and return its path. Raises UsageError, never overwrites."""
+    if not NAME.match(name):
+        raise UsageError(f"{name!r} is no name for a spec: {NAME_HINT} (and no .yaml)")
+    if kind not in kinds():
+        raise UsageError(f"no kind {kind!r}: {nearest(kind, kinds())}")
+    if name in library.list_specs():
+        raise UsageError(f"{name!r} comes with the package already: choose another name")
+    path = folder / f"{name}.yaml"
+    text = (FOLDER / f"{kind}.yaml").read_text("utf-8").replace("NAME", name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} exists, and is left as it is") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return path
 
 
 def new(
     name: Annotated[str, typer.Argument(help="the compressor's name; NAME.yaml is written")],
-    kind: Annotated[str, typer.Option(help=", ".join(scaffold.kinds()))] = "quantizer",
+    kind: Annotated[str, typer.Option(help=", ".join(kinds()))] = "quantizer",
     output: Annotated[Path, typer.Option("--output", "-o", help="folder")] = Path(),
 ) -> None:
     """Begin a spec: a commented file that compiles as it is."""
     try:
-        path = scaffold.start(name, kind, output)
+        path = start(name, kind, output)
     except UsageError as error:
         usage(str(error))
     typer.echo(f"{path} written; next: compll check {path}")

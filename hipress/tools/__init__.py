@@ -3,9 +3,9 @@
 Nothing else of the package imports this one, whose libraries are those of the extra `tools`.
 """
 
-from compll.tools import extra
+from compll.tools import run
 
 
 def main() -> None:
     """The entry point of the console script `hipress`."""
-    extra.run("hipress", "hipress.tools.cli")
+    run("hipress", "hipress.tools.cli")

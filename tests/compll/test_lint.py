@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 import compll
 from compll.runtime import library
-from compll.tools import scaffold
+from compll.tools import cli_author
 from compll.tools.cli import app
 
 PLAIN = {
@@ -39,9 +39,9 @@ def test_only_slow_specs_of_the_package_have_warnings():
         assert "compll explain --traffic" in warning
 
 
-@pytest.mark.parametrize("kind", scaffold.kinds())
+@pytest.mark.parametrize("kind", cli_author.kinds())
 def test_new_specs_have_none(kind, tmp_path):
-    assert warnings(scaffold.start("own", kind, tmp_path)) == []
+    assert warnings(cli_author.start("own", kind, tmp_path)) == []
 
 
 WARNED = {

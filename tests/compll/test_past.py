@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import compll
 from compll.backends.cpu import jit, nontemporal_stores, walk_calls
-from compll.backends.cpu.batch import TileKernels
+from compll.backends.cpu.backend import TileKernels
 
 LINE = 16  # elements
 BESIDE = 100  # elements before and after the result that must stay as they are

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import compll
 from compll.backends.cpu import compaction, jit
-from compll.backends.cpu.batch import TileKernels
+from compll.backends.cpu.backend import TileKernels
 from compll.runtime.batches import Encoding
 from tests.compll.routines import stream
 from tests.tiers import first_fast

@@ -6,7 +6,7 @@ import pytest
 
 import compll
 from compll.backends.cpu import compaction, float_bits, jit, storages
-from compll.backends.cpu.batch import TileKernels
+from compll.backends.cpu.backend import TileKernels
 from compll.runtime.batches import Encoding
 from tests.tiers import first_fast
 
@@ -225,6 +225,6 @@ def test_memory_that_is_not_there_is_told_with_the_tensor(monkeypatch):
         raise MemoryError
 
     kernel = next(k for part in codec.backend.parts.values() for k in part if k.scratch)
-    monkeypatch.setattr("compll.backends.cpu.batch.np.empty", empty)
+    monkeypatch.setattr("compll.backends.cpu.backend.np.empty", empty)
     with pytest.raises(compll.UsageError, match=r"threelc: a tensor of 3000 .* encode it in parts"):
         codec.backend.scratch(kernel, given["table"])

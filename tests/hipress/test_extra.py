@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compll.tools.extra import LIBRARIES
+from compll.tools import LIBRARIES
 from hipress.reporting.text_table import WIDTH, Table
 from tests.patience import HANG
 
