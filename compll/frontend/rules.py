@@ -64,16 +64,18 @@ class ArrayRules:
         return self.pool.make(op, (x,), Type("float", "n"), block)
 
 
+#: classes of rules by the names of their rules; Rules has the others
+OWNERS = {
+    rule: owner for owner in (ReductionRules, SelectionRules, ArrayRules) for rule in vars(owner)
+}
+
+
 def apply(rules: Rules, op: str, args: tuple[Expr, ...], name: str) -> Expr:
     """The typed expression `op(args)`; `name` is the binding it stands in."""
-    selections = SelectionRules(rules)
     if op in ("top", "filter"):
-        return selections.selection(op, args, name)
+        return SelectionRules(rules).selection(op, args, name)
     if op not in ("where", "and", "or", "not", "count", "gather", "indices"):
         rules.no_selection(op, args)
-    wanted, known = (
-        OPERATORS[op].rule,
-        (rules, ReductionRules(rules), selections, ArrayRules(rules)),
-    )
-    rule = next(getattr(one, wanted) for one in known if hasattr(one, wanted))
-    return rule(op, args)  # type: ignore[no-any-return]
+    rule = OPERATORS[op].rule
+    owner = OWNERS[rule](rules) if rule in OWNERS else rules
+    return getattr(owner, rule)(op, args)  # type: ignore[no-any-return]
