@@ -1,16 +1,23 @@
-"""Batches of pieces: their tables, incoming payloads, and the interface of backends."""
+"""Batches of pieces: their tables, incoming payloads, zero states, numbers known before data, and
+the interface of backends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
+from compll.ir.capacity import MOST
+from compll.ir.expr import Expr
 from compll.ir.module import Module
 from compll.ir.rounds import Before
-from compll.numerics.types import I64
+from compll.ir.static import Number, depends, evaluate
+from compll.numerics.held import Memo
+from compll.numerics.types import F64, I64
 from compll.runtime.arrays import Arrays
 
 #: float32, or 16 bits a value: float16, and bfloat16 bits as uint16
@@ -52,6 +59,47 @@ def views(
         return None
     spans = {s.name: (tensor, 1) if s.shape == "scalar" else (first, length) for s in module.states}
     return {name: state[name][a : a + k] for name, (a, k) in spans.items()}
+
+
+class Rows:
+    """Values known before any data, a row for each piece."""
+
+    def __init__(self, params: Mapping[str, Number]) -> None:
+        self.params = dict(params)
+        self.known, self.stepping = Memo(), Memo()
+
+    def follow_step(self, kernel: str, exprs: Sequence[Expr]) -> bool:
+        """True if numbers of the kernel of this name depend on the step."""
+        return bool(self.stepping.once(kernel, lambda: any("step" in depends(e) for e in exprs)))
+
+    def of(
+        self, kernel: str, exprs: Sequence[Expr], table: I64, step: int, most: I64 | None = None
+    ) -> F64:
+        """Rows for the kernel of this name, float64 [m, expressions]. most: see ir/capacity.py."""
+        if not exprs:
+            return np.empty((len(table), 0))
+        step = step if self.follow_step(kernel, exprs) else 0
+        lengths = table[:, 1].tolist()
+        cut = lengths if most is None else most.tolist()
+        once, row = self.known.once, self.row
+        rows = [
+            once((kernel, n, step, k), partial(row, exprs, n, step, k))
+            for n, k in zip(lengths, cut, strict=True)
+        ]
+        return np.array(rows, np.float64).reshape(len(table), len(exprs))
+
+    def row(self, exprs: Sequence[Expr], n: int, step: int, most: int) -> list[float]:
+        """The row of a piece of n elements."""
+        env = self.params | {"n": n, "step": step, MOST: most}
+        return [float(evaluate(e, env)) for e in exprs]
+
+
+def fresh(module: Module, table: I64) -> tuple[dict[str, tuple[str, int]], I64]:
+    """Types and lengths of the zero states of a call without states, and a table for them."""
+    table = np.array(table)
+    table[:, STATE] = np.cumsum(table[:, LENGTH]) - table[:, LENGTH]
+    size = {True: int(table[:, LENGTH].sum()), False: int(table[:, TENSOR].max(initial=0)) + 1}
+    return {s.name: (s.dtype, size[s.shape == "n"]) for s in module.states}, table
 
 
 class Backend(Protocol):

@@ -8,7 +8,7 @@ import torch
 import compll
 from compll.frontend import source
 from compll.numerics.held import Memo
-from compll.runtime import kernels, library
+from compll.runtime import batches, library
 
 
 def test_a_value_that_another_thread_drops_is_still_the_result(monkeypatch):
@@ -29,8 +29,8 @@ def test_a_value_that_another_thread_drops_is_still_the_result(monkeypatch):
 
 def evaluations(name, monkeypatch):
     """Static expressions evaluated in each of three steps."""
-    calls, evaluate = [], kernels.evaluate
-    monkeypatch.setattr(kernels, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
+    calls, evaluate = [], batches.evaluate
+    monkeypatch.setattr(batches, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
     codec, x, found = compll.compile(name, "cpu"), np.ones(777, np.float32), []
     state = codec.init_state(777)
     for step in range(3):

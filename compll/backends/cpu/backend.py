@@ -26,8 +26,7 @@ from compll.numerics.held import Memo
 from compll.numerics.types import F32, I64, U8
 from compll.passes import lower
 from compll.runtime.arrays import HostArrays
-from compll.runtime.batches import Encoding, State
-from compll.runtime.kernels import Rows, fresh
+from compll.runtime.batches import Encoding, Rows, State, fresh
 
 
 class TileKernels:

@@ -32,8 +32,7 @@ from compll.ir.static import Number
 from compll.numerics.held import hold, is_held
 from compll.numerics.types import I64
 from compll.passes import lower
-from compll.runtime.batches import Encoding
-from compll.runtime.kernels import fresh
+from compll.runtime.batches import Encoding, fresh
 
 
 class Kernels(Launching):

@@ -24,8 +24,7 @@ from compll.ir.module import Module
 from compll.ir.static import Number
 from compll.numerics.held import once
 from compll.numerics.types import I64
-from compll.runtime.batches import Encoding
-from compll.runtime.kernels import Rows
+from compll.runtime.batches import Encoding, Rows
 
 MASK = (1 << 64) - 1
 #: reasons for a bad payload, by the bits that decode kernels set
