@@ -156,6 +156,7 @@ class Outer:
         self._told: list[dict[str, Any]] = []  # of the sites, by rank
         self.round: Round | None = None
         self._ended: BaseException | str | None = None  # the reason why there are no more rounds
+        self._handed_over = False  # this site, which leaves, has given what it had not delivered
         self.undone = 0  # rounds that were
         self.stalled = 0.0  # seconds in step()
         self.sent_bytes = 0  # by connections that have ended
@@ -208,8 +209,9 @@ class Outer:
 
     @without_inference_mode()
     def leave(self) -> None:
-        """Take part in one more round, which begins when the other sites come to theirs, hand the
-        rest of what this site has not delivered to another one, and end.
+        """Take part in one more round (with TorchftMembers in two), which begins when the other
+        sites come to theirs, hand the rest of what this site has not delivered to another one, and
+        end.
 
         Raises ConfigError if sites do not change."""
         self._refuse_ended()
@@ -217,15 +219,11 @@ class Outer:
             raise ConfigError("the ranks of a group cannot leave: all of them hipress.detach")
         if self.round is not None:
             self._end()
-        rounds, self.steps = self.rounds, 0
-        while self.rounds == rounds and self._ended is None:
+        self.steps = 0
+        while self._ended is None and not self._handed_over:
             self._begin(leaving=True)
             if self.round is not None:
                 self._end()
-            if self._sites is not None and self._sites.count == 1:
-                break
-        if self._sites is not None and not self._told[self._sites.coordinator.rank]["leaving"]:
-            log.warning("hipress: what this site has not delivered is lost: others do not take it")
         self.close("it has left")
 
     def close(self, why: str = "hipress is detached from it") -> None:
@@ -366,6 +364,7 @@ class Outer:
         stay = [rank for rank, each in enumerate(self._told) if not each["leaving"]]
         assert self._sites is not None
         coordinator = self._sites.coordinator
+        self._handed_over = coordinator.rank in leavers
         for leaver in leavers if stay else ():
             if coordinator.rank in (leaver, stay[0]):
                 left = [self.left(fragment) for fragment in self.fragments]

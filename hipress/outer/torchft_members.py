@@ -16,7 +16,7 @@ from hipress.outer.store_members import decide
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.liveness import address_towards
 from hipress.ranks.mailbox import unless_silent
-from hipress.ranks.store import call_store
+from hipress.ranks.store import call_store, read_notes
 
 T = TypeVar("T")
 _USED = ("start_quorum", "wait_quorum", "should_commit", "report_error", "shutdown", "_pg")
@@ -34,8 +34,9 @@ class TorchftMembers:
     group is not connected: hipress connects the sites itself, and newcomers get agreed weights from
     it, not from the manager's checkpoints, so `state_dict` of the manager may be empty. A commit of
     torchft is a replica group's own; here all sites also settle it in the quorum's store, so that
-    all of them undo a round, or none. A site that leaves ends its manager; what it has not
-    delivered is lost.
+    all of them undo a round, or none. torchft does not tell who leaves, so a site that does tells
+    it at the end of a round, takes part in one more, hands over what it has not delivered, and ends
+    its manager.
 
     For torchft 0.2, and its nightly versions, where a process group is reconfigured by handles.
     """
@@ -57,18 +58,22 @@ class TorchftMembers:
         self._group = manager._pg = QuorumGroup(manager._pg, patience)
         self._coordinator: Coordinator | None = None
         self._quorum, self._committed, self._meetings = 0, False, 0
+        self._leaving = False  # this site, and the others have yet to be told
+        self._parting = False  # a site leaves after the next round
 
     def meet(self, *, leaving: bool) -> Coordinator:
         """Implements Members.meet, by a quorum. Raises HipressError if there is none, since the
         lighthouse does not answer, for example."""
         group, end = self._group, time.monotonic() + self.patience
+        self._leaving = leaving
         self._find_quorum()
         while group.store is None and time.monotonic() < end:  # the site that kept it has died
             self._manager.should_commit()  # which fails, so the next quorum is a new one
             self._find_quorum()
         if group.store is None:
             raise HipressError("the store of torchft's quorum does not answer")
-        if self._coordinator is None or not (self._committed and self._quorum == group.quorum):
+        kept = self._committed and not self._parting and self._quorum == group.quorum
+        if self._coordinator is None or not kept:
             self._meetings = self._meetings + 1 if self._quorum == group.quorum else 1
             self._quorum, self._number = group.quorum, 0
             self._coordinator = Coordinator.on(
@@ -102,9 +107,12 @@ class TorchftMembers:
 
         others = {*board.ranks} - {board.here}
         name, well = f"end of {self._meetings}.{self._number}", error is None
-        agreed = False
+        agreed, leaves = False, f"{name} leaves"
         with unless_silent():  # the quorum's store ends with its site
+            if self._leaving:  # first: whoever sees that all are well sees this, too
+                call(lambda store: store.set(leaves, "true"))
             agreed = decide(call, name, board.here, others, well, ended, self.patience)
+            self._parting = 0 in call(lambda store: read_notes(store, {0: leaves}))
         if not agreed:
             self._manager.report_error(error or HipressError("another site undid the round"))
         self._committed = self._manager.should_commit() and agreed

@@ -22,6 +22,14 @@ def test_quorums_of_both_kinds(nightly):
     assert undone == again == 1
 
 
+def test_a_site_that_leaves_hands_over_what_it_has_not_delivered():
+    for nightly in (False, True):
+        (taken, rounds), (debts, last) = launch(ranks.leaves, 2, nightly)
+        assert taken == debts
+        assert any(map(any, debts))
+        assert rounds == last == 4
+
+
 def test_another_version_is_refused():
     with pytest.raises(hipress.ConfigError, match="object lacks start_quorum"):
         hipress.TorchftMembers(object())

@@ -16,10 +16,11 @@ from tests.hipress.common import data, digest, make
 
 
 class FakeManager:
-    """Two sites, always, as a torchft.Manager of either kind tells them."""
+    """Two sites, always, as a torchft.Manager of either kind tells them. refused: the step that it
+    does not commit."""
 
-    def __init__(self, rank, nightly):
-        self.rank, self.nightly, self.steps = rank, nightly, 0
+    def __init__(self, rank, nightly, refused=3):
+        self.rank, self.nightly, self.steps, self.refused = rank, nightly, 0, refused
         self.store, self._pg, self.errors = compat.job_store(), SimpleNamespace(), []
         self.configured = False
 
@@ -44,7 +45,7 @@ class FakeManager:
 
     def should_commit(self):
         self.steps += 1
-        return self.steps != 3 and not self.errors
+        return self.steps != self.refused and not self.errors
 
     def shutdown(self, wait):
         pass
@@ -104,3 +105,28 @@ def real(rank, world_size, address):
             os.kill(os.getpid(), signal.SIGKILL)
 
     return train(outer, model, optimizer, rank, 12, act), sites, outer.undone
+
+
+def leaves(rank, world_size, nightly):
+    """The second site leaves after two rounds: what it had not delivered, and what the first has
+    taken over."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    members = hipress.TorchftMembers(FakeManager(rank, nightly, refused=0))
+    outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
+    if rank == 1:
+        train(outer, model, optimizer, rank, 2)
+        debts, left = [], outer.left
+        outer.left = lambda fragment: debts.append(left(fragment)) or debts[-1].clone()
+        outer.leave()
+        return [each.tolist() for each in debts], outer.rounds
+    taken, (fragment,) = [], outer.fragments
+    owe = fragment.owe
+
+    def take(values, *part):  # a part is what its own codec held back
+        taken.extend([] if part else [values.tolist()])
+        owe(values, *part)
+
+    fragment.owe = take
+    train(outer, model, optimizer, rank, 4)
+    return taken, outer.rounds
