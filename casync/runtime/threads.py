@@ -112,12 +112,7 @@ class Communication:
         self.put: Callable[[Job | tuple[Job, int]], None] = self._queue.put
         self._waiters: dict[Channel, _Waiter] = {}
         self._thread = spawn(self._run, "communication", memory)
-        watches = progress.options.watch
-        self._watches = [
-            spawn(partial(watch, progress, transport, peer, self._waiting), f"watch-{peer}", memory)
-            for peer in (range(transport.world_size) if watches else ())
-            if peer != transport.rank
-        ]
+        self._watches: dict[int, threading.Thread] = {}  # by peer, of those with messages
 
     def close(self, patience: float) -> None:
         """Stop the threads."""
@@ -129,7 +124,7 @@ class Communication:
         end = time.monotonic() + patience
         for waiter in list(self._waiters.values()):
             waiter.join(max(0.0, end - time.monotonic()))
-        for thread in self._watches:
+        for thread in list(self._watches.values()):
             if threading.current_thread() is not thread:
                 thread.join(max(0.0, end - time.monotonic()))
         self._watches.clear()
@@ -178,6 +173,7 @@ class Communication:
                 op = task.op if isinstance(task, ReduceRound) else "sum"
                 view = prepared.payloads.reduce_view(task, job.bucket)
                 handle = self._transport.post_reduce(view, task.ranks, op)
+            self._watch(_peers(task))
             channel, posted = prepared.channels[index], [(job, index, handle, begin)]
             if isinstance(task, Send):  # its job's waiter gets all of them at once
                 job.sent.append((index, handle, begin))
@@ -191,6 +187,15 @@ class Communication:
             self._waiters[channel].put(posted)
         except Exception as error:
             self._progress.failed(job, index, error)
+
+    def _watch(self, peers: Sequence[int]) -> None:
+        """Watch those peers of an operation that are not watched yet: on a ring or a tree these are
+        few, however many ranks there are."""
+        own = self._transport.rank
+        for peer in peers if self._progress.options.watch else ():
+            if peer != own and peer not in self._watches:
+                run = partial(watch, self._progress, self._transport, peer, self._waiting)
+                self._watches[peer] = spawn(run, f"watch-{peer}", self._memory)
 
     def _waiting(self, peer: int) -> list[Posted]:
         """Operations that involve the peer and whose waiters wait now."""

@@ -2,11 +2,12 @@
 
 [Note: a peer that is gone] When a connection ends, gloo fails the operations that have not begun,
 but not the one whose bytes are moving: that one waits for its time-out, half an hour by default. On
-a slow link such messages take most of a step. So a watch per peer waits for a message that nobody
-sends. When its wait ends, a message from or to that peer for which a waiter waits, now and still
-LOOK seconds later, will never come. Unfinished messages alone prove nothing: a peer may have ended
-well, with all its messages here or on their way. A native reduce may still be on its way through
-other ranks, which takes as long as their links do: it has REDUCE_LOOKS.
+a slow link such messages take most of a step. So a watch per peer, from the first message to or
+from it on, waits for one that nobody sends. When its wait ends, a message from or to that peer for
+which a waiter waits, now and still LOOK seconds later, will never come. Unfinished messages alone
+prove nothing: a peer may have ended well, with all its messages here or on their way. A native
+reduce may still be on its way through other ranks, which takes as long as their links do: it has
+REDUCE_LOOKS.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hipress.errors import AgreementTimeout, ConfigError, HipressError
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import epoch_of
 from hipress.ranks.mailbox import backoff, unless_silent
-from hipress.ranks.store import call_store, read_notes
+from hipress.ranks.store import add_line, call_store, read_lines, read_notes
 
 T = TypeVar("T")
 Call = Callable[[Callable[[Store], Any]], Any]  # makes a call to a store
@@ -35,7 +35,9 @@ class StoreMembers:
     Then it proposes all that have come as the sites of the round. The store keeps the first
     proposal, so all sites have the same. A newcomer comes to the next round and waits until it is
     proposed. In the same way a round is committed: by the first that sees that all sites have the
-    average, unless another has proposed before to undo it, since it waited in vain.
+    average, unless another has proposed before to undo it, since it waited in vain. Who has come,
+    has the average, or has left adds a line to a list, which a site reads by one request: its
+    requests in a round do not grow with the number of sites.
     """
 
     changes = True
@@ -62,6 +64,8 @@ class StoreMembers:
         for name, value in (("patience", patience), ("timeout", timeout)):
             if not 0 < value < float("inf"):
                 raise ConfigError(f"{name} is a positive number of seconds, not {value}")
+        if not compat.has_requests_of_several_keys(store):
+            raise ConfigError(f"StoreMembers needs a TCPStore: {type(store).__name__} has no lists")
         self.expected, self.patience, self.timeout = expected, patience, timeout
         self._site, self._shard = site, 0 if site is None else dist.get_rank(site)
         own = compat.another_client(store)
@@ -96,7 +100,7 @@ class StoreMembers:
         """Let the others not wait for this site."""
         if self._shard == 0:
             with unless_silent():
-                self._call(lambda store: store.set(f"left {self.id}", "true"))
+                self._call(lambda store: add_line(store, "left", self.id))
 
     def _come(self) -> int:
         """A number for this site; larger than those of all that came before."""
@@ -123,8 +127,7 @@ class StoreMembers:
 
     def _choice(self, number: int, leaving: bool, end: float) -> dict[str, list[int]]:
         """The sites of a round, and those of them that leave after it."""
-        key, place = f"sites of {number}", f"round {number} at "
-        self._call(lambda store: store.set(f"{place}{self.id}", json.dumps({"leaves": leaving})))
+        self._call(lambda store: add_line(store, f"round {number}", [self.id, leaving]))
         before = self._previous or {"sites": [], "leaving": []}
         awaited = {*before["sites"]} - {*before["leaving"]}
         member = self.id in awaited or self._previous is None
@@ -146,19 +149,19 @@ class StoreMembers:
                     )
                 break
             time.sleep(pause)
-        leavers = [site for site, note in found.items() if note["leaves"]]
+        leavers = [site for site, leaves in found.items() if leaves]
         own = json.dumps({"sites": sorted(found), "leaving": sorted(leavers)})
-        first = self._call(lambda store: store.compare_set(key, "", own))
+        first = self._call(lambda store: store.compare_set(f"sites of {number}", "", own))
         settled: dict[str, list[int]] = json.loads(first)
         return settled
 
-    def _come_to(self, number: int) -> tuple[dict[int, Any], dict[str, list[int]] | None]:
-        """Notes of the sites that have come to a round; its sites, if they are settled."""
+    def _come_to(self, number: int) -> tuple[dict[int, bool], dict[str, list[int]] | None]:
+        """The sites that have come to a round, True for those that leave after it; its sites, if
+        they are settled."""
 
-        def read(store: Store) -> tuple[dict[int, Any], dict[str, list[int]] | None]:
-            known = range(1, store.add("sites", 0) + 1)
-            notes = read_notes(store, {site: f"round {number} at {site}" for site in known})
-            return notes, read_notes(store, {0: f"sites of {number}"}).get(0)
+        def read(store: Store) -> tuple[dict[int, bool], dict[str, list[int]] | None]:
+            come = dict(read_lines(store, f"round {number}"))
+            return come, read_notes(store, {0: f"sites of {number}"}).get(0)
 
         return self._call(read)
 
@@ -170,7 +173,7 @@ class StoreMembers:
 
     def _ended(self, sites: set[int]) -> set[int]:
         """Sites, of these, that have left, or whose processes are known to have ended."""
-        left = self._call(lambda store: read_notes(store, {each: f"left {each}" for each in sites}))
+        left = sites.intersection(self._call(lambda store: read_lines(store, "left")))
         epoch, end = self._epoch, time.monotonic() + self.patience
         call_store(epoch.store, lambda store: epoch.meet(sites, store), end, self.id)
         return {*left, *epoch.ended(sites)}
@@ -220,15 +223,14 @@ def decide(
     """
     end, outcome = time.monotonic() + patience, False
     if well:
-        call(lambda store: store.set(f"{name} at {me}", "true"))
+        call(lambda store: add_line(store, f"{name}, well", me))
     for pause in backoff() if well else ():
         gone = ended(others)  # first: all notes of ended sites can be seen then
-        keys: dict[Any, str] = {each: f"{name} at {each}" for each in others}
-        found = call(partial(read_notes, keys={**keys, "fate": name}))
-        if "fate" in found or others <= found.keys():
+        found = {*call(partial(read_lines, key=f"{name}, well"))}
+        if call(partial(read_notes, keys={0: name})) or others <= found:
             outcome = True
             break
-        if (others - found.keys()) & gone or time.monotonic() > end:
+        if (others - found) & gone or time.monotonic() > end:
             break
         time.sleep(pause)
     own = json.dumps(outcome)

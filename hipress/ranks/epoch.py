@@ -17,7 +17,6 @@ the store and the time-outs remain.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import secrets
 import socket
@@ -35,7 +34,7 @@ from hipress.ranks import liveness
 from hipress.ranks.door import Door
 from hipress.ranks.liveness import Liveness, Watched
 from hipress.ranks.stop import Stop
-from hipress.ranks.store import call_store
+from hipress.ranks.store import add_line, call_store, read_lines
 
 __all__ = ["Epoch", "epoch_of"]
 
@@ -70,8 +69,10 @@ class Epoch:
         self.name = call_store(self.store, self._named, deadline, self.rank)
         self._open_door()
         if self._door is not None:
-            come = json.dumps([self.rank, asdict(self._door_here(self._door))])
-            call_store(self.store, partial(self._add_presence, come), deadline, self.rank)
+            come = partial(
+                add_line, key=self._presence, line=[self.rank, asdict(self._door_here(self._door))]
+            )
+            call_store(self.store, come, deadline, self.rank)
         self._joined = True
 
     @property
@@ -82,10 +83,9 @@ class Epoch:
     def meet(self, ranks: Iterable[int], store: Store) -> None:
         """Read in the store which of these ranks have come, of those that have not been seen."""
         unseen = {*ranks} - self.present.keys()
-        if unseen and store.check([self._presence]):
-            for rank, facts in map(json.loads, store.get(self._presence).splitlines()):
-                if rank in unseen:
-                    self.present[rank] = Liveness(**facts)
+        for rank, facts in read_lines(store, self._presence) if unseen else ():
+            if rank in unseen:
+                self.present[rank] = Liveness(**facts)
 
     def tell(self, key: str, facts: Any) -> None:
         """Send a note to all processes that watch this one."""
@@ -137,9 +137,6 @@ class Epoch:
         own = liveness.address_towards(compat.store_host(self.store) or "localhost")
         host = None if liveness.loops(own) else own
         return Liveness(host, door.port, socket.gethostname(), door.token)
-
-    def _add_presence(self, come: str, store: Any) -> None:
-        store.append(self._presence, f"{come}\n")
 
     def _looked(self, ranks: Iterable[int]) -> list[Watched]:
         """Connections to those that have come, with all that has arrived by now."""

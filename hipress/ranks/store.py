@@ -84,6 +84,16 @@ def read_notes(store: Store, keys: Mapping[K, str], *, some: bool = True) -> dic
     return dict(zip(there, map(json.loads, notes), strict=True))
 
 
+def add_line(store: Any, key: str, line: Any) -> None:
+    """Add a line, as JSON, to a list in the store."""
+    store.append(key, json.dumps(line) + "\n")
+
+
+def read_lines(store: Store, key: str) -> list[Any]:
+    """The lines of a list: two requests, however many there are; [] for no list."""
+    return [*map(json.loads, store.get(key).splitlines())] if store.check([key]) else []
+
+
 def run_in_thread(call: Callable[[], T]) -> Future[T]:
     """Run a call that may wait for ever in a thread of its own; the future of its result."""
     outcome: Future[T] = Future()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -295,3 +297,12 @@ def within_sites(rank, world_size):
         train(outer, model, optimizer, rank, range(step, step + 1))
         found.append(digest(model))
     return found
+
+
+def by_strategy(rank, world_size, compressor, strategy):
+    """Agreed weights after a round by this strategy, and the peers that are watched."""
+    model, optimizer, outer = started(compressor, every=2, strategy=strategy, min_size=0)
+    train(outer, model, optimizer, rank, range(2))
+    names = [each.name for each in threading.enumerate()]
+    peers = sorted({int(name.rpartition("-")[2]) for name in names if "watch-" in name})
+    return [each.tolist() for each in agreed(outer)], peers

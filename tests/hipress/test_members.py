@@ -1,10 +1,18 @@
 """Sites of an outer loop that come, go, and die."""
 
-import pytest
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+import torch.distributed as dist
+
+from hipress import compat
+from hipress.outer.store_members import StoreMembers
+from hipress.ranks.epoch import Epoch
+from hipress.ranks.store import read_lines
 from tests.hipress import churn
 from tests.hipress import members_ranks as ranks
 from tests.hipress.launch import DIED, launch
+from tests.patience import HANG
 from tests.tiers import first_fast
 
 
@@ -72,3 +80,53 @@ def test_churn():
     quiet, _ = churn.run(0, 20, seed=3)
     first = next(iter(quiet.values()))[0][2]
     assert churn.last_loss(found, 20) < (first + churn.last_loss(quiet, 20)) / 2
+
+
+class Counted:
+    """A store that counts its requests."""
+
+    def __init__(self, store):
+        self.store, self.requests = store, 0
+
+    def __getattr__(self, name):
+        self.requests += name in (
+            "add",
+            "append",
+            "check",
+            "compare_set",
+            "get",
+            "multi_get",
+            "set",
+        )
+        return getattr(self.store, name)
+
+
+def requests_of_the_last(sites, monkeypatch):
+    """Requests of the last of these sites, in threads, to meet and to commit in a later round."""
+    monkeypatch.setattr(Epoch, "ended", lambda *_: [])  # no connections between them
+    monkeypatch.setattr(compat, "another_client", lambda store: store)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    every = [StoreMembers(server, expected=sites, patience=HANG) for _ in range(sites)]
+    *others, last = every
+    with ThreadPoolExecutor(sites) as pool:
+        assert len({*pool.map(lambda one: len(one.meet(leaving=False).ranks), every)}) == 1
+        assert all(pool.map(lambda one: one.commit(None), every))
+        counted = last._store = Counted(last._store)
+        found = []
+        for call, key in (
+            (lambda one: one.meet(leaving=False), "round 1"),
+            (lambda one: one.commit(None), "end of 1, well"),
+        ):
+            waiting = [pool.submit(call, one) for one in others]
+            while len(read_lines(counted.store, key)) < len(others):
+                assert not any(each.done() for each in waiting)
+            counted.requests = 0
+            assert call(last)
+            found.append(counted.requests)
+            assert all(each.result() for each in waiting)
+    return found
+
+
+def test_requests_of_a_site_do_not_grow_with_the_number_of_sites(monkeypatch):
+    for sites in (2, 8, 64):
+        assert max(requests_of_the_last(sites, monkeypatch)) < 10, sites

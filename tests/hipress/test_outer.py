@@ -133,3 +133,14 @@ def test_sites_of_several_ranks():
     assert first == second
     assert third == fourth
     assert [a == b for a, b in zip(first, third, strict=True)] == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize("name, strategy", first_fast([("topk", "gtopk"), ("int4_group", "ring")]))
+def test_threads_of_a_site_are_those_of_its_strategy(name, strategy):
+    """A site watches its neighbours: two on a ring; those 1, 2, 4, ... away in trees, of which each
+    tensor has its own."""
+    found = launch(ranks.by_strategy, 6, name, strategy)
+    away = {"ring": (1, 5), "gtopk": (1, 2, 4, 5)}[strategy]
+    for rank, (weights, peers) in enumerate(found):
+        assert weights == found[0][0]
+        assert peers == sorted((rank + step) % 6 for step in away)
