@@ -116,18 +116,20 @@ class Schedule:
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     # Douillard et al. 2023, arXiv 2311.08105: 500 steps of AdamW, Nesterov, float32
     "diloco": {"every": 500, "compressor": "none", "outer": OuterSGD(0.7, 0.9)},
-    # Douillard et al. 2025, arXiv 2501.18512: a quarter at a time, mixed by half, 4 bits
+    # Douillard et al. 2025, arXiv 2501.18512: parts in turn, mixed by half, 4 bits. The paper's
+    # parts are 3 layers each, and its 4 bits are floats
     "streaming": {
         "every": 100, "fragments": 4, "delay": 5, "mix": 0.5, "compressor": "int4_group",
         "outer": OuterSGD(0.4, 0.9),
     },
-    # Sarfi et al. 2025, arXiv 2508.15706, and Covenant-72B, arXiv 2603.08163: the decaying
-    # residual is the momentum
+    # Sarfi et al. 2025, arXiv 2508.15706: 64 of 4096 elements, 2 bits; the residual, decayed by
+    # 0.95, is the momentum. Covenant-72B, arXiv 2603.08163: the median of norms. The outer rate is
+    # that of its code, github.com/tplr-ai/templar, hparams.json of the model of 70B
     "sparseloco": {
         "every": 30, "compressor": "sparseloco", "clip": "median",
-        "outer": OuterSGD(0.4, 0.0, nesterov=False),
+        "outer": OuterSGD(1.0, 0.0, nesterov=False),
     },
-    # Therien et al. 2025, arXiv 2505.23725, with the momentum of their code and
-    # 4 bits by quantiles; Muon steps the sites
+    # Therien et al. 2025, arXiv 2505.23725: Muon steps the sites; rate, momentum and steps as in
+    # their code, github.com/bentherien/muloco-1. 4 bits by quantiles are ours
     "muloco": {"every": 30, "compressor": "nf4", "outer": OuterSGD(0.7, 0.6)},
 })  # fmt: skip

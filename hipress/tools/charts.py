@@ -267,7 +267,8 @@ def _curve(result: Result) -> Curve:
     """The curve of a single round, whose warm-up counts as ordinary steps: compilation, once, says
     nothing about training."""
     typical = statistics.median(result.timed)
-    return Curve([typical] * result.warmup + result.timed, result.losses)
+    after = result.seconds[result.warmup :]
+    return Curve([typical] * result.warmup + after, result.losses)
 
 
 def _efficiencies(axes: Axes, bandwidths: Sequence[float], lines: Iterable[_Line]) -> None:

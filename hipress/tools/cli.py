@@ -7,7 +7,8 @@ import typer
 from hipress import __version__
 from hipress.tools.bench_command import app as bench
 from hipress.tools.demo_command import demo
-from hipress.tools.plan_command import plan, probe
+from hipress.tools.plan_command import plan
+from hipress.tools.probe_command import probe
 from hipress.tools.simulate_command import simulate
 from hipress.tools.trace_command import trace
 

@@ -32,13 +32,21 @@ def demo(
     rate: Annotated[str, typer.Option(help="Speed of every link, 100kbit to 100gbit.")] = "1gbit",
     steps: Annotated[int, typer.Option(help="Training steps of each method.")] = 60,
     method_list: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--methods",
             help="Comma-separated; hipress:CODEC[:option=value].",
             show_default=", ".join(methods.DEFAULTS),  # with spaces, at which help may break lines
         ),
-    ] = ",".join(methods.DEFAULTS),
+    ] = None,
+    outer: Annotated[
+        bool,
+        typer.Option(
+            "--outer",
+            help="Rounds between sites (hipress.Outer) beside one bit of momentum and DDP, in "
+            "place of --methods.",
+        ),
+    ] = False,
     optimizer: Annotated[
         str, typer.Option(help="sgd (rate 1, clipping .25) or adamw (.002, 1).")
     ] = "sgd",
@@ -52,7 +60,10 @@ def demo(
 ) -> None:
     """Train a 12M-parameter language model over throttled links, with and without compression."""
     try:
-        chosen = methods.parse_all(method_list)
+        if outer and method_list is not None:
+            raise ValueError("--outer names methods, as --methods does: leave one out")
+        named = methods.BESIDE_OUTER if outer else methods.DEFAULTS
+        chosen = methods.parse_all(method_list or ",".join(named))
         methods.check(chosen)
         _check(hosts, steps)
         optimizer = trained_by(optimizer)

@@ -1,20 +1,14 @@
-"""`hipress probe` and `hipress plan`: measurements in a file, and the plans of "auto" from it."""
+"""`hipress plan`: the plans of "auto" from a profile, and the rounds of an outer loop."""
 
 from __future__ import annotations
 
-import math
-import os
-import time
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
-import torch
-import torch.distributed as dist
 import typer
 
-from casync.cost import Line
-from casync.errors import TransportError
 from hipress import options
 from hipress.auto.candidates import candidates
 from hipress.auto.places import Places
@@ -22,114 +16,17 @@ from hipress.auto.registry import Registry
 from hipress.auto.search import Search
 from hipress.auto.workload import timed
 from hipress.errors import ConfigError, HipressError
-from hipress.model.devices import NCCL, ON_HOST, Placement, place
 from hipress.model.params import Param
+from hipress.outer.schedule import Schedule
 from hipress.plan.plan import Decision, Plan
-from hipress.ranks import coordinator as coordinators
-from hipress.ranks import nodes
-from hipress.ranks.link import Agreement
-from hipress.reporting.text_table import Table
+from hipress.reporting.text_table import WIDTH, Table
 from hipress.tools import profile as profiles
 from hipress.tools.models import own
 from hipress.tools.models.device_speeds import DEVICES
-
-Optimizer = Annotated[
-    str | None, typer.Option(help="Optimizer of the training, such as sgd or adamw.")
-]
-
-
-AcceptLoss = Annotated[
-    float | None,
-    typer.Option(help="Share of the loss that auto may lose, such as 0.01; needs --optimizer."),
-]
-Device = Annotated[str, typer.Option(help="Device of the model: cpu or cuda.")]
-
-
-def probe(
-    output: Annotated[Path, typer.Option(help="File that rank 0 writes.")] = Path("profile.json"),
-    optimizer: Optimizer = None,
-    accept_loss: AcceptLoss = None,
-    device: Device = "cpu",
-    transport: Annotated[
-        str, typer.Option(help="Transport of a GPU: nccl, nccl4py, pynccl or staged.")
-    ] = "nccl",
-) -> None:
-    """Measure link and compressors on the ranks that torchrun started, and write a profile.
-
-    For a GPU it measures the compressors of the GPU, and those of the CPU with copies.
-
-    torchrun --nproc-per-node 2 --no-python hipress probe
-    """
-    _check_device(device)
-    if "RANK" not in os.environ:
-        _fail("start it on every rank: torchrun --nproc-per-node 2 --no-python hipress probe")
-    if device == "cuda" and not torch.cuda.is_available():
-        _fail("--device cuda: torch finds no CUDA device here")
-    dist.init_process_group("gloo")
-    try:
-        wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
-        measure_profile(output, wanted, _placement(device, transport))
-    except (HipressError, TransportError) as error:
-        _fail(str(error))
-    finally:
-        dist.destroy_process_group()
-
-
-def _placement(device: str, transport: str) -> Placement:
-    """Placement of this rank, which takes one of the host's GPUs in turn."""
-    if device == "cuda":
-        count, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if ranks > count and transport in NCCL:
-            _fail(f"{ranks} ranks share {count} GPUs, which NCCL refuses: add --transport staged")
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)
-    return placed(device, transport)
-
-
-def placed(device: str, transport: str) -> Placement:
-    """Placement for a model on the current device."""
-    if device == "cpu":
-        return ON_HOST
-    return place([("a model", torch.device("cuda", torch.cuda.current_device()))], transport, {})
-
-
-def measure_profile(output: Path, wanted: options.Options, placement: Placement) -> None:
-    """Measure link and the compressors that "auto" may take by these options, on all ranks of the
-    default group; rank 0 writes the profile.
-
-    Raises HipressError or TransportError."""
-    assert dist.group.WORLD is not None
-    coordinator = coordinators.coordinator(dist.group.WORLD, wanted.timeout)
-    with coordinator.failures_told():
-        if coordinator.rank == 0:
-            profiles.refuse_unwritable(output)
-        codecs = candidates(wanted, placement.target)
-    facts = {"codecs": sorted(codecs), "transport": placement.transport}
-    spots = coordinator.require_equal(facts, nodes.place())
-    topology = nodes.topology_of(None, spots, coordinator.ranks)
-    search = Search((), Registry(codecs, wanted, placement.target), wanted, topology)
-    with coordinator.failures_told():
-        places = Places.of(search, coordinator, placement)
-        places.use_compiled(places.compile())
-    link, begun = Agreement(coordinator, "probe"), time.perf_counter()
-    measured = link.run(places.measure, "measuring the link")
-    if coordinator.rank == 0:
-        profiles.write(output, measured.by_name, topology, codecs, placement.device.type)
-        seconds = time.perf_counter() - begun
-        typer.echo(
-            f"{output}: {topology}, {len(codecs)} compressors, {seconds:.1f} s; "
-            f"{_told(measured.told.exchange[1].line)}",
-            err=True,
-        )
-    coordinator.require_equal({"written": True})
-    places.close()
-
-
-def _told(line: Line) -> str:
-    """Text on the measured link."""
-    bits = 8e-9 / line.per_byte if line.per_byte > 0 else math.inf
-    return (
-        f"a message to another rank takes {line.latency * 1e3:.2f} ms and goes at {bits:.3g} Gbit/s"
-    )
+from hipress.tools.probe_command import AcceptLoss, Device, Optimizer, check_device, fail
+from hipress.tools.simulate import cluster as clusters
+from hipress.tools.simulate import compared, outer_rounds, show
+from hipress.tools.simulate.simulation import Simulation
 
 
 def plan(
@@ -146,11 +43,21 @@ def plan(
     step: Annotated[
         float, typer.Option(help="Milliseconds of a step without communication.", min=0)
     ] = 0.0,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            help="Also predict hipress.Outer between the profile's nodes, with so many local "
+            "steps; needs --step."
+        ),
+    ] = None,
+    delay: Annotated[
+        int | None, typer.Option(help="Steps that a round of --every may travel.")
+    ] = None,
     device: Device = "cpu",
 ) -> None:
     """Print the plans that "auto" would try for a model on a profile, with reasons by tensor; for
     a GPU also the device that compresses. It needs no GPU."""
-    _check_device(device)
+    check_device(device)
     try:
         wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
         read, codecs = _read(profile), candidates(wanted, "reference")
@@ -161,8 +68,9 @@ def plan(
                 f"{profile} is for models on {read.device}, not {device}: add --device "
                 f"{read.device}, or measure one by hipress probe --device {device}"
             )
+        loop = _rounds(read, found, outer_rounds.schedule_of(every, delay, None), step)
     except HipressError as error:
-        _fail(str(error))
+        fail(str(error))
     for difference in read.differences(codecs):
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
     known = {name: codec for name, codec in codecs.items() if name in read.digests}
@@ -175,6 +83,22 @@ def plan(
     alone = alone.scaled(step * 1e-3)
     workload = timed(found.backwards, alone.ready, alone.forward)
     _show(places.plans(workload), params, places.reasons(workload) if device == "cuda" else ())
+    if loop is not None:
+        print("\n" + textwrap.fill(show.rounds(loop), WIDTH))
+
+
+def _rounds(
+    read: profiles.Profile, found: own.Found, schedule: Schedule | None, step: float
+) -> outer_rounds.Rounds | None:
+    """Rounds of an outer loop on the profile's link, as `hipress simulate` predicts them. step:
+    milliseconds. Raises ConfigError."""
+    if schedule is None:
+        return None
+    if not step:
+        raise ConfigError("--every: rounds are compared with steps: add --step MILLISECONDS")
+    methods = [compared.parse(each) for each in compared.DEFAULTS]
+    simulation = Simulation(clusters.probed(read), found, methods, step * 1e-3)
+    return outer_rounds.predict(simulation, found, schedule, step * 1e-3)
 
 
 def _read(path: Path) -> profiles.Profile:
@@ -187,11 +111,6 @@ def _read(path: Path) -> profiles.Profile:
             "--nproc-per-node 2 --no-python hipress probe`, or predicted for a described cluster, "
             "by `hipress simulate CLUSTER.yaml MODEL --profile profile.json`."
         ) from error
-
-
-def _check_device(device: str) -> None:
-    if device not in ("cpu", "cuda"):
-        _fail(f"unknown device {device!r}; choose from: cpu, cuda")
 
 
 def _show(plans: Sequence[Plan], params: Sequence[Param], reasons: Iterable[str]) -> None:
@@ -223,8 +142,3 @@ def _way(decision: Decision) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.3f}"
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"hipress: {message}", err=True)
-    raise typer.Exit(2)

@@ -14,7 +14,6 @@ import typer
 
 from hipress.errors import ConfigError, HipressError, unknown
 from hipress.optim.optimizer_kinds import kind_of
-from hipress.outer.schedule import Schedule
 from hipress.reading import SHARE
 from hipress.reporting.text_table import WIDTH
 from hipress.tools.models import own
@@ -93,7 +92,12 @@ def simulate(
     """
     gc.freeze()  # else each full collection, of which parts make some, looks at all of torch: 0.2 s
     try:
-        schedule = _schedule(sharding, every, delay, fragments)
+        schedule = outer_rounds.schedule_of(every, delay, fragments)
+        if schedule is not None and sharding is not None:
+            raise ConfigError(
+                "--every predicts sites whose ranks DDP averages: leave --sharding out, or "
+                "describe a site's own cluster"
+            )
         case = clusters.read(cluster), own.find(model)
         seconds = None if step is None else step * 1e-3
         simulation = _simulation(sharding, *case, method or (), seconds)
@@ -133,22 +137,6 @@ def _simulation(
         raise unknown("sharding", sharding, (*sharded.DEFAULTS,))
     ours = [sharded.parse(each, sharding) for each in methods or sharded.DEFAULTS[sharding]]
     return sharded.ShardSimulation(cluster, model, ours, step)
-
-
-def _schedule(
-    sharding: str | None, every: int | None, delay: int | None, fragments: int | None
-) -> Schedule | None:
-    """The rounds that --every asks for. Raises ConfigError."""
-    if every is None:
-        if delay is not None or fragments is not None:
-            raise ConfigError("--delay and --fragments are of an outer loop: add --every STEPS")
-        return None
-    if sharding is not None:
-        raise ConfigError(
-            "--every predicts sites whose ranks DDP averages: leave --sharding out, or describe a "
-            "site's own cluster"
-        )
-    return Schedule(every, 1 if fragments is None else fragments, delay or 0)
 
 
 def _warn(device: Device, made: predictions.Table, shards: bool) -> None:

@@ -34,6 +34,7 @@ def test_version():
     "arguments, message",
     [
         (["--rate", "fast"], "rate 'fast': expected 100kbit to 100gbit, such as 1gbit or 100mbit"),
+        (["--outer", "--methods", "none"], "--outer names methods, as --methods does"),
         (["--methods", "ddp"], "unknown method 'ddp'; choose from none, ddp-noop, ddp-fp32,"),
         (["--methods", "hipress:twobit"], "hipress:CODEC"),
         (["--methods", "hipress:onebit_grup"], "did you mean hipress:onebit_group?"),

@@ -55,6 +55,14 @@ def test_the_table_fits_eighty_columns_and_names_what_failed(canned):
     assert figures.failures(canned) == ["DDP PowerSGD rank 4: rank 1: broke"]
 
 
+def test_steps_of_an_outer_loop_are_drawn_one_by_one(canned, tmp_path):
+    """Its table has means from round to round."""
+    loop = result("outer:int4_group:every=5", "HiPress, weights by int4_group", 0.15, 1e6, 5.1)
+    assert len(loop.timed) == 4
+    assert len(charts._curve(loop).seconds) == len(loop.losses) == 21
+    charts.draw(dataclasses.replace(canned, results=[loop]), tmp_path / "chart.png")
+
+
 def test_ranks_that_differ_are_shouted(canned):
     bad = dataclasses.replace(canned.results[3], identical=False)
     shown = text(figures.tables(dataclasses.replace(canned, results=[bad])))

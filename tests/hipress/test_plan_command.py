@@ -344,3 +344,17 @@ def test_probe_under_torchrun(tmp_path):
     assert 0 <= measured.overlap <= 1
     assert measured.copies is None
     assert all(each.hop.per_byte > 0 for each in measured.codecs.values())
+
+
+def test_rounds_of_an_outer_loop(path, tmp_path):
+    told = plan("1000x1000", "--profile", path, "--every", 50, "--delay", 5)
+    assert told.exit_code == 2
+    assert "add --step MILLISECONDS" in told.output
+    codecs = candidates(options.make("auto"))
+    profile.write(path, {"gloo": costs(codecs)}, Topology.of([[0], [1]]), codecs)
+    told = plan("1000x1000", "--profile", path, "--every", 50, "--step", 10)
+    text = " ".join(told.output.split())
+    assert "Outer loop of 2 sites by int4_group, every 50 steps" in text
+    exposed = float(re.search(r"a round takes [\d.]+ ms, ([\d.]+) of them exposed", text)[1])
+    least = int(re.search(r"95% from --every (\d+) on", text)[1])
+    assert least == pytest.approx(exposed / 10 * 19, abs=1)

@@ -92,7 +92,7 @@ def _run(order: Order) -> dict[str, Any]:
 def _probe(order: Order) -> dict[str, Any]:
     """Measure the profile of link and compressors; returned by rank 0."""
     from hipress import options
-    from hipress.tools.plan_command import measure_profile, placed
+    from hipress.tools.probe_command import measure_profile, placed
 
     workload = order.job.workload
     with tempfile.TemporaryDirectory() as folder:

@@ -13,10 +13,10 @@ from hipress import reading
 from hipress.reading import BANDWIDTH, SHARE, TIME, Fields
 from hipress.tools import profile as profiles
 from hipress.tools.models import device_speeds
-from hipress.tools.models.device_speeds import Device
+from hipress.tools.models.device_speeds import DEVICES, Device
 from hipress.tools.profile import Profile
 
-__all__ = ["Cluster", "Link", "read"]
+__all__ = ["Cluster", "Link", "probed", "read"]
 
 _KEYS = ("nodes", "ranks_per_node", "ranks", "device", "between", "inside", "pcie", "rack",
          "jitter", "slow_rank", "profile")  # fmt: skip
@@ -118,6 +118,25 @@ def read(path: Path) -> Cluster:
     )  # fmt: skip
     reading.refuse(fields.problems)
     return replace(found, assumed=tuple(reader.assumed))
+
+
+def probed(profile: Profile) -> Cluster:
+    """The cluster of a profile, by the link that was measured between all ranks. Its nodes count as
+    equal, the last ones as those of the first."""
+    topology, costs = profile.topology, next(iter(profile.places.values()))
+    line, inside = costs.to(topology.world_size).line, costs.inside.line
+    per_node = topology.largest
+    device = DEVICES["cpu" if profile.device == "cpu" else "v100"]
+    return Cluster(
+        len(topology.nodes), per_node, _probed(device, profile, told=False),
+        Link(_over(line.per_byte, per_node), line.latency, 1.0, profile.link.collective),
+        Link(_over(inside.per_byte), inside.latency), profile=profile,
+    )  # fmt: skip
+
+
+def _over(per_byte: float, ranks: int = 1) -> float:
+    """Bytes a second of so many ranks together."""
+    return ranks / per_byte if per_byte > 0 else math.inf
 
 
 def _probed(device: Device, profile: Profile | None, told: bool) -> Device:

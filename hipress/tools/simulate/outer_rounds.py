@@ -13,10 +13,11 @@ from hipress.tools.simulate.cluster import Cluster
 from hipress.tools.simulate.compared import BASELINE, FP32, Method, parse
 from hipress.tools.simulate.simulation import HIGHEST, LOWEST, PAYS, Simulation, search
 
-__all__ = ["Rounds", "predict"]
+__all__ = ["Rounds", "predict", "schedule_of"]
 
 _COMPRESSOR = "int4_group"  # default of hipress.Outer
 _INSTANT = 1e-9  # seconds of a step, to see its synchronization alone
+ENOUGH = 0.95  # share of the time in training
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,21 @@ class Rounds:
     step: float  # mean, rounds included
     rival: str  # the method that takes least with a synchronization in each step
     pays_up_to: float  # bandwidth at which a step takes 2% less than the rival's: 0, or infinite
+    enough: int  # least `every` with ENOUGH of the time in training, for this delay
 
     @property
     def training(self) -> float:
         """Share of the time in training."""
         return self.local / self.step
+
+
+def schedule_of(every: int | None, delay: int | None, fragments: int | None) -> Schedule | None:
+    """The rounds that these options of a command ask for, if any. Raises ConfigError."""
+    if every is None:
+        if delay is not None or fragments is not None:
+            raise ConfigError("--delay and --fragments are of an outer loop: add --every STEPS")
+        return None
+    return Schedule(every, 1 if fragments is None else fragments, delay or 0)
 
 
 def predict(
@@ -65,8 +76,14 @@ def predict(
 
     return Rounds(
         cluster.nodes, method.text, str(schedule), local, seconds, exposed, loop.site_bytes, mean,
-        rival.method, _up_to(pays),
+        rival.method, _up_to(pays), _enough(exposed / local, schedule),
     )  # fmt: skip
+
+
+def _enough(exposed: float, schedule: Schedule) -> int:
+    """Rounds.enough, by the steps that a round is exposed."""
+    least = max(schedule.delay + 1, math.ceil(exposed * ENOUGH / (1 - ENOUGH)))
+    return least * schedule.fragments
 
 
 def _compressor(methods: Iterable[Method]) -> Method:

@@ -7,7 +7,7 @@ import textwrap
 
 from hipress.reporting.text_table import WIDTH, Table
 from hipress.tools.simulate import predictions
-from hipress.tools.simulate.outer_rounds import Rounds
+from hipress.tools.simulate.outer_rounds import ENOUGH, Rounds
 
 __all__ = ["bandwidth", "rounds", "show"]
 
@@ -69,8 +69,9 @@ def rounds(made: Rounds) -> str:
         f"Outer loop of {made.sites} sites by {made.compressor}, {made.schedule}: a round takes "
         f"{1e3 * made.seconds:,.1f} ms, {1e3 * made.exposed:,.1f} of them exposed, and sends "
         f"{made.site_bytes / 1e6:,.1f} MB a site; {1e3 * made.step:,.1f} ms a step, "
-        f"{made.training:.1%} in training. A step takes 2% less than by the fastest method above "
-        f"({made.rival} here) {pays}; but local steps cost loss."
+        f"{made.training:.1%} in training ({ENOUGH:.0%} from --every {made.enough} on). A step "
+        f"takes 2% less than by the fastest method in each step ({made.rival} here) {pays}; but "
+        "local steps cost loss."
     )
 
 
