@@ -14,6 +14,7 @@ from hipress import compat
 from hipress.outer.fragments import Fragment
 from hipress.outer.rounds import Round
 from tests.hipress.common import data, digest, make, raised_by
+from tests.patience import SILENCE
 
 PATIENCE = 60.0
 
@@ -129,6 +130,22 @@ def refused(rank, world_size):
     store.set("two rounds", "")
     site.until(7)
     return site.seen, site.outer.undone
+
+
+def slow(rank, world_size):
+    """The third site trains no more until the others have had two rounds without it. Digests by
+    round, and numbers of sites."""
+    store = compat.job_store()
+    site = Site(rank, expected=3, patience=SILENCE)
+    site.until(2)
+    if rank == 2:
+        store.wait(["gone on"])
+    else:
+        site.until(4)
+        store.set("gone on", "")
+    while site.outer.rounds < 5 or site.sites[-1] < 3:
+        site.step(0)
+    return site.seen, site.sites
 
 
 def sites_of_two(rank, world_size):

@@ -15,6 +15,7 @@ import hipress
 from hipress import OuterSGD
 from hipress.outer.members import FixedMembers
 from tests.hipress.common import data, digest, make, raised_by
+from tests.patience import SILENCE
 
 AVERAGE = OuterSGD(1.0, 0.0, nesterov=False)
 
@@ -231,6 +232,7 @@ def errors(rank, world_size):
         refused(mix=0.0),
         refused(every=10 + rank),
         refused(compressor="int4_group" if rank else "int8_group"),
+        raised_by(other_model, rank),
         raised_by(hipress.Outer, model, torch.optim.SGD(make().parameters(), lr=1.0)),
         raised_by(hipress.Outer.preset, "diloko", model, optimizer),
     ]
@@ -238,6 +240,32 @@ def errors(rank, world_size):
     found.append(raised_by(hipress.Outer, wrapped, optimizer))
     found.append(raised_by(hipress.Outer, model, optimizer))
     return found
+
+
+def other_model(rank):
+    """Models that differ between sites."""
+    model = nn.Linear(3 + rank, 2)
+    hipress.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def silent(rank, world_size):
+    """The error at site 0 where site 1 does not come to its second round, and that of its next
+    step."""
+    store = dist.distributed_c10d._get_default_store()
+    model, optimizer, outer = started(every=2, timeout=SILENCE)
+    train(outer, model, optimizer, rank, range(2))
+    if rank == 1:
+        store.wait(["done"])
+        return None
+    found = raised_by(train, outer, model, optimizer, rank, range(2))
+    again = raised_by(outer.step)
+    store.set("done", "")
+    return found, again
+
+
+def undone(rank, world_size, names):
+    """`refused` by name of a compressor; None for those that Outer refuses."""
+    return {name: refused(rank, world_size, name) for name in names}
 
 
 def memory(rank, world_size, compressor, options):
@@ -258,6 +286,7 @@ def scaled(rank, world_size):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     while outer.rounds < 2:
         x, y = data(rank, outer.rounds)
+        scaler.scale(nn.functional.mse_loss(compiled(x / 2), y)).backward()  # to be accumulated
         loss = nn.functional.mse_loss(compiled(x), y)
         bad = rank == 1 and outer.rounds == 1 and outer.steps == 1 and scaler.get_scale() > 600
         scaler.scale(loss * float("inf") if bad else loss).backward()

@@ -64,6 +64,15 @@ def test_a_site_with_another_model_is_refused_and_the_others_go_on():
     assert undone == again == 1
 
 
+@pytest.mark.slow  # its patience takes half a minute
+def test_a_slow_site_is_left_out_and_counts_again():
+    (first, sites), (second, theirs), (third, own) = launch(ranks.slow, 3)
+    assert agreeing(first, second, third)
+    assert 2 in sites
+    assert 2 in theirs
+    assert sites[-1] == theirs[-1] == own[-1] == 3
+
+
 def test_sites_of_several_ranks_go_on_without_one():
     *others, one, two = launch(ranks.sites_of_two, 6, may_die=[4, 5])
     assert one == two == DIED

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import compll
 from tests.hipress import outer_ranks as ranks
 from tests.hipress.common import make
 from tests.hipress.launch import launch
@@ -56,6 +57,25 @@ def test_a_refused_round_is_undone_bit_for_bit(name):
         assert rounds == 2
 
 
+@pytest.mark.slow
+def test_every_codec_with_feedback_is_undone_bit_for_bit():
+    codecs = {name: compll.compile(name, "reference") for name in compll.list_specs()}
+    names = [name for name, codec in codecs.items() if codec.states]
+    assert len(names) > 20
+    for found in launch(ranks.undone, 2, names):
+        for name, (kept, changed, undone, rounds) in found.items():
+            assert kept, name
+            assert changed == [True], name
+            assert (undone, rounds) == ((1, 1), 2), name
+
+
+def test_a_site_that_is_silent_is_named():
+    found, again = launch(ranks.silent, 2)[0]
+    assert found.kind == "AgreementTimeout"
+    assert "rank 1" in found.message
+    assert again.kind == "SyncError"
+
+
 def test_mistakes_are_named():
     for found in launch(ranks.errors, 2):
         for error, text in zip(
@@ -68,6 +88,7 @@ def test_mistakes_are_named():
                 "mix is a share in (0, 1] or None, not 0.0",
                 "ranks disagree on schedule: rank 0: every 10 steps",
                 "ranks disagree on compressor: rank 0: int8_group",
+                "ranks disagree on parameters",
                 "optimizer is the one that steps this model's parameters between rounds, not SGD",
                 "unknown preset of Outer 'diloko'. did you mean 'diloco'?",
                 "a DistributedDataParallel averages this model's gradients with rank",

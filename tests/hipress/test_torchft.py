@@ -62,3 +62,11 @@ def test_sites_of_torchft_come_and_die():
     assert agreeing(first[0], third[0])
     assert 3 in first[1]
     assert first[1][-1] == third[1][-1] == 2
+
+
+@needed
+def test_a_lighthouse_that_does_not_answer_is_named():
+    (error,) = launch(ranks.lost_lighthouse, 1)
+    assert error.kind == "HipressError"
+    assert "torchft found no quorum" in error.message
+    assert "Is the lighthouse (TORCHFT_LIGHTHOUSE) there?" in error.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -12,7 +13,8 @@ from torch import nn
 
 import hipress
 from hipress import compat
-from tests.hipress.common import data, digest, make
+from tests.hipress.common import data, digest, make, raised_by
+from tests.patience import SILENCE
 
 
 class FakeManager:
@@ -130,3 +132,22 @@ def leaves(rank, world_size, nightly):
     fragment.owe = take
     train(outer, model, optimizer, rank, 4)
     return taken, outer.rounds
+
+
+def lost_lighthouse(rank, world_size):
+    """The error of a site whose lighthouse does not answer."""
+    from torchft import Manager, ProcessGroupGloo
+
+    own = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.create_server(("127.0.0.1", 0)) as nobody:  # it accepts, and says nothing
+        manager = Manager(
+            pg=ProcessGroupGloo(), load_state_dict=lambda state: None, state_dict=dict,
+            min_replica_size=1, use_async_quorum=False, replica_id="site",
+            lighthouse_addr=f"http://127.0.0.1:{nobody.getsockname()[1]}", store_addr="127.0.0.1",
+            store_port=own.port, rank=0, world_size=1, timeout=timedelta(seconds=SILENCE),
+            quorum_timeout=timedelta(seconds=SILENCE), connect_timeout=timedelta(seconds=SILENCE),
+        )  # fmt: skip
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        members = hipress.TorchftMembers(manager)
+        return raised_by(hipress.Outer, model, optimizer, members=members)
