@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 import hipress
 from hipress import OuterSGD
 from hipress.outer.members import FixedMembers
+from tests import gpus
 from tests.hipress.common import data, digest, make, raised_by
 from tests.patience import SILENCE
 
@@ -335,3 +336,21 @@ def by_strategy(rank, world_size, compressor, strategy):
     names = [each.name for each in threading.enumerate()]
     peers = sorted({int(name.rpartition("-")[2]) for name in names if "watch-" in name})
     return [each.tolist() for each in agreed(outer)], peers
+
+
+def on_a_gpu(rank, world_size):
+    """Agreed weights after two rounds of a model on a GPU; True if they are in pinned memory, and
+    if the model has them."""
+    device = gpus.take(rank)
+    model = make().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    outer = hipress.Outer(model, optimizer, every=2, delay=1)
+    for step in range(5):
+        x, y = (each.to(device) for each in data(rank, step))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        outer.step()
+    (fragment,) = outer.fragments
+    far = (flat(model).cpu() - in_order(fragment, fragment.agreed, model)).abs().max()
+    return fragment.agreed.tolist(), fragment.agreed.is_pinned(), float(far)

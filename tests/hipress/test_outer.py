@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import compll
+from tests import gpus
 from tests.hipress import outer_ranks as ranks
 from tests.hipress.common import make
 from tests.hipress.launch import launch
@@ -165,3 +166,12 @@ def test_threads_of_a_site_are_those_of_its_strategy(name, strategy):
     for rank, (weights, peers) in enumerate(found):
         assert weights == found[0][0]
         assert peers == sorted((rank + step) % 6 for step in away)
+
+
+@pytest.mark.skipif(not gpus.HERE, reason="needs a GPU")
+def test_agreed_weights_of_a_model_on_a_gpu_are_pinned():
+    (first, pinned, far), (second, also, apart) = launch(ranks.on_a_gpu, 2)
+    assert first == second
+    assert pinned
+    assert also
+    assert max(far, apart) < 0.1  # own steps since

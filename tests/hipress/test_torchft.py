@@ -49,19 +49,32 @@ def test_no_quorum_is_named():
         hipress.Outer(model, optimizer, members=hipress.TorchftMembers(Alone()))
 
 
-@needed
-def test_sites_of_torchft_come_and_die():
+@pytest.fixture
+def lighthouse():
     from torchft.coordination import LighthouseServer
 
-    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000)
-    try:
-        first, dead, third = launch(ranks.real, 3, lighthouse.address(), may_die=[1])
-    finally:
-        lighthouse.shutdown()
+    made = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=1000)
+    yield made.address()
+    made.shutdown()
+
+
+@needed
+def test_sites_of_torchft_come_and_die(lighthouse):
+    first, dead, third = launch(ranks.real, 3, lighthouse, may_die=[1])
     assert dead == DIED
     assert agreeing(first[0], third[0])
     assert 3 in first[1]
     assert first[1][-1] == third[1][-1] == 2
+
+
+@needed
+def test_a_site_with_another_model_is_refused_and_the_others_go_on(lighthouse):
+    (first, sites, undone), (second, _, again), error = launch(ranks.real, 3, lighthouse, True)
+    assert error.kind == "ConfigMismatch"
+    assert "ranks disagree on" in error.message
+    assert agreeing(first, second)
+    assert undone == again >= 1
+    assert sites[-1] == 2
 
 
 @needed

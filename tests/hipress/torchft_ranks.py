@@ -76,26 +76,36 @@ def faked(rank, world_size, nightly):
     return train(outer, model, optimizer, rank, 4), outer.undone
 
 
-def real(rank, world_size, address):
-    """Three sites of torchft, of which the last comes later, and the second is killed. Digests of
-    agreed weights by round, and numbers of sites."""
+def managed(rank, address, seconds=60.0):
+    """Members of a site, by a manager of torchft."""
     from torchft import Manager, ProcessGroupGloo
 
-    store = compat.job_store()
-    if rank == 2:
-        store.wait(["two rounds"])
     own = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    wait = timedelta(seconds=seconds)
     manager = Manager(
         pg=ProcessGroupGloo(), load_state_dict=lambda state: None, state_dict=dict,
         min_replica_size=1, use_async_quorum=False, replica_id=f"site{rank}",
         lighthouse_addr=address, store_addr="127.0.0.1", store_port=own.port, rank=0, world_size=1,
-        timeout=timedelta(seconds=60), quorum_timeout=timedelta(seconds=60),
+        timeout=wait, quorum_timeout=wait, connect_timeout=wait,
     )  # fmt: skip
+    manager.own_store = own  # lives as long
+    return hipress.TorchftMembers(manager)
+
+
+def real(rank, world_size, address, other=False):
+    """Three sites of torchft, of which the last comes later, and the second is killed. Digests of
+    agreed weights by round, and numbers of sites. other: the last has another model, which is the
+    error that it returns, and nobody is killed."""
+    store = compat.job_store()
+    if rank == 2:
+        store.wait(["two rounds"])
+    members = managed(rank, address)
     if rank == 2:
         store.set("third", "")
-    model = make()
+    model, sites = nn.Linear(7, 3) if other and rank == 2 else make(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    members, sites = hipress.TorchftMembers(manager), []
+    if other and rank == 2:
+        return raised_by(hipress.Outer, model, optimizer, "onebit_group", every=2, members=members)
     outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
 
     def act():
@@ -103,10 +113,11 @@ def real(rank, world_size, address):
         if outer.rounds == 2 and rank < 2:
             store.set("two rounds", "")
             store.wait(["third"])  # it is known to the lighthouse
-        if rank == 1 and 3 in sites:
+        if rank == 1 and 3 in sites and not other:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return train(outer, model, optimizer, rank, 12, act), sites, outer.undone
+    seen = train(outer, model, optimizer, rank, 12, act)
+    return seen, sites, outer.undone
 
 
 def leaves(rank, world_size, nightly):
@@ -136,18 +147,8 @@ def leaves(rank, world_size, nightly):
 
 def lost_lighthouse(rank, world_size):
     """The error of a site whose lighthouse does not answer."""
-    from torchft import Manager, ProcessGroupGloo
-
-    own = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with socket.create_server(("127.0.0.1", 0)) as nobody:  # it accepts, and says nothing
-        manager = Manager(
-            pg=ProcessGroupGloo(), load_state_dict=lambda state: None, state_dict=dict,
-            min_replica_size=1, use_async_quorum=False, replica_id="site",
-            lighthouse_addr=f"http://127.0.0.1:{nobody.getsockname()[1]}", store_addr="127.0.0.1",
-            store_port=own.port, rank=0, world_size=1, timeout=timedelta(seconds=SILENCE),
-            quorum_timeout=timedelta(seconds=SILENCE), connect_timeout=timedelta(seconds=SILENCE),
-        )  # fmt: skip
+        members = managed(rank, f"http://127.0.0.1:{nobody.getsockname()[1]}", SILENCE)
         model = make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        members = hipress.TorchftMembers(manager)
         return raised_by(hipress.Outer, model, optimizer, members=members)
