@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from compll.errors import Problems, Span, closest, nearest
+from compll.errors import Problems, Span, nearest
 from compll.frontend.operators import CALLABLE, CONSTANTS, MEANT, OPERATORS, RESERVED, SYNONYMS
 from compll.frontend.spec import Binding, Param, ParamValue, Spec
 from compll.frontend.syntax import SYMBOLS, Call, Name, Syntax, Word, called, names
@@ -84,11 +84,6 @@ def unknown_operator(op: str, env: Container[str]) -> Advice:
     if op in SYNONYMS:
         return f"unknown operator {symbol!r}", f"did you mean {SYNONYMS[op]!r}?"
     return f"unknown operator {symbol!r}", nearest(op, CALLABLE)
-
-
-def meant_operator(op: str) -> str:
-    """The operator that an unknown name was probably meant for; "" if none is near."""
-    return SYNONYMS.get(op, closest(op, CALLABLE) or "")
 
 
 def unique(spec: Spec, problems: Problems) -> None:

@@ -213,9 +213,8 @@ def library(name: str, part: list[Kernel]) -> jit.Library:
 
 def _printed(name: str, part: list[Kernel]) -> str:
     """The LLVM IR of a part's kernels."""
-    from compll.backends.cpu.printer import (
-        module_text,
-    )  # slower to import than an object is to load
+    # slower to import than an object is to load
+    from compll.backends.cpu.printer import module_text
 
     return module_text(name, part)
 
