@@ -30,23 +30,24 @@ STRATEGIES = ("ps", "hierarchical")
 SENT = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "lo") / "statistics/tx_bytes"
 
 
-def on_host(module: str, rank: Callable[[], None]) -> None:
-    """Start the ranks of this host, each a `python -m module`; or be one of them."""
+def on_host(module: str, rank: Callable[[], None], per_node: int = PER_NODE) -> None:
+    """Start the ranks of this host, each a `python -m module` with this program's arguments; or be
+    one of them."""
     if "LOCAL_RANK" in os.environ:
         rank()
         return
     with refusing():
         if "RANK" not in os.environ:
             raise ValueError(f"no host's number in RANK; start it by {STARTED_BY} {module}")
-    first = PER_NODE * int(os.environ["RANK"])
-    size = PER_NODE * int(os.environ["WORLD_SIZE"])
-    shared = {**os.environ, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(PER_NODE)}
+    first = per_node * int(os.environ["RANK"])
+    size = per_node * int(os.environ["WORLD_SIZE"])
+    shared = {**os.environ, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(per_node)}
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", module, *sys.argv[1:]],
             env={**shared, "RANK": str(first + local), "LOCAL_RANK": str(local)},
         )
-        for local in range(PER_NODE)
+        for local in range(per_node)
     ]
     sys.exit(max(child.wait() for child in children))
 

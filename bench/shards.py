@@ -2,12 +2,15 @@
 
     python -m bench.netns run --hosts 2 --rate 1gbit -- python -m bench.shards
     python -m bench.netns run --hosts 2 --rate 1gbit -- python -m bench.shards --across
+    python -m bench.netns run --hosts 2 --rate 1gbit -- python -m bench.shards --across --ranks 2
+    python -m bench.netns run --hosts 2 --rate 100mbit -- \\
+        python -m bench.shards --across --steps 3 --method bfloat16
 
 Every host starts two ranks, which hold the shards of a GPT, and the replicas are averaged; or, with
-`--across`, one rank, and the hosts hold the shards. For each method, rank 0 prints the median time
-of a step, the bytes that the host's interface sent in it, headers included, and the most memory
-that the rank took for it. Methods take turns. The first one sends nothing between hosts: no other
-can be faster.
+`--across`, one rank (or `--ranks`), and the hosts hold the shards. For each method, rank 0 prints
+the median time of a step, the bytes that the host's interface sent in it, headers included, and the
+most memory that the rank took for it. Methods take turns. The first one sends nothing between
+hosts: no other can be faster. `--method` takes those whose titles contain a text.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ import ctypes
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,20 +34,23 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import hipress
-from bench.commands import refusing
 from bench.loss_workloads import GPT2
-from bench.nodes import PER_NODE, STARTED_BY, on_host, sent_here
+from bench.nodes import PER_NODE, on_host, sent_here
 from hipress.tools.run.jobs import Workload
 
 GPT = Workload(vocabulary=8000, width=256, batch=4, length=32)
 LARGE = Workload(vocabulary=12000, width=384, batch=4, length=32)  # 12 million parameters
 STEPS, ROUNDS, WARM_UP = 10, 3, 4
 TRIAL = 100  # steps, at most, until "auto" has decided
-CODECS = ("int4_group", "onebit_group", "auto")
+FIXED = ("int4_group", "onebit_group")
+CODECS = (*FIXED, "auto")
 GRADIENTS = ("int4_group", "int8_group")  # of shards on several hosts
 PRECISE = MixedPrecisionPolicy()
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+#: makes a model, with what comes after backward()
+_Make: TypeAlias = Callable[[], tuple[nn.Module, Callable[[], None]]]
 
 
 @dataclass
@@ -52,9 +58,9 @@ class Method:
     """A model with its own way of training."""
 
     title: str
-    make: Callable[[], tuple[nn.Module, Callable[[], None]]]  # with what comes after backward()
-    workload: Workload = GPT
-    warm_up: int = WARM_UP
+    make: _Make
+    workload: Workload
+    warm_up: int
     seconds: list[float] = field(default_factory=list)
     sent: int = 0
 
@@ -110,38 +116,39 @@ def _status(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def rank() -> None:
+def between_replicas(steps: int, only: Sequence[str]) -> None:
     """Compare methods between replicas, on a rank."""
-    mesh = _start(PER_NODE)
+    mesh = _start(int(os.environ["LOCAL_WORLD_SIZE"]))
     inside, reduced = mesh["shard"], MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
-    compressing = _mesh(PER_NODE, {"replicate": "hipress"})
-    _compare(
-        Method("FSDP, hosts apart", lambda: plain(GPT, inside)),
-        Method("HSDP", lambda: plain(GPT, mesh)),
-        Method("HSDP, reduced in bfloat16", lambda: plain(GPT, mesh, reduced)),
-        Method("HSDP, group hipress, int4_group", lambda: plain(GPT, compressing)),
-        *(synchronized(mesh, codec) for codec in CODECS),
-    )
+    compressing = _mesh(inside.size(), {"replicate": "hipress"})
+    methods = {
+        "FSDP, hosts apart": partial(plain, GPT, inside),
+        "HSDP": partial(plain, GPT, mesh),
+        "HSDP, reduced in bfloat16": partial(plain, GPT, mesh, reduced),
+        "HSDP, group hipress, int4_group": partial(plain, GPT, compressing),
+        **{f"HiPress {codec}": partial(synchronized, mesh, codec) for codec in CODECS},
+        **{f"hipress.shard, replicas {codec}": partial(averaged, mesh, codec) for codec in FIXED},
+    }
+    _compare(methods, GPT, steps, only)
 
 
-def rank_across(steps: int) -> None:
+def across_hosts(steps: int, only: Sequence[str]) -> None:
     """Compare methods whose shards are on several hosts, on a rank."""
     mesh = _start(int(os.environ["WORLD_SIZE"]))["shard"]
     alone = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("host", "alone"))
-    _compare(
-        Method("one host's computation", lambda: plain(LARGE, alone["alone"]), LARGE),
-        Method("FSDP2", lambda: plain(LARGE, mesh), LARGE),
-        Method("FSDP2, bfloat16", lambda: plain(LARGE, mesh, BFLOAT16), LARGE),
-        *(
-            Method(
-                f"HiPress {codec} + int8_group{', bfloat16' * (policy is MIXED)}",
-                partial(compressed, mesh, codec, policy),
-                LARGE,
+    ours = (*((each, PRECISE) for each in GRADIENTS), (GRADIENTS[0], MIXED))
+    methods = {
+        "one host's computation": partial(plain, LARGE, alone["alone"]),
+        "FSDP2": partial(plain, LARGE, mesh),
+        "FSDP2, bfloat16": partial(plain, LARGE, mesh, BFLOAT16),
+        **{
+            f"HiPress {codec} + int8_group{', bfloat16' * (policy is MIXED)}": partial(
+                compressed, mesh, codec, policy
             )
-            for codec, policy in (*((each, PRECISE) for each in GRADIENTS), (GRADIENTS[0], MIXED))
-        ),
-        steps=steps,
-    )
+            for codec, policy in ours
+        },
+    }
+    _compare(methods, LARGE, steps, only)
 
 
 def _start(shards: int) -> DeviceMesh:
@@ -158,12 +165,20 @@ def _mesh(shards: int, backends: Any = None) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=backends)
 
 
-def _compare(*methods: Method, steps: int = STEPS) -> None:
+def _compare(
+    methods: Mapping[str, _Make], workload: Workload, steps: int, only: Sequence[str]
+) -> None:
+    """Measure in turns the methods whose titles contain one of the texts, or all without any."""
+    made = [
+        Method(title, make, workload, TRIAL if title.endswith("auto") else WARM_UP)
+        for title, make in methods.items()
+        if not only or any(text in title for text in only)
+    ]
     for _ in range(ROUNDS):
-        for method in methods:
+        for method in made:
             method.measure(steps)
     if dist.get_rank() == 0:
-        for method in methods:
+        for method in made:
             print(method.line(), flush=True)
     dist.destroy_process_group()
 
@@ -190,15 +205,18 @@ def plain(
     return sharded(workload, mesh, policy), lambda: None
 
 
-def synchronized(mesh: DeviceMesh, codec: str) -> Method:
+def synchronized(mesh: DeviceMesh, codec: str) -> tuple[nn.Module, Callable[[], None]]:
     """The model sharded within a host, and averaged between hosts by a Synchronizer."""
     told = "adamw" if codec == "auto" else None
+    model, group = sharded(GPT, mesh["shard"]), mesh["replicate"].get_group()
+    return model, hipress.Synchronizer(model, codec, optimizer=told, process_group=group).step
 
-    def make() -> tuple[nn.Module, Callable[[], None]]:
-        model, group = sharded(GPT, mesh["shard"]), mesh["replicate"].get_group()
-        return model, hipress.Synchronizer(model, codec, optimizer=told, process_group=group).step
 
-    return Method(f"HiPress {codec}", make, warm_up=TRIAL if told else WARM_UP)
+def averaged(mesh: DeviceMesh, codec: str) -> tuple[nn.Module, Callable[[], None]]:
+    """The model sharded within a host, and averaged between hosts by `hipress.shard`."""
+    model, group = sharded(GPT, mesh["shard"]), mesh["replicate"].get_group()
+    hipress.shard(model, reduce_scatter=None, all_gather=None, replicas=codec, replica_group=group)
+    return model, lambda: None
 
 
 def compressed(
@@ -210,18 +228,18 @@ def compressed(
 
 def main(
     across: Annotated[bool, typer.Option(help="Spread the shards over the hosts.")] = False,
-    steps: Annotated[int, typer.Option(help="Of a turn, with --across.", min=1)] = STEPS,
+    ranks: Annotated[
+        int | None, typer.Option(help="Of a host: 2, or 1 with --across.", min=1)
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Of a turn.", min=1)] = STEPS,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A part of a method's title; may be repeated.")
+    ] = None,
 ) -> None:
     """Measure on the hosts of bench.netns."""
-    if across:
-        with refusing():
-            if "RANK" not in os.environ:
-                raise ValueError(
-                    f"no host's number in RANK; start it by {STARTED_BY} bench.shards --across"
-                )
-        rank_across(steps)
-    else:
-        on_host("bench.shards", rank)
+    here = across_hosts if across else between_replicas
+    each = ranks or (1 if across else PER_NODE)
+    on_host("bench.shards", lambda: here(steps, method or ()), each)
 
 
 if __name__ == "__main__":

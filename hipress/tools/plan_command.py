@@ -17,6 +17,7 @@ from hipress.auto.search import Search
 from hipress.auto.workload import timed
 from hipress.errors import ConfigError, HipressError
 from hipress.model.params import Param
+from hipress.optim.optimizer_kinds import kind_of
 from hipress.outer.schedule import Schedule
 from hipress.plan.plan import Decision, Plan
 from hipress.reporting.text_table import WIDTH, Table
@@ -25,7 +26,7 @@ from hipress.tools.models import own
 from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.probe_command import AcceptLoss, Device, Optimizer, check_device, fail
 from hipress.tools.simulate import cluster as clusters
-from hipress.tools.simulate import compared, outer_rounds, show
+from hipress.tools.simulate import compared, outer_rounds, sharded, show
 from hipress.tools.simulate.simulation import Simulation
 
 
@@ -54,6 +55,13 @@ def plan(
         int | None, typer.Option(help="Steps that a round of --every may travel.")
     ] = None,
     device: Device = "cpu",
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            help="fsdp2 or hsdp: instead, the methods of `hipress simulate --sharding` on the "
+            "profile."
+        ),
+    ] = None,
 ) -> None:
     """Print the plans that "auto" would try for a model on a profile, with reasons by tensor; for
     a GPU also the device that compresses. It needs no GPU."""
@@ -68,11 +76,15 @@ def plan(
                 f"{profile} is for models on {read.device}, not {device}: add --device "
                 f"{read.device}, or measure one by hipress probe --device {device}"
             )
+        shards = _shards(read, found, sharding, step)
         loop = _rounds(read, found, outer_rounds.schedule_of(every, delay, None), step)
     except HipressError as error:
         fail(str(error))
     for difference in read.differences(codecs):
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
+    if shards is not None:
+        _show_shards(shards, found.backwards, kind_of(optimizer))
+        return
     known = {name: codec for name, codec in codecs.items() if name in read.digests}
     places = Places.read(
         Search(params, Registry(known, wanted), wanted, read.topology), read.places
@@ -99,6 +111,35 @@ def _rounds(
     methods = [compared.parse(each) for each in compared.DEFAULTS]
     simulation = Simulation(clusters.probed(read), found, methods, step * 1e-3)
     return outer_rounds.predict(simulation, found, schedule, step * 1e-3)
+
+
+def _shards(
+    read: profiles.Profile, found: own.Found, sharding: str | None, step: float
+) -> sharded.ShardSimulation | None:
+    """The model's shards on the profile's link, as `hipress simulate` predicts them. step:
+    milliseconds. Raises ConfigError."""
+    if sharding is None:
+        return None
+    return sharded.simulation(sharding, clusters.probed(read), found, step=step * 1e-3)
+
+
+def _show_shards(
+    made: sharded.ShardSimulation, params: Sequence[Param], optimizer: str | None
+) -> None:
+    """Print the methods, fastest first, and the choices of the first one by tensor."""
+    first, *_ = outcomes = made.outcomes()
+    table = Table(f"Methods of {first.strategy}, {made.cluster}")
+    table.add_columns(["method", "loss"], ["ms a step", "MB a node"])
+    for each in outcomes:
+        loss = made.methods[each.method].loss(optimizer)
+        table.add_row(each.method, loss, f"{each.step * 1e3:.2f}", f"{each.node_bytes / 1e6:.2f}")
+    table.print()
+    for argument, decisions in made.decisions(first.method).items():
+        table = Table(f"\n{argument} of {first.method}, by tensor")
+        table.add_columns(["tensor", "choice", "why"])
+        for param, decision in zip(params, decisions, strict=True):
+            table.add_row(param.named_shape, _way(decision), decision.why)
+        table.print()
 
 
 def _read(path: Path) -> profiles.Profile:

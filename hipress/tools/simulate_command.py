@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from hipress.errors import ConfigError, HipressError, unknown
+from hipress.errors import ConfigError, HipressError
 from hipress.optim.optimizer_kinds import kind_of
 from hipress.reading import SHARE
 from hipress.reporting.text_table import WIDTH
@@ -53,7 +53,7 @@ def simulate(
         str | None,
         typer.Option(
             help="fsdp2: the model is sharded over all ranks; hsdp: over those of a node, and "
-            "averaged between nodes. See hipress.shard."
+            "averaged between nodes. See hipress.shard. By default as the cluster file says."
         ),
     ] = None,
     every: Annotated[
@@ -92,13 +92,14 @@ def simulate(
     """
     gc.freeze()  # else each full collection, of which parts make some, looks at all of torch: 0.2 s
     try:
+        case = clusters.read(cluster), own.find(model)
+        sharding = sharding or case[0].sharding
         schedule = outer_rounds.schedule_of(every, delay, fragments)
         if schedule is not None and sharding is not None:
             raise ConfigError(
                 "--every predicts sites whose ranks DDP averages: leave --sharding out, or "
                 "describe a site's own cluster"
             )
-        case = clusters.read(cluster), own.find(model)
         seconds = None if step is None else step * 1e-3
         simulation = _simulation(sharding, *case, method or (), seconds)
         made = predictions.table(simulation, kind_of(optimizer))
@@ -133,10 +134,7 @@ def _simulation(
     if sharding is None:
         made = [compared.parse(each) for each in methods or compared.DEFAULTS]
         return Simulation(cluster, model, made, step)
-    if sharding not in sharded.DEFAULTS:
-        raise unknown("sharding", sharding, (*sharded.DEFAULTS,))
-    ours = [sharded.parse(each, sharding) for each in methods or sharded.DEFAULTS[sharding]]
-    return sharded.ShardSimulation(cluster, model, ours, step)
+    return sharded.simulation(sharding, cluster, model, methods, step)
 
 
 def _warn(device: Device, made: predictions.Table, shards: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -196,6 +197,34 @@ def test_the_command(path, tmp_path):
         result.output.split()
     )
     assert json.loads(output.read_text())["outer"]["training"] == 1
+
+
+def planned(path, *arguments):
+    given = ["plan", "1000x1000", "--step", "30", "--profile", path, *arguments]
+    return CliRunner().invoke(app, [*map(str, given)], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("sharding", ["fsdp2", "hsdp"])
+def test_plans_of_a_profile_are_those_of_its_cluster(sharding, tmp_path):
+    """`hipress plan` of the profile that a cluster's simulation writes; the cluster file shards."""
+    cluster, profile, output = (tmp_path / name for name in ("c.yaml", "p.json", "o.json"))
+    cluster.write_text(
+        f"nodes: 2\nranks_per_node: 2\ndevice: cpu\nsharding: {sharding}\n"
+        "between: {bandwidth: 1 Gbit/s}\ninside: {bandwidth: 20 Gbit/s}\n"
+    )
+    made = simulate(cluster, "1000x1000", "--step", 30, "--profile", profile, "--json", output)
+    assert made.exit_code == 0, made.output
+    result = planned(profile, "--sharding", sharding, "--optimizer", "adamw")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    for row in json.loads(output.read_text())["methods"]:
+        (line,) = (each for each in lines if each.startswith(f"{row['method']} "))
+        step, sent = map(float, line.split()[-2:])
+        assert step == pytest.approx(1e3 * row["step"], rel=0.01)
+        assert sent == pytest.approx(row["node_bytes"] / 1e6, abs=0.006)
+    if sharding == "fsdp2":
+        assert re.search(r"int4_group\+int8_group +\+0.3% on gpt", result.output)
+        assert re.search(r"1000x1000 +int4_group \(hierarchical_push\)", result.output)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hipress.tools.profile import Profile
 __all__ = ["Cluster", "Link", "probed", "read"]
 
 _KEYS = ("nodes", "ranks_per_node", "ranks", "device", "between", "inside", "pcie", "rack",
-         "jitter", "slow_rank", "profile")  # fmt: skip
+         "jitter", "slow_rank", "profile", "sharding")  # fmt: skip
 _HINT = "begin with `nodes:`, `ranks_per_node:`, `device:`, `between: {bandwidth: 100 Gbit/s}`"
 
 
@@ -54,6 +54,7 @@ class Cluster:
     slow_rank: float = 0.0  # extra share of time that one rank computes
     profile: Profile | None = None  # result of `hipress probe`: costs of codecs
     assumed: tuple[str, ...] = ()  # texts on values that the file does not give
+    sharding: str | None = None  # fsdp2 or hsdp: ranks that hold the model's shards
 
     @property
     def ranks(self) -> int:
@@ -65,16 +66,31 @@ class Cluster:
         """Ranks by node."""
         return Topology.even(self.ranks, self.ranks_per_node)
 
+    @property
+    def link(self) -> Link:
+        """The link between nodes, or inside a single node."""
+        return self.inside if self.nodes == 1 else self.between
+
+    @property
+    def hops(self) -> int:
+        """Latencies of an all-reduce, one after the other: GPUs' trees have few, rings of hosts
+        all."""
+        if self.device.host:
+            return 2 * (self.ranks - 1)
+        return 2 * math.ceil(math.log2(max(2, self.nodes)))
+
+    def with_link(self, link: Link) -> Cluster:
+        """The same cluster with another `link`."""
+        return replace(self, inside=link) if self.nodes == 1 else replace(self, between=link)
+
     def with_bandwidth(self, bandwidth: float) -> Cluster:
-        """The same cluster with another bandwidth between nodes, or inside a single node."""
-        if self.nodes == 1:
-            return replace(self, inside=replace(self.inside, bandwidth=bandwidth))
-        return replace(self, between=replace(self.between, bandwidth=bandwidth))
+        """The same cluster with another bandwidth of its `link`."""
+        return self.with_link(replace(self.link, bandwidth=bandwidth))
 
     @property
     def bandwidth(self) -> float:
         """The bandwidth that `with_bandwidth` sets, in bytes a second."""
-        return (self.inside if self.nodes == 1 else self.between).bandwidth
+        return self.link.bandwidth
 
     def crossing(self, peers: int) -> float:
         """Factor by which a transfer gets less than a node's link, since others of its rack leave
@@ -97,7 +113,7 @@ class Cluster:
 
     def __str__(self) -> str:
         """Text such as `16 nodes x 8 h100, 100 Gbit/s a node at 85%`."""
-        link, what = (self.inside, "a rank") if self.nodes == 1 else (self.between, "a node")
+        link, what = self.link, "a rank" if self.nodes == 1 else "a node"
         return (
             f"{self.nodes} nodes x {self.ranks_per_node} {self.device.name}, "
             f"{link.bandwidth * 8e-9:g} Gbit/s {what} at {link.reach:.0%}"
@@ -116,8 +132,9 @@ def read(path: Path) -> Cluster:
         *reader.rack(), fields.quantity("jitter", SHARE, 0.0, most=1.0),
         fields.quantity("slow_rank", SHARE, 0.0), reader.probed,
     )  # fmt: skip
+    sharding = fields.text("sharding", "") or None
     reading.refuse(fields.problems)
-    return replace(found, assumed=tuple(reader.assumed))
+    return replace(found, assumed=tuple(reader.assumed), sharding=sharding)
 
 
 def probed(profile: Profile) -> Cluster:
@@ -127,11 +144,13 @@ def probed(profile: Profile) -> Cluster:
     line, inside = costs.to(topology.world_size).line, costs.inside.line
     per_node = topology.largest
     device = DEVICES["cpu" if profile.device == "cpu" else "v100"]
-    return Cluster(
+    made = Cluster(
         len(topology.nodes), per_node, _probed(device, profile, told=False),
-        Link(_over(line.per_byte, per_node), line.latency, 1.0, profile.link.collective),
+        Link(_over(line.per_byte, per_node), line.latency),
         Link(_over(inside.per_byte), inside.latency), profile=profile,
     )  # fmt: skip
+    collective = max(0.0, profile.link.collective - made.hops * made.link.latency)
+    return made.with_link(replace(made.link, collective=collective))
 
 
 def _over(per_byte: float, ranks: int = 1) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -97,15 +96,13 @@ def _inside(cluster: Cluster) -> Transfer:
 
 
 def _reduce(cluster: Cluster) -> Transfer:
-    """All-reduce, by bytes that each rank has. A byte travels twice around. Latency: GPUs' trees
-    have few hops in a row; rings of hosts have all."""
-    n, link = cluster.ranks, cluster.inside if cluster.nodes == 1 else cluster.between
+    """All-reduce, by bytes that each rank has. A byte travels twice around."""
+    n, link = cluster.ranks, cluster.link
     around = 2 * (n - 1) / n
     slowest = 0.0 if cluster.ranks_per_node == 1 else 1 / cluster.inside.speed
     if cluster.nodes > 1:
         slowest = max(slowest, cluster.crossing(1) / cluster.between.speed)
-    hops = 2 * (n - 1) if cluster.device.host else 2 * math.ceil(math.log2(max(2, cluster.nodes)))
-    made = _transfer(cluster, slowest, link.collective + hops * link.latency)
+    made = _transfer(cluster, slowest, link.collective + cluster.hops * link.latency)
     return replace(made, line=Line(made.line.latency, around * made.line.per_byte))
 
 
