@@ -76,8 +76,9 @@ def plan(
                 f"{profile} is for models on {read.device}, not {device}: add --device "
                 f"{read.device}, or measure one by hipress probe --device {device}"
             )
+        schedule = outer_rounds.schedule_of(every, delay, None, sharding)
         shards = _shards(read, found, sharding, step)
-        loop = _rounds(read, found, outer_rounds.schedule_of(every, delay, None), step)
+        loop = _rounds(read, found, schedule, step)
     except HipressError as error:
         fail(str(error))
     for difference in read.differences(codecs):

@@ -94,12 +94,7 @@ def simulate(
     try:
         case = clusters.read(cluster), own.find(model)
         sharding = sharding or case[0].sharding
-        schedule = outer_rounds.schedule_of(every, delay, fragments)
-        if schedule is not None and sharding is not None:
-            raise ConfigError(
-                "--every predicts sites whose ranks DDP averages: leave --sharding out, or "
-                "describe a site's own cluster"
-            )
+        schedule = outer_rounds.schedule_of(every, delay, fragments, sharding)
         seconds = None if step is None else step * 1e-3
         simulation = _simulation(sharding, *case, method or (), seconds)
         made = predictions.table(simulation, kind_of(optimizer))

@@ -222,6 +222,9 @@ def test_plans_of_a_profile_are_those_of_its_cluster(sharding, tmp_path):
         step, sent = map(float, line.split()[-2:])
         assert step == pytest.approx(1e3 * row["step"], rel=0.01)
         assert sent == pytest.approx(row["node_bytes"] / 1e6, abs=0.006)
+    both = planned(profile, "--sharding", sharding, "--every", "10")
+    assert both.exit_code == 2
+    assert "leave --sharding out" in " ".join(both.output.split())
     if sharding == "fsdp2":
         assert re.search(r"int4_group\+int8_group +\+0.3% on gpt", result.output)
         assert re.search(r"1000x1000 +int4_group \(hierarchical_push\)", result.output)

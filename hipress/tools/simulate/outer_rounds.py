@@ -42,12 +42,19 @@ class Rounds:
         return self.local / self.step
 
 
-def schedule_of(every: int | None, delay: int | None, fragments: int | None) -> Schedule | None:
+def schedule_of(
+    every: int | None, delay: int | None, fragments: int | None, sharding: str | None
+) -> Schedule | None:
     """The rounds that these options of a command ask for, if any. Raises ConfigError."""
     if every is None:
         if delay is not None or fragments is not None:
             raise ConfigError("--delay and --fragments are of an outer loop: add --every STEPS")
         return None
+    if sharding is not None:
+        raise ConfigError(
+            "--every predicts sites whose ranks DDP averages: leave --sharding out, or describe a "
+            "site's own cluster"
+        )
     return Schedule(every, 1 if fragments is None else fragments, delay or 0)
 
 
