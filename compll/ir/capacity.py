@@ -15,7 +15,6 @@ import numpy as np
 
 from compll.ir.expr import Type, walk
 from compll.ir.layout import layout, limits
-from compll.ir.matrices import mixes
 from compll.ir.module import Module, Selection
 from compll.ir.static import Number
 from compll.numerics.types import I64
@@ -31,7 +30,7 @@ def cuts(module: Module) -> bool:
     takes any number of elements."""
     filters = [s for s in module.selections if s.dynamic]
     spreads = any(e.op == "spread" for e in walk(module.decode))
-    return bool(filters and module.states) and not mixes(module) and not spreads
+    return bool(filters and module.states) and module.decoded is not None and not spreads
 
 
 def capped(module: Module) -> Module:

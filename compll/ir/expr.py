@@ -26,6 +26,10 @@ LEVELS = {
     "table": 1,
     "matrix": 1,
 }
+#: operators whose value a search finds, those that make a table, and all that look at every element
+LIBRARY = ("kth_largest", "adjust", "bisect", "quantiles")
+TABLES = ("quantiles",)
+TOTALS = (*LIBRARY, "reduce_sum", "reduce_min", "reduce_max")
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from compll.errors import RuleError, UsageError
 from compll.ir.expr import Expr, Pool, Type, walk
 from compll.ir.static import depends, evaluate
-
-if TYPE_CHECKING:
-    from compll.ir.module import Module
 
 #: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
 LEAST, ROOM = 1 << 20, 64
@@ -207,19 +203,6 @@ RULES: dict[str, Callable[..., Expr]] = {
     "take_columns": _take,
     "ones": _ones,
 }
-
-
-def mixes(module: Module) -> bool:
-    """True if values of the spec mix elements, so that its kernels consist of steps over whole
-    arrays."""
-    drawn = any(s.kind == "drawn" for s in module.selections)
-    fields = [f.expr for f in module.fields if f.expr is not None]
-    keys = [s.key for s in module.selections]
-    return (
-        drawn
-        or bool(module.rounds)
-        or uses(module.decode, *fields, *keys, *module.updates.values())
-    )
 
 
 def uses(*roots: Expr) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compll.ir.expr import Expr
+from compll.ir.expr import TOTALS, Expr
 from compll.ir.formulas import formula
-from compll.ir.program import TOTALS
 
 
 class Printer:

@@ -18,6 +18,8 @@ from compll.ir.module import Field, Module
 LEVELS = ("piece", "tile", "lane")
 #: shape of a scratch array with room for every lane
 SCRATCH = "scratch"
+#: the payload's last byte: 1 if the gradient was not finite, and no field tells
+STATUS = Field("(status)", "byte", 8, "scalar")
 #: suffix of the name of a payload field that is a sum over the ranks
 ALL = "__all"
 
@@ -38,9 +40,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Store:
-    """A value that is written to memory. target: payload | state | gradient | kept |
-    scratch.
+    """A value that is written to memory. target: payload | state | gradient | kept | scratch.
 
+    fill: one number everywhere in the gradient. wrong: a check's number that is not 0 for a payload
+    that is no payload.
     A state ignores NaN and infinity. back: store only if the caller wants the gradient decoded.
     place: for a scattered value, its element.
     """
@@ -122,6 +125,11 @@ class Walk:
         return [*self.folds, *compacted, *places, *(s.value for s in self.stores)]
 
     @property
+    def placed(self) -> bool:
+        """True if a value depends on its element's position, or the elements are selected ones."""
+        return bool(self.of) or any(v.op in ("draw", "position") for v in self.values)
+
+    @property
     def spreads(self) -> list[Value]:
         """Values whose lanes take the next element of an array if a condition holds."""
         return [v for v in self.values if v.op == "spread"]
@@ -133,65 +141,34 @@ class Walk:
 
 
 @dataclass
-class KthLargest:
-    """A search for the k-th largest order key of all lanes or of a sample; it also counts larger
-    ones.
+class Search:
+    """A number or a table of the piece that takes more than a walk. how: see SEARCHES.
 
-    walk: compacts the keys that are at least `least`, which the step chooses. found, larger: the
-    values of the piece that it makes. sample: number of elements drawn; None: all are searched.
-    """
-
-    walk: Walk
-    k: Value
-    least: Value
-    found: Value
-    larger: Value
-    sample: Value | None = None
-
-    @property
-    def drawing(self) -> bool:
-        """True if a key depends on its element's position, or the elements are drawn ones."""
-        return bool(self.walk.of) or any(v.op in ("draw", "position") for v in self.walk.values)
-
-    @property
-    def sampled(self) -> list[Field]:
-        """Arrays that a sample is collected in: the inputs of keys, or the keys if they depend on
-        positions."""
-        loads = [v.attr for v in self.walk.values if v.op == "load" and v.level == "lane"]
-        names = [f"state {a.name}" if isinstance(a, Field) else "g" for a in loads]
-        if self.drawing:
-            names = ["keys"]
-        return [Field(f"sample of {name}", "float32", 0, "kept") for name in dict.fromkeys(names)]
-
-
-@dataclass
-class ThresholdSearch:
-    """`adjust` or `bisect`: tries thresholds until the wanted number of lanes reaches one.
-
-    walk: counts the lanes that reach each of `tries`, which the step chooses. given: the operator's
-    numbers. found, count: the threshold that the step makes, and the number of lanes that reach it.
+    walk: of the lanes that are searched. chosen: values of the piece that the step sets for it: a
+    lower bound of keys, or thresholds to try. numbers: values of the piece that the search takes.
+    made: those that it makes, the result first. arrays: its scratch arrays. attr: a number that is
+    known when compiling.
     """
 
     how: str
     walk: Walk
-    given: list[Value]
-    tries: list[Value]
-    found: Value
-    count: Value
+    numbers: list[Value]
+    made: tuple[Value, ...]
+    chosen: list[Value] = field(default_factory=list)
+    arrays: list[Field] = field(default_factory=list)
+    attr: int = 0
+
+    @property
+    def sample(self) -> Value | None:
+        """The number of elements drawn, among which it looks for the k-th largest; None: all."""
+        return self.numbers[1] if self.how == "kth_largest" and self.numbers[1:] else None
 
 
-@dataclass
-class Quantiles:
-    """The numbers that divide all lanes' values into `parts` equal parts. walk: stores their order
-    keys.
-
-    arrays: the array it stores them in, and two more of the same length.
-    """
-
-    walk: Walk
-    arrays: list[Field]
-    found: Value
-    parts: int
+#: kth_largest: the k-th largest order key, and the number of larger ones, of the lanes whose keys
+#: the walk compacts; adjust, bisect: a threshold that the wanted number of lanes reaches, and their
+#: number, where the walk counts for each chosen one; quantiles: the table of numbers that divide
+#: the order keys that the walk stores into `attr` equal parts
+SEARCHES = ("kth_largest", "adjust", "bisect", "quantiles")
 
 
 @dataclass
@@ -256,7 +233,7 @@ ROUTINES = (
     "drawn",
 )  # fmt: skip
 
-Op = Walk | Store | KthLargest | ThresholdSearch | Quantiles | Stream | Ascending | When | Call
+Op = Walk | Store | Search | Stream | Ascending | When | Call
 
 
 @dataclass
@@ -264,12 +241,11 @@ class Kernel:
     """encode, decode or check. steps: walks, in order; searches and stores of the piece between
     them.
 
-    statics: numbers that the host computes for each piece. bad: a total; in an encode it tells
-    whether the gradient was finite, for the status byte; in a check, whether a payload's counts do
-    not fit. limits: the most elements of each selection. added: fields whose sums over the ranks
-    are given. own: arrays that steps leave for others. sizes: of payload fields that are matrices.
-    rooms: matrices that hold the elements of a piece ("matrix"), that replace them ("flat"), and
-    others ("").
+    statics: numbers that the host computes for each piece. limits: the most elements of each
+    selection. added: fields whose sums over the ranks are given. own: arrays that steps leave for
+    others. sizes: of payload fields that are matrices. rooms: matrices that hold the elements of a
+    piece ("matrix"), that replace them ("flat"), and others (""). exprs: values that compute
+    expressions of the spec, and these, by the values' ids.
     """
 
     name: str
@@ -278,12 +254,12 @@ class Kernel:
     steps: list[Op] = field(default_factory=list)
     statics: list[Expr] = field(default_factory=list)
     states: list[Field] = field(default_factory=list)
-    bad: Value | None = None
     limits: dict[str, Value] = field(default_factory=dict)
     added: list[Field] = field(default_factory=list)
     own: list[Field] = field(default_factory=list)
     sizes: dict[str, Extents] = field(default_factory=dict)
     rooms: dict[tuple[str, tuple[Expr, ...]], None] = field(default_factory=dict)
+    exprs: dict[int, tuple[Value, Expr]] = field(default_factory=dict)
 
     @property
     def walks(self) -> list[Walk]:
@@ -309,9 +285,7 @@ class Kernel:
         stores = [s for w in self.walks for s in w.stores]
         found += [s.field for s in stores if s.target in (SCRATCH, "kept") and s.field]
         found += self.own
-        searches = [s for s in flat(self.steps) if isinstance(s, KthLargest)]
-        found += [f for s in searches for f in s.sampled]
-        found += [f for s in self.steps if isinstance(s, Quantiles) for f in s.arrays]
+        found += [f for s in flat(self.steps) if isinstance(s, Search) for f in s.arrays]
         return list({f.name: f for f in found}.values())
 
 
@@ -325,7 +299,7 @@ def flat(steps: Iterable[Op]) -> Iterator[Op]:
 
 def walk_of(step: Op) -> Walk | None:
     """The walk that a step is or has; None for other steps."""
-    if isinstance(step, KthLargest | ThresholdSearch | Quantiles):
+    if isinstance(step, Search):
         return step.walk
     return step if isinstance(step, Walk) else None
 
@@ -351,8 +325,3 @@ def order_inside(roots: Iterable[Value]) -> Iterator[Value]:
     """Values as `order` gives them, without the arguments of the piece's values: an earlier walk
     computed a total's fold."""
     return order(roots, into=lambda v: v.level != "piece")
-
-
-def made(step: KthLargest | ThresholdSearch) -> tuple[Value, Value]:
-    """The two values that a search makes: the result, and the count."""
-    return step.found, step.larger if isinstance(step, KthLargest) else step.count

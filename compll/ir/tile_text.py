@@ -8,15 +8,12 @@ from compll.ir.tile import (
     Call,
     Compact,
     Kernel,
-    KthLargest,
     Op,
-    Quantiles,
+    Search,
     Store,
     Stream,
-    ThresholdSearch,
     Value,
     When,
-    made,
     order,
     walk_of,
 )
@@ -44,10 +41,6 @@ def text(kernel: Kernel) -> str:
         lines.append(f"  limit {name}: {names[id(limit)]}")
     for step in kernel.steps:
         lines += [f"  {line}" for line in _step(step, names)]
-    if kernel.bad is not None:
-        if kernel.bad.op != "total":
-            lines += _known([kernel.bad], names)
-        lines.append(f"  status {names.get(id(kernel.bad.args[0]), '')} not finite")
     return "\n".join(lines) + "\n"
 
 
@@ -67,7 +60,7 @@ def _step(step: Op, names: dict[int, str]) -> list[str]:
     walk = walk_of(step)
     assert walk is not None
     limits = [one.limit for one in walk.compacts if one.limit is not None]
-    roots = [*walk.roots, *limits, *_numbers(step)]
+    roots = [*walk.roots, *limits, *(step.numbers if isinstance(step, Search) else ())]
     size, over = [], f" of {walk.of}" * bool(walk.of)
     if walk.matrix is not None:
         size = _known([walk.matrix.size], names)
@@ -109,26 +102,15 @@ def _known(roots: list[Value], names: dict[int, str]) -> list[str]:
     return lines
 
 
-def _numbers(step: Op) -> list[Value]:
-    """Numbers that a search takes besides its walk."""
-    if isinstance(step, KthLargest):
-        return [step.k] if step.sample is None else [step.k, step.sample]
-    return step.given if isinstance(step, ThresholdSearch) else []
-
-
 def _searched(step: Op, names: dict[int, str]) -> list[str]:
     """A line for the results of a search."""
-    if isinstance(step, Quantiles):
-        names[id(step.found)] = f"%{len(names)}"
-        return [f"{names[id(step.found)]} = quantiles of them, {step.parts}"]
-    if not isinstance(step, KthLargest | ThresholdSearch):
+    if not isinstance(step, Search):
         return []
-    for value in made(step):
+    for value in step.made:
         names[id(value)] = f"%{len(names)}"
-    how = "kth largest" if isinstance(step, KthLargest) else step.how
-    numbers = ", ".join(names[id(v)] for v in _numbers(step))
-    sample = " of a sample" * (isinstance(step, KthLargest) and step.sample is not None)
-    return [f"{', '.join(names[id(v)] for v in made(step))} = {how}{sample}, {numbers}"]
+    how = step.how.replace("_", " ") + " of a sample" * (step.sample is not None)
+    given = ", ".join([*(names[id(v)] for v in step.numbers), *[str(step.attr)] * bool(step.attr)])
+    return [f"{', '.join(names[id(v)] for v in step.made)} = {how}, {given}"]
 
 
 def _line(value: Value, names: dict[int, str]) -> str:

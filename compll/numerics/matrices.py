@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.numerics import halves, numbers
+from compll.numerics import numbers
 from compll.numerics.types import F32, F64, I32
 
 TINY = 1e-6
@@ -166,16 +166,6 @@ def padded(x: Any, rows: int, cols: int) -> F32:
     out = np.zeros(rows * cols, np.float32)
     out[: len(x)] = x
     return out.reshape(rows, cols)
-
-
-def fed(x: F32, scale: np.float32, residual: NDArray[Any], decay: float = 1.0) -> F32:
-    """The input of feedback: scaled x plus the residual, which decays."""
-    return x * scale + halves.read(residual) * np.float32(decay)
-
-
-def left(held: NDArray[Any], g: F32, out: F32) -> None:
-    """Store the new residual: g minus out."""
-    halves.keep(held, g - out)
 
 
 def lookup(table: F32, index: I32) -> F32:

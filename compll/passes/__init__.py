@@ -1,1 +1,1 @@
-"""Translation of a typed module to a program: feedback, phases, schedule, memory traffic."""
+"""Translation of a typed module to tile programs: feedback, lowering, fusion, memory traffic."""

@@ -15,6 +15,7 @@ from compll.ir.tile import (
     Walk,
 )
 from compll.passes.arrays import ARRAYS, Arrays
+from compll.passes.values import SHAPES
 
 
 def field(values: Arrays, e: Expr) -> Value:
@@ -56,9 +57,8 @@ def read(values: Arrays, f: Field, e: Expr) -> Value:
         if positions:
             return values.load(array)
         f = array
-    scalar = e.type.shape not in ARRAYS
-    level, whole = ("piece" if scalar else "lane"), f.packed or f.storage in WHOLE
-    kind = ("i64" if whole else "f64") if scalar else "i32" if whole else "f32"
+    level, whole = SHAPES[e.type.shape], f.packed or f.storage in WHOLE
+    kind = ("i64" if whole else "f64") if level == "piece" else "i32" if whole else "f32"
     found = values.make("unpack" if f.packed else "load", (), kind, level, f)
     return typed(values, found, e)
 
@@ -98,10 +98,7 @@ def leaving(values: Arrays, f: Field) -> Value:
     if f.expr.type.shape in ARRAYS:
         value = values.lanes(value)
     if f.packed and not f.trits:
-        most = f.most or (1 << f.bits) - 1
-        value = values.make(
-            "code", [values.narrow(value, "lane")], "i32", value.level, most.bit_length()
-        )
+        value = values.code(f, value)
     elif f.storage in WHOLE or f.trits:
         value = values.whole(value) if value.kind == "bool" else value
     elif value.kind not in ("f32", "f64"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compll.passes import array_calls, array_fields, array_matrices, array_selections
+from compll.passes import array_calls, array_fields, array_matrices, selections
 from compll.passes.arrays import Operation
 
 #: calls of a routine of the operator's own name
@@ -22,11 +22,11 @@ OPERATIONS: dict[str, Operation] = {
     "take_columns": array_matrices.take_columns,
     "random_matrix": array_matrices.random_matrix,
     "ones": array_matrices.ones,
-    "indices": array_selections.indices,
-    "count_kept": array_selections.counted,
-    "gather": array_selections.gather,
-    "in": array_selections.inside,
-    "scatter": array_selections.scatter,
+    "indices": selections.indices,
+    "count_kept": selections.counted,
+    "gather": selections.gather,
+    "in": selections.inside,
+    "scatter": selections.scatter,
     "matmul": array_calls.matmul,
     "sum_by": array_calls.sum_by,
     **dict.fromkeys(ROUTINES, array_calls.routine),

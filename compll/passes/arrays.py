@@ -1,22 +1,21 @@
-"""Expressions that mix elements as steps: matrices, transforms, drawn selections, rounds.
+"""Expressions as values and steps: ask for a value, and its steps appear in the order of need.
 
-An expression of single elements is a value of lanes, and stands in the walk that needs it. An
-operator that mixes elements is a call (see ROUTINES in ir/tile.py), which fills a scratch array.
-Both are made on first use, so steps stand in the order in which values need each other.
+An expression of single elements is a value of lanes, and stands in the walk that needs it. A total,
+a search and a selection are steps. An operator that mixes elements is a call (see ROUTINES in
+ir/tile.py), which fills a scratch array. fusion.py orders and joins the steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from compll.ir.expr import Expr, Type, walk
+from compll.ir.expr import LIBRARY, Expr, Type, walk
 from compll.ir.module import Field, Module
-from compll.ir.program import LIBRARY, TABLES, Unsupported
-from compll.ir.tile import SCRATCH, Extents, Kernel, Store, Value, Walk, order
-from compll.passes import tables
-from compll.passes.thresholds import Thresholds
-from compll.passes.values import FOLDS, KINDS, Values
+from compll.ir.tile import SCRATCH, Compact, Extents, Kernel, Store, Value, Walk, order
+from compll.passes.refusal import Unsupported
+from compll.passes.searches import Searches
+from compll.passes.values import FOLDS, KINDS, SHAPES, Args, Values
 
 #: shapes that have elements
 ARRAYS = ("n", "kept", "matrix")
@@ -28,18 +27,33 @@ OWN = (
 Operation = Callable[["Arrays", Expr], Value]
 
 
+@dataclass
+class Selecting:
+    """A selection, the walk that selects, and arrays of the values that it captures, by the value's
+    id.
+
+    late: known for values, by id: true if they are computed only after that walk.
+    """
+
+    compact: Compact
+    walk: Walk
+    parts: dict[int, Field] = field(default_factory=dict)
+    late: dict[int, bool] = field(default_factory=dict)
+
+
 class Arrays(Values):
     """Values of a kernel; adds steps to the kernel as values need them.
 
     fed: states are available. alone: this rank's fields stand for the combined ones; else the sums
     over ranks are given. own: `field` is the value that this rank stores, not the payload's.
     summed: it is the one that all ranks combined. operations: by name, those whose elements depend
-    on other elements of their arguments.
+    on other elements of their arguments. conditions: see guards.py.
     """
 
     def __init__(
         self, module: Module, kernel: Kernel, operations: Mapping[str, Operation], *, fed: bool,
         alone: bool = False, own: bool = False, summed: bool = False,
+        conditions: Mapping[int, tuple[Expr, bool]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(module, kernel)
         self.operations = operations
@@ -47,7 +61,10 @@ class Arrays(Values):
         self.known: dict[int, Value] = {}
         self.arrays: dict[Hashable, Value] = {}
         self.extremes = {name for name, how in module.rounds if how == "max"}
-        self.thresholds = Thresholds(self, {})
+        self.searches = Searches(self, conditions or {})
+        self.selecting: dict[str, Selecting] = {}
+        #: a decoded payload that is added to the gradient
+        self.incoming: Value | None = None
 
     # domains
 
@@ -107,10 +124,16 @@ class Arrays(Values):
 
     def of(self, expr: Expr) -> Value:
         if id(expr) not in self.known:
-            for e in walk(expr, into=lambda e: id(e) not in self.known and self.elementwise(e)):
-                if id(e) not in self.known:
-                    self.known[id(e)] = self.found(e)
+            for e in walk(expr, into=self.enters):
+                if id(e) not in self.known and e.type.shape in SHAPES:
+                    value = self.known[id(e)] = self.found(e)
+                    self.kernel.exprs.setdefault(id(value), (value, e))
         return self.known[id(expr)]
+
+    def enters(self, e: Expr) -> bool:
+        """True if the arguments of an expression are values that it needs first."""
+        fresh = id(e) not in self.known and e.op not in self.operations
+        return fresh and e.type.shape != "static"
 
     def found(self, e: Expr) -> Value:
         if e.type.shape == "static":
@@ -121,10 +144,11 @@ class Arrays(Values):
             return self.operations[e.op](self, e)
         if e.op in LIBRARY:
             return self.searched(e)
-        for a in e.args:
-            self.done[id(a)] = self.argument(a, e)
+        args = [self.argument(a, e) for a in e.args]
         wide = any(a.type.shape == "scalar" and a.type.dtype == "float" for a in e.args)
-        return self.beside_numbers(e) if e.type.shape == "matrix" and wide else self.one(e)
+        return (
+            self.beside_numbers(e, args) if e.type.shape == "matrix" and wide else self.one(e, args)
+        )
 
     def elementwise(self, e: Expr) -> bool:
         """True if each element depends on the same element of the arguments alone."""
@@ -140,10 +164,9 @@ class Arrays(Values):
             return self.element(a, self.lanes(at))
         return self.of(a)
 
-    def beside_numbers(self, e: Expr) -> Value:
+    def beside_numbers(self, e: Expr, args: Args) -> Value:
         """The value of a matrix and a number: both, and the result, are float64, as in the
         reference."""
-        args = [self.done[id(a)] for a in e.args]
         args = [self.make("convert", [v], "f64", v.level) if v.kind == "f32" else v for v in args]
         op = "where" if e.op == "choose" else e.op
         if e.type.dtype == "bool":
@@ -155,21 +178,18 @@ class Arrays(Values):
         """The sum, maximum or minimum of an array."""
         (x,) = e.args
         if x.type.shape not in ARRAYS:
-            raise Unsupported("reductions over groups or samples beside matrices or rounds", "", e)
+            raise Unsupported("reductions over groups or samples", "", e)
         fold = self.fold(e)
         one = self.walk(x.type)
         one.folds.append(fold)
-        self.kernel.steps.append(one)
+        self.kernel.steps.append(self.searches.guarded(e, one))
         return self.make("total", [fold], "f64", "piece", fold.attr)
 
     def searched(self, e: Expr) -> Value:
-        """A threshold or a table, with the steps that find it."""
-        if e.op in TABLES:
-            self.known[id(e)] = self.one(e)
-            self.kernel.steps += tables.steps(self, e)
-            return self.known[id(e)]
-        self.kernel.steps.append(self.thresholds.step(e))
-        return self.done[id(e)]
+        """A threshold or a table, with the step that finds it."""
+        step, value = self.searches.step(e)
+        self.kernel.steps.append(self.searches.guarded(e, step))
+        return value
 
     # elements at other places
 
@@ -227,9 +247,9 @@ class Arrays(Values):
         value = self.moved(self.lanes(self.of(e.args[0])), near, e.args[0].type)
         return self.do("where", inside, value, self.constant(0.0), kind="f32")
 
-    def op_lookup(self, e: Expr, kind: str, level: str) -> Value:
+    def op_lookup(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         if e.args[0].type.shape != "matrix":
-            return super().op_lookup(e, kind, level)
+            return super().op_lookup(e, args, kind, level)
         index, row = self.argument(e.args[1], e), e.args[0]
         if row.op == "field" and not (self.own or self.summed) and row.type.dims[1].op == "const":
             f = self.fields[str(row.value)]
@@ -244,31 +264,39 @@ class Arrays(Values):
 
     # selections
 
-    def op_count_kept(self, e: Expr, kind: str, level: str) -> Value:
-        self.operations[e.op](self, e)  # have them selected
-        return super().op_count_kept(e, kind, level)
+    def op_count_kept(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        if self.own:  # a decoder is given the number
+            self.operations[e.op](self, e)  # have them selected
+        return self.make("counted", (), "i64", "piece", str(e.value or e.type.of))
 
-    def op_spread(self, e: Expr, kind: str, level: str) -> Value:
-        found = super().op_spread(e, kind, level)
-        self.kernel.steps += self.spread
-        self.spread.clear()
-        return found
+    # input, states, fields, and sums over ranks
 
-    # states, fields, and sums over ranks
+    def op_input(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        """The gradient; with feedback plus the residual, or minus the reference."""
+        g = self.make("load", (), "f32", "lane", "g")
+        if self.incoming is not None:
+            g = self.make("add", [g, self.incoming], "f32", "lane")
+        g = self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
+        if not (self.fed_states and self.module.feedback):
+            return g
+        held = self.load(self.states[self.module.fed_state])
+        if self.module.differences:
+            return self.make("sub", [g, held], "f32", "lane")
+        if self.module.decay != 1:
+            held = self.make("mul", [held, self.constant(self.module.decay)], "f32", "lane")
+        return self.make("add", [g, held], "f32", "lane")
 
-    def op_input(self, e: Expr, kind: str, level: str) -> Value:
-        g = super().op_input(e, kind, level)
-        return self.fed(g) if self.fed_states and self.module.feedback else g
-
-    def op_state(self, e: Expr, kind: str, level: str) -> Value:
+    def op_state(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        kind = "f32" if level == "lane" else "f64"
         if not self.fed_states:
-            zero = self.make("const", (), "f32" if level == "lane" else "f64", "piece", 0.0)
+            zero = self.make("const", (), kind, "piece", 0.0)
             return self.lanes(zero) if level == "lane" else zero
+        f = self.states[str(e.value)]
         if e.type.shape != "matrix":
-            return super().op_state(e, kind, level)
+            return self.make("load", (), kind, level, f)
         fits = self.fits(e.type)
         place = self.do("where", fits, self.position(), self.constant(0))
-        held = self.make("at", [place], "f32", "lane", self.states[str(e.value)])
+        held = self.make("at", [place], "f32", "lane", f)
         return self.do("where", fits, held, self.constant(0.0), kind="f32")
 
     def fits(self, type_: Type) -> Value:
@@ -279,7 +307,7 @@ class Arrays(Values):
         size = pool.make("mul", (rows, cols), whole)
         return self.static(pool.make("le", (size, n), Type("bool", "static")))
 
-    def op_field(self, e: Expr, kind: str, level: str) -> Value:
+    def op_field(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.operations[e.op](self, e)
 
     op_combined = op_field

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from compll.errors import Diagnostic, Span
 from compll.ir.expr import walk
-from compll.ir.matrices import ARRAY_OPERATORS, mixes
+from compll.ir.matrices import ARRAY_OPERATORS
 from compll.ir.module import Module
-from compll.passes.kernel_traffic import traffic_of
+from compll.passes.traffic import traffic_of
 
 FACTOR = 3.0  # times the least possible bytes; specs with products of matrices alone stay below
 
 
 def warnings(module: Module) -> list[Diagnostic]:
     """A warning at the first part that prevents fused passes, or none."""
-    if not mixes(module):
+    blamed = _cause(module)
+    if blamed is None:
         return []
     found = traffic_of(module, feed=bool(module.states))
     if found.moved <= FACTOR * found.least:
         return []
-    span, cause, hint = _cause(module)
+    span, cause, hint = blamed
     message = (
         f"warning: with {cause} this is computed an array at a time: {len(found.walks)} walks over "
         f"memory move {found.moved:.3g} bytes per element, where {found.least:.3g} would do"
@@ -27,8 +28,9 @@ def warnings(module: Module) -> list[Diagnostic]:
     return [Diagnostic(module.path, span, message, hint)]
 
 
-def _cause(module: Module) -> tuple[Span, str, str]:
-    """The place and name of the first part that prevents fused passes, and a hint."""
+def _cause(module: Module) -> tuple[Span, str, str] | None:
+    """The place and name of the first part that prevents fused passes, and a hint; None if there is
+    none."""
     for name, value in module.bindings.items():
         for e in walk(value):
             span = module.spans.get(f"encode.{name}", Span())
@@ -39,5 +41,7 @@ def _cause(module: Module) -> tuple[Span, str, str]:
     if module.rounds:
         return module.spans["rounds"], "`rounds:`", "without it the passes are fused"
     drawn = next((s.name for s in module.selections if s.kind == "drawn"), "")
+    if not drawn:
+        return None
     hint = "filter(random(0, 1) < ratio, limit) is fused, but sends positions"
     return module.spans.get(f"encode.{drawn}", Span()), "drawn", hint

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from compll.errors import Diagnostic, Span, SpecError
 from compll.ir.expr import Expr, walk
-from compll.ir.matrices import mixes
 from compll.ir.module import Module
-from compll.ir.program import Unsupported
-from compll.passes.schedule import schedule
 
 
-def compilable(module: Module) -> None:
-    """Raise SpecError for a spec that only the reference computes."""
-    try:
-        if not mixes(module):
-            schedule(module, feed=bool(module.states))
-    except Unsupported as why:
-        raise refused(module, "cpu", why) from why
+class Unsupported(Exception):
+    """A shape of program that a backend does not compile; the message says which.
+
+    name: the field or state in which it occurs. expr: the expression to blame.
+    """
+
+    def __init__(
+        self, message: str, name: str = "", expr: Expr | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.name, self.expr, self.hint = name, expr, hint
 
 
 def refused(module: Module, target: str, why: Unsupported) -> SpecError:
@@ -32,17 +33,9 @@ def span(module: Module, why: Unsupported) -> Span:
     if why.expr is not None and root is not None:
         inside = {id(e) for e in walk(root)}
         for name, value in module.bindings.items():
-            if id(value) in inside and _holds(value, why.expr):
+            if id(value) in inside and any(e is why.expr for e in walk(value)):
                 return module.spans[f"encode.{name}"]
     for place in (*(f"{s}.{why.name}" for s in ("update", "encode", "payload")), why.name):
         if place in module.spans:
             return module.spans[place]
     return module.spans.get("feedback", Span())
-
-
-def _holds(value: Expr, part: Expr) -> bool:
-    """True if `value` contains `part` (selections by name: feedback rebuilds expressions with
-    them)."""
-    return any(
-        e is part or (e.op == part.op == "in" and e.value == part.value) for e in walk(value)
-    )

@@ -1,167 +1,267 @@
-"""Selections as tile programs: the walk that selects compacts the values that selected elements
-need.
-
-Stores of selected elements follow as a walk over the compacted arrays. See docs/tile-ir.md.
-"""
+"""Selections: the walk that selects captures what later walks over the selected elements need."""
 
 from __future__ import annotations
 
-from compll.ir.expr import Expr, walk
-from compll.ir.module import POSITIONS, Selection
-from compll.ir.program import Pass, Sink
-from compll.ir.tile import Ascending, Compact, Kernel, Store, Stream, Value, Walk
-from compll.passes.thresholds import Thresholds
+from dataclasses import dataclass, replace
+
+from compll.ir.expr import Expr, Type, walk
+from compll.ir.module import POSITIONS, Field, Selection
+from compll.ir.tile import SCRATCH, Ascending, Call, Compact, Kernel, Store, Value, Walk
+from compll.passes import fusion
+from compll.passes.arrays import Arrays, Selecting
 from compll.passes.values import Values
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A result that is zero outside a selection: its places and values."""
+
+    selection: str
+    place: Value
+    value: Value
 
 
 def limit(values: Values, s: Selection) -> Value:
     """The most elements of a selection."""
-    return values.make("as_count", [values.of(s.limit), size(values)], "i64", "piece")
+    size = values.make("size", (), "i64", "piece")
+    return values.make("as_count", [values.of(s.limit), size], "i64", "piece")
 
 
-def size(values: Values) -> Value:
-    """The elements of the piece."""
-    return values.make("size", (), "i64", "piece")
+# selecting
 
 
-class Selecting:
-    """The selections of an encode, pass after pass. Values of selected elements are stored at the
-    end."""
-
-    def __init__(self, values: Values, thresholds: Thresholds) -> None:
-        self.values, self.thresholds = values, thresholds
-        self.compacts: list[Compact] = []
-        self.streams: list[Stream] = []
-        self.walks: list[Walk] = []
-
-    def select(self, one: Pass, usual: Walk) -> list[Walk]:
-        """Have a pass's walk select. Returns the walks that total selected elements."""
-        usual.compacts = [compact(self.values, self.thresholds, s) for s in one.selections]
-        self.compacts += usual.compacts
-        totals = self.late(one)
-        for s in one.selections:
-            after = Walk(of=s.name)
-            for sink in one.kept:
-                if sink.expr.type.of == s.name:
-                    self.kept(sink, after)
-            after.stores += [self.mended(x, s) for x in one.sinks if mends(x, s, one)]
-            self.walks.append(after)
-        return totals
-
-    def late(self, one: Pass) -> list[Walk]:
-        """Walks that compute totals of selected elements."""
-        found = []
-        for e in one.late:
-            value = self.values.of(e)
-            for s in one.selections:
-                self.values.kept[s.name].late.add(id(value))
-            if e.op.startswith("reduce_"):
-                found.append(Walk(folds=[value.args[0]], of=e.args[0].type.of))
-        return found
-
-    def kept(self, sink: Sink, after: Walk) -> None:
-        """Have a field of selected elements stored."""
-        f = sink.field
-        if f is not None and f.storage in POSITIONS:
-            self.streams.append(Stream(f, self.values.of(sink.expr).attr))
-        else:
-            after.stores.append(self.values.stored(sink))
-
-    def mended(self, sink: Sink, s: Selection) -> Store:
-        """A store of a state at selected elements, for a state that the walk could not store."""
-        values, kept = self.values, self.values.kept[s.name]
-        value = kept.load(values.lanes(values.of(sink.expr.args[1])))
-        place = kept.load(values.make("position", (), "i32", "lane"))
-        return Store("state", values.states[sink.name], value, place=place)
-
-    def end(self) -> list[Stream | Walk]:
-        """Steps behind all walks: first streams, in the order of fields, because they decide the
-        positions of later fields."""
-        for one in self.compacts:
-            one.parts = list(self.values.kept[one.selection].parts.values())
-        names = [f.name for f in self.values.module.fields]
-        self.streams.sort(key=lambda stream: names.index(stream.field.name))
-        return [*self.streams, *(w for w in self.walks if w.stores)]
+def select(values: Arrays, name: str) -> Selecting:
+    """The walk that selects, added on first use."""
+    if name not in values.selecting:
+        s = next(s for s in values.module.selections if s.name == name)
+        one = compact(values, s)
+        step = Walk(compacts=[one], of=s.of)
+        values.selecting[name] = Selecting(one, step)
+        values.kernel.steps.append(step)
+    return values.selecting[name]
 
 
-def compact(values: Values, thresholds: Thresholds, s: Selection) -> Compact:
-    """The selection itself. The arrays that it fills are known at the end."""
+def compact(values: Arrays, s: Selection) -> Compact:
+    """The selection itself. The arrays that it fills are added when values are captured."""
     if s.kind == "filter":
         key = values.lanes(values.of(s.key))
         if s.unlimited:
             return Compact(s.name, [], always=key)
         return Compact(s.name, [], first=key, limit=limit(values, s))
     assert s.threshold is not None
-    step = thresholds.kth[id(s.threshold)]
+    values.of(s.threshold)
+    found, larger = values.searches.kth[id(s.threshold)].made
     key = values.order_key(values.lanes(values.of(s.key)))
     return Compact(
         s.name, [],
-        always=values.make("gt", [key, step.found], "bool", "lane"),
-        first=values.make("eq", [key, step.found], "bool", "lane"),
-        limit=values.make("sub", [limit(values, s), step.larger], "i64", "piece"),
+        always=values.make("gt", [key, found], "bool", "lane"),
+        first=values.make("eq", [key, found], "bool", "lane"),
+        limit=values.make("sub", [limit(values, s), larger], "i64", "piece"),
     )  # fmt: skip
 
 
-def selects(sink: Sink) -> bool:
-    """True if a state has one value at selected elements, and another elsewhere."""
-    return sink.kind == "state" and sink.expr.op == "where" and sink.expr.args[0].op == "in"
+def captured(values: Arrays, name: str, value: Value) -> Value:
+    """A selected element's value: captured by the walk that selects; if that walk does not know it,
+    computed again, or read at the element's place."""
+    one = select(values, name)
+    if value.level == "piece":
+        return value
+    if late(values, one, value):
+        if value.op == "load":
+            return values.at(value, captured(values, name, values.position()))
+        args = [captured(values, name, a) for a in value.args]
+        return values.make(value.op, args, value.kind, value.level, value.attr)
+    value = values.lanes(value)
+    if value.kind == "bool":
+        return values.truth(captured(values, name, values.whole(value)))
+    if id(value) not in one.parts:
+        storage = {"f32": "float32", "i32": "int32"}[value.kind]
+        f = Field(f"{name}.{len(one.parts)}", storage, 32, "kept", name)
+        one.parts[id(value)] = f
+        one.compact.parts.append((f, value))
+    return values.load(one.parts[id(value)])
 
 
-def mends(sink: Sink, s: Selection, one: Pass) -> bool:
-    """True if a state is stored at this selection's elements after the walk.
+def late(values: Arrays, one: Selecting, value: Value) -> bool:
+    """True if a value is known only after the walk that selects."""
+    if id(value) not in one.late:
+        one.late[id(value)] = fusion.depends(values.kernel, [value], one.walk)
+    return one.late[id(value)]
 
-    If the walk need not touch the state, the later walk over selected elements stores it: it
-    touches less.
+
+# operators
+
+
+def positions(values: Arrays, name: str) -> Value:
+    """Positions of the elements of a selection, in a walk over them."""
+    s = next(s for s in values.module.selections if s.name == name)
+    if s.kind != "drawn":
+        return captured(values, name, values.position())
+    if id(s) not in values.arrays:  # all ranks draw the same
+        f = values.array(Type("int", "kept", name))
+        values.kernel.steps.append(Call("drawn", (), (f,), numbers=(values.kernel.limits[name],)))
+        values.arrays[id(s)] = values.load(f)
+    return values.arrays[id(s)]
+
+
+def counted(values: Arrays, e: Expr) -> Value:
+    """Have elements selected that are counted."""
+    name = str(e.value or e.type.of)
+    if drawn(values, name):
+        return positions(values, name)
+    select(values, name)
+    return values.position()
+
+
+def indices(values: Arrays, e: Expr) -> Value:
+    return positions(values, str(e.value))
+
+
+def gather(values: Arrays, e: Expr) -> Value:
+    """The selected elements. Those at drawn positions are an array: several walks read it, and
+    states change before the last."""
+    (x,), name = e.args, str(e.value)
+    value = values.of(x)
+    if not drawn(values, name):
+        return captured(values, name, value)
+    place = positions(values, name)
+    return values.stored_array(values.moved(values.lanes(value), place, x.type), e.type)
+
+
+def inside(values: Arrays, e: Expr) -> Value:
+    """The elements of a selection, as an array of conditions."""
+    place = positions(values, str(e.value))
+    one = values.lanes(values.make("const", (), "i32", "piece", 1))
+    type_ = replace(e.type, dtype="int")
+    f = filled(values, type_, Type("int", "kept", str(e.value)), one, place)
+    return values.truth(values.load(f))
+
+
+def scatter(values: Arrays, e: Expr) -> Value:
+    found = placed(values, e)
+    return values.load(filled(values, e.type, e.args[1].type, found.value, found.place))
+
+
+def placed(values: Arrays, e: Expr) -> Placed:
+    """The values that a scatter writes, and their places."""
+    place, value = (values.lanes(values.of(a)) for a in e.args)
+    return Placed(e.args[0].type.of, place, value)
+
+
+def filled(values: Arrays, type_: Type, of: Type, value: Value, place: Value) -> Field:
+    """A new array of zeros, with some lanes stored at their places."""
+    f = values.array(type_)
+    zero = values.lanes(values.make("const", (), value.kind, "piece", 0))
+    values.kernel.steps.append(values.walk(type_, Store(SCRATCH, f, zero)))
+    values.kernel.steps.append(values.walk(of, Store(SCRATCH, f, value, place=place)))
+    return f
+
+
+# states
+
+
+def store_states(values: Arrays, new: dict[str, Expr]) -> None:
+    """Add the steps that store the states' new values.
+
+    `where(selection, a, b)` is stored by the walk that selects, as far as it knows a and b; a walk
+    over the selected elements stores what is known later, or all if the others stay as they are.
+    If the walk must leave the state alone, a later one asks an array of marks.
     """
-    if not selects(sink) or sink.expr.args[0].value != s.name:
+    for e in new.values():  # all that they need is known before any is stored
+        for part in parts(values, e):
+            values.of(part)
+    marked = set[str]()
+    while more := {n for n in new.keys() - marked if marks(values, n, new, marked)}:
+        marked |= more
+    for name, e in new.items():
+        if name not in marked and chooses(values, e):
+            choose(values, name, e)
+        else:
+            store = Store("state", values.states[name], values.lanes(values.of(e)))
+            values.kernel.steps.append(values.walk(e.type, store))
+
+
+def chooses(values: Arrays, e: Expr) -> bool:
+    """True for where(selection, a, b) of a selection that a walk makes."""
+    by_selection = e.op == "where" and e.args[0].op == "in"
+    return by_selection and not drawn(values, str(e.args[0].value))
+
+
+def parts(values: Arrays, e: Expr) -> tuple[Expr, ...]:
+    """The values between which a selection chooses, in a state's update; else the update itself."""
+    return e.args[1:] if chooses(values, e) else (e,)
+
+
+def marks(values: Arrays, name: str, new: dict[str, Expr], marked: set[str]) -> bool:
+    """True if the walk that selects must leave a state alone: it does not know the new value of
+    others, or something that needs the selection reads the state. marked: states known to be so."""
+    e, f, kernel = new[name], values.states[name], values.kernel
+    if not chooses(values, e) or stays(name, e):
         return False
-    _, value, rest = sink.expr.args
-    late = {id(e) for e in one.late}
-    return (rest.op == "state" and rest.value == sink.name) or any(
-        id(e) in late or e.type.shape == "kept" or e.op == "count_kept" for e in walk(value)
-    )
+    one = select(values, str(e.args[0].value))
+    after = fusion.followers(kernel, one.walk)
+    if late(values, one, values.of(e.args[2])) or any(
+        kernel.steps[i] is not one.walk and f in dict(fusion.read(kernel.steps[i])) for i in after
+    ):
+        return True
+    for other in new.keys() - {name}:
+        known = [values.of(part) for part in parts(values, new[other])]
+        if all(f not in dict(fusion.inputs([v])) for v in known):
+            continue
+        if other in marked or any(late(values, one, v) for v in known):
+            return True
+        if chooses(values, new[other]):
+            walk = select(values, str(new[other].args[0].value)).walk
+            if walk is not one.walk and any(kernel.steps[i] is walk for i in after):
+                return True
+    return False
 
 
-def rest(values: Values, sink: Sink) -> Store | None:
-    """The store of a walk for a state that is mended after it; None: no store."""
-    inside, _, other = sink.expr.args
-    if other.op == "state" and other.value == sink.name:
-        return None
-    f = values.states[sink.name]
-    before = values.make("load", (), "f32", "lane", f)
-    chosen = [values.of(inside), before, values.lanes(values.of(other))]
-    return Store("state", f, values.make("where", chosen, "f32", "lane"))
+def stays(name: str, e: Expr) -> bool:
+    """True if elements that are not selected keep their values."""
+    return e.args[2].op == "state" and e.args[2].value == name
 
 
-def scattered(values: Values, kernel: Kernel, decode: Expr, *, add: bool) -> None:
-    """Add the steps of a decode that places the selected elements."""
-    index, value = (values.of(a) for a in decode.args)
-    stream(values, kernel, decode)
-    if not add:
-        zero = values.make("const", (), "f32", "piece", 0.0)
-        kernel.steps.append(Store("zero", None, zero))
-    store = Store("scatter_add" if add else "scatter", None, values.lanes(value), place=index)
-    kernel.steps.append(Walk([store], of=decode.args[0].type.of))
+def choose(values: Arrays, name: str, e: Expr) -> None:
+    """Add the stores of where(selection, a, b)."""
+    f, selection = values.states[name], str(e.args[0].value)
+    one, after = select(values, selection), Walk(of=selection)
+    a, b = (values.narrow(values.of(part), "lane") for part in e.args[1:])
+    if stays(name, e) or late(values, one, a):
+        place = captured(values, selection, values.position())
+        mended = captured(values, selection, values.lanes(a))
+        after.stores = [Store("state", f, mended, place=place)]
+    if not stays(name, e):
+        taken = values.make("selected", (), "bool", "lane", selection)
+        here = values.load(f) if after.stores else a
+        value = values.make("where", [taken, here, b], "f32", "lane")
+        one.walk.stores.append(Store("state", f, value))
+    if after.stores:
+        values.kernel.steps.append(after)
 
 
-def stream(values: Values, kernel: Kernel, decode: Expr) -> bool:
-    """True if a payload's positions are a stream. Adds the step that loads it."""
-    f = values.fields[str(decode.args[0].value)]
-    if f.storage in POSITIONS:
-        kernel.steps.append(Stream(f, values.of(decode.args[0]).attr))
-    return f.storage in POSITIONS
+def drawn(values: Arrays, name: str) -> bool:
+    """True for a selection of elements that all ranks draw."""
+    return any(s.kind == "drawn" for s in values.module.selections if s.name == name)
 
 
-def check(values: Values, kernel: Kernel, decode: Expr) -> None:
-    """Add a check that a payload's positions ascend within the tensor, or that a spread has as many
-    values as elements."""
-    if decode.op != "scatter":
-        _check_spread(values, kernel, decode)
-    elif decode.args[0].op == "field" and not stream(values, kernel, decode):
-        kernel.steps.append(Ascending(values.fields[str(decode.args[0].value)]))
+# payloads
 
 
-def _check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:
+def check(values: Arrays, kernel: Kernel, decode: Expr) -> None:
+    """Add a check that a spread has as many values as elements, that positions ascend within the
+    tensor, and that streams are whole."""
+    check_spread(values, kernel, decode)
+    for e in walk(decode):
+        if e.op == "field" and values.fields[str(e.value)].layout.varying:
+            values.of(e)  # reads the stream
+        elif e.op == "scatter" and e.args[0].op == "field":
+            f = values.fields[str(e.args[0].value)]
+            if f.storage not in POSITIONS:
+                kernel.steps.append(Ascending(f))
+
+
+def check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:
     folds, wrong = [], values.make("const", (), "i32", "piece", 0)
     for e in walk(decode):
         if e.op == "spread":
@@ -174,4 +274,4 @@ def _check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:
             wrong = values.make("add", [wrong, other], "i32", "piece")
     if folds:
         kernel.steps.append(Walk(folds=folds))
-        kernel.bad = wrong
+        kernel.steps.append(Store("wrong", None, wrong))

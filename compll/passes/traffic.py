@@ -1,18 +1,43 @@
-"""Memory traffic of an encode: bytes that its walks move, beside the least that any program
-must."""
+"""Memory traffic of an encode: bytes that its steps move, beside the least possible."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compll.ir.expr import Expr, leaves, walk
-from compll.ir.module import Module
-from compll.ir.program import LIBRARY, REDUCTIONS, Program, Sink
+from compll.ir.expr import Expr
+from compll.ir.layout import limit
+from compll.ir.matrices import extent
+from compll.ir.module import Field, Module
+from compll.ir.tile import (
+    SCRATCH,
+    Call,
+    Extents,
+    Kernel,
+    Op,
+    Search,
+    Store,
+    Value,
+    When,
+    flat,
+    order,
+    walk_of,
+)
+from compll.passes import fusion, lower
+
+#: elements of the tensor for which sizes are given; steps that move less than SMALL bytes an
+#: element are left out
+SIZE, SMALL = 1 << 24, 0.1
+#: calls that read all of their input before they give a result, as totals do
+WHOLE = ("product", "orthonormal", "top_columns", "sum_by")
+#: searches that store the keys of all elements
+KEYS = ("kth_largest", "quantiles")
+WORD = 4.0  # bytes of an element of the gradient, or of its key
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A walk over memory: the names of elements that it reads and writes, and bytes per element.
+    """A walk over memory: the names of arrays that it reads and writes, and bytes per element of
+    the gradient.
 
     needs: values of the whole tensor that earlier walks made for it.
     """
@@ -21,7 +46,7 @@ class Walk:
     writes: tuple[str, ...]
     read: float
     written: float
-    needs: tuple[Expr, ...] = ()
+    needs: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +57,7 @@ class Traffic:
     no order can avoid, since each needs a total of the one before.
     """
 
+    kernel: Kernel
     walks: tuple[Walk, ...]
     least: float
     chain: int
@@ -47,101 +73,144 @@ class Traffic:
         return sum(w.read + w.written for w in self.walks)
 
 
-def traffic(program: Program) -> Traffic:
-    """Memory traffic of an encode (without write-back), bytes per element of the gradient."""
-    walks, inputs, written, final = list[Walk](), set[str](), 0.0, list[Expr]()
-    for one in program.passes:
-        library = [e for e in one.scalars if _walks(e, program)]
-        walks += [_library_walk(e, program.module) for e in library]
-        sinks = [s for s in one.sinks if s.kind != "back" and not _kept_only(s)]
-        keys = [e for s in one.selections for e in (s.key, s.threshold) if e is not None]
-        used = [s.expr for s in sinks] + keys
-        reads = set(leaves(*used, *one.reductions))
-        sizes = {s.name: _written(s, program.module) for s in sinks}
-        if not reads and not sizes:
-            continue  # for the write-back alone, which an encode for training does not need
-        size, wrote = _read(reads, program.module), sum(sizes.values())
-        needs = _needs(used + [e.args[0] for e in one.reductions])
-        walks.append(Walk(tuple(sorted(reads)), tuple(sizes), size, wrote, needs))
-        inputs, written, final = inputs | reads, written + wrote, final + used
-    least = _read(inputs, program.module) + written
-    return Traffic(tuple(walks), least, _chain(final, program))
+def traffic_of(module: Module, *, feed: bool) -> Traffic:
+    """Memory traffic of an encode without write-back, bytes per element of the gradient.
 
-
-def _needs(roots: list[Expr]) -> tuple[Expr, ...]:
-    """Values of the whole tensor that these expressions use."""
-    found: dict[int, Expr] = {}
-    seen: set[int] = set()
-
-    def visit(e: Expr) -> None:
-        if id(e) in seen:
-            return
-        seen.add(id(e))
-        if e.type.shape in ("scalar", "table"):
-            found[id(e)] = e
-        for a in e.args if e.type.shape not in ("scalar", "table") else ():
-            visit(a)
-
-    for root in roots:
-        visit(root)
-    return tuple(found.values())
-
-
-def _chain(final: list[Expr], program: Program) -> int:
-    """The longest chain of walks of which each needs a total that the one before computes.
-
-    final: expressions that the walks store and select by.
+    Selected elements are too few to count, unless they are drawn ones. So are samples, and searches
+    that run only under a condition.
     """
-    depth: dict[int, int] = {}
-    totals = [s.expr for s in program.scalars]
-    for e in walk(*final, *totals):
-        total = e.op in REDUCTIONS and e.type.shape == "scalar" and e.args[0].type.shape == "n"
-        own = total or _walks(e, program)
-        depth[id(e)] = own + max((depth[id(a)] for a in e.args), default=0)
-    last = max((1 + depth[id(e)] for e in final), default=0)
-    return max(last, max((depth[id(e)] for e in totals), default=0))
+    kernel = lower.encode(module, feed)
+    sizes = Sizes(kernel)
+    walks = [one for step in searched(kernel.steps) if (one := sizes.walk(step)) is not None]
+    return Traffic(kernel, tuple(walks), sizes.least(), sizes.depth())
 
 
-def _kept_only(sink: Sink) -> bool:
-    """True if only the selected elements of a state change: too few to count."""
-    rest = sink.expr.args[2] if sink.expr.op == "where" and sink.expr.args[0].op == "in" else None
-    return rest is not None and rest.op == "state" and rest.value == sink.name
+def searched(steps: list[Op]) -> list[Op]:
+    """The steps that every encode runs, with walks under conditions."""
+    found: list[Op] = []
+    for step in steps:
+        found += [s for s in step.steps if walk_of(s) is s] if isinstance(step, When) else [step]
+    return found
 
 
-def _walks(expr: Expr, program: Program) -> bool:
-    """True if a tensor-level value is a library call over all elements in every step."""
-    guarded = id(expr) in program.guards
-    return expr.op in LIBRARY and expr.args[0].op != "sample" and not guarded
+class Sizes:
+    """Bytes that a kernel's steps touch, per element of a gradient of SIZE elements."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        drawn = {s.name: s for s in kernel.module.selections if s.kind == "drawn"}
+        self.kept = {s.name: 0 for s in kernel.module.selections}
+        self.kept |= {name: limit(s, {}, SIZE) for name, s in drawn.items()}
+        #: fields whose codes are made into bytes of varying length, which are about as many
+        self.recoded = {f.name: f for f in kernel.module.fields if f.recoded}
+
+    def of(self, shape: str, of: str, dims: tuple[Expr, ...]) -> float:
+        """Elements of a domain, per element of the gradient."""
+        if dims:
+            rows, cols = (extent(d, SIZE) for d in dims)  # also sizes that no tensor may have
+            return rows * cols / SIZE
+        if shape in ("scalar", "table"):
+            return 0.0
+        if shape == "group":
+            return 1 / self.kernel.tile
+        return self.kept[of] / SIZE if of in self.kept else 1.0
+
+    def array(self, f: object) -> float:
+        """Bytes of an array, per element of the gradient."""
+        return item(f) * (self.of(f.shape, f.of, f.dims) if isinstance(f, Field) else 1.0)
+
+    def domain(self, of: str, matrix: Extents | None) -> float:
+        return self.of("", of, matrix.dims if matrix else ())
+
+    def walk(self, step: Op) -> Walk | None:
+        """Bytes that a step reads and writes; None if they are few."""
+        reads: dict[str, float] = {}
+        writes: dict[str, float] = {}
+        needs: tuple[Value, ...] = ()
+        if isinstance(step, Search) and step.sample is not None:
+            return None
+        if isinstance(step, Call):
+            for v in (v for view in step.views for v in order([view.value])):
+                self.read(v, 1e9, reads)
+            writes = {f.name: self.array(f) for f in step.made}
+        elif (one := walk_of(step)) is not None:
+            if one.stores and all(s.back for s in one.stores) and not (one.folds or one.compacts):
+                return None  # for the write-back alone, which an encode for training does not need
+            size = self.domain(one.of, one.matrix)
+            for v in one.values:
+                self.read(v, size, reads)
+            stores = [s for s in one.stores if not s.back]
+            writes = {s.name: self.stored(s, size) for s in stores}
+            needs = tuple(v for v in one.values if v.level == "piece")
+            if isinstance(step, Search) and step.how in KEYS:  # which are read again
+                writes, reads["keys"] = {"keys": WORD * size}, WORD * size
+        reads, writes = ({k: v for k, v in each.items() if v} for each in (reads, writes))
+        read, written = sum(reads.values()), sum(writes.values())
+        large = max([0.0, *reads.values(), *writes.values()]) > SMALL
+        return Walk(tuple(reads), tuple(writes), read, written, needs) if large else None
+
+    def stored(self, s: Store, size: float) -> float:
+        """Bytes that a walk over so many elements stores."""
+        per_group = s.field is not None and s.field.shape == "group"
+        field = self.recoded.get(s.name, s.field)
+        return item(field) * (1 / self.kernel.tile if per_group else size)
+
+    def read(self, v: Value, size: float, found: dict[str, float]) -> None:
+        """Add the array that a lane reads to `found`."""
+        if v.level == "lane" and v.op in ("load", "unpack", "at"):
+            name = v.attr.name if isinstance(v.attr, Field) else "g"
+            found[name] = min(self.array(v.attr), item(v.attr) * size)
+
+    def least(self) -> float:
+        """Bytes of inputs, states and results, each once."""
+        reads: dict[str, float] = {}
+        writes: dict[str, float] = {}
+        for one in self.kernel.walks:
+            size, found = self.domain(one.of, one.matrix), dict[str, float]()
+            for v in one.values:
+                if not isinstance(v.attr, Field) or v.attr.shape not in (SCRATCH, "kept"):
+                    self.read(v, size, found)
+            reads = {k: max(reads.get(k, 0.0), found.get(k, 0.0)) for k in reads | found}
+            for s in one.stores:
+                if s.target in ("payload", "state") or s.name in self.recoded:
+                    writes[s.name] = max(writes.get(s.name, 0.0), self.stored(s, size))
+        return sum(reads.values()) + sum(writes.values())
+
+    def depth(self) -> int:
+        """The longest chain of steps over all elements that depend on each other."""
+        known: dict[object, int] = {}
+        last = 1
+        for step in flat(self.kernel.steps):
+            before = max((known.get(key, 0) for key, _ in fusion.read(step)), default=0)
+            turn = before + self.waits(step)
+            known |= {key: max(known.get(key, 0), turn) for key in fusion.makes(step)}
+            last = max(last, turn, before + self.stores(step))
+        return last
+
+    def stores(self, step: Op) -> bool:
+        """True for a walk over all elements that stores or selects some."""
+        one = walk_of(step)
+        if one is None or self.domain(one.of, one.matrix) <= SMALL:
+            return False
+        return bool(one.compacts) or any(not s.back for s in one.stores)
+
+    def waits(self, step: Op) -> bool:
+        """True if a step reads all elements before it gives a result."""
+        if isinstance(step, Call):
+            inputs = (v.attr for view in step.views for v in order([view.value]) if v.op == "load")
+            return step.routine in WHOLE and any(self.array(f) > SMALL for f in inputs)
+        one = walk_of(step)
+        if one is None or (isinstance(step, Search) and step.sample is not None):
+            return False
+        whole = self.domain(one.of, one.matrix) > SMALL
+        return whole and (isinstance(step, Search) or bool(one.folds))
 
 
-def _library_walk(expr: Expr, module: Module) -> Walk:
-    """The walk of a library call: adjust reads once; the others also write keys to scratch
-    and read them again."""
-    reads = set(leaves(*expr.args))
-    size, needs = _read(reads, module), _needs(list(expr.args))
-    if expr.op in ("kth_largest", "quantiles"):
-        return Walk((*sorted(reads), "keys"), ("keys",), size + 4.0, 4.0, needs)
-    return Walk(tuple(sorted(reads)), (), size, 0.0, needs)
-
-
-def _read(names: set[str], module: Module) -> float:
-    """Bytes per element of the named arrays: gradient and states."""
-    kept = {s.name: s.item_bits / 8 for s in module.states}
-    return sum(kept.get(name, 4.0) for name in names)
-
-
-def _written(sink: Sink, module: Module) -> float:
-    """Bytes per element that a walk stores for a sink."""
-    if sink.kind == "state":
-        return next(s.item_bits / 8 for s in module.states if s.name == sink.name)
-    return _bits(sink, module) / 8
-
-
-def _bits(sink: Sink, module: Module) -> float:
-    if sink.field is None:
-        return 0.0
-    per = 1.6 if sink.field.trits else sink.field.item_bits
-    return per / module.group if sink.field.shape == "group" else float(per)
+def item(f: object) -> float:
+    """Bytes of an element of an array."""
+    if not isinstance(f, Field):
+        return WORD
+    return 1.6 / 8 if f.trits else f.item_bits / 8
 
 
 @dataclass(frozen=True)
@@ -158,15 +227,14 @@ class Merge:
     fused: float | None
 
 
-def merge_traffic(module: Module, encode: Traffic, one_kernel: bool) -> Merge:
+def merge_traffic(module: Module, encode: Traffic) -> Merge:
     """Traffic of a dense payload: the payload is read once; the gradient is written, or read and
     written, once.
 
     A fused kernel neither writes the sum nor reads it again.
     """
-    parts = [f for f in module.fields if f.shape in ("n", "group")]
-    sizes = [_bits(Sink("field", f.name, f.expr, f), module) / 8 for f in parts if f.expr]
-    payload = sum(sizes)
+    sizes = Sizes(encode.kernel)
+    payload = sum(sizes.array(f) for f in module.fields if f.shape in ("n", "group"))
     apart = payload + 8 + encode.moved
-    fused = payload + encode.moved if one_kernel else None
+    fused = payload + encode.moved if lower.hops(module, encode.kernel) else None
     return Merge(payload, payload + 4, payload + 8, apart, fused)

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from compll.ir.expr import Expr, walk
-from compll.ir.module import POSITIONS, WHOLE, Field, Module
-from compll.ir.program import Sink
+from compll.ir.expr import Expr
+from compll.ir.module import Field, Module
 from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
 from compll.numerics import shared_draws as shared
 from compll.numerics.numbers import NAN_KEY, order_key
 from compll.passes.bounds import Bounds
-from compll.passes.kept import Kept
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
@@ -56,6 +54,9 @@ BY_KIND = {
 }  # fmt: skip
 
 
+Args = Sequence[Value]
+
+
 class Values:
     """Typed expressions as instructions; equal expressions share one instruction."""
 
@@ -63,15 +64,12 @@ class Values:
         self.module, self.kernel = module, kernel
         self.fields = {f.name: f for f in module.fields}
         self.states = {s.name: s for s in module.states}
-        self.done: dict[int, Value] = {}
         self.made: dict[Any, Value] = {}
         self.bounds = Bounds()
-        self.incoming: Value | None = None
         #: for each `adjust`, the number of elements that reach its threshold, as float64
         self.counts: dict[int, Value] = {}
-        #: walks that collect the values that decode spreads
-        self.spread: list[Walk] = []
-        self.kept = {s.name: Kept(s, self) for s in module.selections}
+        #: number of arrays that collect the values that decode spreads, and of tables
+        self.spreads = self.tables = 0
 
     def make(
         self, op: str, args: Iterable[Value], kind: str, level: str, attr: Any = None
@@ -85,13 +83,11 @@ class Values:
         return self.made[key]
 
     def of(self, expr: Expr) -> Value:
-        """The instruction that computes an expression."""
-        for e in walk(expr, into=lambda e: id(e) not in self.done and e.type.shape != "static"):
-            if id(e) not in self.done and e.type.shape in SHAPES:
-                self.done[id(e)] = self.one(e)
-        return self.done[id(expr)]
+        """The value that computes an expression (see Arrays)."""
+        raise NotImplementedError
 
-    def one(self, e: Expr) -> Value:
+    def one(self, e: Expr, args: Args) -> Value:
+        """The value of an operator, given its arguments' values."""
         level = SHAPES[e.type.shape]
         if e.type.shape == "static":
             return self.static(e)
@@ -105,12 +101,11 @@ class Values:
         kind = (WIDE if level == "piece" else KINDS).get(e.type.dtype, "")
         kind = "table" if e.type.shape == "table" else kind
         if special is not None:
-            found: Value = special(e, kind, level)
+            found: Value = special(e, args, kind, level)
             return found
         op = "where" if e.op == "choose" else e.op
         assert op in BY_KIND[kind], f"{e.op} of {e.type}"
-        args = [self.narrow(self.done[id(a)], level) for a in e.args]
-        return self.make(op, args, kind, level)
+        return self.make(op, [self.narrow(a, level) for a in args], kind, level)
 
     def narrow(self, value: Value, level: str) -> Value:
         """A piece's number as 32 bits, which lanes and tiles compute with."""
@@ -177,36 +172,18 @@ class Values:
 
     # operators that need more than the instruction of their name
 
-    def op_input(self, e: Expr, kind: str, level: str) -> Value:
-        g = self.make("load", (), "f32", "lane", "g")
-        if self.incoming is not None:
-            g = self.make("add", [g, self.incoming], "f32", "lane")
-        return self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
-
-    def fed(self, g: Value) -> Value:
-        """The input plus the residual."""
-        held = self.make("load", (), "f32", "lane", self.states["residual"])
-        if self.module.decay != 1:
-            decay = self.make("const", (), "f32", "piece", self.module.decay)
-            held = self.make("mul", [held, decay], "f32", "lane")
-        return self.make("add", [g, held], "f32", "lane")
-
-    def op_state(self, e: Expr, kind: str, level: str) -> Value:
-        kind = "f32" if level == "lane" else "f64"
-        return self.make("load", (), kind, level, self.states[str(e.value)])
-
-    def op_lift(self, e: Expr, kind: str, level: str) -> Value:
-        value = self.done[id(e.args[0])]
+    def op_lift(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        (value,) = args
         return self.narrow(value, level) if level != "piece" else value
 
-    def op_float(self, e: Expr, kind: str, level: str) -> Value:
-        return self.make("convert", [self.done[id(e.args[0])]], kind, level)
+    def op_float(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        return self.make("convert", args, kind, level)
 
     op_int = op_float
 
-    def op_div(self, e: Expr, kind: str, level: str) -> Value:
+    def op_div(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         """A quotient. By a power of two, it is the product with the inverse, which is exact."""
-        a, b = (self.narrow(self.done[id(each)], level) for each in e.args)
+        a, b = (self.narrow(each, level) for each in args)
         if kind == "f32" and b.op == "exp2":
             inverse = self.inverse(b, level)
             if inverse is not None:
@@ -224,22 +201,22 @@ class Values:
         shared = power.level != level
         return self.make("div", [one, power], power.kind, power.level) if shared else None
 
-    def op_trunc(self, e: Expr, kind: str, level: str) -> Value:
-        value = self.done[id(e.args[0])]
+    def op_trunc(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        (value,) = args
         whole = value.kind not in ("f32", "f64")
         return self.make("convert" if whole else "trunc", [value], kind, level)
 
-    def op_uniform(self, e: Expr, kind: str, level: str) -> Value:
+    def op_uniform(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.make("draw", (), "f32", "lane", int(e.value))
 
-    def op_shared(self, e: Expr, kind: str, level: str) -> Value:
+    def op_shared(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.make("draw", (), "f32", "lane", shared.ELEMENTS - int(e.value))
 
-    def op_group_size(self, e: Expr, kind: str, level: str) -> Value:
+    def op_group_size(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.make("count", (), kind, level)
 
-    def op_code(self, e: Expr, kind: str, level: str) -> Value:
-        return self.code(self.fields[str(e.value)], self.done[id(e.args[0])])
+    def op_code(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        return self.code(self.fields[str(e.value)], args[0])
 
     def code(self, f: Field, value: Value) -> Value:
         """The code that a packed field stores for a value. Codes are rounded down, so `floor` is
@@ -248,15 +225,9 @@ class Values:
             return value  # it is a code already
         if value.op == "floor":
             (value,) = value.args
-        return self.make("code", [value], "i32", "lane", f.bits)
-
-    def op_field(self, e: Expr, kind: str, level: str) -> Value:
-        f = self.fields[str(e.value)]
-        if f.recoded:
-            f = self.codes_of(f)
-        if f.storage in POSITIONS:
-            f = Field(f.name, "int32", 0, "kept", f.of)
-        return self.make("unpack" if f.packed else "load", (), kind, level, f)
+        most = f.most or (1 << f.bits) - 1
+        value = self.narrow(value, "lane")
+        return self.make("code", [value], "i32", value.level, most.bit_length())
 
     @staticmethod
     def codes_of(f: Field) -> Field:
@@ -264,41 +235,31 @@ class Values:
         storage, bits = ("trit", f.bits) if f.trits else ("uint", 8)
         return Field(f.name, storage, bits, SCRATCH)
 
-    def op_in(self, e: Expr, kind: str, level: str) -> Value:
-        return self.make("selected", (), kind, level, str(e.value))
-
-    def op_gather(self, e: Expr, kind: str, level: str) -> Value:
-        return self.kept[str(e.value)].load(self.of(e.args[0]))
-
-    def op_indices(self, e: Expr, kind: str, level: str) -> Value:
-        return self.kept[str(e.value)].load(self.make("position", (), "i32", "lane"))
-
-    def op_spread(self, e: Expr, kind: str, level: str) -> Value:
-        inside, value = (self.lanes(self.done[id(a)]) for a in e.args)
+    def op_spread(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        inside, value = map(self.lanes, args)
         f = value.attr if value.op == "load" else None
         if not (isinstance(f, Field) and f.storage == "float32"):
             selection = e.args[1].type.of
-            f = Field(f"spread {len(self.spread)}", "float32", 32, "kept", selection)
+            f = Field(f"spread {self.spreads}", "float32", 32, "kept", selection)
+            self.spreads += 1
             if value.kind != "f32":
                 value = self.make("convert", [value], "f32", "lane")
-            self.spread.append(Walk([Store("kept", f, value)], of=selection))
+            self.kernel.steps.append(Walk([Store("kept", f, value)], of=selection))
         return self.make("spread", [inside], "f32", "lane", f)
 
-    def op_count_kept(self, e: Expr, kind: str, level: str) -> Value:
-        return self.make("counted", (), "i64", "piece", str(e.value or e.type.of))
-
-    def op_adjusted_count(self, e: Expr, kind: str, level: str) -> Value:
+    def op_adjusted_count(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.counts[id(e.args[0])]
 
-    def op_quantiles(self, e: Expr, kind: str, level: str) -> Value:
-        f = Field(f"table {len(self.done)}", "float32", 32, "table", e.type.of)
+    def op_quantiles(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        f = Field(f"table {self.tables}", "float32", 32, "table", e.type.of)
+        self.tables += 1
         return self.make("table", (), "table", "piece", f)
 
-    def op_literal(self, e: Expr, kind: str, level: str) -> Value:
+    def op_literal(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.make("table", (), kind, level, e.value)  # nobody's: see op_bucket, op_lookup
 
-    def op_bucket(self, e: Expr, kind: str, level: str) -> Value:
-        x, edges = (self.done[id(a)] for a in e.args)
+    def op_bucket(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        x, edges = args
         key = self.order_key(self.narrow(x, "lane"))
         if e.args[1].op == "literal":
             found = self.reached(key, order_key(np.array(e.args[1].value, np.float32)).tolist())
@@ -308,8 +269,8 @@ class Values:
         found = self.make("bucket", [key, search], "i32", level, size)
         return found if kind == "i32" else self.make("convert", [found], kind, level)
 
-    def op_lookup(self, e: Expr, kind: str, level: str) -> Value:
-        table, index = (self.done[id(a)] for a in e.args)
+    def op_lookup(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        table, index = args
         if e.args[0].op == "literal":
             found = self.one_of(index, e.args[0].value, 0)
             return found if kind == "f32" else self.make("convert", [found], kind, level)
@@ -335,29 +296,6 @@ class Values:
         above = self.make("ge", [index, middle], "bool", index.level)
         return self.make("where", [above, high, low], "f32", index.level)
 
-    def op_float32(self, e: Expr, kind: str, level: str) -> Value:
-        value = self.done[id(e.args[0])]
+    def op_float32(self, e: Expr, args: Args, kind: str, level: str) -> Value:
+        (value,) = args
         return value if kind == "f32" else self.make("float32", [value], kind, level)
-
-    def stored(self, sink: Sink) -> Store:
-        """The store of a sink, in a walk or after it."""
-        value = self.of(sink.expr)
-        if sink.expr.type.shape in ("n", "kept"):
-            value = self.lanes(value)
-        if sink.kind == "back":
-            return Store("gradient", None, value, back=True)
-        if sink.kind == "state":
-            return Store("state", self.states[sink.name], value)
-        f = sink.field
-        assert f is not None
-        if f.packed:
-            value = self.code(f, value)
-            if f.recoded:
-                return Store(SCRATCH, self.codes_of(f), value)
-        elif f.storage in WHOLE:
-            value = self.whole(value) if value.kind == "bool" else value
-        elif value.kind == "table":
-            return Store("payload", f, value)
-        elif value.kind in ("i32", "bool", "i64"):
-            value = self.make("convert", [value], "f32", value.level)
-        return Store("payload", f, value)

@@ -13,7 +13,6 @@ from compll.frontend.spec import Shape
 from compll.ir import layout as lay
 from compll.ir.capacity import cuts, most_in
 from compll.ir.expr import walk
-from compll.ir.matrices import mixes
 from compll.ir.module import Field, Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
@@ -47,7 +46,7 @@ class Arguments:
     def __init__(self, module: Module, params: Mapping[str, Number], *, host: bool) -> None:
         self.module, self.params, self.name = module, params, module.name
         self.host = host
-        self.numbered = mixes(module) or bool(module.selections) or _searches(module)
+        self.numbered = module.decoded is None or bool(module.selections) or _searches(module)
         self._states = [(item, np.dtype(item.dtype)) for item in module.states]
         self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
         self._bounds, self._most = Memo(), Memo()

@@ -18,7 +18,7 @@ from rich.table import Table
 from compll import __version__
 from compll.errors import CompllError, Diagnostic, SpecError, UsageError, nearest
 from compll.ir.places import places
-from compll.passes.refusal import compilable
+from compll.passes import lower
 from compll.runtime import library
 from compll.runtime.codec import Codec
 from compll.tools import artifacts, cli_author, explain, report
@@ -86,7 +86,7 @@ def list_() -> None:
 def check(specs: Specs, param: Params = None, strict: Strict = False) -> None:
     """Check specs; every problem of every file is reported at once."""
     params = parameters(param)
-    each(specs, lambda name: compilable(library.type_check(name, params).module))
+    each(specs, lambda name: lower.kernels(library.type_check(name, params).module))
     warnings = warn(specs, params)
     told = f"{warnings} warning{'s' * (warnings > 1)}" if warnings else "no problems"
     typer.echo(f"{len(specs)} checked, {told}")

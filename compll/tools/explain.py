@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from compll.frontend.spec import Spec
 from compll.frontend.syntax import Call, Name, Number, Syntax, Word
-from compll.ir.expr import Expr, Type, walk
+from compll.ir.expr import Expr, Type
 from compll.ir.layout import limits, tile_of
-from compll.ir.matrices import mixes
 from compll.ir.module import REFERENCE, Module
 from compll.ir.places import places
 from compll.ir.printer import Printer
-from compll.ir.program import LIBRARY, Pass, Program
+from compll.ir.rounds import rounds
+from compll.ir.static import evaluate
+from compll.ir.tile import Call as Routine
+from compll.ir.tile import (
+    Kernel,
+    Op,
+    Search,
+    Store,
+    Stream,
+    Value,
+    When,
+    order,
+)
+from compll.ir.tile import Walk as TileWalk
 from compll.ir.tile_text import text as tile_text
-from compll.passes import feedback, lower
-from compll.passes.kernel_traffic import rounds_text, traffic_of
-from compll.passes.schedule import hops, schedule
-from compll.passes.traffic import Traffic, Walk, merge_traffic
+from compll.passes import feedback, fusion, lower
+from compll.passes.traffic import Traffic, Walk, merge_traffic, traffic_of
 from compll.runtime.codec import Codec
 from compll.tools import artifacts
 
 STAGES = ("syntax", "types", "feedback", "layout", "passes", "tiles", "traffic", "source")
 SIZES = (1, 1000, 1_000_000, 100_000_000)
-
-
-def program_of(module: Module) -> Program:
-    """The encode with state, or the only encode."""
-    return schedule(module, feed=bool(module.states))
 
 
 def found_traffic(module: Module) -> Traffic:
@@ -101,14 +107,14 @@ def _types(module: Module) -> Iterator[str]:
 
 def _feedback(module: Module) -> Iterator[str]:
     text = Printer(module.bindings)
-    if mixes(module):
-        yield from _arrays_feedback(module, text)
-        return
-    if module.decoded is None:
+    if module.decoded is not None:
+        yield f"decode(encode(g)) = {text(module.decoded)}"
+    elif module.feedback:
+        what = "this rank's own payload" if module.own else "what the ranks combined"
+        yield f"residual = ({_fed(module)}) - decode({what})"
+    else:
         yield "decode mixes elements: no feedback, and write-back decodes the payload"
-        return
-    yield f"decode(encode(g)) = {text(module.decoded)}"
-    if module.feedback:
+    if module.feedback and module.decoded is not None:
         g = module.pool.make("input", (), Type("float", "n"), _fed(module))
         yield f"{module.fed_state} = {text(feedback.update(module, g, module.decoded))}"
     for name, expr in module.updates.items():
@@ -120,14 +126,6 @@ def _fed(module: Module) -> str:
     if module.differences:
         return f"g - {REFERENCE}"
     return "g + residual" if module.decay == 1 else f"g + {module.decay:g} * residual"
-
-
-def _arrays_feedback(module: Module, text: Printer) -> Iterator[str]:
-    if module.feedback:
-        what = "this rank's own payload" if module.own else "what the ranks combined"
-        yield f"residual = ({_fed(module)}) - decode({what})"
-    for name, expr in module.updates.items():
-        yield f"{name} = {text(expr)}"
 
 
 def _layout(codec: Codec) -> Iterator[str]:
@@ -142,52 +140,104 @@ def _layout(codec: Codec) -> Iterator[str]:
 
 
 def passes(module: Module) -> Iterator[str]:
-    """The passes; for specs whose values mix elements, their steps."""
-    if mixes(module):
-        text = Printer(module.bindings)
-        roots = [f.expr for f in module.fields if f.expr is not None]
-        taken = (e for e in walk(*roots, module.decode, *module.updates.values()) if e.args)
-        for number, e in enumerate((e for e in taken if e.type.shape != "static"), 1):
-            yield f"step {number}: {text.names.get(id(e), e.type.shape)} = {text(e)}"
-        yield from rounds_text(module)
-        return
-    program = program_of(module)
-    text = Printer(program.named)
+    """The steps of an encode: walks over memory, and searches and routines before them."""
+    kernel = lower.encode(module, bool(module.states))
+    text, number = _Passes(kernel), 0
+    if module.feedback:
+        yield f"in what follows, g is {_fed(module)}"
     tile = f"groups of {module.group}" if module.group else f"tiles of {tile_of(module)}"
-    for number, one in enumerate(program.passes, 1):
-        for e in one.scalars:
-            if e.op in LIBRARY:
-                guard = program.guards.get(id(e))
-                when = f", only where {text(guard[0])} is {guard[1]}" if guard else ""
-                yield f"before pass {number}: {text(e)}{when}"
-        yield f"pass {number}, over {tile}:"
-        yield from _pass(one, text, grouped=module.group > 0)
+    for step in kernel.steps:
+        inner = step.steps[0] if isinstance(step, When) else step
+        when = ""
+        if isinstance(step, When):
+            when = f", only where {text.named(step.condition)} is {step.wanted}"
+        if isinstance(inner, TileWalk):
+            number += 1
+            over = f"elements of {inner.of}" if inner.of else "a matrix" if inner.matrix else tile
+            yield f"pass {number}, over {over}{when}:"
+            yield from text.walk(inner)
+        elif line := text.line(inner):
+            yield f"before pass {number + 1}: {line}{when}"
+    yield from rounds_text(module)
 
 
-def _pass(one: Pass, text: Printer, *, grouped: bool) -> Iterator[str]:
-    reads = sorted({str(e.value) for e in walk(*_roots(one)) if e.op in ("input", "state")})
-    yield f"  reads {', '.join(reads) or 'nothing'}"
-    for e in one.reductions:
-        whole = grouped and e.type.shape == "scalar"
-        yield f"  reduces {text(e)}{' over the whole tensor' if whole else ''}"
-    for s in one.selections:
-        yield f"  selects {s.name}: {s.kind} of {text(s.key)}"
-    for sink in [*one.sinks, *one.kept]:
-        what = {"field": "stores", "state": "updates", "back": "writes back on request"}[sink.kind]
-        yield f"  {what} {sink.name} = {text(sink.expr)}"
+class _Passes:
+    """The steps of an encode in words of its spec."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.module = kernel, kernel.module
+        self.text = Printer(self.module.bindings)
+        self.fields = {f.name: f.expr for f in self.module.fields if f.expr is not None}
+        self.states = dict(self.module.updates)
+        if self.module.feedback and self.module.decoded is not None:
+            g = self.module.pool.make("input", (), Type("float", "n"), "g")
+            fed = feedback.update(self.module, g, self.module.decoded)
+            self.states[self.module.fed_state] = fed
+
+    def named(self, value: Value) -> str:
+        """The expression that a value computes, or is a part of."""
+        if id(value) in self.kernel.exprs:
+            return self.text(self.kernel.exprs[id(value)][1])
+        known = (e for v, e in self.kernel.exprs.values() if v.level == value.level
+                 and e.type.shape != "static" and any(x is value for x in order([v])))  # fmt: skip
+        return next(map(self.text, known), value.op)
+
+    def line(self, step: Op) -> str:
+        """A step that is no walk; "" for a number that is stored."""
+        if isinstance(step, Search):
+            return self.named(step.made[0])
+        if isinstance(step, Routine):
+            made = (e for v, e in self.kernel.exprs.values() if v.attr in step.made)
+            return next(map(self.text, made), step.routine)
+        return f"{step.field.name} as {step.field.storage}" if isinstance(step, Stream) else ""
+
+    def walk(self, walk: TileWalk) -> Iterator[str]:
+        """The parts of a walk."""
+        reads = {v.attr if v.attr == "g" else v.attr.name for v in walk.values
+                 if v.level == "lane" and v.op in ("load", "unpack", "at", "spread")}  # fmt: skip
+        yield f"  reads {', '.join(sorted(reads)) or 'nothing'}"
+        totals = {id(v.args[0]): v for v, _ in self.kernel.exprs.values() if v.op == "total"}
+        whole = " over the whole tensor" * (self.module.group > 0)
+        for fold in (v for v in walk.values if v.op == "fold"):
+            if fold not in walk.folds:
+                yield f"  reduces {self.named(fold)}"
+            elif id(fold) in totals:
+                yield f"  reduces {self.named(totals[id(fold)])}{whole}"
+        for one in walk.compacts:
+            s = next(s for s in self.module.selections if s.name == one.selection)
+            yield f"  selects {s.name}: {s.kind} of {self.text(s.key)}"
+        yield from map(self.store, walk.stores)
+
+    def store(self, s: Store) -> str:
+        """A store of a walk."""
+        if s.back:
+            return "  writes back on request g"
+        what = "updates" if s.target == "state" else "stores"
+        known = self.states if s.target == "state" else self.fields
+        value = self.text(known[s.name]) if s.name in known else self.named(s.value)
+        return f"  {what} {s.name} = {value}"
 
 
-def _roots(one: Pass) -> list[Expr]:
-    return [s.expr for s in one.sinks] + one.reductions + [s.key for s in one.selections]
+def rounds_text(module: Module) -> Iterator[str]:
+    """Lines that describe the rounds to a person."""
+    for number, one in enumerate(rounds(module), 1):
+        size = one.payload_bytes(10**6)
+        yield (
+            f"round {number}: the {one.how} of {one.name} over the ranks, "
+            f"{size} bytes for n = 1000000"
+        )
+    if module.when is not None:
+        sizes = [10**k for k in range(1, 9) if evaluate(module.when, {"n": 10**k})]
+        yield f"worth while for {min(sizes) if sizes else 'no'} elements or more, by powers of ten"
 
 
 def walks(module: Module) -> Iterator[str]:
-    named = module.bindings if mixes(module) else program_of(module).named
-    text, found = Printer(named), found_traffic(module)
+    text, found = Printer(module.bindings), found_traffic(module)
     before = set[str]()
     for number, one in enumerate(found.walks, 1):
         yield f"walk {number}: {_touched(one, before)}"
-        if needs := sorted({name for e in one.needs for name in text.values(e)}):
+        known = (e for v in one.needs for e in _exprs(found.kernel, v))
+        if needs := sorted({name for e in known for name in text.values(e)}):
             yield f"  after {', '.join(needs)}"
         before |= set(one.reads)
     ratio = found.moved / max(found.least, 1e-9)
@@ -199,13 +249,26 @@ def walks(module: Module) -> Iterator[str]:
     yield from merges(module, found)
 
 
+def _exprs(kernel: Kernel, value: Value) -> Iterator[Expr]:
+    """Expressions that a number of the piece is made of, if it depends on steps."""
+    if next(fusion.inputs([value]), None) is None:
+        return
+    if id(value) in kernel.exprs:
+        yield kernel.exprs[id(value)][1]
+    elif value.op in fusion.MADE:  # the key of a threshold
+        found = (e for v, e in kernel.exprs.values() if v.level == "piece" and value in order([v]))
+        yield from islice(found, 1)
+    else:
+        for a in value.args:
+            yield from _exprs(kernel, a)
+
+
 def merges(module: Module, encode: Traffic) -> Iterator[str]:
     """Traffic of a decode, and of a server or a ring hop: decode, add, encode."""
     selects = any(f.shape == "kept" or f.recoded for f in module.fields)
-    if mixes(module) or selects:
+    if module.decoded is None or selects:
         return
-    single = len(encode.walks) == 1 and hops(module)
-    found = merge_traffic(module, encode, single)
+    found = merge_traffic(module, encode)
     size = found.payload
     yield f"decode: reads payload ({size:.4g} B), writes g (4 B): ratio 1.00"
     yield f"decode and add: reads payload, g ({size + 4:.4g} B), writes g (4 B): ratio 1.00"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from compll.ir.module import POSITIONS
-from compll.passes.kernel_traffic import traffic_of
+from compll.passes.traffic import traffic_of
 from compll.runtime.batches import Incoming
 from compll.runtime.codec import Codec
 from compll.tools.timing import Job, Timing, timings

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import compll
 from compll.backends.cuda import source as cuda_source
-from compll.ir.program import Unsupported
+from compll.passes import lower
+from compll.passes.refusal import Unsupported
 from compll.runtime.library import type_check
 from compll.tools.cli import app
 from tests.patience import HANG
@@ -151,10 +152,12 @@ def test_build_of_everything_lists_what_the_target_refuses(tmp_path, monkeypatch
     path, out = tmp_path / "refused.yaml", tmp_path / "out"
     path.write_text(REFUSED)
 
-    def refuse(module):
-        raise Unsupported("`kth_largest`", "least")
+    def refuse(module, whole=lower._kernels):
+        if module.name == "refused":
+            raise Unsupported("`kth_largest`", "least")
+        return whole(module)
 
-    monkeypatch.setattr("compll.passes.array_kernels.kernels", refuse)
+    monkeypatch.setattr(lower, "_kernels", refuse)
     monkeypatch.setattr("compll.runtime.library.list_specs", lambda: [str(path), "onebit"])
     result = run("build", "--target", "cuda", "-o", out)
     assert result.exit_code == 0, result.output

@@ -98,19 +98,6 @@ def test_a_number_of_elements_that_varies_with_the_step(tmp_path):
         assert np.count_nonzero(codec.decode(payload, 1000)) == count
 
 
-def test_check_tells_what_only_the_reference_computes(tmp_path):
-    path = tmp_path / "mask.yaml"
-    path.write_text(
-        "name: mask\nstate:\n  m: float32[n]\nencode:\n  v: m + g\n  kept: top(abs(v), 3)\n"
-        "  index: indices(kept)\n  value: v[kept]\npayload:\n  index: uint32[kept]\n"
-        "  value: float32[kept]\ndecode: scatter(index, value)\n"
-        "update:\n  m: where(kept, 0, v) * 0.9\n"
-    )
-    result = run("check", path)
-    assert result.exit_code == 1
-    assert "14:3: the cpu backend does not compile a selection used as a condition" in result.output
-
-
 def test_only_regular_files_are_read(tmp_path):
     loop, pipe = tmp_path / "loop.yaml", tmp_path / "pipe.yaml"
     loop.symlink_to(loop)

@@ -228,29 +228,6 @@ def test_a_selection_in_decode(tmp_path):
     assert "indices(kept)" in found.hint
 
 
-MASKED = """name: masked
-encode:
-  kept: filter(abs(g) > 1, n)
-  index: indices(kept)
-  part: where(kept, g, 0)
-  twice: part * 2
-payload: {twice: "float32[n]", index: "int32[kept]"}
-decode: twice
-"""
-
-
-@pytest.mark.parametrize("more", ["", "feedback: error\n"])
-def test_errors_of_a_backend_name_their_place(tmp_path, more):
-    path = tmp_path / "spec.yaml"
-    path.write_text(MASKED + more)
-    compll.compile(path, "reference")
-    with pytest.raises(compll.SpecError, match="does not compile a selection") as caught:
-        compll.compile(path, "cpu")
-    (found,) = caught.value.diagnostics
-    assert found.path.endswith("spec.yaml")
-    assert (found.span.line, found.span.col) == (5, 3)
-
-
 def test_a_spec_in_this_folder_is_named_by_its_file(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text(GOOD)
     monkeypatch.chdir(tmp_path)

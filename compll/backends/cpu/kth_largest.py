@@ -22,7 +22,7 @@ from compll.backends.cpu.builder import (
 )
 from compll.backends.cpu.instructions import WEYL, mixed
 from compll.backends.cpu.last_tile import where
-from compll.ir.tile import KthLargest
+from compll.ir.tile import Search
 
 #: elements of the sample; bits of a digit
 SAMPLE, DIGIT = 4096, 8
@@ -70,9 +70,9 @@ def _found(b: Builder, histogram: Any, bins: int, k: Any, larger: Any) -> tuple[
 
 
 class KthLargestSearch:
-    """Emits a KthLargest within a kernel's loop over pieces, which `printer` (a Printer) builds."""
+    """Emits a search for the k-th largest within a kernel's loop over pieces, which `printer` (a Printer) builds."""
 
-    def __init__(self, printer: Any, step: KthLargest) -> None:
+    def __init__(self, printer: Any, step: Search) -> None:
         self.printer, self.b, self.step = printer, printer.b, step
         (one,) = step.walk.compacts
         ((field, _),) = one.parts
@@ -83,15 +83,15 @@ class KthLargestSearch:
     def emit(self) -> None:
         """Compute the step's two values."""
         b, p, step = self.b, self.printer, self.step
-        k, n = p.value(step.k), self.elements()
-        p.local[id(step.least)] = number(I32, LOWEST)
+        k, n = p.value(step.numbers[0]), self.elements()
+        p.local[id(step.chosen[0])] = number(I32, LOWEST)
         for v in p.calls.functions[id(step.walk)][0].needs.pieces:
             p.value(v)  # before branches: values within them would not dominate later uses
         keys = self.keys
         if step.sample is None:
             self.all(k)
             count = self.count()
-        elif step.drawing:
+        elif step.walk.placed:
             self.collect(LOWEST, n)
             count = p.value(step.sample)
             keys = p.pointers["kept sample of keys"]
@@ -100,8 +100,8 @@ class KthLargestSearch:
             count = p.value(step.sample)
             self.sample(count, self.key())
         both = b.call(self.select, [keys, count, k])
-        b.store(b.trunc(both, I32), p.made(step.found))
-        b.store(b.lshr(both, c(32)), p.made(step.larger))
+        b.store(b.trunc(both, I32), p.made(step.made[0]))
+        b.store(b.lshr(both, c(32)), p.made(step.made[1]))
 
     def elements(self) -> Any:
         """Number of elements that have keys."""
@@ -134,7 +134,7 @@ class KthLargestSearch:
         """Collect the keys of n elements that are at least `least`."""
         p = self.printer
         p.open_counts(self.name, c(0))
-        p.local[id(self.step.least)] = number(I32, least) if isinstance(least, int) else least
+        p.local[id(self.step.chosen[0])] = number(I32, least) if isinstance(least, int) else least
         p.calls.run(self.step.walk, n)
 
     def bracket(self, wanted: Any) -> Any:
@@ -157,9 +157,9 @@ class KthLargestSearch:
     def sample(self, count: Any, key: Any) -> None:
         """Collect the keys of `count` elements, one from each of `count` equal stretches."""
         p, usual = self.printer, self.printer.pointers
-        if self.step.drawing:  # the first elements: any sample will do for a bracket
+        if self.step.walk.placed:  # the first elements: any sample will do for a bracket
             return self.collect(LOWEST, count)
-        names = [f.name.removeprefix("sample of ") for f in self.step.sampled]
+        names = [f.name.removeprefix("sample of ") for f in self.step.arrays]
         inputs = {name: (usual[name], where(p, name, c(0))[1]) for name in names}
         self.gather(count, key, inputs)
         p.pointers = usual | {name: usual[f"kept sample of {name}"] for name in names}

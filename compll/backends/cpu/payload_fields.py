@@ -8,6 +8,7 @@ from compll.backends.cpu.builder import I32, I64, at, number
 from compll.backends.cpu.storages import code_bytes, item_bytes
 from compll.ir.layout import header
 from compll.ir.module import Field
+from compll.ir.tile import STATUS
 
 
 class PayloadFields:
@@ -60,7 +61,7 @@ class PayloadFields:
             if size is None:
                 return length  # places of later fields are not known yet
             length = b.add(length, size)
-        self.printer.pointers[f"{prefix} status"] = at(b, start, length)
+        self.printer.pointers[f"{prefix} {STATUS.name}"] = at(b, start, length)
         return length
 
     def size(self, f: Field) -> Any:

@@ -8,7 +8,7 @@ layout.py).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -31,7 +31,6 @@ from compll.backends.cpu.builder import (
     number,
 )
 from compll.backends.cpu.calls import Calls
-from compll.backends.cpu.float_bits import INFINITE
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import GIVEN, signature
 from compll.backends.cpu.kth_largest import KthLargestSearch
@@ -44,24 +43,29 @@ from compll.backends.cpu.transcendental import LONG, called
 from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
 from compll.ir.tile import (
+    STATUS,
     Ascending,
     Call,
     Kernel,
-    KthLargest,
     Op,
-    Quantiles,
+    Search,
     Store,
     Stream,
-    ThresholdSearch,
     Value,
     Walk,
     When,
-    made,
 )
 
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
 TYPES = {ctypes.c_void_p: PTR, ctypes.c_int64: I64, ctypes.c_float: F32, ctypes.c_int8: I8}
+
+SEARCHES: dict[str, Callable[[Any, Search], None]] = {
+    "kth_largest": lambda printer, step: KthLargestSearch(printer, step).emit(),
+    "adjust": lambda printer, step: Tries(printer, step).emit(),
+    "bisect": lambda printer, step: Tries(printer, step).emit(),
+    "quantiles": table_steps.quantiles,
+}
 
 
 def module_text(name: str, kernels: Sequence[Kernel]) -> str:
@@ -146,11 +150,9 @@ class Printer:
             return self.check()
         if not self.encodes:
             self.payload.read_header()
-        end = self.payload.fields("payload", "out" if self.encodes else "in", "at")
+        self.payload.fields("payload", "out" if self.encodes else "in", "at")
         if self.hops:
             self.payload.fields("data", "in", "data_at")
-        if not self.encodes and self.spec.status:
-            return self.told(end)
         self.steps(self.kernel.steps)
         if self.encodes:
             self.close(self.payload.fields("payload", "out", "at"))
@@ -199,9 +201,6 @@ class Printer:
             with b.if_then(b.and_(fits, b.icmp_signed("==", end, used))):
                 self.good: Any = number(I1, 1)
                 self.steps(self.kernel.steps)
-                if self.kernel.bad is not None:
-                    fit = b.icmp_signed("<=", self.value(self.kernel.bad), number(I32, 0))
-                    self.good = b.and_(self.good, fit)
                 wrong = piece if self.spec.decode.op == "scatter" else b.neg(piece)
                 b.store(b.select(self.good, before, wrong), self.given["bad"])
 
@@ -209,23 +208,10 @@ class Printer:
         """Bytes of `count` elements."""
         return self.b.mul(count, number(I64, size))
 
-    def told(self, end: Any) -> None:
-        """Decode; the result is NaN if the payload says that the gradient was not finite."""
-        b = self.b
-        bad = self.value(Value("told", (), "bool", "piece"))
-        with b.if_else(bad) as (then, otherwise):
-            with then, loop(b, self.row["n"]) as i:
-                b.store(number(F32, float("nan")), at(b, self.pointers["g"], self.bytes(i, 4)))
-            with otherwise:
-                self.steps(self.kernel.steps)
-
     def close(self, end: Any) -> None:
-        """Write the status byte and the payload's length."""
+        """Write the payload's length."""
         b = self.b
         if self.spec.status:
-            assert self.kernel.bad is not None
-            high = b.icmp_signed(">=", self.value(self.kernel.bad), number(I32, INFINITE))
-            b.store(b.zext(high, I8), self.pointers["out status"])
             end = b.add(end, number(I64, 1))
         b.store(end, at(b, self.given["used"], self.bytes(self.p, 8)))
 
@@ -257,7 +243,7 @@ class Printer:
             function = called(self.helpers, v.op, ins.ROWS)
             return b.call(function, [self.value(a) for a in v.args])
         if v.op == "told":
-            status = b.load(self.pointers["in status"], typ=I8)
+            status = b.load(self.pointers[f"in {STATUS.name}"], typ=I8)
             return b.icmp_unsigned("!=", status, number(I8, 0))
         if v.op == "load" and v.attr.name in self.before:
             return ins.convert(b, self.before[v.attr.name], KINDS[v.kind])
@@ -304,16 +290,15 @@ class Printer:
             stream(self, step)
         elif isinstance(step, Ascending):
             ascending(self, step)
-        elif isinstance(step, KthLargest):
-            KthLargestSearch(self, step).emit()
-        elif isinstance(step, ThresholdSearch):
-            Tries(self, step).emit()
+        elif isinstance(step, Search):
+            SEARCHES[step.how](self, step)
         elif isinstance(step, When):
             self.when(step)
-        elif isinstance(step, Quantiles):
-            table_steps.quantiles(self, step)
-        elif step.target == "zero":
-            zero(self.b, self.pointers["g"], self.bytes(self.row["n"], 4))
+        elif step.target == "wrong":
+            fits = self.b.icmp_signed("==", self.value(step.value), number(I32, 0))
+            self.good = self.b.and_(self.good, fits)
+        elif step.target == "fill":
+            self.fill(self.value(step.value))
         else:
             self.store(step)
 
@@ -321,7 +306,8 @@ class Printer:
         """Steps under a condition. Their results are in memory, and are set to 0 before."""
         b, condition = self.b, self.value(step.condition)
         for one in step.steps:
-            self.clear(one)
+            if not isinstance(one, Store):
+                self.clear(one)
         before = dict(self.local)
         with b.if_then(condition if step.wanted else b.not_(condition)):
             self.steps(step.steps)
@@ -333,9 +319,18 @@ class Printer:
             for f in step.folds:
                 self.calls.clear_total(f)
         else:
-            assert isinstance(step, KthLargest | ThresholdSearch)
-            for v in made(step):
+            assert isinstance(step, Search)
+            for v in step.made:
                 self.b.store(number(KINDS[v.kind], 0), self.made(v))
+
+    def fill(self, value: Any) -> None:
+        """Store one number everywhere, most often zero."""
+        b, size = self.b, self.bytes(self.row["n"], 4)
+        with b.if_else(b.fcmp_ordered("==", value, number(F32, 0.0))) as (then, otherwise):
+            with then:
+                zero(b, self.pointers["g"], size)
+            with otherwise, loop(b, self.row["n"]) as i:
+                b.store(value, at(b, self.pointers["g"], self.bytes(i, 4)))
 
     def made(self, v: Value) -> Any:
         """Memory for a value that a search makes."""

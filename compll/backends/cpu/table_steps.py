@@ -6,7 +6,7 @@ from typing import Any
 
 from compll.backends.cpu import table_routines as routines
 from compll.backends.cpu.builder import F32, I8, I32, I64, number
-from compll.ir.tile import Quantiles, Value
+from compll.ir.tile import Search, Value
 
 
 def made(printer: Any, v: Value) -> Any:
@@ -16,12 +16,12 @@ def made(printer: Any, v: Value) -> Any:
     return printer.local[id(v)]
 
 
-def quantiles(printer: Any, step: Quantiles) -> None:
+def quantiles(printer: Any, step: Search) -> None:
     """Walk over the elements for their keys, and find the quantiles in them."""
     printer.walk(step.walk)
     keys, some, other = (printer.pointers[f"{f.shape} {f.name}"] for f in step.arrays)
-    routine = routines.quantiles(printer.helpers, step.parts)
-    given = [keys, printer.row["n"], some, other, made(printer, step.found)]
+    routine = routines.quantiles(printer.helpers, step.attr)
+    given = [keys, printer.row["n"], some, other, made(printer, step.made[0])]
     printer.b.call(routine, given)
 
 

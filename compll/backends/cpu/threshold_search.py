@@ -11,19 +11,19 @@ from typing import Any
 
 from compll.backends.cpu.builder import F32, F64, I64, Variable, c, number
 from compll.backends.cpu.instructions import ROWS
-from compll.ir.tile import ThresholdSearch
+from compll.ir.tile import Search
 
 
 class Tries:
-    """Emits a ThresholdSearch within a kernel's loop over pieces, which `printer` builds.
+    """Emits `adjust` or `bisect` within a kernel's loop over pieces, which `printer` builds.
 
     ends: both ends of the interval that `bisect` halves, or the next threshold of `adjust`.
     """
 
-    def __init__(self, printer: Any, step: ThresholdSearch) -> None:
+    def __init__(self, printer: Any, step: Search) -> None:
         self.printer, self.b, self.step = printer, printer.b, step
-        self.given = [printer.value(v) for v in step.given]
-        self.size = len(step.tries)
+        self.given = [printer.value(v) for v in step.numbers]
+        self.size = len(step.chosen)
         self.halves = step.how == "bisect"
         b = printer.b
         self.tries, self.counts = b.room(F64, self.size), b.room(F64, self.size)
@@ -34,10 +34,12 @@ class Tries:
         """Compute the step's two values."""
         b, p, step = self.b, self.printer, self.step
         for v in p.calls.functions[id(step.walk)][0].needs.pieces:
-            if v not in step.tries:
+            if v not in step.chosen:
                 p.value(v)  # before the loop: values within it would not dominate later uses
-        b.store(self.middle(*self.given[:2]) if self.halves else self.given[0], p.made(step.found))
-        b.store(number(F64, 0), p.made(step.count))
+        b.store(
+            self.middle(*self.given[:2]) if self.halves else self.given[0], p.made(step.made[0])
+        )
+        b.store(number(F64, 0), p.made(step.made[1]))
         most = ROWS["as_count"](b, self.given[-1], c(100))
         # adjust counts before its first try, and once more
         least = c(1 if self.halves else 0)
@@ -54,8 +56,8 @@ class Tries:
             self.count()
             self.number.set(c(0))
         found, count = (b.get(room, F64, self.number.get()) for room in (self.tries, self.counts))
-        b.store(found, self.printer.made(self.step.found))
-        b.store(count, self.printer.made(self.step.count))
+        b.store(found, self.printer.made(self.step.made[0]))
+        b.store(count, self.printer.made(self.step.made[1]))
         fewest, most = self.given[2:4] if self.halves else self.given[1:3]
         few = b.fcmp_ordered("<", count, fewest)
         fits = b.and_(b.fcmp_ordered("<=", fewest, count), b.fcmp_ordered("<=", count, most))
@@ -82,7 +84,7 @@ class Tries:
         """Walk once, counting for a tree of thresholds."""
         b, p, step = self.b, self.printer, self.step
         tries = self.tree()
-        for v, t in zip(step.tries, tries, strict=True):
+        for v, t in zip(step.chosen, tries, strict=True):
             p.local[id(v)] = b.fptrunc(t, F32)
         p.calls.run(step.walk, p.row["n"])
         for q, (fold, t) in enumerate(zip(step.walk.folds, tries, strict=True)):

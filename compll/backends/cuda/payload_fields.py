@@ -6,6 +6,7 @@ from typing import Any
 
 from compll.ir.layout import header
 from compll.ir.module import Field
+from compll.ir.tile import STATUS
 
 #: incoming and outgoing payloads: the array, and the start of the piece's payload in it
 PLACES = {"in": ("data", "at_in[p]"), "out": ("out", "at[p]")}
@@ -42,7 +43,7 @@ class PayloadFields:
 
     def pointer(self, f: Field) -> str:
         """Pointer to a field."""
-        number = [one.name for one in self.module.fields].index(f.name)
+        number = [*(one.name for one in self.module.fields), STATUS.name].index(f.name)
         return f"({self.data} + {self.offset(number)})"
 
     def size(self, f: Field) -> str:

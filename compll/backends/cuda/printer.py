@@ -20,20 +20,23 @@ from compll.ir.module import WHOLE, Field
 from compll.ir.tile import (
     Ascending,
     Call,
-    KthLargest,
     Op,
-    Quantiles,
+    Search,
     Store,
     Stream,
-    ThresholdSearch,
     Value,
     Walk,
     When,
-    made,
 )
 
 #: threads of a block that computes a piece's numbers
 THREADS = 256
+SEARCHES = {
+    "kth_largest": searches.kth_largest,
+    "adjust": searches.threshold_search,
+    "bisect": searches.threshold_search,
+    "quantiles": tables.quantiles,
+}
 
 
 class Printer:
@@ -184,12 +187,15 @@ class Printer:
             streams.stream(self, step)
         elif isinstance(step, Ascending):
             streams.ascending(self, step)
-        elif isinstance(step, KthLargest):
-            searches.kth_largest(self, step)
-        elif isinstance(step, ThresholdSearch):
-            searches.threshold_search(self, step)
-        elif isinstance(step, Quantiles):
-            tables.quantiles(self, step)
+        elif isinstance(step, Search):
+            SEARCHES[step.how](self, step)
+        elif step.target == "wrong":
+            value, b = self.value(step.value), self.open_phase()
+            wrong = f"*{b.memory('wrong', 'uint32', -1)} = 1; atomicOr(errors, 1u);"
+            b.add(f"if (threadIdx.x == 0 && {value} != 0) {{ {wrong} }}")
+        elif step.target == "fill":
+            lanes = Value("repeat", (step.value,), "f32", "lane")
+            self.walk_kernel("fill", Walk([Store("gradient", None, lanes)]), {})
         else:
             self.store(step)
 
@@ -197,7 +203,7 @@ class Printer:
         """Steps under a condition; their results are 0 if it does not hold."""
         self.guard = (step.condition, step.wanted)
         for one in step.steps:
-            for v in made(one) if isinstance(one, KthLargest | ThresholdSearch) else ():
+            for v in one.made if isinstance(one, Search) else ():
                 b = self.open_phase()
                 b.add(f"if (threadIdx.x == 0) {self.plan.slot(id(v))} = 0;")
             for f in one.folds if isinstance(one, Walk) else ():

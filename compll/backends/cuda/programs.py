@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.printer import THREADS, Printer
 from compll.ir.layout import header
-from compll.ir.tile import Kernel, Store, Stream, Value, Walk
-
-#: the smallest bits, without the sign, of a float that is not finite
-INFINITE = 0x7F800000
-#: true if an incoming payload's status byte is set
-TOLD = Value("told", (), "bool", "piece")
-NAN = Value("const", (), "f32", "piece", float("nan"))
+from compll.ir.tile import Kernel, Stream, Walk
 
 
 def encode(p: Printer, kernel: Kernel) -> None:
     """Add an encode's kernels."""
     p.plan.limits = kernel.limits
     p.steps(kernel.steps)
-    close(p, kernel)
+    close(p)
     p.end_phase()
 
 
@@ -32,11 +24,7 @@ def decode(p: Printer, kernel: Kernel, checking: Kernel | None) -> None:
         check(p, checking)
         p.end_phase()
     for step in kernel.steps:
-        if isinstance(step, Walk) and kernel.module.status:
-            telling(p, step)
-        elif isinstance(step, Store) and step.target == "zero":
-            fill(p)
-        elif not isinstance(step, Stream):  # the check loaded them
+        if not isinstance(step, Stream):  # the check loaded them
             p.step(step)
     p.end_phase()
 
@@ -49,22 +37,6 @@ def alone(kernel: Kernel) -> bool:
         return False
     adds = [s.target for s in first.stores] == ["gradient"]
     return adds and not any(v.op in ("draw", "spread") for v in first.values)
-
-
-def telling(p: Printer, walk: Walk) -> None:
-    """A decode's walk. The result is NaN if the payload says that the gradient was not finite."""
-    if any(s.place is not None for s in walk.stores):
-        if walk.stores[0].target == "scatter_add":
-            p.guard = (TOLD, True)
-            fill(p)
-        p.guard = (TOLD, False)
-        p.walk(walk)
-        p.guard = None
-        return
-    stores = [
-        replace(s, value=told_or(s.value)) if s.target == "gradient" else s for s in walk.stores
-    ]
-    p.walk(replace(walk, stores=stores))
 
 
 def check(p: Printer, kernel: Kernel) -> None:
@@ -90,38 +62,11 @@ def check(p: Printer, kernel: Kernel) -> None:
     b.add(f"const bool good = {text};")
     b.add(f"if (threadIdx.x == 0 && !good) {{ *{wrong} = 1; atomicOr(errors, 1u); }}")
     p.steps(kernel.steps)
-    if kernel.bad is not None:
-        bad = p.value(kernel.bad)
+
+
+def close(p: Printer) -> None:
+    """Store the payload's length if it varies."""
+    if any(header(p.plan.module)):
         b = p.open_phase()
-        b.add(
-            f"if (threadIdx.x == 0 && {bad} > 0) "
-            f"{{ *{b.memory('wrong', 'uint32', -1)} = 1; atomicOr(errors, 1u); }}"
-        )
-
-
-def close(p: Printer, kernel: Kernel) -> None:
-    """Store the status byte, and the payload's length if it varies."""
-    status, varying = p.plan.module.status, any(header(p.plan.module))
-    if not (status or varying):
-        return
-    if status:
-        assert kernel.bad is not None
-        high = p.value(kernel.bad)
-    b = p.open_phase()
-    end = b.fields["out"].end()
-    if status:
-        b.add(f"if (threadIdx.x == 0) out[{end}] = {high} >= {INFINITE};")
-    if varying:
-        b.add(f"if (threadIdx.x == 0) used[p] = {end} - at[p] + {int(status)};")
-
-
-def fill(p: Printer) -> None:
-    """Store zeros everywhere, for decodes of selections; NaN if a payload's status byte is set."""
-    zero = Value("repeat", (Value("const", (), "f32", "piece", 0.0),), "f32", "lane")
-    value = told_or(zero) if p.plan.module.status else zero
-    p.walk_kernel("fill", Walk([Store("gradient", None, value)]), {})
-
-
-def told_or(value: Value, told: Value = TOLD) -> Value:
-    """A lane; NaN if the payload's status byte is set."""
-    return Value("where", (told, NAN, value), "f32", "lane")
+        length = f"{b.fields['out'].end()} - at[p] + {int(p.plan.module.status)}"
+        b.add(f"if (threadIdx.x == 0) used[p] = {length};")

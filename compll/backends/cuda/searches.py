@@ -15,7 +15,7 @@ from compll.backends.cuda.walk_kernel import Region
 from compll.ir.expr import Expr
 from compll.ir.module import Field
 from compll.ir.static import depends
-from compll.ir.tile import SCRATCH, KthLargest, Store, ThresholdSearch, Value, Walk
+from compll.ir.tile import SCRATCH, Search, Store, Value, Walk
 
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
 EACH = 16384  # keys of a block, whose histogram has 2048 bins to clear and to add to the piece's
@@ -24,7 +24,7 @@ KEYS = Field("keys", "int32", 0, SCRATCH)
 SEARCH, TRIES, LAST = 11, 2, 10
 
 
-def kth_largest(p: Any, step: KthLargest) -> None:
+def kth_largest(p: Any, step: Search) -> None:
     """Compute the step's two numbers. p: the Printer."""
     key = step.walk.compacts[0].parts[0][1]
     of = step.walk.of
@@ -51,10 +51,10 @@ def told_by_host(v: Value, statics: list[Expr]) -> Expr | int | None:
     return None if known is None or "step" in depends(known) else known
 
 
-def radix(p: Any, step: KthLargest, name: str, tiles: int, grid: int, length: Value | None) -> None:
+def radix(p: Any, step: Search, name: str, tiles: int, grid: int, length: Value | None) -> None:
     """Search digit by digit: a histogram of keys with the digits found so far, then the next
     digit."""
-    k = p.value(step.k)
+    k = p.value(step.numbers[0])
     p.open_phase().add(f"if (threadIdx.x == 0) {memory(p.phase)[2]}[0] = {k};")
     p.open_phase().add(f"if (threadIdx.x == 0) {memory(p.phase)[1]}[0] = 0;")
     for bits, shift in ROUNDS:
@@ -70,8 +70,8 @@ def radix(p: Any, step: KthLargest, name: str, tiles: int, grid: int, length: Va
             b.add(f"pick<{bits}>({hist}, {prefix}, {rank});")
             if shift == 0:
                 b.add("__syncthreads();")
-                b.leave(id(step.found), b.declare("i32", f"(i32)(*{prefix} ^ 0x80000000u)"))
-                b.leave(id(step.larger), b.declare("i64", f"{b.value(step.k)} - *{rank}"))
+                b.leave(id(step.made[0]), b.declare("i32", f"(i32)(*{prefix} ^ 0x80000000u)"))
+                b.leave(id(step.made[1]), b.declare("i64", f"{b.value(step.numbers[0])} - *{rank}"))
 
 
 def memory(b: Body) -> tuple[str, str, str]:
@@ -82,14 +82,14 @@ def memory(b: Body) -> tuple[str, str, str]:
     )  # fmt: skip
 
 
-def sample(p: Any, step: KthLargest, keys: Walk) -> int:
+def sample(p: Any, step: Search, keys: Walk) -> int:
     """Leave the keys of a sample; returns the grid of its tiles."""
     assert step.sample is not None
     plan = p.plan
     count = told_by_host(step.sample, plan.statics)
     grid = 0 if count is None else plan.tiles(Domain("sample", count))
     tile, size = plan.shape.tile, step.sample
-    if step.drawing:
+    if step.walk.placed:
         p.walk_kernel("keys", keys, {})
         gather(
             p,
@@ -131,18 +131,20 @@ def gather(p: Any, grid: int, size: Value, sources: dict[str, Any]) -> None:
                 b.add(f"{to}[j] = load1({source(b)}, i);")
 
 
-def threshold_search(p: Any, step: ThresholdSearch) -> None:
+def threshold_search(p: Any, step: Search) -> None:
     """adjust or bisect: walks count for a tree of thresholds, until a count fits."""
     name = p.plan.fresh("search")
     halves = str(step.how == "bisect").lower()
-    for q, v in enumerate(step.tries):
+    for q, v in enumerate(step.chosen):
         p.plan.elsewhere[id(v)] = (name, SEARCH, TRIES + q)
-    p.require([*step.given, *(v for v in step.walk.values if v.level == "piece")])
+    p.require([*step.numbers, *(v for v in step.walk.values if v.level == "piece")])
     with p.kernel("begin", -1, 32) as b:
         search = given(b, name, step)
-        b.add(f"if (threadIdx.x == 0) begin_search<{halves}>({search}, given, {len(step.given)});")
+        b.add(
+            f"if (threadIdx.x == 0) begin_search<{halves}>({search}, given, {len(step.numbers)});"
+        )
         leave(b, step, f"first_try<{halves}>(given)", "0.0")
-    rounds = told_by_host(step.given[-1], p.plan.statics)
+    rounds = told_by_host(step.numbers[-1], p.plan.statics)
     rounds = MOST_ROUNDS if rounds is None else rounds
     totals = {id(f): f"tried{q}_{name}" for q, f in enumerate(step.walk.folds)}
     region = p.region(step.walk)
@@ -151,7 +153,7 @@ def threshold_search(p: Any, step: ThresholdSearch) -> None:
     with p.kernel("decide", -1, 256, rounds) as b:
         b.add(until)
         search = given(b, name, step)
-        b.add(f"double counts[{len(step.tries)}];")
+        b.add(f"double counts[{len(step.chosen)}];")
         for q, f in enumerate(step.walk.folds):
             b.add(f"counts[{q}] = (double)block_count({p.parts_of(b, f, totals[id(f)], region)});")
         b.add("double found, count;")
@@ -160,13 +162,13 @@ def threshold_search(p: Any, step: ThresholdSearch) -> None:
         leave(b, step, "found", "count")
 
 
-def given(b: Body, name: str, step: ThresholdSearch) -> str:
+def given(b: Body, name: str, step: Search) -> str:
     """Declare the operator's numbers; returns a pointer to the search's state."""
-    numbers = ", ".join(b.value(v) for v in step.given)
+    numbers = ", ".join(b.value(v) for v in step.numbers)
     b.add(f"const double given[] = {{{numbers}}};")
     return b.memory(name, "float64", -1, SEARCH)
 
 
-def leave(b: Body, step: ThresholdSearch, found: str, count: str) -> None:
-    for v, text in ((step.found, found), (step.count, count)):
+def leave(b: Body, step: Search, found: str, count: str) -> None:
+    for v, text in ((step.made[0], found), (step.made[1], count)):
         b.add(f"if (threadIdx.x == 0) {b.plan.slot(id(v))} = slot_of({text});")

@@ -11,12 +11,10 @@ from compll.backends.cuda.plan_builder import DECODE, ENCODE, TAKEN, PlanBuilder
 from compll.backends.cuda.plans import GRADIENTS, Source, header
 from compll.backends.cuda.printer import Printer
 from compll.ir.layout import tile_of
-from compll.ir.matrices import mixes
 from compll.ir.module import Module
-from compll.ir.program import Unsupported
-from compll.ir.tile import ALL, Kernel, order
+from compll.ir.tile import ALL, STATUS, Call, Kernel, Store, order
 from compll.passes import lower
-from compll.passes.refusal import refused
+from compll.passes.refusal import Unsupported, refused
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
@@ -24,12 +22,13 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 def source(module: Module, threads: int = 256) -> Source:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
     try:
-        whole = header("arrays") if mixes(module) else ""
-        result = Source(whole, shape(module, threads))
+        parts = lower.kernels(module, "cuda").values()
+        calls = any(isinstance(step, Call) for part in parts for k in part for step in k.steps)
+        result = Source(header("arrays") if calls else "", shape(module, threads))
         for name, kernel in encodes(module).items():
             more = round_params(kernel, module) if name.startswith("round") else ()
             add(result, name, encode(kernel, name, result.shape, more, module.rounds))
-        for kernel in (k for part in lower.kernels(module, "cuda").values() for k in part):
+        for kernel in (k for part in parts for k in part):
             if kernel.name.startswith("decode"):
                 name = kernel.name.removeprefix("decode_")
                 add(result, name, decode(kernel, module, result.shape))
@@ -107,7 +106,8 @@ def writes_back(kernel: Kernel) -> bool:
     """True if an encode overwrites the gradient, also one that is not finite."""
     stores = [s for w in kernel.walks for s in w.stores if s.back]
     known = [v for s in stores for v in order([s.value])]
-    return bool(stores) and (not kernel.module.status or any(v is kernel.bad for v in known))
+    status = [s.value for s in kernel.steps if isinstance(s, Store) and s.field is STATUS]
+    return bool(stores) and all(any(v is told.args[0] for v in known) for told in status)
 
 
 def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:

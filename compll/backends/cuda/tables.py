@@ -7,7 +7,7 @@ from typing import Any
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import ELEMENTS
 from compll.backends.cuda.lane_arrays import own_name
-from compll.ir.tile import Quantiles
+from compll.ir.tile import Search
 
 BINS = 8192  # most bins of a block's histograms in shared memory
 FIRST = 11  # bits of the first round, which has one histogram
@@ -22,11 +22,11 @@ def round_bits(ranks: int) -> list[int]:
     return [FIRST, *(left // rounds + (k < left % rounds) for k in range(rounds))]
 
 
-def quantiles(p: Any, step: Quantiles) -> None:
+def quantiles(p: Any, step: Search) -> None:
     """Search all ranks at once: keys that have the digits found for a rank are counted by their
     next digit."""
     p.walk_kernel("keys", step.walk, {})
-    count, keys = step.parts - 1, step.walk.stores[0].field
+    count, keys = step.attr - 1, step.walk.stores[0].field
     assert keys is not None
     rounds = round_bits(count)
     bins = max(1 << FIRST, count << max(rounds[1:]))
@@ -39,7 +39,7 @@ def quantiles(p: Any, step: Quantiles) -> None:
     b = p.open_phase()
     ranks = b.memory(f"ranks{count}", "int64", -1, count)
     b.add(
-        f"for (i64 j = threadIdx.x; j < {count}; j += blockDim.x) {ranks}[j] = (j + 1) * n / {step.parts};"
+        f"for (i64 j = threadIdx.x; j < {count}; j += blockDim.x) {ranks}[j] = (j + 1) * n / {step.attr};"
     )
     shift = 32
     for number, bits in enumerate(rounds):
@@ -61,5 +61,5 @@ def quantiles(p: Any, step: Quantiles) -> None:
             if shift == 0:
                 value = f"unkey((i32)(({following})[j] ^ 0x80000000u))"
                 b.add(
-                    f"for (int j = threadIdx.x; j < {count}; j += blockDim.x) {b.value(step.found)}[j] = {value};"
+                    f"for (int j = threadIdx.x; j < {count}; j += blockDim.x) {b.value(step.made[0])}[j] = {value};"
                 )

@@ -1,21 +1,20 @@
 """The reference backend: NumPy, one operator at a time. It defines the meaning of specs.
 
 Speed is no goal. Every other backend is tested against this one, payload byte for payload byte.
-elementwise.py, runs.py and array_runs.py define the operators; pieces.py and fields.py write and
-read payloads.
+elementwise.py and runs.py define the operators; pieces.py and fields.py write and read payloads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from compll.backends.reference import pieces
-from compll.backends.reference.array_kernels import ArrayKernels
+from compll.backends.reference import fields, pieces
 from compll.backends.reference.runs import Run
-from compll.ir.matrices import mixes
 from compll.ir.module import Module
+from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
 from compll.numerics.types import F32, I64, U8
 from compll.runtime.arrays import HostArrays
@@ -29,47 +28,41 @@ class Kernels:
     fuses = merges = False
 
     def __init__(self, module: Module, params: Mapping[str, Number]) -> None:
-        self.module, self.params = module, params
+        self.module, self.params = module, dict(params)
+        self.rounds = rounds(module)
+
+    def run(self, row: list[int], how: Encoding, most: int | None = None) -> Run:
+        """A fresh run over a piece, a row of a batch's table."""
+        _, n, tensor, offset, _ = row
+        place = {"seed": how.seed, "step": how.step, "tensor": tensor, "offset": offset}
+        return Run(self.module, self.params, n, **place, most=most)
 
     def encode_batch(
         self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding
     ) -> I64:
-        """Encode piece after piece."""
+        """Encode piece after piece, as the only rank."""
         assert how.incoming is None
         used = np.zeros(len(table), np.int64)
-        for i, (start, length, tensor, offset, first) in enumerate(table.tolist()):
-            states = views(self.module, state, first, length, tensor)
-            payload = pieces.encode(
-                self.module,
-                self.params,
-                x[start : start + length],
-                states,
-                how,
-                tensor=tensor,
-                offset=offset,
-                most=None if how.most is None else int(how.most[i]),
-            )
+        for i, row in enumerate(table.tolist()):
+            run = self.run(row, how, None if how.most is None else int(how.most[i]))
+            states = self.states(state, row)
+            payload = pieces.encode(run, x[row[0] : row[0] + row[1]], states, how)
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)
         return used
 
+    def states(self, state: State | None, row: list[int]) -> State | None:
+        """The states of a piece."""
+        _, n, tensor, _, first = row
+        return views(self.module, state, first, n, tensor)
+
     def decode_batch(
-        self,
-        payload: U8,
-        table: I64,
-        at: I64,
-        used: I64,
-        out: F32,
-        *,
-        add: bool,
-        step: int = 0,
+        self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool, step: int = 0
     ) -> None:
         """Decode all pieces, then write them."""
         values = []
-        for a, u, (_, n, tensor, offset, _) in zip(
-            at.tolist(), used.tolist(), table.tolist(), strict=True
-        ):
-            run = Run(self.module, self.params, n, step=step, tensor=tensor, offset=offset)
+        for a, u, row in zip(at.tolist(), used.tolist(), table.tolist(), strict=True):
+            run = self.run(row, Encoding(0, step))
             values.append(pieces.decode(payload[a : a + u], run))
         for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
             piece = out[start : start + length]
@@ -78,7 +71,52 @@ class Kernels:
     def raise_found(self) -> None:
         """Do nothing: a call raises for a bad payload itself."""
 
+    # rounds
 
-def build(module: Module, params: Mapping[str, Number]) -> Kernels | ArrayKernels:
+    def encode_round(
+        self, number: int, x: F32, table: I64, out: U8, at: I64, before: Before,
+        state: State | None, how: Encoding,
+    ) -> I64:  # fmt: skip
+        """Encode a round's payload for every piece; see Codec.encode_round."""
+        used = np.zeros(len(table), np.int64)
+        for i, row in enumerate(table.tolist()):
+            if (n := row[1]) == 0:
+                continue
+            run = self.run(row, how)
+            with np.errstate(all="ignore"):
+                piece = x[row[0] : row[0] + n]
+                pieces.begin(run, piece, self.states(state, row), np.float32(1))
+                run.combined = self.combined(before, i, n, how.workers)
+                payload = run.stored(self.rounds[number].field)
+            out[at[i] : at[i] + len(payload)] = payload
+            used[i] = len(payload)
+        return used
+
+    def decode_rounds(
+        self, x: F32, table: I64, sums: Before, state: State | None, how: Encoding
+    ) -> None:
+        """Decode all ranks' sums and update the states; see Codec.decode_rounds."""
+        for i, row in enumerate(table.tolist()):
+            if (n := row[1]) == 0:
+                continue
+            run = self.run(row, how)
+            with np.errstate(all="ignore"):
+                run.combined = self.combined(sums, i, n, how.workers)
+                pieces.close(run, x[row[0] : row[0] + n], self.states(state, row))
+
+    def combined(
+        self, sums: Sequence[tuple[Any, Any]], piece: int, n: int, workers: int
+    ) -> dict[str, Any]:
+        """The means of the rounds so far, by field, for one piece. See [Note: combined]."""
+        found = {}
+        for one, (payload, at) in zip(self.rounds, sums, strict=False):
+            data = payload[at[piece] : at[piece] + one.payload_bytes(n)]
+            value = np.asarray(fields.loaded(one.field, data, n, 1, one.kept(n)), np.float32)
+            with np.errstate(all="ignore"):
+                found[one.name] = value if one.op == "max" else value / np.float32(workers)
+        return found
+
+
+def build(module: Module, params: Mapping[str, Number]) -> Kernels:
     """The backend's entry point."""
-    return ArrayKernels(module, params) if mixes(module) else Kernels(module, params)
+    return Kernels(module, params)

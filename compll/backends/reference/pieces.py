@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,80 +12,100 @@ from compll.backends.reference.runs import Run
 from compll.errors import PayloadError
 from compll.ir.expr import Type
 from compll.ir.layout import header, layout
-from compll.ir.module import Module
-from compll.ir.static import Number
-from compll.numerics import halves, matrices
+from compll.ir.matrices import extents
+from compll.ir.module import Field, Module
+from compll.numerics import halves
 from compll.numerics.types import F32, U8
 from compll.passes import feedback
-from compll.runtime.batches import Encoding
+from compll.runtime.batches import Encoding, State
 
 
-def encode(
-    module: Module,
-    params: Mapping[str, Number],
-    x: F32,
-    states: dict[str, NDArray[Any]] | None,
-    how: Encoding,
-    *,
-    tensor: int,
-    offset: int,
-    most: int | None = None,
-) -> U8:
+def encode(run: Run, x: F32, states: State | None, how: Encoding) -> U8:
     """Encode one piece: x and states are views that are updated in place."""
-    place = {"seed": how.seed, "step": how.step, "tensor": tensor, "offset": offset}
-    run = Run(module, params, len(x), **place, most=most)
-    if len(x) == 0:
+    module = run.module
+    if run.n == 0:
         return np.zeros(0, np.uint8)
+    if states is None and module.updates and not module.rounds:
+        sizes = {s.name: run.n if s.shape == "n" else 1 for s in module.states}
+        states = {s.name: np.zeros(sizes[s.name], s.dtype) for s in module.states}
     with np.errstate(all="ignore"):
-        return _encode(run, x, states, np.float32(how.scale), how.writeback)
-
-
-def _encode(
-    run: Run,
-    x: F32,
-    states: dict[str, NDArray[Any]] | None,
-    scale: np.float32,
-    writeback: bool,
-) -> U8:
-    module, g = run.module, x * scale
-    if states is None and module.updates:
-        states = _fresh(run)
-    run.inputs = {name: halves.read(held) for name, held in (states or {}).items()}
-    feed = module.feedback and states is not None
-    if feed:
-        held = run.inputs[module.fed_state]
-        g = g - held if module.differences else matrices.fed(x, scale, held, module.decay)
-    run.inputs["g"] = g
-    derived = module.derived_states
-    for state in module.states:
-        if state.name not in derived:
-            value = run.inputs[state.name]
-            run.inputs[state.name] = value if state.shape == "n" else np.float64(value[0])
-    exprs = dict(module.updates)
-    if feed:
-        source = module.pool.make("input", (), Type("float", "n"), "g")
-        assert module.decoded is not None
-        exprs[module.fed_state] = feedback.update(module, source, module.decoded)
-    payload = written(run, lambda: g)
-    updates = {name: run.value(e) for name, e in exprs.items()}
-    for name, held in (states or {}).items():
-        if name in updates:
-            halves.keep(held, updates[name])
-    if writeback:
-        place = {"step": run.step, "tensor": run.tensor, "offset": run.offset}
-        x[:] = decode(payload, Run(module, run.env, len(x), **place))
+        begin(run, x, states, np.float32(how.scale))
+        payload = written(run)
+        # a decode that is no function of single elements is run for the residual, too
+        needed = states is not None and module.feedback and module.decoded is None
+        decoded = decode(payload, run.again()) if how.writeback or needed else None
+        if states is not None:
+            settle(run, states, decoded)
+    if how.writeback:
+        x[:] = decoded
     return payload
 
 
-def _fresh(run: Run) -> dict[str, NDArray[Any]]:
-    """States of zeros, for a call without states."""
-    sizes = {s.name: run.n if s.shape == "n" else 1 for s in run.module.states}
-    return {s.name: np.zeros(sizes[s.name], s.dtype) for s in run.module.states}
+def begin(run: Run, x: F32, states: State | None, scale: np.float32) -> None:
+    """Set the input, with feedback, and the states."""
+    module = run.module
+    for s in module.states:
+        run.inputs[s.name] = _state(run, s, None if states is None else states[s.name])
+    run.inputs["g"] = x * scale
+    if module.feedback and states is not None:
+        held = run.inputs[module.fed_state]
+        if module.differences:
+            run.inputs["g"] = x * scale - held
+        else:
+            run.inputs["g"] = x * scale + held * np.float32(module.decay)
 
 
-def written(run: Run, g: Callable[[], F32]) -> U8:
-    """The payload; g: a function for the input, called if a status byte says whether it was
-    finite."""
+def _state(run: Run, item: Field, held: NDArray[Any] | None) -> Any:
+    """A state's value. A matrix that has no room in its piece is not kept."""
+    if item.shape == "scalar":
+        return np.float64(0.0 if held is None else held[0])
+    if item.shape == "n":
+        return np.zeros(run.n, np.float32) if held is None else halves.read(held)
+    rows, cols = extents(item.dims, run.n)
+    if held is None or rows * cols > run.n:
+        return np.zeros((rows, cols), np.float32)
+    return held[: rows * cols].reshape(rows, cols)
+
+
+def settle(run: Run, states: State, decoded: F32 | None) -> None:
+    """Store new values of states that have room; none takes up a NaN or infinity. decoded: the
+    values that the residual subtracts, if the module has no expression of them."""
+    module = run.module
+    new = dict(module.updates)
+    if module.feedback and module.decoded is not None:
+        g = module.pool.make("input", (), Type("float", "n"), "g")
+        new[module.fed_state] = feedback.update(module, g, module.decoded)
+    # copies: a value may be a state's own memory, which another update overwrites
+    values = {n: np.array(run.value(e), np.float32).reshape(-1) for n, e in new.items()}
+    if module.feedback and module.decoded is None:
+        assert decoded is not None
+        halves.keep(states["residual"], run.inputs["g"] - decoded)
+    for name, value in values.items():
+        if len(value) <= len(states[name]):
+            halves.keep(states[name][: len(value)], value)
+
+
+def close(run: Run, x: F32, states: State | None) -> None:
+    """Overwrite the piece with the value decoded from all ranks' combined fields, and update the
+    states."""
+    module, decoder, own = run.module, run.again(), run.again()
+    decoder.inputs |= run.combined
+    value = result(decoder)
+    if states is not None:
+        begin(run, x, states, np.float32(1))
+        left = value
+        if module.own:
+            # a maximum is the ranks' one, since all ranks need it to decode
+            for name, f in run.fields.items():
+                shared = name in run.extremes
+                own.inputs[name] = run.combined[name] if shared else run.own(f)
+            left = result(own)
+        settle(run, states, left)
+    x[:] = value
+
+
+def written(run: Run) -> U8:
+    """The payload, with a status byte that says whether the input was finite if there is one."""
     module = run.module
     kept = {s.name: len(run.pick(s.name)) for s in module.selections}
     stored = {f.name: run.stored(f) for f in module.fields}
@@ -99,7 +118,7 @@ def written(run: Run, g: Callable[[], F32]) -> U8:
     for start, data in zip(place.starts, stored.values(), strict=True):
         out[start : start + len(data)] = data
     if module.status:
-        out[-1] = not np.isfinite(g()).all()
+        out[-1] = not np.isfinite(run.inputs["g"]).all()
     return out
 
 
@@ -110,8 +129,13 @@ def decode(payload: U8, run: Run) -> F32:
         return np.zeros(0, np.float32)
     read(module, payload, n, run)
     with np.errstate(all="ignore"):
-        out = np.asarray(run.value(module.decode), np.float32)
+        out = result(run)
     return np.full(n, np.nan, np.float32) if module.status and payload[-1] else out
+
+
+def result(run: Run) -> F32:
+    """The decoded value of the fields that a run was given."""
+    return np.asarray(run.value(run.module.decode), np.float32)
 
 
 def read(module: Module, payload: U8, n: int, run: Run) -> None:

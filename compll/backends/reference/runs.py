@@ -1,4 +1,9 @@
-"""Values of expressions over one tensor (or partition): NumPy, one operator at a time."""
+"""Values of expressions over one tensor (or partition): NumPy, one operator at a time.
+
+[Note: combined] The ranks add up their stored values of a round; `combined` divides the sum by
+their number. A single worker combines with itself. For a maximum, a value that is not finite is
+stored as infinity: libraries differ in whether a maximum with NaN is NaN.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,15 @@ from numpy.typing import NDArray
 
 from compll.backends.reference import fields
 from compll.backends.reference.elementwise import MEANING
-from compll.errors import PayloadError
+from compll.errors import PayloadError, UsageError
 from compll.ir.expr import Expr, Type
 from compll.ir.layout import tile_of
+from compll.ir.matrices import extents, short
 from compll.ir.module import Field, Module, Selection
 from compll.ir.static import Number, as_count, evaluate
-from compll.numerics import numbers
+from compll.numerics import matrices, numbers
 from compll.numerics import shared_draws as shared
-from compll.numerics.types import U8
+from compll.numerics.types import F32, U8
 
 
 class Run:
@@ -46,6 +52,15 @@ class Run:
         self.done: dict[int, Any] = {}
         self.picked: dict[str, NDArray[np.int64]] = {}
         self.selections = {s.name: s for s in module.selections}
+        self.fields = {f.name: f for f in module.fields}
+        #: values that the ranks have combined so far
+        self.combined: dict[str, Any] = {}
+        self.extremes = {name for name, how in module.rounds if how == "max"}
+
+    def again(self) -> Run:
+        """A fresh run in the same place."""
+        place = {"seed": self.seed, "step": self.step, "tensor": self.tensor, "offset": self.offset}
+        return Run(self.module, self.env, self.n, **place)
 
     def value(self, expr: Expr) -> Any:
         """The value of an expression: a number, or an array over its level."""
@@ -81,6 +96,8 @@ class Run:
         return value
 
     def compute(self, expr: Expr) -> Any:
+        if expr.type.shape == "matrix":
+            self.size(expr)  # raises for sizes that would take all memory
         if expr.op in MEANING:
             return MEANING[expr.op](*(self.argument(a, expr) for a in expr.args))
         return getattr(self, f"op_{expr.op}")(expr)
@@ -94,7 +111,16 @@ class Run:
     def stored(self, field: Field) -> U8:
         """The bytes of a payload field."""
         assert field.expr is not None
-        return fields.stored(field, self.value(field.expr), self.tile, self.among(field))
+        value = self.value(field.expr)
+        if field.name in self.extremes:
+            # The all-reduce of a maximum may lose a NaN: see [Note: combined].
+            value = np.where(np.isfinite(value), value, np.inf)
+        return fields.stored(field, value, self.tile, self.among(field))
+
+    def own(self, field: Field) -> Any:
+        """The value of this worker's own payload field, as a decoder reads it."""
+        kept = len(self.pick(field.of)) if field.shape == "kept" else 0
+        return fields.loaded(field, self.stored(field), self.among(field), self.tile, kept)
 
     def among(self, field: Field) -> int:
         """Number of elements from which a field holds all, or the selected ones."""
@@ -238,7 +264,7 @@ class Run:
 
     def op_lookup(self, expr: Expr) -> Any:
         table, index = (self.value(a) for a in expr.args)
-        return table.take(index, mode="clip")
+        return matrices.lookup(table.reshape(-1), index)
 
     # selections
 
@@ -295,3 +321,72 @@ class Run:
         out = np.zeros(self.n, np.float32)
         out[inside] = values
         return out
+
+    # matrices
+
+    def size(self, expr: Expr) -> tuple[int, int]:
+        """Rows and columns."""
+        return extents(expr.type.dims, self.n)
+
+    def op_matrix(self, expr: Expr) -> F32:
+        rows, cols = self.roomy(expr)
+        return matrices.padded(self.value(expr.args[0]), rows, cols)
+
+    def roomy(self, expr: Expr) -> tuple[int, int]:
+        """Rows and columns of a matrix that must hold all elements."""
+        rows, cols = self.size(expr)
+        if rows * cols < self.n:
+            raise UsageError(f"a matrix of {rows} x {cols} has no room for {self.n} elements")
+        return rows, cols
+
+    def op_flat(self, expr: Expr) -> Any:
+        flat = self.value(expr.args[0]).reshape(-1)[: self.n]
+        if len(flat) < self.n:
+            raise UsageError(f"flat: a matrix of {len(flat)} elements, {self.n} are needed")
+        return flat
+
+    def op_matmul(self, expr: Expr) -> F32:
+        left, right = map(self.value, expr.args)
+        return matrices.product(left, right, short(expr))
+
+    def op_sum_by(self, expr: Expr) -> F32:
+        index, x = (self.value(a).reshape(-1) for a in expr.args)
+        return numbers.sum_by(index, x, self.size(expr)[1])[None]
+
+    def op_transpose(self, expr: Expr) -> Any:
+        return self.value(expr.args[0]).T
+
+    def op_orthonormal(self, expr: Expr) -> F32:
+        a, *spare = map(self.value, expr.args)
+        return matrices.orthonormal(a, spare[0] if spare else np.zeros_like(a))
+
+    def op_ones(self, expr: Expr) -> F32:
+        return np.ones(self.size(expr), np.float32)
+
+    def op_random_matrix(self, expr: Expr) -> F32:
+        step = int(self.env["step"])
+        return matrices.random_matrix(step, self.tensor, *self.size(expr))
+
+    def op_chosen(self, expr: Expr) -> Any:
+        u = numbers.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, 1)
+        chances = self.value(expr.args[0])
+        return matrices.chosen(chances[0], float(u[0]), self.size(expr)[1])[None]
+
+    def op_take_columns(self, expr: Expr) -> F32:
+        return matrices.take_columns(*map(self.value, expr.args))
+
+    def op_top_columns(self, expr: Expr) -> Any:
+        return matrices.top_columns(self.value(expr.args[0]), self.size(expr)[1])
+
+    def op_place_columns(self, expr: Expr) -> F32:
+        at, x = map(self.value, expr.args)
+        return matrices.place_columns(at, x, self.size(expr)[1])
+
+    def op_hadamard(self, expr: Expr) -> F32:
+        return matrices.hadamard(self.value(expr.args[0]), expr.value)
+
+    def op_combined(self, expr: Expr) -> Any:
+        name = str(expr.value)
+        if name not in self.combined:
+            self.combined[name] = self.own(self.fields[name])
+        return self.combined[name]

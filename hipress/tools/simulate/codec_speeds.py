@@ -34,7 +34,7 @@ class Touched:
 
 def touched(codec: Codec) -> Touched:
     """Memory traffic by the compiler's own account of its kernels; see `compll explain`."""
-    from compll.passes.kernel_traffic import traffic_of
+    from compll.passes.traffic import traffic_of
 
     module = cast("Compiled", codec).module
     encode = traffic_of(module, feed=bool(module.states)).moved
@@ -45,9 +45,7 @@ def touched(codec: Codec) -> Touched:
 
 def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
     """Bytes per element of a decode that adds, and of one that also encodes, if that is fused."""
-    from compll.passes.kernel_traffic import traffic_of
-    from compll.passes.schedule import hops
-    from compll.passes.traffic import merge_traffic
+    from compll.passes.traffic import merge_traffic, traffic_of
 
     n = 1 << 20
     payload = codec.payload_bytes(n) / n
@@ -57,7 +55,7 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
     if module.decoded is None or any(field.recoded for field in module.fields):
         return payload + 2 * FLOAT_BYTES, None
     encode = traffic_of(module, feed=bool(module.states))
-    found = merge_traffic(module, encode, len(encode.walks) == 1 and hops(module))
+    found = merge_traffic(module, encode)
     return found.add, found.fused
 
 

@@ -1,5 +1,4 @@
-"""Searched thresholds: the k-th largest, and thresholds found by counting the elements above
-them."""
+"""Searches: the k-th largest, thresholds found by counting the elements above them, quantiles."""
 
 from __future__ import annotations
 
@@ -7,50 +6,50 @@ from collections.abc import Mapping
 
 from compll.ir.expr import Expr
 from compll.ir.module import Field
-from compll.ir.program import LIBRARY, TABLES, Pass
-from compll.ir.tile import Compact, KthLargest, Op, ThresholdSearch, Value, Walk, When
-from compll.passes import tables
+from compll.ir.tile import (
+    SCRATCH,
+    Compact,
+    Op,
+    Search,
+    Store,
+    Value,
+    Walk,
+    When,
+)
 from compll.passes.values import Values
 
 #: thresholds that a walk counts for: after number q comes 2 q + 1 if too few elements reach it,
 #: else 2 q + 2, so that three tries take one walk
 TRIES = 7
+#: scratch arrays of a search for quantiles
+ARRAYS = ("keys", "near keys", "sorted keys")
 
 
-class Thresholds:
+class Searches:
     """The searches of an encode. kth: searches for the k-th largest, by their expressions.
 
-    guards: conditions without which a search is not needed; see Program.
+    guards: conditions without which a step is not needed; see guards.py.
     """
 
     def __init__(self, values: Values, guards: Mapping[int, tuple[Expr, bool]]) -> None:
         self.values, self.guards = values, guards
-        self.kth: dict[int, KthLargest] = {}
+        self.kth: dict[int, Search] = {}
 
-    def steps(self, one: Pass) -> list[Op]:
-        """Steps before a pass's walk."""
-        found: list[Op] = []
-        for e in one.scalars:
-            if e.op in TABLES:
-                found += tables.steps(self.values, e)
-            elif e.op in LIBRARY:
-                found.append(self.guarded(e))
-        return found
-
-    def guarded(self, e: Expr) -> Op:
-        """A search, under its condition if it has one."""
-        step = self.step(e)
+    def guarded(self, e: Expr, step: Op) -> Op:
+        """A step, under the condition of its value if it has one."""
         guard = self.guards.get(id(e))
         if guard is None:
             return step
         condition, wanted = guard
         return When(self.values.of(condition), wanted, [step])
 
-    def step(self, e: Expr) -> KthLargest | ThresholdSearch:
-        """A search."""
-        return self.kth_largest(e) if e.op == "kth_largest" else self.search(e)
+    def step(self, e: Expr) -> tuple[Op, Value]:
+        """A search, and its result."""
+        if e.op == "quantiles":
+            return self.quantiles(e)
+        return self.kth_largest(e) if e.op == "kth_largest" else self.threshold(e)
 
-    def kth_largest(self, e: Expr) -> KthLargest:
+    def kth_largest(self, e: Expr) -> tuple[Op, Value]:
         """The k-th largest of all elements, or of a sample."""
         values, (x, k) = self.values, e.args
         name = f"keys {len(self.kth)}"
@@ -65,11 +64,11 @@ class Thresholds:
         enough = values.make("ge", [key, least], "bool", "lane")
         keys = Field(name, "int32", 0, "kept", name)
         walk = Walk(compacts=[Compact(name, [(keys, key)], always=enough)], of=of)
-        step = KthLargest(walk, self.count(k, sample or whole), least, found, larger, sample)
+        numbers = [self.count(k, sample or whole), *([sample] if sample is not None else [])]
+        step = Search("kth_largest", walk, numbers, (found, larger), [least], sampled(walk))
         self.kth[id(e)] = step
         single = values.make("from_key", [found], "f32", "piece")
-        values.done[id(e)] = values.make("convert", [single], "f64", "piece")
-        return step
+        return step, values.make("convert", [single], "f64", "piece")
 
     def count(self, e: Expr, most: Value) -> Value:
         """A number of elements, 1..most."""
@@ -77,7 +76,7 @@ class Thresholds:
         found = self.values.make("as_count", [self.values.of(e), most], "i64", "piece")
         return self.values.make("max", [found, one], "i64", "piece")
 
-    def search(self, e: Expr) -> ThresholdSearch:
+    def threshold(self, e: Expr) -> tuple[Op, Value]:
         """The step of adjust or bisect."""
         values = self.values
         name = f"{e.op} {len(values.counts)}"
@@ -88,6 +87,27 @@ class Thresholds:
         found, count = (
             values.make(op, (), "f64", "piece", name) for op in ("threshold", "reached")
         )
-        values.done[id(e)], values.counts[id(e)] = found, count
+        values.counts[id(e)] = count
         given = [values.of(a) for a in e.args[1:]]
-        return ThresholdSearch(e.op, Walk(folds=folds), given, tries, found, count)
+        return Search(e.op, Walk(folds=folds), given, (found, count), tries), found
+
+    def quantiles(self, e: Expr) -> tuple[Op, Value]:
+        """The step that makes a table."""
+        values = self.values
+        found = values.one(e, ())
+        key = values.order_key(values.lanes(values.of(e.args[0])))
+        keys, *rest = (
+            Field(f"{what} of {found.attr.name}", "int32", 32, SCRATCH) for what in ARRAYS
+        )
+        walk = Walk([Store(SCRATCH, keys, key)])
+        step = Search("quantiles", walk, [], (found,), arrays=[keys, *rest], attr=int(e.value))
+        return step, found
+
+
+def sampled(walk: Walk) -> list[Field]:
+    """Arrays that a sample is collected in: the inputs of keys, or the keys if they depend on
+    positions."""
+    loads = [v.attr for v in walk.values if v.op == "load" and v.level == "lane"]
+    names = [f"state {a.name}" if isinstance(a, Field) else "g" for a in loads]
+    names = ["keys"] if walk.placed else names
+    return [Field(f"sample of {name}", "float32", 0, "kept") for name in dict.fromkeys(names)]

@@ -1,0 +1,281 @@
+"""Fusion: a kernel's steps in an order that walks over memory as seldom as possible.
+
+Lowering leaves a step for every value that takes one, in the order in which values need each other.
+Here a step that is no walk comes as soon as all that it needs exists; walks over the same elements
+that are ready at once become one walk. A walk that overwrites a state or the gradient is ready once
+nobody else reads the old values, except the walk itself, lane by lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from compll.ir.module import Field, Module
+from compll.ir.tile import (
+    SCRATCH,
+    Call,
+    Kernel,
+    Op,
+    Search,
+    Store,
+    Stream,
+    Value,
+    Walk,
+    When,
+    order,
+    walk_of,
+)
+from compll.passes.refusal import Unsupported
+
+#: the identity of a result of a step: an array, the fold of a total, a search's number, or a count
+Key = Any
+#: numbers of the piece that steps make
+MADE = ("total", "found", "larger", "threshold", "reached", "counted", "table")
+
+
+@dataclass
+class Node:
+    """A step and what it waits for. before: nodes that come before it; beside: before it, or in the
+    same walk."""
+
+    step: Op
+    before: set[int] = field(default_factory=set)
+    beside: set[int] = field(default_factory=set)
+
+    @property
+    def walk(self) -> Walk | None:
+        """The walk that may become a part of another, also one under a condition of which only
+        totals are needed."""
+        one = self.step
+        if isinstance(one, When) and len(one.steps) == 1 and isinstance(one.steps[0], Walk):
+            one = one.steps[0] if not one.steps[0].stores else one
+        if not isinstance(one, Walk) or any(s.placed and not s.in_place for s in one.stores):
+            return None  # lanes that are stored at places of their own take a loop of one lane
+        return one
+
+    @property
+    def domain(self) -> object:
+        """The elements that its walk runs over."""
+        assert self.walk is not None
+        return self.walk.of, self.walk.matrix
+
+
+def fuse(kernel: Kernel) -> None:
+    """Order and fuse the steps of a kernel. Raises Unsupported."""
+    waiting = dict(enumerate(nodes(kernel)))
+    found: list[Op] = []
+    while waiting:
+        ready = [i for i, n in waiting.items() if not n.before & waiting.keys()]
+        taken = chosen(waiting, ready)
+        if not taken:
+            raise Unsupported("values that wait for each other")
+        found.append(joined([waiting.pop(i) for i in taken]))
+    kernel.steps = found
+
+
+def chosen(waiting: dict[int, Node], ready: list[int]) -> list[int]:
+    """The nodes that come next: one that is no walk, or walks that become one; last, numbers that
+    are stored."""
+    stores = [i for i in ready if isinstance(waiting[i].step, Store) and last(waiting[i].step)]
+    for i in ready:
+        if waiting[i].walk is None and i not in stores and not waiting[i].beside & waiting.keys():
+            return [i]
+    batches = {waiting[i].domain: batch(waiting, ready, waiting[i].domain) for i in ready
+               if waiting[i].walk is not None}  # fmt: skip
+    sizes = dict.fromkeys(batches, 0)
+    for n in waiting.values():
+        if n.walk is not None and n.domain in sizes:
+            sizes[n.domain] += 1
+    # a walk for which others of its domain need not wait any longer; else one over all elements
+    whole = [b for domain, b in batches.items() if b and len(b) == sizes[domain]]
+    rest = [b for domain, b in sorted(batches.items(), key=lambda one: one[0] != ("", None)) if b]
+    return next(iter([*whole, *rest, stores[:1]]))
+
+
+def last(store: Op) -> bool:
+    """True for a number of the piece, which is stored when all walks are done."""
+    return isinstance(store, Store) and store.target != "fill"
+
+
+def batch(waiting: dict[int, Node], ready: list[int], domain: object) -> list[int]:
+    """The nodes of a domain that can be one walk now."""
+    found = [i for i in ready if waiting[i].walk is not None and waiting[i].domain == domain]
+    while True:
+        kept = [i for i in found if not (waiting[i].beside & waiting.keys()) - set(found)]
+        if kept == found:
+            return found
+        found = kept
+
+
+def joined(nodes: list[Node]) -> Op:
+    """The nodes as one step. Walks under different conditions run unconditionally."""
+    if len(nodes) == 1:
+        return nodes[0].step
+    walks = [n.walk for n in nodes if n.walk is not None]
+    one = Walk(
+        [s for w in walks for s in w.stores],
+        list(dict.fromkeys(f for w in walks for f in w.folds)),
+        [c for w in walks for c in w.compacts],
+        of=walks[0].of, matrix=walks[0].matrix,
+    )  # fmt: skip
+    guards = {(id(s.condition), s.wanted) if isinstance(s := n.step, When) else None for n in nodes}
+    first = nodes[0].step
+    if len(guards) == 1 and isinstance(first, When):
+        return When(first.condition, first.wanted, [one])
+    return one
+
+
+# dependences
+
+
+def nodes(kernel: Kernel) -> Iterator[Node]:
+    """The steps with what they wait for."""
+    makers = makers_of(kernel.steps)
+    readers: dict[Key, list[tuple[int, object]]] = {}
+    writers: dict[Key, list[int]] = {}
+    for i, step in enumerate(kernel.steps):
+        for key, own in read(step):
+            readers.setdefault(key, []).append((i, domain_of(step) if own else None))
+        for key in overwritten(step):
+            writers.setdefault(key, []).append(i)
+    for i, step in enumerate(kernel.steps):
+        found = Node(step)
+        for key in needs(step, kernel.module):
+            found.before |= makers.get(key, set())
+        for key in makes(step):  # zeros of an array, and then some elements
+            found.before |= {j for j in makers[key] if j < i and isinstance(key, Field)}
+        for key in overwritten(step):
+            found.before |= {j for j in writers[key] if j < i}
+            for j, domain in readers.get(key, []):
+                beside = domain is not None and domain == domain_of(step)
+                (found.beside if beside else found.before).add(j)
+        found.before.discard(i)
+        found.beside.discard(i)
+        yield found
+
+
+def makers_of(steps: list[Op]) -> dict[Key, set[int]]:
+    """The steps that make each result, by their numbers."""
+    makers: dict[Key, set[int]] = {}
+    for i, step in enumerate(steps):
+        for key in makes(step):
+            makers.setdefault(key, set()).add(i)
+    for i, step in enumerate(steps):  # an encode's stream reads its array, a decode's makes it
+        if isinstance(step, Stream):
+            makers.setdefault(step.array, {i})
+    return makers
+
+
+def depends(kernel: Kernel, roots: Iterable[Value], target: Op) -> bool:
+    """True if values can be computed only after the target."""
+    makers = makers_of(kernel.steps)
+    made = {i for key, _ in inputs(roots) for i in makers.get(key, ())}
+    return bool(made and made & followers(kernel, target))
+
+
+def followers(kernel: Kernel, target: Op) -> set[int]:
+    """The numbers of the target, and of steps that need its results."""
+    makers = makers_of(kernel.steps)
+    found = {i for i, step in enumerate(kernel.steps) if step is target}
+    before = [
+        {i for key in needs(step, kernel.module) for i in makers.get(key, ())}
+        for step in kernel.steps
+    ]
+    while more := {i for i, needed in enumerate(before) if needed & found} - found:
+        found |= more
+    return found
+
+
+def domain_of(step: Op) -> object:
+    """The elements that a walk runs over; None for other steps."""
+    return (step.of, step.matrix) if isinstance(step, Walk) else None
+
+
+def inner(step: Op) -> list[Op]:
+    """The step, or the steps under its condition."""
+    return step.steps if isinstance(step, When) else [step]
+
+
+def makes(step: Op) -> Iterator[Key]:
+    """The results of a step that others read."""
+    for one in inner(step):
+        if isinstance(one, Search):
+            yield from map(id, one.made)
+        elif isinstance(one, Call):
+            yield from one.made
+        elif isinstance(one, Stream):
+            yield "length", one.field.name
+        if isinstance(walk := one, Walk):
+            yield from map(id, walk.folds)
+            yield from (s.field for s in walk.stores if s.target in (SCRATCH, "kept"))
+            for compact in walk.compacts:
+                yield "count", compact.selection
+                yield from (f for f, _ in compact.parts)
+
+
+def overwritten(step: Op) -> Iterator[Key]:
+    """The gradient and states that a step overwrites."""
+    for one in inner(step):
+        stores = one.stores if isinstance(one, Walk) else [one] if isinstance(one, Store) else []
+        for s in stores:
+            if s.target == "state" and s.field is not None and s.field.shape != "scalar":
+                yield s.field
+            elif s.target in ("gradient", "scatter", "scatter_add", "fill"):
+                yield "g"
+
+
+def needs(step: Op, module: Module) -> Iterator[Key]:
+    """Results of other steps that a step reads, and those that decide where it stores."""
+    yield from (key for key, _ in read(step))
+    for one in inner(step):
+        if isinstance(one, Stream):
+            yield one.array
+            yield from place(one.field, module)
+        walk = one if isinstance(one, Walk) else None
+        if walk is not None and walk.of:
+            yield "count", walk.of
+        for s in walk.stores if walk else [one] if isinstance(one, Store) else []:
+            if s.target == "payload" and s.field is not None:
+                yield from place(s.field, module)
+
+
+def place(f: Field, module: Module) -> Iterator[Key]:
+    """Counts and lengths that decide the start of a payload field."""
+    for before in module.fields:
+        if before.name == f.name:
+            return
+        yield "count", before.of
+        yield "length", before.name
+
+
+def read(step: Op) -> Iterator[tuple[Key, bool]]:
+    """Results that a step reads, and gradient and states, each with true if a lane reads its own
+    element alone."""
+    if isinstance(step, When):
+        yield from inputs([step.condition])
+    for one in inner(step):
+        if isinstance(one, Call):
+            yield from ((key, False) for key, _ in inputs(v.value for v in one.views))
+            yield from inputs(one.numbers)
+        elif isinstance(one, Store):
+            yield from inputs([one.value])
+        elif (walk := walk_of(one)) is not None:
+            limits = [c.limit for c in walk.compacts if c.limit is not None]
+            yield from inputs([*walk.roots, *limits])
+        if isinstance(one, Search):
+            yield from inputs(one.numbers)
+
+
+def inputs(roots: Iterable[Value]) -> Iterator[tuple[Key, bool]]:
+    """Arrays and numbers that values are computed from; see `read`."""
+    for v in order(roots, into=lambda v: v.op not in MADE):
+        if v.op == "total":
+            yield id(v.args[0]), True
+        elif v.op == "counted":
+            yield ("count", v.attr), True
+        elif v.op in MADE:
+            yield id(v), True
+        elif v.op in ("load", "unpack", "at", "spread") and v.level != "piece":
+            yield v.attr, v.op in ("load", "unpack")
