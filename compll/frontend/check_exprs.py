@@ -153,8 +153,8 @@ class Expressions:
         if ERROR in args:
             # a wrong selection has a name and a length all the same
             selects = tree.op in SELECTING and name not in self.selections
-            made = Type("selection", "n")
-            return self.pool.make(tree.op, (ERROR, ERROR), made, name) if selects else ERROR
+            made, limit = Type("selection", "n"), self.pool.const(1)
+            return self.pool.make(tree.op, (ERROR, limit), made, name) if selects else ERROR
         value = self.apply(tree, args, name)
         # a decode puts values at the places from which encode took them
         if tree.op == "spread" and value.value in self.selections:

@@ -113,3 +113,21 @@ def test_all_arguments_of_iterate_are_read(tmp_path):
     assert [m for m in told(ITERATED, tmp_path) if "unknown name" in m] == [
         "unknown name 'h'", "unknown name 'k'", "unknown name 'p'"
     ]  # fmt: skip
+
+
+NESTED = """name: nested
+encode:
+  pool: drawn(floor(n * shar))
+  x: g[pool]
+  kept: top(abs(x), 1)
+  index: indices(kept)
+  value: x[kept]
+payload: {index: "gaps[kept]", value: "float32[kept]", all: "float32[pool]"}
+decode: scatter(indices(pool), scatter(index, value))
+"""
+
+
+def test_a_wrong_selection_is_a_selection(tmp_path):
+    assert told(NESTED, tmp_path) == [
+        "unknown name 'shar'", "'all' is in the payload but encode does not define it"
+    ]  # fmt: skip
