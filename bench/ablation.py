@@ -183,18 +183,16 @@ def _tell(
 
 def draw(quartiles: Mapping[str, Sequence[float]], path: Path) -> None:
     """Draw a bar for each way: the median in milliseconds, and the quartiles as whiskers."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from hipress.tools.charts import INK, png, style
 
-    figure = Figure(figsize=(8, 3.2), dpi=110, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = png((8, 3.2))
     axes, names = figure.subplots(), [*quartiles]
+    style(axes)
     low, middle, high = ([quartiles[name][k] for name in names] for k in range(3))
     spread = [[m - a for m, a in zip(middle, low, strict=True)],
               [b - m for b, m in zip(high, middle, strict=True)]]  # fmt: skip
-    bars = axes.barh(names, middle, xerr=spread, color="#2e9e6b", ecolor="#26303b", capsize=3)
+    bars = axes.barh(names, middle, xerr=spread, color="#2e9e6b", ecolor=INK, capsize=3)
     axes.bar_label(bars, [f"{m:.0f} ms" for m in middle], padding=8)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("ms until all gradients are averaged")
     axes.margins(x=0.14)
     axes.invert_yaxis()

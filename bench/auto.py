@@ -24,7 +24,7 @@ from bench.commands import RESULTS, given, now, refusing
 from hipress import options
 from hipress.auto.candidates import candidates
 from hipress.tools.bench.measure import Suite, describe, measure, off, prediction
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 from hipress.tools.run import place, runner
 from hipress.tools.run.ending import orderly_end
 from hipress.tools.run.figures import markdown_table, percentile, versions_here

@@ -29,7 +29,7 @@ from bench.torch_common import Method
 from compll.tools import measure
 from compll.tools.bench_report import about
 from compll.tools.timing import Job, Timing, timings
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 from hipress.tools.run import methods
 
 #: parameters that are measured besides the defaults

@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from hipress.tools import refusals
 from hipress.tools.run import methods
 
 RESULTS = Path(__file__).parent / "results"
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """A context in which ValueError and OSError end the program, with a message and status 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
+refusing = partial(refusals.refusing, "bench")
 
 
 def check_codecs(names: Iterable[str]) -> None:

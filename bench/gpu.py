@@ -35,7 +35,7 @@ from bench.gpu_times import Job, Times, require_gpu, timed
 from bench.plain_torch import METHODS
 from compll.backends.cuda.traffic import moved as moved_by
 from compll.runtime import cache, library
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 from hipress.tools.run import methods
 
 TORCH_BASELINES = ("dgc", "topk")  # methods of plain_torch that use torch.topk

@@ -30,7 +30,7 @@ from bench.commands import RESULTS, check_codecs, given, now, refusing
 from bench.gpu_memory import Place, on_cuda, on_shim, rounded
 from compll.numerics.types import I64
 from compll.runtime.batches import Incoming
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 
 SIZES = (1, 1000, (1 << 20) + 3, 38_600_000)
 DTYPES = ("float32", "float16", "bfloat16")

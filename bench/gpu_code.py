@@ -33,7 +33,7 @@ from compll.backends.cuda.traffic import moved as moved_by
 from compll.errors import SpecError, UsageError
 from compll.ir.layout import payload_bytes
 from compll.runtime import library
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 
 #: an H200's: bytes a second of a copy, multiprocessors, cycles a second
 COPY, PROCESSORS, CLOCK = 4.3e12, 132, 1.7e9

@@ -22,7 +22,7 @@ import compll
 from bench.commands import RESULTS, given, now, refusing
 from bench.gpu_memory import on_cuda, on_shim
 from bench.gpu_times import require_gpu, timed
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 
 PACKAGES = ("torch", "numpy", "llvmlite", "cupy-cuda12x", "cupy-cuda13x", "nccl4py", "transformers")
 MEGABYTES = 256  # of the copy

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 from bench.commands import RESULTS, given, refusing
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 
 METHODS = ("ddp", "int4_group", "auto")
 WIDTH, DEPTH, BATCH = 1024, 12, 64  # 50 MB of gradients

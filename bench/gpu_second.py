@@ -37,7 +37,7 @@ import typer
 
 from bench.commands import RESULTS, given, now, refusing
 from bench.gpu_nccl import SHARING, SOCKETS
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 
 ROOT = Path(__file__).parents[1]
 FORMATS = ("nf4", "nvfp4", "mxfp4")

@@ -33,7 +33,7 @@ from bench.gpu_times import require_gpu
 from bench.samples import sampled
 from casync.codec import Codec
 from hipress.plan.codecs import compile_codec
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 
 WARM = 4  # steps: DDP makes new buckets after the first, programs are captured in the third
 DDP = "ddp"

@@ -1,30 +1,26 @@
 """Losses of `ranks` processes over gloo: with PyTorch's own hooks, which take an object that only
-DDP makes, and of shards, whose collectives FSDP2 starts."""
+DDP makes, of shards, whose collectives FSDP2 starts, and of an outer loop's sites."""
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import start_processes
-from torch.optim.lr_scheduler import LinearLR
 
 import hipress
 from bench.loss_cells import SHARDED
-from bench.loss_ranks import Curve, evaluate, train
-from bench.loss_workloads import ALL, Workload
+from bench.loss_ranks import Curve, train
+from bench.loss_workloads import ALL
 from hipress.tools.run import methods
-from hipress.tools.run.figures import FINAL
-from hipress.tools.run.synchronize import synchronize
+from hipress.tools.run.synchronize import Synchronized, synchronize
 
 #: that a rank waits for another
 TIMEOUT = timedelta(minutes=5)
@@ -53,45 +49,22 @@ def _rank(
         "gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=TIMEOUT
     )
     chosen = ALL[workload]
+    model = chosen.build(seed)
     if method.startswith(SHARDED):
-        found = _sharded(chosen, method.removeprefix(SHARDED), seed, steps, rank)
-        torch.save(found, _result(folder, rank))
-        dist.destroy_process_group()
-        return
-    synchronized = synchronize(chosen.build(seed), methods.parse(method), chosen.training)
-    found = train(chosen, _by_ddp, synchronized.module, seed, steps, [rank])
-    found.sent = synchronized.sent(steps)
-    torch.save(found, _result(folder, rank))
+        made = _sharded(model, method.removeprefix(SHARDED))
+    else:
+        made = synchronize(model, methods.parse(method), chosen.training)
+    torch.save(train(chosen, None, made, seed, steps, [rank]), _result(folder, rank))
     dist.destroy_process_group()
 
 
-def _sharded(workload: Workload, method: str, seed: int, steps: int, rank: int) -> Curve:
-    """Train a model of FSDP2. method: compressors of gradients and weights, joined by +."""
-    model, found = workload.build(seed), Curve()
+def _sharded(model: nn.Module, method: str) -> Synchronized:
+    """A model of FSDP2. method: compressors of gradients and weights, joined by +."""
     for part in (*getattr(model, "layers", ()), model):
         fully_shard(part)
     gradients, weights = method.split("+")
     hipress.shard(model, reduce_scatter=gradients, all_gather=weights)
-    optimizer = workload.training.make(model.parameters())
-    schedule = LinearLR(optimizer, 1.0, 0.0 if workload.decays else 1.0, steps)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = model(*workload.batch(seed, rank, step))
-        loss.backward()
-        if math.isfinite(workload.training.clip):
-            nn.utils.clip_grad_norm_(model.parameters(), workload.training.clip)
-        optimizer.step()
-        schedule.step()
-        found.losses.append(loss.item())
-    found.sent = hipress.report(model).bytes_sent
-    held_out, last = workload.held_out, statistics.fmean(found.losses[-FINAL:])
-    found.final = last if held_out is None else evaluate(model, held_out())
-    return found
-
-
-def _by_ddp(gradients: Sequence[Tensor], step: int) -> float:
-    """The bytes that the hook counted; it has averaged in the backward pass."""
-    return 0.0
+    return Synchronized(model, lambda steps: hipress.report(model).bytes_sent)
 
 
 def _result(folder: str, rank: int) -> Path:

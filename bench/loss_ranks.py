@@ -36,6 +36,7 @@ from hipress.plan.codecs import resolve, resolve_down
 from hipress.plan.plan import fixed_plan
 from hipress.tools.run.figures import FINAL
 from hipress.tools.run.methods import Method, parse
+from hipress.tools.run.synchronize import Synchronized
 
 
 class Average(Protocol):
@@ -201,48 +202,46 @@ class Curve:
 
 def train(
     workload: Workload,
-    average: Average,
-    model: nn.Module,
+    average: Average | None,
+    made: Synchronized,
     seed: int,
     steps: int,
     ranks: Sequence[int],
-    optimizer: torch.optim.Optimizer | None = None,
 ) -> Curve:
-    """Train `model`, which the seed made, on the data of these ranks; returns the losses.
+    """Train a model, which the seed made, on the data of these ranks; returns the losses.
 
-    average: called with their gradients in this order. optimizer: one that clips for itself; by
-    default the workload's.
+    average: called with their gradients in this order; None if the backward pass averages, or
+    nothing does.
     """
-    curve = Curve()
+    curve, model, optimizer = Curve(), made.module, made.optimizer
     parameters = list(model.parameters())
-    gradients = [torch.empty(sum(p.numel() for p in parameters)) for _ in ranks]
-    clip = math.inf if optimizer is not None else workload.training.clip
+    gradients = [torch.empty(sum(p.numel() for p in parameters)) for _ in ranks if average]
+    clip = math.inf if optimizer is not None and made.clips else workload.training.clip
     optimizer = optimizer or workload.training.make(parameters)
     schedule = LinearLR(optimizer, 1.0, 0.0 if workload.decays else 1.0, steps)
     for step in range(steps):
-        losses = [
-            _backward(model, workload.batch(seed, rank, step), gradient)
-            for rank, gradient in zip(ranks, gradients, strict=True)
-        ]
-        curve.sent += average(gradients, step)
-        _hand_out(gradients[0], parameters)
+        losses = []
+        for number, rank in enumerate(ranks):
+            model.zero_grad()
+            loss = model(*workload.batch(seed, rank, step))
+            loss.backward()
+            losses.append(float(loss.item()))
+            if average is not None:
+                torch.cat([_flat(p) for p in parameters], out=gradients[number])
+        if average is not None:
+            curve.sent += average(gradients, step)
+            _hand_out(gradients[0], parameters)
         if math.isfinite(clip):
             nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         schedule.step()
+        made.stepped()
         curve.losses.append(sum(losses) / len(ranks))
+    curve.sent += made.sent(steps)
     held_out = workload.held_out
     last = statistics.fmean(curve.losses[-FINAL:])
     curve.final = last if held_out is None else evaluate(model, held_out())
     return curve
-
-
-def _backward(model: nn.Module, batch: Sequence[Tensor], gradient: Tensor) -> float:
-    model.zero_grad()
-    loss = model(*batch)
-    loss.backward()
-    torch.cat([_flat(p) for p in model.parameters()], out=gradient)
-    return float(loss.item())
 
 
 def _flat(parameter: Tensor) -> Tensor:

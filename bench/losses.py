@@ -31,6 +31,7 @@ from bench.loss_ranks import Averaged, Compressed, Curve, Tried, fp32, train
 from bench.loss_workloads import ALL, WORKLOADS, Workload
 from hipress.tools.run import methods as methods_
 from hipress.tools.run.figures import FINAL
+from hipress.tools.run.synchronize import Synchronized
 
 FREEZE = 0.15  # of the steps: when Adam's second moments are frozen
 #: PyTorch's own methods: their names here, and in `hipress demo`
@@ -60,7 +61,7 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
         made = Tried if method.startswith(TRIAL) else Compressed
         average = made(model, methods_.parse(f"hipress:{spec_of(method)}"), chosen.ranks, seed)
     with average as mean:
-        return train(chosen, mean, model, seed, steps, range(chosen.ranks)), numel
+        return train(chosen, mean, Synchronized(model), seed, steps, range(chosen.ranks)), numel
 
 
 def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps: int) -> Curve:
@@ -68,7 +69,8 @@ def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps:
     codec = methods_.parse(f"hipress:{spec_of(method)}")
     optimizer = chosen.training.averaged(model.parameters(), round(FREEZE * steps))
     with Averaged(model, optimizer, codec, chosen.ranks, seed) as average:
-        return train(chosen, average, model, seed, steps, range(chosen.ranks), optimizer)
+        made = Synchronized(model, optimizer=optimizer)
+        return train(chosen, average, made, seed, steps, range(chosen.ranks))
 
 
 def measure(workload: str, method: str, seed: int, steps: int, data: str) -> Cell:

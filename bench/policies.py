@@ -21,7 +21,7 @@ import typer
 from bench import ranks
 from bench.commands import RESULTS, refusing
 from bench.netns import Network, require
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 from hipress.tools.run.figures import markdown_table
 
 if TYPE_CHECKING:

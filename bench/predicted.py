@@ -29,7 +29,7 @@ from bench.netns import Network, require
 from bench.published import data as data_
 from bench.published.data import Cell
 from bench.published.emulated import Emulated, Measured, quality
-from hipress.tools.demo_command import check_output
+from hipress.tools.refusals import check_output
 from hipress.tools.run import runner
 from hipress.tools.run.figures import markdown_table
 

@@ -20,7 +20,8 @@ from bench import ranks
 from bench.commands import RESULTS, refusing
 from bench.losses import smoothed
 from bench.netns import Network, require
-from hipress.tools.demo_command import check_output, trained_by
+from hipress.tools.demo_command import trained_by
+from hipress.tools.refusals import check_output
 from hipress.tools.run.figures import markdown_table
 
 HOSTS = 2

@@ -31,7 +31,8 @@ import typer
 
 from bench.commands import RESULTS, given, refusing
 from hipress.tools.bench.measure import Suite, measure, predictions
-from hipress.tools.demo_command import check_device, check_output, trained_by
+from hipress.tools.demo_command import trained_by
+from hipress.tools.refusals import check_device, check_output
 from hipress.tools.run import methods as methods_
 from hipress.tools.run import place, runner
 from hipress.tools.run.ending import orderly_end

@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bench.published.data import Cell, Data
 from bench.published.others import Sidco
 from bench.published.readiness import Readiness
+from hipress.tools.charts import GRID, INK, png, style
 
 __all__ = ["draw"]
 
-_INK, _GRID = "#26303b", "#e8ebef"
 _COLORS = {
     "BytePS": "#a1b4c9", "Ring": "#4b5d73", "BytePS(OSS-onebit)": "#f2a03d",
     "Ring(OSS-DGC)": "#c2185b", "HiPress Ring": "#e4572e", "HiPress PS": "#2e9e6b",
@@ -39,15 +38,11 @@ def draw(
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=size, dpi=110, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    found = figure.subplots(rows, columns, squeeze=False)
-    panels = [axes for row in found for axes in row]
+    figure = png(size)
+    panels = [axes for row in figure.subplots(rows, columns, squeeze=False) for axes in row]
     for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=_INK, labelsize=8.5)
-        axes.grid(color=_GRID, lw=0.8)
-        axes.set_axisbelow(True)
+        style(axes)
+        axes.grid(color=GRID, lw=0.8)
     return figure, panels
 
 
@@ -70,15 +65,15 @@ def _curves(cells: Sequence[Cell], data: Data, folder: Path) -> None:
         axes.set(xscale="log", ylim=(0, 104))
         axes.set_xticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"])
         axes.minorticks_off()
-        axes.set_title(f"{model}, {row['codec']}", fontsize=10.5, color=_INK, loc="left")
-    panels[0].set_ylabel("% of linear scaling", color=_INK)
-    panels[4].set_xlabel("V100 GPUs, 8 a node", color=_INK)
+        axes.set_title(f"{model}, {row['codec']}", fontsize=10.5, color=INK, loc="left")
+    panels[0].set_ylabel("% of linear scaling", color=INK)
+    panels[4].set_xlabel("V100 GPUs, 8 a node", color=INK)
     figure.legend(
         [*shown.values()], [*shown], loc="outside lower center", ncols=6, frameon=False, fontsize=9
     )
     figure.suptitle(
         "HiPress's scaling curves: marks as published, lines as predicted; rings and BytePS were "
-        "fitted at 128", fontsize=12, color=_INK, x=0.01, ha="left",
+        "fitted at 128", fontsize=12, color=INK, x=0.01, ha="left",
     )  # fmt: skip
     figure.savefig(folder / "published-curves.png")
 
@@ -103,10 +98,10 @@ def _exposed(cells: Sequence[Cell], curve: Sequence[Sidco], data: Data, folder: 
     bars.legend(frameon=False, fontsize=9)
     x = [100 * each.share for each in curve]
     line.plot(x, [each.over_none for each in curve], color="#e4572e", lw=2.2, marker="o", ms=4)
-    line.axhline(data["sidco"]["over_none"].value, color=_INK, lw=1, ls=":")
-    line.annotate("published: up to 41.7x", (45, 43), fontsize=9, color=_INK)
+    line.axhline(data["sidco"]["over_none"].value, color=INK, lw=1, ls=":")
+    line.annotate("published: up to 41.7x", (45, 43), fontsize=9, color=INK)
     line.set(ylim=(0, None))
-    line.set_xlabel("% of 25 Gbit/s that TCP reaches", color=_INK)
+    line.set_xlabel("% of 25 Gbit/s that TCP reaches", color=INK)
     line.set_title("SIDCo's LSTM: times as fast as without compression", fontsize=10.5, loc="left")
     figure.savefig(folder / "published-exposed.png")
 
@@ -117,15 +112,15 @@ def _ready(ready: Sequence[Readiness], folder: Path) -> None:
     x = 100 * (np.arange(400) + 0.5) / 400
     for axes, each in zip(panels, ready, strict=True):
         axes.plot(x, x, color="#b9c0c8", lw=1.2, ls="--", label="by elements")
-        axes.plot(x, 100 * each.measured, color=_INK, lw=2.4, label="measured on a V100")
+        axes.plot(x, 100 * each.measured, color=INK, lw=2.4, label="measured on a V100")
         axes.plot(
             x, 100 * each.predicted, color="#e4572e", lw=1.6, label="roofline on the meta device"
         )
         title = f"{each.model}: off by {100 * each.roofline:.1f}%"
-        axes.set_title(title, fontsize=10, color=_INK, loc="left")
+        axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.set(xlim=(0, 100), ylim=(0, 100))
-    panels[4].set_xlabel("% of the bytes", color=_INK)
-    panels[4].set_ylabel("% of the backward pass", color=_INK)
+    panels[4].set_xlabel("% of the bytes", color=INK)
+    panels[4].set_ylabel("% of the backward pass", color=INK)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False, fontsize=9)  # fmt: skip
     figure.savefig(folder / "published-ready.png")

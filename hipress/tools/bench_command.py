@@ -6,8 +6,7 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hipress.tools.demo_command import check_device, check_output, trained_by
+from hipress.tools.demo_command import trained_by
+from hipress.tools.refusals import check_device, check_output, refusing
 from hipress.tools.run import methods as methods_
 from hipress.tools.run import place
 from hipress.tools.run.ending import orderly_end
@@ -87,7 +87,7 @@ def bench(
         tuple(model or (LSTM,)), tuple(rate or ("1gbit",)), hosts, optimizer, device, steps,
         rounds, output, loopback,
     )  # fmt: skip
-    with refusing(), orderly_end("hipress bench"):
+    with refusing("hipress bench"), orderly_end("hipress bench"):
         run(replace(asked, optimizer=trained_by(optimizer)))
 
 
@@ -100,7 +100,7 @@ def compare(
     from hipress.reporting.text_table import Table
     from hipress.tools import results
 
-    with refusing():
+    with refusing("hipress bench"):
         one, two = results.Results.read(before), results.Results.read(after)
     for line in results.differences(one, two):
         typer.echo(f"warning: {line}", err=True)
@@ -268,13 +268,3 @@ def _write(
 
 def _nothing(_: str) -> None:
     """Print nothing, on ranks but the first."""
-
-
-@contextmanager
-def refusing(program: str = "hipress bench") -> Iterator[None]:
-    """End the program on bad input, with its message and status 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None

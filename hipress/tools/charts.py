@@ -59,7 +59,7 @@ class _Bar(NamedTuple):
 def draw(report: Report, path: Path) -> None:
     """Write a PNG of 1800 by 660 pixels; methods that failed are left out."""
     good, colors = rows(report.results), colors_of(report.results)
-    figure = _png((15, 5.5))
+    figure = png((15, 5.5))
     times, sizes, losses = figure.subplots(1, 3, width_ratios=(1.2, 0.85, 1.15))
     _step_times(times, good, colors)
     _sizes(sizes, good, colors)
@@ -135,7 +135,7 @@ def timeline(trace: Trace) -> str:
 @_STYLE
 def draw_prediction(made: predictions.Table, curve: predictions.Curve, path: Path) -> None:
     """Write a PNG of 1104 by 744 pixels: per cent of the speed of a rank alone, by bandwidth."""
-    figure = _png((9.2, 6.2))
+    figure = png((9.2, 6.2))
     axes = figure.subplots()
     style(axes)
     others = [name for name in curve.efficiencies if name not in (FP32, BASELINE)]
@@ -168,7 +168,7 @@ def draw_prediction(made: predictions.Table, curve: predictions.Curve, path: Pat
 @_STYLE
 def draw_timelines(timelines: Sequence[predictions.Timeline], path: Path) -> None:
     """Write a PNG with a panel per timeline: the lanes during the backward pass, and after it."""
-    figure = _png((10, 2.4 * len(timelines) + 0.6))
+    figure = png((10, 2.4 * len(timelines) + 0.6))
     panels = figure.subplots(len(timelines), 1, squeeze=False, sharex=True)[:, 0]
     for axes, each in zip(panels, timelines, strict=True):
         names = {event.lane for event in each.events}
@@ -318,7 +318,7 @@ def _megabytes(count: float) -> str:
     return "<0.001" if 0 < count < 1e3 else f"{count / 1e6:.3g}"
 
 
-def _png(size: tuple[float, float]) -> Figure:
+def png(size: tuple[float, float]) -> Figure:
     """A figure of this many inches, for a file of pixels."""
     figure = Figure(figsize=size, dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)

@@ -2,11 +2,10 @@
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,6 +19,7 @@ from rich.progress import (
 )
 
 from hipress.optim.optimizer_kinds import kind_of
+from hipress.tools.refusals import check_device, check_output, refusing
 from hipress.tools.run import methods, place
 from hipress.tools.run.ending import orderly_end
 from hipress.tools.run.jobs import Job, Result, Workload
@@ -59,7 +59,7 @@ def demo(
     ] = False,
 ) -> None:
     """Train a 12M-parameter language model over throttled links, with and without compression."""
-    try:
+    with refusing("hipress demo"):
         if outer and method_list is not None:
             raise ValueError("--outer names methods, as --methods does: leave one out")
         named = methods.BESIDE_OUTER if outer else methods.DEFAULTS
@@ -70,8 +70,6 @@ def demo(
         check_device(device)
         where = place.choose(hosts, rate, loopback=loopback)
         check_output(output)
-    except (ValueError, OSError) as error:
-        _refuse(str(error))
     workload = Workload(optimizer=optimizer, device=device)
     jobs = [Job(each.text, hosts, steps, workload, _patience(hosts, rate)) for each in chosen]
     console = Console()
@@ -94,29 +92,6 @@ def _check(hosts: int, steps: int) -> None:
         raise ValueError(f"--hosts {hosts}: expected 2 to 16, which exchange gradients")
     if not 2 <= steps <= 100_000:
         raise ValueError(f"{steps} steps: expected 2 to 100000")
-
-
-def check_device(device: str) -> None:
-    """Raise ValueError for an unknown device, or one that this machine lacks."""
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"unknown device {device!r}; choose from: cpu, cuda")
-    if device == "cuda":
-        import torch  # not above: it takes its time
-
-        if not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch finds no CUDA device here")
-
-
-def check_output(folder: Path) -> None:
-    """Raise OSError for a folder that cannot be written to, before any work."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"hipress demo: {message}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 def _patience(hosts: int, rate: str) -> float:

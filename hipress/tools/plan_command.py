@@ -15,7 +15,7 @@ from hipress.auto.places import Places
 from hipress.auto.registry import Registry
 from hipress.auto.search import Search
 from hipress.auto.workload import timed
-from hipress.errors import ConfigError, HipressError
+from hipress.errors import ConfigError
 from hipress.model.params import Param
 from hipress.optim.optimizer_kinds import kind_of
 from hipress.outer.schedule import Schedule
@@ -24,7 +24,8 @@ from hipress.reporting.text_table import WIDTH, Table
 from hipress.tools import profile as profiles
 from hipress.tools.models import own
 from hipress.tools.models.device_speeds import DEVICES
-from hipress.tools.probe_command import AcceptLoss, Device, Optimizer, check_device, fail
+from hipress.tools.probe_command import AcceptLoss, Device, Optimizer
+from hipress.tools.refusals import refusing
 from hipress.tools.simulate import cluster as clusters
 from hipress.tools.simulate import compared, outer_rounds, sharded, show
 from hipress.tools.simulate.simulation import Simulation
@@ -65,8 +66,7 @@ def plan(
 ) -> None:
     """Print the plans that "auto" would try for a model on a profile, with reasons by tensor; for
     a GPU also the device that compresses. It needs no GPU."""
-    check_device(device)
-    try:
+    with refusing():
         wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
         read, codecs = _read(profile), candidates(wanted, "reference")
         found = own.find(model)
@@ -79,8 +79,6 @@ def plan(
         schedule = outer_rounds.schedule_of(every, delay, None, sharding)
         shards = _shards(read, found, sharding, step)
         loop = _rounds(read, found, schedule, step)
-    except HipressError as error:
-        fail(str(error))
     for difference in read.differences(codecs):
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
     if shards is not None:

@@ -6,25 +6,25 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
 import typer
 
 from casync.cost import Line
-from casync.errors import TransportError
 from hipress import options
 from hipress.auto.candidates import candidates
 from hipress.auto.places import Places
 from hipress.auto.registry import Registry
 from hipress.auto.search import Search
-from hipress.errors import HipressError
+from hipress.errors import ConfigError
 from hipress.model.devices import NCCL, ON_HOST, Placement, place
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
 from hipress.ranks.link import Agreement
 from hipress.tools import profile as profiles
+from hipress.tools.refusals import check_device, refusing
 
 Optimizer = Annotated[
     str | None, typer.Option(help="Optimizer of the training, such as sgd or adamw.")
@@ -53,19 +53,18 @@ def probe(
 
     torchrun --nproc-per-node 2 --no-python hipress probe
     """
-    check_device(device)
-    if "RANK" not in os.environ:
-        fail("start it on every rank: torchrun --nproc-per-node 2 --no-python hipress probe")
-    if device == "cuda" and not torch.cuda.is_available():
-        fail("--device cuda: torch finds no CUDA device here")
-    dist.init_process_group("gloo")
-    try:
-        wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
-        measure_profile(output, wanted, _placement(device, transport))
-    except (HipressError, TransportError) as error:
-        fail(str(error))
-    finally:
-        dist.destroy_process_group()
+    with refusing():
+        check_device(device)
+        if "RANK" not in os.environ:
+            raise ConfigError(
+                "start it on every rank: torchrun --nproc-per-node 2 --no-python hipress probe"
+            )
+        dist.init_process_group("gloo")
+        try:
+            wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
+            measure_profile(output, wanted, _placement(device, transport))
+        finally:
+            dist.destroy_process_group()
 
 
 def _placement(device: str, transport: str) -> Placement:
@@ -73,7 +72,9 @@ def _placement(device: str, transport: str) -> Placement:
     if device == "cuda":
         count, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if ranks > count and transport in NCCL:
-            fail(f"{ranks} ranks share {count} GPUs, which NCCL refuses: add --transport staged")
+            raise ConfigError(
+                f"{ranks} ranks share {count} GPUs, which NCCL refuses: add --transport staged"
+            )
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % count)
     return placed(device, transport)
 
@@ -123,15 +124,3 @@ def _told(line: Line) -> str:
     return (
         f"a message to another rank takes {line.latency * 1e3:.2f} ms and goes at {bits:.3g} Gbit/s"
     )
-
-
-def check_device(device: str) -> None:
-    """End with a message for an unknown device."""
-    if device not in ("cpu", "cuda"):
-        fail(f"unknown device {device!r}; choose from: cpu, cuda")
-
-
-def fail(message: str) -> NoReturn:
-    """End with this message, and exit status 2."""
-    typer.echo(f"hipress: {message}", err=True)
-    raise typer.Exit(2)

@@ -12,12 +12,13 @@ from typing import Annotated
 
 import typer
 
-from hipress.errors import ConfigError, HipressError
+from hipress.errors import ConfigError
 from hipress.optim.optimizer_kinds import kind_of
 from hipress.reading import SHARE
 from hipress.reporting.text_table import WIDTH
 from hipress.tools.models import own
 from hipress.tools.models.device_speeds import Device
+from hipress.tools.refusals import refusing
 from hipress.tools.simulate import cluster as clusters
 from hipress.tools.simulate import compared, outer_rounds, predictions, sharded, show
 from hipress.tools.simulate.compared import BASELINE, FP32
@@ -91,7 +92,7 @@ def simulate(
     hipress simulate cluster.yaml bert-large --chart crossover.png
     """
     gc.freeze()  # else each full collection, of which parts make some, looks at all of torch: 0.2 s
-    try:
+    with refusing():
         case = clusters.read(cluster), own.find(model)
         sharding = sharding or case[0].sharding
         schedule = outer_rounds.schedule_of(every, delay, fragments, sharding)
@@ -106,9 +107,6 @@ def simulate(
         wanted = _share(bandwidth_for) if bandwidth_for else None
         if sharding is not None and timeline is not None:
             raise ConfigError("--timeline draws a step of DDP: leave --sharding out")
-    except (HipressError, OSError) as error:
-        typer.echo(f"hipress: {error}", err=True)
-        raise typer.Exit(2) from None
     show.show(made)
     if loop is not None:
         print(textwrap.fill(show.rounds(loop), WIDTH))

@@ -13,6 +13,7 @@ from bench.loss_ranks import Compressed, fp32, train
 from bench.loss_workloads import WORKLOADS
 from hipress.tools.run import corpus, methods, place, runner
 from hipress.tools.run.jobs import Job, Workload
+from hipress.tools.run.synchronize import Synchronized
 from tests.hipress import common, momentum_ranks
 from tests.hipress.launch import launch
 
@@ -31,10 +32,10 @@ def trained(method, steps=12, seed=1, workload=DIGITS):
     """The curve, and the final parameters."""
     model = workload.build(seed)
     if method == "fp32":
-        found = train(workload, fp32, model, seed, steps, range(2))
+        found = train(workload, fp32, Synchronized(model), seed, steps, range(2))
     else:
         with Compressed(model, methods.parse(f"hipress:{method}"), 2, seed) as average:
-            found = train(workload, average, model, seed, steps, range(2))
+            found = train(workload, average, Synchronized(model), seed, steps, range(2))
     return found, [p.detach().clone() for p in model.parameters()]
 
 

@@ -103,6 +103,20 @@ def test_an_unknown_method_is_told_before_any_runs(text, near, monkeypatch, tmp_
     assert ran[0][1].methods == ("none", "ddp-fp32")
 
 
+def test_checkouts_take_turns_in_which_begins(monkeypatch, tmp_path):
+    begun = []
+
+    def times(name, method, group, root):
+        begun.append(root == tmp_path)
+        return [2.0, 2.0, 9.0] if begun[-1] else [1.0]
+
+    monkeypatch.setattr(training, "times", times)
+    (line,) = training.compare("hosts2", Suite(("none",), rounds=2), tmp_path)
+    assert begun == [True, False, False, True]
+    assert "none: 1000.0 ms a step, 2000.0 in" in line
+    assert "ratio 0.500, 0.500 to 0.500 by round" in line
+
+
 def test_a_folder_that_cannot_be_is_told_before_any_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(training, "_measure_and_write", None)
     (tmp_path / "file").touch()

@@ -27,7 +27,8 @@ class Synchronized:
     """A model whose gradients are synchronized after its backward pass and `step`."""
 
     module: nn.Module
-    sent: Callable[[int], int]  # steps taken so far -> payload bytes that this rank has sent so far
+    #: steps taken so far -> payload bytes that this rank has sent so far
+    sent: Callable[[int], int] = lambda steps: 0
     step: Callable[[], None] = lambda: None
     tried: Callable[[], list[dict[str, Any]]] = list  # plans of "auto", as predicted and measured
     phases: Callable[[], dict[str, float] | None] = lambda: None  # seconds so far, by job.PHASES
@@ -44,7 +45,7 @@ def synchronize(model: nn.Module, method: Method, training: Training) -> Synchro
 
 
 def _none(model: nn.Module) -> Synchronized:
-    return Synchronized(model, lambda steps: 0)
+    return Synchronized(model)
 
 
 def _noop(model: nn.Module) -> Synchronized:
