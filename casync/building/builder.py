@@ -41,7 +41,6 @@ from casync.errors import PlanError
 __all__ = ["Builder", "Waits"]
 
 Waits = tuple[tuple[int, ...], ...]  # by task: positions of the tasks that it waits for
-_ELSEWHERE = -1  # position of a task that is not built
 
 
 class Builder:
@@ -139,7 +138,7 @@ class Builder:
     def send(self, payload: int, part: Part, source: int, target: int, *, channel: int) -> None:
         """Move a payload, unchanged, from one rank to another."""
         fields = part.id, payload, self._codecs[payload]
-        at = _ELSEWHERE
+        at = None  # unless this send is built
         if self._wants(source):
             send = Send(source, *fields, target, channel, self.phase)
             at = self._add(send, (self._get(source, payload),))
@@ -245,8 +244,8 @@ class Builder:
         self._writer[key] = at
         return at
 
-    def _add(self, task: Task, after: Iterable[int]) -> int:
+    def _add(self, task: Task, after: Iterable[int | None]) -> int:
         self._tasks.append(task)
-        self._after.append(tuple(at for at in after if at != _ELSEWHERE))
+        self._after.append(tuple(at for at in after if at is not None))
         self._keys.append(self.phase * self._parts + task.part)
         return len(self._tasks) - 1

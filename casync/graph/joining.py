@@ -120,7 +120,7 @@ def _merges(program: Program, taken: set[int], bulk: Bulk) -> Iterator[list[int]
     came = _slots(program)
     for chain in _chains(program):
         rest = [i for i in chain if i not in taken]
-        slots = [came.get(program.tasks[i].payload, -1) for i in chain]
+        slots = [came.get(program.tasks[i].payload) for i in chain]
         sizes = [len(some) for some in _by_arrival(chain, slots, bulk)]
         for size in sizes:
             yield rest[:size]
@@ -151,7 +151,9 @@ def _slots(program: Program) -> dict[int, int]:
     return {task.payload: task.slot for task in program.tasks if isinstance(task, Recv)}
 
 
-def _by_arrival(group: Sequence[int], slots: Sequence[int], bulk: Bulk) -> Iterator[Sequence[int]]:
+def _by_arrival(
+    group: Sequence[int], slots: Sequence[int | None], bulk: Bulk
+) -> Iterator[Sequence[int]]:
     """The whole group if it arrives at once, otherwise halves of it: see [Note: bulk]."""
     if bulk.at_once and len(set(slots)) == 1:
         yield group

@@ -130,7 +130,7 @@ class _Run:
 
     def _sum(self, i: int, task: Reduce) -> Regions:
         """The sum of the payloads that this reduce waits for, the same on all its ranks."""
-        number = task.round if isinstance(task, ReduceRound) else -1
+        number = task.round if isinstance(task, ReduceRound) else None
         key = task.part, task.ranks, task.to, task.slot, number
         if key not in self._sums:
             every = [self._graph.tasks[j] for j in self._graph.after[i]]

@@ -71,6 +71,10 @@ class Payloads:
             self.base[payload] = begin + front
         self._check_messages(program)
         self.slots = [self.by_payload[task.payload] for task in program.tasks]  # by task
+        #: the same by what they can do: all of them, or none
+        self.messages = [each for each in self.slots if isinstance(each, Slot | StagedSlot)]
+        self.staged = [each for each in self.slots if isinstance(each, StagedSlot)]
+        self.buffers = [each for each in self.slots if isinstance(each, Buffer)]
         self.varying = [] if tags else _varying(tasks, self.by_payload)
 
     def in_bucket(self, task: Task) -> bool:

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import cast
 
 from casync.building.tasks import (
     Decode,
@@ -39,7 +38,6 @@ from casync.building.tasks import (
 )
 from casync.errors import PeerTimeout
 from casync.memory import Memory
-from casync.memory.slots import Buffer, StagedSlot
 from casync.runtime.lanes import DeviceRun, Job, Progress
 from casync.runtime.prepared import Issue
 from casync.runtime.steps import TaskFn
@@ -255,7 +253,7 @@ class StreamLanes:
     def _enter(self, job: Job, index: int) -> None:
         """Copy a received or reduced payload from host memory to the device."""
         lane = self._lanes["enter"]
-        slot = cast(StagedSlot, job.prepared.slots[index])
+        slot = job.prepared.payloads.staged[index]
         lane.after(self._before(job, job.prepared.after[index]))
         lane.run(slot.enter)
         job.device.marks[index] = lane.mark(next(self._numbers), slot.entered)
@@ -273,8 +271,8 @@ class StreamLanes:
 
     def _exchange_exactly(self, job: Job, members: list[int], transport: SlotTransport) -> None:
         """Exchange pieces of payloads by their lengths, for which the host waits."""
-        slots = {i: cast(Buffer, job.prepared.slots[i]) for i in members}
-        exact = {i: slot for i, slot in slots.items() if slot.exact}
+        buffers = job.prepared.payloads.buffers
+        exact = {i: buffers[i] for i in members if buffers[i].exact}
         if exact:
             lane, there = self._lanes["exchange"], self._memory.event()
             for slot in dict.fromkeys(exact.values()):

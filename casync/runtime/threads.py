@@ -32,7 +32,6 @@ import torch
 
 from casync.building.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.memory import Memory
-from casync.memory.slots import Slot, StagedSlot
 from casync.runtime.lanes import Job, Progress
 from casync.runtime.prepared import Channel
 from casync.runtime.watch import Posted, watch
@@ -94,7 +93,7 @@ class _Waiter:
             if options.delay is not None:
                 options.delay(task.text())
             if isinstance(task, Recv):
-                slot = cast(Slot | StagedSlot, job.prepared.slots[index])
+                slot = job.prepared.payloads.messages[index]
                 job.identity.check(task.payload, slot.identity)  # before anything is decoded
                 slot.arrived(received)
             self._progress.done(job, (index,), begin)
@@ -159,7 +158,7 @@ class Communication:
         """Post an operation, and hand it to its waiter: a thread, which an ending interpreter
         cannot start."""
         begin, task, prepared = time.perf_counter(), job.tasks[index], job.prepared
-        delay, slot = self._progress.options.delay, cast(Slot | StagedSlot, prepared.slots[index])
+        delay, slot = self._progress.options.delay, prepared.payloads.messages[index]
         try:
             if delay is not None:
                 delay(f"post {task.text()}")
