@@ -27,7 +27,6 @@ from hipress.session import SESSIONS, Session, plain_options
 from hipress.sharding.sharding import sharding_of
 
 if TYPE_CHECKING:
-    from hipress.auto.probe import Probe
     from hipress.control.plan_controller import PlanController
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
@@ -93,6 +92,7 @@ def report(
     session = _session(_target(ddp))
     engine, size = session.engine, session.world_size
     tuner = None if engine is None else engine.tuner
+    trials, probe = None if tuner is None else tuner.trials, session.probe
     measured = before = None
     if engine is not None:
         traffic, counters = engine.traffic, engine.counters
@@ -108,10 +108,10 @@ def report(
         options=plain_options(session.options),
         decisions=session.current_plan.decisions,
         measured=measured,
-        probe=_probe_of(session, tuner),
+        probe=replace(probe, costs=trials.costs) if probe and trials else probe,
         cuts={name: codec.cuts for name, codec in session.current_plan.codecs.items()},
-        tried=tuner.tried if tuner else (),
-        trial_seconds=tuner.trial_seconds if tuner else None,
+        tried=trials.tried if trials else (),
+        trial_seconds=trials.trial_seconds if trials else None,
         before_freeze=before,
     )
 
@@ -128,13 +128,6 @@ def _why(session: Session, tuner: PlanController | None) -> str:
     if session.optimizer is None:
         return plan
     return f"{plan}; averages of the momentum of hipress.optim.{type(session.optimizer).__name__}"
-
-
-def _probe_of(session: Session, tuner: PlanController | None) -> Probe | None:
-    """Measurements of `wrap`, with the costs measured since then."""
-    if session.probe is None or tuner is None or tuner.costs is None:
-        return session.probe
-    return replace(session.probe, costs=tuner.costs)
 
 
 def state_dict(ddp: Synchronized | dist.ProcessGroup, *, portable: bool = False) -> dict[str, Any]:
@@ -195,7 +188,8 @@ def _progress(session: Session) -> tuple[Residuals, int, Mapping[int, torch.Tens
     if engine is None:
         owed = {} if session.carried is None else session.carried.owed
         return Residuals(session.params, session.plan), session.loaded_step, owed, ""
-    measured = "" if engine.tuner is None else engine.tuner.state()
+    kept = None if engine.tuner is None else engine.tuner.measurements
+    measured = "" if kept is None else kept.state()
     return engine.buckets.residuals, engine.step, engine.owed, measured
 
 

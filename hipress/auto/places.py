@@ -19,8 +19,8 @@ from casync.cost import Costs
 from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress.auto import probe
+from hipress.auto.probe_setup import HOST, ProbeSetup
 from hipress.auto.search import FAR, TRIED, Search, told
-from hipress.auto.site import HERE, Site
 from hipress.auto.workload import Workload
 from hipress.model.devices import NCCL, Placement
 from hipress.plan.plan import HOSTED, Plan
@@ -39,7 +39,7 @@ class Device:
 
     name: str  # one of hipress.model.devices.TRANSPORTS
     search: Search
-    site: Site
+    setup: ProbeSetup
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Places:
         the group must call this."""
         memory, name = placement.memory(), placement.transport
         if placement.on_host:
-            return cls((Device(name, search, Site(HostMemory(), memory)),))
-        site = Site(memory, memory, start_slots("probe", coordinator, placement, memory))
-        search = replace(search, slots=site.slots is not None)
-        return cls.on_device(Device(name, search, site), Site(HostMemory(), memory))
+            return cls((Device(name, search, ProbeSetup(HostMemory(), memory)),))
+        setup = ProbeSetup(memory, memory, start_slots("probe", coordinator, placement, memory))
+        search = replace(search, slots=setup.slots is not None)
+        return cls.on_device(Device(name, search, setup), ProbeSetup(HostMemory(), memory))
 
     @classmethod
-    def on_device(cls, first: Device, host: Site = HERE) -> Places:
+    def on_device(cls, first: Device, host: ProbeSetup = HOST) -> Places:
         """A device's place, and the host with the same codecs unless rules have a device's."""
         if first.search.overrides.codecs:
             return cls((first,))
@@ -73,7 +73,7 @@ class Places:
     def read(cls, search: Search, costs: Mapping[str, Costs]) -> Places:
         """Places with measured costs, by name."""
         name, *others = costs
-        first = Device(name, replace(search, slots=name in NCCL), HERE)
+        first = Device(name, replace(search, slots=name in NCCL), HOST)
         places = cls.on_device(first) if others else cls((first,))
         return replace(places, costs=tuple(costs.values()))
 
@@ -108,7 +108,7 @@ class Places:
     def measure_links(self, group: dist.ProcessGroup) -> Places:
         """The places with newly measured links. Every rank must call this."""
         links = tuple(
-            probe.measure_link(group, each.search.codecs, self.topology, each.site)
+            probe.measure_link(group, each.search.codecs, self.topology, each.setup)
             for each in self.every
         )
         if self.costs:
@@ -124,7 +124,7 @@ class Places:
         return replace(
             self,
             costs=tuple(
-                probe.measure_codecs(group, each.search.codecs, costs, each.site)
+                probe.measure_codecs(group, each.search.codecs, costs, each.setup)
                 for each, costs in pairs
             ),
         )
@@ -135,17 +135,17 @@ class Places:
 
     def message_seconds(self, group: dist.ProcessGroup) -> float:
         """Seconds of a message now. Every rank must call this."""
-        return probe.message_seconds(group, self.topology, self.first.site)
+        return probe.message_seconds(group, self.topology, self.first.setup)
 
     def abort(self) -> None:
         """Disconnect after a failed measurement."""
         for each in self.every:
-            each.site.abort()
+            each.setup.abort()
 
     def close(self) -> None:
         """Disconnect."""
         for each in self.every:
-            each.site.close()
+            each.setup.close()
 
     def promising(self) -> Places:
         """The places with those codecs that promise to pay; without places that have none."""
@@ -159,7 +159,7 @@ class Places:
 
     def compile(self) -> dict[str, Codec]:
         """The codecs of all places, compiled for them, for `use_compiled`."""
-        with self.first.site.memory.current():
+        with self.first.setup.memory.current():
             every = [each.search.codecs.compile(each.search.params) for each in self.every]
             codecs = {key: codec for some in every for key, codec in some.items()}
             for codec in codecs.values():

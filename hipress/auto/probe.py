@@ -1,7 +1,8 @@
 """A short measurement of link and codecs, from which "auto" plans.
 
-A site gives the memory of codecs and the transport of payloads (site.py). On a device codecs are
-timed by events, not by the return of calls, and copies between it and the host are timed, too.
+A setup gives the memory of codecs and the transport of payloads (probe_setup.py). On a device
+codecs are timed by events, not by the return of calls, and copies between it and the host are
+timed, too.
 
 All ranks measure at the same time, as in a training step, and the slowest rank counts: its median
 for a codec, its best time for the link. A busy machine makes a fast link look slow, but never a
@@ -24,7 +25,7 @@ import torch.distributed as dist
 
 from casync.cost import FREE, Copies, Costs, Transfer, fit
 from casync.topology import Topology
-from hipress.auto.site import HERE, Site, Turn, Wire
+from hipress.auto.probe_setup import HOST, ProbeSetup, TimedStream, Wire
 from hipress.auto.timing import BURST, REPEATS, codec_cost, overlap_of, slows_of
 from hipress.ranks.link import all_reduce_max
 
@@ -50,16 +51,18 @@ class Probe:
 
 
 def measure_link(
-    group: dist.ProcessGroup, codecs: Mapping[str, Codec], topology: Topology, site: Site = HERE
+    group: dist.ProcessGroup,
+    codecs: Mapping[str, Codec],
+    topology: Topology,
+    setup: ProbeSetup = HOST,
 ) -> Costs:
     """Measure the link, and all-reduces of the number types of codecs. group: a gloo group, for
     agreement. Every rank must call this."""
     types = {"float32"} | {c.additive for c in codecs.values() if c.additive is not None}
-    wire = site.wire(group)
-    with site.memory.current():
-        share = (
-            _contention(group) if site.memory.host else 0.0
-        )  # a device's transfers take no cores
+    wire = setup.wire(group)
+    with setup.memory.current():
+        # a device's transfers take no cores
+        share = _contention(group) if setup.memory.host else 0.0
         reduces = {name: _curve(_reduce(wire, DTYPES[name]), group) for name in sorted(types)}
         inside = Transfer(FREE)
         if topology.nested:
@@ -69,8 +72,8 @@ def measure_link(
             peers: _transfer(_curve(_exchange(wire, group.rank(), targets), group), share)
             for peers, targets in _rounds(topology).items()
         }
-        slows = slows_of(group, site, _reduce(wire, DTYPES["float32"])(MESSAGE))
-    made = Costs(exchange, _fit_reduces(reduces, share), {}, inside, copies=_copies(group, site))
+        slows = slows_of(group, setup, _reduce(wire, DTYPES["float32"])(MESSAGE))
+    made = Costs(exchange, _fit_reduces(reduces, share), {}, inside, copies=_copies(group, setup))
     return made if slows == 0 else _slowing(made, slows)
 
 
@@ -85,18 +88,20 @@ def _slowing(costs: Costs, slows: float) -> Costs:
 
 
 def measure_codecs(
-    group: dist.ProcessGroup, codecs: Mapping[str, Codec], link: Costs, site: Site = HERE
+    group: dist.ProcessGroup, codecs: Mapping[str, Codec], link: Costs, setup: ProbeSetup = HOST
 ) -> Costs:
     """The link's costs with those of compiled codecs. Every rank must call this."""
-    with site.memory.current():
-        costs = {name: codec_cost(codec, group, site.memory) for name, codec in codecs.items()}
-        return replace(link, codecs=costs, overlap=overlap_of(group, site))
+    with setup.memory.current():
+        costs = {name: codec_cost(codec, group, setup.memory) for name, codec in codecs.items()}
+        return replace(link, codecs=costs, overlap=overlap_of(group, setup))
 
 
-def message_seconds(group: dist.ProcessGroup, topology: Topology, site: Site = HERE) -> float:
+def message_seconds(
+    group: dist.ProcessGroup, topology: Topology, setup: ProbeSetup = HOST
+) -> float:
     """Seconds of a message now. Every rank must call this."""
-    with site.memory.current():
-        message = _exchange(site.wire(group), group.rank(), _rounds(topology)[1])(MESSAGE)
+    with setup.memory.current():
+        message = _exchange(setup.wire(group), group.rank(), _rounds(topology)[1])(MESSAGE)
         return _best(message, MESSAGES, group)[0]
 
 
@@ -172,24 +177,24 @@ def _reduce(wire: Wire, dtype: torch.dtype) -> Operation:
     return lambda count: partial(wire.reduce, wire.zeros(count // dtype.itemsize, dtype))
 
 
-def _copies(group: dist.ProcessGroup, site: Site) -> Copies | None:
+def _copies(group: dist.ProcessGroup, setup: ProbeSetup) -> Copies | None:
     """Copies between a device and pinned memory, each way."""
-    if not site.copies:
+    if not setup.copies:
         return None
-    memory = site.backward
+    memory = setup.backward
     with memory.current():
-        turn = Turn.of(memory)
+        stream = TimedStream.of(memory)
 
         def way(leaves: bool) -> Operation:
             def prepare(count: int) -> Callable[[], None]:
                 host, device = memory.staging(count), memory.zeros(count, torch.uint8)
                 ends = (host, device) if leaves else (device, host)
-                return partial(turn.run, partial(memory.copy, *ends))
+                return partial(stream.run, partial(memory.copy, *ends))
 
             return prepare
 
         leave, enter = (fit(_curve(way(leaves), group).points) for leaves in (True, False))
-    return Copies(leave, enter, site.memory.host)
+    return Copies(leave, enter, setup.memory.host)
 
 
 def _curve(operation: Operation, group: dist.ProcessGroup) -> _Curve:

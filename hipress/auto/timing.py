@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from casync.cost import CodecCost, fit
 from casync.rounds import as_rounds
-from hipress.auto.site import Site, Turn
+from hipress.auto.probe_setup import ProbeSetup, TimedStream
 from hipress.plan.codecs import state_of
 from hipress.ranks.link import all_reduce_max
 
@@ -48,15 +48,15 @@ def codec_cost(codec: Codec, group: dist.ProcessGroup, memory: Memory) -> CodecC
     return CodecCost(*lines)
 
 
-def overlap_of(group: dist.ProcessGroup, site: Site) -> float:
+def overlap_of(group: dist.ProcessGroup, setup: ProbeSetup) -> float:
     """Gain of a thread or stream beside the backward pass: 1 if each has a core or device of its
     own, 0 if they take turns. The least over the ranks, each of which must call this."""
-    side, elements = SIDES[site.backward.host], WORKED[site.memory.host]
-    matrix = site.backward.zeros(side * side, torch.float32).view(side, side)
-    product = site.backward.zeros(side * side, torch.float32).view(side, side)
-    numbers = site.memory.zeros(elements, torch.float32)
-    passing = _Loop(site.backward, lambda: product.addmm_(matrix, matrix))
-    working = _Loop(site.memory, numbers.sqrt_)
+    side, elements = SIDES[setup.backward.host], WORKED[setup.memory.host]
+    matrix = setup.backward.zeros(side * side, torch.float32).view(side, side)
+    product = setup.backward.zeros(side * side, torch.float32).view(side, side)
+    numbers = setup.memory.zeros(elements, torch.float32)
+    passing = _Loop(setup.backward, lambda: product.addmm_(matrix, matrix))
+    working = _Loop(setup.memory, numbers.sqrt_)
     group.barrier().wait()
     rounds = [each.rounds_in(BURST) for each in (passing, working)]
     group.barrier().wait()
@@ -72,20 +72,20 @@ def overlap_of(group: dist.ProcessGroup, site: Site) -> float:
     return 1.0 - all_reduce_max([1.0 - min(1.0, max(0.0, gain))], group)[0]
 
 
-def slows_of(group: dist.ProcessGroup, site: Site, send: Callable[[], None]) -> float:
+def slows_of(group: dist.ProcessGroup, setup: ProbeSetup, send: Callable[[], None]) -> float:
     """Share of its speed that a device's backward pass loses while links are busy, on the slowest
     rank. send: a transfer of all ranks. Every rank must call this; 0 on a host, where transfers
     take cores instead."""
-    if site.backward.host:
+    if setup.backward.host:
         return 0.0
     side, took = SIDES[False], [0.0]
-    matrix = site.backward.zeros(side * side, torch.float32).view(side, side)
-    product = site.backward.zeros(side * side, torch.float32).view(side, side)
-    passing = _Loop(site.backward, lambda: product.addmm_(matrix, matrix))
+    matrix = setup.backward.zeros(side * side, torch.float32).view(side, side)
+    product = setup.backward.zeros(side * side, torch.float32).view(side, side)
+    passing = _Loop(setup.backward, lambda: product.addmm_(matrix, matrix))
 
     def sending() -> None:
         start = time.perf_counter()
-        with site.memory.current():
+        with setup.memory.current():
             for _ in range(SENDS):
                 send()
         took[0] = time.perf_counter() - start
@@ -106,13 +106,13 @@ class _Loop:
     """A call that is repeated on a stream of its own."""
 
     def __init__(self, memory: Memory, call: Callable[[], object]) -> None:
-        self._memory, self._call, self._turn = memory, call, Turn.of(memory)
+        self._memory, self._call, self._stream = memory, call, TimedStream.of(memory)
 
     def run(self, count: int) -> float:
         """Run `count` calls; return the seconds."""
         start = time.perf_counter()
         with self._memory.current():
-            self._turn.run(self._call, count)
+            self._stream.run(self._call, count)
         return time.perf_counter() - start
 
     def rounds_in(self, seconds: float) -> int:

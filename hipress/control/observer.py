@@ -13,6 +13,7 @@ from casync.codec import FLOAT_BYTES
 from casync.memory import Memory, Moment
 from casync.memory.repeat_elision import MARK, promises, squeeze
 from hipress.auto.workload import Bucket, Workload, kinds
+from hipress.control.plan_controller import StepEvent
 from hipress.model.params import Param
 from hipress.plan.codecs import state_of
 
@@ -29,8 +30,7 @@ class _Record:
 
     begun: Moment  # first bucket ready
     buckets: list[tuple[tuple[int, ...], Moment]] = field(default_factory=list)
-    backward: Moment | None = None  # backward pass over
-    averaged: Moment | None = None  # all buckets averaged
+    marks: dict[StepEvent, Moment] = field(default_factory=dict)
     next: Moment | None = None  # first bucket of the next step
 
     def seconds(self, moment: Moment | None) -> float:
@@ -39,7 +39,7 @@ class _Record:
 
 
 class Observer:
-    """Observes steps with one plan. All ranks must call `workload` alike."""
+    """A StepObserver of steps with one plan. All ranks must call `workload` alike."""
 
     def __init__(self, params: Sequence[Param], memory: Memory) -> None:
         """memory: of gradients as they are compressed."""
@@ -54,15 +54,18 @@ class Observer:
         """Number of observed steps, without the current one."""
         return max(0, len(self._records) - 1)
 
-    def begin(self, now: Moment) -> None:
+    def begin(self) -> None:
         """Note that a step's first bucket is ready."""
+        now = self._memory.moment()
         if self._records:
             self._records[-1].next = now
         self._records.append(_Record(now))
 
-    def observe(self, indices: Sequence[int], buffer: torch.Tensor, now: Moment) -> None:
-        """Take a ready bucket with this rank's gradients."""
-        self._records[-1].buckets.append((tuple(indices), now))
+    def observe(
+        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
+    ) -> None:
+        """Implements StepObserver.observe."""
+        self._records[-1].buckets.append((tuple(indices), self._memory.moment()))
         if buffer.is_sparse:
             return
         pieces = torch.split(buffer, [self._params[index].reals for index in indices])
@@ -70,13 +73,9 @@ class Observer:
             if index in self._first:
                 self._samples[index] = _sample(piece)
 
-    def backward_over(self, now: Moment) -> None:
-        """Note that the backward pass is over and waits."""
-        self._records[-1].backward = now
-
-    def averaged(self, now: Moment) -> None:
-        """Note that all averages are complete."""
-        self._records[-1].averaged = now
+    def mark(self, event: StepEvent) -> None:
+        """Implements StepObserver.mark."""
+        self._records[-1].marks[event] = self._memory.moment()
 
     def workload(
         self, agree: Callable[[list[float]], list[float]], codecs: Mapping[str, Codec]
@@ -87,7 +86,8 @@ class Observer:
         alike = [each for each in self._records[:-1] if _shape(each) == _shape(latest)]
         ready = [min(times) for times in zip(*map(_times, alike), strict=True)]
         steps = [each.seconds(each.next) for each in alike]
-        rests = [s - each.seconds(each.averaged) for s, each in zip(steps, alike, strict=True)]
+        ends = [each.seconds(each.marks.get(StepEvent.AVERAGED)) for each in alike]
+        rests = [step - end for step, end in zip(steps, ends, strict=True)]
         agreed = agree([*ready, max(0.0, min(rests)), min(steps), *self._rates(codecs)])
         *times, backward = agreed[: len(ready)]
         rest, step, *rates = agreed[len(ready) :]
@@ -124,7 +124,7 @@ def _shape(record: _Record) -> list[tuple[int, ...]]:
 def _times(record: _Record) -> list[float]:
     """Seconds at which each bucket was ready, and at which the backward pass was over."""
     ready = [record.seconds(moment) for _, moment in record.buckets]
-    return [*ready, max([record.seconds(record.backward), *ready])]
+    return [*ready, max([record.seconds(record.marks.get(StepEvent.BACKWARD_OVER)), *ready])]
 
 
 def _sample(gradient: torch.Tensor) -> torch.Tensor:

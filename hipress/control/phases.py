@@ -7,6 +7,7 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hipress.control.plan_controller import StepEvent
 from hipress.errors import StateError, SyncError
 from hipress.plan.plan import Plan
 from hipress.ranks.coordinator import Coordinator
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
     import torch
 
     from casync.codec import Codec
-    from casync.cost import Costs
-    from hipress.auto.trial import Tried
-    from hipress.control.plan_controller import PlanController
+    from hipress.control.plan_controller import (
+        Measurements,
+        PlanController,
+        StepObserver,
+        Trials,
+    )
     from hipress.optim.adam import Freezing
 
 
@@ -28,9 +32,9 @@ log = logging.getLogger("hipress")
 class Fixed:
     """A PlanController of one plan."""
 
-    costs: Costs | None = None
-    trial_seconds: float | None = None
-    tried: tuple[Tried, ...] = ()
+    observer: StepObserver | None = None
+    measurements: Measurements | None = None
+    trials: Trials | None = None
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -40,37 +44,21 @@ class Fixed:
         """Implements PlanController.next."""
         return self.plan
 
-    def observe(
-        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
-    ) -> None:
-        """Implements PlanController.observe."""
-
-    def backward_over(self) -> None:
-        """Implements PlanController.backward_over."""
-
-    def averaged(self) -> None:
-        """Implements PlanController.averaged."""
-
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
         """Implements PlanController.restored."""
         return self.plan if saved == self.plan.by_name else None
 
     def hold(self, plan: Plan) -> None:
-        """Implements PlanController.hold: there is no other plan."""
-
-    def state(self) -> str:
-        """Implements PlanController.state."""
-        return ""
-
-    def load(self, state: str) -> None:
-        """Implements PlanController.load."""
+        """Implements PlanController.hold."""
+        self.plan = plan
 
     def close(self) -> None:
-        """Implements PlanController.close."""
+        """Implements PlanController.close: it has no connections."""
 
 
 class Phases:
-    """A PlanController that delegates to one of two. All ranks of the group must make one."""
+    """A PlanController that delegates to one of two, and a StepObserver, since the optimizer takes
+    part in each step. All ranks of the group must make one."""
 
     def __init__(
         self,
@@ -101,19 +89,19 @@ class Phases:
         return self._now.plan
 
     @property
-    def costs(self) -> Costs | None:
-        """Implements PlanController.costs."""
-        return self._now.costs
+    def observer(self) -> StepObserver:
+        """Implements PlanController.observer."""
+        return self
 
     @property
-    def trial_seconds(self) -> float | None:
-        """Implements PlanController.trial_seconds."""
-        return self._now.trial_seconds
+    def measurements(self) -> Measurements | None:
+        """Implements PlanController.measurements."""
+        return self._now.measurements
 
     @property
-    def tried(self) -> tuple[Tried, ...]:
-        """Implements PlanController.tried."""
-        return self._now.tried
+    def trials(self) -> Trials | None:
+        """Implements PlanController.trials."""
+        return self._now.trials
 
     def next(self, step: int) -> Plan:
         """Implements PlanController.next."""
@@ -149,19 +137,17 @@ class Phases:
     def observe(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements PlanController.observe."""
-        self._now.observe(indices, buffer, undelivered)
+        """Implements StepObserver.observe."""
+        if self._now.observer is not None:
+            self._now.observer.observe(indices, buffer, undelivered)
 
-    def backward_over(self) -> None:
-        """Implements PlanController.backward_over."""
-        self._now.backward_over()
-
-    def averaged(self) -> None:
-        """Implements PlanController.averaged."""
+    def mark(self, event: StepEvent) -> None:
+        """Implements StepObserver.mark."""
         square = self._optimizer.phase.rank_square
-        if square is not None and self._agreement.open:
+        if event is StepEvent.AVERAGED and square is not None and self._agreement.open:
             self._agree_on_norm(square)
-        self._now.averaged()
+        if self._now.observer is not None:
+            self._now.observer.mark(event)
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
         """Implements PlanController.restored. Raises StateError for a state of the other phase."""
@@ -179,14 +165,6 @@ class Phases:
     def hold(self, plan: Plan) -> None:
         """Implements PlanController.hold."""
         self._now.hold(plan)
-
-    def state(self) -> str:
-        """Implements PlanController.state."""
-        return self._now.state()
-
-    def load(self, state: str) -> None:
-        """Implements PlanController.load."""
-        self._now.load(state)
 
     def close(self) -> None:
         """Implements PlanController.close."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -12,6 +13,60 @@ if TYPE_CHECKING:
     from casync.cost import Costs
     from hipress.auto.trial import Tried
     from hipress.plan.plan import Plan
+
+
+class StepEvent(Enum):
+    """A moment of a step."""
+
+    BACKWARD_OVER = "the backward pass is over"
+    AVERAGED = "all buckets are averaged"
+
+
+class StepObserver(Protocol):
+    """Sees each step of an engine. All ranks make the calls alike."""
+
+    def observe(
+        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
+    ) -> None:
+        """Take a ready bucket of the step, which is not averaged yet. undelivered: returns what
+        this rank has not delivered of these parameters, as a gradient like `buffer`."""
+        ...
+
+    def mark(self, event: StepEvent) -> None:
+        """Note that the step is there. Once it is averaged, codecs that share a device's memory are
+        idle, and the observer may use them."""
+        ...
+
+
+class Measurements(Protocol):
+    """Inputs of later decisions, in checkpoints."""
+
+    def state(self) -> str:
+        """JSON; "" if there is nothing yet."""
+        ...
+
+    def load(self, state: str) -> None:
+        """Go on with measurements of `state`. Raises StateError for others."""
+        ...
+
+
+class Trials(Protocol):
+    """Results of tried plans, for reports."""
+
+    @property
+    def costs(self) -> Costs:
+        """Costs by which plans were predicted."""
+        ...
+
+    @property
+    def trial_seconds(self) -> float | None:
+        """Extra seconds of the last trial; None before its end, or without one."""
+        ...
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """Tried plans."""
+        ...
 
 
 class PlanController(Protocol):
@@ -29,37 +84,22 @@ class PlanController(Protocol):
         ...
 
     @property
-    def costs(self) -> Costs | None:
-        """Costs by which plans were predicted, or None."""
+    def observer(self) -> StepObserver | None:
+        """The present observer of steps; None if the choice needs no observation."""
         ...
 
     @property
-    def trial_seconds(self) -> float | None:
-        """Extra seconds of the last trial; None before its end, or without one."""
+    def measurements(self) -> Measurements | None:
+        """Measurements that decide later plans; None if a checkpoint needs none."""
         ...
 
     @property
-    def tried(self) -> tuple[Tried, ...]:
-        """Tried plans, for reports."""
+    def trials(self) -> Trials | None:
+        """Results of trials; None if plans are not tried."""
         ...
 
     def next(self, step: int) -> Plan:
         """The plan of step `step`, which begins now. Raises HipressError if ranks cannot agree."""
-        ...
-
-    def observe(
-        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
-    ) -> None:
-        """Take a ready bucket of the step, which is not averaged yet. undelivered: returns what
-        this rank has not delivered of these parameters, as a gradient like `buffer`."""
-        ...
-
-    def backward_over(self) -> None:
-        """Note the end of the step's backward pass."""
-        ...
-
-    def averaged(self) -> None:
-        """Note that all buckets of the step are averaged."""
         ...
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
@@ -68,14 +108,6 @@ class PlanController(Protocol):
 
     def hold(self, plan: Plan) -> None:
         """Go on with this plan of a loaded state."""
-        ...
-
-    def state(self) -> str:
-        """Measurements that decide later plans, as JSON for checkpoints; "" if there are none."""
-        ...
-
-    def load(self, state: str) -> None:
-        """Go on with measurements of `state`. Raises StateError for others."""
         ...
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hipress.control.plan_controller import StepEvent
 from hipress.plan.plan import Plan, raw, restored
 from hipress.policies.policy_state import DENSE, PolicyState
 from hipress.ranks.coordinator import Coordinator
@@ -18,20 +19,18 @@ from hipress.ranks.link import Agreement, all_reduce_sum
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from casync.cost import Costs
     from casync.memory import Moment
-    from hipress.auto.trial import Tried
+    from hipress.control.plan_controller import Trials
     from hipress.model.params import Param
 
 log = logging.getLogger("hipress")
 
 
 class PolicyController:
-    """A PlanController whose plans a policy decides. All ranks of the group must make one."""
+    """A PlanController whose plans a policy decides, and a StepObserver if the policy measures. All
+    ranks of the group must make one."""
 
-    costs: Costs | None = None
-    trial_seconds: float | None = None
-    tried: tuple[Tried, ...] = ()
+    trials: Trials | None = None
 
     def __init__(
         self,
@@ -55,6 +54,16 @@ class PolicyController:
         self._step = 0
         self.plan = self._choose(0)
 
+    @property
+    def observer(self) -> PolicyController | None:
+        """Implements PlanController.observer."""
+        return self if self._state.window else None
+
+    @property
+    def measurements(self) -> PolicyState:
+        """Implements PlanController.measurements; a window under way begins anew."""
+        return self._state
+
     def next(self, step: int) -> Plan:
         """Implements PlanController.next."""
         if self._state.window:
@@ -71,18 +80,17 @@ class PolicyController:
     def observe(
         self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
     ) -> None:
-        """Implements PlanController.observe."""
-        if buffer.is_sparse or not self._state.window:
+        """Implements StepObserver.observe."""
+        if buffer.is_sparse:
             return
         self._handed.append((indices, buffer))
         if self._state.looks(self._step):
             self._looked.append((indices, buffer.float() + undelivered()))
 
-    def backward_over(self) -> None:
-        """Implements PlanController.backward_over."""
-
-    def averaged(self) -> None:
-        """Implements PlanController.averaged. Codecs that share a device's memory are idle now."""
+    def mark(self, event: StepEvent) -> None:
+        """Implements StepObserver.mark."""
+        if event is not StepEvent.AVERAGED:
+            return
         for indices, values in self._looked:
             for index, piece in self._pieces(indices, values):
                 self._state.observe(index, piece)
@@ -100,14 +108,6 @@ class PolicyController:
         """Implements PlanController.hold: the policy goes on from there."""
         self.plan = plan
         self._moments.clear()
-
-    def state(self) -> str:
-        """Implements PlanController.state."""
-        return self._state.state()
-
-    def load(self, state: str) -> None:
-        """Implements PlanController.load; a window under way begins anew."""
-        self._state.load(state)
 
     def close(self) -> None:
         """Implements PlanController.close."""

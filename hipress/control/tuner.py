@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -22,13 +22,13 @@ from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, all_reduce_max
 
 if TYPE_CHECKING:
-    import torch
     import torch.distributed as dist
 
     from casync.codec import Codec
     from casync.cost import Costs
     from casync.memory import Moment
     from hipress.auto.places import Places
+    from hipress.control.plan_controller import Measurements
 
 WATCHED = 3  # least number of observed steps; DDP rebuilds its buckets after the first
 MOST_PATIENCE = 64  # windows
@@ -40,6 +40,9 @@ log = logging.getLogger("hipress")
 class Tuner:
     """Chooses among plans by trying them. All ranks must make one, with the same calls."""
 
+    #: a checkpoint's plan is kept as it is
+    measurements: Measurements | None = None
+
     def __init__(
         self,
         places: Places,
@@ -49,7 +52,7 @@ class Tuner:
     ) -> None:
         """places: with costs of links, the same on all ranks. compiling: future of the codecs that
         these may use. when: a suffix that distinguishes several tuners of a coordinator."""
-        search, memory = places.first.search, places.first.site.memory
+        search, memory = places.first.search, places.first.setup.memory
         self._places, self._coordinator, self._moment = places, coordinator, memory.moment
         self._compiling = compiling
         self._agreement = Agreement(coordinator, f"trial{when}")
@@ -64,8 +67,18 @@ class Tuner:
         self.codecs: dict[str, Codec] = {**places.codecs, **search.overrides.codecs}
 
     @property
+    def observer(self) -> Observer | None:
+        """Implements PlanController.observer: the first steps are observed."""
+        return self._observer
+
+    @property
+    def trials(self) -> Tuner:
+        """Implements PlanController.trials."""
+        return self
+
+    @property
     def costs(self) -> Costs:
-        """Implements PlanController.costs."""
+        """Implements Trials.costs."""
         return self._places.told
 
     @property
@@ -94,28 +107,11 @@ class Tuner:
         """Implements PlanController.next."""
         now = self._moment()
         if self._observer is not None:
-            self._observer.begin(now)
+            self._observer.begin()
         if self._agreement.open and self._begun is not None:
             self._observe_step((self._begun, now))
         self._begun = self._moment()
         return self.plan
-
-    def observe(
-        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
-    ) -> None:
-        """Implements PlanController.observe."""
-        if self._observer is not None:
-            self._observer.observe(indices, buffer, self._moment())
-
-    def backward_over(self) -> None:
-        """Implements PlanController.backward_over."""
-        if self._observer is not None:
-            self._observer.backward_over(self._moment())
-
-    def averaged(self) -> None:
-        """Implements PlanController.averaged."""
-        if self._observer is not None:
-            self._observer.averaged(self._moment())
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
         """Implements PlanController.restored."""
@@ -133,13 +129,6 @@ class Tuner:
         self._trial.stop()
         self._watch, self._begun = Watch(), None
         self._window.clear()
-
-    def state(self) -> str:
-        """Implements PlanController.state: the plan of a checkpoint is kept as it is."""
-        return ""
-
-    def load(self, state: str) -> None:
-        """Implements PlanController.load."""
 
     def close(self) -> None:
         """Implements PlanController.close."""

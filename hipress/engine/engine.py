@@ -212,11 +212,11 @@ class Engine:
         measured: str = "",
     ) -> None:
         """Go on from this step with these buckets and their state, gradients owed from earlier
-        plans, and what the tuner had measured (see PlanController.state)."""
+        plans, and what the tuner had measured (see Measurements)."""
         if self.tuner is not None and buckets is not self.buckets:
             self.tuner.hold(buckets.plan)
-        if self.tuner is not None and measured:
-            self.tuner.load(measured)
+        if self.tuner is not None and self.tuner.measurements is not None and measured:
+            self.tuner.measurements.load(measured)
         memory, self.buckets = buckets.residuals.memory, buckets
         self.owed = {index: _in(memory, values) for index, values in owed.items()}
         self.step = step

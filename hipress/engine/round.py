@@ -15,6 +15,7 @@ from torch.futures import Future
 from casync.codec import FLOAT_BYTES
 from casync.errors import copy_to_raise
 from hipress import compat
+from hipress.control.plan_controller import StepEvent
 from hipress.engine.futures import map_future, wait_within
 from hipress.engine.residuals import Copied
 from hipress.engine.scaling import average_unscaled
@@ -176,8 +177,8 @@ class Round:
                 plan = engine.buckets.plan_for(indices)
                 if engine.owed:  # before values are encoded
                     self._owed |= engine.add_owed(indices, values)
-            if engine.tuner is not None:
-                engine.tuner.observe(indices, values, partial(engine.buckets.undelivered, indices))
+            if engine.tuner is not None and (observer := engine.tuner.observer) is not None:
+                observer.observe(indices, values, partial(engine.buckets.undelivered, indices))
             if plan is None and world.sums_by_executor(values):
                 plan = engine.buckets.raw(values.numel())
             engine.traffic.count(plan, values)
@@ -224,8 +225,9 @@ class Round:
         """
         engine, world = self._engine, self._engine.world
         self.close()
-        if engine.tuner is not None:
-            engine.tuner.backward_over()
+        observer = None if engine.tuner is None else engine.tuner.observer
+        if observer is not None:
+            observer.mark(StepEvent.BACKWARD_OVER)
         if self._checked is not None:
             with self._waiting():
                 wait_within(self._checked, None, world.failures.look)
@@ -241,8 +243,8 @@ class Round:
                 world.settle()  # of a device: no optimizer may step before its errors are known
         if engine.momentum is not None:
             engine.momentum.arrived()
-        if engine.tuner is not None:
-            engine.tuner.averaged()
+        if observer is not None:
+            observer.mark(StepEvent.AVERAGED)
         if engine.round is self:  # from here on the loss of a rank belongs to no step
             engine.round = None
 

@@ -43,7 +43,7 @@ def export(
 ) -> dict[str, Any]:
     """A copy of this rank's state after `step` steps.
 
-    owed: gradients of earlier plans, by parameter (see Engine); measured: PlanController.state.
+    owed: gradients of earlier plans, by parameter (see Engine); measured: of Measurements.
     """
     stateful, params = stateful_params(residuals), residuals.params
     return {

@@ -47,7 +47,7 @@ def export_portable(
 ) -> dict[str, Any]:
     """The state after `step` steps. All ranks must call this.
 
-    owed: gradients of earlier plans, by parameter (see Engine); measured: PlanController.state.
+    owed: gradients of earlier plans, by parameter (see Engine); measured: of Measurements.
     sharded: leave out codecs' other states, whose plans may differ between shards.
     """
     kept, undelivered = {}, {}
@@ -151,9 +151,9 @@ def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: b
 def load_measured(tuner: PlanController | None, measured: str) -> None:
     """Let a policy go on with a state's measurements, if they are its own."""
     try:
-        if measured and tuner is None:
+        if measured and (tuner is None or tuner.measurements is None):
             raise StateError("there is no policy here")
-        if measured and tuner is not None:
-            tuner.load(measured)
+        if measured and tuner is not None and tuner.measurements is not None:
+            tuner.measurements.load(measured)
     except StateError as error:
         log.info("load_state_dict: measurements of the saved policy are left out: %s", error)

@@ -8,7 +8,7 @@ import torch
 
 from casync.topology import Topology
 from hipress.auto import probe, timing
-from hipress.auto.site import Site
+from hipress.auto.probe_setup import ProbeSetup
 from tests.casync.emulated import DeviceMemory
 from tests.casync.rendezvous import Meeting
 from tests.casync.streams import FakeEnd, Schedule
@@ -42,13 +42,13 @@ def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
 
     def measured(end):
         memory = DeviceMemory(schedule)
-        site = Site(memory, memory, end)
-        wire = site.wire(Alike(end.rank))
+        setup = ProbeSetup(memory, memory, end)
+        wire = setup.wire(Alike(end.rank))
         mine = memory.filled(torch.full((4,), end.rank, dtype=torch.uint8))
         came, total = wire.zeros(4, torch.uint8), memory.filled(torch.full((2,), float(end.rank)))
         wire.swap(mine, [(end.rank + 1) % 3], [(came, (end.rank - 1) % 3)])
         wire.reduce(total)
-        costs = probe.measure_link(Alike(end.rank), {}, Topology.flat(3), site)
+        costs = probe.measure_link(Alike(end.rank), {}, Topology.flat(3), setup)
         return came.cpu().tolist(), total.cpu().tolist(), costs
 
     with schedule.driving(), ThreadPoolExecutor(3) as threads:

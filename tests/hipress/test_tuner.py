@@ -13,10 +13,11 @@ from casync.memory.host import HostMemory, Instant
 from casync.topology import Topology
 from hipress.auto import probe, trial
 from hipress.auto.places import Device, Places
+from hipress.auto.probe_setup import ProbeSetup
 from hipress.auto.registry import Registry
-from hipress.auto.site import Site
 from hipress.control import tuner as tuners
 from hipress.control.observer import Observer
+from hipress.control.plan_controller import StepEvent
 from hipress.control.tuner import WATCHED, Tuner
 from hipress.errors import ConfigError, RankLost
 from hipress.model.params import Param
@@ -184,11 +185,11 @@ def scripted(monkeypatch):
     monkeypatch.setattr(tuners, "all_reduce_max", lambda values, group: values)
     monkeypatch.setattr(probe, "message_seconds", lambda *_: link.message)
     monkeypatch.setattr(probe, "measure_link", lambda *_: link.costs)
-    monkeypatch.setattr(probe, "measure_codecs", lambda group, codecs, link, site: link)
+    monkeypatch.setattr(probe, "measure_codecs", lambda group, codecs, link, setup: link)
     coordinator = SimpleNamespace(rank=0, run_watched=lambda call, what, end: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
     compiling = SimpleNamespace(done=lambda: True, result=dict)
-    places = Places((Device("gloo", Search(), Site(clock, clock)),), (SLOW,))
+    places = Places((Device("gloo", Search(), ProbeSetup(clock, clock)),), (SLOW,))
     tuner = Tuner(places, compiling, coordinator)
     tuner.compiling = compiling
 
@@ -196,9 +197,10 @@ def scripted(monkeypatch):
         taken = []
         for _ in range(count):
             taken.append(tuner.next(0).label)
-            tuner.observe((), torch.empty(0), torch.empty(0).clone)
-            tuner.backward_over()
-            tuner.averaged()
+            if tuner.observer is not None:
+                tuner.observer.observe((), torch.empty(0), torch.empty(0).clone)
+                for event in StepEvent:
+                    tuner.observer.mark(event)
             clock.now += clock.seconds[taken[-1]]
         return taken
 
@@ -252,7 +254,7 @@ def test_a_measurement_that_fails_is_not_waited_for(scripted):
     tuner, steps, clock, _ = scripted
     told = []
     slots = SimpleNamespace(abort=lambda: told.append("abort"), close=lambda: told.append("close"))
-    tuner._places = Places((Device("nccl", Search(), Site(clock, clock, slots)),), (SLOW,))
+    tuner._places = Places((Device("nccl", Search(), ProbeSetup(clock, clock, slots)),), (SLOW,))
 
     def lost(call, what, end):
         raise RankLost("rank 1 ended")
@@ -268,8 +270,8 @@ def test_complex_gradients_are_watched():
     """They were once taken for half as long as they are in a bucket."""
     memory = HostMemory()
     observer = Observer([Param("turn", 0, 50, (50,), torch.complex64, False)], memory)
-    observer.begin(memory.moment())
-    observer.observe((0,), torch.zeros(100), memory.moment())
+    observer.begin()
+    observer.observe((0,), torch.zeros(100), torch.zeros(100).clone)
     assert observer.steps == 0
 
 

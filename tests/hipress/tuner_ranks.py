@@ -45,17 +45,13 @@ class Script:
         self.plans = plans
         self.codecs = {key: codec for plan in plans for key, codec in plan.codecs.items()}
         self._next = iter(plans)
+        self.observer = None
 
     def next(self, step):
         return next(self._next)
 
-    def observe(self, indices, buffer, unsent):
+    def close(self):
         pass
-
-    def backward_over(self):
-        pass
-
-    averaged = close = backward_over
 
 
 PLANS = {

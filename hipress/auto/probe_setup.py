@@ -1,4 +1,4 @@
-"""Sites: the memory in which gradients are compressed, and the wire for payloads; for probes."""
+"""Memories of gradients and codecs, and the wire for payloads, as probes measure them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from casync.memory import Event, Memory, Stream
 from casync.memory.host import HostMemory
 from casync.transports import SlotTransport, Transfer
 
-__all__ = ["HERE", "Site", "Turn", "Wire"]
+__all__ = ["HOST", "ProbeSetup", "TimedStream", "Wire"]
 
 Received = Sequence[tuple[torch.Tensor, int]]  # buffers, and the ranks that they come from
 
@@ -69,20 +69,20 @@ class _BySlots:
         self._exchange([Transfer("reduce", ranks, data, "an all-reduce of the probe")])
 
     def _exchange(self, transfers: Sequence[Transfer]) -> None:
-        turn = Turn(self.memory.caller(), self.memory.event())
-        turn.run(lambda: self.transport.exchange(transfers))
+        stream = TimedStream(self.memory.caller(), self.memory.event())
+        stream.run(lambda: self.transport.exchange(transfers))
 
 
 @dataclass(frozen=True)
-class Turn:
+class TimedStream:
     """A stream for whose work the host waits."""
 
     stream: Stream
     done: Event
 
     @classmethod
-    def of(cls, memory: Memory) -> Turn:
-        """A turn on a new stream."""
+    def of(cls, memory: Memory) -> TimedStream:
+        """A new stream."""
         return cls(memory.stream(), memory.event())
 
     def run(self, work: Callable[[], object], count: int = 1) -> None:
@@ -94,7 +94,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Site:
+class ProbeSetup:
     """Memories of the backward pass and of codecs. `slots`: transport of payloads; None: gloo."""
 
     memory: Memory  # memory of codecs
@@ -102,7 +102,7 @@ class Site:
     slots: SlotTransport | None = None
 
     def wire(self, group: dist.ProcessGroup) -> Wire:
-        """The wire of this site between the ranks of a gloo group."""
+        """The wire of this setup between the ranks of a gloo group."""
         return _ByGroup(group) if self.slots is None else _BySlots(self.slots, self.memory)
 
     @property
@@ -121,4 +121,4 @@ class Site:
             self.slots.close()
 
 
-HERE = Site(HostMemory(), HostMemory())
+HOST = ProbeSetup(HostMemory(), HostMemory())
