@@ -50,7 +50,7 @@ def start_executor(
             waits=True,
             capture=options.capture,
             owns=True,
-            epoch=coordinator.board.epoch.number,
+            epoch=coordinator.mailbox.epoch.number,
         ),
         memory=memory,
         ranks=coordinator.ranks,

@@ -105,8 +105,8 @@ def _bytes(param: Param) -> int:
     return param.numel * param.dtype.itemsize
 
 
-class Turns:
-    """The turns of buckets in a step. See [Note: one order]."""
+class BucketOrder:
+    """The order of buckets, and how far it has gone in a step. See [Note: one order]."""
 
     def __init__(self, order: Sequence[Bucket]) -> None:
         self._order = order

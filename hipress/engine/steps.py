@@ -17,7 +17,7 @@ from hipress import compat
 from hipress.engine.awaited import Awaited, changed, hide
 from hipress.engine.engine import Engine
 from hipress.engine.futures import wait_within
-from hipress.engine.order import Bucket, Turns, buckets
+from hipress.engine.order import Bucket, BucketOrder, buckets
 from hipress.errors import SyncError
 from hipress.model.params import Param, writable
 from hipress.model.shards import as_gradient, is_sharded, local, place_gradient
@@ -49,7 +49,7 @@ class Steps:
         with parameters whose `.grad` is now the average."""
         self._engine, self.parameters, self._arrived = engine, parameters, arrived
         self._group: dist.ProcessGroup | None = group  # None after a failure
-        self._turns: Turns | None = None  # None before the end of the first step
+        self._bucket_order: BucketOrder | None = None  # None before the end of the first step
         # ready gradients, hidden, in order, with their `_mark`
         self._ready: dict[int, tuple[torch.Tensor | None, tuple[object, ...]]] = {}
         self._sent: list[_Sent] = []
@@ -85,7 +85,7 @@ class Steps:
             self._ready[index] = gradient, self._mark(gradient)
             if gradient is not None:
                 hide(self.parameters[index], gradient, (self._engine.name, self._name(index)))
-            for bucket in self._turns.ready(index) if self._turns is not None else ():
+            for bucket in self._bucket_order.ready(index) if self._bucket_order is not None else ():
                 self._send(bucket)
 
     def finish(self) -> None:
@@ -97,18 +97,18 @@ class Steps:
             for index in range(len(self.parameters)):  # gradients of backward passes within no_sync
                 self._place(index)
             used, asked = self._ask_used()
-            if self._turns is None:
-                self._turns = self._agree_on_turns()
-            if self._turns.left:
+            if self._bucket_order is None:
+                self._bucket_order = self._agree_on_order()
+            if self._bucket_order.left:
                 self._wait(asked)
-                self._send_rest(self._turns, used.tolist())
+                self._send_rest(self._bucket_order, used.tolist())
             step = self._engine.round  # None if no rank has a gradient
             if step is not None:
                 step.finish(self._place_averages)
             self._wait(asked)
         if step is not None:
             step.undo(self._unused)  # their averages are dropped
-        self._turns.reset()
+        self._bucket_order.reset()
         self._ready.clear()
         self._sent.clear()
         self._unused = frozenset()
@@ -170,7 +170,7 @@ class Steps:
             return (compat.writes(gradient),)
         if whole.untyped_storage().nbytes() == whole.nbytes and not is_sharded(gradient):
             return compat.writes(gradient), whole.data_ptr()
-        if self._turns is not None:
+        if self._bucket_order is not None:
             return (whole.data_ptr(),)
         total: float = whole.abs().sum(dtype=torch.float64).item()
         return whole.data_ptr(), total.hex()
@@ -207,18 +207,18 @@ class Steps:
             failed = transport_error(error, what, self._engine.options.timeout)
             raise self._engine.explained(failed) from error
 
-    def _agree_on_turns(self) -> Turns:
-        """Turns by rank 0's order of gradients; other parameters follow, the last one first."""
+    def _agree_on_order(self) -> BucketOrder:
+        """Order by rank 0's gradients; other parameters follow, the last one first."""
         engine = self._engine
         backwards = reversed(range(len(self.parameters)))
         order = torch.tensor(list(dict.fromkeys([*self._ready, *backwards])), device="cpu")
         broadcast([order], self._own(), engine.options.timeout)
         params = [engine.params[i] for i in order.tolist()]
-        return Turns(buckets(params, engine.plan, engine.options))
+        return BucketOrder(buckets(params, engine.plan, engine.options))
 
-    def _send_rest(self, turns: Turns, used: Sequence[int]) -> None:
+    def _send_rest(self, order: BucketOrder, used: Sequence[int]) -> None:
         self._unused = frozenset(i for i, flag in enumerate(used) if not flag)
-        for bucket in turns.rest(self._unused):
+        for bucket in order.rest(self._unused):
             self._send(bucket)
 
     def _send(self, bucket: Bucket) -> None:

@@ -95,23 +95,23 @@ class TorchftMembers:
     def commit(self, error: HipressError | None) -> bool:
         """Implements Members.commit, by a vote of the sites, and then the manager's."""
         assert self._coordinator is not None
-        board, store = self._coordinator.board, self._coordinator.board.store
+        mailbox, store = self._coordinator.mailbox, self._coordinator.mailbox.store
 
         def call(asked: Callable[[Store], T]) -> T:
             end = time.monotonic() + self.patience
-            return call_store(store, asked, end, board.here)
+            return call_store(store, asked, end, mailbox.here)
 
         def ended(sites: set[int]) -> set[int]:
-            call(lambda store: board.epoch.meet(sites, store))
-            return {*board.epoch.ended(sites)}
+            call(lambda store: mailbox.epoch.meet(sites, store))
+            return {*mailbox.epoch.ended(sites)}
 
-        others = {*board.ranks} - {board.here}
+        others = {*mailbox.ranks} - {mailbox.here}
         name, well = f"end of {self._meetings}.{self._number}", error is None
         agreed, leaves = False, f"{name} leaves"
         with unless_silent():  # the quorum's store ends with its site
             if self._leaving:  # first: whoever sees that all are well sees this, too
                 call(lambda store: store.set(leaves, "true"))
-            agreed = decide(call, name, board.here, others, well, ended, self.patience)
+            agreed = decide(call, name, mailbox.here, others, well, ended, self.patience)
             self._parting = 0 in call(lambda store: read_notes(store, {0: leaves}))
         if not agreed:
             self._manager.report_error(error or HipressError("another site undid the round"))

@@ -44,7 +44,7 @@ T = TypeVar("T")
 class Coordinator:
     """The place where the ranks of a group compare facts, in any number of rounds."""
 
-    board: StoreMailbox
+    mailbox: StoreMailbox
     timeout: float  # seconds
     round: int = 0  # number of the next comparison
 
@@ -68,16 +68,16 @@ class Coordinator:
     @property
     def rank(self) -> int:
         """Number of this rank within the group."""
-        return self.board.rank
+        return self.mailbox.rank
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Global rank numbers, by rank within the group."""
-        return self.board.ranks
+        return self.mailbox.ranks
 
     def of(self, some: Sequence[int]) -> Coordinator:
         """The coordinator of a subset of these ranks, which must include this one."""
-        return Coordinator(self.board.of(some), self.timeout)
+        return Coordinator(self.mailbox.of(some), self.timeout)
 
     def require_equal(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
         """Wait until every rank has posted equal facts; return each rank's `own`, by rank.
@@ -88,16 +88,16 @@ class Coordinator:
         round_, deadline = self.round, time.monotonic() + self.timeout
         try:
             with self._store_errors_told():
-                self.board.post(round_, self.rank, {**facts, OWN: own}, deadline)
+                self.mailbox.post(round_, self.rank, {**facts, OWN: own}, deadline)
             posted = self._collect(round_, deadline)
         except HipressError:
             raise
         except BaseException as error:
-            self.board.stop(round_, Stop.of(error, self.board.here))
+            self.mailbox.stop(round_, Stop.of(error, self.mailbox.here))
             raise
         finally:
             self.round += 1
-        self.board.forget(round_ - 1)  # all have posted this round: all have read the one before
+        self.mailbox.forget(round_ - 1)  # all have posted this round: all have read the one before
         owned = [each.pop(OWN) for each in posted]
         compare(posted, self.ranks)
         return owned
@@ -107,8 +107,8 @@ class Coordinator:
 
         Logs a failure to tell them: `error` is the one that matters.
         """
-        lost = self.board.epoch.lost if compat.is_collective(error) else None
-        self.board.stop(self.round, lost or Stop.of(error, self.board.here))
+        lost = self.mailbox.epoch.lost if compat.is_collective(error) else None
+        self.mailbox.stop(self.round, lost or Stop.of(error, self.mailbox.here))
         self.round += 1
 
     @contextmanager
@@ -147,11 +147,11 @@ class Coordinator:
                 return self._result(outcome, what)
             now = time.monotonic()
             self._raise(self._look(self.round, (), deadline)[1])
-            lost = {rank: lost.get(rank, now) for rank in self.board.ended()}
+            lost = {rank: lost.get(rank, now) for rank in self.mailbox.ended()}
             if lost and now - min(lost.values()) > DONE_SECONDS:
-                self._stop(self.round, self.board.lost([*lost]))
+                self._stop(self.round, self.mailbox.lost([*lost]))
             if now > deadline:
-                message = f"rank {self.board.here}: {what} took longer than {self.timeout:g} s"
+                message = f"rank {self.mailbox.here}: {what} took longer than {self.timeout:g} s"
                 raise AgreementTimeout(self._joined(message, what))
 
     def _result(self, outcome: Future[T], what: str) -> T:
@@ -159,14 +159,14 @@ class Coordinator:
             return outcome.result()
         except (RuntimeError, TransportError) as error:  # of gloo
             self.raise_reason(error)
-            message = f"rank {self.board.here}: {what} failed: {error}"
+            message = f"rank {self.mailbox.here}: {what} failed: {error}"
             raise HipressError(self._joined(message, what)) from error
 
     def raise_reason(self, error: Exception) -> None:
         """Raise RankLost, or another rank's stop, if `error` follows from that."""
         reason = self.reason()
         if reason is not None:
-            self.board.stop(self.round, reason)
+            self.mailbox.stop(self.round, reason)
         self._raise(reason, error)
 
     def named(self, error: Exception, what: str) -> Exception:
@@ -191,15 +191,15 @@ class Coordinator:
         reason = self.reason(since)
         if reason is None:
             return self._silence(what, since)
-        self.board.stop(self.round, reason)
+        self.mailbox.stop(self.round, reason)
         return reason.told(f" during {what}")
 
     def gone(self) -> Stop | None:
         """The reason why another rank takes no part any more, as known now: its stop, or the end of
         its process. Asks no store and does not wait."""
-        ended = self.board.ended()  # first: notes of ended ranks have been heard then
-        stop = self.board.heard(self.round, ())[1]
-        return stop or (self.board.lost(ended) if ended else None)
+        ended = self.mailbox.ended()  # first: notes of ended ranks have been heard then
+        stop = self.mailbox.heard(self.round, ())[1]
+        return stop or (self.mailbox.lost(ended) if ended else None)
 
     def reason(self, since: float | None = None) -> Stop | None:
         """Cause of a broken connection to another rank, or None DONE_SECONDS after it was found
@@ -207,7 +207,7 @@ class Coordinator:
         now = time.monotonic()
         deadline = max(now + LOOK_SECONDS, (now if since is None else since) + DONE_SECONDS)
         for pause in backoff():
-            reason = self.gone() or self.board.known(self.round, (), deadline)[1]
+            reason = self.gone() or self.mailbox.known(self.round, (), deadline)[1]
             if reason is not None or time.monotonic() > deadline:
                 break
             time.sleep(pause)
@@ -218,7 +218,7 @@ class Coordinator:
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
         """StoreMailbox.look."""
         with self._store_errors_told():
-            return self.board.look(round_, ranks, deadline, some=some)
+            return self.mailbox.look(round_, ranks, deadline, some=some)
 
     @contextmanager
     def _store_errors_told(self) -> Iterator[None]:
@@ -228,19 +228,19 @@ class Coordinator:
             yield
         except HipressError as error:
             self.raise_reason(error)
-            self.board.stop(self.round, Stop.of(error, self.board.here))
+            self.mailbox.stop(self.round, Stop.of(error, self.mailbox.here))
             raise
 
     def tell(self, what: str) -> None:
         """Post that this rank no longer waits for `what`, for ranks that ask who is silent."""
-        self.board.tell(_over_key(what), {})
+        self.mailbox.tell(_over_key(what), {})
 
     def wait_for_all(self, what: str) -> None:
         """Wait until no rank waits for `what` any more. Raises the errors of `run_watched`."""
-        deadline, others = time.monotonic() + self.timeout, self.board.others
+        deadline, others = time.monotonic() + self.timeout, self.mailbox.others
         self.tell(what)
         for pause in backoff():
-            ended, late = self.board.ended(), time.monotonic() > deadline
+            ended, late = self.mailbox.ended(), time.monotonic() > deadline
             stop = self._look(self.round, (), deadline)[1]  # first: arrived ranks may stop later
             key, some = _over_key(what), late or bool(ended)
             arrived, _ = self._look(key, others, deadline, some=some)
@@ -250,10 +250,10 @@ class Coordinator:
             self._raise(stop)
             lost = [rank for rank in missing if rank in ended]
             if lost:
-                self._stop(self.round, self.board.lost(lost))
+                self._stop(self.round, self.mailbox.lost(lost))
             if late:
                 names = ", ".join(str(self.ranks[rank]) for rank in missing)
-                message = f"rank {self.board.here}: no word from rank {names} during {what}"
+                message = f"rank {self.mailbox.here}: no word from rank {names} during {what}"
                 raise AgreementTimeout(message)
             time.sleep(pause)
 
@@ -264,9 +264,9 @@ class Coordinator:
         if since is None:
             since = time.monotonic()
             self.tell(what)
-        deadline, missing = since + self._skew, self.board.others
+        deadline, missing = since + self._skew, self.mailbox.others
         for pause in backoff():
-            arrived, _ = self.board.known(key, missing, deadline)
+            arrived, _ = self.mailbox.known(key, missing, deadline)
             missing = [rank for rank in missing if rank not in arrived]
             if not missing or time.monotonic() > deadline:
                 break
@@ -290,19 +290,19 @@ class Coordinator:
 
     def _raise(self, stop: Stop | None, cause: Exception | None = None) -> None:
         if stop is not None:
-            raise stop.error(self.board.here) from cause
+            raise stop.error(self.mailbox.here) from cause
 
     def _stop(self, round_: int, stop: Stop) -> NoReturn:
         """Post and raise the stop that this rank saw first."""
-        self.board.stop(round_, stop)
-        raise stop.error(self.board.here)
+        self.mailbox.stop(round_, stop)
+        raise stop.error(self.mailbox.here)
 
     def _collect(self, round_: int, deadline: float) -> list[dict[str, Any]]:
         """The facts of all ranks, by polling: see [Note: polling] in store.py."""
         everyone = range(len(self.ranks))
         for pause in backoff():
             # ended ranks first: all their posts can be seen then
-            ended, late = self.board.ended(), time.monotonic() > deadline
+            ended, late = self.mailbox.ended(), time.monotonic() > deadline
             some = late or bool(ended)
             posted, stop = self._look(round_, everyone, deadline, some=some)
             missing = [rank for rank in everyone if rank not in posted]
@@ -311,20 +311,20 @@ class Coordinator:
                 break
             lost = [rank for rank in missing if rank in ended]
             if lost:
-                self._stop(round_, self.board.lost(lost))
+                self._stop(round_, self.mailbox.lost(lost))
             if late:
                 error = AgreementTimeout(self._absent(missing))
-                self.board.stop(round_, Stop.of(error, self.board.here))
+                self.mailbox.stop(round_, Stop.of(error, self.mailbox.here))
                 raise error
             time.sleep(pause)
         return [posted[rank] for rank in everyone]
 
     def _absent(self, missing: Sequence[int]) -> str:
         names = ", ".join(str(self.ranks[rank]) for rank in missing)
-        came = all(map(self.board.came, missing))
+        came = all(map(self.mailbox.came, missing))
         hint = " It has come, and did not go on: it may be stopped, or cut off." if came else ""
         return (
-            f"rank {self.board.here} waited {self.timeout:g} s for rank {names} of "
+            f"rank {self.mailbox.here} waited {self.timeout:g} s for rank {names} of "
             f"{len(self.ranks)}.{hint} Every rank must call hipress.wrap, attach and "
             "load_state_dict, the same number of times and in the same order."
         )

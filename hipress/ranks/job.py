@@ -35,7 +35,7 @@ def watch() -> None:
         _JOBS[store] = job
         if compat.store_host(store) is None:  # nobody has a door, so nobody can be watched
             return
-        known = weakref.ref(job.board)
+        known = weakref.ref(job.mailbox)
         threading.Thread(target=_know, args=(known,), name="hipress-job", daemon=True).start()
 
 
@@ -46,7 +46,7 @@ def cause(since: float | None = None) -> str:
     reason = None if job is None else job.reason(since)
     if job is None or reason is None:
         return ""
-    job.board.stop(job.round, reason)
+    job.mailbox.stop(job.round, reason)
     return reason.told()
 
 
@@ -67,12 +67,12 @@ def _know(known: weakref.ref[StoreMailbox]) -> None:
     end = time.monotonic() + KNOWN_SECONDS
     with suppress(HipressError):
         for pause in backoff():
-            board = known()
-            if board is None or len(board.epoch.present) >= len(board.others):
+            mailbox = known()
+            if mailbox is None or len(mailbox.epoch.present) >= len(mailbox.others):
                 return
             if time.monotonic() > end:
                 return
-            board.look("present", (), end)
-            board.ended()
-            del board
+            mailbox.look("present", (), end)
+            mailbox.ended()
+            del mailbox
             time.sleep(pause)

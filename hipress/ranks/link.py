@@ -48,11 +48,11 @@ def connect(coordinator: Coordinator, purpose: str) -> dist.ProcessGroup:
     def make() -> dist.ProcessGroup:
         return compat.gloo_group(own_store(coordinator, purpose), rank, size, delay)
 
-    board = coordinator.board
-    again = f"{board.name}/{purpose}"
-    board.epoch.meetings[again] += 1  # gloo's keys of an earlier group are still in the store
-    if board.epoch.meetings[again] > 1:
-        purpose = f"{purpose} ({board.epoch.meetings[again]})"
+    mailbox = coordinator.mailbox
+    again = f"{mailbox.name}/{purpose}"
+    mailbox.epoch.meetings[again] += 1  # gloo's keys of an earlier group are still in the store
+    if mailbox.epoch.meetings[again] > 1:
+        purpose = f"{purpose} ({mailbox.epoch.meetings[again]})"
     what = f"connecting ranks {coordinator.ranks} for {purpose}"
     try:
         group = coordinator.run_watched(make, what)
@@ -83,9 +83,9 @@ def _interface_hint() -> str:
 
 def own_store(coordinator: Coordinator, purpose: str) -> compat.Store:
     """The job's store for keys of this purpose, on a connection of its own, as calls block it."""
-    own = compat.another_client(coordinator.board.store)
-    board = coordinator.board
-    return compat.PrefixStore(f"hipress/{board.epoch.name}/{board.name}/{purpose}", own)
+    own = compat.another_client(coordinator.mailbox.store)
+    mailbox = coordinator.mailbox
+    return compat.PrefixStore(f"hipress/{mailbox.epoch.name}/{mailbox.name}/{purpose}", own)
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta:

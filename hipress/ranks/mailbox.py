@@ -130,7 +130,7 @@ class StoreMailbox:
         return Stop("RankLost", f"rank {names} ended", ended=True)
 
     def of(self, some: Sequence[int]) -> StoreMailbox:
-        """The board of a subset of these ranks, which must include this one."""
+        """The mailbox of a subset of these ranks, which must include this one."""
         name = f"{self.name}/{','.join(map(str, some))}"
         ranks = tuple(self.ranks[rank] for rank in some)
         return StoreMailbox(self.epoch, some.index(self.rank), ranks, name)

@@ -157,7 +157,7 @@ def load_late(rank, world_size):
     train(ddp, rank, range(2))
     session = SESSIONS[ddp]
     store, session.coordinator = (
-        session.coordinator.board.store,
+        session.coordinator.mailbox.store,
         replace(session.coordinator, timeout=0.1),
     )
     logging.disable(logging.CRITICAL)

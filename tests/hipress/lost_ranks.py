@@ -89,7 +89,7 @@ def keeper_stopped(rank, world_size):
     own, kept = dist.distributed_c10d._get_default_store(), kept_by_rank_0(rank)
     ranks = coordinator.Coordinator.on(kept, rank, range(world_size), "all", HANG)
     ranks.require_equal({})
-    ranks.board.ended()  # connects to the others
+    ranks.mailbox.ended()  # connects to the others
     own.set(f"met/{rank}", str(os.getpid()))
     own.wait([f"met/{each}" for each in range(world_size)])
     if rank == 0:

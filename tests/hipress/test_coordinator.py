@@ -112,7 +112,7 @@ def test_a_stopped_host_before_the_meeting(host, client):
         with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
             coordinators.coordinator(None, HANG)  # at once
     wait([stores._UNANSWERED[client]], HANG)
-    name = coordinators.coordinator(None, HANG).board.name
+    name = coordinators.coordinator(None, HANG).mailbox.name
     assert name == "0,1,2 of group None/3"  # the others count each attempt, too
 
 
@@ -251,12 +251,12 @@ def test_notes_that_are_all_there_take_two_requests():
 def test_a_look_for_notes_that_are_not_all_there_takes_three_requests(monkeypatch):
     """It once took two for each rank."""
     inner = dist.HashStore()
-    board = Coordinator.on(inner, 0, range(256), "late", HANG).board
+    mailbox = Coordinator.on(inner, 0, range(256), "late", HANG).mailbox
     for rank in range(255):
-        inner.set(board._key(0, rank), f"[{rank}]")
+        inner.set(mailbox._key(0, rank), f"[{rank}]")
     store = Requests(inner)
-    monkeypatch.setattr(board.epoch, "store", store)
-    assert board.look(0, range(256), time.monotonic() + HANG, some=False) == ({}, None)
+    monkeypatch.setattr(mailbox.epoch, "store", store)
+    assert mailbox.look(0, range(256), time.monotonic() + HANG, some=False) == ({}, None)
     assert store.count == 3
-    found, _ = board.look(0, range(256), time.monotonic() + HANG)  # to name who is missing
+    found, _ = mailbox.look(0, range(256), time.monotonic() + HANG)  # to name who is missing
     assert {*range(256)} - {*found} == {255}

@@ -52,9 +52,9 @@ def test_an_epoch_has_its_own_notes(tmp_path):
     ranks[0].fail(ValueError("old"))
     with pytest.raises(ConfigMismatch, match="rank 0 failed: ValueError: old"):
         ranks[1].require_equal({})
-    first = ranks[0].board.epoch.number
+    first = ranks[0].mailbox.epoch.number
     ranks = [Coordinator.on(again, rank, (0, 1), "all", 0.1) for rank in (0, 1)]
-    assert ranks[0].board.epoch.number == ranks[1].board.epoch.number != first
+    assert ranks[0].mailbox.epoch.number == ranks[1].mailbox.epoch.number != first
     assert ranks[1].reason() is None
     ranks[0].tell("a step")
     assert ranks[1].silent("a step", time.monotonic()) == []
