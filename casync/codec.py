@@ -74,6 +74,8 @@ class StateField:
     dtype: str = "float32"  # of its array: float32, float16, or uint16 with bits of bfloat16
     per: Literal["element", "tensor"] = "element"  # of a tensor, or one value a tensor
     fate: Fate = "owed"
+    #: for another fate: gradient that was not sent yet, of which a unit of the state is
+    gradient: float = 0.0
 
 
 class EncodeOptions(TypedDict, total=False):

@@ -242,8 +242,8 @@ def load_state_dict(
     """
     from hipress.engine.residuals import Residuals
     from hipress.state import checkpoint
+    from hipress.state import portable as portables
     from hipress.state.checkpoint_format import check_format
-    from hipress.state.portable import load_measured, own_shares, portable_params
 
     if isinstance(ddp, Outer):
         return outer_state.restore(ddp, state)
@@ -268,8 +268,9 @@ def load_state_dict(
         buckets = None if engine is None else _buckets_for(engine, state)
         residuals = buckets.residuals if buckets else Residuals(session.params, session.plan)
         if portable:
-            fitting = portable_params(residuals, state, strict=strict)
-            state = own_shares(residuals, state, fitting)
+            fitting = portables.portable_params(residuals, state, strict=strict)
+            state = portables.without_sums(state, {param.name for param in fitting})
+            state = portables.own_shares(residuals, state, fitting)
         else:
             fitting = checkpoint.validate(
                 residuals, state, session.rank, session.world_size, strict
@@ -290,7 +291,7 @@ def load_state_dict(
         session.loaded_step, owed = state["step"], checkpoint.owed_of(residuals, state)
         measured = state.get("measured", "")
         if portable:  # of any policy, or none
-            load_measured(None if engine is None else engine.tuner, measured)
+            portables.load_measured(None if engine is None else engine.tuner, measured)
             measured = ""
         if engine is not None and buckets is not None:
             engine.resume(session.loaded_step, buckets, owed, measured)

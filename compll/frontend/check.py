@@ -106,6 +106,7 @@ class _Checker(Expressions):
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.recoded)))
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = check_fields.updates(self, states, env)
+        states = check_fields.owed(self, states)
         check_arrays.combinations(spec, self.problems)
         self.merge_fits(fields, decode)
         if not fields and not self.problems.found:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from compll.errors import Problems, RuleError, Span, closest, nearest
 from compll.frontend import check_arrays
@@ -121,6 +122,24 @@ def updates(c: Expressions, states: tuple[Field, ...], env: Mapping[str, Expr]) 
         for b, e in pairs
         if e is not ERROR and b.name in known
     }
+
+
+def owed(c: Expressions, states: tuple[Field, ...]) -> tuple[Field, ...]:
+    """The states, with the gradient that they hold back by `owed:`."""
+    known = {s.name for s in states if s.shape == "n"}
+    factors = dict.fromkeys(known, 0.0)
+    for b in c.spec.owed:
+        if b.name not in known and not c.excused(b.name):
+            hint = nearest(b.name, known) or "like `state: {sum: float32[n]}`"
+            message = f"{b.name!r} in `owed:` is no state with a value per element"
+            c.problems.add(b.span, message, hint)
+        value = c.constant(b.value)
+        if isinstance(value, str) or (value is not None and not math.isfinite(value)):
+            message = f"a unit of a state is a finite number of gradients, not {value}"
+            c.problems.add(b.value.span, message, "like `owed: {sum: 1}`")
+        elif value is not None:
+            factors[b.name] = float(value)
+    return tuple(replace(s, gradient=factors.get(s.name, 0.0)) for s in states)
 
 
 def _fitted(c: Expressions, syntax: Syntax, state: Field, value: Expr) -> Expr:

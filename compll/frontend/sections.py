@@ -36,6 +36,7 @@ _ROWS = (
     SectionRow("payload", "declarations", "`name: type`: the names that travel, and their types; required", required=True),
     SectionRow("decode", "expression or bindings", "an expression, or `name: expression` with the result last; sees payload fields, parameters, and what encode computes from parameters and `n` alone; required", required=True),
     SectionRow("update", "bindings", "`state: expression`: the states' new values"),
+    SectionRow("owed", "bindings", "`state: factor`, which may follow from parameters: a unit of the state is so much gradient that was not sent yet, to be delivered if another compressor takes over"),
     SectionRow("feedback", "feedback", "`error`: the compiler derives and fuses `residual = g - decode(encode(g))`, and adds the residual to the next `g`; `own`: the same in a spec with rounds, where `error` means what all ranks' payloads decode to; `own if residual else none`: parameters choose; `{decay: 0.95}`, `{decay: 0.95, of: own}`: the residual is multiplied by that before it is added; `difference`: encode sees the gradient's difference from a reference that takes up what it decodes to, and receivers add the mean of all references (EF21); `{difference: 0.5}`: the reference takes up that share (DIANA)", choices=("none", "error", "own", "difference")),
     SectionRow("merge", "choice", "`sum`: payloads of one float field add without decoding, so that a native all-reduce sums them; `vote`: an aggregator adds up decoded values and encodes the sum again, without states or averaging", choices=("decode", "sum", "vote")),
     SectionRow("rounds", "bindings", "`field: mean` (or `max`), for every payload field: the ranks combine the fields in this order, one after the other; see Aggregating in rounds"),
@@ -53,7 +54,7 @@ MEANT = {
 #: an example entry of each section that is a mapping
 EXAMPLES = {
     "params": "ratio: 0.01", "state": "m: float32[n]", "encode": "q: abs(g)", "payload": "q: uint8[n]",
-    "rounds": "p: mean", "update": "m: 0.9 * m + g",
+    "rounds": "p: mean", "update": "m: 0.9 * m + g", "owed": "sum: 1",
 }  # fmt: skip
 
 FEEDBACK_KEYS = {

@@ -144,6 +144,7 @@ class Spec:
     payload: tuple[Declared, ...]
     decode: tuple[Binding, ...]
     update: tuple[Binding, ...]
+    owed: tuple[Binding, ...]
     feedback: Chosen
     merge: str
     unbiased: Chosen

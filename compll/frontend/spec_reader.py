@@ -89,6 +89,7 @@ class _Reader:
             payload=self.each("payload", self.declaration),
             decode=self.decode(),
             update=self.each("update", self.binding),
+            owed=self.each("owed", self.binding),
             feedback=self.feedback(),
             merge=self.choice("merge"),
             unbiased=self.chosen("unbiased"),

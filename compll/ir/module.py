@@ -39,6 +39,8 @@ class Field:
     dims: tuple[Expr, ...] = ()
     #: the largest code, if bytes must hold sums of codes; 0: the largest that the bits hold
     most: int = 0
+    #: gradient that was not sent yet, of which a unit of this state is; 0 for a residual, too
+    gradient: float = 0.0
 
     @property
     def layout(self) -> Storage:

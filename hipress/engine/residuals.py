@@ -15,7 +15,8 @@ Spans. With scope "bucket" it holds all, since owners change with the buckets, a
 average of the ranks' gradients lacks 1/N of a worker's residual, but all of an owner's, which has
 been divided by N already; so has a worker's where ranks encode shares of the mean. As a gradient of
 one rank an owner's residual therefore counts N times. This is independent of codec, strategy and
-buckets, and is what moves when they change: see Engine.
+buckets, and is what moves when they change: see Engine. A spec's own sums hold gradient back, too
+(`owed:`): it moves with the states while the codec stays, and as a gradient to another.
 
 [Note: unused parameters] With find_unused_parameters DDP drops the average of a parameter that no
 rank used in a step, and with it the sent part of its residuals. So residuals wait while the input
@@ -181,9 +182,9 @@ class Residuals:
             }
         return whole
 
-    def undelivered(self, index: int) -> torch.Tensor | None:
+    def undelivered(self, index: int, *, sums: bool = True) -> torch.Tensor | None:
         """The gradient of a parameter that this rank has not delivered yet; None if its codec
-        holds nothing back.
+        holds nothing back. sums: with what states of a codec's own hold back (`owed:` of a spec).
 
         Added to this rank's gradient it adds to the average what the codecs' states would have
         added: see [Note: undelivered gradient]. Flat float32 [numel] in bucket order, in the memory
@@ -194,7 +195,7 @@ class Residuals:
         key, strategy = self.places[index].arena.codec, self.plan.decisions[index].strategy
         ranks = self.plan.topology.world_size
         weights = {
-            side: gradient_weights(self.codec_at(key, side), side, strategy, ranks)
+            side: gradient_weights(self.codec_at(key, side), side, strategy, ranks, sums=sums)
             for side in self._sides(key)
         }
         if not any(weights.values()):
@@ -254,11 +255,15 @@ class Residuals:
         return (WORKER, AGGREGATOR) if again else (WORKER,)
 
 
-def gradient_weights(codec: Codec, side: str, strategy: str, ranks: int) -> dict[str, float]:
+def gradient_weights(
+    codec: Codec, side: str, strategy: str, ranks: int, *, sums: bool = True
+) -> dict[str, float]:
     """Factors by which the states of a side's codec count as gradient of one rank, by name: see
-    [Note: undelivered gradient]."""
+    [Note: undelivered gradient]. sums: of states of the codec's own, too."""
     shared = side == AGGREGATOR or strategies.encodes_shares(strategy, codec)
-    return dict.fromkeys(owed_names(codec), float(ranks if shared else 1))
+    units = {state.name: state.gradient for state in codec.states if sums and state.gradient}
+    units |= dict.fromkeys(owed_names(codec), 1.0)
+    return {name: unit * (ranks if shared else 1) for name, unit in units.items()}
 
 
 def undelivered(

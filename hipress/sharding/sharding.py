@@ -31,6 +31,7 @@ from hipress.sharding.states import Row
 from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way
 from hipress.state.checkpoint_compat import check_owed
 from hipress.state.checkpoint_format import check_format, portable_state
+from hipress.state.portable import without_sums
 
 __all__ = ["SHARDINGS", "Sharding", "sharding_of"]
 
@@ -155,6 +156,7 @@ class Sharding:
         with self.coordinator.failures_told():
             if portable:
                 check_format(state)
+                state = without_sums(state)
             else:
                 self._check_own(state)
             good, wrong = check_owed(params, state)

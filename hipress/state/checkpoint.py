@@ -57,6 +57,7 @@ def export(
         "strategies": {name: residuals.state_scheme(p.index) for name, (p, _) in stateful.items()},
         "state": {name: _export_one(residuals, param) for name, (param, _) in stateful.items()},
         "owed": {params[i].name: tensor_of(values, params[i]) for i, values in owed.items()},
+        "sums": {},
         "measured": measured,
         "portable": False,
     }

@@ -13,11 +13,12 @@ from hipress.errors import StateError, shown
 FORMAT = 7
 KEYS = {
     *("format", "step", "rank", "world_size", "plan", "measured", "portable"),
-    *("codecs", "compressors", "strategies", "state", "owed"),
+    *("codecs", "compressors", "strategies", "state", "owed", "sums"),
 }
+KEYS_OF_MAPPINGS = {"plan", "codecs", "compressors", "strategies", "state", "owed", "sums"}
 #: older formats that can be read, and their keys: 6 had neither measurements nor owed gradients,
 #: and with `ring` and `gtopk` all states were workers'
-OLDER = {6: KEYS - {"measured", "owed", "portable"}}
+OLDER = {6: KEYS - {"measured", "owed", "portable", "sums"}}
 SIDES = (WORKER, AGGREGATOR)
 
 
@@ -55,7 +56,7 @@ def _check_types(saved: Mapping[str, Any]) -> None:
     for key in ("rank", "world_size"):
         if type(saved[key]) is not int:
             raise StateError(f"damaged state: {key} {shown(saved[key])} is no whole number")
-    for key in {"plan", "codecs", "compressors", "strategies", "state", "owed"} & set(saved):
+    for key in KEYS_OF_MAPPINGS & set(saved):
         if not isinstance(saved[key], Mapping):
             raise StateError(f"damaged state: {key} is a {type(saved[key]).__name__}, not a dict")
     named = (saved["plan"], saved["state"], saved.get("owed", {}))
@@ -72,9 +73,15 @@ def _check_types(saved: Mapping[str, Any]) -> None:
         raise StateError("damaged state: measured: expected a text")
     if not all(isinstance(each, torch.Tensor) for each in saved.get("owed", {}).values()):
         raise StateError("damaged state: owed: expected tensors by name")
+    if not all(map(_are_factors, saved.get("sums", {}).values())):
+        raise StateError("damaged state: sums: expected factors by name of a state")
     for name, sides in saved["state"].items():
         if not _tensors_by_side(sides):
             raise StateError(f"damaged state: {name}: expected tensors by side and name")
+
+
+def _are_factors(each: object) -> bool:
+    return isinstance(each, Mapping) and all(isinstance(value, float) for value in each.values())
 
 
 def _is_way(way: object) -> bool:

@@ -5,14 +5,15 @@ many ranks. A portable one holds the mean over the ranks of what each has not de
 gradient: each rank of the new training adds it to its next gradient, so the average gets exactly
 that, whatever their number, codec and strategy. Of the other states, those that are the same on all
 ranks are kept, and the others as their mean over the ranks (a momentum, say), for parameters that
-have the same codec again. Where ranks encode 1/N of their gradients, so are such states of 1/N of a
+have the same codec again; with another, what they hold back by the spec's `owed:` is delivered as a
+gradient, too. Where ranks encode 1/N of their gradients, so are such states of 1/N of a
 gradient: they are saved as of a whole one, and loaded as of 1/N for the new N.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,32 +51,40 @@ def export_portable(
     owed: gradients of earlier plans, by parameter (see Engine); measured: of Measurements.
     sharded: leave out codecs' other states, whose plans may differ between shards.
     """
-    kept, undelivered = {}, {}
+    kept, sums, undelivered = {}, {}, {}
     for param in residuals.params:
-        gradient = _undelivered(residuals, param, owed)
+        gradient = _undelivered(residuals, param, owed, sums=sharded)
         if gradient is not None and (average := mean(gradient)).any():
             undelivered[param.name] = tensor_of(average, param)
         states = {} if sharded else _others(residuals, param, mean)
         if states:
             kept[param.name] = {WORKER: states}
+            sums[param.name] = _factors(residuals, param)
     if sharded:
         return portable_state(step, measured=measured, owed=undelivered)
     whole = export(Residuals(residuals.params, residuals.plan), step, 0, 0, measured=measured)
-    return whole | {"portable": True, "state": kept, "owed": undelivered}
+    held = {name: factors for name, factors in sums.items() if factors}
+    return whole | {"portable": True, "state": kept, "sums": held, "owed": undelivered}
 
 
 def _undelivered(
-    residuals: Residuals, param: Param, owed: Mapping[int, torch.Tensor]
+    residuals: Residuals, param: Param, owed: Mapping[int, torch.Tensor], *, sums: bool
 ) -> torch.Tensor | None:
     """A parameter's gradient that this rank has not delivered: flat float32 on the host; None for
     parameters that are never compressed."""
     if not param.compressible:
         return None
     gradient = torch.zeros(param.numel)
-    for part in (residuals.undelivered(param.index), owed.get(param.index)):
+    for part in (residuals.undelivered(param.index, sums=sums), owed.get(param.index)):
         if part is not None:
             gradient += part.cpu()
     return gradient
+
+
+def _factors(residuals: Residuals, param: Param) -> dict[str, float]:
+    """The gradient of which a unit of each other state is, by name."""
+    codec = residuals.plan.codecs[str(residuals.codec_of(param.index))]
+    return {state.name: state.gradient for state in codec.states if state.gradient}
 
 
 def _others(residuals: Residuals, param: Param, mean: Mean) -> dict[str, torch.Tensor]:
@@ -102,6 +111,19 @@ def _shares(residuals: Residuals, param: Param, state: StateField) -> int:
     return residuals.plan.topology.world_size if share and state.fate == "mean" else 1
 
 
+def without_sums(saved: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, Any]:
+    """A portable state in which the sums of all but these parameters' codecs are owed as gradients.
+    Raises StateError for a damaged one."""
+    owed = dict(saved["owed"])
+    for name in saved["sums"].keys() - set(kept):
+        for field, factor in saved["sums"][name].items():
+            values = saved["state"].get(name, {}).get(WORKER, {}).get(field)
+            if values is None or (name in owed and values.shape != owed[name].shape):
+                raise StateError(f"damaged state: {name}: {field} is missing, or of another shape")
+            owed[name] = owed.get(name, 0) + values.float() * factor
+    return {**saved, "owed": owed}
+
+
 def own_shares(
     residuals: Residuals, saved: Mapping[str, Any], params: Sequence[Param]
 ) -> dict[str, Any]:
@@ -124,7 +146,7 @@ def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: b
     """Parameters whose states other than undelivered gradients can go on. Raises StateError for
     undelivered gradients that do not fit; if `strict` is false, these are left out with a warning.
     """
-    _, wrong = check_owed(residuals.params, saved)
+    _, wrong = check_owed(residuals.params, without_sums(saved))
     good, others = [], []
     for param in residuals.params:
         key, states = residuals.codec_of(param.index), saved["state"].get(param.name)
@@ -142,8 +164,8 @@ def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: b
         log.warning("load_state_dict: %s; left out", message)
     if others:
         log.info(
-            "load_state_dict: %s: another codec, or none; momentum and other states of the saved "
-            "one start anew", shortened(others),
+            "load_state_dict: %s: another codec, or none; gradient that the saved one held back is "
+            "delivered, its other states start anew", shortened(others),
         )  # fmt: skip
     return good
 

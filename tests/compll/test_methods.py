@@ -52,6 +52,31 @@ def gradient(n, seed=0):
     return (np.random.default_rng(seed).laplace(size=n) * 0.01).astype(np.float32)
 
 
+@pytest.mark.parametrize(
+    "name, params",
+    [
+        ("adacomp", {}),
+        ("efsignsgd", {"lr": 0.1}),
+        ("dgc", {"ratio": 0.1, "momentum": 0.0}),
+        ("dgc", {"ratio": 0.02, "momentum": 0.9}),
+        ("dgc", {"ratio": 0.02, "momentum": 0.9, "nesterov": True}),
+    ],
+)
+def test_gradient_that_is_owed_and_sent_adds_up(name, params):
+    """The factors are those of `owed:`. dgc forgets the momentum of elements that it sends."""
+    codec, n = compll.compile(name, "reference", **params), 3000
+    state, sent, exact = codec.init_state(n), np.zeros(n), np.zeros(n)
+    for step in range(6):
+        x = gradient(n, step)
+        sent += codec.decode(codec.encode(x, state=state, step=step), n)
+        exact += x
+    owed = sum(each.gradient * state[each.name] for each in codec.states)
+    assert np.any(owed)
+    chosen = sent == 0 if params.get("momentum") else np.full(n, fill_value=True)
+    assert chosen.sum() > n / 2
+    assert np.allclose((sent + owed)[chosen], exact[chosen], atol=1e-5)
+
+
 def mean_decoded(codec, x, draws):
     total = np.zeros(len(x))
     for step in range(draws):

@@ -141,6 +141,7 @@ def test_the_example_is_right(tmp_path):
         ("feedback: error", "feedback:", 11, 10, "one of none, error, own, difference, not ''", ""),
         ("feedback: error", "feedback: [error]", 11, 11, "'feedback' is a text", ""),
         ("feedback: error", "update: {scale: 1}", 11, 10, "'scale' is no state", "state:"),
+        ("feedback: error", "owed: {scale: 1}", 11, 8, "'scale' in `owed:` is no state", "state:"),
         (
             "feedback: error",
             "state: {m: float32}\nupdate: {mm: 1}",

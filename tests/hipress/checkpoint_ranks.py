@@ -48,7 +48,8 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     fresh.load_state_dict(weights)
     again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
     template = keys_of(hipress.state_dict(again)) == keys_of(state)
-    older = {k: v for k, v in state.items() if k not in ("owed", "measured", "portable")}
+    newer = ("owed", "measured", "portable", "sums")
+    older = {k: v for k, v in state.items() if k not in newer}
     hipress.load_state_dict(again, older | {"format": 6})
     hipress.load_state_dict(again, state)
     reloaded = hipress.state_dict(again)
@@ -272,10 +273,11 @@ PORTABLE = {
     "topk": {"compressor": "topk", "ratio": 0.1},
     "ring": {"compressor": "onebit_group", "strategy": "ring"},
     "onebit": {"compressor": "onebit_group", "strategy": "ps"},
-    "dgc": {"compressor": "dgc", "ratio": 0.1},
+    "dgc": {"compressor": "dgc", "ratio": 0.1, "momentum": 0.0},  # with it no sum stays the same
     "ef21": {"compressor": "ef21", "ratio": 0.1},
     "diana": {"compressor": "diana"},
     "powersgd": {"compressor": "powersgd"},
+    "sparseloco": {"compressor": "sparseloco", "decay": 1.0},  # forgets nothing
     "none": {"compressor": "none"},
 }
 
@@ -360,16 +362,16 @@ FEEDBACK = ("topk", "ring", "onebit", "powersgd", "none")
 def app_of(way, name, **options):
     """A model of `Lines`, what synchronizes it, and the entries of a checkpoint."""
     model = Lines()
-    made = WAYS[way](model, min_size=0, **PORTABLE[name])
+    made = WAYS[way](model, min_size=0, **PORTABLE.get(name, {"compressor": name}))
     state = hipress.Stateful(made, **options)
     return model, made, {"weights": model.state_dict(), "hipress": state}
 
 
-def saves_everywhere(rank, world_size, path):
+def saves_everywhere(rank, world_size, path, ways=(*WAYS,), names=FEEDBACK):
     """Save by each way and codec. The undelivered gradient after three steps, by these."""
     found = {}
-    for way in WAYS:
-        for name in FEEDBACK:
+    for way in ways:
+        for name in names:
             model, made, app = app_of(way, name)
             trained_on(made, model.weight, rank, world_size, range(3))
             dcp.save(app, checkpoint_id=f"{path}/{world_size}-{way}-{name}")
@@ -381,13 +383,13 @@ def saves_everywhere(rank, world_size, path):
     return found
 
 
-def loads_everywhere(rank, world_size, path, saved):
+def loads_everywhere(rank, world_size, path, saved, names=FEEDBACK):
     """Load each checkpoint into another way and codec than saved it. By checkpoint: how far the
     undelivered gradient is off by either file, and the sum of averages after two steps more."""
     found = {}
     for number, ((ranks, way, name), owed) in enumerate(saved.items()):
         case = f"{path}/{ranks}-{way}-{name}"
-        now = [*WAYS][number % 2], FEEDBACK[(number // 2 + ranks) % len(FEEDBACK)]
+        now = [*WAYS][number % 2], names[(number // 2 + ranks) % len(names)]
         model, made, app = app_of(*now)
         hipress.load_state_dict(made, torch.load(f"{case}.pt", weights_only=True))
         by_file = owed_to(made, world_size) - owed
@@ -489,12 +491,14 @@ def killed_while_saving(rank, world_size, path):
     return raised_by(dcp.save, app, storage_writer=writer).kind
 
 
-def measured_elsewhere(rank, world_size):
-    """The candidate of GraVAC, of a state loaded under it, under Accordion, and under none."""
+def measured_elsewhere(rank, world_size, state=None):
+    """GraVAC's measurements before and after a load; under Accordion, and under none, these go on
+    without. The portable state, by default of these ranks."""
     gravac = {"policy": hipress.GraVAC("topk", ratios=(0.5, 0.1), window=1, every=1)}
-    made = hipress.wrap(make(), **gravac)
-    train(made, rank, range(4))
-    state = hipress.state_dict(made, portable=True)
+    if state is None:
+        made = hipress.wrap(make(), **gravac)
+        train(made, rank, range(4))
+        state = hipress.state_dict(made, portable=True)
     again, found = hipress.wrap(make(), **gravac), [state["measured"]]
     hipress.load_state_dict(again, state)
     found.append(SESSIONS[again].engine.tuner.state())
@@ -502,7 +506,7 @@ def measured_elsewhere(rank, world_size):
     for other in (hipress.wrap(make(), policy=accordion), hipress.wrap(make(), "topk")):
         hipress.load_state_dict(other, state)
         train(other, rank, range(1))
-    return found
+    return *found, state
 
 
 class Deadly:
