@@ -15,43 +15,22 @@ import numpy as np
 
 from compll.ir.expr import Expr, walk
 from compll.numerics import elementary
+from compll.numerics.bits import MEANINGS
 
 Number = int | float | bool | str
 #: the largest magnitude of an integer that is known before any data
 EXACT = 1 << 53
 
 
-def _in_numpy(function: Callable[..., Any]) -> Callable[..., float]:
-    """The function of float64 numbers, without warnings."""
+def _in_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of 64-bit numbers, as one of Python's."""
 
-    def call(*args: float) -> float:
+    def call(*args: float) -> Any:
+        given = (np.int64(a) if isinstance(a, int) else np.float64(a) for a in args)
         with np.errstate(all="ignore"):
-            return float(function(*map(np.float64, args)))
+            return function(*given).item()
 
     return call
-
-
-def _of_kind(wholes: Callable[[int, int], int], floats: Callable[..., Any]) -> Callable[..., Any]:
-    """A quotient or remainder: of integers, 0 if the divisor is 0; of floats, by IEEE rules."""
-    of_floats = _in_numpy(floats)
-
-    def call(a: Any, b: Any) -> Any:
-        if isinstance(a, int) and isinstance(b, int):
-            return wholes(a, b) if b else 0
-        return of_floats(a, b)
-
-    return call
-
-
-def _exponent(a: float) -> int:
-    with np.errstate(over="ignore"):
-        (bits,) = np.array([a]).astype(np.float32).view(np.uint32)
-    return (int(bits) >> 23 & 255) - 127
-
-
-def _exp2(a: int) -> float:
-    exact = max(-127, min(a, 128))
-    return {-127: 0.0, 128: math.inf}.get(exact, math.ldexp(1.0, exact))
 
 
 def _whole(a: Any) -> int:
@@ -60,25 +39,24 @@ def _whole(a: Any) -> int:
 
 
 _MEANING: dict[str, Callable[..., Any]] = {
+    **{
+        name: _in_numpy(meaning.of)
+        for name, meaning in MEANINGS.items()
+        if {"f64", "i64"}.intersection(meaning.kinds)
+    },
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
-    "div": _in_numpy(np.divide), "pow": _in_numpy(elementary.NUMPY.power),
-    "floordiv": _of_kind(operator.floordiv, lambda a, b: np.floor(a / b)),
+    "div": _in_numpy(np.divide), "sqrt": _in_numpy(np.sqrt),
+    "floor": _in_numpy(np.floor), "ceil": _in_numpy(np.ceil), "round": _in_numpy(np.rint),
     "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
     "shl": lambda a, b: a << min(b, 64) if b >= 0 else 0,
     "shr": lambda a, b: a >> b if b >= 0 else -(a < 0),
-    "abs": abs,
+    "abs": abs, "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
     "trunc": lambda a: a if math.isfinite(a) else 0,
-    "floor": _in_numpy(np.floor), "ceil": _in_numpy(np.ceil), "round": _in_numpy(np.rint),
-    "exponent": _exponent, "exp2": _exp2, "sqrt": _in_numpy(np.sqrt),
-    "exp": _in_numpy(elementary.NUMPY.exp), "log": _in_numpy(elementary.NUMPY.log),
-    "log2": _in_numpy(elementary.NUMPY.log2),
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "eq": operator.eq, "ne": operator.ne, "and": lambda a, b: bool(a) and bool(b),
     "or": lambda a, b: bool(a) or bool(b), "not": operator.not_,
-    "min": lambda a, b: a if a < b else b, "max": lambda a, b: a if a > b else b,
     "choose": lambda c, a, b: a if c else b, "where": lambda c, a, b: a if c else b,
     "probit": elementary.probit,
-    "isfinite": math.isfinite,
     "float": float, "int": lambda a: a, "lift": lambda a: a,
 }  # fmt: skip
 
@@ -98,7 +76,9 @@ def apply(e: Expr, args: Sequence[Number], env: Mapping[str, Number]) -> Number:
         value = e.value if e.op == "const" else env[str(e.value)]
     else:
         value = _MEANING[e.op](*args)
-    return _whole(value) if e.type.dtype == "int" else value
+    if e.type.dtype == "int":
+        return _whole(value)
+    return float(value) if e.type.dtype == "float" else value
 
 
 def as_count(value: Number, n: int) -> int:

@@ -8,140 +8,122 @@ of float64 (for a power: relative 1e-16 times the exponent), so a float32 result
 the rounded true value. The polynomials are those of Taylor and of 2 artanh(s), s = (m - 1) / (m +
 1).
 
-`functions` builds them from a backend's primitives: where(c, a, b); split(x), the mantissa in [0.5,
-1) and the exponent, as numbers; power_of_two(k), for -1022 <= k <= 1023; nearest(x), rounded to
-even; floor(x); magnitude(x).
+Functions take and give float64, NumPy's or a printer's (see traced.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
+from compll.numerics.traced import bits, convert, floor, magnitude, nearest, where
 
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 #: LN2 in two parts; the first has 21 bits of zeros at its end, so that k times it is exact
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 INF, NAN = float("inf"), float("nan")
+#: float64: the smallest normal number, bits of the fraction, and the exponent's bias
+NORMAL, FRACTION, BIAS = 2.2250738585072014e-308, 52, 1023
 
 
-class Functions(NamedTuple):
-    """float64 in, float64 out."""
-
-    exp: Callable[..., Any]
-    log: Callable[..., Any]
-    log2: Callable[..., Any]
-    power: Callable[..., Any]
+def power_of_two(k: Any) -> Any:
+    """2 to the power of an integral k, for -1022 <= k <= 1023."""
+    return bits((convert(k, "i64") + BIAS) << FRACTION)
 
 
-def functions(
-    where: Any, split: Any, power_of_two: Any, nearest: Any, floor: Any, magnitude: Any
-) -> Functions:
-    """The functions, built from these primitives."""
-
-    def exp_small(r: Any) -> Any:
-        """e to the r, for |r| <= 0.35."""
-        p = r * (1 / 6227020800) + 1 / 479001600
-        p = p * r + 1 / 39916800
-        p = p * r + 1 / 3628800
-        p = p * r + 1 / 362880
-        p = p * r + 1 / 40320
-        p = p * r + 1 / 5040
-        p = p * r + 1 / 720
-        p = p * r + 1 / 120
-        p = p * r + 1 / 24
-        p = p * r + 1 / 6
-        p = p * r + 0.5
-        p = p * r + 1.0
-        return p * r + 1.0
-
-    def scaled(value: Any, k: Any) -> Any:
-        """value times 2 to the k, for |k| < 2000, rounded once."""
-        half = floor(k * 0.5)
-        return value * power_of_two(half) * power_of_two(k - half)
-
-    def log_parts(x: Any) -> Any:
-        """The logarithm of the mantissa, brought near to 1, and the exponent."""
-        m, e = split(x)
-        low = m < 0.7071067811865476
-        m, e = where(low, m + m, m), where(low, e - 1.0, e)
-        s = (m - 1.0) / (m + 1.0)
-        z = s * s
-        p = z * (1 / 21) + 1 / 19
-        p = p * z + 1 / 17
-        p = p * z + 1 / 15
-        p = p * z + 1 / 13
-        p = p * z + 1 / 11
-        p = p * z + 1 / 9
-        p = p * z + 1 / 7
-        p = p * z + 1 / 5
-        p = p * z + 1 / 3
-        return (s + s) + (s + s) * z * p, e
-
-    def at_the_ends(x: Any, value: Any) -> Any:
-        """A logarithm, also of zero, infinity, NaN and negative numbers."""
-        value = where(x == INF, INF, value)
-        return where(x > 0.0, value, where(x == 0.0, -INF, NAN))
-
-    def exp(x: Any) -> Any:
-        y = where(x > -760.0, x, -760.0)
-        y = where(y < 720.0, y, 720.0)
-        k = nearest(y * LOG2E)
-        r = (y - k * LN2_HIGH) - k * LN2_LOW
-        return where(x == x, scaled(exp_small(r), k), x)
-
-    def log(x: Any) -> Any:
-        m, e = log_parts(x)
-        return at_the_ends(x, e * LN2_HIGH + (m + e * LN2_LOW))
-
-    def log2(x: Any) -> Any:
-        m, e = log_parts(x)
-        return at_the_ends(x, e + m * LOG2E)
-
-    def power(a: Any, b: Any) -> Any:
-        size = magnitude(a)
-        t = b * log2(size)
-        y = where(t > -1100.0, t, -1100.0)
-        y = where(y < 1100.0, y, 1100.0)
-        k = nearest(y)
-        v = where(t == t, scaled(exp_small((y - k) * LN2), k), t)
-        v = where((size == 1.0) & (magnitude(b) == INF), 1.0, v)
-        half = b * 0.5
-        whole = floor(b) == b
-        odd = whole & (floor(half) != half)
-        v = where(a < 0.0, where(odd, -v, where(whole | (size == INF), v, NAN)), v)
-        return where((b == 0.0) | (a == 1.0), 1.0, v)
-
-    return Functions(exp, log, log2, power)
+def split(x: Any) -> tuple[Any, Any]:
+    """The mantissa in [0.5, 1) and the exponent of a positive, finite x."""
+    tiny = magnitude(x) < NORMAL
+    raw = bits(where(tiny, x * 2.0**54, x))
+    mantissa = bits(raw & ((1 << FRACTION) - 1) | ((BIAS - 1) << FRACTION))
+    exponent = ((raw >> FRACTION) & 2047) - (BIAS - 1)
+    return mantissa, convert(exponent, "f64") - where(tiny, 54.0, 0.0)
 
 
-def _split(x: Any) -> tuple[Any, Any]:
-    m, e = np.frexp(x)
-    return m, np.asarray(e, np.float64)
+def _exp_small(r: Any) -> Any:
+    """e to the r, for |r| <= 0.35."""
+    p = r * (1 / 6227020800) + 1 / 479001600
+    p = p * r + 1 / 39916800
+    p = p * r + 1 / 3628800
+    p = p * r + 1 / 362880
+    p = p * r + 1 / 40320
+    p = p * r + 1 / 5040
+    p = p * r + 1 / 720
+    p = p * r + 1 / 120
+    p = p * r + 1 / 24
+    p = p * r + 1 / 6
+    p = p * r + 0.5
+    p = p * r + 1.0
+    return p * r + 1.0
 
 
-NUMPY = functions(
-    np.where, _split, lambda k: np.ldexp(1.0, np.asarray(k, np.int32)), np.rint, np.floor, np.abs
-)
-#: functions of Python's numbers; no argument of exp or log makes these primitives raise
-PLAIN = functions(
-    lambda c, a, b: a if c else b, math.frexp, lambda k: math.ldexp(1.0, int(k)), round, math.floor,
-    abs,
-)  # fmt: skip
+def _scaled(value: Any, k: Any) -> Any:
+    """value times 2 to the k, for |k| < 2000, rounded once."""
+    half = floor(k * 0.5)
+    return value * power_of_two(half) * power_of_two(k - half)
 
 
-def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of NUMPY for float32 arguments, and for float64 numbers."""
+def _log_parts(x: Any) -> Any:
+    """The logarithm of the mantissa, brought near to 1, and the exponent."""
+    m, e = split(x)
+    low = m < 0.7071067811865476
+    m, e = where(low, m + m, m), where(low, e - 1.0, e)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    p = z * (1 / 21) + 1 / 19
+    p = p * z + 1 / 17
+    p = p * z + 1 / 15
+    p = p * z + 1 / 13
+    p = p * z + 1 / 11
+    p = p * z + 1 / 9
+    p = p * z + 1 / 7
+    p = p * z + 1 / 5
+    p = p * z + 1 / 3
+    return (s + s) + (s + s) * z * p, e
 
-    def call(*args: Any) -> Any:
-        wide = function(*(np.asarray(a, np.float64) for a in args))
-        narrow = all(np.asarray(a).dtype == np.float32 for a in args)
-        return wide.astype(np.float32) if narrow else wide[()]
 
-    return call
+def _at_the_ends(x: Any, value: Any) -> Any:
+    """A logarithm, also of zero, infinity, NaN and negative numbers."""
+    value = where(x == INF, INF, value)
+    return where(x > 0.0, value, where(x == 0.0, -INF, NAN))
+
+
+def exp(x: Any) -> Any:
+    """e to the x."""
+    y = where(x > -760.0, x, -760.0)
+    y = where(y < 720.0, y, 720.0)
+    k = nearest(y * LOG2E)
+    r = (y - k * LN2_HIGH) - k * LN2_LOW
+    return where(x == x, _scaled(_exp_small(r), k), x)
+
+
+def log(x: Any) -> Any:
+    """The natural logarithm."""
+    m, e = _log_parts(x)
+    return _at_the_ends(x, e * LN2_HIGH + (m + e * LN2_LOW))
+
+
+def log2(x: Any) -> Any:
+    """The logarithm to base 2."""
+    m, e = _log_parts(x)
+    return _at_the_ends(x, e + m * LOG2E)
+
+
+def power(a: Any, b: Any) -> Any:
+    """a to the power b."""
+    size = magnitude(a)
+    t = b * log2(size)
+    y = where(t > -1100.0, t, -1100.0)
+    y = where(y < 1100.0, y, 1100.0)
+    k = nearest(y)
+    v = where(t == t, _scaled(_exp_small((y - k) * LN2), k), t)
+    v = where((size == 1.0) & (magnitude(b) == INF), 1.0, v)
+    half = b * 0.5
+    whole = floor(b) == b
+    odd = whole & (floor(half) != half)
+    v = where(a < 0.0, where(odd, -v, where(whole | (size == INF), v, NAN)), v)
+    return where((b == 0.0) | (a == 1.0), 1.0, v)
 
 
 def probit(p: float) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.numerics import numbers
+from compll.numerics import bits, draws, numbers
 from compll.numerics.types import F32, F64, I32
 
 TINY = 1e-6
@@ -107,7 +107,7 @@ def top_columns(m: F32, k: int) -> I32:
 
     Of equal elements the first win.
     """
-    keys = numbers.order_key(np.ascontiguousarray(m).reshape(-1)).reshape(m.shape)
+    keys = bits.order_key(m)
     found = np.sort(np.argsort(-keys.astype(np.int64), axis=1, kind="stable")[:, :k], axis=1)
     out = np.full((m.shape[0], k), -1, np.int32)
     out[:, : found.shape[1]] = found
@@ -155,7 +155,7 @@ def place_columns(at: I32, x: F32, cols: int) -> F32:
 
 def random_matrix(step: int, tensor: int, rows: int, cols: int) -> F32:
     """Uniform in [-1, 1). Without a seed, so that it is the same on every rank."""
-    u = numbers.uniform(0, step, tensor, DRAW, 0, rows * cols)
+    u = draws.uniform(0, step, tensor, DRAW, 0, rows * cols)
     return (np.float32(2) * u - np.float32(1)).reshape(rows, cols)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that every backend must agree on, in NumPy: rounding, order of sums, random draws.
+"""Numbers that every backend must agree on, in NumPy: order of sums, positions, packed codes.
 
 [Note: order of sums] float addition is not associative, so the order is part of the language. A
 tile (TILE elements, or a group) is padded with zeros; lane l of LANES sums elements l, l + LANES,
@@ -12,14 +12,6 @@ below 2**(62 - b), b the bits of their number, so that no sum leaves 64 bits; th
 to nearest even and added up. The sums are float64, divided by that power, and float32. For a
 million elements, rounding loses less than 2**-42 of the largest from each. If one is not finite,
 all sums are NaN.
-
-[Note: random draws] uniform(seed, step, tensor, draw, element) hashes a counter: SplitMix64 makes
-two 32-bit keys from (seed, step, tensor, draw, high), where high is the upper half of the number of
-the tile's first element. Each element's low 32 bits, spread by a Weyl multiplication, are mixed
-with the keys by two rounds of xor-shift and multiply. The upper 23 bits of the result, divided by
-2**23, are the draw. (Without the Weyl step, neighbours at power-of-two distances are correlated: 64
-x 64 chi-square tests of 2**22 pairs fail by 10 to 300 standard deviations for lowbias32 on a plain
-counter, and pass with it.)
 """
 
 from __future__ import annotations
@@ -33,48 +25,6 @@ from numpy.typing import NDArray
 from compll.numerics.types import F32
 
 LANES = 128
-MASK = (1 << 64) - 1
-
-
-def splitmix(x: int) -> int:
-    """SplitMix64's output function (Steele et al. 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
-def stream(seed: int, step: int, tensor: int, draw: int, high: int) -> tuple[int, int]:
-    """The two 32-bit keys of a stream of draws."""
-    state = 0
-    for word in (seed, step, tensor, draw, high):
-        state = splitmix((state ^ word) & MASK)
-    return state >> 32, state & 0xFFFFFFFF
-
-
-def hashed(element: NDArray[np.uint32], k0: np.uint32, k1: np.uint32) -> NDArray[np.uint32]:
-    """32 hashed bits per element; the upper ones are well mixed."""
-    x = element * np.uint32(0x9E3779B9) + k0
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x7FEB352D)
-    x = x ^ (x >> np.uint32(13)) ^ k1
-    return x * np.uint32(0x846CA68B)
-
-
-def uniform(
-    seed: int, step: int, tensor: int, draw: int, start: int, count: int, tile: int = 1
-) -> F32:
-    """`count` draws in [0, 1) for the elements from `start` on."""
-    place = np.arange(count, dtype=np.uint64)
-    element = place + np.uint64(start)
-    first = place // np.uint64(tile) * np.uint64(tile) + np.uint64(start)
-    high = (first >> np.uint64(32)).astype(np.uint32)
-    out = np.empty(count, np.float32)
-    for value in np.unique(high):
-        k0, k1 = (np.uint32(k) for k in stream(seed, step, tensor, draw, int(value)))
-        chosen = high == value
-        x = hashed(element[chosen].astype(np.uint32), k0, k1)
-        out[chosen] = (x >> np.uint32(9)).astype(np.float32) * np.float32(2.0**-23)
-    return out
 
 
 def fold(lanes: NDArray[Any]) -> NDArray[Any]:
@@ -108,106 +58,6 @@ def total(values: F32, tile: int) -> float:
     parts = lane_sums(values, tile).astype(np.float64)
     size = -(-len(parts) // LANES) * LANES
     return float(lane_sums(parts, size)[0])
-
-
-#: key of every NaN, which processors make with either sign: the one above that of infinity
-NAN_KEY = 0x7F800001
-#: bits of the NaN with that key, which conversions leave as they are
-QUIET = 0x7FC00000
-
-
-def order_key(x: NDArray[np.float32]) -> NDArray[np.int32]:
-    """int32 keys that order as the floats do, NaN largest."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.int32)
-    key: NDArray[np.int32] = np.where(np.isnan(x), np.int32(NAN_KEY), _folded(bits))
-    return key
-
-
-def from_key(key: NDArray[np.int32]) -> F32:
-    """Inverse of order_key."""
-    bits = np.where(key == NAN_KEY, np.int32(QUIET), _folded(key))
-    return np.ascontiguousarray(bits, np.int32).view(np.float32)
-
-
-def _folded(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Bits of floats as integers of their order, and back."""
-    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
-
-
-#: magnitudes of E4M3, by their codes: the last, 127, is NaN
-FLOAT8 = np.array([*((max(c >> 3, 1) - 10, c & 7 | (c > 7) << 3) for c in range(127))], np.float32)
-FLOAT8 = np.append(np.ldexp(FLOAT8[:, 1], FLOAT8[:, 0].astype(np.int32)), np.float32(np.nan))
-
-
-def float8_codes(x: F32) -> NDArray[np.uint8]:
-    """E4M3 (OCP): nearest even, 448 where finite x is larger; NaN where x is not finite."""
-    size = np.minimum(np.abs(x), np.float32(448))
-    step = np.exp2(np.maximum(np.floor(np.log2(np.maximum(size, 2**-20))), -6) - 3)
-    code = np.searchsorted(FLOAT8[:127], (np.rint(size / step) * step).astype(np.float32))
-    found = np.where(np.isfinite(x), code, 127) + 128 * np.signbit(x)
-    return np.asarray(found, np.uint8)
-
-
-def from_float8(codes: NDArray[np.uint8]) -> F32:
-    """float32 of E4M3 codes."""
-    size = FLOAT8[codes & 127]
-    return np.asarray(np.where(codes & 128, -size, size), np.float32)
-
-
-def bfloat16_bits(x: F32) -> NDArray[np.uint16]:
-    """bfloat16 bits, rounded to nearest even; NaN stays NaN."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (np.where(np.isnan(x), bits | np.uint32(0x400000), rounded) >> np.uint32(16)).astype(
-        np.uint16
-    )
-
-
-def from_bfloat16(bits: NDArray[np.uint16]) -> F32:
-    """float32 values of bfloat16 bits."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def bfloat16_up(x: F32) -> F32:
-    """x rounded to bfloat16, away from zero."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    up = (bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
-    return np.where(np.isfinite(x), up.view(np.float32), x).astype(np.float32)
-
-
-def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> NDArray[np.int64]:
-    """A random position in each of `count` equal stretches of n elements."""
-    count = max(1, min(count, n))
-    j = np.arange(count, dtype=np.int64)
-    k0, _ = stream(seed, step, tensor, -1, 0)
-    low, high = j * n // count, (j + 1) * n // count
-    x = hashed(
-        (j.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.uint32), np.uint32(k0), np.uint32(0)
-    ) >> np.uint32(8)
-    found: NDArray[np.int64] = low + (x.astype(np.int64) % np.maximum(high - low, 1))
-    return found
-
-
-def float_bits(x: Any) -> NDArray[np.int32]:
-    """The bits of float32 values."""
-    return np.asarray(x, np.float32).view(np.int32)
-
-
-def from_float_bits(bits: Any) -> F32:
-    """The float32 values of bits: the lower 32 bits of integers."""
-    return np.asarray(bits).astype(np.int32).view(np.float32)
-
-
-def exponent(x: Any) -> NDArray[np.int32]:
-    """The exponent in the bits of float32 values: floor(log2(abs(x))) for a normal number."""
-    bits = np.asarray(x, np.float32).view(np.int32)
-    return (bits >> np.int32(23) & np.int32(255)) - np.int32(127)
-
-
-def exp2(i: Any) -> F32:
-    """2**i as float32, exactly: 0 below -126, infinity above 127."""
-    biased = np.clip(np.asarray(i, np.int64) + 127, 0, 255).astype(np.int32)
-    return (biased << np.int32(23)).view(np.float32)
 
 
 def sum_units(x: F32) -> tuple[float, float]:

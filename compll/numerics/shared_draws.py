@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.numerics import numbers
+from compll.numerics import draws
 from compll.numerics.types import F32
 
 #: numbers of draws in [Note: random draws]; samples are -1, random matrices -2
@@ -26,13 +26,9 @@ def positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArra
     """
     if count == 0:
         return np.zeros(0, np.int64)
-    k0, k1 = numbers.stream(0, step, tensor, DRAWN, offset)
-    first = numbers.splitmix(k0 << 32 | k1) * n >> 64
-    j = np.arange(count, dtype=np.uint64)
-    low = j * np.uint64(n) // np.uint64(count)
-    size = (j + np.uint64(1)) * np.uint64(n) // np.uint64(count) - low
-    bits = numbers.hashed(j.astype(np.uint32), np.uint32(k0), np.uint32(k1)).astype(np.uint64)
-    at = (low + (bits * size >> np.uint64(32))).astype(np.int64) + first
+    stream, place = draws.stream(0, step, tensor, DRAWN, offset), np.arange(count, dtype=np.int64)
+    with np.errstate(over="ignore"):
+        at = draws.on_circle(stream, draws.circle_start(stream, n), n, count, place)
     wrapped = int(np.searchsorted(at, n))
     found = np.concatenate([at[wrapped:] - n, at[:wrapped]])
     found.setflags(write=False)
@@ -41,4 +37,4 @@ def positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArra
 
 def uniform(step: int, tensor: int, draw: int, start: int, count: int, tile: int) -> F32:
     """`count` draws in [0, 1) for the elements of a tensor from `start` on."""
-    return numbers.uniform(0, step, tensor, ELEMENTS - draw, start, count, tile)
+    return draws.uniform(0, step, tensor, ELEMENTS - draw, start, count, tile)

@@ -1,69 +1,141 @@
-"""Numbers of programs that are being printed: a backend's instructions with Python's operators.
+"""Functions of numbers, for NumPy to compute and for printers to write as instructions.
 
-Printers use them to turn the Python code of exp, log and powers into instructions.
+A function written with Python's operators and the operations below takes NumPy's numbers or
+arrays, which it computes; or Numbers of a program that is being printed, each operation of which
+is an instruction. So the meaning of an operator is written once (bits.py, draws.py, elementary.py).
+
+Numbers have a kind: f32, f64, i32, i64 or bool. Both sides of an operation have the same kind, or
+one is a constant of Python. Integers wrap around.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from compll.numerics.elementary import Functions, functions
+import numpy as np
+
+DTYPES: dict[str, Any] = {
+    "f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "bool": np.bool_,
+}  # fmt: skip
+KINDS = {np.dtype(dtype): kind for kind, dtype in DTYPES.items()}
+#: the integer kind with the bits of a float kind, and the float kind of an integer kind's bits
+SAME_BITS = {"f32": "i32", "f64": "i64", "i32": "f32", "i64": "f64"}
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
-def _operator(op: str) -> Any:
-    return lambda a, b: a.made(op, a, b)
+class Machine(Protocol):
+    """A printer's instructions."""
 
+    def const(self, kind: str, number: float, like: Any) -> Any:
+        """A constant, in as many lanes as the value `like`."""
 
-def _turned(op: str) -> Any:
-    return lambda a, b: a.made(op, b, a)
+    def emit(self, op: str, kind: str, *args: Any) -> Any:
+        """The value, of this kind, of an instruction."""
 
 
 class Number:
-    """A float64 or a truth. emit(op, *args): the value of an instruction, from its name, Numbers
-    and constants."""
+    """A number of a program that is being printed."""
 
-    def __init__(self, emit: Callable[..., Any], value: Any) -> None:
-        self.emit, self.value = emit, value
+    def __init__(self, machine: Machine, value: Any, kind: str) -> None:
+        self.machine, self.value, self.kind = machine, value, kind
 
-    def made(self, op: str, *args: Any) -> Number:
-        """The result of an instruction."""
-        return Number(self.emit, self.emit(op, *args))
+    def made(self, op: str, kind: str, *args: Any) -> Number:
+        """The result of an instruction. Constants have the kind of another argument that is no
+        truth, else f64."""
+        numbers = [a for a in args if isinstance(a, Number)]
+        own = next((a.kind for a in numbers if a.kind != "bool"), "f64")
+        values = [
+            a.value if isinstance(a, Number) else self.machine.const(own, a, self.value)
+            for a in args
+        ]
+        kind = kind or own
+        return Number(self.machine, self.machine.emit(op, kind, *values), kind)
 
     def __neg__(self) -> Number:
-        return self.made("neg", self)
+        return self.made("neg", self.kind, self)
 
-    __add__, __sub__, __rsub__ = _operator("add"), _operator("sub"), _turned("sub")
-    __mul__, __truediv__, __rtruediv__ = _operator("mul"), _operator("div"), _turned("div")
-    __lt__, __le__, __gt__, __ge__ = map(_operator, ("lt", "le", "gt", "ge"))
-    __eq__, __ne__ = _operator("eq"), _operator("ne")
-    __and__, __or__ = _operator("and"), _operator("or")
-    __hash__ = None  # type: ignore[assignment]
+    def __invert__(self) -> Number:
+        return self.made("not", "bool", self)
 
 
-class Primitives(ABC):
-    """A printer's versions of the operations in elementary.py."""
+def _infix(op: str, *, turned: bool = False) -> Callable[[Number, Any], Number]:
+    def method(self: Number, other: Any) -> Number:
+        kind = "bool" if op in COMPARISONS else self.kind
+        return self.made(op, kind, *((other, self) if turned else (self, other)))
 
-    @abstractmethod
-    def emit(self, op: str, *args: Any) -> Any:
-        """An instruction of Numbers and constants."""
+    return method
 
-    @abstractmethod
-    def split(self, v: Number) -> tuple[Number, Number]: ...
 
-    @abstractmethod
-    def power_of_two(self, k: Number) -> Number: ...
+for _name, _op in {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "and": "and", "or": "or",
+    "xor": "xor", "lshift": "left", "rshift": "right", **{op: op for op in COMPARISONS},
+}.items():  # fmt: skip
+    setattr(Number, f"__{_name}__", _infix(_op))
+    if _op not in COMPARISONS:
+        setattr(Number, f"__r{_name}__", _infix(_op, turned=True))
 
-    def number(self, value: Any) -> Number:
-        """A value with Python's operators."""
-        return Number(self.emit, value)
 
-    def row(self, op: str) -> Callable[..., Number]:
-        """A function that emits an instruction."""
-        return lambda *args: self.number(self.emit(op, *args))
+def _where(c: Any, a: Any, b: Any) -> Any:
+    own = next((x.dtype for x in (a, b) if hasattr(x, "dtype")), None)
+    return np.where(c, np.asarray(a, own), np.asarray(b, own))
 
-    def elementary(self) -> Functions:
-        """exp, log, log2 and power."""
-        where, nearest, floor, magnitude = map(self.row, ("where", "round", "floor", "abs"))
-        return functions(where, self.split, self.power_of_two, nearest, floor, magnitude)
+
+def _unsigned(ufunc: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of integers of any sign, as if they were unsigned."""
+
+    def call(a: Any, b: Any) -> Any:
+        a = np.asarray(a)
+        own = {4: np.uint32, 8: np.uint64}[a.itemsize]
+        return ufunc(a.view(own), np.asarray(b, a.dtype).view(own)).view(a.dtype)
+
+    return call
+
+
+#: what operations that Python lacks are in NumPy
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "where": _where, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sqrt": np.sqrt,
+    "magnitude": np.abs,
+    "quotient": lambda a, b: (a - np.fmod(a, b)) // b, "remainder": np.fmod,
+    "unsigned_right": _unsigned(np.right_shift),
+    "unsigned_quotient": _unsigned(np.floor_divide),
+}  # fmt: skip
+
+
+def _operation(op: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        for a in args:
+            if isinstance(a, Number):
+                return a.made(op, "", *args)
+        return _NUMPY[op](*args)
+
+    return call
+
+
+where, floor, ceil, nearest, root = map(_operation, ("where", "floor", "ceil", "round", "sqrt"))
+#: of floats
+magnitude = _operation("magnitude")
+#: of integers: towards zero, with the dividend's sign
+quotient, remainder = map(_operation, ("quotient", "remainder"))
+#: of integers, as if they were unsigned
+unsigned_right, unsigned_quotient = map(_operation, ("unsigned_right", "unsigned_quotient"))
+
+
+def kind_of(x: Any) -> str:
+    """The kind of a number."""
+    return x.kind if isinstance(x, Number) else KINDS[np.asarray(x).dtype]
+
+
+def convert(x: Any, kind: str) -> Any:
+    """x as another kind. A float that becomes an integer is truncated, and must fit."""
+    if kind_of(x) == kind:
+        return x
+    if isinstance(x, Number):
+        return x.made("convert", kind, x)
+    return np.asarray(x).astype(DTYPES[kind])
+
+
+def bits(x: Any) -> Any:
+    """The bits of a float as an integer, or the float with an integer's bits."""
+    kind = SAME_BITS[kind_of(x)]
+    return x.made("bits", kind, x) if isinstance(x, Number) else np.asarray(x).view(DTYPES[kind])

@@ -12,7 +12,7 @@ from compll.ir.expr import Expr
 from compll.ir.module import Field, Module
 from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
 from compll.numerics import shared_draws as shared
-from compll.numerics.numbers import NAN_KEY, order_key
+from compll.numerics.bits import NAN_KEY, order_key
 from compll.passes.bounds import Bounds
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
@@ -27,31 +27,6 @@ SHAPES = {
     "static": "piece",
 }
 FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
-#: instructions with the name and meaning of an operator, by the kind of their values
-ARITHMETIC = {"add", "sub", "mul", "neg", "abs", "min", "max", "where"}
-FLOATS = ARITHMETIC | {
-    "div", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "pow", "floordiv",
-    "float16", "bfloat16", "bfloat16_up", "float8_e4m3", "exp2", "from_float_bits",
-}  # fmt: skip
-WHOLES = ARITHMETIC | {
-    "floordiv",
-    "bitand",
-    "bitor",
-    "bitxor",
-    "shl",
-    "shr",
-    "trunc",
-    "trit",
-    "exponent",
-    "float_bits",
-}
-TRUTHS = {
-    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isfinite", "where",
-}  # fmt: skip
-BY_KIND = {
-    "f32": FLOATS, "i32": WHOLES, "bool": TRUTHS,
-    "f64": FLOATS, "i64": WHOLES - {"trit"},
-}  # fmt: skip
 
 
 Args = Sequence[Value]
@@ -104,7 +79,6 @@ class Values:
             found: Value = special(e, args, kind, level)
             return found
         op = "where" if e.op == "choose" else e.op
-        assert op in BY_KIND[kind], f"{e.op} of {e.type}"
         return self.make(op, [self.narrow(a, level) for a in args], kind, level)
 
     def narrow(self, value: Value, level: str) -> Value:
@@ -118,7 +92,7 @@ class Values:
         return self.make("convert", [value], kind, "piece")
 
     def order_key(self, x: Value) -> Value:
-        """An int32 that orders as a float32 does (see numbers.order_key). The bits of a magnitude
+        """An int32 that orders as a float32 does (see bits.order_key). The bits of a magnitude
         need no more than one key for every NaN."""
         if x.op != "abs":
             return self.make("order_key", [x], "i32", x.level)

@@ -10,7 +10,7 @@ from compll.backends.cpu import jit, table_routines
 from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import SLACK
 from compll.backends.cpu.streams import STREAMS
-from compll.numerics.numbers import order_key
+from compll.numerics.bits import order_key
 
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
 KINDS = {"store": [ADDRESS, WORD, WORD, ADDRESS], "load": [ADDRESS, ADDRESS, WORD, WORD, ADDRESS]}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.numerics import numbers
+from compll.numerics import draws
 
 SIZES = (0, 1, 7, 31, 33, 64, 65, 1000, 1023, 1024, 1025, 4099, 20011)
 
@@ -145,13 +145,13 @@ def test_draws_across_the_32_bit_boundary(cpu, reference, rng):
 
 
 def test_uniform_draws_are_uniform_and_independent():
-    u = numbers.uniform(1, 2, 3, 0, 0, 1 << 18)
+    u = draws.uniform(1, 2, 3, 0, 0, 1 << 18)
     assert u.min() >= 0
     assert u.max() < 1
     counts = np.histogram2d(u[:-1], u[1:], bins=32, range=[[0, 1], [0, 1]])[0]
     chi = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
     assert abs(chi - 1023) < 5 * np.sqrt(2 * 1023)
-    for other in (numbers.uniform(2, 2, 3, 0, 0, 1 << 18), numbers.uniform(1, 3, 3, 0, 0, 1 << 18)):
+    for other in (draws.uniform(2, 2, 3, 0, 0, 1 << 18), draws.uniform(1, 3, 3, 0, 0, 1 << 18)):
         assert abs(np.corrcoef(u, other)[0, 1]) < 5 / 512
 
 

@@ -9,7 +9,7 @@ from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import source as cuda_source
 from compll.backends.cuda.plans import prelude
 from compll.backends.reference import trits
-from compll.numerics import numbers
+from compll.numerics.bits import exponent
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import build
 from tests.compll.cuda_host.pieces import pieces_equal
@@ -71,14 +71,14 @@ def floats(rng, count=1 << 16):
 
 
 BY_EXPONENT = """i32* e, const float* x, const i64* n) {
-  for (i64 i = 0; i < *n; ++i) e[i] = exponent(x[i]);
+  for (i64 i = 0; i < *n; ++i) e[i] = op_exponent(x[i]);
 }"""
 
 
 def test_exponents(rng):
     x = floats(rng)
     ours = function(BY_EXPONENT, np.zeros(len(x), np.int32), x, np.array([len(x)]))
-    np.testing.assert_array_equal(ours, numbers.exponent(x))
+    np.testing.assert_array_equal(ours, exponent(x))
 
 
 RANGES = """name: ranges

@@ -16,7 +16,7 @@ import torch
 import compll
 from compll.backends.cuda import device as cuda_device
 from compll.backends.cuda import nvrtc as cuda_nvrtc
-from compll.backends.cuda.plans import header
+from compll.backends.cuda.plans import numbers
 from tests.compll import cuda_host
 from tests.compll.test_cuda import on_gpu
 from tests.compll.test_cuda_arithmetic import floats
@@ -25,10 +25,10 @@ needs_gpu = pytest.mark.skipif(not on_gpu(), reason="no CUDA device")
 
 #: differences for a float x of these bits; A:: is the device, B:: any other processor
 CHECKS = {
-    "codes": "A::f_code(x, 255u) != B::f_code(x, 255u) || A::f_code(x, 7u) != B::f_code(x, 7u)",
+    "codes": "A::op_code(x, 255) != B::op_code(x, 255) || A::op_code(x, 7) != B::op_code(x, 7)",
     "whole_numbers": "__float2uint_rz(x) != B::__float2uint_rz(x)",
     "to_float16": "A::float16_bits(x) != B::float16_bits(x)",
-    "from_float16": "other(A::float16_value((u16)bits), B::float16_value((u16)bits))",
+    "from_float16": "other(A::float16_value(half), B::float16_value(half))",
 }
 SHIMMED = ("__float2uint_rz",)
 COMMON = """
@@ -41,6 +41,7 @@ D bool other(float a, float b) {  // of NaN, the bits are a processor's own
 CHECK = """
 D bool differs_{name}(u32 bits) {{
   const float x = value(bits);
+  const int half = (int)(bits & 0xffffu);
   return {differs};
 }}
 extern "C" __global__ void {name}(u64* wrong, u32* first) {{
@@ -70,7 +71,7 @@ def shimmed(name):
 @cache
 def source():
     """All checks, with each kernel function twice: the device's, and other processors'."""
-    text = header("prelude") + header("math")
+    text = numbers()
     shims = "typedef unsigned long long uint64_t;\n" + "".join(map(shimmed, SHIMMED))
     portable = text.replace("__CUDA_ARCH__", "NO_DEVICE")
     assert portable != text

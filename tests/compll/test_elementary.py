@@ -14,7 +14,6 @@ from compll.backends.cpu.instructions import ROWS
 from compll.numerics import elementary
 from tests.compll.routines import Library
 
-NUMPY = elementary.NUMPY
 ENDS = [
     0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 5e-324, 1e-310, 2.2e-308, 1.7e308, 0.5, 2.0, 3.0,
     -2.0, -3.0, 745.0, -745.0, -746.0, 709.7, 710.0, -1000.0, 1000.0, 0.70710678, 0.7071068,
@@ -32,7 +31,7 @@ def values():
 def test_true_to_a_few_units_in_the_last_place(name):
     x = values()
     with np.errstate(all="ignore"):
-        found, true = getattr(NUMPY, name)(x), getattr(np, name)(x)
+        found, true = getattr(elementary, name)(x), getattr(np, name)(x)
     assert np.array_equal(np.isnan(found), np.isnan(true))
     assert np.array_equal(np.isinf(found), np.isinf(true))
     normal = np.isfinite(true) & (np.abs(true) > 1e-300)
@@ -43,7 +42,7 @@ def test_true_to_a_few_units_in_the_last_place(name):
 def test_powers():
     a, b = (m.ravel() for m in np.meshgrid(ENDS, [*ENDS, -5.0, 4.0, 0.3, -2.5]))
     with np.errstate(all="ignore"):
-        found, true = NUMPY.power(a, b), np.power(a, b)
+        found, true = elementary.power(a, b), np.power(a, b)
     with np.errstate(all="ignore"):
         near = (found == true) | (np.abs(found - true) <= 1e-12 * np.abs(true))
     wrong = ~(near | (np.isnan(found) & np.isnan(true)))
@@ -68,9 +67,12 @@ def functions():
 def test_both_backends_give_the_same_bits(a, b):
     with np.errstate(all="ignore"):
         for name in ("exp", "log", "log2"):
-            ours, theirs = functions().functions[name](a), getattr(NUMPY, name)(np.float64(a))
+            ours, theirs = functions().functions[name](a), getattr(elementary, name)(np.float64(a))
             assert np.array_equal(ours, theirs, equal_nan=True), (name, a)
-        ours, theirs = functions().functions["pow"](a, b), NUMPY.power(np.float64(a), np.float64(b))
+        ours, theirs = (
+            functions().functions["pow"](a, b),
+            elementary.power(np.float64(a), np.float64(b)),
+        )
         assert np.array_equal(ours, theirs, equal_nan=True), (a, b)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.numerics.numbers import sample_positions
+from compll.numerics.draws import sample_positions
 from compll.runtime.library import locate
 from tests.tiers import first_fast
 

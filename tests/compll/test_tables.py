@@ -7,7 +7,7 @@ import pytest
 
 import compll
 from compll.backends.cpu import table_routines
-from compll.numerics import numbers
+from compll.numerics.bits import from_key, order_key
 from tests.compll.routines import quantiles
 from tests.tiers import first_fast
 
@@ -146,7 +146,7 @@ def test_many_elements_find_their_buckets(kind, q, rng):
 def test_quantiles_are_those_of_the_sorted_elements(kind, parts, rng):
     for x in (many(kind, rng), many(kind, rng)[:3000]):
         ranks = np.arange(1, parts) * len(x) // parts
-        wanted = numbers.from_key(np.sort(numbers.order_key(x))[ranks])
+        wanted = from_key(np.sort(order_key(x))[ranks])
         assert quantiles(x, parts).tobytes() == wanted.tobytes()
 
 

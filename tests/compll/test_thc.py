@@ -89,7 +89,7 @@ class Plain:
             tops = np.abs(y).mean(1) * np.sqrt(np.pi / 2) * normal
         top = tops.max()
         u = np.array([
-            compll.numerics.numbers.uniform(rank, step, 0, 0, 0, self.n) for rank in range(len(y))
+            compll.numerics.draws.uniform(rank, step, 0, 0, 0, self.n) for rank in range(len(y))
         ])  # fmt: skip
         q = np.clip(np.floor((y + top) * self.s / (2 * top) + u), 0, self.s)
         sent = np.array([sign * plain(one * 2 * top / self.s - top, self.block) for one in q])

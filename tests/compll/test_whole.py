@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import compll
 from compll.errors import SpecError
-from compll.numerics import numbers
+from compll.numerics.bits import FORMATS
 from compll.tools.cli import app
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.compll.operators import computed
@@ -98,10 +98,10 @@ def test_floats_of_8_bits_are_the_nearest():
 
 def test_every_code_is_its_value():
     codes = np.arange(256, dtype=np.uint8)
-    found = numbers.from_float8(codes)
+    found = FORMATS["float8_e4m3"].value(codes.astype(np.int32))
     wanted = np.array([*values(), np.nan], np.float32)
     np.testing.assert_array_equal(found, np.concatenate([wanted, -wanted]))
-    assert np.array_equal(numbers.float8_codes(found), codes)
+    assert np.array_equal(FORMATS["float8_e4m3"].bits(found), codes)
 
 
 def test_cuda_stores_and_rounds_the_same(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import compll
-from compll.numerics import numbers
+from compll.numerics import halves
 
 
 def table(n):
@@ -15,14 +15,14 @@ def table(n):
 def values(payload, dtype):
     """Numbers that add: NumPy has no bfloat16."""
     if dtype == "bfloat16":
-        return numbers.from_bfloat16(payload.view(np.uint16))
+        return halves.read(payload.view(np.uint16))
     return payload.view(dtype)
 
 
 def payload(values, dtype):
     """The numbers' bytes, uint8."""
     if dtype == "bfloat16":
-        values = numbers.bfloat16_bits(values)
+        values = halves.stored(values, np.dtype(np.uint16))
     return values.view(np.uint8)
 
 

@@ -10,9 +10,10 @@ from llvmlite import ir
 
 from compll.backends.cpu import trit_tiles
 from compll.backends.cpu.builder import I8, I64, PTR, VOID, Builder, at, loop, number
+from compll.backends.cpu.instructions import traced
 from compll.backends.cpu.storages import code_bytes
 from compll.ir.module import Field
-from compll.numerics.numbers import MASK
+from compll.numerics import draws
 
 
 class Helpers:
@@ -42,8 +43,8 @@ class Helpers:
     @property
     def keys(self) -> Any:
         """The function that computes keys of a stream of draws (see [Note: random draws] in
-        numbers.py)."""
-        return self.get("keys", I64, [I64] * 5, _keys, inline=True)
+        draws.py)."""
+        return self.get("keys", I64, [I64] * 5, traced(draws.keys), inline=True)
 
     def codes(self, f: Field, tile: int, *, wide: bool) -> Any:
         """The function that turns codes of a shorter tile into those of a full one (wide), or
@@ -57,19 +58,6 @@ class Helpers:
             repack(b, source, into, m, *widths)
 
         return self.get(name, VOID, [PTR, PTR, I64], body)
-
-
-def _keys(b: Builder, *words: Any) -> Any:
-    def c(value: int) -> Any:
-        return number(I64, value & MASK)
-
-    state = c(0)
-    for word in words:
-        x = b.add(b.xor(state, word), c(0x9E3779B97F4A7C15))
-        x = b.mul(b.xor(x, b.lshr(x, c(30))), c(0xBF58476D1CE4E5B9))
-        x = b.mul(b.xor(x, b.lshr(x, c(27))), c(0x94D049BB133111EB))
-        state = b.xor(x, b.lshr(x, c(31)))
-    return state
 
 
 def _repack(

@@ -20,9 +20,10 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
-from compll.backends.cpu.instructions import WEYL, mixed
+from compll.backends.cpu.instructions import traced
 from compll.backends.cpu.last_tile import where
 from compll.ir.tile import Search
+from compll.numerics import draws
 
 #: elements of the sample; bits of a digit
 SAMPLE, DIGIT = 4096, 8
@@ -179,8 +180,8 @@ class KthLargestSearch:
             width = b.add(step, b.zext(carry, I64))
             low.set(b.add(start, width))
             over.set(b.select(carry, b.sub(rest, count), rest))
-            counter = b.add(b.mul(b.trunc(j, I32), number(I32, WEYL)), key)
-            drawn = b.lshr(mixed(b, counter, number(I32, 0)), number(I32, 8))
+            counter = traced(draws.counter)(b, b.trunc(j, I32), key)
+            drawn = b.lshr(traced(draws.mixed)(b, counter, number(I32, 0)), number(I32, 8))
             i = b.add(start, b.zext(b.urem(drawn, b.trunc(width, I32)), I64))
             for name, (place, size) in inputs.items():
                 found = b.get(place, {2: I16, 4: I32}[size], i)

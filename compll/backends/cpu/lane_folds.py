@@ -8,11 +8,12 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import F32, F64, I32, I64, Builder, Variable, number
-from compll.backends.cpu.float_bits import key, magnitude_key, unkey
 from compll.ir.module import Field
 from compll.ir.tile import Value
+from compll.numerics.bits import magnitude_key
 from compll.numerics.numbers import LANES, lane_count
 
+MAGNITUDE_KEY = ins.traced(magnitude_key)
 LEAST, MOST = -(2**31) + 1, 2**31 - 1
 
 
@@ -68,8 +69,8 @@ class Folds:
         if f.attr == "count":
             best.set(b.add(now, b.zext(self.lanes.masked(x, 0), now.type)))
             return
-        bits = magnitude_key if f.args[0].op == "abs" else key
-        keys = x if f.kind == "i32" else bits(b, x)
+        key = MAGNITUDE_KEY if f.args[0].op == "abs" else ins.ROWS["order_key"]
+        keys = x if f.kind == "i32" else key(b, x)
         if not (f.attr == "max" and at_least_zero(f.args[0]) and zero_at_zero(f.args[0])):
             keys = self.lanes.masked(keys, self.start(f))
         best.set(ins.ROWS[f.attr](b, now, keys))
@@ -85,7 +86,7 @@ class Folds:
         if id(f) in self.walk.sums:
             self.add_up(f, found, self.walk.sums[id(f)])
         if f.attr in ("min", "max") and f.kind == "f32":
-            found = unkey(b, found)
+            found = ins.ROWS["from_key"](b, found)
         self.walk.local[id(f)] = found
 
     def add_up(self, f: Value, found: Any, total: Any) -> None:

@@ -30,6 +30,7 @@ from compll.backends.cpu.storages import item_bytes, load_as, of_raw, raw
 from compll.backends.cpu.walk_params import array_of, streamed
 from compll.ir.module import Field
 from compll.ir.tile import Compact, Store, Value
+from compll.numerics import draws
 from compll.passes.fuse import Loop, order_of_lanes
 
 WIDTH = 16
@@ -218,11 +219,10 @@ class Lanes:
     def op_draw(self, v: Value) -> Any:
         b, w = self.b, self.width
         counter, second = self.walk.counters[v.attr]
-        spread = b.mul(b.trunc(self.index, I32), number(I32, ins.WEYL))
-        base = b.splat(b.add(counter, spread), w)
-        steps = [lane * ins.WEYL & 0xFFFFFFFF for lane in range(w)]
+        base = b.splat(ins.traced(draws.counter)(b, b.trunc(self.index, I32), counter), w)
+        steps = [lane * draws.WEYL & 0xFFFFFFFF for lane in range(w)]
         own = b.add(base, ir.Constant(ir.VectorType(I32, w), steps))
-        return ins.hashed(b, own, b.splat(second, w))
+        return ins.traced(draws.unit)(b, own, b.splat(second, w))
 
     def op_unpack(self, v: Value) -> Any:
         b, w, f = self.b, self.width, v.attr

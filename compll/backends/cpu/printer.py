@@ -39,7 +39,6 @@ from compll.backends.cpu.payload_fields import PayloadFields
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
 from compll.backends.cpu.streams import ascending, stream
 from compll.backends.cpu.threshold_search import Tries
-from compll.backends.cpu.transcendental import LONG, called
 from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
 from compll.ir.tile import (
@@ -239,8 +238,9 @@ class Printer:
             return self.calls.total(v)
         if v.op == "counted":
             return self.payload.kept(v.attr)
-        if v.op in LONG and v.kind == "f64":
-            function = called(self.helpers, v.op, ins.ROWS)
+        if v.op in ins.LONG and v.kind == "f64":
+            kinds = [F64] * len(v.args)
+            function = self.helpers.get(f"called_{v.op}", F64, kinds, ins.ROWS[v.op])
             return b.call(function, [self.value(a) for a in v.args])
         if v.op == "told":
             status = b.load(self.pointers[f"in {STATUS.name}"], typ=I8)

@@ -26,20 +26,20 @@ from compll.backends.cpu.builder import (
     number,
     repeat_while,
 )
-from compll.backends.cpu.float_bits import INFINITE, magnitude_bits
 from compll.backends.cpu.lane_folds import halved
 from compll.backends.cpu.products import WIDE, least_of
 from compll.backends.cpu.sources import Source, wide
+from compll.numerics import draws
 from compll.numerics import shared_draws as shared
+from compll.numerics.bits import INFINITE, clamp
 from compll.numerics.matrices import TINY
-from compll.numerics.numbers import LANES, MASK
+from compll.numerics.numbers import LANES
 
 #: elements of a transform that the first-level cache holds, as a power of two
 CACHED = 12
 #: lanes that are combined at all distances within a register, as a power of two
 NEAR = 4
 ROOT = 0.70710678118654752  # square root of a half
-I128 = ir.IntType(128)
 
 
 def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
@@ -230,7 +230,7 @@ def sum_by(
 
     sums: int64 [size]; largest: the largest magnitude, float64.
     """
-    biased = b.lshr(magnitude_bits(b, b.fptrunc(largest, F32)), number(I32, 23))
+    biased = b.lshr(ins.ROWS["magnitude_bits"](b, b.fptrunc(largest, F32)), number(I32, 23))
     finite = b.icmp_signed("<", biased, number(I32, INFINITE >> 23))
     one = b.icmp_signed(">", biased, number(I32, 1))
     exponent = b.sub(b.select(one, biased, number(I32, 1)), number(I32, 126))
@@ -250,30 +250,20 @@ def sum_by(
         b.put(b.select(finite, total, number(F32, float("nan"))), out, k)
 
 
-def _keys(b: Builder, printer: Any, seed: Any, draw: int, upper: Any) -> tuple[Any, Any]:
-    """The two keys of a draw."""
-    words = [seed, printer.given["step"], printer.row["tensor"], c(draw & MASK), upper]
-    found = b.call(printer.helpers.keys, words)
-    return b.lshr(found, c(32)), b.trunc(found, I32)
+def _keys(b: Builder, printer: Any, seed: Any, draw: int, upper: Any) -> Any:
+    """The keys of a draw."""
+    words = [seed, printer.given["step"], printer.row["tensor"], c(draw & draws.MASK), upper]
+    return b.call(printer.helpers.keys, words)
 
 
 def drawn(b: Builder, printer: Any, count: Any, out: Any) -> None:
     """out, int32: `count` positions, the same on all ranks; see shared_draws.positions."""
     n = printer.row["n"]
-    high, low_key = _keys(b, printer, c(0), shared.DRAWN, printer.row["first"])
-    joined = b.or_(b.shl(high, c(32)), b.zext(low_key, I64))
-    x = b.add(joined, c(0x9E3779B97F4A7C15 - (1 << 64)))
-    x = b.mul(b.xor(x, b.lshr(x, c(30))), c(0xBF58476D1CE4E5B9 - (1 << 64)))
-    x = b.mul(b.xor(x, b.lshr(x, c(27))), c(0x94D049BB133111EB - (1 << 64)))
-    x = b.xor(x, b.lshr(x, c(31)))
-    begin = b.trunc(b.lshr(b.mul(b.zext(x, I128), b.zext(n, I128)), ir.Constant(I128, 64)), I64)
+    keys = _keys(b, printer, c(0), shared.DRAWN, printer.row["first"])
+    begin = ins.traced(draws.circle_start)(b, keys, n)
 
     def position(j: Any) -> Any:
-        low = b.udiv(b.mul(j, n), count)
-        size = b.sub(b.udiv(b.mul(b.add(j, c(1)), n), count), low)
-        spread = b.mul(b.trunc(j, I32), number(I32, ins.WEYL))
-        bits = b.zext(ins.mixed(b, b.add(spread, b.trunc(high, I32)), low_key), I64)
-        return b.add(b.add(low, b.lshr(b.mul(bits, size), c(32))), begin)
+        return ins.traced(draws.on_circle)(b, keys, begin, n, count, j)
 
     bounds = [Variable(b, c(0)), Variable(b, count)]
     with repeat_while(b, lambda: b.icmp_signed("<", bounds[0].get(), bounds[1].get())):
@@ -294,17 +284,14 @@ def drawn(b: Builder, printer: Any, count: Any, out: Any) -> None:
 def chosen(b: Builder, printer: Any, chances: Source, draw: int, most: Any, out: Any) -> None:
     """out [most], int32: positions by systematic sampling, then -1; see matrices.chosen."""
     first = printer.row["first"]
-    high, low_key = _keys(b, printer, printer.given["seed"], draw, b.lshr(first, c(32)))
-    spread = b.mul(b.trunc(first, I32), number(I32, ins.WEYL))
-    u = wide(b, ins.hashed(b, b.add(spread, b.trunc(high, I32)), low_key))
+    keys = _keys(b, printer, printer.given["seed"], draw, b.lshr(first, c(32)))
+    u = wide(b, ins.traced(draws.uniform_of)(b, first, keys))
     with loop(b, most) as j:
         b.put(number(I32, -1), out, j)
     line, taken = Variable(b, number(F64, 0.0)), Variable(b, c(0))
     last = Variable(b, b.intrinsic("ceil", b.fsub(number(F64, 0.0), u)))
     with loop(b, chances.size) as i:
-        p = wide(b, chances.load(i, 0))
-        p = b.select(b.fcmp_ordered(">", p, number(F64, 0.0)), p, number(F64, 0.0))
-        p = b.select(b.fcmp_ordered("<", p, number(F64, 1.0)), p, number(F64, 1.0))
+        p = ins.traced(clamp)(b, wide(b, chances.load(i, 0)), 0.0, 1.0)
         line.set(b.fadd(line.get(), p))
         step = b.intrinsic("ceil", b.fsub(line.get(), u))
         hit = b.and_(b.fcmp_ordered(">", step, last.get()), b.icmp_signed("<", taken.get(), most))

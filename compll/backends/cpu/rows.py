@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from compll.backends.cpu.builder import I32, I64, Builder, Variable, c, loop, number
 from compll.backends.cpu.compaction import Compaction
-from compll.backends.cpu.float_bits import key
+from compll.backends.cpu.instructions import ROWS
 from compll.backends.cpu.nontemporal_stores import zero
 from compll.backends.cpu.products import least_of
 from compll.backends.cpu.sources import Source
@@ -70,7 +70,7 @@ def top_columns(b: Builder, m: Source, k: Any, out: Any, keys: Any) -> None:
     b.put(c(0), counts, c(0))
     found = Compaction(b, counts, [out])
     with loop(b, m.rows) as i:
-        each_of_row(b, m, i, 16, lambda x, j, lanes: b.put(key(b, x), keys, j))
+        each_of_row(b, m, i, 16, lambda x, j, lanes: b.put(ROWS["order_key"](b, x), keys, j))
         least = _kth_key(b, keys, padded, few)
         found.taken.set(b.mul(i, k))
         found.left.set(b.sub(few, _count(b, keys, padded, ">", least)))

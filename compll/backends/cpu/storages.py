@@ -6,22 +6,16 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu import float_bits
+from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import F32, I8, I16, I32, I64, Builder, const, lanes, number
-from compll.backends.cpu.float_bits import INFINITE, bits, magnitude_bits
 from compll.backends.cpu.processor import FEATURES
 from compll.ir.module import Field
+from compll.numerics.bits import FORMATS, INFINITE
 
 #: true if this processor stores some lanes of a vector as fast as all of them
 MASKED = bool(FEATURES.get("avx512f"))
-#: storages of at most 16 bits: functions from their bits, as int32, and to them
-HALVES: dict[str, tuple[Any, Any]] = {
-    "float16": (float_bits.of_float16, float_bits.float16_bits),
-    "bfloat16": (float_bits.of_bfloat16, float_bits.bfloat16_bits),
-    "float8_e4m3": (float_bits.of_float8, float_bits.float8_bits),
-    "uint16": (lambda b, x: x, lambda b, x: x),
-    "byte": (lambda b, x: x, lambda b, x: x),
-}
+#: storages of at most 16 bits
+NARROW = {"uint16": 16, "byte": 8} | {name: one.width for name, one in FORMATS.items()}
 
 
 def item_bytes(f: Field | None) -> int:
@@ -47,19 +41,21 @@ def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
 
 def raw(storage: str) -> Any:
     """The type of a value in memory."""
-    if storage in HALVES:
-        return I8 if storage in ("byte", "float8_e4m3") else I16
+    if storage in NARROW:
+        return I8 if NARROW[storage] == 8 else I16
     return F32 if storage == "float32" else I32
 
 
 def of_raw(b: Builder, x: Any, storage: str) -> Any:
     """Values as they are in memory, converted to float32 or int32."""
-    return HALVES[storage][0](b, b.zext(x, lanes(I32, x))) if storage in HALVES else x
+    x = b.zext(x, lanes(I32, x)) if storage in NARROW else x
+    return ins.format_value(b, x, storage) if storage in FORMATS else x
 
 
 def stored_as(b: Builder, x: Any, storage: str) -> Any:
     """The value in memory for a float32 or int32."""
-    return b.trunc(HALVES[storage][1](b, x), lanes(raw(storage), x)) if storage in HALVES else x
+    x = ins.format_bits(b, x, storage) if storage in FORMATS else x
+    return b.trunc(x, lanes(raw(storage), x)) if storage in NARROW else x
 
 
 def finite_or(b: Builder, value: Any, before: Any, storage: str) -> Any:
@@ -70,10 +66,10 @@ def finite_or(b: Builder, value: Any, before: Any, storage: str) -> Any:
     with a mask that LLVM cannot recognize as one.
     """
     too_large = {"bfloat16": 0x7F7F8000, "float16": 0x477FF000}.get(storage, INFINITE)
-    size, least = magnitude_bits(b, value), const(I32, value, too_large)
+    size, least = ins.ROWS["magnitude_bits"](b, value), const(I32, value, too_large)
     if MASKED:
         return b.select(b.icmp_signed("<", size, least), value, before)
-    old, new = bits(b, before), bits(b, value)
+    old, new = ins.ROWS["bits"](b, before), ins.ROWS["bits"](b, value)
     hidden = b.asm(ir.FunctionType(I32, [I32]), "", "=r,0", [number(I32, 31)], side_effect=False)
     shift = b.splat(hidden, size.type.count) if size.type != I32 else hidden
     mask = b.ashr(b.sub(size, least), shift)

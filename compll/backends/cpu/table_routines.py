@@ -1,6 +1,6 @@
 """Tables, a few numbers of a piece: quantiles, means by index, and search of an element's bucket.
 
-Quantiles are found in order keys (see order_key in numbers.py): counts of their upper halves show
+Quantiles are found in order keys (see order_key in bits.py): counts of their upper halves show
 which halves hold the wanted keys, and only keys with these halves are sorted.
 """
 
@@ -26,7 +26,7 @@ from compll.backends.cpu.builder import (
     number,
     repeat_while,
 )
-from compll.backends.cpu.float_bits import key, unkey
+from compll.backends.cpu.instructions import ROWS
 
 #: elements from which counting pays
 MANY = 1 << 16
@@ -61,7 +61,7 @@ def quantiles(helpers: Any, parts: int) -> Any:
         b.call(_ascending(helpers), [array.get(), other, count.get()])
         with loop(b, c(parts - 1)) as j:
             found = b.get(array.get(), I32, b.get(places, I64, j))
-            b.put(unkey(b, found), table, j)
+            b.put(ROWS["from_key"](b, found), table, j)
 
     return helpers.get(f"quantiles{parts}", VOID, [PTR, I64, PTR, PTR, PTR], body)
 
@@ -160,7 +160,7 @@ def _prepare(b: Builder, table: Any, out: Any, edges: int) -> None:
     with loop(b, c(_padded(edges))) as j:
         b.put(number(I32, 2**31 - 1), keys, j)
     with loop(b, c(edges)) as j:
-        b.put(key(b, b.get(table, F32, j)), keys, j)
+        b.put(ROWS["order_key"](b, b.get(table, F32, j)), keys, j)
     below, most = Variable(b, c(0)), Variable(b, c(0))
     with loop(b, c(SLOTS + 1)) as slot:
         first = b.add(b.shl(slot, c(SHIFT)), c(LOWEST))

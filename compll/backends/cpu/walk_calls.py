@@ -18,7 +18,7 @@ from compll.backends.cpu.builder import (
     loop,
     number,
 )
-from compll.backends.cpu.float_bits import unkey
+from compll.backends.cpu.instructions import ROWS
 from compll.backends.cpu.lane_folds import LEAST, MOST
 from compll.backends.cpu.last_tile import LastTile
 from compll.backends.cpu.nontemporal_stores import gains, large
@@ -154,7 +154,7 @@ class WalkCalls:
         if f.attr == "sum" or v.kind == "i32":
             return found
         nothing = b.icmp_signed("==", found, number(I32, TOTALS[f.attr][2]))
-        return b.fpext(b.select(nothing, number(F32, 0.0), unkey(b, found)), F64)
+        return b.fpext(b.select(nothing, number(F32, 0.0), ROWS["from_key"](b, found)), F64)
 
 
 def _folded(b: Builder, room: Any) -> None:

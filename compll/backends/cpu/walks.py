@@ -32,7 +32,8 @@ from compll.backends.cpu.trit_tiles import Tiles
 from compll.backends.cpu.walk_params import array_of, given, store_name, trit_arrays
 from compll.ir.module import Field
 from compll.ir.tile import Compact, Value, Walk, order_inside
-from compll.numerics.numbers import MASK, lane_count
+from compll.numerics import draws
+from compll.numerics.numbers import lane_count
 from compll.passes.fuse import Loop, loops, order_of_lanes
 
 
@@ -124,15 +125,15 @@ class WalkPrinter:
                 words = [self.numbers[n] for n in ("seed", "step", "tensor")]
                 if draw < 0:  # the same on all ranks
                     words[0] = number(I64, 0)
-                found = b.call(keys, [*words, number(I64, draw & MASK), upper])
+                found = b.call(keys, [*words, number(I64, draw & draws.MASK), upper])
                 first.set(b.trunc(b.lshr(found, number(I64, 32)), I32))
                 second.set(b.trunc(found, I32))
 
     def counter(self, first: Any, second: Any) -> tuple[Any, Any]:
         """The keyed counter of the tile's first element, and the second key."""
         b = self.b
-        spread = b.mul(b.trunc(self.element, I32), number(I32, ins.WEYL))
-        return b.add(spread, first.get()), second.get()
+        element = b.trunc(self.element, I32)
+        return ins.traced(draws.counter)(b, element, first.get()), second.get()
 
     def of_tile(self, v: Value) -> Any:
         """A value of the tile or piece, built on first use, outside of loops over lanes."""

@@ -214,26 +214,26 @@ class Calls:
         memory, (f,) = self.plan.fresh("drawn"), call.made
         with self.blocks("draw", PIECE, threads=32) as b:
             step, tensor, offset, n = map(b.given, ("step", "tensor", "offset", "n"))
-            keys = f"stream(0ull, {step}, (u64){tensor}, (u64)-3ll, (u64)({offset}))"
-            to, count = b.memory(memory, "uint64", -1, 3), b.value(call.numbers[0])
-            draw = f"draw_positions({to}, {keys}, (u64){n}, (u64){count});"
+            keys = f"stream(0, {step}, {tensor}, -3, {offset})"
+            to, count = b.memory(memory, "int64", -1, 3), b.value(call.numbers[0])
+            draw = f"draw_positions({to}, {keys}, {n}, {count});"
             b.add(f"if (threadIdx.x == 0 && {count}) {draw}")
 
         def element(b: Body, i: str) -> str:
-            keys = b.memory(memory, "uint64", -1, 3)
+            keys = b.memory(memory, "int64", -1, 3)
             return f"(i32)drawn_at({keys}, {b.given('n')}, {b.value(call.numbers[0])}, {i})"
 
         self.plan.elements[f.name] = element
 
     def chosen(self, call: Call, views: list[Text]) -> None:
         """Columns chosen by their chances: one thread goes along them."""
-        keys = f"stream(seed, step, (u64)tensor, {call.attr}ull, (u64)(offset >> 32))"
+        keys = f"stream(seed, step, tensor, {call.attr}, offset >> 32)"
         with self.blocks("choose", PIECE, threads=32) as b:
             for name in ("step", "tensor", "offset"):
                 b.given(name)
             assert call.matrix is not None
             given = f"{b.value(call.matrix.cols)}, {self.made(b, call)}"
-            b.add(f"if (threadIdx.x == 0) choose({views[0](b)}, (u32)offset, {keys}, {given});")
+            b.add(f"if (threadIdx.x == 0) choose({views[0](b)}, offset, {keys}, {given});")
 
 
 def dims(call: Call) -> Any:

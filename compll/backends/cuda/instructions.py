@@ -1,6 +1,7 @@
 """CUDA C++ of a tile program's instructions, for a number or a lane.
 
-One row per instruction; instructions.cuh has the `op_` functions, for each kind. The compiler must
+One row per instruction; numbers.cuh and traced_functions.py have the `op_`
+functions. The compiler must
 not contract a * b + c (`--fmad=false`): results are equal to the reference's bit for bit.
 """
 
@@ -9,27 +10,22 @@ from __future__ import annotations
 import math
 
 from compll.ir.tile import Value
+from compll.numerics.bits import MEANINGS
 from compll.passes.bounds import Bounds
 
 C_TYPES = {"f32": "float", "i32": "i32", "bool": "bool", "f64": "double", "i64": "i64"}
 #: C types of scratch memory and states; others are floats
 MEMORY = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8": "u8",
           "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
-UNARY = (
-    "neg", "abs", "floor", "ceil", "round", "sqrt", "exp", "log", "log2", "isfinite", "trunc",
-    "exponent", "exp2", "float_bits", "from_float_bits", "float16", "bfloat16", "bfloat16_up",
-    "float8_e4m3", "float32",
-)  # fmt: skip
-BINARY = ("add", "sub", "mul", "floordiv", "pow", "min", "max", "shl", "shr", "as_count")
+#: instructions that are functions, with their number of arguments
+CALLED = {"neg": 1, "floor": 1, "ceil": 1, "round": 1, "sqrt": 1, "add": 2, "sub": 2, "mul": 2,
+          "as_count": 2, **{name: one.arity for name, one in MEANINGS.items()}}  # fmt: skip
 ROWS = {
-    **{op: f"op_{op}({{}})" for op in UNARY},
-    **{op: f"op_{op}({{}}, {{}})" for op in BINARY},
+    **{op: f"op_{op}({', '.join(['{}'] * arity)})" for op, arity in CALLED.items()},
     "div": "{} / {}", "where": "op_where({}, {}, {})", "lt": "{} < {}", "le": "{} <= {}",
     "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}", "and": "{} && {}",
     "or": "{} || {}", "not": "!{}", "bitand": "{} & {}", "bitor": "{} | {}",
-    "bitxor": "{} ^ {}", "trit": "trit({})", "magnitude_bits": "(i32)abs_bits({})", "repeat": "{}",
-    "order_key": "key({})", "from_key": "unkey({})",
-    "buckets": "{}",
+    "bitxor": "{} ^ {}", "repeat": "{}", "buckets": "{}",
 }  # fmt: skip
 
 
@@ -44,7 +40,7 @@ def text(v: Value, args: list[str], bounds: Bounds | None = None) -> str:
             return f"(i32)__float2uint_rz({args[0]})"  # 0 for NaN and below 0
         return f"op_code({args[0]}, {most})"
     if v.op == "exp2" and v.kind == "f32" and bounds and bounds.within(v.args[0], -127, 128):
-        return f"power_inside({args[0]})"
+        return f"op_exp2_inside({args[0]})"
     if v.op == "bucket":
         return f"bucket({args[0]}, {args[1]}, {v.attr})"
     if v.op == "lookup":

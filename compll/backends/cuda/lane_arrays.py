@@ -7,10 +7,11 @@ from typing import Any
 
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import SCRATCH, Store, Value
+from compll.numerics.bits import FORMATS
 
 #: expression that turns a payload's bits into a value, by storage
-OF_BITS = {"float32": "__int_as_float((i32){})", "float16": "float16_value((u16){})",
-           "bfloat16": "bfloat16_value((u16){})", "float8_e4m3": "float8_e4m3_value((u8){})"}  # fmt: skip
+OF_BITS = {"float32": "__int_as_float((i32){})"}
+OF_BITS |= {name: f"{name}_value((i32){{}})" for name in FORMATS}
 
 
 def own_name(f: Field) -> str:

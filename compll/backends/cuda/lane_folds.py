@@ -55,8 +55,8 @@ class Folds:
     def key(self, v: Value) -> str:
         """A lane as an integer that orders as it does."""
         if v.op == "abs" and v.kind == "f32":
-            return f"(i32)abs_bits({self.walk.named(v.args[0])})"
-        return self.walk.named(v) if v.kind == "i32" else f"key({self.walk.named(v)})"
+            return f"op_magnitude_bits({self.walk.named(v.args[0])})"
+        return self.walk.named(v) if v.kind == "i32" else f"op_order_key({self.walk.named(v)})"
 
     def close(self, folds: list[Value]) -> dict[int, str]:
         """Finish the folds after the loop: names of their values. Leaves them for totals."""
@@ -73,7 +73,7 @@ class Folds:
             if id(f) in self.walk.places:
                 self.body.add(f"found_{self.walk.places[id(f)]} = {found[id(f)]};")
             if f.kind == "f32" and f.attr in ("min", "max"):
-                found[id(f)] = self.body.declare("float", f"unkey({found[id(f)]})")
+                found[id(f)] = self.body.declare("float", f"op_from_key({found[id(f)]})")
         return found
 
     def value(self, f: Value) -> str:

@@ -6,9 +6,10 @@ from typing import Any
 
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import SCRATCH, Store, order_inside
+from compll.numerics.bits import FORMATS
 
-BITS = {"float32": "(u32)__float_as_int({})", "float16": "float16_bits({})",
-        "bfloat16": "bfloat16_bits({})", "float8_e4m3": "float8_e4m3_bits({})"}  # fmt: skip
+BITS = {"float32": "(u32)__float_as_int({})"}
+BITS |= {name: f"(u32){name}_bits({{}})" for name in FORMATS}
 
 
 class Stores:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from compll.backends.cuda import transcendental
+from compll.backends.cuda import traced_functions
 from compll.backends.cuda.grids import Grid, Launch, Scratch, Shape
 from compll.ir.expr import Expr
 
@@ -53,9 +53,15 @@ class Source:
 @cache
 def prelude() -> str:
     """The functions that all kernels share."""
-    first = ("prelude", "math", "instructions")
     others = ("searches", "tables", "runs", "codes", "streams", "huffman", "halves")
-    return "".join([*map(header, first), transcendental.text(), *map(header, others)])
+    first = (numbers(), header("prelude"), traced_functions.in_payloads())
+    return "".join([*first, *map(header, others)])
+
+
+@cache
+def numbers() -> str:
+    """The functions of single numbers."""
+    return header("numbers") + traced_functions.text()
 
 
 @cache

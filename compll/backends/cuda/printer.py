@@ -130,7 +130,7 @@ class Printer:
         else:
             text = f"block_extreme({parts}, {str(f.attr == 'max').lower()})"
             if v.kind == "f64":
-                text = f"({self.parts[id(f)][1].size(b)} ? (double)unkey({text}) : 0.0)"
+                text = f"({self.parts[id(f)][1].size(b)} ? (double)op_from_key({text}) : 0.0)"
         guard = self.guards.get(id(f))
         if guard is not None:
             text = f"{'' if guard[1] else '!'}{self.value(guard[0])} ? {text} : 0"
@@ -174,7 +174,7 @@ class Printer:
         """Store a number in a state."""
         name, b = self.value(value), self.open_phase()
         to = f"a_{f.name}[{b.given('tensor')}]"
-        b.add(f"if (threadIdx.x == 0 && finite((float){name})) {to} = (float){name};")
+        b.add(f"if (threadIdx.x == 0 && op_isfinite((float){name})) {to} = (float){name};")
 
     def step(self, step: Op) -> None:
         if isinstance(step, Walk):

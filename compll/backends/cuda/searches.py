@@ -122,10 +122,11 @@ def gather(p: Any, grid: int, size: Value, sources: dict[str, Any]) -> None:
     per = shape.teams * shape.tile
     with p.kernel("sample", grid, 256) as b:
         count, n, tensor, step = b.value(size), *map(b.given, ("n", "tensor", "step"))
+        b.add(f"const i32 key = (i32)(stream(seed, {step}, {tensor}, -1, 0) >> 32);")
         with b.block(
             f"for (i64 j = own * {per} + threadIdx.x; j < {count} && j < own * {per} + {per}; j += 256)"
         ):
-            b.add(f"const i64 i = sample_position(seed, {step}, {tensor}, {n}, {count}, j);")
+            b.add(f"const i64 i = sample_position(key, {n}, {count}, j);")
             for name, (kind, source) in sources.items():
                 to = b.memory(name, kind, grid, shape.tile)
                 b.add(f"{to}[j] = load1({source(b)}, i);")

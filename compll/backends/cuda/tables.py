@@ -59,7 +59,7 @@ def quantiles(p: Any, step: Search) -> None:
                 f"pick_ranks<{bits}>({ranked}, {known}, {following}, {ranks}, {count}, {start}, {bins});"
             )
             if shift == 0:
-                value = f"unkey((i32)(({following})[j] ^ 0x80000000u))"
+                value = f"op_from_key((i32)(({following})[j] ^ 0x80000000u))"
                 b.add(
                     f"for (int j = threadIdx.x; j < {count}; j += blockDim.x) {b.value(step.made[0])}[j] = {value};"
                 )

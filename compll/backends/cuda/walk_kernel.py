@@ -20,7 +20,6 @@ from compll.backends.cuda.lane_folds import Folds
 from compll.backends.cuda.lane_stores import Stores
 from compll.backends.cuda.selected_lanes import SelectedLanes
 from compll.ir.tile import Value, Walk, order_inside
-from compll.numerics.numbers import MASK
 from compll.passes.bounds import Bounds
 from compll.passes.fuse import Loop, loops, order_of_lanes
 
@@ -116,11 +115,11 @@ class WalkKernel:
         b = self.body
         tensor, step = map(b.given, ("tensor", "step"))
         offset = "0" if self.walk.matrix else b.given("offset")
-        b.add(f"__shared__ u64 keys[{2 * len(self.draws)}];")
+        b.add(f"__shared__ i64 keys[{2 * len(self.draws)}];")
         b.add(f"const i64 block_begin = {offset} + own * {self.shape.teams * self.tile};")
         for k, draw in enumerate(self.draws):
-            seed = "seed" if draw >= 0 else "0ull"  # the same on all ranks
-            given = f"{seed}, {step}, {tensor}, {draw & MASK}ull, block_begin"
+            seed = "seed" if draw >= 0 else "0"  # the same on all ranks
+            given = f"{seed}, {step}, {tensor}, {draw}, block_begin"
             b.add(f"block_keys(keys + {2 * k}, {given});")
         b.add("__syncthreads();")
 
@@ -203,7 +202,7 @@ class WalkKernel:
         if v.op in ("load", "unpack"):
             return self.arrays.lane(v)
         if v.op == "draw":
-            return f"uniform((u32)(begin + i), {draw_name(v.attr)})"
+            return f"uniform(begin + i, {draw_name(v.attr)})"
         if v.op == "position":
             return "(i32)(o + i)"
         if v.op in ("selected", "spread"):

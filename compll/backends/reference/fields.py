@@ -16,6 +16,7 @@ from compll.ir.matrices import extents
 from compll.ir.module import Field, Module
 from compll.ir.static import Number
 from compll.numerics import numbers
+from compll.numerics.bits import FORMATS, code
 from compll.numerics.types import U8
 
 WRITE: dict[str, Callable[[Any, int], U8]] = {
@@ -27,15 +28,6 @@ READ = {
     "gaps": numbers.decode_gaps,
     "golomb": bitstreams.decode_golomb,
 }
-
-
-def code(x: Any, most: int) -> NDArray[np.int32]:
-    """x truncated to 0 .. most; NaN becomes 0."""
-    values = np.asarray(x)
-    top = values.dtype.type(most) if values.dtype != np.bool_ else np.True_
-    zero = values.dtype.type(0)
-    clamped = np.where(values > zero, values, zero)
-    return np.where(clamped < top, clamped, top).astype(np.int32)
 
 
 def stored(field: Field, value: Any, tile: int, n: int) -> U8:
@@ -53,12 +45,9 @@ def stored(field: Field, value: Any, tile: int, n: int) -> U8:
         return WRITE[field.storage](values, n)
     if field.storage == "float32":
         data: NDArray[Any] = values.astype("<f4")
-    elif field.storage == "float16":
-        data = values.astype(np.float32).astype("<f2")
-    elif field.storage == "bfloat16":
-        data = numbers.bfloat16_bits(values.astype(np.float32)).astype("<u2")
-    elif field.storage == "float8_e4m3":
-        data = numbers.float8_codes(values.astype(np.float32))
+    elif field.storage in FORMATS:
+        one = FORMATS[field.storage]
+        data = one.bits(values.astype(np.float32)).astype(f"<u{one.width // 8}")
     else:
         data = values.astype(np.float64).astype(np.int64).astype(_WHOLE[field.storage])
     return np.ascontiguousarray(data).view(np.uint8)
@@ -136,12 +125,9 @@ def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     raw = np.ascontiguousarray(data[: count * field.item_bits // 8])
     if field.storage == "float32":
         values: Any = raw.view("<f4")
-    elif field.storage == "float16":
-        values = raw.view("<f2").astype(np.float32)
-    elif field.storage == "bfloat16":
-        values = numbers.from_bfloat16(raw.view("<u2"))
-    elif field.storage == "float8_e4m3":
-        values = numbers.from_float8(raw)
+    elif field.storage in FORMATS:
+        one = FORMATS[field.storage]
+        values = one.value(raw.view(f"<u{one.width // 8}").astype(np.int32))
     else:
         values = raw.view(_WHOLE[field.storage]).astype(np.int64)
     if field.shape == "matrix":

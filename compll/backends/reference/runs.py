@@ -21,8 +21,9 @@ from compll.ir.layout import tile_of
 from compll.ir.matrices import extents, short
 from compll.ir.module import Field, Module, Selection
 from compll.ir.static import Number, as_count, evaluate
-from compll.numerics import matrices, numbers
+from compll.numerics import draws, matrices, numbers
 from compll.numerics import shared_draws as shared
+from compll.numerics.bits import code, from_key, order_key
 from compll.numerics.types import F32, U8
 
 
@@ -103,9 +104,10 @@ class Run:
         return getattr(self, f"op_{expr.op}")(expr)
 
     def argument(self, arg: Expr, user: Expr) -> Any:
-        value = self.value(arg)
-        if user.type.shape == "scalar" and arg.type.dtype == "float":
-            return np.float64(value)
+        """The value of an argument, in 64 bits for a number of the whole tensor."""
+        value, dtype = self.value(arg), arg.type.dtype
+        if user.type.shape == "scalar" and dtype in ("float", "int"):
+            return np.float64(value) if dtype == "float" else np.int64(value)
         return value
 
     def stored(self, field: Field) -> U8:
@@ -135,7 +137,7 @@ class Run:
     op_state = op_field = op_input
 
     def op_uniform(self, expr: Expr) -> Any:
-        return numbers.uniform(
+        return draws.uniform(
             self.seed, self.step, self.tensor, expr.value, self.offset, self.n, self.tile
         )
 
@@ -171,17 +173,9 @@ class Run:
     def op_int(self, expr: Expr) -> Any:
         return np.asarray(self.value(expr.args[0])).astype(np.int32)
 
-    def op_trunc(self, expr: Expr) -> Any:
-        value = np.asarray(self.value(expr.args[0]))
-        if expr.type.shape == "scalar":  # already clamped: see Rules.whole_number
-            return np.int64(value)
-        return np.where(
-            np.isfinite(value), np.clip(np.trunc(value), -(2.0**31), 2.0**31 - 128), 0
-        ).astype(np.int32)
-
     def op_code(self, expr: Expr) -> Any:
         field = next(f for f in self.module.fields if f.name == expr.value)
-        return fields.code(self.value(expr.args[0]), (1 << field.bits) - 1)
+        return code(self.value(expr.args[0]), (1 << field.bits) - 1)
 
     def op_choose(self, expr: Expr) -> Any:
         return self.value(expr.args[1 if self.value(expr.args[0]) else 2])
@@ -195,10 +189,10 @@ class Run:
         return numbers.total(values, self.tile)
 
     def extreme(self, expr: Expr, ufunc: Any) -> Any:
-        key = numbers.order_key(self.value(expr.args[0]).reshape(-1))
+        key = order_key(self.value(expr.args[0]).reshape(-1))
         if expr.type.shape == "group":
-            return numbers.from_key(ufunc.reduceat(key, np.arange(0, self.n, self.tile)))
-        return numbers.from_key(np.atleast_1d(ufunc.reduce(key)))[0] if len(key) else 0.0
+            return from_key(ufunc.reduceat(key, np.arange(0, self.n, self.tile)))
+        return from_key(np.atleast_1d(ufunc.reduce(key)))[0] if len(key) else 0.0
 
     def op_reduce_max(self, expr: Expr) -> Any:
         return self.extreme(expr, np.maximum)
@@ -214,13 +208,13 @@ class Run:
 
     def op_sample(self, expr: Expr) -> Any:
         count = as_count(self.value(expr.args[1]), self.n)
-        at = numbers.sample_positions(self.seed, self.step, self.tensor, self.n, count)
+        at = draws.sample_positions(self.seed, self.step, self.tensor, self.n, count)
         return self.value(expr.args[0])[at]
 
     def op_kth_largest(self, expr: Expr) -> Any:
-        key = numbers.order_key(self.value(expr.args[0]))
+        key = order_key(self.value(expr.args[0]))
         k = max(1, as_count(float(self.value(expr.args[1])), len(key)))
-        return numbers.from_key(np.partition(key, len(key) - k)[len(key) - k :][:1])[0]
+        return from_key(np.partition(key, len(key) - k)[len(key) - k :][:1])[0]
 
     def op_adjust(self, expr: Expr) -> Any:
         x = self.value(expr.args[0])
@@ -254,11 +248,11 @@ class Run:
         return np.array(expr.value, np.float32)
 
     def op_quantiles(self, expr: Expr) -> Any:
-        key = np.sort(numbers.order_key(self.value(expr.args[0])))
-        return numbers.from_key(key[np.arange(1, expr.value) * len(key) // expr.value])
+        key = np.sort(order_key(self.value(expr.args[0])))
+        return from_key(key[np.arange(1, expr.value) * len(key) // expr.value])
 
     def op_bucket(self, expr: Expr) -> Any:
-        x, edges = (numbers.order_key(self.value(a)) for a in expr.args)
+        x, edges = (order_key(self.value(a)) for a in expr.args)
         found = np.searchsorted(edges, x.reshape(-1), side="right")
         return found[0] if expr.type.shape == "scalar" else found.reshape(x.shape)
 
@@ -285,8 +279,8 @@ class Run:
         if selection.kind == "filter":
             return np.flatnonzero(key)[:limit]
         assert selection.threshold is not None
-        order = numbers.order_key(key)
-        least = numbers.order_key(np.array([self.value(selection.threshold)], np.float32))[0]
+        order = order_key(key)
+        least = order_key(np.array([self.value(selection.threshold)], np.float32))[0]
         above = order > least
         ties = np.flatnonzero(order == least)[: max(0, limit - int(np.count_nonzero(above)))]
         above[ties] = True
@@ -368,7 +362,7 @@ class Run:
         return matrices.random_matrix(step, self.tensor, *self.size(expr))
 
     def op_chosen(self, expr: Expr) -> Any:
-        u = numbers.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, 1)
+        u = draws.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, 1)
         chances = self.value(expr.args[0])
         return matrices.chosen(chances[0], float(u[0]), self.size(expr)[1])[None]
 

@@ -15,9 +15,9 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
   const i64 out_at1 = out_at0 + (n + 63) / 64 * 2;
   const int u = threadIdx.x % 4, team = threadIdx.x / 4;
   const i64 t = own * 64 + team, o = t * 64;
-  __shared__ u64 keys[2];
+  __shared__ i64 keys[2];
   const i64 block_begin = offset + own * 4096;
-  block_keys(keys + 0, seed, step, tensor, 0ull, block_begin);
+  block_keys(keys + 0, seed, step, tensor, 0, block_begin);
   __syncthreads();
   __shared__ u8 codes[1][4096];
   const auto tile = [&](auto ready) {
@@ -42,12 +42,12 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
           const float v2 = r_xs[4 * row + j];
           const float v4 = op_mul(v2, s3);
           const float v5 = op_abs(v4);
-          if (i < m) a1 = op_max(a1, (i32)abs_bits(v4));
+          if (i < m) a1 = op_max(a1, op_magnitude_bits(v4));
         }
       }
     }
     const i32 v6 = team_max<4>(a1);
-    const float v7 = unkey(v6);
+    const float v7 = op_from_key(v6);
     const bool v8 = v7 > (float)0.0;
     const float v11 = op_max(s10, v7);
     const float v12 = op_where(v8, v11, v7);
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
           const float v17 = r_xs[4 * row + j];
           const float v18 = op_mul(v17, s3);
           const float v19 = op_mul(v18, v14);
-          const float v20 = uniform((u32)(begin + i), r0);
+          const float v20 = uniform(begin + i, r0);
           const float v21 = op_add(v19, v20);
           const float v22 = op_floor(v21);
           const float v23 = op_add(v22, (float)7.0);

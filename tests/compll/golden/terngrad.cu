@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
           const float v7 = op_mul(v5, s6);
           const float v8 = op_abs(v7);
           const float v9 = op_mul(v7, v7);
-          const i32 v10 = (i32)abs_bits(v7);
-          if (i < m) a1 = op_max(a1, (i32)abs_bits(v7));
+          const i32 v10 = op_magnitude_bits(v7);
+          if (i < m) a1 = op_max(a1, op_magnitude_bits(v7));
           a2[j] = k ? a2[j] + (i < m ? v9 : 0.0f) : i < m ? v9 : 0.0f;
           a3[j] = k ? a3[j] + (i < m ? v7 : 0.0f) : i < m ? v7 : 0.0f;
           if (i < m) a4 = op_max(a4, v10);
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_piece1(XT* __restrict__
   const int p = blockIdx.x;
   const i64 n = table[5 * p + 1];
   if (n == 0) return;
-  const double s1 = (n ? (double)unkey(block_extreme(part1 + first[0 * (pieces + 1) + p], (n + 8191) / 8192, true)) : 0.0);
+  const double s1 = (n ? (double)op_from_key(block_extreme(part1 + first[0 * (pieces + 1) + p], (n + 8191) / 8192, true)) : 0.0);
   if (threadIdx.x == 0) sc[p * 17 + 0] = slot_of(s1);
   const double s2 = (double)st[p * 2 + 0];
   u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
@@ -116,9 +116,9 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
   const i64 out_at1 = out_at0 + 4;
   const int u = threadIdx.x % 32, team = threadIdx.x / 32;
   const i64 t = own * 8 + team, o = t * 1024;
-  __shared__ u64 keys[2];
+  __shared__ i64 keys[2];
   const i64 block_begin = offset + own * 8192;
-  block_keys(keys + 0, seed, step, tensor, 0ull, block_begin);
+  block_keys(keys + 0, seed, step, tensor, 0, block_begin);
   __syncthreads();
   __shared__ u8 codes[1][8192];
   const auto tile = [&](auto ready) {
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int i = l + j;
-          const float v1 = uniform((u32)(begin + i), r0);
+          const float v1 = uniform(begin + i, r0);
           const float v3 = op_mul(v1, s2);
           const float v4 = r_xs[4 * row + j];
           const float v6 = op_mul(v4, s5);

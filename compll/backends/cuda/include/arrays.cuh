@@ -26,11 +26,6 @@ D float taken(const View<float>& x, const View<i32>& at, i64 e) {
   return c < 0 || c >= x.cols ? 0.0f : x.get(r, c);
 }
 D float looked_up(const View<float>& row, i32 index) { return row.get(0, inside(index, row.cols)); }
-// out of line: only a piece that crosses 2**32 elements of its tensor comes here
-SLOW u64 far_stream(u64 step, i64 tensor, i64 high) { return stream(0ull, step, (u64)tensor, (u64)-2ll, (u64)high); }
-D float random_element(i64 e, u64 near, u64 step, i64 tensor) {
-  return 2.0f * uniform((u32)e, e >> 32 ? far_stream(step, tensor, e >> 32) : near) - 1.0f;
-}
 // a product with a short inner dimension: see [Note: order of matrix products]
 D float short_product(const View<float>& a, const View<float>& b, i64 e) {
   const i64 r = quotient(e, b.cols), c = e - r * b.cols;
@@ -96,7 +91,7 @@ template <int THREADS> D void product(const View<float>& a, const View<float>& b
 template <class TAKE> D void each_of_row(const View<float>& x, i64 r, TAKE take) {
   for (i64 c0 = 0; c0 < x.cols; c0 += 32) {
     const i64 c = c0 + threadIdx.x % 32;
-    take(c < x.cols, c, digits(key(c < x.cols ? x.get(r, c) : 0.0f)));
+    take(c < x.cols, c, digits(op_order_key(c < x.cols ? x.get(r, c) : 0.0f)));
   }
 }
 // the k-th largest key of a row bit by bit, then positions in order
@@ -137,7 +132,7 @@ D void place_columns(const View<i32>& at, const View<float>& x, i64 r, i64 cols,
 // the power of two that elements are multiplied by; NO_SUM if one is not finite
 #define NO_SUM 4096
 D int sum_shift(float largest, i64 n) {
-  const int biased = (int)(abs_bits(largest) >> 23);
+  const int biased = (int)(op_magnitude_bits(largest) >> 23);
   return biased == 255 ? NO_SUM : 62 - (64 - __clzll(n)) - (biased > 1 ? biased - 126 : -125);
 }
 D double two_to(int k) { return __longlong_as_double((i64)(1023 + k) << 52); }
@@ -149,25 +144,17 @@ D float sum_value(i64 sum, int shift) {
 // ---- drawn selections: shared.positions ----
 // for a piece: keys, the start of the circle, and the number of positions beyond its end
 
-D i64 drawn_on_circle(const u64* d, u64 n, u64 count, u64 j) {
-  const u64 low = j * n / count, size = (j + 1) * n / count - low;
-  const u64 bits = hashed((u32)j * 0x9E3779B9u + (u32)(d[0] >> 32), (u32)d[0]);
-  return (i64)(low + (bits * size >> 32) + d[1]);
-}
 // the position of item j of a selection of `count` of n
-D i64 drawn_at(const u64* d, i64 n, i64 count, i64 j) {
-  const i64 turned = (i64)d[2], at = j + turned;
-  const i64 found = drawn_on_circle(d, (u64)n, (u64)count, (u64)(at < count ? at : at - count));
+D i64 drawn_at(const i64* d, i64 n, i64 count, i64 j) {
+  const i64 at = j + d[2], found = on_circle(d[0], d[1], n, count, at < count ? at : at - count);
   return found >= n ? found - n : found;
 }
-D void draw_positions(u64* d, u64 keys, u64 n, u64 count) {
-  const u64 bits = splitmix(keys);
-  d[0] = keys;
-  d[1] = ((bits >> 32) * n + ((bits & 0xffffffffull) * n >> 32)) >> 32;
-  u64 low = 0, high = count;
+D void draw_positions(i64* d, i64 keys, i64 n, i64 count) {
+  d[0] = keys, d[1] = circle_start(keys, n);
+  i64 low = 0, high = count;
   while (low < high) {
-    const u64 mid = (low + high) / 2;
-    if (drawn_on_circle(d, n, count, mid) >= (i64)n) high = mid; else low = mid + 1;
+    const i64 mid = (low + high) / 2;
+    if (on_circle(d[0], d[1], n, count, mid) >= n) high = mid; else low = mid + 1;
   }
   d[2] = low;
 }
@@ -249,7 +236,7 @@ template <int R> D void mixed(float* v, i64 first, i64 h, i64 n) {
 D float run_factor(i64 i, i64 n, int top) {
   if (top < 0) return 1.0f;
   while (top > 0 && i >= (n >> top << top)) --top;
-  return power_of_two(-(top / 2)) * (top % 2 ? 0.70710678118654752f : 1.0f);
+  return op_exp2(-(top / 2)) * (top % 2 ? 0.70710678118654752f : 1.0f);
 }
 // A block's NEAR elements in shared memory: a gap after every 32 keeps threads off each other's banks.
 template <int NEAR, int THREADS> D void stage_near(const View<float>& x, i64 begin, i64 n, float* part) {
@@ -286,7 +273,7 @@ template <int THREADS, int R> D void mix_far(float* x, i64 n, i64 own, i64 block
   }
 }
 // systematic sampling of a row of chances, by one thread: see matrices.chosen
-D void choose(const View<float>& chances, u32 element, u64 keys, i64 most, i32* out) {
+D void choose(const View<float>& chances, i64 element, i64 keys, i64 most, i32* out) {
   const float u = uniform(element, keys);
   double line = 0.0, last = ceil(0.0 - (double)u);
   i64 taken = 0;

@@ -3,13 +3,13 @@
 struct Bfloat16 {
   u16 word;
   D float value(u16 w) { return bfloat16_value(w); }
-  D u16 bits(float x) { return bfloat16_bits(x); }
+  D u16 bits(float x) { return (u16)bfloat16_bits(x); }
   __device__ __forceinline__ operator float() const { return value(word); }
 };
 struct Float16 {
   u16 word;
   D float value(u16 w) { return float16_value(w); }
-  D u16 bits(float x) { return float16_bits(x); }
+  D u16 bits(float x) { return (u16)float16_bits(x); }
   __device__ __forceinline__ operator float() const { return value(word); }
 };
 
@@ -17,7 +17,7 @@ D float load1(const Bfloat16* x, i64 i) { return x[i]; }
 D float load1(const Float16* x, i64 i) { return x[i]; }
 template <class T> D void keep1(T* x, i64 i, float y) {
   const u16 word = T::bits(y);
-  if (finite(T::value(word))) x[i].word = word;
+  if (op_isfinite(T::value(word))) x[i].word = word;
 }
 
 // four elements at i of n (zero beyond)
@@ -34,7 +34,7 @@ template <bool READY, class T> D void keep4(T* x, i64 i, int count, const float*
   bool all = READY;
   for (int j = 0; j < 4; ++j) {
     const u16 word = T::bits(v[j]);
-    all = all && finite(T::value(word));
+    all = all && op_isfinite(T::value(word));
     q.v[j >> 1] = j & 1 ? q.v[j >> 1] | (u32)word << 16 : word;
   }
   if (all) *(Pair*)(x + i) = q;

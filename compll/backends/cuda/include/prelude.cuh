@@ -1,20 +1,9 @@
-// Functions for generated CUDA kernels. A host compiler compiles them too: the tests run kernels that way.
+// Functions for generated CUDA kernels.
 //
 // A *team* of T threads of one warp owns a tile. Thread u holds the elements k * 4T + 4u + j of row
 // k, j = 0..3: 16-byte accesses, and whole bytes of [Note: packing]. Sums add rows in order, or
 // fold them in halves if a row is shorter than the lanes of [Note: order of sums]. All threads of a warp
 // take part in every collective; a team without a tile has m = 0 elements.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-#define D static __device__ __forceinline__
-#define SLOW static __device__ __noinline__
-#define FULL 0xffffffffu
-#define NAN_F __int_as_float(0x7fc00000)
 
 // gradients and outputs: GRADIENT is 0 float32, 1 float16, 2 bfloat16
 #if GRADIENT == 0
@@ -23,129 +12,11 @@ typedef float XT;
 typedef u16 XT;
 #endif
 
-// ---- numbers ----
+// ---- random draws: [Note: random draws] in draws.py ----
 
-D bool finite(float x) { return (__float_as_int(x) & 0x7fffffff) < 0x7f800000; }
-D bool is_nan(float x) { return x != x; }
-template <class T> D T op_min(T a, T b) { return a < b ? a : b; }
-template <class T> D T op_max(T a, T b) { return a > b ? a : b; }
-D i32 i_trunc(float x) {
-  if (!finite(x)) return 0;
-  x = x > -2147483648.0f ? x : -2147483648.0f;
-  return (i32)(x < 2147483520.0f ? x : 2147483520.0f);
-}
-D u32 abs_bits(float x) { return (u32)__float_as_int(x) & 0x7fffffffu; }
-// int32 keys that order as the floats do; a positive NaN is above infinity
-D i32 key(float x) { i32 b = __float_as_int(x); return x != x ? 0x7f800001 : b ^ ((b >> 31) & 0x7fffffff); }
-D float unkey(i32 k) { return __int_as_float(k == 0x7f800001 ? 0x7fc00000 : k ^ ((k >> 31) & 0x7fffffff)); }
-
-// codes of packed fields: truncated into 0..top; NaN becomes 0
-D u32 f_code(float x, u32 top) {
-#ifdef __CUDA_ARCH__
-  if (top == 255u) {
-    u32 byte;  // a byte's own conversion ends at 0 and 255
-    asm("cvt.rzi.sat.u8.f32 %0, %1;" : "=r"(byte) : "f"(x));
-    return byte;
-  }
-#endif
-  const u32 code = __float2uint_rz(x);  // 0 for NaN and below 0
-  return code < top ? code : top;
-}
-D u32 i_code(i32 x, i32 top) { x = x > 0 ? x : 0; return (u32)(x < top ? x : top); }
-
-D u16 bfloat16_bits(float x) {
-  u32 raw = (u32)__float_as_int(x);
-  return (u16)((is_nan(x) ? raw | 0x400000u : raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16);
-}
-D float bfloat16_value(u16 b) { return __int_as_float((i32)((u32)b << 16)); }
-D float bfloat16(float x) { return bfloat16_value(bfloat16_bits(x)); }
-D float bfloat16_up(float x) {
-  u32 raw = (u32)__float_as_int(x);
-  return finite(x) ? __int_as_float((i32)((raw + 0xffffu) & 0xffff0000u)) : x;
-}
-
-// OCP's E4M3: nearest even, 448 where finite x is larger, NaN where x is not finite
-D u8 float8_e4m3_bits(float x) {
-  u32 raw = (u32)__float_as_int(x), sign = (raw >> 24) & 0x80u, a = raw & 0x7fffffffu;
-  if (a >= 0x7f800000u) return (u8)(sign | 0x7fu);
-  if (a >= 0x43e00000u) return (u8)(sign | 0x7eu);
-  if (a < 0x3c800000u) {  // a subnormal: adding 2**14 rounds at its last bit
-    float rounded = __int_as_float((i32)a) + 16384.0f;
-    return (u8)(sign | ((u32)__float_as_int(rounded) - 0x46800000u));
-  }
-  u32 odd = (a >> 20) & 1u;
-  return (u8)(sign | ((a + 0x7ffffu - (120u << 23) + odd) >> 20));
-}
-D float float8_e4m3_value(u8 code) {
-  u32 sign = (u32)(code & 0x80) << 24, a = code & 0x7fu;
-  u32 normal = (a << 20) + (120u << 23), small = (u32)__float_as_int((float)a * 0.001953125f);
-  return __int_as_float((i32)(sign | (a == 0x7f ? 0x7fc00000u : a < 8 ? small : normal)));
-}
-D float float8_e4m3(float x) { return float8_e4m3_value(float8_e4m3_bits(x)); }
-
-#ifdef __CUDA_ARCH__
-D u16 float16_bits(float x) {
-  u16 h;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-  return is_nan(x) ? (u16)(0x7e00 | ((u32)__float_as_int(x) >> 16 & 0x8000) |
-                           (((u32)__float_as_int(x) >> 13) & 0x3ff)) : h;
-}
-D float float16_value(u16 h) {
-  float x;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
-  return x;
-}
-#else
-D u16 float16_bits(float x) {
-  u32 raw = (u32)__float_as_int(x), sign = (raw >> 16) & 0x8000u, a = raw & 0x7fffffffu;
-  if (a > 0x7f800000u) return (u16)(sign | 0x7e00u | ((raw >> 13) & 0x3ffu));
-  if (a >= 0x47800000u) return (u16)(sign | 0x7c00u);
-  if (a < 0x38800000u) {  // a subnormal: adding 0.5 rounds at its last bit
-    float rounded = __int_as_float((i32)a) + 0.5f;
-    return (u16)(sign | ((u32)__float_as_int(rounded) - 0x3f000000u));
-  }
-  u32 odd = (a >> 13) & 1u;
-  return (u16)(sign | ((a + 0xc8000fffu + odd) >> 13));
-}
-D float float16_value(u16 h) {
-  u32 sign = (u32)(h & 0x8000) << 16, e = (h >> 10) & 31u, f = h & 0x3ffu;
-  if (e == 31) return __int_as_float((i32)(sign | 0x7f800000u | (f << 13)));
-  if (e) return __int_as_float((i32)(sign | ((e + 112u) << 23) | (f << 13)));
-  float small = (float)f * 5.9604644775390625e-8f;
-  return __int_as_float((i32)(sign | (u32)__float_as_int(small)));
-}
-#endif
-D float float16(float x) { return float16_value(float16_bits(x)); }
-
-// ---- random draws: [Note: random draws] in numbers.py ----
-
-D u64 splitmix(u64 x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-// out of line: two threads of a block need it
-SLOW u64 stream(u64 seed, u64 step, u64 tensor, u64 draw, u64 high) {
-  u64 h = splitmix(seed);
-  h = splitmix(h ^ step);
-  h = splitmix(h ^ tensor);
-  h = splitmix(h ^ draw);
-  return splitmix(h ^ high);
-}
-D u32 hashed(u32 spread, u32 k1) {
-  u32 x = (spread ^ (spread >> 15)) * 0x7FEB352Du;
-  x = x ^ (x >> 13) ^ k1;
-  return x * 0x846CA68Bu;
-}
-// the draw of element e under the keys (k0, k1) of its stream
-D u32 drawn(u32 e, u64 keys) {
-  return hashed(e * 0x9E3779B9u + (u32)(keys >> 32), (u32)keys) >> 9;
-}
-D float uniform(u32 e, u64 keys) { return __int_as_float((i32)(drawn(e, keys) | 0x3f800000u)) - 1.0f; }
 // the keys of a stream for a block's elements, which begin at e: two highs at most
-D void block_keys(u64* keys, u64 seed, u64 step, i64 tensor, u64 draw, i64 e) {
-  if (threadIdx.x < 2) keys[threadIdx.x] = stream(seed, step, (u64)tensor, draw, (u64)(e >> 32) + threadIdx.x);
+D void block_keys(i64* keys, i64 seed, i64 step, i64 tensor, i64 draw, i64 e) {
+  if (threadIdx.x < 2) keys[threadIdx.x] = stream(seed, step, tensor, draw, (e >> 32) + threadIdx.x);
 }
 
 // ---- memory: payload fields may begin at any byte ----
@@ -201,17 +72,11 @@ R void store_int32(u8* p, i64 value) { store_word<READY>(p, (u32)value); }
 R void store_byte(u8* p, i64 value) { *p = (u8)value; }
 R void store_uint16(u8* p, i64 value) { store_half<READY>(p, (u16)value); }
 R void store_float32(u8* p, float value) { store_word<READY>(p, (u32)__float_as_int(value)); }
-R void store_float16(u8* p, float value) { store_half<READY>(p, float16_bits(value)); }
-R void store_bfloat16(u8* p, float value) { store_half<READY>(p, bfloat16_bits(value)); }
-R void store_float8_e4m3(u8* p, float value) { *p = float8_e4m3_bits(value); }
 R i64 load_uint32(const u8* p) { return (i64)load_word<READY>(p); }
 R i64 load_int32(const u8* p) { return (i64)(i32)load_word<READY>(p); }
 R i64 load_byte(const u8* p) { return (i64)*p; }
 R i64 load_uint16(const u8* p) { return (i64)load_half<READY>(p); }
 R float load_float32(const u8* p) { return __int_as_float((i32)load_word<READY>(p)); }
-R float load_float16(const u8* p) { return float16_value(load_half<READY>(p)); }
-R float load_float8_e4m3(const u8* p) { return float8_e4m3_value(*p); }
-R float load_bfloat16(const u8* p) { return bfloat16_value(load_half<READY>(p)); }
 #undef R
 // true if position i in a payload is in the tensor of n elements, and above the one before
 D bool ascends(const u8* positions, i64 i, i64 count, i64 n) {
@@ -260,8 +125,8 @@ template <bool READY> D void store4(float* x, i64 i, int count, const float* v) 
 }
 // states take up finite values only; a sum that overflows takes the long way, no more
 template <bool READY> D void keep4(float* x, i64 i, int count, const float* v) {
-  if (READY && finite((fabsf(v[0]) + fabsf(v[1])) + (fabsf(v[2]) + fabsf(v[3])))) *(Quad*)(x + i) = quad_of(v);
-  else for (int j = 0; j < 4; ++j) if (j < count && finite(v[j])) x[i + j] = v[j];
+  if (READY && op_isfinite((fabsf(v[0]) + fabsf(v[1])) + (fabsf(v[2]) + fabsf(v[3])))) *(Quad*)(x + i) = quad_of(v);
+  else for (int j = 0; j < 4; ++j) if (j < count && op_isfinite(v[j])) x[i + j] = v[j];
 }
 #if GRADIENT != 0
 D float value16(u16 h) { return GRADIENT == 1 ? float16_value(h) : bfloat16_value(h); }
@@ -287,7 +152,7 @@ template <bool READY> D void store4(u16* x, i64 i, int count, const float* v) {
 D float load1(const float* x, i64 i) { return x[i]; }
 D void store1(float* x, i64 i, float v) { x[i] = v; }
 D i32 load1(const i32* x, i64 i) { return x[i]; }
-D void keep1(float* x, i64 i, float v) { if (finite(v)) x[i] = v; }
+D void keep1(float* x, i64 i, float v) { if (op_isfinite(v)) x[i] = v; }
 #if GRADIENT != 0
 D float load1(const u16* x, i64 i) { return value16(x[i]); }
 D void store1(u16* x, i64 i, float v) { x[i] = bits16(v); }
@@ -393,7 +258,7 @@ template <bool READY, int T, int ROWS, class X> D void put_kept(X* x, i64 o, int
 }
 template <bool READY, int T, int ROWS, class X> D void keep_rows(X* x, i64 o, int m, float sum, Quad* shared) {
   if constexpr (READY && sizeof(X) == 4) {
-    if (__all_sync(FULL, finite(sum))) { store_rows<true, T, ROWS>(x, o, shared); return; }
+    if (__all_sync(FULL, op_isfinite(sum))) { store_rows<true, T, ROWS>(x, o, shared); return; }
     for (int k = 0; k < ROWS; ++k) {
       const int l = (k * T + (int)threadIdx.x % T) * 4;
       float v[4];
@@ -532,6 +397,24 @@ template <int BITS> D u32 code_at(const u8* data, int m, int i) {
   return ((u32)data[i % width] >> ((i / width) * BITS)) & ((1u << BITS) - 1u);
 }
 
+// [Note: trits] in trits.py: a tile of m codes (a byte each, in shared memory)
+D void pack_trits(const u8* codes, u8* out, int m, int u, int team) {
+  const int width = (m + 4) / 5;
+  for (int b = u; b < width; b += team) {
+    u32 byte = 0;
+    for (int p = 0; p < 5; ++p) byte = 3 * byte + (b + p * width < m ? codes[b + p * width] : 1);
+    out[b] = (u8)byte;
+  }
+}
+// A byte as a fraction of 3**5, of 2**32 parts: the whole part of three times it is a digit, the
+// first one first, and the fraction holds the others.
+D u32 trits_of(u32 byte) { return byte * 17674763u; }
+D u32 trit_at(const u8* data, int m, int i) {
+  const int width = (m + 4) / 5, digit = i / width;
+  const u32 weight = (u32)(0x511b090301ull >> (8 * digit)) & 255u;  // 3**digit
+  return (u32)((u64)(trits_of(data[i - digit * width]) * weight) * 3u >> 32);
+}
+
 // ---- selection ----
 
 // exclusive prefix sum over the threads of a block; the sum of all in *sum
@@ -573,10 +456,6 @@ template <class T> D i64 scan_array(T* counts, i64 length) {
     before += all;
   }
   return before;
-}
-D i64 as_count(double value, i64 n) {
-  if (!(value > 0.0)) return 0;
-  return value < (double)n ? (i64)value : n;
 }
 // Of the four elements that a thread of a team has in a row, which number each hit has; `next`: that of
 // the row's first, then of the next row's.

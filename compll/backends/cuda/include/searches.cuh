@@ -1,10 +1,5 @@
 // Searches of a piece: the k-th largest key digit by digit, and thresholds by counts.
 
-D i64 sample_position(u64 seed, u64 step, i64 tensor, i64 n, i64 count, i64 j) {
-  const u32 k0 = (u32)(stream(seed, step, (u64)tensor, ~0ull, 0) >> 32);
-  const i64 low = j * n / count, size = (j + 1) * n / count - low;
-  return low + (i64)(hashed((u32)j * 0x9E3779B9u + k0, 0u) >> 8) % (size > 1 ? size : 1);
-}
 D u32 digits(i32 key) { return (u32)key ^ 0x80000000u; }
 // The next digit of a block's keys, of those whose upper digits are `prefix`.
 template <int BITS, int SHIFT> D void histogram(const i32* keys, i64 begin, i64 size, int count, u32 prefix, u64* hist) {
@@ -78,7 +73,7 @@ template <bool HALVES> D void begin_search(double* memory, const double* given, 
   Search* const s = (Search*)memory;
   s->ends[0] = given[0], s->ends[1] = given[1];
   s->turn = 0.0;
-  s->last = (double)as_count(given[count - 1], 100) - HALVES;
+  s->last = (double)op_as_count(given[count - 1], 100ll) - HALVES;
   grow<HALVES>(s, given);
 }
 // Follow one path through the tree, and return its end.

@@ -11,7 +11,7 @@ template <class T> D i32 bucket(i32 wanted, const T* edges, int size) {
   int low = 0, high = size;
   while (low < high) {
     const int middle = (low + high) >> 1;
-    if (key(table_value(edges, middle)) <= wanted) low = middle + 1; else high = middle;
+    if (op_order_key(table_value(edges, middle)) <= wanted) low = middle + 1; else high = middle;
   }
   return low;
 }
