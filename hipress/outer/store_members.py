@@ -34,10 +34,11 @@ class StoreMembers:
     for the sites of the round before, but for those whose processes have ended and those that left.
     Then it proposes all that have come as the sites of the round. The store keeps the first
     proposal, so all sites have the same. A newcomer comes to the next round and waits until it is
-    proposed. In the same way a round is committed: by the first that sees that all sites have the
-    average, unless another has proposed before to undo it, since it waited in vain. Who has come,
-    has the average, or has left adds a line to a list, which a site reads by one request: its
-    requests in a round do not grow with the number of sites.
+    proposed. As long as it has ended no round, and others have, it does not go on without them,
+    however late they are: it would begin anew. In the same way a round is committed: by the first
+    that sees that all sites have the average, unless another has proposed before to undo it, since
+    it waited in vain. Who has come, has the average, or has left adds a line to a list, which a
+    site reads by one request: its requests in a round do not grow with the number of sites.
     """
 
     changes = True
@@ -76,6 +77,7 @@ class StoreMembers:
         self._sites: list[int] = []  # of it, in the order of coming
         self._coordinator: Coordinator | None = None
         self._committed = False
+        self._ended_one = False  # this site has ended a round well
         self.id = 0  # until the store has given one
         self.id = self._by_leader(self._come)
 
@@ -94,6 +96,7 @@ class StoreMembers:
         """Implements Members.commit."""
         well = self._all_well(error is None)
         self._committed = self._by_leader(lambda: self._decide(well))
+        self._ended_one = self._ended_one or self._committed
         return self._committed
 
     def close(self) -> None:
@@ -130,7 +133,7 @@ class StoreMembers:
         self._call(lambda store: add_line(store, f"round {number}", [self.id, leaving]))
         before = self._previous or {"sites": [], "leaving": []}
         awaited = {*before["sites"]} - {*before["leaving"]}
-        member = self.id in awaited or self._previous is None
+        member = self._previous is None or (self.id in awaited and self._knows())
         impatient = time.monotonic() + self.patience
         for pause in backoff():
             ended = self._ended(awaited - {self.id})
@@ -155,6 +158,10 @@ class StoreMembers:
         settled: dict[str, list[int]] = json.loads(first)
         return settled
 
+    def _knows(self) -> bool:
+        """False if others have ended a round, and this site has not."""
+        return self._ended_one or not self._call(lambda store: read_notes(store, {0: "begun"}))
+
     def _come_to(self, number: int) -> tuple[dict[int, bool], dict[str, list[int]] | None]:
         """The sites that have come to a round, True for those that leave after it; its sites, if
         they are settled."""
@@ -169,7 +176,10 @@ class StoreMembers:
         """True if all sites have the average. well: this one has it."""
         others = {*(self._previous or {"sites": []})["sites"]} - {self.id}
         name = f"end of {self._number - 1}"
-        return decide(self._call, name, self.id, others, well, self._ended, self.patience)
+        ended = decide(self._call, name, self.id, others, well, self._ended, self.patience)
+        if ended and not self._ended_one:
+            self._call(lambda store: store.set("begun", "true"))
+        return ended
 
     def _ended(self, sites: set[int]) -> set[int]:
         """Sites, of these, that have left, or whose processes are known to have ended."""

@@ -55,7 +55,8 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
     start = time.monotonic()
     outcome = run_in_thread(lambda: call(store))
     try:
-        wait([outcome], max(deadline - start, MIN_CALL_SECONDS))
+        if wait([outcome], max(deadline - start, MIN_CALL_SECONDS)).not_done:
+            wait([outcome], MOMENT)  # this process may have been stopped meanwhile
     finally:  # after a KeyboardInterrupt, too
         if not outcome.done():
             _UNANSWERED[store] = outcome

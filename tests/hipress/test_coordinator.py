@@ -148,6 +148,14 @@ def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
     assert stores.call_store(other, lambda it: it.add("a", 1), since + HANG, 1) == 2
 
 
+def test_an_answer_that_comes_just_after_the_deadline_counts(client, monkeypatch):
+    """A process that was stopped goes on behind its deadline."""
+    monkeypatch.setattr(stores, "MIN_CALL_SECONDS", 0.01)
+    late = threading.Event()
+    call = lambda it: late.wait(0.1) or it.add("late", 1)  # noqa: E731
+    assert stores.call_store(client, call, time.monotonic(), 1) == 1
+
+
 def test_a_store_that_ends_before_the_job_is_watched(client, monkeypatch):
     """Torch connects to it again for minutes; nobody waits for that."""
     ended = threading.Event()

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from hipress import compat
+from hipress import SyncError, compat
 from hipress.outer.store_members import StoreMembers
 from hipress.ranks.epoch import Epoch
 from hipress.ranks.store import read_lines
@@ -89,6 +89,30 @@ def test_churn():
     quiet, _ = churn.run(0, 20, seed=3)
     first = next(iter(quiet.values()))[0][2]
     assert churn.last_loss(found, 20) < (first + churn.last_loss(quiet, 20)) / 2
+
+
+def test_newcomers_do_not_begin_anew_while_one_with_agreed_weights_is_late(monkeypatch):
+    """A newcomer's first round is undone as another site leaves, and the third is silent."""
+    monkeypatch.setattr(Epoch, "ended", lambda *_: [])
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    first, leaver = (StoreMembers(server, expected=2, patience=HANG) for _ in range(2))
+
+    def all_meet(*sites):
+        return [{*each.ranks} for each in pool.map(lambda one: one.meet(leaving=False), sites)]
+
+    with ThreadPoolExecutor(3) as pool:
+        all_meet(first, leaver)
+        assert all(pool.map(lambda one: one.commit(None), (first, leaver)))
+        newcomer = StoreMembers(server, patience=0.01, timeout=HANG)
+        assert all_meet(first, leaver, newcomer) == [{1, 2, 3}] * 3
+        undone = pool.map(lambda one: one.commit(SyncError("")), (first, leaver, newcomer))
+        assert not any(undone)
+        leaver.close()
+        waits = pool.submit(newcomer.meet, leaving=False)
+        with pytest.raises(TimeoutError):
+            waits.result(timeout=1.0)  # a hundred times its patience
+        first.meet(leaving=False)
+        assert {*waits.result().ranks} == {1, 3}
 
 
 class Counted:
