@@ -501,7 +501,7 @@ def measured_elsewhere(rank, world_size, state=None):
         state = hipress.state_dict(made, portable=True)
     again, found = hipress.wrap(make(), **gravac), [state["measured"]]
     hipress.load_state_dict(again, state)
-    found.append(SESSIONS[again].engine.tuner.state())
+    found.append(SESSIONS[again].engine.tuner.measurements.state())
     accordion = hipress.Accordion("topk", low=0.5, high=0.1, window=9)
     for other in (hipress.wrap(make(), policy=accordion), hipress.wrap(make(), "topk")):
         hipress.load_state_dict(other, state)
