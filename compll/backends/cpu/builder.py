@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from llvmlite import ir
 
@@ -17,33 +16,33 @@ SIZES = {I8: 1, I16: 2, I32: 4, F32: 4, I64: 8, F64: 8}
 KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64, "table": PTR}
 
 
-def lanes(kind: Any, like: Any) -> Any:
+def lanes(kind: ir.Type, like: ir.Value) -> ir.Type:
     """The type with elements of `kind` and as many lanes as the value `like`."""
     return ir.VectorType(kind, like.type.count) if isinstance(like.type, ir.VectorType) else kind
 
 
-def const(kind: Any, like: Any, number: float) -> Any:
+def const(kind: ir.Type, like: ir.Value, number: float) -> ir.Value:
     """The number in every lane."""
     made = lanes(kind, like)
     return ir.Constant(made, [number] * made.count if made is not kind else number)
 
 
-def element(x: Any) -> Any:
+def element(x: ir.Value) -> ir.Type:
     """The type of one lane."""
     return x.type.element if isinstance(x.type, ir.VectorType) else x.type
 
 
-def number(kind: Any, value: float) -> Any:
+def number(kind: ir.Type, value: float) -> ir.Value:
     """A constant."""
     return ir.Constant(kind, value)
 
 
-def c(value: int) -> Any:
+def c(value: int) -> ir.Value:
     """An int64 constant."""
     return number(I64, value)
 
 
-def at(b: Builder, pointer: Any, offset: Any) -> Any:
+def at(b: Builder, pointer: ir.Value, offset: ir.Value) -> ir.Value:
     """The address `offset` bytes behind another."""
     return b.gep(pointer, [offset], source_etype=I8)
 
@@ -51,7 +50,7 @@ def at(b: Builder, pointer: Any, offset: Any) -> Any:
 class Builder(ir.IRBuilder):  # type: ignore[misc]
     """LLVM's builder, with helpers for common IR."""
 
-    def intrinsic(self, name: str, *args: Any) -> Any:
+    def intrinsic(self, name: str, *args: ir.Value) -> ir.Value:
         """A call of an intrinsic that is overloaded by its first argument's type."""
         kind = args[0].type
         letters = {HALF: "f16", F32: "f32", F64: "f64", I32: "i32", I64: "i64"}
@@ -61,38 +60,38 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         result = element(args[0]) if name.startswith("vector.reduce") else kind
         return self.call(self.declared(full, result, [a.type for a in args]), args)
 
-    def declared(self, name: str, result: Any, kinds: list[Any]) -> Any:
+    def declared(self, name: str, result: ir.Type, kinds: list[ir.Type]) -> ir.Value:
         """A function of LLVM, declared on first use."""
         known = self.module.globals.get(name)
         return known or ir.Function(self.module, ir.FunctionType(result, kinds), name)
 
-    def clear(self, pointer: Any, size: Any) -> None:
+    def clear(self, pointer: ir.Value, size: ir.Value) -> None:
         """Set bytes to 0."""
         known = self.declared("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
         self.call(known, [pointer, number(I8, 0), size, number(I1, 0)])
 
-    def copy(self, pointer: Any, source: Any, size: Any) -> None:
+    def copy(self, pointer: ir.Value, source: ir.Value, size: ir.Value) -> None:
         """Copy bytes from `source`."""
         known = self.declared("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
         self.call(known, [pointer, source, size, number(I1, 0)])
 
-    def get(self, array: Any, kind: Any, index: Any, lanes: int = 0) -> Any:
+    def get(self, array: ir.Value, kind: ir.Type, index: ir.Value, lanes: int = 0) -> ir.Value:
         """Elements of an array from `index` on; lanes 0: a single one, not a vector."""
         place = at(self, array, self.mul(index, c(SIZES[kind])))
         return self.load(place, typ=ir.VectorType(kind, lanes) if lanes else kind, align=1)
 
-    def put(self, value: Any, array: Any, index: Any) -> None:
+    def put(self, value: ir.Value, array: ir.Value, index: ir.Value) -> None:
         """Store a vector or a single element in an array."""
         self.store(value, at(self, array, self.mul(index, c(SIZES[element(value)]))), align=1)
 
-    def room(self, kind: Any, count: int = 1) -> Any:
+    def room(self, kind: ir.Type, count: int = 1) -> ir.Value:
         """Stack memory for `count` values of a kind."""
         with self.goto_entry_block():
             found = self.alloca(ir.ArrayType(kind, count))
         found.align, found.type = 64, PTR
         return found
 
-    def splat(self, x: Any, count: int) -> Any:
+    def splat(self, x: ir.Value, count: int) -> ir.Value:
         """A number in each of `count` lanes."""
         kind = ir.VectorType(x.type, count)
         empty = ir.Constant(kind, ir.Undefined)
@@ -102,7 +101,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
 
 
 @contextmanager
-def loop(b: Builder, count: Any, step: int = 1, start: Any = None) -> Iterator[Any]:
+def loop(b: Builder, count: ir.Value, step: int = 1, start: ir.Value = None) -> Iterator[ir.Value]:
     """A loop whose body the `with` builds, for 0, step, ... below count."""
     before = b.block
     body, after = b.append_basic_block("loop"), b.append_basic_block("after")
@@ -121,21 +120,21 @@ def loop(b: Builder, count: Any, step: int = 1, start: Any = None) -> Iterator[A
 class Variable:
     """A variable on the stack of a function."""
 
-    def __init__(self, b: Builder, value: Any) -> None:
+    def __init__(self, b: Builder, value: ir.Value) -> None:
         self.b, self.kind, self.place = b, value.type, b.room(value.type)
         self.set(value)
 
-    def get(self) -> Any:
+    def get(self) -> ir.Value:
         """The present value."""
         return self.b.load(self.place, typ=self.kind)
 
-    def set(self, value: Any) -> None:
+    def set(self, value: ir.Value) -> None:
         """Assign a value."""
         self.b.store(value, self.place)
 
 
 @contextmanager
-def repeat_while(b: Builder, condition: Callable[[], Any]) -> Iterator[None]:
+def repeat_while(b: Builder, condition: Callable[[], ir.Value]) -> Iterator[None]:
     """A loop whose body the `with` builds, and that runs while the condition holds."""
     test, body, after = (b.append_basic_block(name) for name in ("while", "body", "done"))
     b.branch(test)

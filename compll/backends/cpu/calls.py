@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu import products, routines, rows
 from compll.backends.cpu.apart import apart
 from compll.backends.cpu.builder import at, c, loop
@@ -44,11 +46,11 @@ class Calls:
         for v in (*numbers, *lanes, *call.numbers):
             self.printer.value(v)
 
-    def made(self, call: Call, number: int = 0) -> Any:
+    def made(self, call: Call, number: int = 0) -> ir.Value:
         """Pointer to an array that the routine fills."""
         return self.printer.pointers[f"{SCRATCH} {call.made[number].name}"]
 
-    def sides(self, call: Call) -> tuple[Any, Any]:
+    def sides(self, call: Call) -> tuple[ir.Value, ir.Value]:
         """Rows and columns of the matrix that it makes."""
         assert call.matrix is not None
         return self.printer.value(call.matrix.rows), self.printer.value(call.matrix.cols)
@@ -75,7 +77,7 @@ class Calls:
         return products.narrow(b, a, first, columns, out)
 
     def by_rows(
-        self, call: Call, sources: list[Source], count: Any, take: Callable[..., None]
+        self, call: Call, sources: list[Source], count: ir.Value, take: Callable[..., None]
     ) -> None:
         """A short product, whose rows are computed as wholes."""
         p, (rows_of, cols) = self.printer, self.sides(call)
@@ -84,7 +86,7 @@ class Calls:
         right = self.solid(sources[1], (inner, cols), p.room(1))
         products.by_rows(p.b, a, rows_of, inner, right, cols, count, take)
 
-    def solid(self, source: Source, sides: tuple[Any, Any], room: Any) -> Any:
+    def solid(self, source: Source, sides: tuple[ir.Value, ir.Value], room: ir.Value) -> ir.Value:
         """A matrix in memory, row by row."""
         if not source.view.turned:
             return self.as_stored(source, room)
@@ -93,7 +95,7 @@ class Calls:
             b.put(source.inside(source.place(i, j)), room, b.add(b.mul(i, sides[1]), j))
         return room
 
-    def as_stored(self, source: Source, room: Any) -> Any:
+    def as_stored(self, source: Source, room: ir.Value) -> ir.Value:
         """A matrix in memory, by columns if its view is turned."""
         b, view, f = self.printer.b, source.view, source.view.value.attr
         if view.value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH:
@@ -150,7 +152,7 @@ class Calls:
             p.value(v)
         product = next(v for v in walk.values if v.attr is call.made[0])
 
-        def take(y: Any, place: Any, count: int) -> None:
+        def take(y: ir.Value, place: ir.Value, count: int) -> None:
             b, known = p.b, {id(product): y}
             back = b.icmp_unsigned("!=", p.given["back"], p.given["back"].type(0))
             ready = [(s, evaluated(p, s.value, place, count, known)) for s in walk.stores]
@@ -166,7 +168,7 @@ class Calls:
             self.by_rows(call, [Source(p, v) for v in call.views], p.row["n"], take)
         return True
 
-    def store(self, s: Store, value: Any, place: Any, count: int) -> None:
+    def store(self, s: Store, value: ir.Value, place: ir.Value, count: int) -> None:
         """Store lanes from `place` on."""
         p, b = self.printer, self.printer.b
         storage = "float32" if s.field is None else s.field.storage

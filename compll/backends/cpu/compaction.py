@@ -7,8 +7,6 @@ and advances if it is selected, without a branch. Whole vectors are written, so 
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from compll.backends.cpu.builder import F32, I1, I32, I64, PTR, Builder, Variable, c, loop, number
@@ -18,7 +16,7 @@ from compll.backends.cpu.processor import FEATURES
 COMPRESSES = bool(FEATURES.get("avx512f"))
 
 
-def count_bits(b: Builder, x: Any) -> Any:
+def count_bits(b: Builder, x: ir.Value) -> ir.Value:
     """The number of set bits, as int64."""
     return b.zext(b.ctpop(x), I64)
 
@@ -30,7 +28,7 @@ class Compaction:
     take.
     """
 
-    def __init__(self, b: Builder, counts: Any, arrays: list[Any]) -> None:
+    def __init__(self, b: Builder, counts: ir.Value, arrays: list[ir.Value]) -> None:
         self.b, self.counts, self.arrays = b, counts, arrays
         self.taken, self.left = (Variable(b, b.get(counts, I64, c(i))) for i in range(2))
 
@@ -39,11 +37,11 @@ class Compaction:
         for i, now in enumerate((self.taken, self.left)):
             self.b.put(now.get(), self.counts, c(i))
 
-    def lanes(self, always: Any, first: Any, parts: list[Any]) -> Any:
+    def lanes(self, always: ir.Value, first: ir.Value, parts: list[ir.Value]) -> ir.Value:
         """Append the selected lanes; returns a mask of them. parts: the values for each array."""
         b = self.b
         like = always if always is not None else first
-        found: Any = number(I32, 0)
+        found: ir.Value = number(I32, 0)
         if always is not None:
             found = self.bits(always)
         if first is not None:
@@ -56,18 +54,18 @@ class Compaction:
                 self.append(parts, hit, found)
         return hit
 
-    def append(self, parts: list[Any], hit: Any, found: Any) -> None:
+    def append(self, parts: list[ir.Value], hit: ir.Value, found: ir.Value) -> None:
         """Store the selected lanes, and advance by their number."""
         b, taken = self.b, self.taken.get()
         for array, value in zip(self.arrays, parts, strict=True):
             b.put(self.together(value, hit), array, taken)
         self.taken.set(b.add(taken, count_bits(b, found)))
 
-    def bits(self, mask: Any) -> Any:
+    def bits(self, mask: ir.Value) -> ir.Value:
         """A vector of truths as the bits of a word."""
         return self.b.zext(self.b.bitcast(mask, ir.IntType(mask.type.count)), I32)
 
-    def limited(self, bits: Any) -> Any:
+    def limited(self, bits: ir.Value) -> ir.Value:
         """The first set bits, as many as may still be taken."""
         b, word = self.b, Variable(self.b, bits)
         with b.if_then(b.icmp_unsigned("!=", bits, number(I32, 0)), likely=False):
@@ -79,7 +77,7 @@ class Compaction:
                 word.set(b.xor(word.get(), highest))
         return word.get()
 
-    def together(self, value: Any, hit: Any) -> Any:
+    def together(self, value: ir.Value, hit: ir.Value) -> ir.Value:
         """The selected lanes, moved to the start of a vector."""
         b, kind = self.b, value.type
         letter = "f32" if kind.element == F32 else "i32"
@@ -88,7 +86,7 @@ class Compaction:
         return b.call(known, [value, hit, ir.Constant(kind, ir.Undefined)])
 
 
-def expanded(b: Builder, place: Any, hit: Any, bits: Any) -> Any:
+def expanded(b: Builder, place: ir.Value, hit: ir.Value, bits: ir.Value) -> ir.Value:
     """The next float32 values from an address on, in order, in the lanes of `hit`; zeros in the
     others. bits: `hit` as a number."""
     width = hit.type.count

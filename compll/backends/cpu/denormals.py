@@ -30,7 +30,7 @@ def kept(b: Builder) -> Iterator[None]:
     write(before)
 
 
-def _on_x86(b: Builder) -> tuple[Any, Any]:
+def _on_x86(b: Builder) -> tuple[ir.Value, ir.Value]:
     """The control register's value, and a function that writes it."""
     place, kind = b.alloca(I32), ir.FunctionType(VOID, [PTR])
     b.call(b.module.declare_intrinsic("llvm.x86.sse.stmxcsr", (), kind), [place])
@@ -43,7 +43,7 @@ def _on_x86(b: Builder) -> tuple[Any, Any]:
     return b.load(place, typ=I32), write
 
 
-def _on_arm(b: Builder) -> tuple[Any, Any]:
+def _on_arm(b: Builder) -> tuple[ir.Value, ir.Value]:
     get = b.module.declare_intrinsic("llvm.aarch64.get.fpcr", (), ir.FunctionType(I64, []))
     put = b.module.declare_intrinsic("llvm.aarch64.set.fpcr", (), ir.FunctionType(VOID, [I64]))
     return b.call(get, []), lambda value: b.call(put, [value])

@@ -30,13 +30,13 @@ BYTES, WORDS = ir.VectorType(I8, CHUNK), ir.VectorType(I32, CHUNK)
 ONES = ir.Constant(WORDS, [1] * CHUNK)
 
 
-def store(helpers: Any) -> Any:
+def store(helpers: Any) -> ir.Value:
     """The function store_gaps(positions, count, n, out): the address behind the last gap, as
     int64."""
     return helpers.get("store_gaps", I64, [PTR, I64, I64, PTR], _store)
 
 
-def load(helpers: Any) -> Any:
+def load(helpers: Any) -> ir.Value:
     """The function load_gaps(data, end, count, n, positions): 1 if the bytes are exactly `count`
     gaps, else 0.
 
@@ -45,13 +45,15 @@ def load(helpers: Any) -> Any:
     return helpers.get("load_gaps", I64, [PTR, PTR, I64, I64, PTR], _load)
 
 
-def _small(b: Builder, gaps: Any) -> Any:
+def _small(b: Builder, gaps: ir.Value) -> ir.Value:
     """True if all gaps are below 128."""
     found = b.intrinsic("vector.reduce.or", gaps)
     return b.icmp_unsigned("<", found, number(I32, 128))
 
 
-def _store(b: Builder, positions: Any, count: Any, n: Any, out: Any) -> Any:
+def _store(
+    b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value
+) -> ir.Value:
     end = Variable(b, b.ptrtoint(out, I64))
     with loop(b, count, CHUNK) as j:
         before = b.get(positions, I32, b.sub(j, c(1)), CHUNK)
@@ -67,13 +69,13 @@ def _store(b: Builder, positions: Any, count: Any, n: Any, out: Any) -> Any:
     return end.get()
 
 
-def _write(b: Builder, end: Variable, value: Any, size: Any) -> None:
+def _write(b: Builder, end: Variable, value: ir.Value, size: ir.Value) -> None:
     """Store bytes, and advance by `size` of them."""
     b.store(value, b.inttoptr(end.get(), PTR), align=1)
     end.set(b.add(end.get(), size))
 
 
-def _store_one(b: Builder, positions: Any, i: Any, end: Variable, more: Any) -> None:
+def _store_one(b: Builder, positions: ir.Value, i: ir.Value, end: Variable, more: ir.Value) -> None:
     """Store a gap. If more follow, a short gap is written as two bytes, the second of which may be
     overwritten."""
     before = b.get(positions, I32, b.sub(i, c(1)))
@@ -94,7 +96,9 @@ def _store_one(b: Builder, positions: Any, i: Any, end: Variable, more: Any) -> 
             _write(b, end, b.trunc(left.get(), I8), c(1))
 
 
-def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, positions: Any) -> Any:
+def _load(
+    b: Builder, data: ir.Value, stop: ir.Value, count: ir.Value, n: ir.Value, positions: ir.Value
+) -> ir.Value:
     """Load gap after gap, until the count or the bytes end."""
     stop = b.ptrtoint(stop, I64)
     place, before = Variable(b, b.ptrtoint(data, I64)), Variable(b, c(-1))
@@ -125,7 +129,7 @@ def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, positions: Any) 
     return b.zext(b.and_(good.get(), spent), I64)
 
 
-def _running(b: Builder, x: Any) -> Any:
+def _running(b: Builder, x: ir.Value) -> ir.Value:
     """Running sums of the lanes."""
     zero = ir.Constant(WORDS, [0] * CHUNK)
     for by in (1, 2, 4, 8):
@@ -134,7 +138,9 @@ def _running(b: Builder, x: Any) -> Any:
     return x
 
 
-def _load_one(b: Builder, place: Variable, stop: Any, before: Variable, good: Variable) -> None:
+def _load_one(
+    b: Builder, place: Variable, stop: ir.Value, before: Variable, good: Variable
+) -> None:
     """Load a gap. If it is overlong or the bytes end, `good` becomes false and nothing is
     loaded."""
     now, both = place.get(), Variable(b, number(I32, 0x8080))
@@ -154,12 +160,14 @@ def _load_one(b: Builder, place: Variable, stop: Any, before: Variable, good: Va
             _load_long(b, place, stop, before, good)
 
 
-def _load_long(b: Builder, place: Variable, stop: Any, before: Variable, good: Variable) -> None:
+def _load_long(
+    b: Builder, place: Variable, stop: ir.Value, before: Variable, good: Variable
+) -> None:
     """Load a gap byte after byte, at most six."""
     found, shift, to = Variable(b, c(0)), Variable(b, c(0)), Variable(b, place.get())
     byte = Variable(b, c(128))
 
-    def goes_on() -> Any:
+    def goes_on() -> ir.Value:
         within = b.and_(
             b.icmp_unsigned("<", to.get(), stop), b.icmp_unsigned("<=", shift.get(), c(35))
         )

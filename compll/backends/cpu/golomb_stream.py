@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import (
     I1,
     I8,
@@ -29,17 +31,19 @@ from compll.backends.cpu.builder import (
 WORD, HALF, MOST_BITS, AHEAD = 57, 32, 40, 64
 
 
-def store(helpers: Any) -> Any:
+def store(helpers: Any) -> ir.Value:
     """The function store(positions, count, n, out): the address behind the last byte, as int64."""
     return helpers.get("store_golomb", I64, [PTR, I64, I64, PTR], _write)
 
 
-def load(helpers: Any) -> Any:
+def load(helpers: Any) -> ir.Value:
     """The function load(data, end, count, n, positions): 1 if these bytes are `count` positions,
     else 0."""
     slow = helpers.get("last_word", I64, [PTR, I64, I64], _last_word, inline=True)
 
-    def body(b: Builder, data: Any, end: Any, count: Any, n: Any, positions: Any) -> Any:
+    def body(
+        b: Builder, data: ir.Value, end: ir.Value, count: ir.Value, n: ir.Value, positions: ir.Value
+    ) -> ir.Value:
         reader = Reader(b, slow, data, b.sub(b.ptrtoint(end, I64), b.ptrtoint(data, I64)))
         _read(b, reader, count, n, positions)
         return reader.ended()
@@ -47,12 +51,12 @@ def load(helpers: Any) -> Any:
     return helpers.get("load_golomb", I64, [PTR, PTR, I64, I64, PTR], body)
 
 
-def ones_below(b: Builder, count: Any) -> Any:
+def ones_below(b: Builder, count: ir.Value) -> ir.Value:
     """A number whose `count` lowest bits are set."""
     return b.sub(b.shl(c(1), count), c(1))
 
 
-def log2(b: Builder, x: Any) -> Any:
+def log2(b: Builder, x: ir.Value) -> ir.Value:
     """The floor of the base-2 logarithm of a positive number."""
     return b.sub(c(63), b.ctlz(x, number(I1, 1)))
 
@@ -61,12 +65,12 @@ class Writer:
     """Appends bits to bytes. If `ahead` is set, also writes bytes that are incomplete: then AHEAD
     codes of at least a bit follow, and write all these bytes again."""
 
-    def __init__(self, b: Builder, out: Any) -> None:
+    def __init__(self, b: Builder, out: ir.Value) -> None:
         self.b, self.ahead = b, False
         self.end = Variable(b, b.ptrtoint(out, I64))
         self.word, self.fill = Variable(b, c(0)), Variable(b, c(0))
 
-    def put(self, value: Any, count: Any) -> None:
+    def put(self, value: ir.Value, count: ir.Value) -> None:
         """Append the lowest `count` bits of a number, at most 56. The bits above are zero."""
         if self.ahead:
             self.append(value, count)
@@ -78,18 +82,18 @@ class Writer:
             self.put_half(b.lshr(value, c(HALF)), b.sub(count, c(HALF)))
         return None
 
-    def put_half(self, value: Any, count: Any) -> None:
+    def put_half(self, value: ir.Value, count: ir.Value) -> None:
         """Append at most HALF bits, and make room for as many again."""
         self.append(value, count)
         with self.b.if_then(self.b.icmp_unsigned(">=", self.fill.get(), c(HALF))):
             self.spill(I32, c(HALF))
 
-    def append(self, value: Any, count: Any) -> None:
+    def append(self, value: ir.Value, count: ir.Value) -> None:
         b = self.b
         self.word.set(b.or_(self.word.get(), b.shl(value, self.fill.get())))
         self.fill.set(b.add(self.fill.get(), count))
 
-    def spill(self, kind: Any, bits: Any) -> None:
+    def spill(self, kind: ir.Type, bits: ir.Value) -> None:
         """Store the lowest bits of the word. `bits`: number of them that are complete bytes."""
         b = self.b
         low = self.word.get() if kind == I64 else b.trunc(self.word.get(), kind)
@@ -98,7 +102,9 @@ class Writer:
         self.word.set(b.lshr(self.word.get(), bits))
         self.fill.set(b.sub(self.fill.get(), bits))
 
-    def distances(self, positions: Any, count: Any, write: Callable[[Any], None]) -> None:
+    def distances(
+        self, positions: ir.Value, count: ir.Value, write: Callable[[ir.Value], None]
+    ) -> None:
         """Call write(distance) with each position's distance from the one before."""
         b, before = self.b, Variable(self.b, c(-1))
         some = b.sub(count, c(AHEAD))
@@ -109,7 +115,7 @@ class Writer:
                 write(b.sub(here, before.get()))
                 before.set(here)
 
-    def close(self) -> Any:
+    def close(self) -> ir.Value:
         """Write the last bytes; the address behind them."""
         with repeat_while(self.b, lambda: self.b.icmp_signed(">", self.fill.get(), c(0))):
             self.spill(I8, c(8))
@@ -119,13 +125,13 @@ class Writer:
 class Reader:
     """Reads bits of `length` bytes. bit: number of the next bit."""
 
-    def __init__(self, b: Builder, slow: Any, data: Any, length: Any) -> None:
+    def __init__(self, b: Builder, slow: ir.Value, data: ir.Value, length: ir.Value) -> None:
         self.b, self.slow, self.data, self.length = b, slow, data, length
         self.end = b.mul(length, c(8))
         self.bit = Variable(b, c(0))
         self.good = Variable(b, number(I1, 1))
 
-    def word(self, bit: Any) -> Any:
+    def word(self, bit: ir.Value) -> ir.Value:
         """At least WORD bits from bit `bit` on; zeros behind the end."""
         b, found = self.b, Variable(self.b, c(0))
         first = b.lshr(bit, c(3))
@@ -137,16 +143,16 @@ class Reader:
                 found.set(b.call(self.slow, [self.data, first, self.length]))
         return b.lshr(found.get(), b.and_(bit, c(7)))
 
-    def require(self, condition: Any) -> None:
+    def require(self, condition: ir.Value) -> None:
         """Report the data as wrong unless the condition holds."""
         self.good.set(self.b.and_(self.good.get(), condition))
 
-    def skip(self, count: Any) -> None:
+    def skip(self, count: ir.Value) -> None:
         """Move on by `count` bits."""
         self.bit.set(self.b.add(self.bit.get(), count))
         self.require(self.b.icmp_signed("<=", self.bit.get(), self.end))
 
-    def ended(self) -> Any:
+    def ended(self) -> ir.Value:
         """1 if nothing was wrong and only zeros of the last byte remain."""
         b = self.b
         left = b.sub(self.end, self.bit.get())
@@ -156,7 +162,7 @@ class Reader:
         return b.zext(self.good.get(), I64)
 
 
-def _last_word(b: Builder, data: Any, first: Any, length: Any) -> Any:
+def _last_word(b: Builder, data: ir.Value, first: ir.Value, length: ir.Value) -> ir.Value:
     """The last bytes, fewer than eight, as a word."""
     found = Variable(b, c(0))
     with loop(b, length, 1, first) as i:
@@ -165,14 +171,16 @@ def _last_word(b: Builder, data: Any, first: Any, length: Any) -> Any:
     return found.get()
 
 
-def _write(b: Builder, positions: Any, count: Any, n: Any, out: Any) -> Any:
+def _write(
+    b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value
+) -> ir.Value:
     some = b.select(b.icmp_signed(">", count, c(1)), count, c(1))
     mean = b.udiv(b.mul(n, c(9624)), b.mul(some, c(10000)))
     rice = b.select(b.icmp_signed(">", mean, c(1)), log2(b, b.or_(mean, c(1))), c(0))
     b.store(b.trunc(rice, I8), out)
     writer, codes = Writer(b, at(b, out, c(1))), at(b, out, c(1))
 
-    def one(distance: Any) -> None:
+    def one(distance: ir.Value) -> None:
         d = b.sub(distance, c(1))
         ones = Variable(b, b.lshr(d, rice))
         with repeat_while(b, lambda: b.icmp_unsigned(">=", ones.get(), c(16))):
@@ -191,7 +199,7 @@ def _write(b: Builder, positions: Any, count: Any, n: Any, out: Any) -> Any:
     return writer.close()
 
 
-def _write_bitmap(b: Builder, positions: Any, count: Any, out: Any) -> Any:
+def _write_bitmap(b: Builder, positions: ir.Value, count: ir.Value, out: ir.Value) -> ir.Value:
     """Write a bit for each element up to the last position, 0 at positions; returns their bytes."""
     bits, words, last = Variable(b, c(-1)), Variable(b, c(0)), Variable(b, c(0))
     with loop(b, count) as j:
@@ -210,7 +218,7 @@ def _write_bitmap(b: Builder, positions: Any, count: Any, out: Any) -> Any:
     return b.add(start, some)
 
 
-def _read(b: Builder, reader: Reader, count: Any, n: Any, positions: Any) -> None:
+def _read(b: Builder, reader: Reader, count: ir.Value, n: ir.Value, positions: ir.Value) -> None:
     before, rice = Variable(b, c(-1)), Variable(b, c(0))
     reader.require(b.icmp_signed(">=", reader.length, c(1)))
     with b.if_then(reader.good.get()):
@@ -236,7 +244,9 @@ def _read(b: Builder, reader: Reader, count: Any, n: Any, positions: Any) -> Non
         b.put(b.trunc(before.get(), I32), positions, j)
 
 
-def _read_bitmap(b: Builder, reader: Reader, count: Any, n: Any, positions: Any) -> None:
+def _read_bitmap(
+    b: Builder, reader: Reader, count: ir.Value, n: ir.Value, positions: ir.Value
+) -> None:
     """Read the numbers of `count` zeros."""
     done, last = Variable(b, c(0)), Variable(b, c(-1))
     with repeat_while(b, lambda: b.and_(reader.good.get(), b.icmp_signed("<", done.get(), count))):
@@ -256,7 +266,7 @@ def _read_bitmap(b: Builder, reader: Reader, count: Any, n: Any, positions: Any)
     reader.require(b.icmp_signed("<", last.get(), n))
 
 
-def _nextones_below(b: Builder, word: Variable, ones: Variable, rice: Variable) -> Any:
+def _nextones_below(b: Builder, word: Variable, ones: Variable, rice: Variable) -> ir.Value:
     """The word's leading ones, put into `ones`; true if the word holds the whole code. Shifts the
     ones out of the word."""
     ones.set(b.cttz(b.not_(word.get()), number(I1, 0)))

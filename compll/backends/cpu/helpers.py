@@ -21,11 +21,11 @@ class Helpers:
 
     def __init__(self, module: ir.Module) -> None:
         self.module = module
-        self.built: dict[str, Any] = {}
+        self.built: dict[str, ir.Value] = {}
 
     def get(
-        self, name: str, result: Any, kinds: list[Any], body: Callable[..., Any], *, inline: bool = False
-    ) -> Any:  # fmt: skip
+        self, name: str, result: ir.Type, kinds: list[ir.Type], body: Callable[..., Any], *, inline: bool = False
+    ) -> ir.Value:  # fmt: skip
         """The function of this name; body(builder, *arguments) gives its result. inline: LLVM may
         inline it, for functions that loops call. Copies of other functions would only take time to
         compile."""
@@ -41,17 +41,17 @@ class Helpers:
         return self.built[name]
 
     @property
-    def keys(self) -> Any:
+    def keys(self) -> ir.Value:
         """The function that computes keys of a stream of draws (see [Note: random draws] in
         draws.py)."""
         return self.get("keys", I64, [I64] * 5, traced(draws.keys), inline=True)
 
-    def codes(self, f: Field, tile: int, *, wide: bool) -> Any:
+    def codes(self, f: Field, tile: int, *, wide: bool) -> ir.Value:
         """The function that turns codes of a shorter tile into those of a full one (wide), or
         back."""
         name = f"{'widen' if wide else 'narrow'}_{'trits' if f.trits else f.bits}_{tile}"
 
-        def body(b: Builder, source: Any, into: Any, m: Any) -> None:
+        def body(b: Builder, source: ir.Value, into: ir.Value, m: ir.Value) -> None:
             full, short = number(I64, f.packed_bytes(tile)), code_bytes(b, f, m)
             widths = (short, full) if wide else (full, short)
             repack = trit_tiles.repack if f.trits else partial(_repack, bits=f.bits)
@@ -61,7 +61,14 @@ class Helpers:
 
 
 def _repack(
-    b: Builder, source: Any, into: Any, m: Any, from_width: Any, to_width: Any, *, bits: int
+    b: Builder,
+    source: ir.Value,
+    into: ir.Value,
+    m: ir.Value,
+    from_width: ir.Value,
+    to_width: ir.Value,
+    *,
+    bits: int,
 ) -> None:
     """Move each of m codes from its place in `source` to that in `into`, which is zeroed before."""
     with loop(b, to_width) as j:

@@ -26,11 +26,11 @@ NUMBERS, LANES = 256, 8
 LAST = 1 << 54
 
 
-def lengths(helpers: Any) -> Any:
+def lengths(helpers: Any) -> ir.Value:
     """The function huffman_lengths(counts, bits, lengths): fills the lengths of 2**bits numbers."""
     depths = helpers.get("huffman_depths", I64, [PTR, I64, PTR], _depths)
 
-    def body(b: Builder, counts: Any, bits: Any, found: Any) -> None:
+    def body(b: Builder, counts: ir.Value, bits: ir.Value, found: ir.Value) -> None:
         numbers, weights = b.shl(c(1), bits), b.room(I64, NUMBERS)
         b.copy(weights, counts, b.mul(numbers, c(8)))
         longest = Variable(b, b.call(depths, [weights, numbers, found]))
@@ -48,13 +48,13 @@ def lengths(helpers: Any) -> Any:
     return helpers.get("huffman_lengths", VOID, [PTR, I64, PTR], body)
 
 
-def windows(helpers: Any) -> Any:
+def windows(helpers: Any) -> ir.Value:
     """The function huffman_windows(lengths, numbers, windows): fills the first window of each code;
     the number of windows that all codes fill."""
     return helpers.get("huffman_windows", I64, [PTR, I64, PTR], _windows)
 
 
-def _depths(b: Builder, weights: Any, numbers: Any, found: Any) -> Any:
+def _depths(b: Builder, weights: ir.Value, numbers: ir.Value, found: ir.Value) -> ir.Value:
     """Depths in the tree, as lengths; that of the lightest leaf, the largest. A weight is not 0."""
     order, tree, parents = b.room(I64, NUMBERS), b.room(I64, 2 * NUMBERS), b.room(I64, 2 * NUMBERS)
     leaves = _sort(b, weights, numbers, order, tree)
@@ -71,7 +71,9 @@ def _depths(b: Builder, weights: Any, numbers: Any, found: Any) -> Any:
     return b.get(tree, I64, c(0))
 
 
-def _sort(b: Builder, weights: Any, numbers: Any, order: Any, tree: Any) -> Any:
+def _sort(
+    b: Builder, weights: ir.Value, numbers: ir.Value, order: ir.Value, tree: ir.Value
+) -> ir.Value:
     """Fill `order` with the numbers by ascending weight, and `tree` with their weights; the number
     of weights that are not 0. Those that are come last."""
     keys, leaves = b.room(I64, NUMBERS + LANES), Variable(b, c(0))
@@ -94,12 +96,12 @@ def _sort(b: Builder, weights: Any, numbers: Any, order: Any, tree: Any) -> Any:
     return leaves.get()
 
 
-def _join(b: Builder, leaves: Any, last: Any, tree: Any, parents: Any) -> None:
+def _join(b: Builder, leaves: ir.Value, last: ir.Value, tree: ir.Value, parents: ir.Value) -> None:
     """Join the two lightest nodes until one is left. Pairs become ever heavier, so the lightest
     node is the next leaf or the next pair."""
     leaf, pair = Variable(b, c(0)), Variable(b, leaves)
     with loop(b, b.add(last, c(1)), 1, leaves) as node:
-        total: Any = c(0)
+        total: ir.Value = c(0)
         for _ in range(2):
             i, j = leaf.get(), pair.get()
             own, other = b.get(tree, I64, i), b.get(tree, I64, j)
@@ -112,7 +114,7 @@ def _join(b: Builder, leaves: Any, last: Any, tree: Any, parents: Any) -> None:
         b.put(total, tree, node)
 
 
-def _windows(b: Builder, lengths: Any, numbers: Any, found: Any) -> Any:
+def _windows(b: Builder, lengths: ir.Value, numbers: ir.Value, found: ir.Value) -> ir.Value:
     filled = Variable(b, c(0))
     with loop(b, c(LONGEST + 1)) as length, loop(b, numbers) as i:
         with b.if_then(b.icmp_signed("==", b.get(lengths, I64, i), length)):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import (
     I1,
     I8,
@@ -34,40 +36,48 @@ BESIDE = 4
 LANES = 16
 
 
-def store(helpers: Any) -> Any:
+def store(helpers: Any) -> ir.Value:
     """The function store_huffman(data, count, bits, out): the address behind the field."""
 
-    def body(b: Builder, data: Any, count: Any, bits: Any, out: Any) -> Any:
+    def body(
+        b: Builder, data: ir.Value, count: ir.Value, bits: ir.Value, out: ir.Value
+    ) -> ir.Value:
         return _store(b, helpers, data, count, bits, out)
 
     return helpers.get("store_huffman", I64, [PTR, I64, I64, PTR], body)
 
 
-def load(helpers: Any) -> Any:
+def load(helpers: Any) -> ir.Value:
     """The function load_huffman(data, end, count, bits, out): 1 if these bytes are `count` numbers,
     else 0."""
 
-    def body(b: Builder, data: Any, end: Any, count: Any, bits: Any, out: Any) -> Any:
+    def body(
+        b: Builder, data: ir.Value, end: ir.Value, count: ir.Value, bits: ir.Value, out: ir.Value
+    ) -> ir.Value:
         return _load(b, helpers, data, end, count, bits, out)
 
     return helpers.get("load_huffman", I64, [PTR, PTR, I64, I64, PTR], body)
 
 
-def _places(b: Builder, data: Any, count: Any, bits: Any) -> tuple[Any, Any, Any]:
+def _places(
+    b: Builder, data: ir.Value, count: ir.Value, bits: ir.Value
+) -> tuple[ir.Value, ir.Value, Any]:
     """The number of tiles, and the addresses of their sizes and of their streams."""
     tiles = b.lshr(b.add(count, c(TILE - 1)), c(TILE.bit_length() - 1))
     sizes = at(b, data, b.lshr(b.shl(c(1), bits), c(1)))
     return tiles, sizes, at(b, sizes, b.mul(tiles, c(2)))
 
 
-def _tile(b: Builder, count: Any, t: Any) -> tuple[Any, Any]:
+def _tile(b: Builder, count: ir.Value, t: ir.Value) -> tuple[ir.Value, ir.Value]:
     """A tile's first number, and how many it has."""
     first = b.mul(t, c(TILE))
     left = b.sub(count, first)
     return first, b.select(b.icmp_signed("<", left, c(TILE)), left, c(TILE))
 
 
-def _store(b: Builder, helpers: Any, data: Any, count: Any, bits: Any, out: Any) -> Any:
+def _store(
+    b: Builder, helpers: Any, data: ir.Value, count: ir.Value, bits: ir.Value, out: ir.Value
+) -> ir.Value:
     counts, found, codes = b.room(I64, NUMBERS), b.room(I64, NUMBERS), b.room(I64, NUMBERS)
     numbers = b.shl(c(1), bits)
     _count(b, data, count, numbers, counts)
@@ -94,7 +104,9 @@ def _store(b: Builder, helpers: Any, data: Any, count: Any, bits: Any, out: Any)
     return end.get()
 
 
-def _count(b: Builder, data: Any, count: Any, numbers: Any, counts: Any) -> None:
+def _count(
+    b: Builder, data: ir.Value, count: ir.Value, numbers: ir.Value, counts: ir.Value
+) -> None:
     """Count each number, in turns, so that equal numbers in a row need not wait for one another."""
     turns = b.room(I64, AT_ONCE * NUMBERS)
     b.clear(turns, b.mul(numbers, c(AT_ONCE * 8)))
@@ -110,15 +122,17 @@ def _count(b: Builder, data: Any, count: Any, numbers: Any, counts: Any) -> None
         b.put(b.intrinsic("vector.reduce.add", each), counts, i)
 
 
-def _store_tile(b: Builder, data: Any, count: Any, codes: Any, out: Any) -> Any:
+def _store_tile(
+    b: Builder, data: ir.Value, count: ir.Value, codes: ir.Value, out: ir.Value
+) -> ir.Value:
     """Store the stream of `count` numbers; its bytes. The word's highest bits are those that are
     not stored yet."""
     word, fill, end = Variable(b, c(0)), Variable(b, c(0)), Variable(b, c(0))
     few = b.and_(count, c(-AT_ONCE))
     for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
         with loop(b, stop, step, start) as i:
-            code: Any = c(0)
-            entries: Any = c(0)
+            code: ir.Value = c(0)
+            entries: ir.Value = c(0)
             for k in range(step):
                 entry = b.get(codes, I64, b.zext(b.get(data, I8, b.add(i, c(k))), I64))
                 code = b.or_(b.shl(code, b.and_(entry, c(63))), b.lshr(entry, c(8)))
@@ -133,7 +147,15 @@ def _store_tile(b: Builder, data: Any, count: Any, codes: Any, out: Any) -> Any:
     return b.add(end.get(), b.lshr(b.add(fill.get(), c(7)), c(3)))
 
 
-def _load(b: Builder, helpers: Any, data: Any, end: Any, count: Any, bits: Any, out: Any) -> Any:
+def _load(
+    b: Builder,
+    helpers: Any,
+    data: ir.Value,
+    end: ir.Value,
+    count: ir.Value,
+    bits: ir.Value,
+    out: ir.Value,
+) -> ir.Value:
     """Check the head, and load the tiles until one is wrong."""
     tiles, sizes, streams = _places(b, data, count, bits)
     room = b.sub(b.ptrtoint(end, I64), b.ptrtoint(streams, I64))
@@ -158,7 +180,7 @@ def _load(b: Builder, helpers: Any, data: Any, end: Any, count: Any, bits: Any, 
     return b.zext(good.get(), I64)
 
 
-def _fill(b: Builder, data: Any, numbers: Any, table: Any) -> Any:
+def _fill(b: Builder, data: ir.Value, numbers: ir.Value, table: ir.Value) -> ir.Value:
     """Fill the table with the length of every window's code and, from bit 8 on, its number; true if
     codes fill all windows. Vectors may be longer than a code's windows: those of later codes
     follow."""
@@ -180,15 +202,17 @@ def _fill(b: Builder, data: Any, numbers: Any, table: Any) -> Any:
     return b.and_(good.get(), b.icmp_signed("==", filled.get(), c(1 << LONGEST)))
 
 
-def _load_tiles(tiles: int) -> Any:
+def _load_tiles(tiles: int) -> ir.Value:
     """Body of the function that loads neighbouring tiles of `count` numbers: the bytes of their
     streams, or -1 if one does not end with its last code."""
 
-    def body(b: Builder, table: Any, data: Any, sizes: Any, count: Any, out: Any) -> Any:
+    def body(
+        b: Builder, table: ir.Value, data: ir.Value, sizes: ir.Value, count: ir.Value, out: ir.Value
+    ) -> ir.Value:
         rooms = [b.room(I8, ROOM) for _ in range(tiles)]
         bits = [Variable(b, c(0)) for _ in range(tiles)]
         own = [b.zext(b.get(sizes, I16, c(k)), I64) for k in range(tiles)]
-        taken: Any = c(0)
+        taken: ir.Value = c(0)
         for room, size in zip(rooms, own, strict=True):
             fits = b.icmp_signed("<=", size, c(ROOM))
             b.copy(room, at(b, data, taken), b.select(fits, size, c(ROOM)))
@@ -206,13 +230,15 @@ def _load_tiles(tiles: int) -> Any:
     return body
 
 
-def _word(b: Builder, room: Any, bit: Any) -> Any:
+def _word(b: Builder, room: ir.Value, bit: ir.Value) -> ir.Value:
     """At least 57 bits from a bit on, the first one highest."""
     word = b.load(at(b, room, b.lshr(bit, c(3))), typ=I64, align=1)
     return b.shl(b.bswap(word), b.and_(bit, c(7)))
 
 
-def _load_codes(b: Builder, table: Any, room: Any, bit: Variable, count: int, out: Any) -> None:
+def _load_codes(
+    b: Builder, table: ir.Value, room: ir.Value, bit: Variable, count: int, out: ir.Value
+) -> None:
     """Load `count` numbers from a bit on."""
     start, entries = bit.get(), c(0)
     word = _word(b, room, start)
@@ -224,7 +250,7 @@ def _load_codes(b: Builder, table: Any, room: Any, bit: Variable, count: int, ou
     bit.set(b.add(start, b.and_(entries, c(255))))
 
 
-def _ended(b: Builder, room: Any, bit: Any, size: Any) -> Any:
+def _ended(b: Builder, room: ir.Value, bit: ir.Value, size: ir.Value) -> ir.Value:
     """True if only zeros of the last byte are left behind a bit."""
     left = b.sub(b.shl(size, c(3)), bit)
     word = b.lshr(_word(b, room, bit), c(57))

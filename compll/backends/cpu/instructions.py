@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -28,19 +30,21 @@ from compll.ir.tile import Value
 from compll.numerics import bits
 from compll.numerics.traced import Number
 
+#: emits an instruction: of a builder and values
+Row = Callable[..., ir.Value]
 #: true if this processor has no conversions of float16; LLVM would call a library for them
 SOFT_HALVES = FEATURES.get("f16c") is False
 
 
-def unary(name: str) -> Any:
+def unary(name: str) -> Row:
     """The row of an LLVM intrinsic."""
     return lambda b, x: b.intrinsic(name, x)
 
 
-def compare(order: str) -> Any:
+def compare(order: str) -> Row:
     """The row of a comparison."""
 
-    def row(b: Builder, x: Any, y: Any) -> Any:
+    def row(b: Builder, x: ir.Value, y: ir.Value) -> ir.Value:
         if element(x) in (F32, F64):
             return (b.fcmp_unordered if order == "!=" else b.fcmp_ordered)(order, x, y)
         return (b.icmp_unsigned if element(x) == I1 else b.icmp_signed)(order, x, y)
@@ -48,16 +52,16 @@ def compare(order: str) -> Any:
     return row
 
 
-def arithmetic(of_floats: str, of_ints: str) -> Any:
+def arithmetic(of_floats: str, of_ints: str) -> Row:
     """The row of an operator that floats and integers have."""
 
-    def row(b: Builder, x: Any, *rest: Any) -> Any:
+    def row(b: Builder, x: ir.Value, *rest: ir.Value) -> ir.Value:
         return getattr(b, of_floats if element(x) in (F32, F64) else of_ints)(x, *rest)
 
     return row
 
 
-def convert(b: Builder, x: Any, to: Any) -> Any:
+def convert(b: Builder, x: ir.Value, to: ir.Type) -> ir.Value:
     """A number as another kind."""
     kind, target = element(x), lanes(to, x)
     if kind == to:
@@ -73,7 +77,7 @@ def convert(b: Builder, x: Any, to: Any) -> Any:
     return b.trunc(x, target) if kind.width > to.width else b.sext(x, target)
 
 
-def _bits(b: Builder, x: Any) -> Any:
+def _bits(b: Builder, x: ir.Value) -> ir.Value:
     """The bits of a float as an integer, or the float of an integer's bits."""
     other = {F32: I32, F64: I64, I32: F32, I64: F64}[element(x)]
     return b.bitcast(x, lanes(other, x))
@@ -82,7 +86,7 @@ def _bits(b: Builder, x: Any) -> Any:
 #: operators that take many instructions
 LONG = ("exp", "log", "log2", "pow")
 #: instructions of LLVM, by the names of the language and of traced.py
-ROWS: dict[str, Callable[..., Any]] = {
+ROWS: dict[str, Row] = {
     "add": arithmetic("fadd", "add"),
     "sub": arithmetic("fsub", "sub"),
     "mul": arithmetic("fmul", "mul"),
@@ -121,21 +125,21 @@ class _Machine:
     def __init__(self, b: Builder) -> None:
         self.b = b
 
-    def const(self, kind: str, number: float, like: Any) -> Any:
+    def const(self, kind: str, number: float, like: ir.Value) -> ir.Value:
         """The number in as many lanes as `like` has."""
         return const(KINDS[kind], like, number)
 
-    def emit(self, op: str, kind: str, *args: Any) -> Any:
+    def emit(self, op: str, kind: str, *args: ir.Value) -> ir.Value:
         """An instruction."""
         if op == "convert":
             return convert(self.b, args[0], KINDS[kind])
         return ROWS[op](self.b, *args)
 
 
-def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+def traced(function: Callable[..., Any]) -> Row:
     """The row of a function of numbers (see traced.py). Python's numbers stay as they are."""
 
-    def row(b: Builder, *args: Any) -> Any:
+    def row(b: Builder, *args: ir.Value) -> ir.Value:
         machine = _Machine(b)
         given = (Number(machine, x, kind_of(x)) if hasattr(x, "type") else x for x in args)
         return function(*given).value
@@ -143,7 +147,7 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
     return row
 
 
-def kind_of(x: Any) -> str:
+def kind_of(x: ir.Value) -> str:
     """The name of a number's kind."""
     return {F32: "f32", F64: "f64", I1: "bool", I32: "i32", I64: "i64"}[element(x)]
 
@@ -154,21 +158,21 @@ ROWS["as_count"] = traced(bits.as_count)
 code = traced(bits.code)
 
 
-def format_bits(b: Builder, x: Any, storage: str) -> Any:
+def format_bits(b: Builder, x: ir.Value, storage: str) -> ir.Value:
     """A float32 in a format of at most 16 bits, as an int32."""
     if storage == "float16" and not SOFT_HALVES:
         return b.zext(b.bitcast(b.fptrunc(x, lanes(HALF, x)), lanes(I16, x)), lanes(I32, x))
     return traced(bits.FORMATS[storage].bits)(b, x)
 
 
-def format_value(b: Builder, x: Any, storage: str) -> Any:
+def format_value(b: Builder, x: ir.Value, storage: str) -> ir.Value:
     """Inverse of format_bits."""
     if storage == "float16" and not SOFT_HALVES:
         return b.fpext(b.bitcast(b.trunc(x, lanes(I16, x)), lanes(HALF, x)), lanes(F32, x))
     return traced(bits.FORMATS[storage].value)(b, x)
 
 
-def _float16(b: Builder, x: Any) -> Any:
+def _float16(b: Builder, x: ir.Value) -> ir.Value:
     """Rounded to float16, by the processor's conversions if it has them."""
     single = convert(b, x, F32)
     return convert(b, format_value(b, format_bits(b, single, "float16"), "float16"), element(x))
@@ -177,7 +181,7 @@ def _float16(b: Builder, x: Any) -> Any:
 ROWS["float16"] = _float16
 
 
-def apply(b: Builder, v: Value, args: list[Any]) -> Any:
+def apply(b: Builder, v: Value, args: list[ir.Value]) -> ir.Value:
     """An instruction, by its row. Loops handle those that depend on the lane themselves."""
     if v.op == "convert":
         return convert(b, args[0], KINDS[v.kind])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import (
     F64,
     I16,
@@ -30,18 +32,18 @@ SAMPLE, DIGIT = 4096, 8
 LOWEST = -(2**31)
 
 
-def by_digits(helpers: Any) -> Any:
+def by_digits(helpers: Any) -> ir.Value:
     """The function kth(keys, count, k): the k-th largest of int32 keys, and above it the number of
     larger ones."""
     return helpers.get("kth", I64, [PTR, I64, I64], _by_digits)
 
 
-def _by_digits(b: Builder, keys: Any, count: Any, k: Any) -> Any:
+def _by_digits(b: Builder, keys: ir.Value, count: ir.Value, k: ir.Value) -> ir.Value:
     """Search digit by digit from the highest, counting each digit's occurrences below the known
     ones."""
     bins = 1 << DIGIT
     histogram = b.room(I64, bins)
-    prefix: Any = number(I32, 0)
+    prefix: ir.Value = number(I32, 0)
     known, larger = 0, c(0)
     for shift in range(32 - DIGIT, -1, -DIGIT):
         b.clear(histogram, c(8 * bins))
@@ -57,7 +59,9 @@ def _by_digits(b: Builder, keys: Any, count: Any, k: Any) -> Any:
     return b.or_(b.shl(larger, c(32)), key)
 
 
-def _found(b: Builder, histogram: Any, bins: int, k: Any, larger: Any) -> tuple[Any, Any]:
+def _found(
+    b: Builder, histogram: ir.Value, bins: int, k: ir.Value, larger: ir.Value
+) -> tuple[ir.Value, ir.Value]:
     """The digit of the k-th key, and the number of keys with larger digits."""
     digit, above, total = (Variable(b, x) for x in (c(0), larger, larger))
     with loop(b, c(bins)) as i:
@@ -104,11 +108,11 @@ class KthLargestSearch:
         b.store(b.trunc(both, I32), p.made(step.made[0]))
         b.store(b.lshr(both, c(32)), p.made(step.made[1]))
 
-    def elements(self) -> Any:
+    def elements(self) -> ir.Value:
         """Number of elements that have keys."""
         return self.printer.payload.kept(self.step.walk.of)
 
-    def all(self, k: Any) -> None:
+    def all(self, k: ir.Value) -> None:
         """Collect all keys that can be the k-th largest."""
         b, n = self.b, self.elements()
         least = Variable(b, number(I32, LOWEST))
@@ -121,24 +125,24 @@ class KthLargestSearch:
         with b.if_then(b.icmp_signed("<", self.count(), k), likely=False):
             self.collect(LOWEST, n)
 
-    def generous(self, k: Any, more: int) -> Any:
+    def generous(self, k: ir.Value, more: int) -> ir.Value:
         """k plus four times its standard deviation."""
         b = self.b
         root = b.fptosi(b.intrinsic("sqrt", b.sitofp(k, F64)), I64)
         return b.add(b.add(k, b.mul(root, c(4))), c(more))
 
-    def count(self) -> Any:
+    def count(self) -> ir.Value:
         """The number of keys that the walk compacted."""
         return self.b.load(self.printer.counts[self.name], typ=I64)
 
-    def collect(self, least: Any, n: Any) -> None:
+    def collect(self, least: ir.Value, n: ir.Value) -> None:
         """Collect the keys of n elements that are at least `least`."""
         p = self.printer
         p.open_counts(self.name, c(0))
         p.local[id(self.step.chosen[0])] = number(I32, least) if isinstance(least, int) else least
         p.calls.run(self.step.walk, n)
 
-    def bracket(self, wanted: Any) -> Any:
+    def bracket(self, wanted: ir.Value) -> ir.Value:
         """A key that is most likely below the k-th largest, from a sample."""
         b, size = self.b, c(SAMPLE)
         self.sample(size, number(I32, 0))
@@ -149,13 +153,13 @@ class KthLargestSearch:
 
     # samples
 
-    def key(self) -> Any:
+    def key(self) -> ir.Value:
         """The key of the draws that choose a spec's own sample (see sample_positions)."""
         b, p = self.b, self.printer
         words = [p.given["seed"], p.given["step"], p.row["tensor"], c(-1), c(0)]
         return b.trunc(b.lshr(b.call(p.helpers.keys, words), c(32)), I32)
 
-    def sample(self, count: Any, key: Any) -> None:
+    def sample(self, count: ir.Value, key: ir.Value) -> None:
         """Collect the keys of `count` elements, one from each of `count` equal stretches."""
         p, usual = self.printer, self.printer.pointers
         if self.step.walk.placed:  # the first elements: any sample will do for a bracket
@@ -168,7 +172,9 @@ class KthLargestSearch:
         p.pointers = usual
         return None
 
-    def gather(self, count: Any, key: Any, inputs: dict[str, tuple[Any, int]]) -> None:
+    def gather(
+        self, count: ir.Value, key: ir.Value, inputs: dict[str, tuple[ir.Value, int]]
+    ) -> None:
         """Copy elements of arrays at the sample's positions. inputs: arrays, and bytes of their
         items."""
         b, n = self.b, self.printer.row["n"]

@@ -23,8 +23,8 @@ class Folds:
     def __init__(self, lanes: Any, folds: list[Value]) -> None:
         self.lanes, self.b, self.walk, self.folds = lanes, lanes.b, lanes.walk, folds
         self.width = lanes.width
-        self.parts: dict[int, Any] = {}
-        self.best: dict[int, Any] = {}
+        self.parts: dict[int, ir.Value] = {}
+        self.best: dict[int, ir.Value] = {}
 
     def open(self) -> None:
         """Start values, before the loop."""
@@ -89,7 +89,7 @@ class Folds:
             found = ins.ROWS["from_key"](b, found)
         self.walk.local[id(f)] = found
 
-    def add_up(self, f: Value, found: Any, total: Any) -> None:
+    def add_up(self, f: Value, found: ir.Value, total: ir.Value) -> None:
         """Add a tile's value to the total."""
         b = self.b
         if f.attr == "sum":
@@ -101,14 +101,14 @@ class Folds:
         else:
             b.store(ins.ROWS[f.attr](b, b.load(total, typ=I32), found), total)
 
-    def folded_sum(self, room: Any) -> Any:
+    def folded_sum(self, room: ir.Value) -> ir.Value:
         """The sum of the lanes, by halves."""
         b, lanes = self.b, lane_count(self.walk.tile)
         w = min(16, lanes)
         return halved(b, [b.get(room, F32, number(I64, o), w) for o in range(0, lanes, w)], w)
 
 
-def halved(b: Builder, parts: list[Any], count: int) -> Any:
+def halved(b: Builder, parts: list[ir.Value], count: int) -> ir.Value:
     """The sum of vectors' lanes: the upper half is added to the lower one, and so on."""
     while len(parts) > 1:
         half = len(parts) // 2

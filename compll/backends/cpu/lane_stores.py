@@ -17,9 +17,9 @@ class Stores:
 
     def __init__(self, lanes: Any, stores: list[Store]) -> None:
         self.lanes, self.b, self.walk, self.stores = lanes, lanes.b, lanes.walk, stores
-        self.words: dict[tuple[int, int], Any] = {}
+        self.words: dict[tuple[int, int], ir.Value] = {}
 
-    def store(self, s: Store, value: Any) -> None:
+    def store(self, s: Store, value: ir.Value) -> None:
         """Store the current lanes."""
         b = self.b
         if s.packed:
@@ -37,7 +37,7 @@ class Stores:
             made.set_metadata("nontemporal", one)
         return None
 
-    def scatter(self, s: Store, value: Any, place: Any) -> None:
+    def scatter(self, s: Store, value: ir.Value, place: ir.Value) -> None:
         """Store or add one lane at its own element. LLVM would split longer vectors."""
         b, lane, size = self.b, number(I32, 0), item_bytes(s.field)
         with b.if_then(b.icmp_signed("<", self.lanes.index, self.walk.numbers["m"])):
@@ -51,7 +51,7 @@ class Stores:
             own = b.extract_element(value, lane)
             b.store(b.fadd(b.load(to, typ=F32), own) if s.target == "scatter_add" else own, to)
 
-    def finite_or_before(self, s: Store, value: Any) -> Any:
+    def finite_or_before(self, s: Store, value: ir.Value) -> ir.Value:
         """A state's value; the old value if the new one is NaN or infinite once stored."""
         f = s.field
         assert f is not None
@@ -60,7 +60,7 @@ class Stores:
         before = self.lanes.value(loaded[0]) if loaded else self.lanes.op_load(load)
         return finite_or(self.b, value, before, f.storage)
 
-    def pack(self, s: Store, value: Any) -> None:
+    def pack(self, s: Store, value: ir.Value) -> None:
         """Collect codes that share bytes; write_words writes the complete bytes."""
         b, f = self.b, s.field
         assert f is not None
@@ -86,7 +86,7 @@ class Stores:
             byte = self.b.add(self.lanes.place, number(I64, first))
             self.write_bytes(s, word, byte, s.field.packed_bytes(self.walk.tile))
 
-    def write_bytes(self, s: Store, codes: Any, byte: Any, width: int) -> None:
+    def write_bytes(self, s: Store, codes: ir.Value, byte: ir.Value, width: int) -> None:
         b = self.b
         start = b.mul(self.walk.t, number(I64, width))
         b.store(codes, at(b, self.walk.pointers[store_name(s)], b.add(start, byte)), align=1)

@@ -94,11 +94,11 @@ class Lanes:
         for f in self.one.folds:
             self.folds.finish(f)
 
-    def visit(self, offset: Any, known: int | None) -> None:
+    def visit(self, offset: ir.Value, known: int | None) -> None:
         """Handle the lanes from place + offset on. known: the offset if it is a constant."""
         b = self.b
         self.offset, self.index = known, b.add(self.place, offset)
-        self.values: dict[int, Any] = {}
+        self.values: dict[int, ir.Value] = {}
         self.asked: set[str] = set()
         for v in self.one.kept:
             b.put(self.value(v), self.walk.buffers[id(v)], self.index)
@@ -109,7 +109,7 @@ class Lanes:
         for s, value in ready:
             self.stores.store(s, value)
 
-    def compact(self, one: Compact) -> Any:
+    def compact(self, one: Compact) -> ir.Value:
         """Append the selected lanes; returns a mask of them."""
         always, first = (
             None if v is None else self.masked(self.value(v), 0) for v in (one.always, one.first)
@@ -119,22 +119,22 @@ class Lanes:
 
     # values
 
-    def op_selected(self, v: Value) -> Any:
+    def op_selected(self, v: Value) -> ir.Value:
         return self.selected[v.attr]
 
-    def op_position(self, v: Value) -> Any:
+    def op_position(self, v: Value) -> ir.Value:
         b, w = self.b, self.width
         tile = b.add(self.walk.numbers["done"], self.walk.t)
         first = b.trunc(b.add(b.mul(tile, number(I64, self.tile)), self.index), I32)
         return b.add(b.splat(first, w), ir.Constant(ir.VectorType(I32, w), list(range(w))))
 
-    def value(self, v: Value) -> Any:
+    def value(self, v: Value) -> ir.Value:
         """The vector of a value's lanes."""
         if id(v) not in self.values:
             self.values[id(v)] = self.make(v)
         return self.values[id(v)]
 
-    def make(self, v: Value) -> Any:
+    def make(self, v: Value) -> ir.Value:
         b, w = self.b, self.width
         if v.level != "lane":
             return b.splat(self.walk.of_tile(v), w)
@@ -145,7 +145,7 @@ class Lanes:
             return special(v)
         return ins.apply(b, v, [self.value(a) for a in v.args])
 
-    def pointer(self, name: str, size: int) -> Any:
+    def pointer(self, name: str, size: int) -> ir.Value:
         """Address of the current lanes in an array with elements of `size` bytes."""
         b = self.b
         base = b.mul(self.walk.t, number(I64, self.tile))
@@ -173,7 +173,7 @@ class Lanes:
         ahead = at(b, self.walk.pointers[name], b.add(offset, number(I64, AHEAD)))
         b.call(known, [ahead, number(I32, 0), number(I32, self.walk.level), number(I32, 1)])
 
-    def op_spread(self, v: Value) -> Any:
+    def op_spread(self, v: Value) -> ir.Value:
         """The next elements of an array, in order, in lanes for which a condition holds; zeros in
         others."""
         b, w = self.b, self.width
@@ -187,22 +187,22 @@ class Lanes:
         taken.set(b.add(taken.get(), count_bits(b, bits)))
         return found
 
-    def op_bucket(self, v: Value) -> Any:
+    def op_bucket(self, v: Value) -> ir.Value:
         keys, table = v.args
         return table_routines.bucket(self.b, self.walk.of_tile(table), self.value(keys), v.attr)
 
-    def op_lookup(self, v: Value) -> Any:
+    def op_lookup(self, v: Value) -> ir.Value:
         table, index = v.args
         own = table_routines.clipped(self.b, self.value(index), v.attr)
         return table_routines.gathered(self.b, self.walk.of_tile(table), own, F32)
 
-    def op_load(self, v: Value) -> Any:
+    def op_load(self, v: Value) -> ir.Value:
         f = v.attr if isinstance(v.attr, Field) else None
         storage = "float32" if f is None else f.storage
         found = load_as(self.b, self.pointer(array_of(v), item_bytes(f)), storage, self.width)
         return ins.convert(self.b, found, KINDS[v.kind])
 
-    def op_at(self, v: Value) -> Any:
+    def op_at(self, v: Value) -> ir.Value:
         """Elements of an array at places, one a lane."""
         b, w, f = self.b, self.width, v.attr if isinstance(v.attr, Field) else None
         places = self.masked(self.value(v.args[0]), 0)
@@ -216,7 +216,7 @@ class Lanes:
             found = b.insert_element(found, one, number(I32, lane))
         return ins.convert(b, of_raw(b, found, storage), KINDS[v.kind])
 
-    def op_draw(self, v: Value) -> Any:
+    def op_draw(self, v: Value) -> ir.Value:
         b, w = self.b, self.width
         counter, second = self.walk.counters[v.attr]
         base = b.splat(ins.traced(draws.counter)(b, b.trunc(self.index, I32), counter), w)
@@ -224,7 +224,7 @@ class Lanes:
         own = b.add(base, ir.Constant(ir.VectorType(I32, w), steps))
         return ins.traced(draws.unit)(b, own, b.splat(second, w))
 
-    def op_unpack(self, v: Value) -> Any:
+    def op_unpack(self, v: Value) -> ir.Value:
         b, w, f = self.b, self.width, v.attr
         if f.trits:
             place = at(b, self.walk.trits.codes[array_of(v)], self.index)
@@ -240,7 +240,7 @@ class Lanes:
         shift = b.splat(b.trunc(b.mul(plane, number(I64, f.bits)), I32), w)
         return b.and_(b.lshr(x, shift), const(I32, x, (1 << f.bits) - 1))
 
-    def byte_and_plane(self, width: int) -> tuple[Any, Any]:
+    def byte_and_plane(self, width: int) -> tuple[ir.Value, ir.Value]:
         """The byte, of `width` bytes, that holds the current codes, and their plane within
         bytes."""
         b = self.b
@@ -250,7 +250,7 @@ class Lanes:
         byte = b.and_(self.index, number(I64, width - 1))
         return byte, b.lshr(self.index, number(I64, width.bit_length() - 1))
 
-    def masked(self, x: Any, other: float) -> Any:
+    def masked(self, x: ir.Value, other: float) -> ir.Value:
         """x, with another number in lanes beyond the tile's end."""
         b, w = self.b, self.width
         lane = ir.Constant(ir.VectorType(I32, w), list(range(w)))

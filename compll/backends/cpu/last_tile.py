@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import I8, I64, at, number
 from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.walk_params import store_name
@@ -15,10 +17,10 @@ class LastTile:
     """The last tile of the piece that `printer` (a Printer) is at. full: tiles before it; rest:
     elements."""
 
-    def __init__(self, printer: Any, full: Any, rest: Any) -> None:
+    def __init__(self, printer: Any, full: ir.Value, rest: ir.Value) -> None:
         self.printer, self.b, self.full, self.rest = printer, printer.b, full, rest
 
-    def walk(self, one: Any, walk: Walk, pieces: list[Any]) -> None:
+    def walk(self, one: Any, walk: Walk, pieces: list[ir.Value]) -> None:
         """Walk over a copy of the tile, with zeros behind its end. one: the WalkFunction."""
         b, full, rest = self.b, self.full, self.rest
         pointers, after = {}, []
@@ -40,7 +42,9 @@ class LastTile:
         for name, f, place, room, size in after:
             self.copy_out(name, f, place, room, size)
 
-    def copy_in(self, name: str, f: Field | None, place: Any, room: Any, size: int) -> None:
+    def copy_in(
+        self, name: str, f: Field | None, place: ir.Value, room: ir.Value, size: int
+    ) -> None:
         b, rest = self.b, self.rest
         if name.startswith("out"):
             return
@@ -53,7 +57,9 @@ class LastTile:
         b.clear(room, number(I64, self.printer.tile * size))
         b.copy(room, place, self.printer.bytes(rest, size))
 
-    def copy_out(self, name: str, f: Field | None, place: Any, room: Any, size: int) -> None:
+    def copy_out(
+        self, name: str, f: Field | None, place: ir.Value, room: ir.Value, size: int
+    ) -> None:
         b, rest = self.b, self.rest
         if f is not None and f.packed and name.startswith(("out", SCRATCH)):
             b.call(
@@ -64,7 +70,7 @@ class LastTile:
         b.copy(place, room, self.printer.bytes(rest, size))
 
 
-def where(printer: Any, name: str, full: Any) -> tuple[Any, int, Field | None]:
+def where(printer: Any, name: str, full: ir.Value) -> tuple[ir.Value, int, Field | None]:
     """Address of an array's last tile, bytes of an element, and the array's field."""
     known = {f"state {s.name}": s for s in printer.kernel.states}
     for f in (*printer.spec.fields, *printer.kernel.added):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from llvmlite import ir
 
@@ -19,7 +18,7 @@ def gains() -> bool:
     return processor.NAME.startswith("znver")
 
 
-def zero(b: Builder, pointer: Any, size: Any) -> None:
+def zero(b: Builder, pointer: ir.Value, size: ir.Value) -> None:
     """Set `size` bytes to 0. If the cache cannot hold them they bypass it, which gains on all
     processors: a cache would first load the bytes to be overwritten."""
     with b.if_else(large(b, [(pointer, size)])) as (then, otherwise):
@@ -37,17 +36,17 @@ def zero(b: Builder, pointer: Any, size: Any) -> None:
             _clear(b, pointer, number(I64, 0), size)
 
 
-def _clear(b: Builder, pointer: Any, start: Any, stop: Any) -> None:
+def _clear(b: Builder, pointer: ir.Value, start: ir.Value, stop: ir.Value) -> None:
     """Set bytes from `start` to `stop` to 0."""
     b.clear(at(b, pointer, start), b.sub(stop, start))
 
 
-def large(b: Builder, arrays: Iterable[tuple[Any, Any]]) -> Any:
+def large(b: Builder, arrays: Iterable[tuple[ir.Value, ir.Value]]) -> ir.Value:
     """True if the cache cannot hold the arrays and their addresses allow stores that bypass it.
 
     arrays: address and bytes of each.
     """
-    found: Any = number(I1, 1)
+    found: ir.Value = number(I1, 1)
     for pointer, size in arrays:
         much = b.icmp_signed(">=", size, number(I64, PAST))
         even = b.and_(b.ptrtoint(pointer, I64), number(I64, 15))

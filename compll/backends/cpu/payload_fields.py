@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import I32, I64, at, number
 from compll.backends.cpu.storages import code_bytes, item_bytes
 from compll.ir.layout import header
@@ -21,10 +23,10 @@ class PayloadFields:
     def __init__(self, printer: Any) -> None:
         self.printer, self.b = printer, printer.b
         self.spec, self.tile = printer.spec, printer.tile
-        self.sizes: dict[str, Any] = {}
-        self.lengths: dict[str, Any] = {}
+        self.sizes: dict[str, ir.Value] = {}
+        self.lengths: dict[str, ir.Value] = {}
 
-    def header_place(self, name: str, *, length: bool) -> Any:
+    def header_place(self, name: str, *, length: bool) -> ir.Value:
         """Address of a selection's count or a field's length in the payload."""
         counted, lengths = header(self.spec)
         index = len(counted) + lengths.index(name) if length else counted.index(name)
@@ -41,7 +43,7 @@ class PayloadFields:
             place = self.header_place(name, length=True)
             self.lengths[name] = b.zext(b.load(place, typ=I32, align=1), I64)
 
-    def find_start(self, payload: str, starts: str) -> Any:
+    def find_start(self, payload: str, starts: str) -> ir.Value:
         """Find the piece's payload."""
         b = self.b
         base = b.load(
@@ -50,11 +52,11 @@ class PayloadFields:
         self.start = at(b, self.printer.given[payload], base)
         return self.start
 
-    def fields(self, payload: str, prefix: str, starts: str) -> Any:
+    def fields(self, payload: str, prefix: str, starts: str) -> ir.Value:
         """Set pointers to a payload's fields; returns its length without the status byte."""
         b = self.b
         start = self.find_start(payload, starts)
-        length: Any = number(I64, 4 * sum(map(len, header(self.spec))))
+        length: ir.Value = number(I64, 4 * sum(map(len, header(self.spec))))
         for f in self.spec.fields:
             self.printer.pointers[f"{prefix} {f.name}"] = at(b, start, length)
             size = self.size(f)
@@ -64,7 +66,7 @@ class PayloadFields:
         self.printer.pointers[f"{prefix} {STATUS.name}"] = at(b, start, length)
         return length
 
-    def size(self, f: Field) -> Any:
+    def size(self, f: Field) -> ir.Value:
         """Bytes of a field; None while unknown."""
         if f.layout.varying:
             return self.lengths.get(f.name)
@@ -81,7 +83,7 @@ class PayloadFields:
             return self.printer.bytes(count, item_bytes(f))
         return self.bytes_of(f, n)
 
-    def bytes_of(self, f: Field, n: Any) -> Any:
+    def bytes_of(self, f: Field, n: ir.Value) -> ir.Value:
         """Bytes of n values of a field."""
         b = self.b
         if not f.packed:
@@ -90,11 +92,11 @@ class PayloadFields:
         rest = b.urem(n, number(I64, self.tile))
         return b.add(self.printer.bytes(full, f.packed_bytes(self.tile)), code_bytes(b, f, rest))
 
-    def among(self, selection: str) -> Any:
+    def among(self, selection: str) -> ir.Value:
         """Number of elements among which the selection chooses."""
         return self.kept(self.spec.among(selection))
 
-    def kept(self, selection: str) -> Any:
+    def kept(self, selection: str) -> ir.Value:
         """Elements of a selection; "": of the piece."""
         if selection in header(self.spec)[0]:
             return self.sizes.get(selection)

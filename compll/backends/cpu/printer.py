@@ -59,7 +59,7 @@ from compll.ir.tile import (
 COLUMNS = ("start", "n", "tensor", "first", "state")
 TYPES = {ctypes.c_void_p: PTR, ctypes.c_int64: I64, ctypes.c_float: F32, ctypes.c_int8: I8}
 
-SEARCHES: dict[str, Callable[[Any, Search], None]] = {
+SEARCHES: dict[str, Callable[[ir.Value, Search], None]] = {
     "kth_largest": lambda printer, step: KthLargestSearch(printer, step).emit(),
     "adjust": lambda printer, step: Tries(printer, step).emit(),
     "bisect": lambda printer, step: Tries(printer, step).emit(),
@@ -126,19 +126,19 @@ class Printer:
             b.fence("seq_cst")  # from here on other threads see stores that bypassed the cache
         b.ret_void()
 
-    def bad(self) -> Any:
+    def bad(self) -> ir.Value:
         """The number, from 1, of a piece with positions outside its tensor; 0 if there is none."""
         return self.b.load(self.given["bad"], typ=I64)
 
     def piece(self) -> None:
         b, n = self.b, self.row["n"]
-        self.local: dict[int, Any] = {}
-        self.rooms: dict[int, Any] = {}
+        self.local: dict[int, ir.Value] = {}
+        self.rooms: dict[int, ir.Value] = {}
         self.tiles = b.udiv(b.add(n, number(I64, self.tile - 1)), number(I64, self.tile))
         self.pointers = {"g": at(b, self.given["x"], self.bytes(self.row["start"], 4))}
         self.open_states()
         self.open_sums()
-        self.counts: dict[str, Any] = {}
+        self.counts: dict[str, ir.Value] = {}
         self.payload = PayloadFields(self)
         for i, f in enumerate(self.kernel.scratch):
             offset = b.add(b.mul(self.given["room"], number(I64, i)), number(I64, 64))
@@ -157,7 +157,7 @@ class Printer:
             self.close(self.payload.fields("payload", "out", "at"))
         return None
 
-    def room(self, number_of: int) -> Any:
+    def room(self, number_of: int) -> ir.Value:
         """Memory for a routine's own use."""
         index = len(self.kernel.scratch) + number_of
         offset = self.b.mul(self.given["room"], number(I64, index))
@@ -173,7 +173,7 @@ class Printer:
     def open_states(self) -> None:
         """Set pointers to the piece's states. Loads states of one number before any is stored."""
         b = self.b
-        self.before: dict[str, Any] = {}
+        self.before: dict[str, ir.Value] = {}
         for s in self.kernel.states:
             name, index = f"state {s.name}", self.row["tensor" if s.shape == "scalar" else "state"]
             self.pointers[name] = at(b, self.given[name], self.bytes(index, item_bytes(s)))
@@ -190,7 +190,7 @@ class Printer:
         head = 4 * sum(map(len, header(self.spec)))
         with b.if_then(b.icmp_signed(">=", used, number(I64, head))):
             self.payload.read_header()
-            fits: Any = number(I1, 1)
+            fits: ir.Value = number(I1, 1)
             for name, size in self.payload.sizes.items():
                 most = self.value(self.kernel.limits[name])
                 fits = b.and_(fits, b.icmp_signed("<=", size, most))
@@ -198,16 +198,16 @@ class Printer:
                 self.payload.fields("payload", "in", "at"), number(I64, int(self.spec.status))
             )
             with b.if_then(b.and_(fits, b.icmp_signed("==", end, used))):
-                self.good: Any = number(I1, 1)
+                self.good: ir.Value = number(I1, 1)
                 self.steps(self.kernel.steps)
                 wrong = piece if self.spec.decode.op == "scatter" else b.neg(piece)
                 b.store(b.select(self.good, before, wrong), self.given["bad"])
 
-    def bytes(self, count: Any, size: int) -> Any:
+    def bytes(self, count: ir.Value, size: int) -> ir.Value:
         """Bytes of `count` elements."""
         return self.b.mul(count, number(I64, size))
 
-    def close(self, end: Any) -> None:
+    def close(self, end: ir.Value) -> None:
         """Write the payload's length."""
         b = self.b
         if self.spec.status:
@@ -216,13 +216,13 @@ class Printer:
 
     # values of a piece
 
-    def value(self, v: Value) -> Any:
+    def value(self, v: Value) -> ir.Value:
         """A value of the piece, built on first use."""
         if id(v) not in self.local:
             self.local[id(v)] = self.make(v)
         return self.local[id(v)]
 
-    def make(self, v: Value) -> Any:
+    def make(self, v: Value) -> ir.Value:
         b = self.b
         if v.op == "const":
             return number(KINDS[v.kind], v.attr)
@@ -258,7 +258,7 @@ class Printer:
             return ins.convert(b, found, KINDS[v.kind])
         return ins.apply(b, v, [self.value(a) for a in v.args])
 
-    def static(self, v: Value) -> Any:
+    def static(self, v: Value) -> ir.Value:
         """An entry of the piece's row of numbers from the host."""
         b = self.b
         index = b.add(self.bytes(self.p, len(self.kernel.statics)), number(I64, v.attr))
@@ -323,7 +323,7 @@ class Printer:
             for v in step.made:
                 self.b.store(number(KINDS[v.kind], 0), self.made(v))
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value: ir.Value) -> None:
         """Store one number everywhere, most often zero."""
         b, size = self.b, self.bytes(self.row["n"], 4)
         with b.if_else(b.fcmp_ordered("==", value, number(F32, 0.0))) as (then, otherwise):
@@ -332,7 +332,7 @@ class Printer:
             with otherwise, loop(b, self.row["n"]) as i:
                 b.store(value, at(b, self.pointers["g"], self.bytes(i, 4)))
 
-    def made(self, v: Value) -> Any:
+    def made(self, v: Value) -> ir.Value:
         """Memory for a value that a search makes."""
         if id(v) not in self.rooms:
             self.rooms[id(v)] = self.b.room(KINDS[v.kind])
@@ -367,7 +367,7 @@ class Printer:
             self.b.store(self.b.trunc(count, I32), place, align=1)
             self.payload.fields("payload", "out", "at")
 
-    def open_counts(self, selection: str, limit: Any) -> None:
+    def open_counts(self, selection: str, limit: ir.Value) -> None:
         """Reset a selection's counts: nothing is compacted, and `limit` elements may be."""
         for i, value in enumerate((number(I64, 0), limit)):
             self.b.store(value, at(self.b, self.counts[selection], number(I64, 8 * i)))

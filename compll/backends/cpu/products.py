@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
 
@@ -18,7 +17,7 @@ VECTORS = 4
 TURNS, APART, PART = 8, 4096, 256
 
 
-def transposed(b: Builder, rows: list[Any]) -> list[Any]:
+def transposed(b: Builder, rows: list[ir.Value]) -> list[ir.Value]:
     """The columns of a square of rows: there are as many rows as lanes."""
     count = len(rows)
     h = 1
@@ -35,7 +34,7 @@ def transposed(b: Builder, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def by_columns(b: Builder, width: Any, body: Callable[[Any, int], None]) -> None:
+def by_columns(b: Builder, width: ir.Value, body: Callable[[ir.Value, int], None]) -> None:
     """Call body(column, how many) for an even number of columns, four at a time, then two."""
     fours = b.and_(width, c(-TOGETHER))
     for start, stop, count in ((c(0), fours, TOGETHER), (fours, width, 2)):
@@ -43,7 +42,7 @@ def by_columns(b: Builder, width: Any, body: Callable[[Any, int], None]) -> None
             body(column, count)
 
 
-def factor(b: Builder, source: Source, rows: Any, columns: int, out: Any) -> int:
+def factor(b: Builder, source: Source, rows: ir.Value, columns: int, out: ir.Value) -> int:
     """Write float64 [rows, width] to `out`, padded with zeros; returns the width, an even number of
     columns."""
     width = columns + columns % 2
@@ -58,7 +57,7 @@ def factor(b: Builder, source: Source, rows: Any, columns: int, out: Any) -> int
     return width
 
 
-def narrow(b: Builder, m: Source, right: Any, columns: int, out: Any) -> None:
+def narrow(b: Builder, m: Source, right: ir.Value, columns: int, out: ir.Value) -> None:
     """out [rows, columns] = m @ right, as float32 of float64 sums.
 
     right: float64 [inner, width], with `columns` rounded up to an even width.
@@ -66,19 +65,21 @@ def narrow(b: Builder, m: Source, right: Any, columns: int, out: Any) -> None:
     rows, inner, width = m.rows, m.cols, c(columns + columns % 2)
     whole = b.and_(inner, c(-WIDE))
 
-    def add(sums: list[Any], y: Any, j: Any, column: Any) -> None:
+    def add(sums: list[ir.Value], y: ir.Value, j: ir.Value, column: ir.Value) -> None:
         first = b.add(b.mul(j, width), column)
         for k, held in enumerate(sums):
             z = every(b, b.get(right, F64, b.add(first, c(k))), WIDE)
             held.set(b.intrinsic("fmuladd", y, z, held.get()))
 
-    def one_by_one(starts: list[Any], j: Any, load: Callable[[Any], Any]) -> Any:
+    def one_by_one(
+        starts: list[ir.Value], j: ir.Value, load: Callable[[ir.Value], ir.Value]
+    ) -> ir.Value:
         y = zeros(F32, WIDE)
         for k, start in enumerate(starts):
             y = b.insert_element(y, load(b.add(start, j)), number(I32, k))
         return wide(b, y)
 
-    def leave(sums: list[Any], i: Any, column: Any, some: Any) -> None:
+    def leave(sums: list[ir.Value], i: ir.Value, column: ir.Value, some: ir.Value) -> None:
         for k, held in enumerate(sums):
             found = b.fptrunc(held.get(), vector(F32, WIDE))
             with b.if_then(b.icmp_signed("<", b.add(column, c(k)), c(columns))):
@@ -88,7 +89,7 @@ def narrow(b: Builder, m: Source, right: Any, columns: int, out: Any) -> None:
                         place = b.add(b.mul(row, c(columns)), b.add(column, c(k)))
                         b.put(b.extract_element(found, number(I32, lane)), out, place)
 
-    def block(i: Any, column: Any, count: int, full: bool) -> None:
+    def block(i: ir.Value, column: ir.Value, count: int, full: bool) -> None:
         sums = [Variable(b, zeros(F64, WIDE)) for _ in range(count)]
         starts = [b.mul(b.add(i, c(k)), inner) for k in range(WIDE)]
         if full:
@@ -107,7 +108,9 @@ def narrow(b: Builder, m: Source, right: Any, columns: int, out: Any) -> None:
             by_columns(b, width, lambda column, count: block(i, column, count, full))  # noqa: B023
 
 
-def across(b: Builder, m: Source, right: Any, columns: int, total: Any, out: Any) -> None:
+def across(
+    b: Builder, m: Source, right: ir.Value, columns: int, total: ir.Value, out: ir.Value
+) -> None:
     """out [inner, columns] = transpose(m) @ right, by way of total: float64 [width, inner].
 
     right: float64 [rows, width], with an even width, and rows rounded up to a multiple of four.
@@ -116,7 +119,7 @@ def across(b: Builder, m: Source, right: Any, columns: int, total: Any, out: Any
     whole = b.and_(inner, c(-WIDE))
     b.clear(total, b.mul(b.mul(width, inner), c(8)))
 
-    def block(i: Any, column: Any, count: int, full: bool) -> None:
+    def block(i: ir.Value, column: ir.Value, count: int, full: bool) -> None:
         factors = [
             [b.get(right, F64, b.add(b.mul(b.add(i, c(r)), width), b.add(column, c(k))))
              for r in range(TOGETHER)]
@@ -149,14 +152,14 @@ def across(b: Builder, m: Source, right: Any, columns: int, total: Any, out: Any
 
 def blocked(
     b: Builder,
-    a: Any,
-    down: Any,
-    across: Any,
-    rows: Any,
-    inner: Any,
-    right: Any,
-    cols: Any,
-    out: Any,
+    a: ir.Value,
+    down: ir.Value,
+    across: ir.Value,
+    rows: ir.Value,
+    inner: ir.Value,
+    right: ir.Value,
+    cols: ir.Value,
+    out: ir.Value,
 ) -> None:
     """out [rows, cols] = a @ right, as float32 of float64 sums, in blocks of rows and columns that
     stay in registers.
@@ -164,7 +167,7 @@ def blocked(
     down, across: elements of `a` between its rows and between its columns.
     """
 
-    def block(i: Any, some: int, column: Any, vectors: int) -> None:
+    def block(i: ir.Value, some: int, column: ir.Value, vectors: int) -> None:
         """`some` rows by several vectors of columns; by a single column if `vectors` is 0."""
         width, count = (WIDE, vectors) if vectors else (0, 1)
         sums = [[Variable(b, zeros(F64, width)) for _ in range(count)] for _ in range(some)]
@@ -196,14 +199,14 @@ def blocked(
 
 
 def by_rows(
-    b: Builder, a: Any, count_of_rows: Any, inner: Any, right: Any, cols: Any, count: Any,
-    take: Callable[[Any, Any, int], None],
+    b: Builder, a: ir.Value, count_of_rows: ir.Value, inner: ir.Value, right: ir.Value, cols: ir.Value, count: ir.Value,
+    take: Callable[[ir.Value, ir.Value, int], None],
 ) -> None:  # fmt: skip
     """The elements of a @ right, by rows, with float32 sums. Calls take(float32, place, lanes) for
     each vector. count: number of elements wanted; it may be less than all."""
     lanes = 64 // SIZES[F32]
 
-    def strip(i: Any, column: Any, place: Any, vectors: int) -> None:
+    def strip(i: ir.Value, column: ir.Value, place: ir.Value, vectors: int) -> None:
         """Several vectors of columns; a single column if `vectors` is 0."""
         some = lanes if vectors else 0
         sums = [Variable(b, zeros(F32, some)) for _ in range(max(1, vectors))]
@@ -217,7 +220,7 @@ def by_rows(
         for k, held in enumerate(sums):
             take(held.get(), b.add(place, c(lanes * k)), some)
 
-    def part(i: Any, column: Any, place: Any, some: Any) -> None:
+    def part(i: ir.Value, column: ir.Value, place: ir.Value, some: ir.Value) -> None:
         done = c(0)
         for vectors in (TOGETHER, 1, 0):
             step = max(1, vectors * lanes)
@@ -242,7 +245,7 @@ def by_rows(
                 part(i, column, place, some)
 
 
-def least_of(b: Builder, *values: Any) -> Any:
+def least_of(b: Builder, *values: ir.Value) -> ir.Value:
     """The smallest of int64 values."""
     found, *others = values
     for other in others:

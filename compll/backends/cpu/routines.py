@@ -42,10 +42,10 @@ NEAR = 4
 ROOT = 0.70710678118654752  # square root of a half
 
 
-def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
+def _dot(b: Builder, x: ir.Value, y: ir.Value, count: ir.Value) -> ir.Value:
     """A dot product in the order of [Note: orthonormal]; count: a multiple of LANES."""
 
-    def products(first: Any) -> list[Any]:
+    def products(first: ir.Value) -> list[ir.Value]:
         places = [b.add(first, c(k)) for k in range(0, LANES, WIDE)]
         return [b.fmul(b.get(x, F64, p, WIDE), b.get(y, F64, p, WIDE)) for p in places]
 
@@ -56,7 +56,9 @@ def _dot(b: Builder, x: Any, y: Any, count: Any) -> Any:
     return halved(b, [held.get() for held in sums], WIDE)
 
 
-def _direction(b: Builder, dot: Any, basis: Any, place: Any, size: Any) -> Any:
+def _direction(
+    b: Builder, dot: ir.Value, basis: ir.Value, place: ir.Value, size: ir.Value
+) -> ir.Value:
     """Make row `place` of basis [_, size] orthogonal to the rows before it, and of length one. True
     if a direction is left; see [Note: orthonormal]."""
     row = at(b, basis, b.mul(b.mul(place, size), c(8)))
@@ -78,7 +80,13 @@ def _direction(b: Builder, dot: Any, basis: Any, place: Any, size: Any) -> Any:
 
 
 def orthonormal(
-    b: Builder, helpers: Any, sources: list[Source], rows: Any, cols: Any, basis: Any, out: Any
+    b: Builder,
+    helpers: Any,
+    sources: list[Source],
+    rows: ir.Value,
+    cols: ir.Value,
+    basis: ir.Value,
+    out: ir.Value,
 ) -> None:
     """out [rows, cols]: orthonormal columns that span those of the first source, or else of the
     second.
@@ -89,7 +97,7 @@ def orthonormal(
     size = b.and_(b.add(rows, c(LANES - 1)), c(-LANES))
     b.clear(basis, b.mul(b.mul(cols, size), c(8)))
 
-    def body(bb: Builder, basis_: Any, place: Any, size_: Any) -> Any:
+    def body(bb: Builder, basis_: ir.Value, place: ir.Value, size_: ir.Value) -> ir.Value:
         return _direction(bb, dot, basis_, place, size_)
 
     direction = helpers.get("direction", I1, [PTR, I64, I64], body)
@@ -107,7 +115,7 @@ def orthonormal(
             b.put(b.fptrunc(b.get(column, F64, i), F32), out, b.add(b.mul(i, cols), k))
 
 
-def _within(b: Builder, x: Any, count: int) -> Any:
+def _within(b: Builder, x: ir.Value, count: int) -> ir.Value:
     """Combine lanes of a vector at the distances 1, 2, 4, ..."""
     indices = ir.VectorType(I32, count)
     h = 1
@@ -121,7 +129,7 @@ def _within(b: Builder, x: Any, count: int) -> Any:
     return x
 
 
-def _apart(b: Builder, run: Any, h: Any, count: int, lanes: int) -> None:
+def _apart(b: Builder, run: ir.Value, h: ir.Value, count: int, lanes: int) -> None:
     """Combine elements at distance h, of two parts of h elements; and at distance 2 h, of four."""
     with loop(b, h, lanes) as j:
         places = [b.add(j, b.mul(h, c(k))) for k in range(count)]
@@ -136,7 +144,7 @@ def _apart(b: Builder, run: Any, h: Any, count: int, lanes: int) -> None:
             b.put(value, run, place)
 
 
-def _walks(b: Builder, run: Any, low: Any, high: Any) -> None:
+def _walks(b: Builder, run: ir.Value, low: ir.Value, high: ir.Value) -> None:
     """Combine distances 2**low to 2**(high - 1) of a run of 2**high elements, two in each walk."""
     size = b.shl(c(1), high)
     twos = b.and_(b.sub(high, low), c(-2))
@@ -149,7 +157,7 @@ def _walks(b: Builder, run: Any, low: Any, high: Any) -> None:
         _apart(b, run, b.lshr(size, c(1)), 2, 16)
 
 
-def _few(b: Builder, run: Any, size: Any) -> None:
+def _few(b: Builder, run: ir.Value, size: ir.Value) -> None:
     """Combine all distances of a run that is shorter than a vector."""
     h = Variable(b, c(1))
     with repeat_while(b, lambda: b.icmp_signed("<", h.get(), size)):
@@ -163,7 +171,7 @@ def _few(b: Builder, run: Any, size: Any) -> None:
         h.set(b.shl(h.get(), c(1)))
 
 
-def hadamard(b: Builder, helpers: Any, x: Source, block: int, out: Any) -> None:
+def hadamard(b: Builder, helpers: Any, x: Source, block: int, out: ir.Value) -> None:
     """out = the transform of runs of `block` elements, then of ever smaller powers of two."""
     done, bits = Variable(b, c(0)), Variable(b, c(block.bit_length() - 1))
     n = x.size
@@ -176,7 +184,7 @@ def hadamard(b: Builder, helpers: Any, x: Source, block: int, out: Any) -> None:
         bits.set(b.sub(bits.get(), c(1)))
 
 
-def _factor(b: Builder, bits: Any) -> Any:
+def _factor(b: Builder, bits: ir.Value) -> ir.Value:
     """2**(-bits / 2)."""
     halved_ = b.trunc(b.sub(c(127), b.lshr(bits, c(1))), I32)
     power = b.bitcast(b.shl(halved_, number(I32, 23)), F32)
@@ -184,7 +192,15 @@ def _factor(b: Builder, bits: Any) -> Any:
     return b.fmul(b.select(odd, number(F32, ROOT), number(F32, 1.0)), power)
 
 
-def _runs(b: Builder, helpers: Any, x: Source, out: Any, start: Any, end: Any, bits: Any) -> None:
+def _runs(
+    b: Builder,
+    helpers: Any,
+    x: Source,
+    out: ir.Value,
+    start: ir.Value,
+    end: ir.Value,
+    bits: ir.Value,
+) -> None:
     """Transform runs of 2**bits elements each.
 
     A part that the first-level cache holds goes through all of its distances at once.
@@ -214,7 +230,7 @@ def _runs(b: Builder, helpers: Any, x: Source, out: Any, start: Any, end: Any, b
 
 
 @contextmanager
-def loop_by(b: Builder, start: Any, stop: Any, step: Any) -> Iterator[Any]:
+def loop_by(b: Builder, start: ir.Value, stop: ir.Value, step: Any) -> Iterator[ir.Value]:
     """A loop whose body the `with` builds, for start, start + step, ... below stop."""
     index = Variable(b, start)
     with repeat_while(b, lambda: b.icmp_signed("<", index.get(), stop)):
@@ -223,7 +239,13 @@ def loop_by(b: Builder, start: Any, stop: Any, step: Any) -> Iterator[Any]:
 
 
 def sum_by(
-    b: Builder, index: Source, x: Source, largest: Any, size: Any, sums: Any, out: Any
+    b: Builder,
+    index: Source,
+    x: Source,
+    largest: ir.Value,
+    size: ir.Value,
+    sums: ir.Value,
+    out: ir.Value,
 ) -> None:
     """out [size]: sums of the elements of each index; indices are clipped. See [Note: sums by
     index].
@@ -250,19 +272,19 @@ def sum_by(
         b.put(b.select(finite, total, number(F32, float("nan"))), out, k)
 
 
-def _keys(b: Builder, printer: Any, seed: Any, draw: int, upper: Any) -> Any:
+def _keys(b: Builder, printer: Any, seed: ir.Value, draw: int, upper: ir.Value) -> ir.Value:
     """The keys of a draw."""
     words = [seed, printer.given["step"], printer.row["tensor"], c(draw & draws.MASK), upper]
     return b.call(printer.helpers.keys, words)
 
 
-def drawn(b: Builder, printer: Any, count: Any, out: Any) -> None:
+def drawn(b: Builder, printer: Any, count: ir.Value, out: ir.Value) -> None:
     """out, int32: `count` positions, the same on all ranks; see shared_draws.positions."""
     n = printer.row["n"]
     keys = _keys(b, printer, c(0), shared.DRAWN, printer.row["first"])
     begin = ins.traced(draws.circle_start)(b, keys, n)
 
-    def position(j: Any) -> Any:
+    def position(j: ir.Value) -> ir.Value:
         return ins.traced(draws.on_circle)(b, keys, begin, n, count, j)
 
     bounds = [Variable(b, c(0)), Variable(b, count)]
@@ -281,7 +303,9 @@ def drawn(b: Builder, printer: Any, count: Any, out: Any) -> None:
             b.put(b.trunc(b.sub(position(j), shift), I32), out, place)
 
 
-def chosen(b: Builder, printer: Any, chances: Source, draw: int, most: Any, out: Any) -> None:
+def chosen(
+    b: Builder, printer: Any, chances: Source, draw: int, most: ir.Value, out: ir.Value
+) -> None:
     """out [most], int32: positions by systematic sampling, then -1; see matrices.chosen."""
     first = printer.row["first"]
     keys = _keys(b, printer, printer.given["seed"], draw, b.lshr(first, c(32)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from llvmlite import ir
 
@@ -17,7 +17,9 @@ from compll.backends.cpu.sources import Source
 MANY = 64
 
 
-def each_of_row(b: Builder, m: Source, row: Any, lanes: int, take: Any) -> None:
+def each_of_row(
+    b: Builder, m: Source, row: ir.Value, lanes: int, take: Callable[..., None]
+) -> None:
     """Call take(elements, column, how many; 0: one) for a row, in the order of memory."""
     start = b.mul(row, m.cols)
     left = b.sub(m.valid, start)
@@ -29,7 +31,7 @@ def each_of_row(b: Builder, m: Source, row: Any, lanes: int, take: Any) -> None:
         take(m.inside(b.add(start, k)), k, 0)
 
 
-def _count(b: Builder, keys: Any, count: Any, order: str, than: Any) -> Any:
+def _count(b: Builder, keys: ir.Value, count: ir.Value, order: str, than: ir.Value) -> ir.Value:
     """The number of int32 keys that are > or >= `than`; `count`: a multiple of MANY."""
     kind = ir.VectorType(I32, MANY)
     held = Variable(b, ir.Constant(kind, None))
@@ -39,7 +41,7 @@ def _count(b: Builder, keys: Any, count: Any, order: str, than: Any) -> Any:
     return b.sext(b.intrinsic("vector.reduce.add", held.get()), I64)
 
 
-def _kth_key(b: Builder, keys: Any, count: Any, k: Any) -> Any:
+def _kth_key(b: Builder, keys: ir.Value, count: ir.Value, k: ir.Value) -> ir.Value:
     """The k-th largest of keys, or another threshold that as many keys reach.
 
     Found bit by bit, until the count fits: the keys are few, and in the cache.
@@ -56,7 +58,7 @@ def _kth_key(b: Builder, keys: Any, count: Any, k: Any) -> Any:
     return b.xor(found.get(), lowest)
 
 
-def top_columns(b: Builder, m: Source, k: Any, out: Any, keys: Any) -> None:
+def top_columns(b: Builder, m: Source, k: ir.Value, out: ir.Value, keys: ir.Value) -> None:
     """out [rows, k], int32: columns of the k largest elements of each row, ascending, then -1.
 
     keys: room for a row, to the next multiple of MANY. A row may write a few elements too many,
@@ -83,7 +85,9 @@ def top_columns(b: Builder, m: Source, k: Any, out: Any, keys: Any) -> None:
             b.put(number(I32, -1), out, b.add(b.mul(i, k), j))
 
 
-def place_columns(b: Builder, at: Source, x: Source, rows: Any, cols: Any, out: Any) -> None:
+def place_columns(
+    b: Builder, at: Source, x: Source, rows: ir.Value, cols: ir.Value, out: ir.Value
+) -> None:
     """out [rows, cols]: the elements of x at positions of each row, zero elsewhere."""
     zero(b, out, b.mul(b.mul(rows, cols), c(4)))
     width = x.rows if x.view.turned else x.cols

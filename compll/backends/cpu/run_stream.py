@@ -28,19 +28,19 @@ ONES, FIRST, LONGEST = 121, 243, 14
 CHUNK = 16
 
 
-def store(helpers: Any) -> Any:
+def store(helpers: Any) -> ir.Value:
     """The function store_runs(data, count, n, out): shortens `count` bytes of trits; the address
     behind them."""
     return helpers.get("store_runs", I64, [PTR, I64, I64, PTR], _store)
 
 
-def load(helpers: Any) -> Any:
+def load(helpers: Any) -> ir.Value:
     """The function load_runs(data, end, count, n, out): 1 if the data stand for `count` bytes of
     trits, else 0."""
     return helpers.get("load_runs", I64, [PTR, PTR, I64, I64, PTR], _load)
 
 
-def _store(b: Builder, data: Any, count: Any, n: Any, out: Any) -> Any:
+def _store(b: Builder, data: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value) -> ir.Value:
     end, run = Variable(b, b.ptrtoint(out, I64)), Variable(b, c(0))
     few = b.and_(b.sub(count, c(2 * CHUNK)), c(-CHUNK))  # only the last is written past its end
     few = b.select(b.icmp_signed(">", few, c(0)), few, c(0))
@@ -52,13 +52,13 @@ def _store(b: Builder, data: Any, count: Any, n: Any, out: Any) -> Any:
     return b.add(end.get(), some)
 
 
-def _code(b: Builder, run: Any) -> Any:
+def _code(b: Builder, run: ir.Value) -> ir.Value:
     """The byte that stands for a run of `run` bytes of ones."""
     longer = b.add(b.trunc(run, I8), number(I8, FIRST - 2))
     return b.select(b.icmp_unsigned("==", run, c(1)), number(I8, ONES), longer)
 
 
-def _store_byte(b: Builder, byte: Any, end: Variable, run: Variable) -> None:
+def _store_byte(b: Builder, byte: ir.Value, end: Variable, run: Variable) -> None:
     """Store a byte without a branch: the byte for the run so far is written, and overwritten as the
     run grows."""
     is_one = b.icmp_unsigned("==", byte, number(I8, ONES))
@@ -72,7 +72,7 @@ def _store_byte(b: Builder, byte: Any, end: Variable, run: Variable) -> None:
     run.set(b.select(done, c(0), longer))
 
 
-def _store_chunk(b: Builder, place: Any, end: Variable, run: Variable) -> None:
+def _store_chunk(b: Builder, place: ir.Value, end: Variable, run: Variable) -> None:
     """Store CHUNK bytes. Only those that are not ones are handled one by one."""
     bytes_ = b.load(place, typ=ir.VectorType(I8, CHUNK), align=1)
     others = b.icmp_unsigned("!=", bytes_, ir.Constant(bytes_.type, [ONES] * CHUNK))
@@ -104,7 +104,9 @@ def _end_runs(b: Builder, end: Variable, run: Variable) -> None:
     run.set(b.sub(run.get(), b.mul(full, c(LONGEST))))
 
 
-def _load(b: Builder, data: Any, stop: Any, count: Any, n: Any, out: Any) -> Any:
+def _load(
+    b: Builder, data: ir.Value, stop: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value
+) -> ir.Value:
     """Load all bytes. A byte is written as a whole vector; the next one overwrites the surplus."""
     length = b.sub(b.ptrtoint(stop, I64), b.ptrtoint(data, I64))
     done = Variable(b, c(0))

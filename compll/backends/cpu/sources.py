@@ -27,12 +27,12 @@ from compll.ir.module import Field
 from compll.ir.tile import Value, View
 
 
-def every(b: Builder, value: Any, count: int) -> Any:
+def every(b: Builder, value: ir.Value, count: int) -> ir.Value:
     """A value in all lanes; 0 lanes: the value itself."""
     return b.splat(value, count) if count else value
 
 
-def wide(b: Builder, x: Any) -> Any:
+def wide(b: Builder, x: ir.Value) -> ir.Value:
     """float32 as float64."""
     return b.fpext(x, lanes(F64, x))
 
@@ -59,16 +59,18 @@ class Source:
         for v in pieces(view.value):
             printer.value(v)  # before any loop
 
-    def load(self, index: Any, count: int, made: dict[int, Any] | None = None) -> Any:
+    def load(
+        self, index: ir.Value, count: int, made: dict[int, ir.Value] | None = None
+    ) -> ir.Value:
         """Elements from `index` on; 0 lanes: a single one."""
         return evaluated(self.printer, self.view.value, index, count, dict(made or {}))
 
-    def place(self, row: Any, column: Any) -> Any:
+    def place(self, row: Any, column: ir.Value) -> ir.Value:
         """Index of an element of the matrix."""
         row, column = (column, row) if self.view.turned else (row, column)
         return self.b.add(self.b.mul(row, self.cols), column)
 
-    def inside(self, index: Any, lane: Any = None) -> Any:
+    def inside(self, index: ir.Value, lane: ir.Value = None) -> ir.Value:
         """An element; zero beyond the end. lane: condition that its row exists."""
         b = self.b
         there = b.icmp_signed("<", index, self.valid)
@@ -91,7 +93,9 @@ def pieces(value: Value) -> list[Value]:
     return found
 
 
-def evaluated(printer: Any, v: Value, index: Any, count: int, known: dict[int, Any]) -> Any:
+def evaluated(
+    printer: Any, v: Value, index: ir.Value, count: int, known: dict[int, ir.Value]
+) -> ir.Value:
     """Lanes of a value from `index` on: loads, and expressions of loads."""
     b = printer.b
     if id(v) in known:
@@ -109,11 +113,11 @@ def evaluated(printer: Any, v: Value, index: Any, count: int, known: dict[int, A
     return found
 
 
-def vector(kind: Any, count: int) -> Any:
+def vector(kind: ir.Type, count: int) -> ir.Value:
     """The type of `count` lanes; 0: of a single number."""
     return ir.VectorType(kind, count) if count else kind
 
 
-def zeros(kind: Any, count: int) -> Any:
+def zeros(kind: ir.Type, count: int) -> ir.Value:
     """`count` zeros; 0: a single one."""
     return ir.Constant(vector(kind, count), None if count else 0)

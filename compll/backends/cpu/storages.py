@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
@@ -23,42 +21,42 @@ def item_bytes(f: Field | None) -> int:
     return 4 if f is None else f.item_bits // 8
 
 
-def code_bytes(b: Builder, f: Field, count: Any) -> Any:
+def code_bytes(b: Builder, f: Field, count: ir.Value) -> ir.Value:
     """Bytes of `count` packed codes of one tile."""
     if f.trits:
         return b.udiv(b.add(count, number(I64, 4)), number(I64, 5))
     return b.lshr(b.add(b.mul(count, number(I64, f.bits)), number(I64, 7)), number(I64, 3))
 
 
-def load_as(b: Builder, pointer: Any, storage: str, count: int) -> Any:
+def load_as(b: Builder, pointer: ir.Value, storage: str, count: int) -> ir.Value:
     """Values of a storage as float32 or int32; count 0: a single one, not a vector."""
 
-    def of(kind: Any) -> Any:
+    def of(kind: ir.Type) -> ir.Value:
         return b.load(pointer, typ=ir.VectorType(kind, count) if count else kind, align=1)
 
     return of_raw(b, of(raw(storage)), storage)
 
 
-def raw(storage: str) -> Any:
+def raw(storage: str) -> ir.Type:
     """The type of a value in memory."""
     if storage in NARROW:
         return I8 if NARROW[storage] == 8 else I16
     return F32 if storage == "float32" else I32
 
 
-def of_raw(b: Builder, x: Any, storage: str) -> Any:
+def of_raw(b: Builder, x: ir.Value, storage: str) -> ir.Value:
     """Values as they are in memory, converted to float32 or int32."""
     x = b.zext(x, lanes(I32, x)) if storage in NARROW else x
     return ins.format_value(b, x, storage) if storage in FORMATS else x
 
 
-def stored_as(b: Builder, x: Any, storage: str) -> Any:
+def stored_as(b: Builder, x: ir.Value, storage: str) -> ir.Value:
     """The value in memory for a float32 or int32."""
     x = ins.format_bits(b, x, storage) if storage in FORMATS else x
     return b.trunc(x, lanes(raw(storage), x)) if storage in NARROW else x
 
 
-def finite_or(b: Builder, value: Any, before: Any, storage: str) -> Any:
+def finite_or(b: Builder, value: ir.Value, before: ir.Value, storage: str) -> ir.Value:
     """A state's value; the old value if the new one is NaN or infinite once stored.
 
     [Note: masked stores] LLVM turns a choice between a value and the old one into a masked store.

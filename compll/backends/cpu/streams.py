@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu import gap_stream, golomb_stream, huffman_stream, run_stream
 from compll.backends.cpu.builder import I32, I64, PTR, Builder, Variable, at, c, loop, number
 from compll.ir.tile import Ascending, Stream
@@ -50,7 +52,7 @@ def ascending(printer: Any, step: Ascending) -> None:
     printer.good = printer.b.and_(printer.good, inside)
 
 
-def _ascending(b: Builder, positions: Any, count: Any, n: Any) -> Any:
+def _ascending(b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value) -> ir.Value:
     """The function ascending(positions, count, n): 1 if each is above the one before and below n,
     else 0."""
     before, good = Variable(b, c(-1)), Variable(b, c(1))

@@ -35,7 +35,7 @@ SHIFT, SLOTS = 20, 1 << 12
 LOWEST = -(2**31)
 
 
-def count_one(b: Builder, counts: Any, index: Any) -> None:
+def count_one(b: Builder, counts: ir.Value, index: ir.Value) -> None:
     """Add one to the count of an index."""
     b.put(b.add(b.get(counts, I32, index), number(I32, 1)), counts, index)
 
@@ -43,14 +43,16 @@ def count_one(b: Builder, counts: Any, index: Any) -> None:
 # quantiles
 
 
-def quantiles(helpers: Any, parts: int) -> Any:
+def quantiles(helpers: Any, parts: int) -> ir.Value:
     """The function quantiles(keys, n, some, other, table): the parts - 1 numbers, from int32 keys
     of n elements.
 
     some, other: int32 arrays of the same length as the keys.
     """
 
-    def body(b: Builder, keys: Any, n: Any, some: Any, other: Any, table: Any) -> None:
+    def body(
+        b: Builder, keys: ir.Value, n: ir.Value, some: ir.Value, other: ir.Value, table: ir.Value
+    ) -> None:
         places, count = b.room(I64, parts), Variable(b, n)
         with loop(b, c(parts - 1)) as j:
             b.put(b.udiv(b.mul(b.add(j, c(1)), n), c(parts)), places, j)
@@ -66,12 +68,20 @@ def quantiles(helpers: Any, parts: int) -> Any:
     return helpers.get(f"quantiles{parts}", VOID, [PTR, I64, PTR, PTR, PTR], body)
 
 
-def _half(b: Builder, key: Any) -> Any:
+def _half(b: Builder, key: ir.Value) -> ir.Value:
     """The upper half of a key, from 0."""
     return b.zext(b.lshr(b.xor(key, number(I32, LOWEST)), number(I32, 16)), I64)
 
 
-def _near(b: Builder, keys: Any, n: Any, some: Any, counts: Any, places: Any, parts: int) -> Any:
+def _near(
+    b: Builder,
+    keys: ir.Value,
+    n: ir.Value,
+    some: ir.Value,
+    counts: ir.Value,
+    places: ir.Value,
+    parts: int,
+) -> ir.Value:
     """Copy the keys whose upper half is that of a wanted one to `some`; returns their number, and
     changes `places` to places among them."""
     halves = 1 << 16
@@ -84,7 +94,7 @@ def _near(b: Builder, keys: Any, n: Any, some: Any, counts: Any, places: Any, pa
         here = b.zext(b.get(counts, I32, half), I64)
         end, first = b.add(below.get(), here), j.get()
 
-        def inside(end: Any = end) -> Any:
+        def inside(end: ir.Value = end) -> ir.Value:
             place = b.icmp_signed("<", b.get(places, I64, j.get()), end)
             return b.and_(place, b.icmp_signed("<", j.get(), c(parts - 1)))
 
@@ -105,17 +115,17 @@ def _near(b: Builder, keys: Any, n: Any, some: Any, counts: Any, places: Any, pa
     return count.get()
 
 
-def _ascending(helpers: Any) -> Any:
+def _ascending(helpers: Any) -> ir.Value:
     """The function ascending(keys, other, count): sorts int32 keys, by their bytes."""
     return helpers.get("ascending", VOID, [PTR, PTR, I64], _sort)
 
 
-def _sort(b: Builder, keys: Any, other: Any, count: Any) -> None:
+def _sort(b: Builder, keys: ir.Value, other: ir.Value, count: ir.Value) -> None:
     starts = b.room(I32, 256)
     source, target = keys, other
     for shift in (0, 8, 16, 24):
 
-        def digit(key: Any, shift: int = shift) -> Any:
+        def digit(key: ir.Value, shift: int = shift) -> ir.Value:
             plain = b.xor(key, number(I32, LOWEST))
             return b.zext(b.and_(b.lshr(plain, number(I32, shift)), number(I32, 255)), I64)
 
@@ -147,7 +157,7 @@ def _padded(edges: int) -> int:
     return 2 * (1 << edges.bit_length())
 
 
-def buckets(helpers: Any, edges: int) -> Any:
+def buckets(helpers: Any, edges: int) -> ir.Value:
     """The function buckets(table, out): writes the steps of a search; a start for each value of a
     key's upper bits; the edges' keys."""
     return helpers.get(
@@ -155,7 +165,7 @@ def buckets(helpers: Any, edges: int) -> Any:
     )
 
 
-def _prepare(b: Builder, table: Any, out: Any, edges: int) -> None:
+def _prepare(b: Builder, table: ir.Value, out: ir.Value, edges: int) -> None:
     starts, keys = at(b, out, c(8)), at(b, out, c(8 + 4 * (SLOTS + 1)))
     with loop(b, c(_padded(edges))) as j:
         b.put(number(I32, 2**31 - 1), keys, j)
@@ -166,7 +176,7 @@ def _prepare(b: Builder, table: Any, out: Any, edges: int) -> None:
         first = b.add(b.shl(slot, c(SHIFT)), c(LOWEST))
         before = below.get()
 
-        def less(first: Any = first) -> Any:
+        def less(first: ir.Value = first) -> ir.Value:
             lower = b.icmp_signed("<", b.sext(b.get(keys, I32, below.get()), I64), first)
             return b.and_(lower, b.icmp_signed("<", below.get(), c(edges)))
 
@@ -179,12 +189,12 @@ def _prepare(b: Builder, table: Any, out: Any, edges: int) -> None:
     b.store(steps, out)
 
 
-def bucket(b: Builder, table: Any, keys: Any, edges: int) -> Any:
+def bucket(b: Builder, table: ir.Value, keys: ir.Value, edges: int) -> ir.Value:
     """The number of edges that are not above each order key. table: from `buckets`."""
     count = keys.type.count
     kind = ir.VectorType(I32, count)
 
-    def of(value: int) -> Any:
+    def of(value: int) -> ir.Value:
         return ir.Constant(kind, [value] * count)
 
     starts, sorted_ = at(b, table, c(8)), at(b, table, c(8 + 4 * (SLOTS + 1)))
@@ -200,16 +210,16 @@ def bucket(b: Builder, table: Any, keys: Any, edges: int) -> Any:
     return b.select(b.icmp_signed("<", found.get(), most), found.get(), most)
 
 
-def gathered(b: Builder, array: Any, index: Any, kind: Any) -> Any:
+def gathered(b: Builder, array: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
     """Elements of 32 bits at the index of each lane."""
-    found: Any = ir.Constant(ir.VectorType(kind, index.type.count), ir.Undefined)
+    found: ir.Value = ir.Constant(ir.VectorType(kind, index.type.count), ir.Undefined)
     for lane in range(index.type.count):
         own = b.zext(b.extract_element(index, number(I32, lane)), I64)
         found = b.insert_element(found, b.get(array, kind, own), number(I32, lane))
     return found
 
 
-def clipped(b: Builder, index: Any, size: int) -> Any:
+def clipped(b: Builder, index: ir.Value, size: int) -> ir.Value:
     """An index of a table, or one per lane: 0 if it is below, the last beyond the end."""
     kind = index.type
     low, high = (

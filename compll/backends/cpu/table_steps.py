@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu import table_routines as routines
 from compll.backends.cpu.builder import F32, I8, I32, I64, number
 from compll.ir.tile import Search, Value
 
 
-def made(printer: Any, v: Value) -> Any:
+def made(printer: Any, v: Value) -> ir.Value:
     """Memory for a table that a step makes."""
     if id(v) not in printer.local:
         printer.local[id(v)] = printer.b.room(F32, int(v.attr.of))
@@ -25,7 +27,7 @@ def quantiles(printer: Any, step: Search) -> None:
     printer.b.call(routine, given)
 
 
-def buckets(printer: Any, v: Value) -> Any:
+def buckets(printer: Any, v: Value) -> ir.Value:
     """The data that finds the bucket of a number in a table."""
     room = printer.b.room(I8, routines.bucket_bytes(v.attr))
     routine = routines.buckets(printer.helpers, v.attr)
@@ -33,14 +35,14 @@ def buckets(printer: Any, v: Value) -> Any:
     return room
 
 
-def bucket(printer: Any, v: Value) -> Any:
+def bucket(printer: Any, v: Value) -> ir.Value:
     """The bucket of a number of the piece."""
     b, (key, table) = printer.b, map(printer.value, v.args)
     found = routines.bucket(b, table, b.splat(key, 1), v.attr)
     return b.extract_element(found, number(I32, 0))
 
 
-def lookup(printer: Any, v: Value) -> Any:
+def lookup(printer: Any, v: Value) -> ir.Value:
     """An entry of a table."""
     b, (table, index) = printer.b, map(printer.value, v.args)
     own = b.trunc(routines.clipped(b, index, v.attr), I32)
@@ -52,6 +54,6 @@ def lookup(printer: Any, v: Value) -> Any:
 VALUES = {"table": made, "buckets": buckets, "bucket": bucket, "lookup": lookup}
 
 
-def store(printer: Any, table: Any, size: int, out: Any) -> None:
+def store(printer: Any, table: ir.Value, size: int, out: ir.Value) -> None:
     """Store a table in the payload."""
     printer.b.copy(out, table, number(I64, 4 * size))

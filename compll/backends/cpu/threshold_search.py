@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import F32, F64, I64, Variable, c, number
 from compll.backends.cpu.instructions import ROWS
 from compll.ir.tile import Search
@@ -46,7 +48,7 @@ class Tries:
         with b.if_then(b.icmp_signed(">=", most, least)):
             self.tried(b.sub(most, least))
 
-    def tried(self, last: Any) -> None:
+    def tried(self, last: ir.Value) -> None:
         """Try until the count fits, or until number `last` has been tried."""
         b = self.b
         go, leave = (b.append_basic_block(name) for name in ("try", "tried"))
@@ -68,7 +70,7 @@ class Tries:
         b.cbranch(stop, leave, go)
         b.position_at_end(leave)
 
-    def next(self, found: Any, few: Any) -> None:
+    def next(self, found: ir.Value, few: ir.Value) -> None:
         """Choose the next threshold. few: too few elements reach the threshold `found`."""
         b = self.b
         twice = b.mul(self.number.get(), c(2))
@@ -92,7 +94,7 @@ class Tries:
             total = b.load(p.calls.totals[id(fold)], typ=I64)
             b.put(b.sitofp(total, F64), self.counts, c(q))
 
-    def tree(self) -> list[Any]:
+    def tree(self) -> list[ir.Value]:
         """The next thresholds: after number q come 2 q + 1, if too few reach it, and 2 q + 2."""
         b, ends = self.b, [end.get() for end in self.ends]
         if not self.halves:
@@ -107,7 +109,7 @@ class Tries:
             intervals += [(low, found[q]), (found[q], high)]
         return found
 
-    def middle(self, low: Any, high: Any) -> Any:
+    def middle(self, low: ir.Value, high: ir.Value) -> ir.Value:
         """The middle of an interval."""
         b = self.b
         return b.fadd(low, b.fdiv(b.fsub(high, low), number(F64, 2.0)))

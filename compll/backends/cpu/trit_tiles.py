@@ -21,7 +21,11 @@ class Tiles:
     """Codes of the current tile, a byte each, for a walk's arrays of trits."""
 
     def __init__(
-        self, b: Builder, tile: int, arrays: tuple[list[str], list[str]], pointers: dict[str, Any]
+        self,
+        b: Builder,
+        tile: int,
+        arrays: tuple[list[str], list[str]],
+        pointers: dict[str, ir.Value],
     ) -> None:
         self.b, self.pointers = b, pointers
         self.width = -(-tile // DIGITS)
@@ -32,16 +36,16 @@ class Tiles:
             for i in range(tile, DIGITS * self.width):  # padding of the last byte
                 b.store(number(I8, 1), at(b, room, number(I64, i)))
 
-    def bytes(self, name: str, t: Any) -> Any:
+    def bytes(self, name: str, t: ir.Value) -> ir.Value:
         """The bytes of tile t in an array."""
         return at(self.b, self.pointers[name], self.b.mul(t, number(I64, self.width)))
 
-    def unpack(self, t: Any) -> None:
+    def unpack(self, t: ir.Value) -> None:
         """Unpack the codes of all arrays that the walk reads."""
         for name in sorted(self.read):
             unpack(self.b, self.bytes(name, t), self.codes[name], self.width)
 
-    def pack(self, t: Any) -> None:
+    def pack(self, t: ir.Value) -> None:
         """Pack the codes of all arrays that the walk writes."""
         for name in sorted(self.written):
             pack(self.b, self.codes[name], self.bytes(name, t), self.width)
@@ -63,11 +67,11 @@ def _vectors(b: Builder, width: int) -> Iterator[tuple[int, Any]]:
         yield size, b.select(b.icmp_signed("<", offset, last), offset, last)
 
 
-def pack(b: Builder, codes: Any, out: Any, width: int) -> None:
+def pack(b: Builder, codes: ir.Value, out: ir.Value, width: int) -> None:
     """Pack 5 * width codes, bytes of 0, 1 or 2, into `width` bytes."""
     with _vectors(b, width) as (size, start):
         kind = ir.VectorType(I8, size)
-        found: Any = ir.Constant(kind, [0] * size)
+        found: ir.Value = ir.Constant(kind, [0] * size)
         for digit in range(DIGITS):
             place = at(b, codes, b.add(start, number(I64, digit * width)))
             tripled = b.add(b.add(found, found), found)
@@ -75,12 +79,12 @@ def pack(b: Builder, codes: Any, out: Any, width: int) -> None:
         b.store(found, at(b, out, start), align=1)
 
 
-def unpack(b: Builder, data: Any, codes: Any, width: int) -> None:
+def unpack(b: Builder, data: ir.Value, codes: ir.Value, width: int) -> None:
     """Inverse of pack."""
     with _vectors(b, width) as (size, start):
         kind, wide = ir.VectorType(I8, size), ir.VectorType(I16, size)
         three, by, down = (ir.Constant(wide, [c] * size) for c in (3, 171, 9))
-        left: Any = b.zext(b.load(at(b, data, start), typ=kind, align=1), wide)
+        left: ir.Value = b.zext(b.load(at(b, data, start), typ=kind, align=1), wide)
         found = []
         for _ in range(DIGITS - 1):
             rest = b.lshr(b.mul(left, by), down)  # a third, exact below 256
@@ -93,7 +97,14 @@ def unpack(b: Builder, data: Any, codes: Any, width: int) -> None:
             b.store(code, place, align=1)
 
 
-def repack(b: Builder, source: Any, into: Any, m: Any, from_width: Any, to_width: Any) -> None:
+def repack(
+    b: Builder,
+    source: ir.Value,
+    into: ir.Value,
+    m: ir.Value,
+    from_width: ir.Value,
+    to_width: ir.Value,
+) -> None:
     """Move each of m trits from its place in `source` to that in `into`; other digits are ones."""
     with loop(b, to_width) as j:
         b.store(number(I8, ONES), at(b, into, j))
@@ -105,9 +116,9 @@ def repack(b: Builder, source: Any, into: Any, m: Any, from_width: Any, to_width
         b.store(b.add(b.load(place, typ=I8), b.trunc(moved, I8)), place)
 
 
-def _weight(b: Builder, plane: Any) -> Any:
+def _weight(b: Builder, plane: ir.Value) -> ir.Value:
     """3**(4 - plane)."""
-    found: Any = number(I32, 81)
+    found: ir.Value = number(I32, 81)
     for i, weight in enumerate((27, 9, 3, 1), 1):
         here = b.icmp_unsigned(">=", plane, number(I64, i))
         found = b.select(here, number(I32, weight), found)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from llvmlite import ir
+
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -30,7 +32,7 @@ from compll.numerics.numbers import LANES
 
 #: totals of folds over the tiles, by fold: type, number of accumulators (lanes, from 0), and start
 #: value
-TOTALS: dict[str, tuple[Any, int, float]] = {
+TOTALS: dict[str, tuple[ir.Value, int, float]] = {
     "sum": (F64, LANES, 0.0), "count": (I64, 1, 0), "max": (I32, 1, LEAST), "min": (I32, 1, MOST),
 }  # fmt: skip
 
@@ -52,7 +54,7 @@ class WalkCalls:
         self.printed: dict[str, list[WalkPrinter]] = {}
         usual = [w for w in printer.kernel.walks if id(w) not in printer.routines.fused]
         self.functions = {id(w): self.printed_as(w) for w in usual}
-        self.totals: dict[int, Any] = {}
+        self.totals: dict[int, ir.Value] = {}
 
     def printed_as(self, walk: Walk) -> list[WalkFunction]:
         """The functions of a walk: with usual stores, and with stores that bypass the cache if that
@@ -80,7 +82,7 @@ class WalkCalls:
         """True if a function has stores that bypass the cache."""
         return any(len(found) > 1 for found in self.functions.values())
 
-    def run(self, walk: Walk, n: Any) -> None:
+    def run(self, walk: Walk, n: ir.Value) -> None:
         """Walk over all full tiles of n elements, then over the last one if it is shorter."""
         p, b = self.printer, self.printer.b
         usual, *past = self.functions[id(walk)]
@@ -109,8 +111,8 @@ class WalkCalls:
                 b.call(p.helpers.get("folded", VOID, [PTR], _folded), [self.totals[id(f)]])
 
     def call(
-        self, one: WalkFunction, pointers: Any, pieces: list[Any], count: Any, m: Any = None,
-        done: Any = None,
+        self, one: WalkFunction, pointers: ir.Value, pieces: list[ir.Value], count: ir.Value, m: ir.Value = None,
+        done: ir.Value | None = None,
     ) -> None:  # fmt: skip
         """Call a walk's function for `count` tiles of m elements, after `done` others."""
         p, b = self.printer, self.printer.b
@@ -144,7 +146,7 @@ class WalkCalls:
         room = self.totals[id(f)] = b.room(kind, count)
         b.store(number(kind, 0), room)
 
-    def total(self, v: Value) -> Any:
+    def total(self, v: Value) -> ir.Value:
         """The total of a fold over all tiles."""
         b = self.printer.b
         (f,) = v.args
@@ -157,7 +159,7 @@ class WalkCalls:
         return b.fpext(b.select(nothing, number(F32, 0.0), ROWS["from_key"](b, found)), F64)
 
 
-def _folded(b: Builder, room: Any) -> None:
+def _folded(b: Builder, room: ir.Value) -> None:
     """Sum the lanes, by halves, into the first."""
     half = LANES // 2
     while half:

@@ -6,8 +6,6 @@ of WIDTH; LLVM splits them if a processor's registers are narrower.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
@@ -62,7 +60,7 @@ class WalkPrinter:
         args = iter(self.function.args)
         self.pointers = {n: next(args) for n in self.needs.arrays}
         self.sums = {id(v): next(args) for v in self.needs.sums}
-        self.known: dict[int, Any] = {id(v): next(args) for v in self.needs.pieces}
+        self.known: dict[int, ir.Value] = {id(v): next(args) for v in self.needs.pieces}
         self.numbers = {n: next(args) for n, _ in self.NUMBERS}
         self.b = Builder(self.function.append_basic_block("entry"))
         self.loops = loops(walk, tile)
@@ -78,7 +76,7 @@ class WalkPrinter:
         self.level = 3 if len(arrays) == 1 else 2
         self.written: set[int] = set()
 
-    def emit(self, keys: Any) -> None:
+    def emit(self, keys: ir.Value) -> None:
         """Build the function's body. keys: the function that computes keys of draws."""
         b = self.b
         slots = {d: [Variable(b, number(I32, 0)) for _ in range(2)] for d in self.draws}
@@ -115,7 +113,7 @@ class WalkPrinter:
 
     # values of a tile
 
-    def rekey(self, keys: Any, slots: dict[int, Any], high: Any) -> None:
+    def rekey(self, keys: ir.Value, slots: dict[int, ir.Value], high: ir.Value) -> None:
         """Compute the draws' keys again when the upper half of the element's number changes."""
         b = self.b
         upper = b.lshr(self.element, number(I64, 32))
@@ -129,19 +127,19 @@ class WalkPrinter:
                 first.set(b.trunc(b.lshr(found, number(I64, 32)), I32))
                 second.set(b.trunc(found, I32))
 
-    def counter(self, first: Any, second: Any) -> tuple[Any, Any]:
+    def counter(self, first: ir.Value, second: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The keyed counter of the tile's first element, and the second key."""
         b = self.b
         element = b.trunc(self.element, I32)
         return ins.traced(draws.counter)(b, element, first.get()), second.get()
 
-    def of_tile(self, v: Value) -> Any:
+    def of_tile(self, v: Value) -> ir.Value:
         """A value of the tile or piece, built on first use, outside of loops over lanes."""
         if id(v) not in self.local:
             self.local[id(v)] = self.tile_value(v)
         return self.local[id(v)]
 
-    def tile_value(self, v: Value) -> Any:
+    def tile_value(self, v: Value) -> ir.Value:
         b = self.b
         if v.op == "const":
             return number(KINDS[v.kind], v.attr)
