@@ -99,7 +99,7 @@ def fresh(module: Module, table: I64) -> tuple[dict[str, tuple[str, int]], I64]:
     table = np.array(table)
     table[:, STATE] = np.cumsum(table[:, LENGTH]) - table[:, LENGTH]
     size = {True: int(table[:, LENGTH].sum()), False: int(table[:, TENSOR].max(initial=0)) + 1}
-    return {s.name: (s.dtype, size[s.shape == "n"]) for s in module.states}, table
+    return {s.name: (s.dtype, size[s.per == "element"]) for s in module.states}, table
 
 
 class Backend(Protocol):

@@ -330,3 +330,22 @@ def test_decode_knows_a_random_matrix_by_its_name(target, tmp_path, rng):
         found.append(codec.decode(codec.encode(x, step=3), x.size, step=3))
     assert np.array_equal(*found)
     assert 0.9 < found[0] @ x / (x @ x) < 1.8  # four thirds, in the mean
+
+
+WARM = """name: warm
+state: {warm: "float32[2, 3]"}
+encode:
+  m: matrix(g, 3)
+  p: m @ transpose(ones(2, 3) + warm)
+payload: {p: "float32[ceil(n / 3), 2]"}
+decode: flat(p @ ones(2, 3))
+update: {warm: warm + 1}
+"""
+
+
+def test_a_call_without_states_has_zeros_of_a_matrix(tmp_path, rng):
+    path = tmp_path / "warm.yaml"
+    path.write_text(WARM)
+    x = rng.standard_normal(3000).astype(np.float32)
+    one, two = (compll.compile(path, target).encode(x) for target in ("cpu", "reference"))
+    np.testing.assert_array_equal(one, two)

@@ -26,7 +26,7 @@ def encode(run: Run, x: F32, states: State | None, how: Encoding) -> U8:
     if run.n == 0:
         return np.zeros(0, np.uint8)
     if states is None and module.updates and not module.rounds:
-        sizes = {s.name: run.n if s.shape == "n" else 1 for s in module.states}
+        sizes = {s.name: run.n if s.per == "element" else 1 for s in module.states}
         states = {s.name: np.zeros(sizes[s.name], s.dtype) for s in module.states}
     with np.errstate(all="ignore"):
         begin(run, x, states, np.float32(how.scale))
