@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,8 +68,11 @@ class Sharding:
         """Connect these ranks, which make the collectives of some arguments."""
         made = [each for each in arguments if each in self.ways]
         if made:
+            options = self.options
+            if ranks is not self.coordinator:
+                options = replace(options, topology=None)  # which is of the ranks of the shards
             exchange = Exchange(
-                purpose, self.options, ranks, placement=placement, memory=placement.memory()
+                purpose, options, ranks, placement=placement, memory=placement.memory()
             )
             failures = Failures(ranks, self.options.timeout)
             self.links |= dict.fromkeys(made, Link(ranks, exchange, failures, self.backward))

@@ -259,6 +259,12 @@ def beside_hsdp(rank, world_size):
     return found
 
 
+def replicas_of_one(rank, world_size):
+    """Losses of replicas whose shards are on a rank, of which `topology` tells the nodes."""
+    mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
+    return fit(between(mesh, "none", topology=[[0]]), rank)
+
+
 def replicas(rank, world_size):
     """Losses, shards, True if a resumed training has the same bits, and the report of replicas that
     are averaged at one bit, with a branch that some steps leave out."""

@@ -60,6 +60,10 @@ def test_uncompressed_replicas_are_those_of_hsdp_bit_for_bit():
             assert ours == native, case
 
 
+def test_a_topology_is_that_of_the_shards_and_not_of_replicas():
+    assert all(launch(ranks.replicas_of_one, 2))
+
+
 @pytest.mark.slow
 def test_replicas_of_one_bit_stay_the_same_and_learn():
     results = launch(ranks.replicas, 4)
