@@ -137,8 +137,9 @@ def test_the_mistakes_that_are_refused():
 
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])
-def test_levels_are_those_of_the_packed_spec(target):
-    plain, coded = (compll.compile(f"int3_{kind}", target) for kind in ("group", "entropy"))
+@pytest.mark.parametrize("spec", ["int4_group", "int3_group", "tern_group"])
+def test_levels_are_those_of_the_packed_spec(spec, target):
+    plain, coded = (compll.compile(spec, target, entropy=entropy) for entropy in (False, True))
     for n in (1, 63, 1024, 3001):
         x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
         x[n // 2 :] *= n % 2  # groups of zeros, too
