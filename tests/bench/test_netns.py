@@ -69,7 +69,7 @@ def test_a_bad_number_of_hosts_is_refused(hosts):
 def test_bad_options_are_refused_in_a_line(arguments, message):
     result = CliRunner().invoke(netns.app, arguments)
     assert result.exit_code == 2
-    assert result.stderr.startswith(message)
+    assert result.stderr.startswith(f"bench: {message}")
     assert result.stderr.count("\n") == 1
 
 
