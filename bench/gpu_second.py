@@ -41,6 +41,8 @@ from hipress.tools.refusals import check_output
 
 ROOT = Path(__file__).parents[1]
 FORMATS = ("nf4", "nvfp4", "mxfp4")
+#: specs whose kernels have changed since they ran on a GPU
+REWRITTEN = ("atomo", "sketch", "dithering", "sidco_gp", "dgc")
 TIMED = (*FORMATS, "int4_group", "onebit_group", "topk", "dgc", "powersgd", "int3_group")
 #: kernels of the first steps, which then compile nothing
 FIRST = ("onebit_group", "topk", "int4_group", "powersgd", "int8_group", "threshold", "signum",
@@ -101,7 +103,8 @@ def training(
 
 def day(folder: Path, throttle: str) -> list[list[Lane]]:
     """Phases. throttle: the library of slow_sockets.c, or "" """
-    out = ("--output", str(folder))
+    out, other = ("--output", str(folder)), folder / "rewritten"
+    other.mkdir(exist_ok=True)
     alone = dict.fromkeys(SHARING, "")  # without these NCCL refuses ranks that share a GPU
     slow = {"LD_PRELOAD": throttle, "SLOW_SOCKETS": str(BANDWIDTH)}
     dtypes = ("--dtypes", "float32,float16,bfloat16")
@@ -122,7 +125,11 @@ def day(folder: Path, throttle: str) -> list[list[Lane]]:
         ],
         [
             [in_tests("faults", 150, LOST, PAIR, processes=6)],
-            [Step("formats", 120, ("-m", "bench.gpu_check", *FORMATS, "--sizes", SIZES, *out))],
+            [
+                Step("formats", 120, ("-m", "bench.gpu_check", *FORMATS, "--sizes", SIZES, *out)),
+                Step("rewritten", 150, ("-m", "bench.gpu_check", *REWRITTEN, "--sizes", SIZES,
+                                        "--output", str(other))),
+            ],
             [training("auto_slow", 150, folder, METHODS, alone | slow)],
             [training("momentum_slow", 150, folder, MOMENTUM, alone | slow)],
             [training("auto_nccl_slow", 150, folder, METHODS, SOCKETS | slow)],
@@ -138,6 +145,7 @@ def day(folder: Path, throttle: str) -> list[list[Lane]]:
             [in_tests("others", 200, "gpu and not bad_access and not measured", *OTHERS,
                       processes=12)],
             [in_tests("shards", 200, "shards", PAIR)],
+            [in_tests("graphs", 200, "graphs", PAIR, processes=3)],
         ],
         [[Step("step", 170, ("-m", "bench.gpu_step", *STEPS, *out))]],
         [[Step("peak", 150, ("-m", "bench.gpu_peak", *out), alone)]],
@@ -148,7 +156,9 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
     """The same phases in small."""
     out = ("--rehearse", "--output", str(folder))
     slow = {"LD_PRELOAD": throttle, "SLOW_SOCKETS": str(BANDWIDTH)}
-    few = ("nf4", "--sizes", "1,1000", "--dtypes", "float32")
+    few, more = ((name, "--sizes", "1,1000", "--dtypes", "float32") for name in ("nf4", "sidco_gp"))
+    other = folder / "rewritten"
+    other.mkdir(exist_ok=True)
     return [
         [
             [
@@ -168,6 +178,11 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
             [
                 in_tests("faults", 500, "late", PAIR),
                 Step("formats", 500, ("-m", "bench.gpu_check", *few, *out)),
+                Step(
+                    "rewritten",
+                    500,
+                    ("-m", "bench.gpu_check", *more, "--rehearse", "--output", str(other)),
+                ),
                 training("auto_slow", 400, folder, "ddp-fp32", slow, *SMALL),
             ],
         ],
@@ -176,6 +191,7 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
                 in_tests("speed", 300, "not slow", "tests/bench/test_gpu.py"),
                 in_tests("others", 300, "gpu", *OTHERS),
                 in_tests("shards", 300, "shards", PAIR),
+                in_tests("graphs", 300, "fails", "tests/hipress/test_captured.py"),
                 in_tests("step", 300, "not slow", "tests/bench/test_gpu_step.py"),
                 Step("peak", 300, ("-m", "bench.gpu_peak", "--steps", "8", *out)),
             ],

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from casync.errors import copy_to_raise
 from hipress import compat
+from hipress.auto.trial import REFUSED
 from hipress.errors import ConfigError, ConfigMismatch, StateError
 from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
@@ -23,11 +24,12 @@ from hipress.model.shards import fsdp_parts, is_sharded, local, own_shard, resha
 from hipress.model.torch_modes import without_inference_mode
 from hipress.outer import outer_state
 from hipress.outer.outer import Outer
+from hipress.plan.captured import forbidden
 from hipress.session import SESSIONS, Session, plain_options
 from hipress.sharding.sharding import sharding_of
 
 if TYPE_CHECKING:
-    from hipress.control.plan_controller import PlanController
+    from hipress.control.plan_controller import PlanController, Trials
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
     from hipress.engine.residuals import Residuals
@@ -108,12 +110,26 @@ def report(
         options=plain_options(session.options),
         decisions=session.current_plan.decisions,
         measured=measured,
-        probe=replace(probe, costs=trials.costs) if probe and trials else probe,
+        probe=replace(probe, costs=trials.costs) if probe and trials and trials.costs else probe,
         cuts={name: codec.cuts for name, codec in session.current_plan.codecs.items()},
         tried=trials.tried if trials else (),
         trial_seconds=trials.trial_seconds if trials else None,
         before_freeze=before,
+        capture=_capture_of(session, trials) if engine and session.placement.by_nccl else "",
     )
+
+
+def _capture_of(session: Session, trials: Trials | None) -> str:
+    """Text on the use of CUDA graphs, and why there is none."""
+    plan, options = session.current_plan, session.options
+    if plan.captured or options.capture is True:
+        return "buckets are launched as CUDA graphs"
+    why = forbidden(plan, options)
+    if not why and trials is not None:
+        failed = any(each.verdict == REFUSED for each in trials.tried)
+        why = "a capture failed" if failed else "as fast in a trial"
+        why = "graphs are being tried" if trials.trial_seconds is None else why
+    return f"tasks are launched one by one: {why}"
 
 
 def _why(session: Session, tuner: PlanController | None) -> str:

@@ -79,7 +79,7 @@ def arguments(
     rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
     policy: Policy | None = None,
     transport: str = AUTO,
-    capture: bool = False,
+    capture: bool | str = AUTO,
     scratch: SupportsIndex = SCRATCH,
     process_group: dist.ProcessGroup | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,

@@ -135,6 +135,13 @@ def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.P
     return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, rank, size, timeout))
 
 
+def empty_pinned_cache() -> None:
+    """Give pinned memory that torch keeps for later back to the system, where torch can."""
+    empty = getattr(torch.accelerator, "empty_host_cache", None)
+    if empty is not None and torch.cuda.is_available():
+        empty()
+
+
 def finished_work(tensors: list[torch.Tensor]) -> dist.Work:
     """Work of torch.distributed that is over."""
     future = torch.futures.Future[list[torch.Tensor]]()

@@ -94,10 +94,11 @@ class Options:
             CPU. "nccl" uses torch.distributed; "nccl4py" and "pynccl" use these packages. The
             compressor "auto" tries the CPU beside the GPU with every transport, and with "host"
             only the CPU.
-        capture: launch a bucket's synchronization as a CUDA graph, from its third step on; over
-            NCCL, and only if no lengths vary and no parameter depends on the step. Graphs run one
-            after another, so this is for many small tensors, whose launches cost more than their
-            kernels.
+        capture: launch a bucket's synchronization as a CUDA graph; over NCCL, and only if no
+            lengths vary and no parameter depends on the step. "auto": if steps take less time so,
+            by a trial in the first steps; not with a policy, nor by a `Synchronizer`. True: from
+            the third step on, for many small tensors, whose launches cost more than their kernels:
+            graphs run one after another. False: never.
         scratch: most bytes of a GPU's memory that the kernels of a codec may need for a tensor,
             besides payloads and states; a tensor that would need more travels uncompressed. Codecs
             that work in groups need none, "topk" 4 bytes an element of the largest tensor,
@@ -121,7 +122,7 @@ class Options:
     rules: Mapping[str, Any] | str | os.PathLike[str] = field(default_factory=dict)
     policy: Policy | None = None
     transport: str = AUTO
-    capture: bool = False
+    capture: bool | str = AUTO
     scratch: int = SCRATCH
     params: Mapping[str, Any] = field(default_factory=dict)
 
@@ -198,7 +199,6 @@ class Options:
             ("timeout", int | float, "seconds, or a timedelta"),
             ("verify", bool, "True or False"),
             ("checksum", bool, "True or False"),
-            ("capture", bool, "True or False"),
             ("scratch", int, "a whole number of bytes"),
             ("accept_loss", int | float | None, "a share of the loss, or None"),
         ):
@@ -206,6 +206,8 @@ class Options:
             truth = isinstance(value, bool) and kinds is not bool  # a bool is an int to Python
             if truth or not isinstance(value, kinds):
                 raise ConfigError(f"{name} is {wanted}, not {value!r}")
+        if not isinstance(self.capture, bool) and self.capture != AUTO:
+            raise ConfigError(f'capture is True, False or "auto", not {self.capture!r}')
         if not all(isinstance(pattern, str) for pattern in self.exclude):
             raise ConfigError(f"exclude must hold patterns of parameter names, got {self.exclude}")
 

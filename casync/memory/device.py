@@ -11,7 +11,7 @@ after the executor's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, cast
 
 import torch
@@ -118,10 +118,21 @@ class DeviceMemory:
         return torch.cuda.device(self.device)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Implements Memory.capture by a CUDA graph. Other threads may go on meanwhile."""
+        """Implements Memory.capture by a CUDA graph. Other threads may go on meanwhile.
+
+        Not by torch.cuda.graph, which first waits for the device and empties torch's cache, to
+        leave all memory to the graph: `work` takes none.
+        """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            work()
+        with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                work()
+            except BaseException:
+                with suppress(RuntimeError):  # of a capture that is broken already
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph.replay
 
     def future(self) -> torch.futures.Future[torch.Tensor]:

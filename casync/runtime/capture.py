@@ -1,18 +1,19 @@
 """A program's run, captured once and then launched as a whole: a CUDA graph.
 
-[Note: capture] The first run of a program makes its buffers, the second is captured and launched,
-and each later run is launched. All ranks do so in the same steps, as NCCL requires; so a program is
-captured only if no length varies and the host computes nothing from the step. Steps are counted in
-device memory. A bucket at another address than the captured one is copied there and back. If states
-have moved, for example after a state was loaded, a run is captured again. Graphs of a rank run one
-after another on a stream of their own.
+[Note: capture] The first run of a program makes its buffers, the second is captured, and each later
+run is launched. All ranks launch in the same steps, as NCCL requires; so a program is captured only
+if no length varies and the host computes nothing from the step. Capturing launches nothing, so with
+Capture.MAKE a rank where it fails goes on, and ranks can agree before they launch. Steps are
+counted in device memory. A bucket at another address than the captured one is copied there and
+back. If states have moved, for example after a state was loaded, a run is captured again; a run
+without capture gives the graph up. Graphs of a rank run one after another on a stream of their own.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +25,13 @@ import torch
 from casync.codec import Codec, DeviceCodec
 from casync.graph.graph import Program
 from casync.memory import Memory
+from casync.regions import whole_key
 from casync.runtime.counters import Counters
 from casync.runtime.lanes import Job
+from casync.runtime.options import Capture
 from casync.runtime.streams import StreamLanes
 
-__all__ = ["Captures"]
+__all__ = ["Captures", "prevents"]
 
 _log = logging.getLogger("casync")
 _COUNTED = (
@@ -61,75 +64,80 @@ class Captures:
         self._seen: WeakKeyDictionary[Program, tuple[int, ...]] = WeakKeyDictionary()
         self._told: set[str] = set()  # reasons why programs are not captured
 
-    def takes(self, program: Program, job: Job) -> bool:
-        """True if `run` must be called for the job, instead of issuing its tasks one by one."""
-        seen, key = self._seen.get(program), _key(job)
-        why = _prevents(job) if seen is None else ""
-        if why:
-            if why not in self._told:
-                self._told.add(why)
-                _log.warning("capture: %s, so its tasks are launched one by one", why)
+    def takes(self, program: Program, job: Job, capture: Capture) -> bool:
+        """True if the job's program has to be captured, or its graph launched, by these rules."""
+        key = _key(job)
+        seen, self._seen[program] = self._seen.get(program), key
+        if capture is Capture.NEVER:
+            self._graphs.pop(program, None)
             return False
-        self._seen[program] = key
-        return seen == key
+        why = prevents(job.prepared.codecs)
+        if why and why not in self._told:
+            self._told.add(why)
+            _log.warning("capture: %s, so its tasks are launched one by one", why)
+        return not why and seen == key and not (capture is Capture.MAKE and self.has(program, job))
 
-    def run(
-        self, program: Program, job: Job, issue: Callable[[], None], complete: Callable[[], None]
-    ) -> None:
-        """Launch a job's run, after capturing it if needed; `issue` issues its tasks."""
+    def has(self, program: Program, job: Job) -> bool:
+        """True if there is a graph with the job's states."""
         graph = self._graphs.get(program)
-        if graph is None or graph.key != _key(job):
-            graph = self._graphs[program] = self._capture(job, issue)
-        else:
-            with self._lock:
-                for name, more in graph.counts.items():
-                    setattr(self._counters, name, getattr(self._counters, name) + more)
-        self._lanes.admit(job)
-        self._lanes.launch(job, partial(self._again, graph, job), complete)
+        return graph is not None and graph.key == _key(job)
 
-    def _capture(self, job: Job, issue: Callable[[], None]) -> _Graph:
+    def make(self, program: Program, job: Job, issue: Callable[[], None]) -> None:
+        """Capture what `issue` issues: the tasks of a job that is only for this."""
         before = [getattr(self._counters, name) for name in _COUNTED]
         tick = self._memory.zeros(1, torch.int64)
-        with ExitStack() as stack, self._lanes.taking(job):
-            for codec in self._codecs(job):
-                stack.enter_context(codec.ticking(self._memory.array(tick)))
+        try:
+            with ExitStack() as stack, self._lanes.taking(job):
+                for codec in cast(list[DeviceCodec], list(job.prepared.codecs.values())):
+                    stack.enter_context(codec.ticking(self._memory.array(tick)))
 
-            def whole() -> None:
-                issue()
-                self._lanes.join(job)
+                def whole() -> None:
+                    issue()
+                    self._lanes.join(job)
 
-            launch = self._memory.capture(whole)
-        after = [getattr(self._counters, name) for name in _COUNTED]
-        counts = {n: b - a for n, a, b in zip(_COUNTED, before, after, strict=True)}
-        return _Graph(job, _key(job), launch, tick, counts)
+                launch = self._memory.capture(whole)
+        finally:  # nothing was sent
+            counts = self._take_back(before)
+        self._graphs[program] = _Graph(job, _key(job), launch, tick, counts)
 
-    def _codecs(self, job: Job) -> list[DeviceCodec]:
-        return cast(list[DeviceCodec], list(job.prepared.codecs.values()))
-
-    def _again(self, graph: _Graph, job: Job) -> None:
-        """Launch the graph in the current stream. The captured bucket may have another address."""
+    def launch(self, program: Program, job: Job, complete: Callable[[], None]) -> None:
+        """Launch the program's graph for a job, whose bucket may have another address."""
+        graph = self._graphs[program]
+        with self._lock:
+            for name, more in graph.counts.items():
+                setattr(self._counters, name, getattr(self._counters, name) + more)
         there, here = graph.job.bucket.detach(), job.bucket.detach()
         moved = there.data_ptr() != here.data_ptr()
-        graph.tick.fill_(job.inputs.step - graph.job.inputs.step)
+
+        def begin() -> None:
+            graph.tick.fill_(job.inputs.step - graph.job.inputs.step)
+            if moved:
+                self._memory.copy(there, here)
+
+        work = [begin, graph.launch]
         if moved:
-            self._memory.copy(there, here)
-        graph.launch()
-        if moved:
-            self._memory.copy(here, there)
+            work.append(partial(self._memory.copy, here, there))
+        self._lanes.admit(job)
+        self._lanes.launch(job, work, complete)
+
+    def _take_back(self, before: list[int]) -> dict[str, int]:
+        """Set counters back; return what was counted since."""
+        with self._lock:
+            counts = {}
+            for name, old in zip(_COUNTED, before, strict=True):
+                counts[name] = getattr(self._counters, name) - old
+                setattr(self._counters, name, old)
+        return counts
 
 
 def _key(job: Job) -> tuple[int, ...]:
     return tuple(id(array) for state in job.inputs.states.values() for array in state.values())
 
 
-def _prevents(job: Job) -> str:
-    """The reason why a job's program cannot be captured; "" if it can."""
-    lengths = sorted({codec for _, codec, _ in job.prepared.varying})
-    steps = sorted(key for key, each in job.prepared.codecs.items() if not _repeats(each))
+def prevents(codecs: Mapping[str, Codec]) -> str:
+    """The reason why programs with these codecs, by key, cannot be captured; "" if they can."""
+    lengths = sorted({whole_key(key)[0] for key, codec in codecs.items() if not codec.fixed})
+    steps = sorted(key for key, codec in codecs.items() if not cast(DeviceCodec, codec).repeats)
     if lengths:
         return f"the lengths of {' and '.join(lengths)} vary"
     return f"the host computes parameters of {' and '.join(steps)} in each step" if steps else ""
-
-
-def _repeats(codec: Codec) -> bool:
-    return cast(DeviceCodec, codec).repeats

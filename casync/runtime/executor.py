@@ -35,7 +35,7 @@ from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.lanes import Job, Lanes, Progress
 from casync.runtime.naming import named_error, rank_names
-from casync.runtime.options import RunOptions
+from casync.runtime.options import Capture, RunOptions
 from casync.runtime.pieces import States
 from casync.runtime.prepared import FLOATS, Prepared, Setting, prepare
 from casync.runtime.streams import StreamLanes
@@ -112,6 +112,7 @@ class Executor:
         # jobs under way, in the order in which they were submitted
         self._queued, self._running = deque[Job](), dict[int, Job]()
         self._sequence = self._step = 0
+        self._uncaptured = ""
         progress = Progress(
             self._advance, self._issued, self._fail, self._idle, self._ended, options
         )
@@ -124,7 +125,7 @@ class Executor:
             self._lanes = ThreadLanes(progress, self._memory, transport)
         else:
             self._lanes = self._streams = StreamLanes(progress, self._memory, transport)
-            if options.capture and not self._tags:
+            if not self._tags:
                 self._captures = Captures(self._memory, self._streams, self._counters, self._lock)
         close_at_exit(self)
 
@@ -141,6 +142,11 @@ class Executor:
         return self._tags
 
     @property
+    def _where(self) -> str:
+        """Text for errors."""
+        return f"rank {self._names[self._here[0]]}"
+
+    @property
     def counters(self) -> Counters:
         """A copy of the sums so far."""
         with self._lock:
@@ -152,7 +158,14 @@ class Executor:
         return self._state is not State.OPEN
 
     def submit(
-        self, program: Program, bucket: torch.Tensor, states: States, step: int, name: str = ""
+        self,
+        program: Program,
+        bucket: torch.Tensor,
+        states: States,
+        step: int,
+        name: str = "",
+        *,
+        capture: Capture = Capture.NEVER,
     ) -> torch.futures.Future[torch.Tensor]:
         """Synchronize `bucket` in place; the future's value is the bucket.
 
@@ -161,6 +174,7 @@ class Executor:
         states: arenas by (codec key, "worker" | "aggregator"), updated in place. Runs of one
         program do not overlap; those of different programs do.
         name: of the bucket, the same on all ranks: see [Note: identity] in identity.py.
+        capture: for a transport without tags; others have no graphs.
 
         Never wait for this future in a callback of another. Raises the error that ended the
         executor, if any.
@@ -173,14 +187,11 @@ class Executor:
             self._sequence, self._step = self._sequence + 1, step
             self._counters.jobs += 1
             captures = self._captures if job.tasks else None
-            captured = captures is not None and captures.takes(program, job)
-            if job.tasks and not captured:
-                if self._streams is not None:
-                    self._streams.admit(job)
-                self._queued.append(job)
-        if captures is not None and captured:
-            issue, complete = partial(self._issue, job), partial(self._complete, job)
-            captures.run(program, job, issue, complete)
+            takes = captures is not None and captures.takes(program, job, capture)
+            if job.tasks and not takes:
+                self._queue(job)
+        if captures is not None and takes:
+            self._run_captured(captures, program, job, capture)
         elif job.tasks:
             self._start(lanes)
         else:  # a single rank: the bucket is its own average
@@ -266,17 +277,53 @@ class Executor:
         except Exception:  # of a done-callback; it must not end a lane
             _log.exception("a callback of the bucket's future raised")
 
+    def _run_captured(
+        self, captures: Captures, program: Program, job: Job, capture: Capture
+    ) -> None:
+        """Capture the tasks of a job, unless that is done; then launch the graph, or issue them.
+
+        If the capture fails, that ends nothing unless the graph was to be launched.
+        """
+        if not captures.has(program, job):
+            inputs = job.inputs
+            twin = Job(job.identity, job.prepared, job.bucket, inputs.states, inputs.step)
+            try:
+                captures.make(program, twin, partial(self._issue, twin))
+            except Exception as error:
+                self._uncaptured = f"{type(error).__name__}: {error}"
+                _log.warning("a capture failed: %s", self._uncaptured)
+                if capture is Capture.LAUNCH:
+                    failed = PlanError(f"{self._where}: a capture failed: {self._uncaptured}")
+                    self._end(failed)
+                    raise copy_to_raise(failed) from error
+        if capture is Capture.LAUNCH:
+            captures.launch(program, job, partial(self._complete, job))
+        else:
+            self._issue(job)
+
+    def _queue(self, job: Job) -> None:
+        if self._streams is not None:
+            self._streams.admit(job)
+        self._queued.append(job)
+
     def _issue(self, job: Job) -> None:
-        """Issue all tasks of a job, to capture them."""
+        """Issue all tasks of a job, maybe while they are captured."""
         with self._lock:
             lanes = self._open_lanes(job.prepared.program)
-            assert self._streams is not None  # only streams are captured
-            self._streams.admit(job)
-            self._queued.append(job)
-        self._start(lanes)
+            self._queue(job)
+        try:
+            self._start(lanes)
+        except Exception:
+            self._free(job)  # of a capture
+            raise
         with self._lock:
             if self._error is not None:
                 raise copy_to_raise(self._error)
+
+    def uncaptured(self) -> str:
+        """The reason why a capture failed since the last call of this; "" if none did."""
+        why, self._uncaptured = self._uncaptured, ""
+        return why
 
     def _idle(self, seconds: float) -> None:
         """The compute lane waited for work, which has come: so a job is under way now."""
@@ -319,8 +366,7 @@ class Executor:
         """Stop the threads; jobs under way fail with ExecutorClosed. Does nothing in a fork."""
         if os.getpid() != self._process or self._state is State.CLOSED:
             return
-        name = self._names[self._here[0]]
-        self._end(ExecutorClosed(f"rank {name}: the executor was closed"))
+        self._end(ExecutorClosed(f"{self._where}: the executor was closed"))
         lanes, transport = self._lanes, self._transport
         # Forget what refers back to this. In a cycle connections would live on until Python's
         # collector finds them, maybe in a forked child, where their threads are missing.
@@ -336,7 +382,7 @@ class Executor:
         another rank."""
         if os.getpid() != self._process:
             raise ExecutorClosed(
-                f"rank {self._names[self._here[0]]}: process {os.getpid()} is a fork of "
+                f"{self._where}: process {os.getpid()} is a fork of "
                 f"{self._process}, whose threads and connections it does not have"
             )
         if self._error is not None:

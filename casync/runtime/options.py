@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
-__all__ = ["RunOptions"]
+__all__ = ["Capture", "RunOptions"]
+
+
+class Capture(Enum):
+    """Uses of CUDA graphs in a run, all ranks alike: see [Note: capture] in capture.py."""
+
+    NEVER = auto()  # give the program's graph up
+    MAKE = auto()  # a graph, if possible, and issue the tasks one by one
+    LAUNCH = auto()  # the graph, made now if need be
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,6 @@ class RunOptions:
     checksum: bool = False
     #: without tags, the host may wait within a step for lengths: see [Note: lengths that vary]
     waits: bool = False
-    capture: bool = False  # launch programs as CUDA graphs if possible: see [Note: capture]
     owns: bool = False  # close() also closes the transport; otherwise that is up to the caller
     epoch: int = 0  # of the ranks, the same on all of them: see [Note: identity]
     #: for profilers: called with verb and codec of each task that computes or waits for a message,

@@ -144,11 +144,14 @@ class StreamLanes:
             for lane, before in known.items():
                 lane.known = before
 
-    def launch(self, job: Job, work: Callable[[], None], complete: Callable[[], None]) -> None:
+    def launch(
+        self, job: Job, work: Sequence[Callable[[], object]], complete: Callable[[], None]
+    ) -> None:
         """Launch all of a job at once, then call `complete`: see [Note: capture]."""
         lane, prepared = self._lanes["graph"], job.prepared
         lane.after([job.device.begun, prepared.ended])
-        lane.run(work)
+        for each in work:
+            lane.run(each)
         prepared.ended = lane.mark(next(self._numbers), prepared.end)
         with self._lock:
             self._finished.append(job)
@@ -213,6 +216,8 @@ class StreamLanes:
             else:
                 self._compute(job, index, job.prepared.after[index])
         except Exception as error:
+            if job.device.captured:  # nothing runs: a failed capture fails no job
+                raise
             self._progress.failed(job, index, error)
         else:
             self._progress.done(job, (index,), begin)
@@ -230,6 +235,8 @@ class StreamLanes:
                     self._compute(job, first, issue.after)
                 times.append((issue.members, begin, time.perf_counter()))
         except Exception as error:
+            if job.device.captured:
+                raise
             self._progress.failed(job, first, error)
         else:
             self._progress.issued(job, times)

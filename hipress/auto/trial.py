@@ -4,11 +4,12 @@
 training, so that a busy moment of the machine does not decide. Every time is that of the slowest
 rank, so all ranks know the same times and decide alike. The first steps of a turn do not count:
 buffers are made, and DDP rebuilds its buckets after one step. A plan that is clearly slower than
-another one is dropped as soon as that shows.
+another one is dropped as soon as that shows, and so is one that cannot run as planned.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ TURNS = 2  # turns of a plan
 COUNTED = 5  # counted steps of a turn; ten per plan
 SETTLING = 2  # uncounted first steps of a turn
 SLOW = 1.25  # times the best median: a plan with two steps above that is dropped
+REFUSED = "could not be captured"  # verdict on a plan that could not run
 DRIFT = 0.25  # relative change of a step's or message's time that starts a new trial
 WINDOW = 25  # steps of a median; two windows in a row must have drifted
 MESSAGE_NOISE = 1e-3  # seconds: smaller differences of a message's time are ignored
@@ -32,6 +34,7 @@ class Trial:
     current: int = field(default=0, init=False)
     spent: float = field(default=0.0, init=False)  # seconds of all steps
     steps: int = field(default=0, init=False)
+    refused: set[int] = field(default_factory=set, init=False)  # plans that could not run
 
     def __post_init__(self) -> None:
         self.times = [[] for _ in range(self.plans)]
@@ -44,8 +47,19 @@ class Trial:
         """True if there is nothing left to try; `current` is the choice then."""
         return self._left == 0
 
+    @property
+    def settling(self) -> bool:
+        """True in the uncounted first steps of a turn."""
+        return self._left > COUNTED
+
     def observe(self, seconds: float) -> bool:
-        """Take a step's seconds by `current` on the slowest rank; True if the trial is over."""
+        """Take a step's seconds by `current` on the slowest rank, math.inf if the plan could not
+        run; True if the trial is over."""
+        if math.isinf(seconds):
+            self.refused.add(self.current)
+            self.times[self.current].clear()
+            self._begin()
+            return self.over
         self.spent += seconds
         self.steps += 1
         self._left -= 1
@@ -56,6 +70,13 @@ class Trial:
         if self._left == 0:
             self._begin()
         return self.over
+
+    @property
+    def cost(self) -> float | None:
+        """Seconds of all steps beyond those of as many with the choice; None before the end, or
+        without a trial."""
+        median = self.median(self.current)
+        return self.spent - self.steps * median if self.over and median is not None else None
 
     def stop(self) -> None:
         """Stop trying."""
@@ -80,7 +101,9 @@ class Trial:
         self._waiting = waiting[1:]
 
     def _lost(self, plan: int) -> bool:
-        """True if this plan is clearly slower than another one."""
+        """True if this plan cannot run, or is clearly slower than another one."""
+        if plan in self.refused:
+            return True
         mine, others = self.times[plan], self.times[:plan] + self.times[plan + 1 :]
         medians = [statistics.median(times) for times in others if len(times) > 1]
         return len(mine) > 1 and bool(medians) and min(mine[-2:]) > SLOW * min(medians)
@@ -149,6 +172,8 @@ def _verdict(trial: Trial, plan: int) -> str:
         return "being tried"
     if plan == trial.current:
         return "kept"
+    if plan in trial.refused:
+        return REFUSED
     mine, best = trial.median(plan), trial.median(trial.current)
     if mine is None or best is None:
         return "not tried"

@@ -7,6 +7,7 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from casync.runtime.options import Capture
 from hipress.control.plan_controller import StepEvent
 from hipress.errors import StateError, SyncError
 from hipress.plan.plan import Plan
@@ -34,13 +35,22 @@ class Fixed:
 
     observer: StepObserver | None = None
     measurements: Measurements | None = None
-    trials: Trials | None = None
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.codecs = dict(plan.codecs)
 
-    def next(self, step: int) -> Plan:
+    @property
+    def trials(self) -> Trials | None:
+        """Implements PlanController.trials."""
+        return None
+
+    @property
+    def capture(self) -> Capture:
+        """Implements PlanController.capture."""
+        return Capture.NEVER
+
+    def next(self, step: int, uncaptured: str = "") -> Plan:
         """Implements PlanController.next."""
         return self.plan
 
@@ -103,11 +113,16 @@ class Phases:
         """Implements PlanController.trials."""
         return self._now.trials
 
-    def next(self, step: int) -> Plan:
+    @property
+    def capture(self) -> Capture:
+        """Implements PlanController.capture."""
+        return self._now.capture
+
+    def next(self, step: int, uncaptured: str = "") -> Plan:
         """Implements PlanController.next."""
         if not self._optimizer.phase.momentum and self._agreement.open:
             self._agree()
-        return self._now.next(step)
+        return self._now.next(step, uncaptured)
 
     def _agree(self) -> None:
         """Freeze before this step if all ranks want to. Their inputs are equal to the last bit with

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from casync.codec import Codec
     from casync.cost import Costs
+    from casync.runtime.options import Capture
     from hipress.auto.trial import Tried
     from hipress.plan.plan import Plan
 
@@ -54,13 +55,14 @@ class Trials(Protocol):
     """Results of tried plans, for reports."""
 
     @property
-    def costs(self) -> Costs:
-        """Costs by which plans were predicted."""
+    def costs(self) -> Costs | None:
+        """Costs by which plans were predicted, if they were."""
         ...
 
     @property
     def trial_seconds(self) -> float | None:
-        """Extra seconds of the last trial; None before its end, or without one."""
+        """Extra seconds of the last trial's steps over steps with the kept plan; None before its
+        end, or without one."""
         ...
 
     @property
@@ -98,8 +100,14 @@ class PlanController(Protocol):
         """Results of trials; None if plans are not tried."""
         ...
 
-    def next(self, step: int) -> Plan:
-        """The plan of step `step`, which begins now. Raises HipressError if ranks cannot agree."""
+    @property
+    def capture(self) -> Capture:
+        """Use of CUDA graphs in the current step, unless options decide it."""
+        ...
+
+    def next(self, step: int, uncaptured: str = "") -> Plan:
+        """The plan of step `step`, which begins now. uncaptured: the reason why a capture failed on
+        this rank in the last step. Raises HipressError if ranks cannot agree."""
         ...
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:

@@ -14,6 +14,7 @@ from casync.memory.host import HostMemory
 from casync.shutdown import start_thread
 from casync.topology import Topology
 from hipress.auto.probe import Probe
+from hipress.control.capture_trial import CaptureTrial
 from hipress.control.phases import Fixed, Phases
 from hipress.control.policy_controller import PolicyController
 from hipress.control.tuner import Tuner
@@ -23,6 +24,7 @@ from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
 from hipress.plan import levels
+from hipress.plan.captured import turns
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
 from hipress.plan.plan import Plan, fixed_plan, raw
 from hipress.plan.rules import Overrides
@@ -113,9 +115,16 @@ class Planner:
         if self.options.policy is not None:
             return self._steered(self.options.policy, every)
         if not self.options.automatic:
-            plan = fixed_plan(self.params, every[0], *given, *every[1:])
-            return Planned(self.ours.apply(plan))
+            plan = self.ours.apply(fixed_plan(self.params, every[0], *given, *every[1:]))
+            return Planned(plan, controller=self._capturing(plan))
         return self._searched(codecs, when)
+
+    def _capturing(self, plan: Plan) -> Callable[[], PlanController] | None:
+        """A controller that tries the plan with CUDA graphs, if that may be tried."""
+        plans = turns(plan, self.options, by_nccl=self.placement.by_nccl)
+        if len(plans) == 1:
+            return None
+        return lambda: CaptureTrial(plans, self.coordinator, self.placement.memory().moment)
 
     def _searched(self, codecs: Mapping[str, Codec], when: str) -> Planned:
         """A plan without compression, and a tuner that tries codecs that promise to pay here."""

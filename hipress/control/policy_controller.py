@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from casync.runtime.options import Capture
 from hipress.control.plan_controller import StepEvent
 from hipress.plan.plan import Plan, raw, restored
 from hipress.policies.policy_state import DENSE, PolicyState
@@ -31,6 +32,7 @@ class PolicyController:
     ranks of the group must make one."""
 
     trials: Trials | None = None
+    capture = Capture.NEVER
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class PolicyController:
         """Implements PlanController.measurements; a window under way begins anew."""
         return self._state
 
-    def next(self, step: int) -> Plan:
+    def next(self, step: int, uncaptured: str = "") -> Plan:
         """Implements PlanController.next."""
         if self._state.window:
             self._moments.append(self._moment())

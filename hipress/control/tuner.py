@@ -9,14 +9,19 @@ they show when gradients are ready and how long payloads are, while codecs are c
 from __future__ import annotations
 
 import logging
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from casync.runtime.options import Capture
 from hipress.auto.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.auto.workload import Workload
+from hipress.control.capture_trial import use_of
 from hipress.control.observer import Observer
+from hipress.plan.captured import turns
 from hipress.plan.plan import Plan, restored
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, all_reduce_max
@@ -96,20 +101,21 @@ class Tuner:
 
     @property
     def trial_seconds(self) -> float | None:
-        """Cost of the last trial: the extra time of its steps over steps with the kept plan. None
-        before its end, or without one."""
-        median = self._trial.median(self._trial.current)
-        if not self._trial.over or median is None:
-            return None
-        return self._trial.spent - self._trial.steps * median
+        """Implements Trials.trial_seconds."""
+        return self._trial.cost
 
-    def next(self, step: int) -> Plan:
+    @property
+    def capture(self) -> Capture:
+        """Implements PlanController.capture."""
+        return use_of(self.plan, self._trial)
+
+    def next(self, step: int, uncaptured: str = "") -> Plan:
         """Implements PlanController.next."""
         now = self._moment()
         if self._observer is not None:
             self._observer.begin()
         if self._agreement.open and self._begun is not None:
-            self._observe_step((self._begun, now))
+            self._observe_step((self._begun, now), uncaptured)
         self._begun = self._moment()
         return self.plan
 
@@ -119,14 +125,12 @@ class Tuner:
         return restored(saved, search.params, self.codecs, search.topology)
 
     def hold(self, plan: Plan) -> None:
-        """Stop trying, and keep this plan until times drift."""
-        if plan not in self.plans:
-            self.plans = (plan, *self.plans)
+        """Try at most if this plan gains by CUDA graphs, and keep it until times drift."""
         if self._observer is not None:
             self._use_compiled(self._compiling.result())
             self._observer = None
-        self._trial = Trial(len(self.plans), kept=self.plans.index(plan))
-        self._trial.stop()
+        self.plans = self._turns((plan,))
+        self._trial = Trial(len(self.plans), kept=0)
         self._watch, self._begun = Watch(), None
         self._window.clear()
 
@@ -135,14 +139,15 @@ class Tuner:
         self._agreement.close()
         self._places.close()
 
-    def _observe_step(self, span: Span) -> None:
+    def _observe_step(self, span: Span, uncaptured: str) -> None:
         """Decide by a step's time; the host waits for a device's only if a decision needs it."""
         if self._observer is not None:
             compiling = self._slowest(float(not self._compiling.done()))
             if self._observer.steps >= WATCHED and not compiling:
                 self._plan(self._observer)
         elif not self._trial.over:
-            if self._trial.observe(self._slowest(_seconds(span))):
+            seconds = math.inf if uncaptured else _seconds(span)
+            if self._trial.observe(self._slowest(seconds)):
                 self._kept()
         else:
             self._window.append(span)
@@ -171,10 +176,16 @@ class Tuner:
         self.codecs.update(codecs)
 
     def _try(self, plans: tuple[Plan, ...]) -> None:
-        self.plans = plans
-        self._trial = Trial(len(plans), kept=len(plans) - 1)  # the native all-reduce is last
+        self.plans = self._turns(plans)
+        self._trial = Trial(len(self.plans), kept=len(self.plans) - 1)  # native is last
         if self._trial.over:
             self._kept()
+
+    def _turns(self, plans: Iterable[Plan]) -> tuple[Plan, ...]:
+        """The plans, each followed by it captured if that may be tried."""
+        search = self._places.first.search
+        each = (turns(plan, search.options, by_nccl=search.slots) for plan in plans)
+        return tuple(chain.from_iterable(each))
 
     def _compare(self) -> None:
         """Check, after a full window, if times have drifted."""
@@ -201,7 +212,8 @@ class Tuner:
         if not self.costs.codecs:  # after `hold`
             self._places = self._agree(self._places.measure_codecs)
         facts = before.facts()
-        found = [plan.owned_as(before) for plan in self._places.plans(self._workload)]
+        plans = self._places.plans(self._workload)
+        found = self._turns(plan.owned_as(before) for plan in plans)
         others = [plan for plan in found if plan.facts() != facts]
         self.plans = (before, *others)
         self._trial = Trial(len(self.plans), kept=0)

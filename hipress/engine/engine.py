@@ -12,6 +12,7 @@ import torch
 from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.runtime.executor import TraceEvent
+from casync.runtime.options import Capture
 from hipress.engine.buckets import BucketPlans
 from hipress.engine.momentum import Momentum
 from hipress.engine.optimizer_steps import refuse_forgotten, take_failed, watch_steps
@@ -74,7 +75,16 @@ class Engine:
     @property
     def looks(self) -> bool:
         """True if a tuner or momentum sees gradients, also uncompressed ones."""
-        return self.tuner is not None or self.momentum is not None
+        return self.momentum is not None or (
+            self.tuner is not None and self.tuner.observer is not None
+        )
+
+    @property
+    def capture(self) -> Capture:
+        """Use of CUDA graphs in the current step."""
+        if self.options.capture is True:
+            return Capture.LAUNCH
+        return Capture.NEVER if self.tuner is None else self.tuner.capture
 
     @property
     def counters(self) -> Counters:
@@ -108,7 +118,8 @@ class Engine:
         self.round = Round(self, step, self._scale.now(parameters))
         averaging = self.momentum is not None and self.momentum.phase.momentum
         if self.tuner is not None:
-            self._go_by(self.tuner.next(step))  # ranks may meet here
+            plan = self.tuner.next(step, self.world.uncaptured())  # ranks may meet here
+            self._go_by(plan)
         if self.momentum is not None:
             if self.momentum.phase.momentum and not averaging:
                 self.at_freeze = replace(self.traffic), self.counters
@@ -190,6 +201,9 @@ class Engine:
         See [Note: undelivered gradient] in residuals.py."""
         if plan is self.plan:
             return
+        if plan == replace(self.plan, captured=plan.captured):
+            self.buckets.plan = plan  # their programs and states are the same
+            return
         before, self.buckets = self.buckets, self.planned(plan)
         moved, memory = self.buckets.adopt(before), self.buckets.residuals.memory
         self.owed = {index: _in(memory, values) for index, values in self.owed.items()}
@@ -197,6 +211,8 @@ class Engine:
             values = before.residuals.undelivered(index)
             if values is not None and values.any():
                 self.owe(index, _in(memory, values))
+        if before.hosted and not self.buckets.hosted:
+            self.world.free_copies()
 
     def planned(self, plan: Plan) -> BucketPlans:
         """Buckets of this plan, without any state."""

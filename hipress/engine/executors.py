@@ -48,7 +48,6 @@ def start_executor(
             checksum=options.checksum,
             deferred=deferred,
             waits=True,
-            capture=options.capture,
             owns=True,
             epoch=coordinator.mailbox.epoch.number,
         ),

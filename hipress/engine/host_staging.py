@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from casync.memory import Event, Memory
 from casync.shutdown import close_at_exit, start_thread
+from hipress import compat
 from hipress.errors import SyncError
 
 __all__ = ["Average", "HostCopies"]
@@ -70,6 +71,13 @@ class HostCopies:
         self._there.record(room.there)
         self._brought.put(_Brought(bucket, room, average))
         return room.averaged
+
+    def free(self) -> None:
+        """Give back the pinned memory, between steps; later ones make it anew."""
+        for room in self._rooms.values():
+            room.back.wait()  # memory that is still read would stay in torch's cache
+        self._rooms.clear()
+        compat.empty_pinned_cache()
 
     def close(self) -> None:
         """End the thread. In a forked child, do nothing: see [Note: fork] in shutdown.py."""

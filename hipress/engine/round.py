@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from casync.codec import FLOAT_BYTES
 from casync.errors import copy_to_raise
+from casync.runtime.options import Capture
 from hipress import compat
 from hipress.control.plan_controller import StepEvent
 from hipress.engine.futures import map_future, wait_within
@@ -74,6 +75,11 @@ class Averager(Protocol):
     traffic: Traffic
     round: Round | None
     owed: dict[int, torch.Tensor]
+
+    @property
+    def capture(self) -> Capture:
+        """Use of CUDA graphs in the current step."""
+        ...
 
     @property
     def looks(self) -> bool:
@@ -188,8 +194,9 @@ class Round:
                 else:
                     executor, states = world.routes[engine.buckets.hosted].executor, plan.states
                     future = average.job = executor.submit(
-                        plan.program, values, states, self.step, str(indices)
-                    )
+                        plan.program, values, states, self.step, str(indices),
+                        capture=engine.capture,
+                    )  # fmt: skip
                 if event is not None:
                     compat.end_event_with(event, future)
             if plan is not None and plan.differences:

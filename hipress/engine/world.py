@@ -143,6 +143,11 @@ class World:
         assert self._copies is not None  # there are buckets to copy
         return self._copies
 
+    def free_copies(self) -> None:
+        """Give back pinned memory of copies, which a plan that compresses on the host has left."""
+        if self._copies is not None:
+            self._copies.free()
+
     @property
     def counters(self) -> Counters:
         """A copy of the sums so far, over all executors."""
@@ -157,6 +162,10 @@ class World:
         """Collect events of tasks from now on, between two steps; None ends it."""
         for each in self.routes:
             each.executor.trace = events
+
+    def uncaptured(self) -> str:
+        """The reason why a capture failed since the last call of this; "" if none did."""
+        return next(filter(None, [each.executor.uncaptured() for each in self.routes]), "")
 
     def settle(self, job: Future[torch.Tensor] | None = None) -> None:
         """Wait until devices have done all submitted work, or that of one job; raise its errors."""

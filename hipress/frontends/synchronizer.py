@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -68,6 +69,8 @@ class Synchronizer:
         with coordinators.failures_told(group):
             why = "it makes no DistributedDataParallel"
             options = given.checked_options("Synchronizer", group, ddp_kwargs=why)
+            # see [Note: captured plans] in captured.py
+            options = replace(options, capture=options.capture is True)
             model = plain_module(given.model, self)
             shards.reshard(model)
             shards.refuse_others(model, dist.get_process_group_ranks(group), dist.get_rank())

@@ -53,9 +53,9 @@ class Placement:
         """Memory of the gradients."""
         return HostMemory() if self.device.type == "cpu" else DeviceMemory(self.device)
 
-    def refuse_capture(self, capture: bool) -> None:
+    def refuse_capture(self, capture: bool | str) -> None:
         """Raise ConfigError if capture is asked for and there are no CUDA graphs."""
-        if capture and not self.by_nccl:
+        if capture is True and not self.by_nccl:
             raise ConfigError(
                 f"capture=True makes CUDA graphs, over NCCL; payloads of a model on {self.device} "
                 f"travel by {self.transport!r}: leave it out"

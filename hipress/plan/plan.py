@@ -61,6 +61,7 @@ class Plan:
     fused: bool = False  # True if neighbours in a bucket with one codec are compressed as one
     least: int = LEAST_BYTES  # bytes of gradient in an owner's share of the model: see messages.py
     turns: bool = False  # True if NCCL gets a group for each turn of a phase, and not for all
+    captured: bool = False  # True if buckets are launched as CUDA graphs: see captured.py
 
     @property
     def compresses(self) -> bool:
@@ -77,7 +78,8 @@ class Plan:
         """Text such as `bf16 (allreduce) and int4_group (ps)`."""
         used = {(d.codec.partition("(")[0], d.strategy) for d in self.decisions if d.codec}
         text = " and ".join(f"{codec} ({way})" for codec, way in sorted(used)) or "no compression"
-        return text + ", fused" * self.fused + ", in turns" * self.turns
+        more = (", fused" * self.fused, ", in turns" * self.turns, ", captured" * self.captured)
+        return text + "".join(more)
 
     def down(self, key: str) -> Codec:
         """Codec of owners for parameters whose workers use codec `key`."""
@@ -102,6 +104,7 @@ class Plan:
         """Values in which all ranks must agree, for JSON."""
         keys = ("name", "codec", "strategy", "partitions")
         common = {"fused": self.fused, "least": self.least, "turns": self.turns}
+        common |= {"captured": self.captured}
         return [{key: getattr(d, key) for key in keys} | common for d in self.decisions]
 
 

@@ -31,6 +31,7 @@ class Report:
     tried: tuple[Tried, ...] = ()  # by "auto", in the last trial
     trial_seconds: float | None = None  # cost of the last trial; None before its end
     before_freeze: Measured | None = None  # of the steps until an optimizer froze
+    capture: str = ""  # use of CUDA graphs, and why there is none; "" without NCCL
 
     @property
     def bytes_sent(self) -> int:
@@ -61,10 +62,12 @@ class Report:
             "tried": [asdict(each) for each in self.tried],
             "trial_seconds": self.trial_seconds,
             "before_freeze": None if self.before_freeze is None else asdict(self.before_freeze),
+            "capture": self.capture,
         }
 
     def __str__(self) -> str:
-        parts = [f"hipress, rank {self.rank} of {self.world_size}: {self.why}"]
+        more = f"; {self.capture}" if self.capture else ""
+        parts = [f"hipress, rank {self.rank} of {self.world_size}: {self.why}{more}"]
         if self.before_freeze is not None:
             parts.append(str(tables.sent_table(self.before_freeze, "before the freeze")))
         if self.measured is not None:

@@ -75,16 +75,14 @@ class Cuda:
 
     def __init__(self):
         self.calls: list[Call] = []
-        self._local, self._streams, self._graphs = threading.local(), 0, 0
+        self._local, self._streams = threading.local(), 0
         self._local.device = True  # the caller's thread has a device
         self.contexts: set[str] = set()
         self._lock = threading.RLock()  # the shim that runs kernels is for one thread at a time
         self.futures = SimpleNamespace(Future=self._future)
         self.cuda = SimpleNamespace(
-            Event=self._event, Stream=self._stream, stream=self._within, graph=self._graph,
-            current_stream=lambda device: self.current, CUDAGraph=lambda: SimpleNamespace(
-                replay=lambda: self.note("replay")),
-            device=self._device,
+            Event=self._event, Stream=self._stream, stream=self._within, CUDAGraph=self._graph,
+            current_stream=lambda device: self.current, device=self._device,
         )  # fmt: skip
 
     def __getattr__(self, name):
@@ -145,20 +143,21 @@ class Cuda:
             finally:
                 self._local.stream, at_work.device = before, busy
 
-    @contextmanager
-    def _graph(self, graph, capture_error_mode):
-        self.note("capture", capture_error_mode)
-        self._graphs += 1
-        origin, before = self._stream_of(-self._graphs), self.current
-        self._local.stream, self._local.capture = origin, Capture(origin.number)
-        at_work.capturing = True
-        try:
-            yield
-            self.capture.end()
-        finally:
-            self._local.stream, self._local.capture, at_work.capturing = before, None, False
+    def _graph(self):
+        def begin(capture_error_mode):
+            assert self.current.number, "the default stream cannot be captured"
+            self.note("capture", capture_error_mode)
+            self._local.capture, at_work.capturing = Capture(self.current.number), True
 
-    def _stream(self, device, priority):
+        def end():
+            capture, self._local.capture, at_work.capturing = self.capture, None, False
+            capture.end()
+
+        return SimpleNamespace(
+            capture_begin=begin, capture_end=end, replay=lambda: self.note("replay")
+        )
+
+    def _stream(self, device, priority=0):
         self._streams += 1
         made = self._stream_of(self._streams)
         self.note("Stream", priority, stream=made)

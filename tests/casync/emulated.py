@@ -8,6 +8,7 @@ the generated CUDA sources, run by the shim.
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -19,7 +20,7 @@ from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import source as cuda_source
 from compll.runtime.codec import Codec
 from compll.runtime.library import locate, type_check
-from tests.casync.streams import FakeMemory, Schedule, at_work
+from tests.casync.streams import FakeMemory, Schedule, at_work, refuse_capture
 from tests.compll.cuda_host import HostDevice
 
 _CHANGES = {"copy_", "mul_", "add_", "div_", "fill_", "zero_", "sqrt_", "addmm_", "masked_fill_"}
@@ -40,6 +41,9 @@ class DeviceTensor(torch.Tensor):
         )  # fmt: skip
         made.inside, made.memory = inside, memory
         return made
+
+    def data_ptr(self):
+        return self.inside.data_ptr()
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -88,16 +92,24 @@ class DeviceMemory(FakeMemory):
     def __init__(self, schedule: Schedule) -> None:
         super().__init__(schedule)
         self.made = 0  # tensors so far
-        self.staged: list[torch.Tensor] = []
+        self._staged: list[weakref.ref[torch.UntypedStorage]] = []
+
+    @property
+    def staged(self):
+        """Pinned memory that is in use."""
+        return [storage for each in self._staged if (storage := each()) is not None]
 
     def zeros(self, count, dtype):
+        refuse_capture()
         self.made += 1
         return DeviceTensor(HostMemory.zeros(self, count, dtype), self)
 
     def staging(self, count):
+        refuse_capture()
         self.made += 1
-        self.staged.append(torch.zeros(count, dtype=torch.uint8))
-        return self.staged[-1]
+        made = torch.zeros(count, dtype=torch.uint8)
+        self._staged.append(weakref.ref(made.untyped_storage()))
+        return made
 
     def by_caller(self, func, given, args, kwargs):
         """Outside of our streams: run in the caller's stream; copies to the host wait."""
@@ -139,7 +151,7 @@ class DeviceMemory(FakeMemory):
     def copy(self, target, source):
         _refuse_host()
         ends = [each for each in (target, source) if not isinstance(each, DeviceTensor)]
-        pinned = {each.untyped_storage().data_ptr() for each in self.staged}
+        pinned = {each.data_ptr() for each in self.staged}
         assert all(each.untyped_storage().data_ptr() in pinned for each in ends)
         target, source = (getattr(each, "inside", each) for each in (target, source))
         target.copy_(source)
@@ -258,10 +270,13 @@ class Emulated(Codec):
 
     @contextmanager
     def ticking(self, tick):
+        ticks = at_work.__dict__.setdefault("ticks", [])  # a captured call keeps its own
         before, at_work.device = getattr(at_work, "device", False), True
         with super().ticking(tick):
             at_work.device = before
+            ticks.append((self, tick))
             yield
+            ticks.pop()
 
 
 def compiled(name, **params):

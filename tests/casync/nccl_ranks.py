@@ -11,7 +11,7 @@ from casync.memory.host import HostMemory
 from casync.nccl.bindings import connect_by
 from casync.nccl.distributed import connector
 from casync.runtime.executor import Executor
-from casync.runtime.options import RunOptions
+from casync.runtime.options import Capture, RunOptions
 from casync.transports.distributed import DistributedTransport
 from casync.transports.nccl import NcclTransport
 from hipress import compat
@@ -65,10 +65,9 @@ def _differences(strategy, name, rank, size, transport, memory, tagged, capture)
     here = compll.compile(name)
     there = here if memory.host else compll.compile(name, "cuda")
     program = graph_of(LENGTHS, strategy, name, size, codecs={name: here}).slice(rank)
+    how = Capture.LAUNCH if capture else Capture.NEVER
     with (
-        Executor(
-            transport, {name: there}, RunOptions(timeout=HANG, capture=capture), memory=memory
-        ) as device,
+        Executor(transport, {name: there}, RunOptions(timeout=HANG), memory=memory) as device,
         Executor(tagged, {name: here}, RunOptions(timeout=HANG)) as host,
     ):
         states, theirs = _states(name, there), _states(name, here)
@@ -76,7 +75,7 @@ def _differences(strategy, name, rank, size, transport, memory, tagged, capture)
         for step in range(STEPS):
             values = gradients(TOTAL, size, seed=step)[rank]
             bucket.copy_(values)
-            device.submit(program, bucket, states, step).wait()
+            device.submit(program, bucket, states, step, capture=how).wait()
             device.settle()
             host.submit(program, values, theirs, step).wait()
             if not torch.equal(bucket.cpu(), values):

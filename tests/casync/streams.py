@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -105,9 +105,11 @@ class FakeEvent:
         self.recorded = self.reached = 0
 
     def done(self) -> bool:
+        refuse_capture()
         return self.reached >= self.recorded
 
     def wait(self) -> None:
+        refuse_capture()
         wanted = self.recorded
         with self.schedule.changed:
             if self.schedule.driven:
@@ -149,17 +151,23 @@ class FakeStream:
         schedule.streams.append(self)
 
     def after(self, event: FakeEvent) -> None:
+        if captured("after", self, event):
+            return
         with self.schedule.changed:
             if event.recorded and not self.schedule.drop(self, event):
                 self.blocked.append((event, event.recorded, self.put))
 
     def run(self, work: Callable[[], object]) -> None:
+        if captured("run", self, work):
+            return
         with self.schedule.changed:
             self.items.append(work)
             self.put += 1
             self.schedule.changed.notify_all()
 
     def record(self, event: FakeEvent) -> None:
+        if captured("record", self, event):
+            return
         with self.schedule.changed:
             event.stream = self
             event.recorded += 1
@@ -188,6 +196,55 @@ class FakeStream:
         self.taken += 1
 
 
+class Graph:
+    """Captured work of streams. A launch runs it in any order that the captured waits allow, as one
+    item of the stream that launches; codecs count steps from the captured one."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, self._ticks = schedule, [*getattr(at_work, "ticks", ())]
+        self._items: list[tuple[str, FakeStream, object]] = []
+
+    def take(self, what: str, stream: FakeStream, about: object) -> None:
+        recorded = [each for name, _, each in self._items if name == "record"]
+        assert what != "after" or about in recorded, "a wait for what is not captured"
+        self._items.append((what, stream, about))
+
+    def launch(self) -> Callable[[], bool]:
+        inner, streams, events = Schedule(self._schedule.random.randrange(200)), {}, {}
+        inner.driven = True  # what waits for a peer is no deadlock
+        for what, stream, about in self._items:
+            there = streams[stream] = streams.get(stream) or FakeStream(inner)
+            if what == "run":
+                there.run(partial(self._run, about))
+            else:
+                event = events[about] = events.get(about) or FakeEvent(inner)
+                getattr(there, what)(event)
+
+        def done() -> bool:
+            inner.run()
+            return not any(stream.items for stream in inner.streams)
+
+        return done
+
+    def _run(self, work: Callable[[], object]) -> object:
+        with ExitStack() as stack:
+            for codec, tick in self._ticks:
+                stack.enter_context(codec.ticking(tick))
+            return work()
+
+
+def captured(what: str, stream: FakeStream, about: object) -> bool:
+    """Give a call to the graph that this thread captures, if there is one."""
+    graph = getattr(at_work, "graph", None)
+    if graph is not None:
+        graph.take(what, stream, about)
+    return graph is not None
+
+
+def refuse_capture() -> None:
+    assert getattr(at_work, "graph", None) is None, "not permitted when a stream is capturing"
+
+
 class FakeMemory(HostMemory):
     """Host memory whose work runs on fake streams."""
 
@@ -206,6 +263,14 @@ class FakeMemory(HostMemory):
 
     def moment(self) -> FakeMoment:
         return FakeMoment(self)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], Callable[[], bool]]:
+        at_work.graph, at_work.capturing = Graph(self.schedule), True
+        try:
+            work()
+            return at_work.graph.launch
+        finally:
+            at_work.graph = at_work.capturing = None
 
 
 class FakeEnd:

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import compll
+from casync.errors import PlanError
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
-from casync.runtime.options import RunOptions
+from casync.runtime.options import Capture, RunOptions
 from tests.casync.emulated import compiled
 from tests.casync.fakes import CODECS, MEANS, Exact, Sign, gradients, graph_of
 from tests.casync.rendezvous import Meeting
@@ -22,6 +23,7 @@ from tests.patience import HANG
 
 LENGTHS = (40, 5000)
 TOTAL = sum(LENGTHS)
+BOTH = (Capture.NEVER, Capture.LAUNCH)
 
 
 class Stream:
@@ -87,9 +89,10 @@ class Dice(Sign):
 
 
 class World:
-    """Ranks in threads. capture: as for the executor."""
+    """Ranks in threads. capture: as for the executor, in the next steps."""
 
-    def __init__(self, strategy, codecs, *, capture, size=3):
+    def __init__(self, strategy, codecs, *, capture=Capture.LAUNCH, size=3):
+        self.capture = capture
         name = next(iter(codecs))
         graph = graph_of(LENGTHS, strategy, name, size, codecs=codecs, least_bytes=4000)
         self.programs = [graph.slice(rank) for rank in range(size)]
@@ -99,7 +102,7 @@ class World:
             Executor(
                 end,
                 {name: copy(codecs[name])},
-                RunOptions(timeout=HANG, capture=capture),
+                RunOptions(timeout=HANG),
                 memory=memory,
             )
             for end, memory in zip(ends, self.memories, strict=True)
@@ -131,7 +134,8 @@ class World:
 
     def run(self, rank, number):
         bucket, states = self.buckets[rank], self.states[rank]
-        self.executors[rank].submit(self.programs[rank], bucket, states, number).wait()
+        program, how = self.programs[rank], self.capture
+        self.executors[rank].submit(program, bucket, states, number, capture=how).wait()
 
     @property
     def captured(self):
@@ -148,7 +152,7 @@ FIXED = sorted(pair for pair in MEANS if pair[1] in ("sign", "exact") and pair[0
 @pytest.mark.parametrize("strategy, codec", FIXED)
 def test_captured_runs_have_the_bits_of_others(strategy, codec):
     codecs = {codec: CODECS[codec]}
-    plain, other = (World(strategy, codecs, capture=capture) for capture in (False, True))
+    plain, other = (World(strategy, codecs, capture=each) for each in BOTH)
     for number in range(5):
         assert torch.equal(plain.step(number), other.step(number)), number
     assert other.captured == [1] * 3
@@ -160,7 +164,7 @@ def test_captured_runs_have_the_bits_of_others(strategy, codec):
 
 
 def test_steps_are_counted_where_kernels_run():
-    plain, other = (World("ps", {"dice": Dice()}, capture=capture) for capture in (False, True))
+    plain, other = (World("ps", {"dice": Dice()}, capture=each) for each in BOTH)
     for number in range(5):
         assert torch.equal(plain.step(3 * number), other.step(3 * number)), number
     assert other.launched == [4] * 3
@@ -168,7 +172,7 @@ def test_steps_are_counted_where_kernels_run():
 
 def test_a_bucket_elsewhere_is_copied_to_where_it_was():
     codecs = {"sign": CODECS["sign"]}
-    plain, other = (World("ps", codecs, capture=capture) for capture in (False, True))
+    plain, other = (World("ps", codecs, capture=each) for each in BOTH)
     for number in range(5):
         wanted = plain.step(number)
         assert torch.equal(wanted, other.step(number, elsewhere=number > 2)), number
@@ -178,7 +182,7 @@ def test_a_bucket_elsewhere_is_copied_to_where_it_was():
 def test_states_elsewhere_are_captured_anew():
     """A loaded state causes a normal run, which makes its buffers, and then a new capture."""
     codecs = {"sign": CODECS["sign"]}
-    plain, other = (World("ring", codecs, capture=capture) for capture in (False, True))
+    plain, other = (World("ring", codecs, capture=each) for each in BOTH)
     for number in range(7):
         if number == 4:
             plain.fresh()
@@ -203,7 +207,7 @@ class Follows(Exact):
     ],
 )
 def test_payloads_of_varying_length_are_not_captured_and_that_is_told(codec, why, caplog):
-    world = World("ps", {codec.name: codec}, capture=True)
+    world = World("ps", {codec.name: codec})
     for number in range(3):
         world.step(number)
     assert world.captured == [0] * 3
@@ -211,8 +215,48 @@ def test_payloads_of_varying_length_are_not_captured_and_that_is_told(codec, why
     assert [record.getMessage() for record in caplog.records] == told
 
 
+def test_a_graph_is_made_while_tasks_are_launched_one_by_one_and_given_up_without_capture():
+    codecs = {"sign": CODECS["sign"]}
+    plain = World("ps", codecs, capture=Capture.NEVER)
+    other = World("ps", codecs, capture=Capture.MAKE)
+    for number, how in enumerate([*3 * ["MAKE"], "LAUNCH", "NEVER", "LAUNCH", "LAUNCH"]):
+        other.capture = Capture[how]
+        assert torch.equal(plain.step(number), other.step(number)), number
+        assert other.captured == [(number > 0) + (number > 4)] * 3
+        assert other.launched == [(number > 2) + (number > 4) + (number > 5)] * 3
+    for one, two in zip(plain.executors, other.executors, strict=True):
+        assert one.counters.bytes_sent == two.counters.bytes_sent
+        assert one.counters.messages_sent == two.counters.messages_sent
+
+
+@pytest.mark.parametrize("how", [Capture.MAKE, Capture.LAUNCH])
+def test_a_capture_that_fails_ends_a_run_only_if_it_was_to_be_launched(how):
+    world = World("ps", {"exact": Fails()}, capture=how)
+    world.step(0)
+    if how is Capture.LAUNCH:
+        with pytest.raises(PlanError, match=r"rank \d: a capture failed: OSError: not permitted"):
+            world.step(1)
+        assert any(executor.failed for executor in world.executors)
+        return
+    plain = World("ps", {"exact": Exact()}, capture=Capture.NEVER)
+    plain.step(0)
+    assert torch.equal(plain.step(1), world.step(1))
+    assert [executor.uncaptured() for executor in world.executors] == 3 * ["OSError: not permitted"]
+    assert not any(executor.uncaptured() for executor in world.executors)
+    assert plain.executors[0].counters.bytes_sent == world.executors[0].counters.bytes_sent
+
+
+class Fails(Exact):
+    """A codec whose second ticks are refused, as CUDA refuses some calls in a capture."""
+
+    @contextmanager
+    def ticking(self, tick):
+        raise OSError("not permitted")
+        yield
+
+
 def test_a_captured_program_that_is_dropped_leaves_nothing():
-    world = World("ps", {"exact": Exact()}, capture=True)
+    world = World("ps", {"exact": Exact()})
     for number in range(3):
         world.step(number)
     left = [weakref.ref(bucket) for bucket in world.buckets]
@@ -224,7 +268,7 @@ def test_a_captured_program_that_is_dropped_leaves_nothing():
 
 
 def test_a_closed_executor_leaves_nothing_to_the_collector():
-    world = World("ps", {"exact": Exact()}, capture=False)
+    world = World("ps", {"exact": Exact()}, capture=Capture.NEVER)
     for number in range(3):
         world.step(number)
     left = [weakref.ref(executor) for executor in world.executors]
@@ -240,7 +284,7 @@ def test_a_closed_executor_leaves_nothing_to_the_collector():
 
 
 def test_an_error_in_a_captured_program_is_told():
-    world = World("ps", {"exact": Exact()}, capture=True)
+    world = World("ps", {"exact": Exact()})
     world.step(0)
     for executor in world.executors:
         executor.abort(ValueError("over"))

@@ -16,7 +16,7 @@ from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory
 from casync.runtime import streams
 from casync.runtime.executor import Executor
-from casync.runtime.options import RunOptions
+from casync.runtime.options import Capture, RunOptions
 from casync.testing import Hub
 from casync.topology import Topology
 from tests.casync.cuda_double import DEVICE, Tensor, doubled
@@ -73,12 +73,11 @@ def states_of(codec, memory):
 class Rank:
     """An executor, and the steps of one program."""
 
-    def __init__(self, cuda, transport, strategy="ps", **options):
+    def __init__(self, cuda, transport, strategy="ps", capture=Capture.NEVER):
+        self.capture = capture
         self.cuda, self.memory, self.codec = cuda, DeviceMemory(DEVICE), compiled("onebit_group")
         codecs = {"codec": self.codec}
-        self.executor = Executor(
-            transport, codecs, RunOptions(timeout=HANG, **options), memory=self.memory
-        )
+        self.executor = Executor(transport, codecs, RunOptions(timeout=HANG), memory=self.memory)
         self.graph = graph_by(strategy, self.codec)
         self.program = self.graph.slice(transport.rank)
         self.states = states_of(self.codec, self.memory)
@@ -88,7 +87,8 @@ class Rank:
         values = gradients(TOTAL, 2, seed=number)[self.program.rank].to(dtype)
         bucket = Tensor(values, self.cuda)
         program = program or self.program
-        return self.executor.submit(program, bucket, self.states, number), bucket
+        how = {"capture": self.capture}
+        return self.executor.submit(program, bucket, self.states, number, **how), bucket
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_staged_payloads_go_through_pinned_memory(cuda, dtype):
 
 def test_steps_of_13_buckets_are_captured(cuda):
     """Each bucket has its own graph; none of the calls in between is refused during a capture."""
-    rank = Rank(cuda, Wire(cuda), capture=True)
+    rank = Rank(cuda, Wire(cuda), capture=Capture.LAUNCH)
     programs = [rank.graph.slice(0) for _ in range(13)]
     for number in range(4):
         cuda.calls.clear()
@@ -212,7 +212,7 @@ def test_steps_of_13_buckets_are_captured(cuda):
 
 def test_a_launched_run_waits_for_no_captured_event(cuda, monkeypatch):
     """Also after a time-out, when the host asks which task is not done."""
-    rank = Rank(cuda, Wire(cuda), capture=True)
+    rank = Rank(cuda, Wire(cuda), capture=Capture.LAUNCH)
     for number in range(3):
         rank.step(number)
     monkeypatch.setattr(streams, "_LOOK", 0.0)
@@ -229,6 +229,7 @@ def test_a_capture_leaves_other_threads_alone(cuda):
     replay = memory.capture(lambda: cuda.note("work"))
     replay()
     assert [(c.what, c.about) for c in cuda.calls] == [
+        ("Stream", 0),
         ("capture", "thread_local"),
         ("work", None),
         ("replay", None),

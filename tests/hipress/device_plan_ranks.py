@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
@@ -12,9 +13,10 @@ import hipress
 from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress import options
-from hipress.auto import candidates, probe, search, timing, trial
+from hipress.auto import candidates, places, probe, search, timing, trial
 from hipress.control.planner import Planner, codecs_of
-from hipress.model.devices import ON_HOST, Placement
+from hipress.engine import executors
+from hipress.model.devices import NCCL, ON_HOST, Placement
 from hipress.model.params import describe
 from hipress.plan import evidence, levels
 from hipress.plan.codecs import compile_codec
@@ -24,7 +26,7 @@ from tests.casync import emulated
 from tests.casync.streams import FakeMoment, Schedule
 from tests.casync.test_device import GPU
 from tests.hipress.common import averaged, engine_of_world
-from tests.hipress.device_ranks import exported, gradients
+from tests.hipress.device_ranks import exported, gradients, slots_by
 from tests.hipress.policy_ranks import spiked
 
 POLICIES = {
@@ -121,13 +123,16 @@ def quick(stack):
         stack.enter_context(mock.patch.object(where, name, value))
 
 
-def by_trial(rank, size, gpu=False):
+def by_trial(rank, size, gpu=False, transport="staged"):
     """Results of a trial on a device; averages by step, and their losses; steps with waits."""
     params, waits = params_of((64, 64), (100,)), []
     with device(rank, gpu) as memory, ExitStack() as stack:
         quick(stack)
         stack.enter_context(mock.patch.object(Placement, "memory", return_value=memory))
-        staged = Placement(memory.device, "staged")
+        if transport in NCCL and not gpu:
+            for module in (executors, places):
+                stack.enter_context(slots_by(memory.schedule, module))
+        staged = Placement(memory.device, transport)
         coordinator = coordinators.coordinator(dist.group.WORLD, 60)
         wanted = options.make("auto", min_size=0, timeout=60)
         codecs = codecs_of(wanted, staged)
@@ -156,10 +161,20 @@ def by_trial(rank, size, gpu=False):
         dist.all_reduce(shared)
         off = (total + shared / size - exact).abs().max().item()
         tried = [(each.plan, each.verdict, each.steps) for each in tuner.tried]
+        plans = engine.tuner.plans
         averages += resumed_on_host(engine, memory, params, rank)
+        pinned = [pinned_by(engine, memory, params, plans, hosted) for hosted in (True, False)]
         dist.barrier()
         engine.close()
-    return torch.stack(averages).tolist(), tried, off, sorted(set(waits)), tuner.costs
+    return torch.stack(averages).tolist(), tried, off, sorted(set(waits)), tuner.costs, pinned
+
+
+def pinned_by(engine, memory, params, plans, hosted):
+    """Bytes of pinned memory in use after a step with a plan of one place."""
+    engine.tuner.hold(next(plan for plan in plans if plan.hosted == hosted))
+    step(engine, [memory.filled(torch.ones(p.numel)) for p in params])
+    gc.collect()
+    return sum(each.nbytes() for each in memory.staged)
 
 
 def resumed_on_host(engine, memory, params, rank):

@@ -140,10 +140,10 @@ class Slots:
         return post(data, peer, 0)
 
 
-def slots_by(schedule):
-    """A stand-in for start_slots."""
+def slots_by(schedule, module=executors):
+    """A stand-in for a module's start_slots."""
 
-    def start(purpose, coordinator, placement, memory, tell):
+    def start(purpose, coordinator, placement, memory, tell=None):
         if placement.on_host:
             return None
         inner = DistributedTransport(
@@ -151,7 +151,7 @@ def slots_by(schedule):
         )
         return Slots(inner, schedule)
 
-    return mock.patch.object(executors, "start_slots", start)
+    return mock.patch.object(module, "start_slots", start)
 
 
 def two_buckets(rank, size, dtype, transport, codec, hosts_codec, how):
@@ -191,8 +191,8 @@ def in_turn(rank, size):
     memory = DeviceMemory(schedule)
     settle, submit = Executor.settle, Executor.submit
 
-    def submitted(executor, *args):
-        made.append(submit(executor, *args))
+    def submitted(executor, *args, **how):
+        made.append(submit(executor, *args, **how))
         return made[-1]
 
     def settled(executor, future=None):

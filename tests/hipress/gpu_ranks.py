@@ -73,7 +73,7 @@ def emulate(stack, rank, transport):
         stack.enter_context(mock.patch.object(module, "compile_codec", compiled))
 
 
-def trained(rank, size, transport, ways, capture=False):
+def trained(rank, size, transport, ways, capture=False, steps=STEPS):
     """A digest of the parameters for each way, and codecs as chosen, or plans as tried."""
     found = {}
     for name in ways:
@@ -86,9 +86,10 @@ def trained(rank, size, transport, ways, capture=False):
             more = {"optimizer": optimizer} if make_optimizer else {}
             ddp = hipress.wrap(
                 model, **given, **more, transport=transport, capture=capture, min_size=100,
-                timeout=120, ddp_kwargs=SMALL_BUCKETS, verify=not capture,
+                timeout=120, ddp_kwargs=SMALL_BUCKETS, verify=capture is False,
             )  # fmt: skip
-            labels = fit(ddp, optimizer, rank, device, automatic=name == "auto")
+            automatic = name == "auto"
+            labels = fit(ddp, optimizer, rank, device, automatic=automatic, steps=steps)
             tried = [(each.plan, each.verdict) for each in hipress.report(ddp).tried]
             found[name] = digest(model), tried or labels
             hipress.detach(ddp)

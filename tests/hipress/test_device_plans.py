@@ -74,7 +74,7 @@ def test_a_policy_on_a_device_does_as_on_the_host(name):
 
 
 def test_a_trial_on_a_device():
-    (averages, tried, off, waits, costs), other = launch(device_plan_ranks.by_trial, 2)
+    (averages, tried, off, waits, costs, _), other = launch(device_plan_ranks.by_trial, 2)
     assert averages == other[0]
     assert tried == other[1]
     assert off < 1e-4
@@ -90,13 +90,30 @@ def test_a_trial_on_a_device():
     assert costs.copies.leave(1e6) > 0
 
 
+@pytest.mark.slow
+def test_a_trial_over_nccl_tries_graphs_of_what_is_compressed_on_the_device():
+    first, other = launch(device_plan_ranks.by_trial, 2, False, "nccl")
+    averages, tried, off, waits, _, pinned = first
+    assert (averages, tried) == other[:2]
+    assert off < 1e-4
+    plans = [plan for plan, *_ in tried]
+    captured = [plan for plan in plans if plan.endswith(", captured")]
+    others = ("no compression", " on the host (", "lossless", ", captured")  # lengths of one vary
+    alone = [plan for plan in plans if not any(each in plan for each in others)]
+    assert captured == [f"{plan}, captured" for plan in alone], plans
+    assert all(steps == 6 for _, _, steps in tried)
+    assert waits == [0]
+    hosts, device = pinned  # bytes of copies on the host, which a plan of the device gives back
+    assert hosts > 0 == device
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_gpu_plans():
     """Two ranks that share a GPU."""
     for name in ("GraVAC", "Accordion"):
         (labels, _), (others, _) = launch(device_plan_ranks.by_policy, 2, name, True)
         assert labels == others
-    (averages, tried, off, _, costs), other = launch(device_plan_ranks.by_trial, 2, True)
+    (averages, tried, off, _, costs, _), other = launch(device_plan_ranks.by_trial, 2, True)
     assert (averages, tried) == other[:2]
     assert off < 1e-4
     assert any(" on the host (" in plan for plan, _, _ in tried)

@@ -52,6 +52,21 @@ def test_gpu_bindings_agree_bit_by_bit(binding, capture):
     assert first == other == agreed(["staged"], ways)
 
 
+@gpus.for_two
+@pytest.mark.parametrize("binding", ["nccl", *gpu_ranks.BINDINGS])
+def test_gpu_graphs_are_tried_by_default_and_change_no_bit(binding):
+    """The trial of both ends within these steps."""
+    steps, ways = 40, ["onebit_group", "topk", "powersgd"]
+    first, other = launch(gpu_ranks.trained, 2, binding, ways, "auto", steps)
+    plain, _ = launch(gpu_ranks.trained, 2, binding, ways, False, steps)
+    assert first == other
+    for name in ways:
+        digest, tried = first[name]
+        assert digest == plain[name][0], name
+        assert len(tried) == 2, tried
+        assert "could not be captured" not in [verdict for _, verdict in tried], tried
+
+
 @pytest.mark.parametrize("transport", BY_PLACE)
 def test_gpu_ranks_take_the_same_choice(transport):
     first, other = launch(gpu_ranks.trained, 2, transport, ["auto"])

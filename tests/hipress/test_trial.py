@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -28,6 +29,16 @@ def test_plans_take_turns_and_ten_steps_of_each_count():
     assert [len(times) for times in trial.times] == [10, 10, 10]
     assert trial.current == 0
     assert trial.spent == pytest.approx(TURN * TURNS * 0.33)
+
+
+def test_a_plan_that_cannot_run_is_dropped_at_once():
+    trial = Trial(3, kept=2)
+    taken = run(trial, [0.11, math.inf, 0.12].__getitem__)
+    assert taken.count(1) == 1
+    assert (trial.current, trial.refused) == (0, {1})
+    rows = results(trial, "abc", [0.0] * 3)
+    assert [row.verdict for row in rows] == ["kept", "could not be captured", "slower"]
+    assert trial.cost == pytest.approx(TURN * TURNS * 0.01)
 
 
 def test_steps_in_which_buffers_are_made_do_not_count():

@@ -144,6 +144,8 @@ class Search:
     codecs: Registry = field(default_factory=lambda: Registry({}, Options()))
     params: tuple[object, ...] = ()
     overrides: object = NO_RULES
+    options: Options = field(default_factory=Options)
+    slots: bool = False
 
     def plans(self, costs, workload):
         names = {1: ["a", "b", "native"], 2: ["native", "c"]}[next(iter(costs.exchange))]

@@ -20,6 +20,7 @@ from compll.runtime.codec import Codec
 from hipress import optim, options
 from hipress.auto import probe, trial
 from hipress.auto.places import Places
+from hipress.control.phases import Fixed
 from hipress.model.params import describe
 from hipress.plan.plan import NATIVE, Plan, fixed_plan, raw
 from hipress.ranks import coordinator as coordinators
@@ -38,20 +39,16 @@ from tests.hipress.common import (
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 
-class Script:
-    """A Tuner with a given plan for each step."""
+class Script(Fixed):
+    """A PlanController with a given plan for each step."""
 
     def __init__(self, plans):
-        self.plans = plans
+        super().__init__(plans[0])
         self.codecs = {key: codec for plan in plans for key, codec in plan.codecs.items()}
         self._next = iter(plans)
-        self.observer = None
 
-    def next(self, step):
+    def next(self, step, uncaptured=""):
         return next(self._next)
-
-    def close(self):
-        pass
 
 
 PLANS = {

@@ -15,6 +15,7 @@ from hipress.tools.run.figures import markdown_table, rows
 from hipress.tools.run.jobs import LSTM, Curve, Job, Result, Workload
 
 TRIAL = 80  # steps: three are observed, four plans take 14 each; codecs compile meanwhile
+GRAPHS = 45  # steps more over NCCL, where three of them are tried as CUDA graphs, too
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,15 @@ def measure(
 
 
 def _job(method: str, suite: Suite, number: int) -> Job:
-    """The job of a round; for "auto" the steps after its trial are timed."""
+    """The job of a round; the steps after a trial are timed."""
     seed = suite.workload.seed + (number if suite.seeds else 0)
     workload = dataclasses.replace(suite.workload, seed=seed)
     job = Job(method, suite.hosts, suite.steps, workload)
-    if methods_.parse(method).codec == methods_.AUTO:
-        return dataclasses.replace(job, steps=TRIAL + suite.steps, untimed=TRIAL)
-    return job
+    codec = methods_.parse(method).codec
+    trial = TRIAL * (codec == methods_.AUTO)
+    if codec is not None and workload.device != "cpu":
+        trial += GRAPHS
+    return dataclasses.replace(job, steps=trial + suite.steps, untimed=trial) if trial else job
 
 
 def merge(rounds: Sequence[Result]) -> Result:

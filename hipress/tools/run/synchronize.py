@@ -151,7 +151,10 @@ def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
 def _tried(made: Any) -> Callable[[], list[dict[str, Any]]]:
     import hipress
 
-    return lambda: [asdict(each) for each in hipress.report(made).tried]
+    def predicted() -> list[dict[str, Any]]:
+        return [asdict(each) for each in hipress.report(made).tried if each.predicted_seconds]
+
+    return predicted
 
 
 def _phases(made: Any) -> Callable[[], dict[str, float] | None]:
