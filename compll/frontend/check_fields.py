@@ -80,9 +80,11 @@ def _sizes(c: Expressions) -> dict[str, Expr]:
 
 
 def sized_by_data(c: Expressions, unsized: list[Unsized], env: Mapping[str, Expr]) -> None:
-    """Refuse states whose size depends on data, unless a mistake in encode explains it."""
+    """Refuse states whose size depends on data, unless a mistake in encode explains it: without one
+    a wrong size depends on the state itself."""
+    mistaken = bool(c.problems.found)
     for span, taken in unsized:
-        if not any(c.excused(name) or env.get(name) is ERROR for name in taken):
+        if not (mistaken and any(c.excused(name) or env.get(name) is ERROR for name in taken)):
             c.problems.add(span, matrices.WHOLE_SIZES, f"{min(taken)!r} depends on data")
 
 
@@ -183,7 +185,8 @@ def _field(c: Expressions, item: Declared, env: Mapping[str, Expr], group: int) 
         _undefined(c, item)
     if expr is ERROR:
         known = {p.name for p in c.spec.params}  # a table's length may be a parameter
-        if isinstance(item.dim, Name) and item.dim.name not in known:
+        named = item.dim.name if isinstance(item.dim, Name) else ""
+        if named and named not in known and env.get(named) is not ERROR:
             _length(c, item)
         return None
     if item.second is not None or expr.type.shape == "matrix":

@@ -235,7 +235,7 @@ def own_order(rank, world_size):
             loss.backward()
         sync.step()
         found.append(gradients(model))
-    first = sync._steps._turns._order[0].params[0].name
+    first = sync._steps._bucket_order._order[0].params[0].name
     return found, hipress.state_dict(sync)["step"], first
 
 

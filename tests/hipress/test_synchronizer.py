@@ -249,7 +249,7 @@ def test_all_reduce_of_one_tensor():
         assert max(found["int4_group"][1]) < 0.3
         kinds = [2 * ["ConfigError"], 2 * ["ConfigMismatch", "ConfigError"]]
         assert [error.kind for error in errors] == [*kinds[0], *kinds[1]]
-        assert "elements of all_reduce: rank 0: 3, rank 1: 4" in errors[2].message
+        assert "tensor of all_reduce: rank 0: shape [3], rank 1: shape [4]" in errors[2].message
         assert "2 ranks do not make nodes of 3" in errors[3].message
         assert "topology of all_reduce: rank 0: 1, rank 1: 2" in errors[4].message
         assert "has one direction" in errors[5].message

@@ -252,7 +252,7 @@ class Run:
         return from_key(key[np.arange(1, expr.value) * len(key) // expr.value])
 
     def op_bucket(self, expr: Expr) -> Any:
-        x, edges = (order_key(self.value(a)) for a in expr.args)
+        x, edges = (order_key(np.asarray(self.value(a), np.float32)) for a in expr.args)
         found = np.searchsorted(edges, x.reshape(-1), side="right")
         return found[0] if expr.type.shape == "scalar" else found.reshape(x.shape)
 
