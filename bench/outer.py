@@ -1,13 +1,13 @@
 """Losses by step of an outer loop, and times until a loss.
 
     python -m bench.outer losses --workload gpt --every 10 --steps 2000 --lr 1 --momentum 0
-    python -m bench.outer table bench/results/gpt-adamw.json
+    python -m bench.outer table bench/results/outer-100mbit.json --workload lstm-adamw --slack 0.015
 
 `losses` trains a workload of bench.losses in two processes, since a loss by step does not depend on
 the link. Results are lines of bench/results/outer.jsonl. `table` compares: minutes until the
 training loss is within a slack of float32's after 1000 steps (bench.time_to_loss), with step times
-of bench.training or `hipress bench`, and for the outer loop those without communication by a share
-of time in training, such as `hipress demo --methods none,outer:int4_group` shows.
+of bench.training or `hipress bench`, in which an outer loop is a method such as
+outer:int4_group:every=30:delay=15.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from typing import Annotated, Any
 
 import typer
 
-from bench import loss_hooks
-from bench.commands import RESULTS, given, now
+from bench import loss_hooks, time_chart
+from bench.commands import RESULTS, given, now, refusing
 from bench.loss_cells import FP32, Cell, read
 from bench.losses import smoothed
 from bench.time_to_loss import WINDOW, Reached, Times, reach, reached
 from hipress.tools.run.figures import FINAL, markdown_table
+from hipress.tools.run.methods import OUTER, parse
 
 LINES = RESULTS / "outer.jsonl"
+ROUNDS = ("every", "delay", "fragments")  # that decide the time of a step
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 
 
@@ -46,7 +48,7 @@ class Loop:
     def method(self) -> str:
         """The loop as a method of hipress.tools.run.methods."""
         options = {name: value for name, value in asdict(self).items() if name != "codec"}
-        return ":".join(["outer", self.codec, *(f"{k}={v}" for k, v in options.items())])
+        return ":".join([OUTER, self.codec, *(f"{k}={v:g}" for k, v in options.items())])
 
 
 Codec = Annotated[str, typer.Option(help="A spec.")]
@@ -84,42 +86,54 @@ def losses(
 def table(
     measured: Annotated[list[Path], typer.Argument(help="Of bench.training or hipress bench.")],
     workload: Annotated[str, typer.Option(help="Workload of bench.losses.")] = "gpt",
-    share: Annotated[float, typer.Option(help="Share of time in training.")] = 0.95,
     slack: Annotated[float, typer.Option(help="Share above float32's loss.")] = 0.03,
+    chart: Annotated[Path | None, typer.Option(help="Where to draw a chart.")] = None,
 ) -> None:
-    """Print minutes until a loss is reached, by link and method."""
+    """Print minutes until a loss is reached, by link and method, and draw them."""
+    with refusing():
+        places = [times for path in measured for times in Times.read(path)]
     cells = [each for each in read() if each.workload == workload and each.steps == 1000]
     lines = [line for line in _lines("losses") if line["workload"] == workload]
-    for times in (times for path in measured for times in Times.read(path)):
-        rows = [each.row for each in reach(cells, workload, 1000, times, slack)]
-        alone = times.seconds[""]  # "" is no method with losses: no communication
-        rows += [_row(each, cells, alone / share, slack) for each in _by_loop(lines)]
+    found: dict[str, list[Reached]] = {}
+    for times in places:
+        rows = [*reach(cells, workload, 1000, times, slack)]
+        for method, seconds in times.seconds.items():
+            rows += [_reached(each, cells, seconds, slack) for each in _by_loop(lines, method)]
         head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
-        print(f"{times.place}, within {100 * slack:g}%\n\n{markdown_table(head, rows)}\n")
+        told = markdown_table(head, [each.row for each in rows])
+        print(f"{times.place}, within {100 * slack:g}%\n\n{told}\n")
+        found[times.place] = rows
+    if chart is not None:
+        time_chart.draw(found, 1000, slack, chart)
 
 
-def _by_loop(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Lines of one loop and number of steps, of several seeds."""
+def _by_loop(lines: list[dict[str, Any]], method: str) -> list[list[dict[str, Any]]]:
+    """Lines whose rounds are those of a method of the demo, by loop and number of steps."""
+    if not method.startswith(f"{OUTER}:"):
+        return []
+    wanted = parse(method)
+    rounds = {name: wanted.options.get(name, asdict(Loop())[name]) for name in ROUNDS}
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in lines:
-        found.setdefault((line["steps"], *(line[name] for name in asdict(Loop()))), []).append(line)
+        if line["codec"] == wanted.codec and rounds == {name: line[name] for name in ROUNDS}:
+            key = (line["steps"], *(line[name] for name in asdict(Loop())))
+            found.setdefault(key, []).append(line)
     return [*found.values()]
 
 
-def _row(
+def _reached(
     lines: list[dict[str, Any]], cells: list[Cell], seconds: float, slack: float
-) -> tuple[str, str, str, str]:
-    """The line of a table for an outer loop, which all lines have."""
+) -> Reached:
+    """The time that an outer loop needs, which all lines have; `seconds` is the mean of a step."""
     plain = {cell.seed: cell for cell in cells if cell.method == FP32}
     needed = []
     for line in lines:
         goal = statistics.fmean(plain[line["seed"]].curve[-WINDOW // FINAL :]) * (1 + slack)
         needed.append(reached(line["curve"], goal))
-    loop = Loop(**{name: lines[0][name] for name in asdict(Loop())})
-    text = f"outer {loop.codec}, every {loop.every}, lr {loop.lr:g}, momentum {loop.momentum:g}"
     minutes = [at * seconds / 60 for at in needed if at is not None]
+    name = Loop(**{name: lines[0][name] for name in asdict(Loop())}).method
     whole = minutes if len(minutes) == len(needed) else []
-    return Reached(f"{text}, of {lines[0]['steps']} steps", seconds, needed, whole).row
+    return Reached(f"{name}, of {lines[0]['steps']} steps", seconds, needed, whole)
 
 
 def _lines(kind: str) -> list[dict[str, Any]]:

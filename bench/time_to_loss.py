@@ -30,6 +30,7 @@ from bench.loss_cells import FP32, MOMENTUM, Cell, read
 from bench.losses import FREEZE, smoothed
 from hipress.tools.run.figures import FINAL, markdown_table
 from hipress.tools.run.jobs import Workload
+from hipress.tools.run.methods import OUTER, by_round
 
 WINDOW = 100  # steps
 SLACK = 0.01  # of float32's loss, by default
@@ -41,7 +42,8 @@ CURVES = {"ddp-fp32": FP32, "ddp-fp16": "bf16", "powersgd-fp16": "torch-powersgd
 
 @dataclass(frozen=True)
 class Times:
-    """Median seconds of a step, by method as in losses.jsonl."""
+    """Median seconds of a step, by method as in losses.jsonl; of an outer loop, by method of the
+    demo, the median of its rounds' means."""
 
     place: str
     seconds: dict[str, float]
@@ -63,7 +65,7 @@ class Times:
         for each in report["results"]:
             if each["error"] is None:
                 method, spent = _curve(each["method"]), each["seconds"][each["warmup"] :]
-                seconds[method] = statistics.median(spent)
+                seconds[method] = statistics.median(by_round(each["method"], spent))
                 first = [spent[0]] * (len(each["losses"]) - len(spent))  # steps that are not timed
                 trained[method] = each["losses"], first + spent
         return cls(report["place"], seconds, trained)
@@ -80,6 +82,8 @@ def _curve(method: str) -> str:
     if method in CURVES:
         return CURVES[method]
     way, _, codec = method.partition(":")
+    if way == OUTER:
+        return method
     parts = [part for part in codec.split(":") if not part.startswith("freeze=")]
     return (MOMENTUM if way == "momentum" else "") + ":".join(parts)
 

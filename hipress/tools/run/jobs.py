@@ -1,6 +1,5 @@
 """The job of a rank and the result of a run; both travel as JSON."""
 
-import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,10 +95,5 @@ class Result:
 
     @property
     def timed(self) -> list[float]:
-        """Seconds of the steps after the warm-up; of an outer loop the means from round to round,
-        since a median of steps would leave rounds out."""
-        after, period = self.seconds[self.warmup :], methods.period(self.method)
-        if period == 1:
-            return after
-        starts = range(0, max(1, len(after) - period + 1), period)
-        return [statistics.fmean(after[at : at + period]) for at in starts if after[at:]]
+        """Seconds of the steps after the warm-up; of an outer loop its rounds' means."""
+        return methods.by_round(self.method, self.seconds[self.warmup :])

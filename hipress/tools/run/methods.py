@@ -8,6 +8,7 @@ outer:int4_group:every=20:delay=10. A codec is a name, or a spec's path.
 
 import difflib
 import re
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -71,6 +72,16 @@ def period(text: str) -> int:
     way, *options = text.split(":")
     every = (option.removeprefix("every=") for option in options if option.startswith("every="))
     return int(next(every, "100")) if way == OUTER else 1
+
+
+def by_round(text: str, seconds: list[float]) -> list[float]:
+    """Seconds of steps; of an outer loop the means from round to round, since a median of steps
+    would leave rounds out."""
+    every = period(text)
+    if every == 1:
+        return seconds
+    starts = range(0, max(1, len(seconds) - every + 1), every)
+    return [statistics.fmean(seconds[at : at + every]) for at in starts if seconds[at:]]
 
 
 def parse(text: str) -> Method:
