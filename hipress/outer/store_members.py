@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,8 @@ from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import epoch_of
 from hipress.ranks.mailbox import backoff, unless_silent
 from hipress.ranks.store import add_line, call_store, read_lines, read_notes
+
+log = logging.getLogger("hipress")
 
 T = TypeVar("T")
 Call = Callable[[Callable[[Store], Any]], Any]  # makes a call to a store
@@ -152,6 +155,12 @@ class StoreMembers:
                     )
                 break
             time.sleep(pause)
+        if awaited and not member and not awaited & found.keys():
+            log.warning(
+                "hipress: site %d: all sites of round %d have ended: training goes on from what "
+                "newcomers have, and what those had agreed on is lost but for checkpoints",
+                self.id, number - 1,
+            )  # fmt: skip
         leavers = [site for site, leaves in found.items() if leaves]
         own = json.dumps({"sites": sorted(found), "leaving": sorted(leavers)})
         first = self._call(lambda store: store.compare_set(f"sites of {number}", "", own))

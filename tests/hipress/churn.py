@@ -142,7 +142,9 @@ def run(events: int, rounds: int, seed: int) -> tuple[dict[int, list], Counter[s
                         before, moved = churn.rounds(), time.monotonic()
                     assert time.monotonic() < moved + HANG, f"no round after {before}"
                 able = sorted(churn.processes.keys() - churn.stopped.keys())
-                if number <= events and len(able) > 1:
+                knowing = churn.lines().keys() & able  # newcomers have nothing to go on from
+                able = [one for one in able if knowing - {one}]
+                if number <= events and able:
                     event = draw.choice(EVENTS)
                     told[event] += 1
                     churn.act(event, draw.choice(able))
