@@ -168,8 +168,9 @@ def disagreements(lines: dict[int, list]) -> list[int]:
 
 
 def last_loss(lines: dict[int, list], rounds: int) -> float:
-    """Mean loss of all sites in the last rounds."""
-    found = [loss for each in lines.values() for number, _, loss in each if number > rounds - 5]
+    """Mean loss of all sites in the last rounds. A newcomer's first one is of its own weights."""
+    known = [line for each in lines.values() for line in each[1:]]
+    found = [loss for number, _, loss in known if number > rounds - 5]
     return sum(found) / len(found)
 
 
