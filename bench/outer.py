@@ -23,6 +23,7 @@ import typer
 from bench import loss_hooks, time_chart
 from bench.commands import RESULTS, given, now, refusing
 from bench.loss_cells import FP32, Cell, read
+from bench.loss_workloads import ALL
 from bench.losses import smoothed
 from bench.time_to_loss import WINDOW, Reached, Times, reach, reached
 from hipress.tools.run.figures import FINAL, markdown_table
@@ -94,15 +95,18 @@ def table(
         places = [times for path in measured for times in Times.read(path)]
     cells = [each for each in read() if each.workload == workload and each.steps == 1000]
     lines = [line for line in _lines("losses") if line["workload"] == workload]
+    if not ALL[workload].decays:  # then a curve is the same for each number of steps
+        lines = [{**line, "steps": None} for line in lines]
     found: dict[str, list[Reached]] = {}
     for times in places:
-        rows = [*reach(cells, workload, 1000, times, slack)]
+        rows = found.setdefault(times.place, [])
+        rows += reach(cells, workload, 1000, times, slack)
         for method, seconds in times.seconds.items():
             rows += [_reached(each, cells, seconds, slack) for each in _by_loop(lines, method)]
-        head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
+    head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
+    for place, rows in found.items():
         told = markdown_table(head, [each.row for each in rows])
-        print(f"{times.place}, within {100 * slack:g}%\n\n{told}\n")
-        found[times.place] = rows
+        print(f"{place}, within {100 * slack:g}%\n\n{told}\n")
     if chart is not None:
         time_chart.draw(found, 1000, slack, chart)
 
@@ -133,7 +137,8 @@ def _reached(
     minutes = [at * seconds / 60 for at in needed if at is not None]
     name = Loop(**{name: lines[0][name] for name in asdict(Loop())}).method
     whole = minutes if len(minutes) == len(needed) else []
-    return Reached(f"{name}, of {lines[0]['steps']} steps", seconds, needed, whole)
+    of = f", of {lines[0]['steps']} steps" if lines[0]["steps"] else ""
+    return Reached(f"{name}{of}", seconds, needed, whole)
 
 
 def _lines(kind: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from hipress.tools.charts import INK, label, style
+from hipress.tools.run.methods import OUTER, parse
 
 OURS, THEIRS = "#2166ac", "#b8bfc7"
 LABELS = {
@@ -67,10 +68,18 @@ def _bars(axes: Axes, methods: Mapping[str, Timed], names: Sequence[str], steps:
         around = [[mean - min(minutes)], [max(minutes) - mean]]
         axes.barh(position, mean, color=color, height=0.68, xerr=around, ecolor=INK)
         label(axes, max(minutes), position, f"{mean:.1f}")
-    axes.set_yticks(range(len(names)), [LABELS.get(name, name) for name in names])
+    axes.set_yticks(range(len(names)), [_title(name) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, axes.get_xlim()[1] * 1.12)
+
+
+def _title(name: str) -> str:
+    """The method's name in the chart."""
+    if not name.startswith(f"{OUTER}:"):
+        return LABELS.get(name, name)
+    method = parse(name.partition(", ")[0])
+    return f"HiPress, {method.codec} of the weights every {method.options['every']} steps"
 
 
 def _ours(name: str) -> bool:
