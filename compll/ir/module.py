@@ -170,13 +170,6 @@ class Module:
         """The state of feedback."""
         return REFERENCE if self.differences else RESIDUAL
 
-    @property
-    def derived_states(self) -> tuple[str, ...]:
-        """States that the spec does not declare."""
-        if not self.feedback:
-            return ()
-        return (REFERENCE, MEAN) if self.differences else (RESIDUAL,)
-
     def among(self, selection: str) -> str:
         """The selection among whose elements one chooses; "": among all, or no selection."""
         return next((s.of for s in self.selections if s.name == selection), "")

@@ -41,21 +41,18 @@ def split(x: Any) -> tuple[Any, Any]:
     return mantissa, convert(exponent, "f64") - where(tiny, 54.0, 0.0)
 
 
+def _polynomial(x: Any, first: float, *others: float) -> Any:
+    """A polynomial by Horner's rule; coefficients from the highest power to the constant."""
+    second, *rest = others
+    value = x * first + second
+    for each in rest:
+        value = value * x + each
+    return value
+
+
 def _exp_small(r: Any) -> Any:
     """e to the r, for |r| <= 0.35."""
-    p = r * (1 / 6227020800) + 1 / 479001600
-    p = p * r + 1 / 39916800
-    p = p * r + 1 / 3628800
-    p = p * r + 1 / 362880
-    p = p * r + 1 / 40320
-    p = p * r + 1 / 5040
-    p = p * r + 1 / 720
-    p = p * r + 1 / 120
-    p = p * r + 1 / 24
-    p = p * r + 1 / 6
-    p = p * r + 0.5
-    p = p * r + 1.0
-    return p * r + 1.0
+    return _polynomial(r, *(1 / math.factorial(k) for k in range(13, -1, -1)))
 
 
 def _scaled(value: Any, k: Any) -> Any:
@@ -71,15 +68,7 @@ def _log_parts(x: Any) -> Any:
     m, e = where(low, m + m, m), where(low, e - 1.0, e)
     s = (m - 1.0) / (m + 1.0)
     z = s * s
-    p = z * (1 / 21) + 1 / 19
-    p = p * z + 1 / 17
-    p = p * z + 1 / 15
-    p = p * z + 1 / 13
-    p = p * z + 1 / 11
-    p = p * z + 1 / 9
-    p = p * z + 1 / 7
-    p = p * z + 1 / 5
-    p = p * z + 1 / 3
+    p = _polynomial(z, *(1 / k for k in range(21, 2, -2)))
     return (s + s) + (s + s) * z * p, e
 
 
