@@ -73,7 +73,9 @@ def faked(rank, world_size, nightly):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     members = hipress.TorchftMembers(FakeManager(rank, nightly))
     outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
-    return train(outer, model, optimizer, rank, 4), outer.undone
+    seen = train(outer, model, optimizer, rank, 4)
+    torch.distributed.barrier()  # the first site's store, by which all decide, ends with it
+    return seen, outer.undone
 
 
 def managed(rank, address, seconds=60.0):
@@ -132,6 +134,7 @@ def leaves(rank, world_size, nightly):
         debts, left = [], outer.left
         outer.left = lambda fragment: debts.append(left(fragment)) or debts[-1].clone()
         outer.leave()
+        torch.distributed.barrier()  # as in faked
         return [each.tolist() for each in debts], outer.rounds
     taken, (fragment,) = [], outer.fragments
     owe = fragment.owe
@@ -142,6 +145,7 @@ def leaves(rank, world_size, nightly):
 
     fragment.owe = take
     train(outer, model, optimizer, rank, 4)
+    torch.distributed.barrier()
     return taken, outer.rounds
 
 
