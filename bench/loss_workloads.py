@@ -98,8 +98,9 @@ def _text() -> NDArray[np.int64]:
     return numbers
 
 
-def _words(seed: int, rank: int, step: int) -> Batch:
-    return (lstm.batch(_text()[:-HELD_OUT], replace(GPT, seed=seed), rank, step),)
+def _words(seed: int, rank: int, step: int, sequences: int = GPT.batch) -> Batch:
+    load = replace(GPT, seed=seed, batch=sequences)
+    return (lstm.batch(_text()[:-HELD_OUT], load, rank, step),)
 
 
 def _held_out_words() -> list[Batch]:
@@ -220,6 +221,11 @@ WORKLOADS = {
 #: measured on request only, and in no table
 OTHERS = {
     "gpt-4-ranks": replace(WORKLOADS["gpt"], about="the same on 4 ranks", ranks=4),
+    "gpt-72-sequences": replace(
+        WORKLOADS["gpt"],
+        about="the same of 72 sequences a rank, as many as its gradient noise scale",
+        batch=partial(_words, sequences=72),
+    ),
     "gpt-256": replace(
         WORKLOADS["gpt"],
         about="the same of width 256, 3.7M parameters",

@@ -157,7 +157,7 @@ def main(
     chosen_methods = tuple(part.strip() for part in methods.split(",") if part.strip())
     with refusing():  # before the others take their time
         optimizer = trained_by(optimizer)
-        _check(group or (), chosen_methods, rate, device)
+        _check(group or (), chosen_methods, optimizer, rate, device)
         check_output(output)
     for name in group or GROUPS:
         usual = GROUPS[name]
@@ -178,12 +178,14 @@ def main(
             _measure_and_write(name, chosen, output)
 
 
-def _check(groups: Sequence[str], methods: Sequence[str], rate: str, device: str) -> None:
-    """Raise ValueError for an unknown group, method, rate or device."""
+def _check(
+    groups: Sequence[str], methods: Sequence[str], optimizer: str, rate: str, device: str
+) -> None:
+    """Raise ValueError for an unknown group, rate or device, or a method that cannot be used."""
     for name in groups:
         if name not in GROUPS:
             raise ValueError(f"unknown group {name!r}; choose from: {', '.join(GROUPS)}")
-    methods_.check([methods_.parse(text) for text in methods])
+    methods_.check([methods_.parse(text) for text in methods], optimizer)
     if rate:
         parse_rate(rate)
     check_device(device)

@@ -49,10 +49,9 @@ class Asked:
 
     def check(self) -> None:
         """Raise ValueError or OSError for options that cannot be measured."""
-        methods_.check(methods_.parse_all(",".join(self.methods)))
+        methods_.check(methods_.parse_all(",".join(self.methods)), trained_by(self.optimizer))
         for rate in self.rates:
             parse_rate(rate)
-        trained_by(self.optimizer)
         check_device(self.device)
         for model in self.models:
             check_model(model)

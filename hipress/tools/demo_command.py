@@ -48,8 +48,12 @@ def demo(
         ),
     ] = False,
     optimizer: Annotated[
-        str, typer.Option(help="sgd (rate 1, clipping .25) or adamw (.002, 1).")
-    ] = "sgd",
+        str | None,
+        typer.Option(
+            help="sgd (rate 1, clipping .25) or adamw (.002, 1).",
+            show_default="sgd, with --outer adamw",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="Device of the model: cpu or cuda.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for the chart and the figures.")] = Path(
         "demo-output"
@@ -64,9 +68,9 @@ def demo(
             raise ValueError("--outer names methods, as --methods does: leave one out")
         named = methods.BESIDE_OUTER if outer else methods.DEFAULTS
         chosen = methods.parse_all(method_list or ",".join(named))
-        methods.check(chosen)
+        optimizer = trained_by(optimizer or ("adamw" if outer else "sgd"))
+        methods.check(chosen, optimizer)
         _check(hosts, steps)
-        optimizer = trained_by(optimizer)
         check_device(device)
         where = place.choose(hosts, rate, loopback=loopback)
         check_output(output)

@@ -16,7 +16,7 @@ from hipress.tools.cli import app
 from hipress.tools.run import ending, methods
 from hipress.tools.run.jobs import Workload
 
-KNOWN = ["auto", "onebit_group", "int4_group", "dgc"]
+KNOWN = ["auto", "onebit_group", "onebit_fine", "int4_group", "dgc"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,8 @@ def test_version():
     [
         (["--rate", "fast"], "rate 'fast': expected 100kbit to 100gbit, such as 1gbit or 100mbit"),
         (["--outer", "--methods", "none"], "--outer names methods, as --methods does"),
+        (["--outer", "--optimizer", "sgd"], "averages momentum, and the workload's sgd has none"),
+        (["--methods", "momentum:int4_group"], "sgd has none: use --optimizer adamw"),
         (["--methods", "ddp"], "unknown method 'ddp'; choose from none, ddp-noop, ddp-fp32,"),
         (["--methods", "hipress:twobit"], "hipress:CODEC"),
         (["--methods", "hipress:onebit_grup"], "did you mean hipress:onebit_group?"),
@@ -62,6 +64,17 @@ def test_bad_input_is_one_line(arguments, message, tmp_path):
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("hipress demo: ")
+
+
+@pytest.mark.parametrize("arguments, optimizer", [([], "sgd"), (["--outer"], "adamw")])
+def test_rounds_are_compared_with_momentum_of_adamw(arguments, optimizer, monkeypatch, tmp_path):
+    jobs = []
+    monkeypatch.setattr(demo_command, "_train", lambda *given: jobs.extend(given[-1]))
+    monkeypatch.setattr(demo_command, "_show", lambda *given: None)
+    arguments = ["demo", *arguments, "--loopback", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.stderr
+    assert {job.workload.optimizer for job in jobs} == {optimizer}
 
 
 @pytest.mark.parametrize(

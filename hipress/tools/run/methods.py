@@ -104,9 +104,15 @@ def parse_all(text: str) -> list[Method]:
     return methods
 
 
-def check(methods: Iterable[Method]) -> None:
-    """Raise ValueError for the first method with options that `hipress.wrap` would refuse."""
+def check(methods: Iterable[Method], optimizer: str = "adamw") -> None:
+    """Raise ValueError for the first method that `hipress.wrap` would refuse, by its options, or
+    the workload's optimizer, "sgd" or "adamw"."""
     for method in methods:
+        if method.way == MOMENTUM and optimizer == "sgd":  # whose momentum is 0
+            raise ValueError(
+                f"method {method.text!r} averages momentum, and the workload's sgd has none: use "
+                "--optimizer adamw"
+            )
         if method.codec is not None and (method.options or _is_path(method.codec)):
             try:
                 _compile(method.codec, wrapped(method))
