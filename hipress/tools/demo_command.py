@@ -22,7 +22,7 @@ from hipress.optim.optimizer_kinds import kind_of
 from hipress.tools.refusals import check_device, check_output, refusing
 from hipress.tools.run import methods, place
 from hipress.tools.run.ending import orderly_end
-from hipress.tools.run.jobs import Job, Result, Workload
+from hipress.tools.run.jobs import Job, Result, Workload, patience
 
 
 def demo(
@@ -75,7 +75,7 @@ def demo(
         where = place.choose(hosts, rate, loopback=loopback)
         check_output(output)
     workload = Workload(optimizer=optimizer, device=device)
-    jobs = [Job(each.text, hosts, steps, workload, _patience(hosts, rate)) for each in chosen]
+    jobs = [Job(each.text, hosts, steps, workload, patience(hosts, rate)) for each in chosen]
     console = Console()
     console.print(where.sentence[:1].upper() + where.sentence[1:])
     with orderly_end("hipress demo"):
@@ -96,13 +96,6 @@ def _check(hosts: int, steps: int) -> None:
         raise ValueError(f"--hosts {hosts}: expected 2 to 16, which exchange gradients")
     if not 2 <= steps <= 100_000:
         raise ValueError(f"{steps} steps: expected 2 to 100000")
-
-
-def _patience(hosts: int, rate: str) -> float:
-    """Seconds that a step may take: a minute, and ten times what fp32 needs on these links."""
-    from hipress.tools.run.netns import parse_rate
-
-    return 60 + 10 * 2 * hosts * Workload().parameters * 32 / parse_rate(rate)
 
 
 def _train(console: Console, where: place.Choice, jobs: Sequence[Job]) -> list[Result]:

@@ -44,6 +44,15 @@ def test_auto_is_timed_after_its_trial_and_its_loss_is_of_as_many_steps():
     assert auto.losses == fp32.losses
 
 
+def test_slow_links_have_more_time_for_a_step():
+    jobs = []
+    for rate in ("none", "10mbit"):
+        suite = Suite(("none",), hosts=8, rate=rate, rounds=1)
+        measure.measure(suite, lambda job: jobs.append(job) or result("none", [1.0]), print)
+    first = 7 * 32 * jobs[1].workload.parameters / 1e7  # seconds in which rank 0 gives its weights
+    assert jobs[0].timeout < first < jobs[1].timeout
+
+
 def tried(plan, predicted, measured):
     return {"plan": plan, "predicted_seconds": predicted, "step_seconds": measured, "verdict": "-"}
 

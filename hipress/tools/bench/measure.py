@@ -12,7 +12,7 @@ from typing import Any
 
 from hipress.tools.run import methods as methods_
 from hipress.tools.run.figures import markdown_table, rows
-from hipress.tools.run.jobs import LSTM, Curve, Job, Result, Workload
+from hipress.tools.run.jobs import LSTM, Curve, Job, Result, Workload, patience
 
 TRIAL = 80  # steps: three are observed, four plans take 14 each; codecs compile meanwhile
 GRAPHS = 45  # steps more over NCCL, where three of them are tried as CUDA graphs, too
@@ -57,7 +57,7 @@ def _job(method: str, suite: Suite, number: int) -> Job:
     """The job of a round; the steps after a trial are timed."""
     seed = suite.workload.seed + (number if suite.seeds else 0)
     workload = dataclasses.replace(suite.workload, seed=seed)
-    job = Job(method, suite.hosts, suite.steps, workload)
+    job = Job(method, suite.hosts, suite.steps, workload, patience(suite.hosts, suite.rate))
     codec = methods_.parse(method).codec
     trial = TRIAL * (codec == methods_.AUTO)
     if codec is not None and workload.device != "cpu":

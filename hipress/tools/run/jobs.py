@@ -5,6 +5,7 @@ from typing import Any
 
 from hipress.tools.run import methods
 from hipress.tools.run.corpus import VOCABULARY
+from hipress.tools.run.netns import parse_rate
 
 LSTM = "lstm"
 #: purposes of a job: to train, to measure link and compressors, to trace the step after the last
@@ -42,6 +43,16 @@ class Workload:
         """Parameters of the LSTM."""
         lstm = 8 * self.width * (self.width + 1)
         return 2 * self.vocabulary * self.width + self.vocabulary + lstm
+
+
+def patience(hosts: int, rate: str) -> float:
+    """Seconds that a step may take: two minutes, and ten times what fp32 needs on emulated links.
+    rate: of these; another text for links whose speed is not known."""
+    try:
+        bits = parse_rate(rate)
+    except ValueError:
+        return 120.0
+    return 120.0 + 10 * 2 * hosts * Workload().parameters * 32 / bits
 
 
 @dataclass(frozen=True)
