@@ -16,11 +16,9 @@ from compll.ir.tile import (
     Walk,
     When,
 )
+from compll.numerics import tries
 from compll.passes.values import Values
 
-#: thresholds that a walk counts for: after number q comes 2 q + 1 if too few elements reach it,
-#: else 2 q + 2, so that three tries take one walk
-TRIES = 7
 #: scratch arrays of a search for quantiles
 ARRAYS = ("keys", "near keys", "sorted keys")
 
@@ -80,16 +78,16 @@ class Searches:
         """The step of adjust or bisect."""
         values = self.values
         name = f"{e.op} {len(values.counts)}"
-        tries = [values.make("try", (), "f32", "piece", f"{name}.{q}") for q in range(TRIES)]
+        chosen = [values.make("try", (), "f32", "piece", f"{name}.{q}") for q in range(tries.SIZE)]
         x = values.lanes(values.of(e.args[0]))
-        reached = [values.make("ge", [x, t], "bool", "lane") for t in tries]
+        reached = [values.make("ge", [x, t], "bool", "lane") for t in chosen]
         folds = [values.make("fold", [r], "i32", "tile", "count") for r in reached]
         found, count = (
             values.make(op, (), "f64", "piece", name) for op in ("threshold", "reached")
         )
         values.counts[id(e)] = count
         given = [values.of(a) for a in e.args[1:]]
-        return Search(e.op, Walk(folds=folds), given, (found, count), tries), found
+        return Search(e.op, Walk(folds=folds), given, (found, count), chosen), found
 
     def quantiles(self, e: Expr) -> tuple[Op, Value]:
         """The step that makes a table."""

@@ -16,12 +16,14 @@ from compll.ir.expr import Expr
 from compll.ir.module import Field
 from compll.ir.static import depends
 from compll.ir.tile import SCRATCH, Search, Store, Value, Walk
+from compll.numerics import tries
 
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
 EACH = 16384  # keys of a block, whose histogram has 2048 bins to clear and to add to the piece's
 KEYS = Field("keys", "int32", 0, SCRATCH)
-#: length of a search's array, and indices in it: see Search in searches.cuh
-SEARCH, TRIES, LAST = 11, 2, 10
+#: a search's memory: the state of tries.py, of which LEFT is the number that are left, and the tree
+#: of thresholds from TREE on
+LEFT, TREE, SEARCH = 2, 3, 3 + tries.SIZE
 
 
 def kth_largest(p: Any, step: Search) -> None:
@@ -135,21 +137,17 @@ def gather(p: Any, grid: int, size: Value, sources: dict[str, Any]) -> None:
 def threshold_search(p: Any, step: Search) -> None:
     """adjust or bisect: walks count for a tree of thresholds, until a count fits."""
     name = p.plan.fresh("search")
-    halves = str(step.how == "bisect").lower()
     for q, v in enumerate(step.chosen):
-        p.plan.elsewhere[id(v)] = (name, SEARCH, TRIES + q)
+        p.plan.elsewhere[id(v)] = (name, SEARCH, TREE + q)
     p.require([*step.numbers, *(v for v in step.walk.values if v.level == "piece")])
     with p.kernel("begin", -1, 32) as b:
         search = given(b, name, step)
-        b.add(
-            f"if (threadIdx.x == 0) begin_search<{halves}>({search}, given, {len(step.numbers)});"
-        )
-        leave(b, step, f"first_try<{halves}>(given)", "0.0")
+        b.add(f"if (threadIdx.x == 0) begin_{step.how}(given, {search});")
     rounds = told_by_host(step.numbers[-1], p.plan.statics)
     rounds = MOST_ROUNDS if rounds is None else rounds
     totals = {id(f): f"tried{q}_{name}" for q, f in enumerate(step.walk.folds)}
     region = p.region(step.walk)
-    until = f"if ({name}[p * {SEARCH} + {LAST}] < 0.0) return;"
+    until = f"if ({name}[p * {SEARCH} + {LEFT}] < 0.0) return;"
     p.walk_kernel("tries", step.walk, totals, region, repeat=rounds, until=until)
     with p.kernel("decide", -1, 256, rounds) as b:
         b.add(until)
@@ -157,10 +155,12 @@ def threshold_search(p: Any, step: Search) -> None:
         b.add(f"double counts[{len(step.chosen)}];")
         for q, f in enumerate(step.walk.folds):
             b.add(f"counts[{q}] = (double)block_count({p.parts_of(b, f, totals[id(f)], region)});")
-        b.add("double found, count;")
         b.add("if (threadIdx.x) return;")
-        b.add(f"decide<{halves}>({search}, given, counts, &found, &count);")
-        leave(b, step, "found", "count")
+        b.add(f"double found[{2 + SEARCH}];")
+        b.add(f"decide_{step.how}(given, {search}, counts, found);")
+        for k, v in enumerate(step.made):
+            b.add(f"{b.plan.slot(id(v))} = slot_of(found[{k}]);")
+        b.add(f"for (int k = 0; k < {SEARCH}; ++k) {search}[k] = found[2 + k];")
 
 
 def given(b: Body, name: str, step: Search) -> str:
@@ -168,8 +168,3 @@ def given(b: Body, name: str, step: Search) -> str:
     numbers = ", ".join(b.value(v) for v in step.numbers)
     b.add(f"const double given[] = {{{numbers}}};")
     return b.memory(name, "float64", -1, SEARCH)
-
-
-def leave(b: Body, step: Search, found: str, count: str) -> None:
-    for v, text in ((step.made[0], found), (step.made[1], count)):
-        b.add(f"if (threadIdx.x == 0) {b.plan.slot(id(v))} = slot_of({text});")

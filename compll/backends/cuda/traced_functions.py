@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from compll.backends.cuda.instructions import C_TYPES, double
 from compll.backends.cuda.text import Lines
 from compll.numerics import bits, draws
 from compll.numerics.traced import Number, convert, kind_of
+from compll.numerics.tries import SIZE, Tries
 
 UNSIGNED = {"i32": "u32", "i64": "u64"}
 #: operators of C++, for floats and for integers
@@ -83,6 +84,43 @@ def function(name: str, of: Callable[..., Any], *kinds: str, head: str = "D") ->
     return f"#ifndef __CUDA_ARCH__\n{text}#endif\n" if name in OF_DEVICES else text
 
 
+def of_arrays(name: str, of: Callable[..., list[Number]], *lengths: int) -> str:
+    """The definition of a function of arrays of float64 of these lengths. The last argument takes its
+    results."""
+    made = Function()
+    names = [f"x{k}" for k in range(len(lengths))]
+    found = of(
+        *(
+            [Number(made, f"{x}[{i}]", "f64") for i in range(length)]
+            for x, length in zip(names, lengths, strict=True)
+        )
+    )
+    for i, each in enumerate(found):
+        made.lines.add(f"out[{i}] = {each.value};")
+    params = "".join(f"const double* {x}, " for x in names)
+    return f"D void {name}({params}double* out) {{\n{made.lines}}}\n"
+
+
+def searches() -> Iterator[str]:
+    """The functions of searched thresholds: they begin a search, and decide after a walk."""
+    for op, count in (("adjust", 6), ("bisect", 5)):
+
+        def begin(given: list[Number], op: str = op) -> list[Number]:
+            rule = Tries(op, given)
+            state = rule.begin()
+            return [*state, *rule.tree(*state[:2])]
+
+        def decide(
+            given: list[Number], state: list[Number], counts: list[Number], op: str = op
+        ) -> list[Number]:
+            rule = Tries(op, given)
+            found = rule.decide(state, counts)
+            return [*found, *rule.tree(*found[2:4])]
+
+        yield of_arrays(f"begin_{op}", begin, count)
+        yield of_arrays(f"decide_{op}", decide, count, 3, SIZE)
+
+
 def _code(x: Any, most: Any) -> Any:
     return bits.code(x, most if kind_of(x) == "bool" else convert(most, kind_of(x)))
 
@@ -120,4 +158,4 @@ def text() -> str:
     made += [function("sample_position", draws.sampled, "i32", "i64", "i64", "i64")]
     made += [function("circle_start", draws.circle_start, "i64", "i64")]
     made += [function("on_circle", draws.on_circle, *["i64"] * 5)]
-    return "".join(made)
+    return "".join([*made, *searches()])

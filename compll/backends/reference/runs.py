@@ -24,6 +24,7 @@ from compll.ir.static import Number, as_count, evaluate
 from compll.numerics import draws, matrices, numbers
 from compll.numerics import shared_draws as shared
 from compll.numerics.bits import code, from_key, order_key
+from compll.numerics.tries import Tries
 from compll.numerics.types import F32, U8
 
 
@@ -217,26 +218,18 @@ class Run:
         return from_key(np.partition(key, len(key) - k)[len(key) - k :][:1])[0]
 
     def op_adjust(self, expr: Expr) -> Any:
-        x = self.value(expr.args[0])
-        t, low, high, down, up, tries = (float(self.value(a)) for a in expr.args[1:])
-        for _ in range(int(max(0, min(tries, 100)))):
-            count = int(np.count_nonzero(x >= np.float32(t)))
-            if low <= count <= high:
-                break
-            t = t * down if count < low else t * up
-        return t
+        x, *given = (self.value(a) for a in expr.args)
+        rule = Tries(expr.op, [float(v) for v in given])
+        low, high, left = rule.begin()
+        while True:
+            t = rule.threshold(low, high)
+            count = np.count_nonzero(x >= np.float32(t))
+            if rule.fits(count) or left <= 0:
+                return t
+            low, high = rule.after(low, high)[int(not count < rule.fewest)]
+            left -= 1
 
-    def op_bisect(self, expr: Expr) -> Any:
-        x = self.value(expr.args[0])
-        low, high, fewest, most, tries = (float(self.value(a)) for a in expr.args[1:])
-        t = low + (high - low) / 2
-        for _ in range(int(max(0, min(tries, 100)))):
-            t = low + (high - low) / 2
-            count = int(np.count_nonzero(x >= np.float32(t)))
-            if fewest <= count <= most:
-                break
-            low, high = (low, t) if count < fewest else (t, high)
-        return t
+    op_bisect = op_adjust
 
     def op_adjusted_count(self, expr: Expr) -> Any:
         (adjusted,) = expr.args

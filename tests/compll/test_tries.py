@@ -1,0 +1,48 @@
+"""Searched thresholds: the tree of thresholds that a walk counts for, and the tries one by one."""
+
+import numpy as np
+import pytest
+
+from compll.numerics.tries import SIZE, Tries
+
+#: numbers of `adjust` and `bisect`, as in the language, for different numbers of tries
+GIVEN = {
+    "adjust": [(2.0, 90, 110, 0.7, 1.3, tries) for tries in (0, 1, 3, 11, np.nan)],
+    "bisect": [(0.0, 5.0, 99, 101, tries) for tries in (0, 1, 2, 7, 40, np.inf)],
+}
+
+
+def one_by_one(op, given, count):
+    """The threshold and its count, by the language's definition."""
+    tries = 0 if given[-1] != given[-1] else int(min(given[-1], 100))
+    if op == "adjust":
+        t, fewest, most, down, up = given[:-1]
+        for _ in range(tries):
+            if fewest <= count(t) <= most:
+                break
+            t *= down if count(t) < fewest else up
+        return t, count(t)
+    low, high, fewest, most = given[:-1]
+    t = low + (high - low) / 2
+    for _ in range(tries):
+        t = low + (high - low) / 2
+        if fewest <= count(t) <= most:
+            break
+        low, high = (low, t) if count(t) < fewest else (t, high)
+    return t, count(t)
+
+
+@pytest.mark.parametrize("op", GIVEN)
+def test_a_tree_of_tries_is_the_tries_one_by_one(op):
+    x = np.abs(np.random.default_rng(0).standard_normal(1000))
+    count = lambda t: int(np.count_nonzero(x >= t))  # noqa: E731
+    for given in GIVEN[op]:
+        rule, walks = Tries(op, given), 0
+        state = rule.begin()
+        while state[2] >= 0:
+            counts = [count(t) for t in rule.tree(*state[:2])]
+            assert len(counts) == SIZE
+            found, reached, *state = rule.decide(state, counts)
+            walks += 1
+        assert (found, reached) == one_by_one(op, given, count)
+        assert walks <= 34
