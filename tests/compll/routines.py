@@ -7,7 +7,6 @@ import numpy as np
 from llvmlite import ir
 
 from compll.backends.cpu import jit, table_routines
-from compll.backends.cpu.helpers import Helpers
 from compll.backends.cpu.interface import SLACK
 from compll.backends.cpu.streams import STREAMS
 from compll.numerics.bits import order_key
@@ -17,13 +16,13 @@ KINDS = {"store": [ADDRESS, WORD, WORD, ADDRESS], "load": [ADDRESS, ADDRESS, WOR
 
 
 class Library:
-    """Functions built by `make` from Helpers, with their own names and these kinds."""
+    """Routines by names, with these kinds of arguments."""
 
-    def __init__(self, name: str, make: dict, kinds: dict, result=WORD) -> None:
+    def __init__(self, name: str, routines: dict, kinds: dict, result=WORD) -> None:
         module = ir.Module(name)
-        helpers, symbols = Helpers(module), {}
-        for key, build in make.items():
-            function = build(helpers)
+        symbols = {}
+        for key, routine in routines.items():
+            function = routine.of(module)
             function.linkage = ""  # no longer of this module alone
             symbols[key] = function.name
         image = jit.machine().emit_object(jit.optimized(str(module)))
@@ -61,9 +60,8 @@ class Stream(Library):
 
 @cache
 def _quantiles(parts: int) -> Library:
-    make = {"find": lambda helpers: table_routines.quantiles(helpers, parts)}
     kinds = {"find": [ADDRESS, WORD, ADDRESS, ADDRESS, ADDRESS]}
-    return Library(f"quantiles{parts}", make, kinds, None)
+    return Library(f"quantiles{parts}", {"find": table_routines.quantiles(parts)}, kinds, None)
 
 
 def quantiles(x: np.ndarray, parts: int) -> np.ndarray:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu.builder import F64
-from compll.backends.cpu.instructions import ROWS
+from compll.backends.cpu.instructions import CALLED
 from compll.numerics import elementary
 from tests.compll.routines import Library
 
@@ -53,13 +52,8 @@ def test_powers():
 def functions():
     """Functions of the CPU's kernels, on float64."""
 
-    def made(name):
-        kinds = [F64] * (1 + (name == "pow"))
-        return lambda helpers: helpers.get(f"called_{name}", F64, kinds, ROWS[name])
-
-    names = ("exp", "log", "log2", "pow")
-    kinds = {name: [ctypes.c_double] * (1 + (name == "pow")) for name in names}
-    return Library("elementary", {n: made(n) for n in names}, kinds, ctypes.c_double)
+    kinds = {name: [ctypes.c_double] * (1 + (name == "pow")) for name in CALLED}
+    return Library("elementary", CALLED, kinds, ctypes.c_double)
 
 
 @settings(deadline=None)

@@ -7,7 +7,7 @@ import pytest
 
 import compll
 from compll.backends.cpu import backend
-from compll.backends.cpu.printer import module_text
+from compll.backends.cpu.kernels import module_text
 from compll.passes import lower
 
 ROUNDS = """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.backends.cpu import call_memory, jit
+from compll.backends.cpu import interface, jit
 from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature
 from compll.errors import PayloadError, UsageError
 from compll.ir.layout import is_fixed, payload_bytes
@@ -82,7 +82,7 @@ class TileKernels:
         if not (kernel.scratch or kernel.rooms):
             return {}
         room = max((self.room(kernel, n) for n in set(table[:, 1].tolist())), default=0)
-        size = room * call_memory.count(kernel) + SLACK
+        size = room * interface.array_count(kernel) + SLACK
         try:
             return {"scratch": np.empty(size, np.uint8), "room": room}
         except MemoryError as why:
@@ -94,7 +94,7 @@ class TileKernels:
 
     def room(self, kernel: Kernel, n: int) -> int:
         """The most bytes that an array of a kernel takes for n elements. Raises UsageError."""
-        found: int = self.rooms.once((kernel.name, n), lambda: call_memory.room(kernel, n))
+        found: int = self.rooms.once((kernel.name, n), lambda: interface.array_bytes(kernel, n))
         return found
 
     def statics(self, name: str, table: I64, step: int, most: I64 | None = None) -> Any:
@@ -166,7 +166,7 @@ class TileKernels:
 
     def encode_round(
         self, number: int, x: F32, table: I64, out: U8, at: I64, before: Before,
-        state: State | None, how: Encoding,
+        state: State | None, how: Encoding
     ) -> I64:  # fmt: skip
         """Encode a round's payload for every piece; see Codec.encode_round."""
         return self.round(f"round{number}", x, table, (out, at), before[:number], state, how)
@@ -180,7 +180,7 @@ class TileKernels:
 
     def round(
         self, name: str, x: F32, table: I64, payload: tuple[U8, I64], sums: Before,
-        state: State | None, how: Encoding,
+        state: State | None, how: Encoding
     ) -> I64:  # fmt: skip
         """Run a kernel of a round. payload: the payload, and starts of pieces in it."""
         name += "_feed" * (state is not None and bool(self.module.states))
@@ -214,7 +214,7 @@ def library(name: str, part: list[Kernel]) -> jit.Library:
 def _printed(name: str, part: list[Kernel]) -> str:
     """The LLVM IR of a part's kernels."""
     # slower to import than an object is to load
-    from compll.backends.cpu.printer import module_text
+    from compll.backends.cpu.kernels import module_text
 
     return module_text(name, part)
 

@@ -1,45 +1,27 @@
-"""LLVM's builder and types, with helpers for common IR."""
+"""LLVM's builder, with helpers for common IR, and functions that a module's kernels share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from llvmlite import ir
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-HALF, F32, F64, PTR, VOID = (
-    ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType(),
-)  # fmt: skip
-#: bytes of an element
-SIZES = {I8: 1, I16: 2, I32: 4, F32: 4, I64: 8, F64: 8}
-KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64, "table": PTR}
-
-
-def lanes(kind: ir.Type, like: ir.Value) -> ir.Type:
-    """The type with elements of `kind` and as many lanes as the value `like`."""
-    return ir.VectorType(kind, like.type.count) if isinstance(like.type, ir.VectorType) else kind
-
-
-def const(kind: ir.Type, like: ir.Value, number: float) -> ir.Value:
-    """The number in every lane."""
-    made = lanes(kind, like)
-    return ir.Constant(made, [number] * made.count if made is not kind else number)
-
-
-def element(x: ir.Value) -> ir.Type:
-    """The type of one lane."""
-    return x.type.element if isinstance(x.type, ir.VectorType) else x.type
-
-
-def number(kind: ir.Type, value: float) -> ir.Value:
-    """A constant."""
-    return ir.Constant(kind, value)
-
-
-def c(value: int) -> ir.Value:
-    """An int64 constant."""
-    return number(I64, value)
+from compll.backends.cpu.types import (
+    F32,
+    F64,
+    HALF,
+    I1,
+    I8,
+    I32,
+    I64,
+    PTR,
+    SIZES,
+    VOID,
+    c,
+    element,
+    number,
+)
 
 
 def at(b: Builder, pointer: ir.Value, offset: ir.Value) -> ir.Value:
@@ -101,7 +83,9 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
 
 
 @contextmanager
-def loop(b: Builder, count: ir.Value, step: int = 1, start: ir.Value = None) -> Iterator[ir.Value]:
+def loop(
+    b: Builder, count: ir.Value, step: int | ir.Value = 1, start: ir.Value = None
+) -> Iterator[ir.Value]:
     """A loop whose body the `with` builds, for 0, step, ... below count."""
     before = b.block
     body, after = b.append_basic_block("loop"), b.append_basic_block("after")
@@ -111,10 +95,22 @@ def loop(b: Builder, count: ir.Value, step: int = 1, start: ir.Value = None) -> 
     index = b.phi(I64)
     index.add_incoming(first, before)
     yield index
-    following = b.add(index, number(I64, step))
+    following = b.add(index, c(step) if isinstance(step, int) else step)
     index.add_incoming(following, b.block)
     b.cbranch(b.icmp_signed("<", following, count), body, after)
     b.position_at_end(after)
+
+
+def in_steps(
+    b: Builder, count: ir.Value, *steps: int
+) -> Iterator[tuple[int, AbstractContextManager[ir.Value]]]:
+    """Loops over 0..count, each with its step: a loop takes as many as its step allows, the next one
+    those that are left."""
+    done: ir.Value = c(0)
+    for step in steps:
+        stop = b.add(done, b.and_(b.sub(count, done), c(-step)))
+        yield step, loop(b, stop, step, done)
+        done = stop
 
 
 class Variable:
@@ -133,6 +129,25 @@ class Variable:
         self.b.store(value, self.place)
 
 
+class Cursor(Variable):
+    """An address, as an int64, that moves on through bytes."""
+
+    def __init__(self, b: Builder, pointer: ir.Value) -> None:
+        super().__init__(b, b.ptrtoint(pointer, I64))
+
+    def load(self, kind: ir.Type) -> ir.Value:
+        """The value at the address."""
+        return self.b.load(self.b.inttoptr(self.get(), PTR), typ=kind, align=1)
+
+    def store(self, value: ir.Value) -> None:
+        """Store a value at the address."""
+        self.b.store(value, self.b.inttoptr(self.get(), PTR), align=1)
+
+    def advance(self, size: ir.Value) -> None:
+        """Move on by this many bytes."""
+        self.set(self.b.add(self.get(), size))
+
+
 @contextmanager
 def repeat_while(b: Builder, condition: Callable[[], ir.Value]) -> Iterator[None]:
     """A loop whose body the `with` builds, and that runs while the condition holds."""
@@ -144,3 +159,45 @@ def repeat_while(b: Builder, condition: Callable[[], ir.Value]) -> Iterator[None
     yield
     b.branch(test)
     b.position_at_end(after)
+
+
+class Routine:
+    """A function that a module's kernels share, built on first use.
+
+    body(builder, *arguments) gives its result. inline: LLVM may inline it, for functions that loops
+    call. Copies of other functions would only take time to compile.
+    """
+
+    def __init__(
+        self, name: str, result: ir.Type, kinds: list[ir.Type], body: Callable[..., ir.Value], *, inline: bool = False
+    ) -> None:  # fmt: skip
+        self.name, self.body, self.inline = name, body, inline
+        self.type = ir.FunctionType(result, kinds)
+
+    def of(self, module: ir.Module) -> ir.Function:
+        """The module's function."""
+        if self.name not in module.globals:
+            function = ir.Function(module, self.type, self.name)
+            function.linkage = "internal"
+            if not self.inline:
+                function.attributes.add("noinline")
+            b = Builder(function.append_basic_block("entry"))
+            found = self.body(b, *function.args)
+            b.ret_void() if self.type.return_type == VOID else b.ret(found)
+        return module.globals[self.name]
+
+    def __call__(self, b: Builder, *args: ir.Value) -> ir.Value:
+        """A call of it."""
+        return b.call(self.of(b.module), args)
+
+
+def routine(
+    result: ir.Type, *kinds: ir.Type, inline: bool = False
+) -> Callable[[Callable[..., ir.Value]], Routine]:
+    """A Routine whose body is the decorated function."""
+
+    def decorated(body: Callable[..., ir.Value]) -> Routine:
+        name = f"{body.__module__.rpartition('.')[2]}_{body.__name__.lstrip('_')}"
+        return Routine(name, result, list(kinds), body, inline=inline)
+
+    return decorated

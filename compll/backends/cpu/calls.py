@@ -4,178 +4,172 @@ have their bodies."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
 
 from llvmlite import ir
 
 from compll.backends.cpu import products, routines, rows
-from compll.backends.cpu.apart import apart
-from compll.backends.cpu.builder import at, c, loop
-from compll.backends.cpu.call_memory import narrow
-from compll.backends.cpu.sources import Source, evaluated, pieces
+from compll.backends.cpu.builder import at, loop
+from compll.backends.cpu.interface import narrow
+from compll.backends.cpu.printer import Printer
+from compll.backends.cpu.sources import Source, evaluated, values_of_piece
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
+from compll.backends.cpu.types import c
 from compll.backends.cpu.walk_params import store_name
 from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, Call, Kernel, Store, Walk, order
+from compll.ir.tile import SCRATCH, Call, Extents, Kernel, Store, Walk, order
 
 
-class Calls:
-    """The routines of the kernel that `printer` (a Printer) builds.
+def emit(printer: Printer, call: Call) -> None:
+    """Call the routine, as a function of its own."""
+    know(printer, call)
+    with printer.apart(call.routine) as p:
+        ROUTINES[call.routine](p, call, [Source(p, v) for v in call.views])
 
-    fused: calls of products whose elements a walk computes where it stores them, by the walk's id.
-    """
 
-    def __init__(self, printer: Any) -> None:
-        self.printer = printer
-        self.fused = fused(printer.kernel)
-        self.late = {id(call) for call in self.fused.values()}
+def know(printer: Printer, call: Call) -> None:
+    """Load the numbers that the routine needs, before a function of its own begins."""
+    sides = [m for m in (call.matrix, *(view.matrix for view in call.views)) if m is not None]
+    numbers = [v for m in sides for v in (m.rows, m.cols, m.size)]
+    lanes = [v for view in call.views for v in values_of_piece(view.value)]
+    for v in (*numbers, *lanes, *call.numbers):
+        printer.value(v)
 
-    def emit(self, call: Call) -> None:
-        """Call the routine, unless a walk does so."""
-        if id(call) in self.late:
-            return
-        self.know(call)
-        with apart(self.printer, call.routine):
-            ROUTINES[call.routine](self, call, [Source(self.printer, v) for v in call.views])
 
-    def know(self, call: Call) -> None:
-        """Load the numbers that the routine needs, before a function of its own begins."""
-        sides = [m for m in (call.matrix, *(view.matrix for view in call.views)) if m is not None]
-        numbers = [v for m in sides for v in (m.rows, m.cols, m.size)]
-        lanes = [v for view in call.views for v in pieces(view.value)]
-        for v in (*numbers, *lanes, *call.numbers):
-            self.printer.value(v)
+def made(p: Printer, call: Call) -> ir.Value:
+    """Pointer to the array that the routine fills."""
+    return p.pointers[f"{SCRATCH} {call.made[0].name}"]
 
-    def made(self, call: Call, number: int = 0) -> ir.Value:
-        """Pointer to an array that the routine fills."""
-        return self.printer.pointers[f"{SCRATCH} {call.made[number].name}"]
 
-    def sides(self, call: Call) -> tuple[ir.Value, ir.Value]:
-        """Rows and columns of the matrix that it makes."""
-        assert call.matrix is not None
-        return self.printer.value(call.matrix.rows), self.printer.value(call.matrix.cols)
+def sides_of(p: Printer, matrix: Extents | None) -> tuple[ir.Value, ir.Value]:
+    """Rows and columns of a matrix."""
+    assert matrix is not None
+    return p.value(matrix.rows), p.value(matrix.cols)
 
-    def product(self, call: Call, sources: list[Source]) -> None:
-        p, out, (rows_of, cols) = self.printer, self.made(call), self.sides(call)
-        b, first, second = p.b, p.room(0), p.room(1)
-        a, other = sources
-        if call.attr:
-            put = lambda y, place, _: b.put(y, out, place)  # noqa: E731
-            return self.by_rows(call, sources, b.mul(rows_of, cols), put)
-        inner = p.value(call.views[0].matrix.cols)  # type: ignore[union-attr]
-        if not narrow(call):
-            right = self.solid(other, (inner, cols), second)
-            down, across = (c(1), rows_of) if a.view.turned else (inner, c(1))
-            left = self.as_stored(a, first)
-            return products.blocked(b, left, down, across, rows_of, inner, right, cols, out)
-        columns = int(call.views[1].matrix.cols.attr)  # type: ignore[union-attr]
-        if a.view.turned:
-            rounded = b.and_(b.add(a.rows, c(3)), c(-4))
-            products.factor(b, other, rounded, columns, first)
-            return products.across(b, a, first, columns, second, out)
-        products.factor(b, other, a.cols, columns, first)
-        return products.narrow(b, a, first, columns, out)
 
-    def by_rows(
-        self, call: Call, sources: list[Source], count: ir.Value, take: Callable[..., None]
-    ) -> None:
-        """A short product, whose rows are computed as wholes."""
-        p, (rows_of, cols) = self.printer, self.sides(call)
-        inner = p.value(call.views[0].matrix.cols)  # type: ignore[union-attr]
-        a = self.solid(sources[0], (rows_of, inner), p.room(0))
-        right = self.solid(sources[1], (inner, cols), p.room(1))
-        products.by_rows(p.b, a, rows_of, inner, right, cols, count, take)
+def product(p: Printer, call: Call, sources: list[Source]) -> None:
+    b, out, first, second = p.b, made(p, call), p.room(0), p.room(1)
+    (rows_of, cols), (_, inner) = sides_of(p, call.matrix), sides_of(p, call.views[0].matrix)
+    a, other = sources
+    if call.attr:
+        put = lambda y, place, _: b.put(y, out, place)  # noqa: E731
+        return by_rows(p, call, sources, b.mul(rows_of, cols), put)
+    if not narrow(call):
+        right = solid(p, other, (inner, cols), second)
+        down, across = (c(1), rows_of) if a.view.turned else (inner, c(1))
+        left = as_stored(p, a, first)
+        return products.blocked(b, left, down, across, rows_of, inner, right, cols, out)
+    columns = int(call.views[1].matrix.cols.attr)  # type: ignore[union-attr]
+    if a.view.turned:
+        rounded = b.and_(b.add(a.rows, c(3)), c(-4))
+        products.factor(b, other, rounded, columns, first)
+        return products.across(b, a, first, columns, second, out)
+    products.factor(b, other, a.cols, columns, first)
+    return products.narrow(b, a, first, columns, out)
 
-    def solid(self, source: Source, sides: tuple[ir.Value, ir.Value], room: ir.Value) -> ir.Value:
-        """A matrix in memory, row by row."""
-        if not source.view.turned:
-            return self.as_stored(source, room)
-        b = self.printer.b
-        with loop(b, sides[0]) as i, loop(b, sides[1]) as j:
-            b.put(source.inside(source.place(i, j)), room, b.add(b.mul(i, sides[1]), j))
+
+def by_rows(
+    p: Printer, call: Call, sources: list[Source], count: ir.Value, take: Callable[..., None]
+) -> None:
+    """A short product, whose rows are computed as wholes."""
+    (rows_of, cols), (_, inner) = sides_of(p, call.matrix), sides_of(p, call.views[0].matrix)
+    a = solid(p, sources[0], (rows_of, inner), p.room(0))
+    right = solid(p, sources[1], (inner, cols), p.room(1))
+    products.by_rows(p.b, a, rows_of, inner, right, cols, count, take)
+
+
+def solid(p: Printer, source: Source, sides: tuple[ir.Value, ir.Value], room: ir.Value) -> ir.Value:
+    """A matrix in memory, row by row."""
+    if not source.view.turned:
+        return as_stored(p, source, room)
+    with loop(p.b, sides[0]) as i, loop(p.b, sides[1]) as j:
+        p.b.put(source.inside(source.place(i, j)), room, p.b.add(p.b.mul(i, sides[1]), j))
+    return room
+
+
+def as_stored(p: Printer, source: Source, room: ir.Value) -> ir.Value:
+    """A matrix in memory, by columns if its view is turned."""
+    b, view, f = p.b, source.view, source.view.value.attr
+    if view.value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH:
+        own = p.pointers[f"{SCRATCH} {f.name}"]
+        if not view.ends:
+            return own
+        filled = b.mul(source.valid, c(4))
+        b.copy(room, own, filled)
+        b.clear(at(b, room, filled), b.sub(b.mul(source.size, c(4)), filled))
         return room
+    with loop(b, source.size) as k:
+        b.put(source.inside(k), room, k)
+    return room
 
-    def as_stored(self, source: Source, room: ir.Value) -> ir.Value:
-        """A matrix in memory, by columns if its view is turned."""
-        b, view, f = self.printer.b, source.view, source.view.value.attr
-        if view.value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH:
-            own = self.printer.pointers[f"{SCRATCH} {f.name}"]
-            if not view.ends:
-                return own
-            filled = b.mul(source.valid, c(4))
-            b.copy(room, own, filled)
-            b.clear(at(b, room, filled), b.sub(b.mul(source.size, c(4)), filled))
-            return room
-        with loop(b, source.size) as k:
-            b.put(source.inside(k), room, k)
-        return room
 
-    def orthonormal(self, call: Call, sources: list[Source]) -> None:
-        p, (rows_of, cols) = self.printer, self.sides(call)
-        routines.orthonormal(p.b, p.helpers, sources, rows_of, cols, p.room(0), self.made(call))
+def orthonormal(p: Printer, call: Call, sources: list[Source]) -> None:
+    rows_of, cols = sides_of(p, call.matrix)
+    routines.orthonormal(p.b, sources, rows_of, cols, p.room(0), made(p, call))
 
-    def hadamard(self, call: Call, sources: list[Source]) -> None:
-        p = self.printer
-        routines.hadamard(p.b, p.helpers, sources[0], call.attr, self.made(call))
 
-    def top_columns(self, call: Call, sources: list[Source]) -> None:
-        p = self.printer
-        rows.top_columns(p.b, sources[0], self.sides(call)[1], self.made(call), p.room(0))
+def hadamard(p: Printer, call: Call, sources: list[Source]) -> None:
+    routines.hadamard(p.b, sources[0], call.attr, made(p, call))
 
-    def place_columns(self, call: Call, sources: list[Source]) -> None:
-        at_, x = sources
-        rows.place_columns(self.printer.b, at_, x, *self.sides(call), self.made(call))
 
-    def sum_by(self, call: Call, sources: list[Source]) -> None:
-        p, size = self.printer, self.sides(call)[1]
-        largest = p.value(call.numbers[0])
-        index, x = sources
-        routines.sum_by(p.b, index, x, largest, size, p.room(0), self.made(call))
+def top_columns(p: Printer, call: Call, sources: list[Source]) -> None:
+    rows.top_columns(p.b, sources[0], sides_of(p, call.matrix)[1], made(p, call), p.room(0))
 
-    def chosen(self, call: Call, sources: list[Source]) -> None:
-        p, most = self.printer, self.sides(call)[1]
-        routines.chosen(p.b, p, sources[0], call.attr, most, self.made(call))
 
-    def drawn(self, call: Call, sources: list[Source]) -> None:
-        p = self.printer
-        routines.drawn(p.b, p, p.value(call.numbers[0]), self.made(call))
+def place_columns(p: Printer, call: Call, sources: list[Source]) -> None:
+    at_, x = sources
+    rows.place_columns(p.b, at_, x, *sides_of(p, call.matrix), made(p, call))
 
-    # walks over products
 
-    def walk(self, walk: Walk) -> bool:
-        """True if the walk is fused with a product. Builds both."""
-        call = self.fused.get(id(walk))
-        if call is None:
-            return False
-        p = self.printer
-        for v in (v for s in walk.stores for v in pieces(s.value)):
-            p.value(v)
-        product = next(v for v in walk.values if v.attr is call.made[0])
+def sum_by(p: Printer, call: Call, sources: list[Source]) -> None:
+    (index, x), size = sources, sides_of(p, call.matrix)[1]
+    routines.sum_by(p.b, index, x, p.value(call.numbers[0]), size, p.room(0), made(p, call))
+
+
+def chosen(p: Printer, call: Call, sources: list[Source]) -> None:
+    most = sides_of(p, call.matrix)[1]
+    routines.chosen(p, sources[0], call.attr, most, made(p, call))
+
+
+def drawn(p: Printer, call: Call, sources: list[Source]) -> None:
+    routines.drawn(p, p.value(call.numbers[0]), made(p, call))
+
+
+ROUTINES: dict[str, Callable[[Printer, Call, list[Source]], None]] = {
+    "product": product, "orthonormal": orthonormal, "hadamard": hadamard, "sum_by": sum_by,
+    "top_columns": top_columns, "place_columns": place_columns, "chosen": chosen, "drawn": drawn,
+}  # fmt: skip
+
+
+# walks over products
+
+
+def walk(printer: Printer, walk: Walk, call: Call) -> None:
+    """A walk that computes the elements of a product where it stores them."""
+    for v in (v for s in walk.stores for v in values_of_piece(s.value)):
+        printer.value(v)
+    of_product = next(v for v in walk.values if v.attr is call.made[0])
+    know(printer, call)
+    with printer.apart(call.routine) as p:
 
         def take(y: ir.Value, place: ir.Value, count: int) -> None:
-            b, known = p.b, {id(product): y}
+            b, known = p.b, {id(of_product): y}
             back = b.icmp_unsigned("!=", p.given["back"], p.given["back"].type(0))
             ready = [(s, evaluated(p, s.value, place, count, known)) for s in walk.stores]
             for s, value in ready:
-                if s.back:
-                    with b.if_then(back):
-                        self.store(s, value, place, count)
-                else:
-                    self.store(s, value, place, count)
+                with b.if_then(back) if s.back else nullcontext():
+                    store(p, s, value, place, count)
 
-        self.know(call)
-        with apart(p, call.routine):
-            self.by_rows(call, [Source(p, v) for v in call.views], p.row["n"], take)
-        return True
+        by_rows(p, call, [Source(p, v) for v in call.views], p.row["n"], take)
 
-    def store(self, s: Store, value: ir.Value, place: ir.Value, count: int) -> None:
-        """Store lanes from `place` on."""
-        p, b = self.printer, self.printer.b
-        storage = "float32" if s.field is None else s.field.storage
-        to = at(b, p.pointers[store_name(s)], b.mul(place, c(item_bytes(s.field))))
-        if s.target == "state":
-            value = finite_or(b, value, load_as(b, to, storage, count), storage)
-        b.store(stored_as(b, value, storage), to, align=1)
+
+def store(p: Printer, s: Store, value: ir.Value, place: ir.Value, count: int) -> None:
+    """Store lanes from `place` on."""
+    b, storage = p.b, "float32" if s.field is None else s.field.storage
+    to = at(b, p.pointers[store_name(s)], b.mul(place, c(item_bytes(s.field))))
+    if s.target == "state":
+        value = finite_or(b, value, load_as(b, to, storage, count), storage)
+    b.store(stored_as(b, value, storage), to, align=1)
 
 
 def fused(kernel: Kernel) -> dict[int, Call]:
@@ -216,9 +210,3 @@ def simple(walk: Walk) -> bool:
 
 #: instructions whose lanes are known only in a walk over tiles
 OTHERS = ("draw", "position", "unpack", "selected", "spread", "at", "bucket", "lookup")
-ROUTINES: dict[str, Callable[[Calls, Call, list[Source]], None]] = {
-    "product": Calls.product, "orthonormal": Calls.orthonormal, "hadamard": Calls.hadamard,
-    "top_columns": Calls.top_columns,
-    "place_columns": Calls.place_columns, "sum_by": Calls.sum_by, "chosen": Calls.chosen,
-    "drawn": Calls.drawn,
-}  # fmt: skip

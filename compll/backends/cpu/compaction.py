@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, I1, I32, I64, PTR, Builder, Variable, c, loop, number
+from compll.backends.cpu.builder import Builder, Variable, loop
 from compll.backends.cpu.processor import FEATURES
+from compll.backends.cpu.types import F32, I1, I32, I64, PTR, c, number
 
 #: true if this processor compresses lanes in one instruction, which is cheaper than a branch
 COMPRESSES = bool(FEATURES.get("avx512f"))

@@ -6,43 +6,14 @@ gaps of one or two bytes are written and read without a branch on their length.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
-from compll.backends.cpu.builder import (
-    I1,
-    I8,
-    I16,
-    I32,
-    I64,
-    PTR,
-    Builder,
-    Variable,
-    c,
-    loop,
-    number,
-    repeat_while,
-)
+from compll.backends.cpu.builder import Builder, Cursor, Variable, loop, repeat_while, routine
+from compll.backends.cpu.types import I1, I8, I16, I32, I64, PTR, c, number
 
 CHUNK = 16
 BYTES, WORDS = ir.VectorType(I8, CHUNK), ir.VectorType(I32, CHUNK)
 ONES = ir.Constant(WORDS, [1] * CHUNK)
-
-
-def store(helpers: Any) -> ir.Value:
-    """The function store_gaps(positions, count, n, out): the address behind the last gap, as
-    int64."""
-    return helpers.get("store_gaps", I64, [PTR, I64, I64, PTR], _store)
-
-
-def load(helpers: Any) -> ir.Value:
-    """The function load_gaps(data, end, count, n, positions): 1 if the bytes are exactly `count`
-    gaps, else 0.
-
-    positions: filled. Reads up to `end` and checks all that it reads.
-    """
-    return helpers.get("load_gaps", I64, [PTR, PTR, I64, I64, PTR], _load)
 
 
 def _small(b: Builder, gaps: ir.Value) -> ir.Value:
@@ -51,17 +22,18 @@ def _small(b: Builder, gaps: ir.Value) -> ir.Value:
     return b.icmp_unsigned("<", found, number(I32, 128))
 
 
-def _store(
-    b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value
-) -> ir.Value:
-    end = Variable(b, b.ptrtoint(out, I64))
+@routine(I64, PTR, I64, I64, PTR)
+def store(b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value) -> ir.Value:
+    """The address behind the last gap, as int64."""
+    end = Cursor(b, out)
     with loop(b, count, CHUNK) as j:
         before = b.get(positions, I32, b.sub(j, c(1)), CHUNK)
         gaps = b.sub(b.sub(b.get(positions, I32, j, CHUNK), before), ONES)
         whole = b.icmp_signed("<=", b.add(j, c(CHUNK)), count)
         with b.if_else(b.and_(whole, _small(b, gaps))) as (then, otherwise):
             with then:
-                _write(b, end, b.trunc(gaps, BYTES), c(CHUNK))
+                end.store(b.trunc(gaps, BYTES))
+                end.advance(c(CHUNK))
             with otherwise:
                 stop = b.select(whole, b.add(j, c(CHUNK)), count)
                 with loop(b, stop, 1, j) as i:
@@ -69,13 +41,7 @@ def _store(
     return end.get()
 
 
-def _write(b: Builder, end: Variable, value: ir.Value, size: ir.Value) -> None:
-    """Store bytes, and advance by `size` of them."""
-    b.store(value, b.inttoptr(end.get(), PTR), align=1)
-    end.set(b.add(end.get(), size))
-
-
-def _store_one(b: Builder, positions: ir.Value, i: ir.Value, end: Variable, more: ir.Value) -> None:
+def _store_one(b: Builder, positions: ir.Value, i: ir.Value, end: Cursor, more: ir.Value) -> None:
     """Store a gap. If more follow, a short gap is written as two bytes, the second of which may be
     overwritten."""
     before = b.get(positions, I32, b.sub(i, c(1)))
@@ -87,21 +53,26 @@ def _store_one(b: Builder, positions: ir.Value, i: ir.Value, end: Variable, more
             two = b.zext(b.icmp_unsigned("!=", high, number(I32, 0)), I32)
             low = b.or_(b.and_(gap, number(I32, 127)), b.shl(two, number(I32, 7)))
             both = b.or_(low, b.shl(high, number(I32, 8)))
-            _write(b, end, b.trunc(both, I16), b.add(b.zext(two, I64), c(1)))
+            end.store(b.trunc(both, I16))
+            end.advance(b.add(b.zext(two, I64), c(1)))
         with otherwise:
             left = Variable(b, gap)
             with repeat_while(b, lambda: b.icmp_unsigned(">=", left.get(), number(I32, 128))):
-                _write(b, end, b.trunc(b.or_(left.get(), number(I32, 128)), I8), c(1))
+                end.store(b.trunc(b.or_(left.get(), number(I32, 128)), I8))
+                end.advance(c(1))
                 left.set(b.lshr(left.get(), number(I32, 7)))
-            _write(b, end, b.trunc(left.get(), I8), c(1))
+            end.store(b.trunc(left.get(), I8))
+            end.advance(c(1))
 
 
-def _load(
+@routine(I64, PTR, PTR, I64, I64, PTR)
+def load(
     b: Builder, data: ir.Value, stop: ir.Value, count: ir.Value, n: ir.Value, positions: ir.Value
 ) -> ir.Value:
-    """Load gap after gap, until the count or the bytes end."""
+    """1 if the bytes up to `stop` are exactly `count` gaps, else 0. Fills positions, and checks all
+    that it reads."""
     stop = b.ptrtoint(stop, I64)
-    place, before = Variable(b, b.ptrtoint(data, I64)), Variable(b, c(-1))
+    place, before = Cursor(b, data), Variable(b, c(-1))
     good, single = Variable(b, number(I1, 1)), Variable(b, number(I1, 0))
     with loop(b, count, CHUNK) as j:
         now = place.get()
@@ -109,16 +80,16 @@ def _load(
         inside = b.icmp_unsigned("<=", b.add(now, c(CHUNK)), stop)
         single.set(number(I1, 0))
         with b.if_then(b.and_(whole, inside)):
-            read = b.load(b.inttoptr(now, PTR), typ=BYTES, align=1)
+            read = place.load(BYTES)
             single.set(_small(b, b.zext(read, WORDS)))
         with b.if_else(single.get()) as (then, otherwise):
             with then:
-                read = b.zext(b.load(b.inttoptr(now, PTR), typ=BYTES, align=1), WORDS)
+                read = b.zext(place.load(BYTES), WORDS)
                 sums, last = _running(b, b.add(read, ONES)), before.get()
                 b.put(b.add(sums, b.splat(b.trunc(last, I32), CHUNK)), positions, j)
                 total = b.zext(b.extract_element(sums, number(I32, CHUNK - 1)), I64)
                 before.set(b.add(last, total))
-                place.set(b.add(now, c(CHUNK)))
+                place.advance(c(CHUNK))
             with otherwise:
                 upto = b.select(whole, b.add(j, c(CHUNK)), count)
                 with loop(b, upto, 1, j) as i:
@@ -138,14 +109,12 @@ def _running(b: Builder, x: ir.Value) -> ir.Value:
     return x
 
 
-def _load_one(
-    b: Builder, place: Variable, stop: ir.Value, before: Variable, good: Variable
-) -> None:
+def _load_one(b: Builder, place: Cursor, stop: ir.Value, before: Variable, good: Variable) -> None:
     """Load a gap. If it is overlong or the bytes end, `good` becomes false and nothing is
     loaded."""
     now, both = place.get(), Variable(b, number(I32, 0x8080))
     with b.if_then(b.icmp_unsigned("<=", b.add(now, c(2)), stop), likely=True):
-        both.set(b.zext(b.load(b.inttoptr(now, PTR), typ=I16, align=1), I32))
+        both.set(b.zext(place.load(I16), I32))
     word, mask = both.get(), number(I32, 0x8080)
     with b.if_else(b.icmp_unsigned("==", b.and_(word, mask), mask)) as (long, short):
         with short:
@@ -154,17 +123,16 @@ def _load_one(
             gap = b.or_(b.and_(word, number(I32, 127)), b.shl(high, number(I32, 7)))
             over = b.and_(b.trunc(more, I1), b.icmp_unsigned("==", high, number(I32, 0)))
             before.set(b.add(b.add(before.get(), b.zext(gap, I64)), c(1)))
-            place.set(b.add(now, b.zext(b.add(more, number(I32, 1)), I64)))
+            place.advance(b.zext(b.add(more, number(I32, 1)), I64))
             good.set(b.and_(good.get(), b.not_(over)))
         with long:
             _load_long(b, place, stop, before, good)
 
 
-def _load_long(
-    b: Builder, place: Variable, stop: ir.Value, before: Variable, good: Variable
-) -> None:
+def _load_long(b: Builder, place: Cursor, stop: ir.Value, before: Variable, good: Variable) -> None:
     """Load a gap byte after byte, at most six."""
-    found, shift, to = Variable(b, c(0)), Variable(b, c(0)), Variable(b, place.get())
+    found, shift = Variable(b, c(0)), Variable(b, c(0))
+    to = Cursor(b, b.inttoptr(place.get(), PTR))
     byte = Variable(b, c(128))
 
     def goes_on() -> ir.Value:
@@ -174,10 +142,10 @@ def _load_long(
         return b.and_(b.icmp_unsigned(">=", byte.get(), c(128)), within)
 
     with repeat_while(b, goes_on):
-        byte.set(b.zext(b.load(b.inttoptr(to.get(), PTR), typ=I8), I64))
+        byte.set(b.zext(to.load(I8), I64))
         found.set(b.or_(found.get(), b.shl(b.and_(byte.get(), c(127)), shift.get())))
         shift.set(b.add(shift.get(), c(7)))
-        to.set(b.add(to.get(), c(1)))
+        to.advance(c(1))
     ends = b.icmp_unsigned("<", byte.get(), c(128))
     empty = b.and_(b.icmp_unsigned("==", byte.get(), c(0)), b.icmp_unsigned(">", shift.get(), c(7)))
     good.set(b.and_(good.get(), b.and_(ends, b.not_(empty))))

@@ -9,46 +9,13 @@ parameter 0, the bits are a bitmap of elements that are not selected.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import (
-    I1,
-    I8,
-    I32,
-    I64,
-    PTR,
-    Builder,
-    Variable,
-    at,
-    c,
-    loop,
-    number,
-    repeat_while,
-)
+from compll.backends.cpu.builder import Builder, Cursor, Variable, at, loop, repeat_while, routine
+from compll.backends.cpu.types import I1, I8, I32, I64, PTR, c, number
 
 WORD, HALF, MOST_BITS, AHEAD = 57, 32, 40, 64
-
-
-def store(helpers: Any) -> ir.Value:
-    """The function store(positions, count, n, out): the address behind the last byte, as int64."""
-    return helpers.get("store_golomb", I64, [PTR, I64, I64, PTR], _write)
-
-
-def load(helpers: Any) -> ir.Value:
-    """The function load(data, end, count, n, positions): 1 if these bytes are `count` positions,
-    else 0."""
-    slow = helpers.get("last_word", I64, [PTR, I64, I64], _last_word, inline=True)
-
-    def body(
-        b: Builder, data: ir.Value, end: ir.Value, count: ir.Value, n: ir.Value, positions: ir.Value
-    ) -> ir.Value:
-        reader = Reader(b, slow, data, b.sub(b.ptrtoint(end, I64), b.ptrtoint(data, I64)))
-        _read(b, reader, count, n, positions)
-        return reader.ended()
-
-    return helpers.get("load_golomb", I64, [PTR, PTR, I64, I64, PTR], body)
 
 
 def ones_below(b: Builder, count: ir.Value) -> ir.Value:
@@ -67,7 +34,7 @@ class Writer:
 
     def __init__(self, b: Builder, out: ir.Value) -> None:
         self.b, self.ahead = b, False
-        self.end = Variable(b, b.ptrtoint(out, I64))
+        self.end = Cursor(b, out)
         self.word, self.fill = Variable(b, c(0)), Variable(b, c(0))
 
     def put(self, value: ir.Value, count: ir.Value) -> None:
@@ -96,9 +63,8 @@ class Writer:
     def spill(self, kind: ir.Type, bits: ir.Value) -> None:
         """Store the lowest bits of the word. `bits`: number of them that are complete bytes."""
         b = self.b
-        low = self.word.get() if kind == I64 else b.trunc(self.word.get(), kind)
-        b.store(low, b.inttoptr(self.end.get(), PTR), align=1)
-        self.end.set(b.add(self.end.get(), b.lshr(bits, c(3))))
+        self.end.store(self.word.get() if kind == I64 else b.trunc(self.word.get(), kind))
+        self.end.advance(b.lshr(bits, c(3)))
         self.word.set(b.lshr(self.word.get(), bits))
         self.fill.set(b.sub(self.fill.get(), bits))
 
@@ -125,8 +91,8 @@ class Writer:
 class Reader:
     """Reads bits of `length` bytes. bit: number of the next bit."""
 
-    def __init__(self, b: Builder, slow: ir.Value, data: ir.Value, length: ir.Value) -> None:
-        self.b, self.slow, self.data, self.length = b, slow, data, length
+    def __init__(self, b: Builder, data: ir.Value, length: ir.Value) -> None:
+        self.b, self.data, self.length = b, data, length
         self.end = b.mul(length, c(8))
         self.bit = Variable(b, c(0))
         self.good = Variable(b, number(I1, 1))
@@ -140,7 +106,7 @@ class Reader:
             with then:
                 found.set(b.load(at(b, self.data, first), typ=I64, align=1))
             with otherwise:
-                found.set(b.call(self.slow, [self.data, first, self.length]))
+                found.set(last_word(b, self.data, first, self.length))
         return b.lshr(found.get(), b.and_(bit, c(7)))
 
     def require(self, condition: ir.Value) -> None:
@@ -162,7 +128,8 @@ class Reader:
         return b.zext(self.good.get(), I64)
 
 
-def _last_word(b: Builder, data: ir.Value, first: ir.Value, length: ir.Value) -> ir.Value:
+@routine(I64, PTR, I64, I64, inline=True)
+def last_word(b: Builder, data: ir.Value, first: ir.Value, length: ir.Value) -> ir.Value:
     """The last bytes, fewer than eight, as a word."""
     found = Variable(b, c(0))
     with loop(b, length, 1, first) as i:
@@ -171,9 +138,9 @@ def _last_word(b: Builder, data: ir.Value, first: ir.Value, length: ir.Value) ->
     return found.get()
 
 
-def _write(
-    b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value
-) -> ir.Value:
+@routine(I64, PTR, I64, I64, PTR)
+def store(b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value) -> ir.Value:
+    """The address behind the last byte, as int64."""
     some = b.select(b.icmp_signed(">", count, c(1)), count, c(1))
     mean = b.udiv(b.mul(n, c(9624)), b.mul(some, c(10000)))
     rice = b.select(b.icmp_signed(">", mean, c(1)), log2(b, b.or_(mean, c(1))), c(0))
@@ -195,7 +162,7 @@ def _write(
         with then:
             writer.distances(positions, count, one)
         with otherwise:
-            writer.end.set(b.add(writer.end.get(), _write_bitmap(b, positions, count, codes)))
+            writer.end.advance(_write_bitmap(b, positions, count, codes))
     return writer.close()
 
 
@@ -218,7 +185,12 @@ def _write_bitmap(b: Builder, positions: ir.Value, count: ir.Value, out: ir.Valu
     return b.add(start, some)
 
 
-def _read(b: Builder, reader: Reader, count: ir.Value, n: ir.Value, positions: ir.Value) -> None:
+@routine(I64, PTR, PTR, I64, I64, PTR)
+def load(
+    b: Builder, data: ir.Value, end: ir.Value, count: ir.Value, n: ir.Value, positions: ir.Value
+) -> ir.Value:
+    """1 if these bytes are `count` positions, else 0."""
+    reader = Reader(b, data, b.sub(b.ptrtoint(end, I64), b.ptrtoint(data, I64)))
     before, rice = Variable(b, c(-1)), Variable(b, c(0))
     reader.require(b.icmp_signed(">=", reader.length, c(1)))
     with b.if_then(reader.good.get()):
@@ -231,9 +203,9 @@ def _read(b: Builder, reader: Reader, count: ir.Value, n: ir.Value, positions: i
     with loop(b, b.select(bitmap, c(0), count)) as j, b.if_then(reader.good.get()):
         ones = Variable(b, c(0))
         word = Variable(b, reader.word(reader.bit.get()))
-        fits = _nextones_below(b, word, ones, rice)
+        fits = _next_ones(b, word, ones, rice)
         with b.if_then(b.not_(fits), likely=False):
-            _moreones_below(b, reader, word, ones)
+            _more_ones(b, reader, word, ones)
         bits = b.add(b.add(ones.get(), c(1)), rice.get())
         rest = b.and_(word.get(), ones_below(b, rice.get()))
         reader.skip(bits)
@@ -242,6 +214,7 @@ def _read(b: Builder, reader: Reader, count: ir.Value, n: ir.Value, positions: i
         before.set(b.add(b.add(before.get(), whole), b.add(rest, c(1))))
         reader.require(b.icmp_signed("<", before.get(), n))
         b.put(b.trunc(before.get(), I32), positions, j)
+    return reader.ended()
 
 
 def _read_bitmap(
@@ -266,7 +239,7 @@ def _read_bitmap(
     reader.require(b.icmp_signed("<", last.get(), n))
 
 
-def _nextones_below(b: Builder, word: Variable, ones: Variable, rice: Variable) -> ir.Value:
+def _next_ones(b: Builder, word: Variable, ones: Variable, rice: Variable) -> ir.Value:
     """The word's leading ones, put into `ones`; true if the word holds the whole code. Shifts the
     ones out of the word."""
     ones.set(b.cttz(b.not_(word.get()), number(I1, 0)))
@@ -277,7 +250,7 @@ def _nextones_below(b: Builder, word: Variable, ones: Variable, rice: Variable) 
     return fits
 
 
-def _moreones_below(b: Builder, reader: Reader, word: Variable, ones: Variable) -> None:
+def _more_ones(b: Builder, reader: Reader, word: Variable, ones: Variable) -> None:
     """The same for a code that is longer than a word."""
     bit, alike = Variable(b, reader.bit.get()), Variable(b, c(WORD))
     with repeat_while(b, lambda: b.icmp_unsigned("==", alike.get(), c(WORD))):

@@ -5,20 +5,10 @@ Arrays hold an int64 for each number. A length of -1 is that of a number that do
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
-from compll.backends.cpu.builder import (
-    I64,
-    PTR,
-    VOID,
-    Builder,
-    Variable,
-    c,
-    loop,
-    repeat_while,
-)
+from compll.backends.cpu.builder import Builder, Variable, loop, repeat_while, routine
+from compll.backends.cpu.types import I64, PTR, VOID, c
 from compll.ir.storage import HUFFMAN_LONGEST as LONGEST
 
 NUMBERS, LANES = 256, 8
@@ -26,35 +16,26 @@ NUMBERS, LANES = 256, 8
 LAST = 1 << 54
 
 
-def lengths(helpers: Any) -> ir.Value:
-    """The function huffman_lengths(counts, bits, lengths): fills the lengths of 2**bits numbers."""
-    depths = helpers.get("huffman_depths", I64, [PTR, I64, PTR], _depths)
-
-    def body(b: Builder, counts: ir.Value, bits: ir.Value, found: ir.Value) -> None:
-        numbers, weights = b.shl(c(1), bits), b.room(I64, NUMBERS)
-        b.copy(weights, counts, b.mul(numbers, c(8)))
-        longest = Variable(b, b.call(depths, [weights, numbers, found]))
-        with repeat_while(b, lambda: b.icmp_signed(">", longest.get(), c(LONGEST))):
-            with loop(b, numbers) as i:
-                b.put(b.lshr(b.add(b.get(weights, I64, i), c(1)), c(1)), weights, i)
-            longest.set(b.call(depths, [weights, numbers, found]))
-        longer = Variable(b, c(0))
+@routine(VOID, PTR, I64, PTR)
+def lengths(b: Builder, counts: ir.Value, bits: ir.Value, found: ir.Value) -> None:
+    """Fill `found` with the lengths of 2**bits numbers."""
+    numbers, weights = b.shl(c(1), bits), b.room(I64, NUMBERS)
+    b.copy(weights, counts, b.mul(numbers, c(8)))
+    longest = Variable(b, depths(b, weights, numbers, found))
+    with repeat_while(b, lambda: b.icmp_signed(">", longest.get(), c(LONGEST))):
         with loop(b, numbers) as i:
-            more = b.sub(b.get(found, I64, i), bits)
-            longer.set(b.add(longer.get(), b.mul(b.get(counts, I64, i), more)))
-        with b.if_then(b.icmp_signed(">", longer.get(), c(0))), loop(b, numbers) as i:
-            b.put(bits, found, i)
-
-    return helpers.get("huffman_lengths", VOID, [PTR, I64, PTR], body)
-
-
-def windows(helpers: Any) -> ir.Value:
-    """The function huffman_windows(lengths, numbers, windows): fills the first window of each code;
-    the number of windows that all codes fill."""
-    return helpers.get("huffman_windows", I64, [PTR, I64, PTR], _windows)
+            b.put(b.lshr(b.add(b.get(weights, I64, i), c(1)), c(1)), weights, i)
+        longest.set(depths(b, weights, numbers, found))
+    longer = Variable(b, c(0))
+    with loop(b, numbers) as i:
+        more = b.sub(b.get(found, I64, i), bits)
+        longer.set(b.add(longer.get(), b.mul(b.get(counts, I64, i), more)))
+    with b.if_then(b.icmp_signed(">", longer.get(), c(0))), loop(b, numbers) as i:
+        b.put(bits, found, i)
 
 
-def _depths(b: Builder, weights: ir.Value, numbers: ir.Value, found: ir.Value) -> ir.Value:
+@routine(I64, PTR, I64, PTR)
+def depths(b: Builder, weights: ir.Value, numbers: ir.Value, found: ir.Value) -> ir.Value:
     """Depths in the tree, as lengths; that of the lightest leaf, the largest. A weight is not 0."""
     order, tree, parents = b.room(I64, NUMBERS), b.room(I64, 2 * NUMBERS), b.room(I64, 2 * NUMBERS)
     leaves = _sort(b, weights, numbers, order, tree)
@@ -114,7 +95,10 @@ def _join(b: Builder, leaves: ir.Value, last: ir.Value, tree: ir.Value, parents:
         b.put(total, tree, node)
 
 
-def _windows(b: Builder, lengths: ir.Value, numbers: ir.Value, found: ir.Value) -> ir.Value:
+@routine(I64, PTR, I64, PTR)
+def windows(b: Builder, lengths: ir.Value, numbers: ir.Value, found: ir.Value) -> ir.Value:
+    """Fill `found` with the first window of each code; the number of windows that all codes
+    fill."""
     filled = Variable(b, c(0))
     with loop(b, c(LONGEST + 1)) as length, loop(b, numbers) as i:
         with b.if_then(b.icmp_signed("==", b.get(lengths, I64, i), length)):

@@ -7,24 +7,20 @@ longest one: so words can be longer than what is left, and wrong streams stay wi
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from compll.backends.cpu.builder import (
-    I1,
-    I8,
-    I16,
-    I64,
-    PTR,
     Builder,
+    Cursor,
+    Routine,
     Variable,
     at,
-    c,
+    in_steps,
     loop,
-    number,
+    routine,
 )
 from compll.backends.cpu.huffman_codes import NUMBERS, lengths, windows
+from compll.backends.cpu.types import I1, I8, I16, I64, PTR, c, number
 from compll.ir.storage import HUFFMAN_LONGEST as LONGEST
 from compll.ir.storage import HUFFMAN_TILE as TILE
 
@@ -36,32 +32,9 @@ BESIDE = 4
 LANES = 16
 
 
-def store(helpers: Any) -> ir.Value:
-    """The function store_huffman(data, count, bits, out): the address behind the field."""
-
-    def body(
-        b: Builder, data: ir.Value, count: ir.Value, bits: ir.Value, out: ir.Value
-    ) -> ir.Value:
-        return _store(b, helpers, data, count, bits, out)
-
-    return helpers.get("store_huffman", I64, [PTR, I64, I64, PTR], body)
-
-
-def load(helpers: Any) -> ir.Value:
-    """The function load_huffman(data, end, count, bits, out): 1 if these bytes are `count` numbers,
-    else 0."""
-
-    def body(
-        b: Builder, data: ir.Value, end: ir.Value, count: ir.Value, bits: ir.Value, out: ir.Value
-    ) -> ir.Value:
-        return _load(b, helpers, data, end, count, bits, out)
-
-    return helpers.get("load_huffman", I64, [PTR, PTR, I64, I64, PTR], body)
-
-
 def _places(
     b: Builder, data: ir.Value, count: ir.Value, bits: ir.Value
-) -> tuple[ir.Value, ir.Value, Any]:
+) -> tuple[ir.Value, ir.Value, ir.Value]:
     """The number of tiles, and the addresses of their sizes and of their streams."""
     tiles = b.lshr(b.add(count, c(TILE - 1)), c(TILE.bit_length() - 1))
     sizes = at(b, data, b.lshr(b.shl(c(1), bits), c(1)))
@@ -75,14 +48,14 @@ def _tile(b: Builder, count: ir.Value, t: ir.Value) -> tuple[ir.Value, ir.Value]
     return first, b.select(b.icmp_signed("<", left, c(TILE)), left, c(TILE))
 
 
-def _store(
-    b: Builder, helpers: Any, data: ir.Value, count: ir.Value, bits: ir.Value, out: ir.Value
-) -> ir.Value:
+@routine(I64, PTR, I64, I64, PTR)
+def store(b: Builder, data: ir.Value, count: ir.Value, bits: ir.Value, out: ir.Value) -> ir.Value:
+    """The address behind the field, as int64."""
     counts, found, codes = b.room(I64, NUMBERS), b.room(I64, NUMBERS), b.room(I64, NUMBERS)
     numbers = b.shl(c(1), bits)
     _count(b, data, count, numbers, counts)
-    b.call(lengths(helpers), [counts, bits, found])
-    b.call(windows(helpers), [found, numbers, codes])
+    lengths(b, counts, bits, found)
+    windows(b, found, numbers, codes)
     with loop(b, numbers, 2) as i:
         low, high = (b.add(b.get(found, I64, j), c(1)) for j in (i, b.add(i, c(1))))
         byte = b.trunc(b.or_(low, b.shl(high, c(4))), I8)
@@ -92,15 +65,14 @@ def _store(
         length = b.select(b.icmp_signed("<", length, c(0)), c(0), length)
         code = b.lshr(b.get(codes, I64, i), b.sub(c(LONGEST), length))
         b.put(b.or_(length, b.shl(code, c(8))), codes, i)
-    tile = helpers.get("store_huffman_tile", I64, [PTR, I64, PTR, PTR], _store_tile)
     tiles, sizes, streams = _places(b, out, count, bits)
-    end, room = Variable(b, b.ptrtoint(streams, I64)), b.room(I8, ROOM)
+    end, room = Cursor(b, streams), b.room(I8, ROOM)
     with loop(b, tiles) as t:
         first, own = _tile(b, count, t)
-        size = b.call(tile, [at(b, data, first), own, codes, room])
+        size = _store_tile(b, at(b, data, first), own, codes, room)
         b.copy(b.inttoptr(end.get(), PTR), room, size)
         b.put(b.trunc(size, I16), sizes, t)
-        end.set(b.add(end.get(), size))
+        end.advance(size)
     return end.get()
 
 
@@ -110,9 +82,8 @@ def _count(
     """Count each number, in turns, so that equal numbers in a row need not wait for one another."""
     turns = b.room(I64, AT_ONCE * NUMBERS)
     b.clear(turns, b.mul(numbers, c(AT_ONCE * 8)))
-    few = b.and_(count, c(-AT_ONCE))
-    for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
-        with loop(b, stop, step, start) as i:
+    for step, indices in in_steps(b, count, AT_ONCE, 1):
+        with indices as i:
             for k in range(step):
                 byte = b.zext(b.get(data, I8, b.add(i, c(k))), I64)
                 place = b.add(b.mul(byte, c(AT_ONCE)), c(k))
@@ -122,15 +93,15 @@ def _count(
         b.put(b.intrinsic("vector.reduce.add", each), counts, i)
 
 
+@routine(I64, PTR, I64, PTR, PTR)
 def _store_tile(
     b: Builder, data: ir.Value, count: ir.Value, codes: ir.Value, out: ir.Value
 ) -> ir.Value:
     """Store the stream of `count` numbers; its bytes. The word's highest bits are those that are
     not stored yet."""
     word, fill, end = Variable(b, c(0)), Variable(b, c(0)), Variable(b, c(0))
-    few = b.and_(count, c(-AT_ONCE))
-    for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
-        with loop(b, stop, step, start) as i:
+    for step, indices in in_steps(b, count, AT_ONCE, 1):
+        with indices as i:
             code: ir.Value = c(0)
             entries: ir.Value = c(0)
             for k in range(step):
@@ -147,16 +118,12 @@ def _store_tile(
     return b.add(end.get(), b.lshr(b.add(fill.get(), c(7)), c(3)))
 
 
-def _load(
-    b: Builder,
-    helpers: Any,
-    data: ir.Value,
-    end: ir.Value,
-    count: ir.Value,
-    bits: ir.Value,
-    out: ir.Value,
+@routine(I64, PTR, PTR, I64, I64, PTR)
+def load(
+    b: Builder, data: ir.Value, end: ir.Value, count: ir.Value, bits: ir.Value, out: ir.Value
 ) -> ir.Value:
-    """Check the head, and load the tiles until one is wrong."""
+    """1 if these bytes are `count` numbers, else 0. Checks the head, and loads the tiles until one
+    is wrong."""
     tiles, sizes, streams = _places(b, data, count, bits)
     room = b.sub(b.ptrtoint(end, I64), b.ptrtoint(streams, I64))
     good = Variable(b, b.icmp_signed(">=", room, c(0)))
@@ -169,12 +136,10 @@ def _load(
         good.set(b.and_(fits, b.icmp_signed("==", total.get(), room)))
     whole = b.and_(b.lshr(count, c(TILE.bit_length() - 1)), c(-BESIDE))
     for step, start, stop in ((BESIDE, c(0), whole), (1, whole, tiles)):
-        name = f"load_huffman_tiles_{step}"
-        some = helpers.get(name, I64, [PTR, PTR, PTR, I64, PTR], _load_tiles(step))
         with loop(b, stop, step, start) as t, b.if_then(good.get()):
             first, own = _tile(b, count, t)
             of = [table, at(b, streams, place.get()), at(b, sizes, b.mul(t, c(2)))]
-            taken = b.call(some, [*of, own, at(b, out, first)])
+            taken = _load_tiles(step)(b, *of, own, at(b, out, first))
             good.set(b.icmp_signed(">=", taken, c(0)))
             place.set(b.add(place.get(), taken))
     return b.zext(good.get(), I64)
@@ -202,9 +167,9 @@ def _fill(b: Builder, data: ir.Value, numbers: ir.Value, table: ir.Value) -> ir.
     return b.and_(good.get(), b.icmp_signed("==", filled.get(), c(1 << LONGEST)))
 
 
-def _load_tiles(tiles: int) -> ir.Value:
-    """Body of the function that loads neighbouring tiles of `count` numbers: the bytes of their
-    streams, or -1 if one does not end with its last code."""
+def _load_tiles(tiles: int) -> Routine:
+    """The routine that loads neighbouring tiles of `count` numbers: the bytes of their streams, or
+    -1 if one does not end with its last code."""
 
     def body(
         b: Builder, table: ir.Value, data: ir.Value, sizes: ir.Value, count: ir.Value, out: ir.Value
@@ -217,9 +182,8 @@ def _load_tiles(tiles: int) -> ir.Value:
             fits = b.icmp_signed("<=", size, c(ROOM))
             b.copy(room, at(b, data, taken), b.select(fits, size, c(ROOM)))
             taken = b.add(taken, size)
-        few = b.and_(count, c(-AT_ONCE))
-        for step, start, stop in ((AT_ONCE, c(0), few), (1, few, count)):
-            with loop(b, stop, step, start) as i:
+        for step, indices in in_steps(b, count, AT_ONCE, 1):
+            with indices as i:
                 for k, (room, bit) in enumerate(zip(rooms, bits, strict=True)):
                     _load_codes(b, table, room, bit, step, at(b, out, b.add(i, c(k * TILE))))
         for room, bit, size in zip(rooms, bits, own, strict=True):
@@ -227,7 +191,7 @@ def _load_tiles(tiles: int) -> ir.Value:
             taken = b.select(good, taken, c(-1))
         return taken
 
-    return body
+    return Routine(f"load_huffman_tiles_{tiles}", I64, [PTR, PTR, PTR, I64, PTR], body)
 
 
 def _word(b: Builder, room: ir.Value, bit: ir.Value) -> ir.Value:

@@ -11,7 +11,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import (
+from compll.backends.cpu.builder import Builder, Routine, routine
+from compll.backends.cpu.processor import FEATURES
+from compll.backends.cpu.types import (
     F32,
     F64,
     HALF,
@@ -20,14 +22,12 @@ from compll.backends.cpu.builder import (
     I32,
     I64,
     KINDS,
-    Builder,
     const,
     element,
     lanes,
 )
-from compll.backends.cpu.processor import FEATURES
 from compll.ir.tile import Value
-from compll.numerics import bits
+from compll.numerics import bits, draws
 from compll.numerics.traced import Number
 
 #: emits an instruction: of a builder and values
@@ -140,11 +140,20 @@ def traced(function: Callable[..., Any]) -> Row:
     """The row of a function of numbers (see traced.py). Python's numbers stay as they are."""
 
     def row(b: Builder, *args: ir.Value) -> ir.Value:
-        machine = _Machine(b)
-        given = (Number(machine, x, kind_of(x)) if hasattr(x, "type") else x for x in args)
-        return function(*given).value
+        return function(*(numbers(b, x)[0] if hasattr(x, "type") else x for x in args)).value
 
     return row
+
+
+def numbers(b: Builder, *values: ir.Value) -> list[Number]:
+    """Values as numbers of a traced function."""
+    return [Number(_Machine(b), x, kind_of(x)) for x in values]
+
+
+@routine(I64, *[I64] * 5, inline=True)
+def draw_keys(b: Builder, *words: ir.Value) -> ir.Value:
+    """The keys of a stream of draws (see [Note: random draws] in draws.py)."""
+    return traced(draws.keys)(b, *words)
 
 
 def kind_of(x: ir.Value) -> str:
@@ -188,3 +197,9 @@ def apply(b: Builder, v: Value, args: list[ir.Value]) -> ir.Value:
     if v.op == "code":
         return code(b, args[0], (1 << v.attr) - 1)
     return ROWS[v.op](b, *args)
+
+
+#: operators that take many instructions as functions, for numbers of the piece
+CALLED = {
+    op: Routine(f"called_{op}", F64, [F64] * bits.MEANINGS[op].arity, ROWS[op]) for op in LONG
+}

@@ -7,7 +7,8 @@ from typing import Any
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.builder import F32, F64, I32, I64, Builder, Variable, number
+from compll.backends.cpu.builder import Builder, Variable
+from compll.backends.cpu.types import F32, F64, I32, I64, number
 from compll.ir.module import Field
 from compll.ir.tile import Value
 from compll.numerics.bits import magnitude_key

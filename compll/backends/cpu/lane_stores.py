@@ -6,8 +6,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, I8, I32, I64, at, number
+from compll.backends.cpu.builder import at
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
+from compll.backends.cpu.types import F32, I8, I32, I64, number
 from compll.backends.cpu.walk_params import store_name, streamed
 from compll.ir.tile import Store, Value, order
 

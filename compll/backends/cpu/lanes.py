@@ -9,24 +9,12 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu import table_routines
-from compll.backends.cpu.builder import (
-    F32,
-    I8,
-    I32,
-    I64,
-    KINDS,
-    PTR,
-    VOID,
-    at,
-    const,
-    element,
-    loop,
-    number,
-)
+from compll.backends.cpu.builder import at, loop
 from compll.backends.cpu.compaction import count_bits, expanded
 from compll.backends.cpu.lane_folds import Folds
 from compll.backends.cpu.lane_stores import Stores
 from compll.backends.cpu.storages import item_bytes, load_as, of_raw, raw
+from compll.backends.cpu.types import F32, I8, I32, I64, KINDS, PTR, VOID, const, element, number
 from compll.backends.cpu.walk_params import array_of, streamed
 from compll.ir.module import Field
 from compll.ir.tile import Compact, Store, Value
@@ -46,13 +34,7 @@ class Lanes:
     """A loop over lanes. walk: the WalkPrinter of its function. kept: ids of values in the tile's
     memory."""
 
-    def __init__(
-        self,
-        walk: Any,
-        one: Loop,
-        stores: list[Store],
-        kept: Iterable[int],
-    ) -> None:
+    def __init__(self, walk: Any, one: Loop, stores: list[Store], kept: Iterable[int]) -> None:
         self.walk, self.b, self.one, self.written = walk, walk.b, one, stores
         self.from_buffers = set(kept)
         self.tile, self.stride = walk.tile, one.stride

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import I8, I64, at, number
-from compll.backends.cpu.storages import item_bytes
+from compll.backends.cpu import trit_tiles
+from compll.backends.cpu.builder import Builder, Routine, at, loop
+from compll.backends.cpu.printer import Printer
+from compll.backends.cpu.storages import code_bytes, item_bytes
+from compll.backends.cpu.types import I8, I64, PTR, VOID, number
 from compll.backends.cpu.walk_params import store_name
 from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, Walk
 
+#: an array's name, its field, its place, its copy's, and bytes of an element
+Copy = tuple[str, Field | None, ir.Value, ir.Value, int]
+
 
 class LastTile:
-    """The last tile of the piece that `printer` (a Printer) is at. full: tiles before it; rest:
-    elements."""
+    """The last tile of the printer's piece. full: tiles before it; rest: elements."""
 
-    def __init__(self, printer: Any, full: ir.Value, rest: ir.Value) -> None:
+    def __init__(self, printer: Printer, full: ir.Value, rest: ir.Value) -> None:
         self.printer, self.b, self.full, self.rest = printer, printer.b, full, rest
 
-    def walk(self, one: Any, walk: Walk, pieces: list[ir.Value]) -> None:
-        """Walk over a copy of the tile, with zeros behind its end. one: the WalkFunction."""
-        b, full, rest = self.b, self.full, self.rest
+    def copied(self, names: list[str], walk: Walk) -> tuple[dict[str, ir.Value], list[Copy]]:
+        """Pointers to a walk's arrays: to copies of the tile with zeros behind its end, and those
+        copies that the walk writes."""
+        b, full = self.b, self.full
         pointers, after = {}, []
         made = {f"kept {f.name}" for c in walk.compacts for f, _ in c.parts}
-        for name in one.needs.arrays:
+        for name in names:
             anywhere = ("at", "count") if walk.of else ("at", "kept", "count", "spread")
             if name.startswith(anywhere) or name in made:  # no tile's
                 pointers[name] = self.printer.pointers[name.removeprefix("at ")]
@@ -38,9 +44,7 @@ class LastTile:
             self.copy_in(name, f, place, room, size)
             if any(store_name(s) == name for s in walk.stores):
                 after.append((name, f, place, room, size))
-        self.printer.calls.call(one, pointers, pieces, number(I64, 1), rest, full)
-        for name, f, place, room, size in after:
-            self.copy_out(name, f, place, room, size)
+        return pointers, after
 
     def copy_in(
         self, name: str, f: Field | None, place: ir.Value, room: ir.Value, size: int
@@ -49,10 +53,7 @@ class LastTile:
         if name.startswith("out"):
             return
         if f is not None and f.packed:
-            b.call(
-                self.printer.helpers.codes(f, self.printer.tile, wide=True),
-                [place, room, rest],
-            )
+            codes(f, self.printer.tile, wide=True)(b, place, room, rest)
             return
         b.clear(room, number(I64, self.printer.tile * size))
         b.copy(room, place, self.printer.bytes(rest, size))
@@ -62,15 +63,12 @@ class LastTile:
     ) -> None:
         b, rest = self.b, self.rest
         if f is not None and f.packed and name.startswith(("out", SCRATCH)):
-            b.call(
-                self.printer.helpers.codes(f, self.printer.tile, wide=False),
-                [room, place, rest],
-            )
+            codes(f, self.printer.tile, wide=False)(b, room, place, rest)
             return
         b.copy(place, room, self.printer.bytes(rest, size))
 
 
-def where(printer: Any, name: str, full: ir.Value) -> tuple[ir.Value, int, Field | None]:
+def where(printer: Printer, name: str, full: ir.Value) -> tuple[ir.Value, int, Field | None]:
     """Address of an array's last tile, bytes of an element, and the array's field."""
     known = {f"state {s.name}": s for s in printer.kernel.states}
     for f in (*printer.spec.fields, *printer.kernel.added):
@@ -84,3 +82,38 @@ def where(printer: Any, name: str, full: ir.Value) -> tuple[ir.Value, int, Field
         per = found.packed_bytes(printer.tile) if found.packed else item_bytes(found)
     place = at(printer.b, printer.pointers[name], printer.bytes(full, per))
     return place, max(1, item_bytes(found)), found
+
+
+def codes(f: Field, tile: int, *, wide: bool) -> Routine:
+    """The routine that turns codes of a shorter tile into those of a full one (wide), or back."""
+    name = f"{'widen' if wide else 'narrow'}_{'trits' if f.trits else f.bits}_{tile}"
+
+    def body(b: Builder, source: ir.Value, into: ir.Value, m: ir.Value) -> None:
+        full, short = number(I64, f.packed_bytes(tile)), code_bytes(b, f, m)
+        widths = (short, full) if wide else (full, short)
+        repack = trit_tiles.repack if f.trits else partial(_repack, bits=f.bits)
+        repack(b, source, into, m, *widths)
+
+    return Routine(name, VOID, [PTR, PTR, I64], body)
+
+
+def _repack(
+    b: Builder,
+    source: ir.Value,
+    into: ir.Value,
+    m: ir.Value,
+    from_width: ir.Value,
+    to_width: ir.Value,
+    *,
+    bits: int,
+) -> None:
+    """Move each of m codes from its place in `source` to that in `into`, which is zeroed before."""
+    with loop(b, to_width) as j:
+        b.store(number(I8, 0), at(b, into, j))
+    with loop(b, m) as i:
+        byte = b.load(at(b, source, b.urem(i, from_width)), typ=I8)
+        shift = b.trunc(b.mul(b.udiv(i, from_width), number(I64, bits)), I8)
+        code = b.and_(b.lshr(byte, shift), number(I8, (1 << bits) - 1))
+        place = at(b, into, b.urem(i, to_width))
+        moved = b.shl(code, b.trunc(b.mul(b.udiv(i, to_width), number(I64, bits)), I8))
+        b.store(b.or_(b.load(place, typ=I8), moved), place)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from llvmlite import ir
 
 from compll.backends.cpu import processor
-from compll.backends.cpu.builder import F32, I1, I32, I64, Builder, at, loop, number
+from compll.backends.cpu.builder import Builder, at, loop
+from compll.backends.cpu.types import F32, I1, I32, I64, number
 
 #: bytes from which stores to an array bypass the cache, which cannot hold it
 PAST = 1 << 24

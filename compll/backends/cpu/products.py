@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import F32, F64, I32, SIZES, Builder, Variable, c, loop, number
+from compll.backends.cpu.builder import Builder, Variable, in_steps, loop
 from compll.backends.cpu.sources import Source, every, vector, wide, zeros
+from compll.backends.cpu.types import F32, F64, I32, SIZES, c, number
 
 #: lanes of a float64 vector, columns of a product that are computed together
 WIDE, TOGETHER = 8, 4
@@ -36,9 +37,8 @@ def transposed(b: Builder, rows: list[ir.Value]) -> list[ir.Value]:
 
 def by_columns(b: Builder, width: ir.Value, body: Callable[[ir.Value, int], None]) -> None:
     """Call body(column, how many) for an even number of columns, four at a time, then two."""
-    fours = b.and_(width, c(-TOGETHER))
-    for start, stop, count in ((c(0), fours, TOGETHER), (fours, width, 2)):
-        with loop(b, stop, count, start) as column:
+    for count, turns in in_steps(b, width, TOGETHER, 2):
+        with turns as column:
             body(column, count)
 
 
@@ -186,21 +186,16 @@ def blocked(
             for k, held in enumerate(own):
                 b.put(b.fptrunc(held.get(), vector(F32, width)), out, b.add(place, c(width * k)))
 
-    whole = b.and_(rows, c(-TOGETHER))
-    for first, stop, some in ((c(0), whole, TOGETHER), (whole, rows, 1)):
-        with loop(b, stop, some, first) as i:
-            done = c(0)
-            for vectors in (VECTORS, 1, 0):
-                step = max(1, vectors * WIDE)
-                last = b.add(done, b.and_(b.sub(cols, done), c(-step)))
-                with loop(b, last, step, done) as column:
-                    block(i, some, column, vectors)
-                done = last
+    for some, turns in in_steps(b, rows, TOGETHER, 1):
+        with turns as i:
+            for step, strips in in_steps(b, cols, VECTORS * WIDE, WIDE, 1):
+                with strips as column:
+                    block(i, some, column, step // WIDE)
 
 
 def by_rows(
     b: Builder, a: ir.Value, count_of_rows: ir.Value, inner: ir.Value, right: ir.Value, cols: ir.Value, count: ir.Value,
-    take: Callable[[ir.Value, ir.Value, int], None],
+    take: Callable[[ir.Value, ir.Value, int], None]
 ) -> None:  # fmt: skip
     """The elements of a @ right, by rows, with float32 sums. Calls take(float32, place, lanes) for
     each vector. count: number of elements wanted; it may be less than all."""
@@ -221,13 +216,9 @@ def by_rows(
             take(held.get(), b.add(place, c(lanes * k)), some)
 
     def part(i: ir.Value, column: ir.Value, place: ir.Value, some: ir.Value) -> None:
-        done = c(0)
-        for vectors in (TOGETHER, 1, 0):
-            step = max(1, vectors * lanes)
-            stop = b.add(done, b.and_(b.sub(some, done), c(-step)))
-            with loop(b, stop, step, done) as j:
-                strip(i, b.add(column, j), b.add(place, j), vectors)
-            done = stop
+        for step, strips in in_steps(b, some, TOGETHER * lanes, lanes, 1):
+            with strips as j:
+                strip(i, b.add(column, j), b.add(place, j), step // lanes)
 
     # Rows that are far apart in memory take turns with each part of b, which stays in the cache;
     # also, several streams to memory are a third faster than one.

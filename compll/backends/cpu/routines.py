@@ -3,32 +3,15 @@ numerics/matrices.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.builder import (
-    F32,
-    F64,
-    I1,
-    I32,
-    I64,
-    PTR,
-    VOID,
-    Builder,
-    Variable,
-    at,
-    c,
-    loop,
-    number,
-    repeat_while,
-)
+from compll.backends.cpu.builder import Builder, Variable, at, loop, repeat_while, routine
 from compll.backends.cpu.lane_folds import halved
+from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.products import WIDE, least_of
 from compll.backends.cpu.sources import Source, wide
+from compll.backends.cpu.types import F32, F64, I1, I32, I64, PTR, VOID, c, number
 from compll.numerics import draws
 from compll.numerics import shared_draws as shared
 from compll.numerics.bits import INFINITE, clamp
@@ -42,6 +25,7 @@ NEAR = 4
 ROOT = 0.70710678118654752  # square root of a half
 
 
+@routine(F64, PTR, PTR, I64)
 def _dot(b: Builder, x: ir.Value, y: ir.Value, count: ir.Value) -> ir.Value:
     """A dot product in the order of [Note: orthonormal]; count: a multiple of LANES."""
 
@@ -56,20 +40,19 @@ def _dot(b: Builder, x: ir.Value, y: ir.Value, count: ir.Value) -> ir.Value:
     return halved(b, [held.get() for held in sums], WIDE)
 
 
-def _direction(
-    b: Builder, dot: ir.Value, basis: ir.Value, place: ir.Value, size: ir.Value
-) -> ir.Value:
+@routine(I1, PTR, I64, I64)
+def _direction(b: Builder, basis: ir.Value, place: ir.Value, size: ir.Value) -> ir.Value:
     """Make row `place` of basis [_, size] orthogonal to the rows before it, and of length one. True
     if a direction is left; see [Note: orthonormal]."""
     row = at(b, basis, b.mul(b.mul(place, size), c(8)))
-    before = b.intrinsic("sqrt", b.call(dot, [row, row, size]))
+    before = b.intrinsic("sqrt", _dot(b, row, row, size))
     with loop(b, c(2)), loop(b, place) as k:
         other = at(b, basis, b.mul(b.mul(k, size), c(8)))
-        factor = b.splat(b.call(dot, [other, row, size]), WIDE)
+        factor = b.splat(_dot(b, other, row, size), WIDE)
         with loop(b, size, WIDE) as i:
             part = b.fmul(factor, b.get(other, F64, i, WIDE))
             b.put(b.fsub(b.get(row, F64, i, WIDE), part), row, i)
-    after = b.intrinsic("sqrt", b.call(dot, [row, row, size]))
+    after = b.intrinsic("sqrt", _dot(b, row, row, size))
     least = b.fmul(before, number(F64, TINY))
     little = b.fcmp_ordered("<=", after, least)
     finite = b.fcmp_ordered("<", least, number(F64, float("inf")))
@@ -81,7 +64,6 @@ def _direction(
 
 def orthonormal(
     b: Builder,
-    helpers: Any,
     sources: list[Source],
     rows: ir.Value,
     cols: ir.Value,
@@ -93,14 +75,9 @@ def orthonormal(
 
     basis: float64 [cols, rows to the next multiple of LANES].
     """
-    dot = helpers.get("dot", F64, [PTR, PTR, I64], _dot)
     size = b.and_(b.add(rows, c(LANES - 1)), c(-LANES))
     b.clear(basis, b.mul(b.mul(cols, size), c(8)))
 
-    def body(bb: Builder, basis_: ir.Value, place: ir.Value, size_: ir.Value) -> ir.Value:
-        return _direction(bb, dot, basis_, place, size_)
-
-    direction = helpers.get("direction", I1, [PTR, I64, I64], body)
     with loop(b, cols) as k:
         column = at(b, basis, b.mul(b.mul(k, size), c(8)))
         found = Variable(b, number(I1, 0))
@@ -108,7 +85,7 @@ def orthonormal(
             with b.if_then(b.not_(found.get())):
                 with loop(b, rows) as i:
                     b.put(wide(b, source.inside(source.place(i, k))), column, i)
-                found.set(b.call(direction, [basis, k, size]))
+                found.set(_direction(b, basis, k, size))
         with b.if_then(b.not_(found.get())):
             b.clear(column, b.mul(size, c(8)))
         with loop(b, rows) as i:
@@ -144,6 +121,7 @@ def _apart(b: Builder, run: ir.Value, h: ir.Value, count: int, lanes: int) -> No
             b.put(value, run, place)
 
 
+@routine(VOID, PTR, I64, I64)
 def _walks(b: Builder, run: ir.Value, low: ir.Value, high: ir.Value) -> None:
     """Combine distances 2**low to 2**(high - 1) of a run of 2**high elements, two in each walk."""
     size = b.shl(c(1), high)
@@ -157,6 +135,7 @@ def _walks(b: Builder, run: ir.Value, low: ir.Value, high: ir.Value) -> None:
         _apart(b, run, b.lshr(size, c(1)), 2, 16)
 
 
+@routine(VOID, PTR, I64)
 def _few(b: Builder, run: ir.Value, size: ir.Value) -> None:
     """Combine all distances of a run that is shorter than a vector."""
     h = Variable(b, c(1))
@@ -171,7 +150,7 @@ def _few(b: Builder, run: ir.Value, size: ir.Value) -> None:
         h.set(b.shl(h.get(), c(1)))
 
 
-def hadamard(b: Builder, helpers: Any, x: Source, block: int, out: ir.Value) -> None:
+def hadamard(b: Builder, x: Source, block: int, out: ir.Value) -> None:
     """out = the transform of runs of `block` elements, then of ever smaller powers of two."""
     done, bits = Variable(b, c(0)), Variable(b, c(block.bit_length() - 1))
     n = x.size
@@ -179,7 +158,7 @@ def hadamard(b: Builder, helpers: Any, x: Source, block: int, out: ir.Value) -> 
         whole = b.lshr(b.sub(n, done.get()), bits.get())
         with b.if_then(b.icmp_signed(">", whole, c(0))):
             end = b.add(done.get(), b.shl(whole, bits.get()))
-            _runs(b, helpers, x, out, done.get(), end, bits.get())
+            _runs(b, x, out, done.get(), end, bits.get())
             done.set(end)
         bits.set(b.sub(bits.get(), c(1)))
 
@@ -193,49 +172,32 @@ def _factor(b: Builder, bits: ir.Value) -> ir.Value:
 
 
 def _runs(
-    b: Builder,
-    helpers: Any,
-    x: Source,
-    out: ir.Value,
-    start: ir.Value,
-    end: ir.Value,
-    bits: ir.Value,
+    b: Builder, x: Source, out: ir.Value, start: ir.Value, end: ir.Value, bits: ir.Value
 ) -> None:
     """Transform runs of 2**bits elements each.
 
     A part that the first-level cache holds goes through all of its distances at once.
     """
-    walks = helpers.get("walks", VOID, [PTR, I64, I64], _walks)
-    few = helpers.get("few", VOID, [PTR, I64], _few)
     size, factor = b.shl(c(1), bits), _factor(b, bits)
     near = least_of(b, c(CACHED), bits)
     with b.if_else(b.icmp_signed("<", bits, c(NEAR))) as (small, large):
         with small, loop(b, end, 1, start) as first:
             b.put(x.load(first, 0), out, first)
-        with large, loop_by(b, start, end, size) as run:
-            with loop_by(b, run, b.add(run, size), b.shl(c(1), near)) as part:
+        with large, loop(b, end, size, start) as run:
+            with loop(b, b.add(run, size), b.shl(c(1), near), run) as part:
                 with loop(b, b.shl(c(1), near), 16) as i:
                     place = b.add(part, i)
                     b.put(_within(b, x.load(place, 16), 16), out, place)
-                b.call(walks, [at(b, out, b.mul(part, c(4))), c(NEAR), near])
-            b.call(walks, [at(b, out, b.mul(run, c(4))), near, bits])
+                _walks(b, at(b, out, b.mul(part, c(4))), c(NEAR), near)
+            _walks(b, at(b, out, b.mul(run, c(4))), near, bits)
             with loop(b, size, 16) as i:
                 place = b.add(run, i)
                 b.put(b.fmul(b.get(out, F32, place, 16), b.splat(factor, 16)), out, place)
-    with b.if_then(b.icmp_signed("<", bits, c(NEAR))), loop_by(b, start, end, size) as run:
-        b.call(few, [at(b, out, b.mul(run, c(4))), size])
+    with b.if_then(b.icmp_signed("<", bits, c(NEAR))), loop(b, end, size, start) as run:
+        _few(b, at(b, out, b.mul(run, c(4))), size)
         with loop(b, size) as i:
             place = b.add(run, i)
             b.put(b.fmul(b.get(out, F32, place), factor), out, place)
-
-
-@contextmanager
-def loop_by(b: Builder, start: ir.Value, stop: ir.Value, step: Any) -> Iterator[ir.Value]:
-    """A loop whose body the `with` builds, for start, start + step, ... below stop."""
-    index = Variable(b, start)
-    with repeat_while(b, lambda: b.icmp_signed("<", index.get(), stop)):
-        yield index.get()
-        index.set(b.add(index.get(), step))
 
 
 def sum_by(
@@ -272,16 +234,16 @@ def sum_by(
         b.put(b.select(finite, total, number(F32, float("nan"))), out, k)
 
 
-def _keys(b: Builder, printer: Any, seed: ir.Value, draw: int, upper: ir.Value) -> ir.Value:
+def _keys(printer: Printer, seed: ir.Value, draw: int, upper: ir.Value) -> ir.Value:
     """The keys of a draw."""
     words = [seed, printer.given["step"], printer.row["tensor"], c(draw & draws.MASK), upper]
-    return b.call(printer.helpers.keys, words)
+    return ins.draw_keys(printer.b, *words)
 
 
-def drawn(b: Builder, printer: Any, count: ir.Value, out: ir.Value) -> None:
+def drawn(printer: Printer, count: ir.Value, out: ir.Value) -> None:
     """out, int32: `count` positions, the same on all ranks; see shared_draws.positions."""
-    n = printer.row["n"]
-    keys = _keys(b, printer, c(0), shared.DRAWN, printer.row["first"])
+    b, n = printer.b, printer.row["n"]
+    keys = _keys(printer, c(0), shared.DRAWN, printer.row["first"])
     begin = ins.traced(draws.circle_start)(b, keys, n)
 
     def position(j: ir.Value) -> ir.Value:
@@ -303,12 +265,10 @@ def drawn(b: Builder, printer: Any, count: ir.Value, out: ir.Value) -> None:
             b.put(b.trunc(b.sub(position(j), shift), I32), out, place)
 
 
-def chosen(
-    b: Builder, printer: Any, chances: Source, draw: int, most: ir.Value, out: ir.Value
-) -> None:
+def chosen(printer: Printer, chances: Source, draw: int, most: ir.Value, out: ir.Value) -> None:
     """out [most], int32: positions by systematic sampling, then -1; see matrices.chosen."""
-    first = printer.row["first"]
-    keys = _keys(b, printer, printer.given["seed"], draw, b.lshr(first, c(32)))
+    b, first = printer.b, printer.row["first"]
+    keys = _keys(printer, printer.given["seed"], draw, b.lshr(first, c(32)))
     u = wide(b, ins.traced(draws.uniform_of)(b, first, keys))
     with loop(b, most) as j:
         b.put(number(I32, -1), out, j)

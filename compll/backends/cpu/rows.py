@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import I32, I64, Builder, Variable, c, loop, number
+from compll.backends.cpu.builder import Builder, Variable, loop
 from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.instructions import ROWS
 from compll.backends.cpu.nontemporal_stores import zero
 from compll.backends.cpu.products import least_of
 from compll.backends.cpu.sources import Source
+from compll.backends.cpu.types import I32, I64, c, number
 
 #: elements of a vector; a row's keys are padded to a multiple of this
 MANY = 64

@@ -5,43 +5,19 @@ See gap_stream.py for arguments and results of these functions; here `count` cou
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
-from compll.backends.cpu.builder import (
-    I1,
-    I8,
-    I16,
-    I64,
-    PTR,
-    Builder,
-    Variable,
-    at,
-    c,
-    loop,
-    number,
-    repeat_while,
-)
+from compll.backends.cpu.builder import Builder, Cursor, Variable, at, loop, repeat_while, routine
+from compll.backends.cpu.types import I1, I8, I16, I64, PTR, c, number
 
 ONES, FIRST, LONGEST = 121, 243, 14
 CHUNK = 16
 
 
-def store(helpers: Any) -> ir.Value:
-    """The function store_runs(data, count, n, out): shortens `count` bytes of trits; the address
-    behind them."""
-    return helpers.get("store_runs", I64, [PTR, I64, I64, PTR], _store)
-
-
-def load(helpers: Any) -> ir.Value:
-    """The function load_runs(data, end, count, n, out): 1 if the data stand for `count` bytes of
-    trits, else 0."""
-    return helpers.get("load_runs", I64, [PTR, PTR, I64, I64, PTR], _load)
-
-
-def _store(b: Builder, data: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value) -> ir.Value:
-    end, run = Variable(b, b.ptrtoint(out, I64)), Variable(b, c(0))
+@routine(I64, PTR, I64, I64, PTR)
+def store(b: Builder, data: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value) -> ir.Value:
+    """Shorten `count` bytes of trits; the address behind them."""
+    end, run = Cursor(b, out), Variable(b, c(0))
     few = b.and_(b.sub(count, c(2 * CHUNK)), c(-CHUNK))  # only the last is written past its end
     few = b.select(b.icmp_signed(">", few, c(0)), few, c(0))
     with loop(b, few, CHUNK) as i:
@@ -58,21 +34,21 @@ def _code(b: Builder, run: ir.Value) -> ir.Value:
     return b.select(b.icmp_unsigned("==", run, c(1)), number(I8, ONES), longer)
 
 
-def _store_byte(b: Builder, byte: ir.Value, end: Variable, run: Variable) -> None:
+def _store_byte(b: Builder, byte: ir.Value, end: Cursor, run: Variable) -> None:
     """Store a byte without a branch: the byte for the run so far is written, and overwritten as the
     run grows."""
     is_one = b.icmp_unsigned("==", byte, number(I8, ONES))
     before, longer = run.get(), b.add(run.get(), c(1))
     some = b.zext(b.icmp_unsigned("!=", before, c(0)), I64)
-    to = b.add(end.get(), b.select(is_one, c(0), some))
-    b.store(b.select(is_one, _code(b, longer), byte), b.inttoptr(to, PTR))
+    end.advance(b.select(is_one, c(0), some))
+    end.store(b.select(is_one, _code(b, longer), byte))
     full = b.icmp_unsigned("==", longer, c(LONGEST))
     done = b.or_(b.not_(is_one), full)
-    end.set(b.add(to, b.zext(done, I64)))
+    end.advance(b.zext(done, I64))
     run.set(b.select(done, c(0), longer))
 
 
-def _store_chunk(b: Builder, place: ir.Value, end: Variable, run: Variable) -> None:
+def _store_chunk(b: Builder, place: ir.Value, end: Cursor, run: Variable) -> None:
     """Store CHUNK bytes. Only those that are not ones are handled one by one."""
     bytes_ = b.load(place, typ=ir.VectorType(I8, CHUNK), align=1)
     others = b.icmp_unsigned("!=", bytes_, ir.Constant(bytes_.type, [ONES] * CHUNK))
@@ -84,30 +60,31 @@ def _store_chunk(b: Builder, place: ir.Value, end: Variable, run: Variable) -> N
         run.set(b.add(run.get(), b.sub(here, first.get())))
         _end_runs(b, end, run)
         rest = run.get()
-        b.store(_code(b, rest), b.inttoptr(end.get(), PTR))
-        to = b.add(end.get(), b.zext(b.icmp_unsigned("!=", rest, c(0)), I64))
-        b.store(b.load(at(b, place, here), typ=I8), b.inttoptr(to, PTR))
-        end.set(b.add(to, c(1)))
+        end.store(_code(b, rest))
+        end.advance(b.zext(b.icmp_unsigned("!=", rest, c(0)), I64))
+        end.store(b.load(at(b, place, here), typ=I8))
+        end.advance(c(1))
         run.set(c(0))
         first.set(b.add(here, c(1)))
     run.set(b.add(run.get(), b.sub(c(CHUNK), first.get())))
     _end_runs(b, end, run)
-    b.store(_code(b, run.get()), b.inttoptr(end.get(), PTR))
+    end.store(_code(b, run.get()))
 
 
-def _end_runs(b: Builder, end: Variable, run: Variable) -> None:
+def _end_runs(b: Builder, end: Cursor, run: Variable) -> None:
     """Write the bytes for complete runs of the longest length, at most two."""
-    b.store(number(I16, 0xFFFF), b.inttoptr(end.get(), PTR), align=1)
+    end.store(number(I16, 0xFFFF))
     full = b.zext(b.icmp_unsigned(">=", run.get(), c(LONGEST)), I64)
     full = b.add(full, b.zext(b.icmp_unsigned(">=", run.get(), c(2 * LONGEST)), I64))
-    end.set(b.add(end.get(), full))
+    end.advance(full)
     run.set(b.sub(run.get(), b.mul(full, c(LONGEST))))
 
 
-def _load(
+@routine(I64, PTR, PTR, I64, I64, PTR)
+def load(
     b: Builder, data: ir.Value, stop: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value
 ) -> ir.Value:
-    """Load all bytes. A byte is written as a whole vector; the next one overwrites the surplus."""
+    """1 if the data up to `stop` stand for `count` bytes of trits, else 0. A byte is written as a whole vector; the next one overwrites the surplus."""
     length = b.sub(b.ptrtoint(stop, I64), b.ptrtoint(data, I64))
     done = Variable(b, c(0))
     too_many = b.add(count, c(1))

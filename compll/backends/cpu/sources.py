@@ -6,22 +6,13 @@ the products.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.builder import (
-    F64,
-    KINDS,
-    Builder,
-    Variable,
-    at,
-    c,
-    lanes,
-    number,
-)
+from compll.backends.cpu.builder import Builder, Variable, at
+from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.storages import item_bytes, load_as
+from compll.backends.cpu.types import F64, KINDS, c, lanes, number
 from compll.backends.cpu.walk_params import array_of
 from compll.ir.module import Field
 from compll.ir.tile import Value, View
@@ -38,10 +29,10 @@ def wide(b: Builder, x: ir.Value) -> ir.Value:
 
 
 class Source:
-    """The lanes of a view, in the kernel that `printer` (a Printer) builds. made: lanes that are
+    """The lanes of a view, in the kernel that the printer builds. made: lanes that are
     computed already, by their values."""
 
-    def __init__(self, printer: Any, view: View) -> None:
+    def __init__(self, printer: Printer, view: View) -> None:
         self.printer, self.b, self.view = printer, printer.b, view
         self.kind = KINDS[view.value.kind]
         matrix = view.matrix
@@ -56,7 +47,7 @@ class Source:
         self.valid = n if view.ends else self.size
         if view.turned:  # the rows in memory
             self.rows, self.cols = self.cols, self.rows
-        for v in pieces(view.value):
+        for v in values_of_piece(view.value):
             printer.value(v)  # before any loop
 
     def load(
@@ -65,7 +56,7 @@ class Source:
         """Elements from `index` on; 0 lanes: a single one."""
         return evaluated(self.printer, self.view.value, index, count, dict(made or {}))
 
-    def place(self, row: Any, column: ir.Value) -> ir.Value:
+    def place(self, row: ir.Value, column: ir.Value) -> ir.Value:
         """Index of an element of the matrix."""
         row, column = (column, row) if self.view.turned else (row, column)
         return self.b.add(self.b.mul(row, self.cols), column)
@@ -81,7 +72,7 @@ class Source:
         return found.get()
 
 
-def pieces(value: Value) -> list[Value]:
+def values_of_piece(value: Value) -> list[Value]:
     """The piece's values in an expression of lanes."""
     found, stack = [], [value]
     while stack:
@@ -94,7 +85,7 @@ def pieces(value: Value) -> list[Value]:
 
 
 def evaluated(
-    printer: Any, v: Value, index: ir.Value, count: int, known: dict[int, ir.Value]
+    printer: Printer, v: Value, index: ir.Value, count: int, known: dict[int, ir.Value]
 ) -> ir.Value:
     """Lanes of a value from `index` on: loads, and expressions of loads."""
     b = printer.b

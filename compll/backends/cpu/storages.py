@@ -5,8 +5,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.builder import F32, I8, I16, I32, I64, Builder, const, lanes, number
+from compll.backends.cpu.builder import Builder
 from compll.backends.cpu.processor import FEATURES
+from compll.backends.cpu.types import F32, I8, I16, I32, I64, const, lanes, number
 from compll.ir.module import Field
 from compll.numerics.bits import FORMATS, INFINITE
 

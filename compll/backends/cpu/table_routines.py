@@ -6,27 +6,13 @@ which halves hold the wanted keys, and only keys with these halves are sorted.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import (
-    F32,
-    I1,
-    I8,
-    I32,
-    I64,
-    PTR,
-    VOID,
-    Builder,
-    Variable,
-    at,
-    c,
-    loop,
-    number,
-    repeat_while,
-)
+from compll.backends.cpu.builder import Builder, Routine, Variable, at, loop, repeat_while, routine
 from compll.backends.cpu.instructions import ROWS
+from compll.backends.cpu.types import F32, I1, I8, I32, I64, PTR, VOID, c, number
 
 #: elements from which counting pays
 MANY = 1 << 16
@@ -43,9 +29,8 @@ def count_one(b: Builder, counts: ir.Value, index: ir.Value) -> None:
 # quantiles
 
 
-def quantiles(helpers: Any, parts: int) -> ir.Value:
-    """The function quantiles(keys, n, some, other, table): the parts - 1 numbers, from int32 keys
-    of n elements.
+def quantiles(parts: int) -> Routine:
+    """The routine that fills table with parts - 1 numbers, from int32 keys of n elements.
 
     some, other: int32 arrays of the same length as the keys.
     """
@@ -60,12 +45,12 @@ def quantiles(helpers: Any, parts: int) -> ir.Value:
         with b.if_then(b.icmp_signed(">=", n, c(MANY))):
             count.set(_near(b, keys, n, some, other, places, parts))
             array.set(some)
-        b.call(_ascending(helpers), [array.get(), other, count.get()])
+        sort(b, array.get(), other, count.get())
         with loop(b, c(parts - 1)) as j:
             found = b.get(array.get(), I32, b.get(places, I64, j))
             b.put(ROWS["from_key"](b, found), table, j)
 
-    return helpers.get(f"quantiles{parts}", VOID, [PTR, I64, PTR, PTR, PTR], body)
+    return Routine(f"quantiles{parts}", VOID, [PTR, I64, PTR, PTR, PTR], body)
 
 
 def _half(b: Builder, key: ir.Value) -> ir.Value:
@@ -115,12 +100,9 @@ def _near(
     return count.get()
 
 
-def _ascending(helpers: Any) -> ir.Value:
-    """The function ascending(keys, other, count): sorts int32 keys, by their bytes."""
-    return helpers.get("ascending", VOID, [PTR, PTR, I64], _sort)
-
-
-def _sort(b: Builder, keys: ir.Value, other: ir.Value, count: ir.Value) -> None:
+@routine(VOID, PTR, PTR, I64)
+def sort(b: Builder, keys: ir.Value, other: ir.Value, count: ir.Value) -> None:
+    """Sort int32 keys, by their bytes."""
     starts = b.room(I32, 256)
     source, target = keys, other
     for shift in (0, 8, 16, 24):
@@ -157,12 +139,10 @@ def _padded(edges: int) -> int:
     return 2 * (1 << edges.bit_length())
 
 
-def buckets(helpers: Any, edges: int) -> ir.Value:
-    """The function buckets(table, out): writes the steps of a search; a start for each value of a
+def buckets(edges: int) -> Routine:
+    """The routine buckets(table, out): writes the steps of a search; a start for each value of a
     key's upper bits; the edges' keys."""
-    return helpers.get(
-        f"buckets{edges}", VOID, [PTR, PTR], lambda b, table, out: _prepare(b, table, out, edges)
-    )
+    return Routine(f"buckets{edges}", VOID, [PTR, PTR], partial(_prepare, edges=edges))
 
 
 def _prepare(b: Builder, table: ir.Value, out: ir.Value, edges: int) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import I8, I16, I32, I64, Builder, at, loop, number
+from compll.backends.cpu.builder import Builder, at, loop
+from compll.backends.cpu.types import I8, I16, I32, I64, number
 
 DIGITS, ONES = 5, 121
 CHUNK = 16

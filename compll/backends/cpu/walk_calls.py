@@ -2,59 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import (
-    F32,
-    F64,
-    I8,
-    I32,
-    I64,
-    PTR,
-    VOID,
-    Builder,
-    Variable,
-    loop,
-    number,
-)
-from compll.backends.cpu.instructions import ROWS
-from compll.backends.cpu.lane_folds import LEAST, MOST
+from compll.backends.cpu.builder import Builder, Variable, loop, routine
 from compll.backends.cpu.last_tile import LastTile
 from compll.backends.cpu.nontemporal_stores import gains, large
+from compll.backends.cpu.printer import TOTALS, Printer
 from compll.backends.cpu.storages import item_bytes
+from compll.backends.cpu.types import F64, I8, PTR, VOID, c, number
 from compll.backends.cpu.walk_params import Arrays, given, signature_of, store_name, streamed
 from compll.backends.cpu.walks import WalkPrinter
 from compll.ir.tile import Value, Walk
 from compll.numerics.numbers import LANES
-
-#: totals of folds over the tiles, by fold: type, number of accumulators (lanes, from 0), and start
-#: value
-TOTALS: dict[str, tuple[ir.Value, int, float]] = {
-    "sum": (F64, LANES, 0.0), "count": (I64, 1, 0), "max": (I32, 1, LEAST), "min": (I32, 1, MOST),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class WalkFunction:
     """A function, which other walks may share, and the arguments of this walk."""
 
-    function: Any
+    function: ir.Function
     needs: Arrays
     matrix: bool
 
 
 class WalkCalls:
-    """The walks of the kernel that `printer` (a Printer) builds."""
+    """Walks of the kernel that the printer builds."""
 
-    def __init__(self, printer: Any) -> None:
+    def __init__(self, printer: Printer, walks: list[Walk]) -> None:
         self.printer = printer
         self.printed: dict[str, list[WalkPrinter]] = {}
-        usual = [w for w in printer.kernel.walks if id(w) not in printer.routines.fused]
-        self.functions = {id(w): self.printed_as(w) for w in usual}
-        self.totals: dict[int, ir.Value] = {}
+        self.functions = {id(w): self.printed_as(w) for w in walks}
 
     def printed_as(self, walk: Walk) -> list[WalkFunction]:
         """The functions of a walk: with usual stores, and with stores that bypass the cache if that
@@ -74,7 +54,7 @@ class WalkCalls:
         p = self.printer
         name = f"{p.kernel.name}_walk{len(self.printed)}{'_past' * past}"
         found = WalkPrinter(p.module, name, walk, p.tile, past)
-        found.emit(p.helpers.keys if found.draws else None)
+        found.emit()
         return found
 
     @property
@@ -91,9 +71,9 @@ class WalkCalls:
         for one in (v.attr for v in walk.spreads):
             array = f"{one.shape} {one.name}" if one.expr is None else f"in {one.name}"
             p.pointers[f"spread {one.name}"] = p.pointers[array]
-            p.pointers[f"count spread {one.name}"] = Variable(b, number(I64, 0)).place
+            p.pointers[f"count spread {one.name}"] = Variable(b, c(0)).place
         pieces = [p.value(v) for v in usual.needs.pieces]
-        full, rest = (how(n, number(I64, p.tile)) for how in (b.udiv, b.urem))
+        full, rest = (how(n, c(p.tile)) for how in (b.udiv, b.urem))
         if past:
             arrays = {store_name(s): item_bytes(s.field) for s in streamed(walk)}
             places = [(p.pointers[name], p.bytes(n, size)) for name, size in arrays.items()]
@@ -104,25 +84,47 @@ class WalkCalls:
                     self.call(usual, p.pointers, pieces, full)
         else:
             self.call(usual, p.pointers, pieces, full)
-        with b.if_then(b.icmp_unsigned("!=", rest, number(I64, 0))):
-            LastTile(p, full, rest).walk(usual, walk, pieces)
+        with b.if_then(b.icmp_unsigned("!=", rest, c(0))):
+            self.last(usual, walk, pieces, full, rest)
         for f in walk.folds:
             if f.attr == "sum":
-                b.call(p.helpers.get("folded", VOID, [PTR], _folded), [self.totals[id(f)]])
+                _fold(b, p.totals[id(f)])
+
+    def open_counts(self, selection: str, limit: ir.Value) -> None:
+        """Reset a selection's counts: nothing is compacted, and `limit` elements may be."""
+        for i, value in enumerate((c(0), limit)):
+            self.printer.b.put(value, self.printer.counts[selection], c(i))
+
+    def know(self, walk: Walk, but: Sequence[Value]) -> None:
+        """Compute the values of the piece that a walk needs, except some that are set for each run:
+        within branches and loops they would not dominate later uses."""
+        for v in self.functions[id(walk)][0].needs.pieces:
+            if v not in but:
+                self.printer.value(v)
+
+    def last(
+        self, one: WalkFunction, walk: Walk, pieces: list[ir.Value], full: ir.Value, rest: ir.Value
+    ) -> None:
+        """Walk over a copy of the last tile, of `rest` elements, as over a full one."""
+        tile = LastTile(self.printer, full, rest)
+        pointers, copies = tile.copied(one.needs.arrays, walk)
+        self.call(one, pointers, pieces, c(1), rest, full)
+        for copied in copies:
+            tile.copy_out(*copied)
 
     def call(
         self, one: WalkFunction, pointers: ir.Value, pieces: list[ir.Value], count: ir.Value, m: ir.Value = None,
-        done: ir.Value | None = None,
+        done: ir.Value | None = None
     ) -> None:  # fmt: skip
         """Call a walk's function for `count` tiles of m elements, after `done` others."""
         p, b = self.printer, self.printer.b
-        first = number(I64, 0) if one.matrix else p.row["first"]
-        done = number(I64, 0) if done is None else done
+        first = c(0) if one.matrix else p.row["first"]
+        done = c(0) if done is None else done
         names = one.needs.arrays
         arrays = [pointers.get(n) or pointers[n.removeprefix("at ")] for n in names]
-        sums = [self.totals[id(v)] for v in one.needs.sums]
+        sums = [p.totals[id(v)] for v in one.needs.sums]
         numbers = {
-            "count": count, "m": number(I64, p.tile) if m is None else m, "done": done,
+            "count": count, "m": c(p.tile) if m is None else m, "done": done,
             "first": b.add(first, p.bytes(done, p.tile)),
             "back": b.icmp_unsigned("!=", p.given["back"], number(I8, 0)),
             "seed": p.given["seed"], "step": p.given["step"], "tensor": p.row["tensor"],
@@ -133,9 +135,10 @@ class WalkCalls:
         """Reset the accumulators of a fold."""
         b = self.printer.b
         kind, count, start = TOTALS[f.attr]
-        room = self.totals[id(f)] = self.totals.get(id(f)) or b.room(kind, count)
+        totals = self.printer.totals
+        room = totals[id(f)] = totals.get(id(f)) or b.room(kind, count)
         if count > 1:
-            b.clear(room, number(I64, 8 * count))
+            b.clear(room, c(8 * count))
         else:
             b.store(number(kind, start), room)
 
@@ -143,27 +146,16 @@ class WalkCalls:
         """Set a total to 0, for a walk that may be skipped."""
         b = self.printer.b
         kind, count, _ = TOTALS[f.attr]
-        room = self.totals[id(f)] = b.room(kind, count)
+        room = self.printer.totals[id(f)] = b.room(kind, count)
         b.store(number(kind, 0), room)
 
-    def total(self, v: Value) -> ir.Value:
-        """The total of a fold over all tiles."""
-        b = self.printer.b
-        (f,) = v.args
-        found = b.load(self.totals[id(f)], typ=TOTALS[f.attr][0])
-        if f.attr == "count":
-            return b.sitofp(found, F64)
-        if f.attr == "sum" or v.kind == "i32":
-            return found
-        nothing = b.icmp_signed("==", found, number(I32, TOTALS[f.attr][2]))
-        return b.fpext(b.select(nothing, number(F32, 0.0), ROWS["from_key"](b, found)), F64)
 
-
-def _folded(b: Builder, room: ir.Value) -> None:
+@routine(VOID, PTR)
+def _fold(b: Builder, room: ir.Value) -> None:
     """Sum the lanes, by halves, into the first."""
     half = LANES // 2
     while half:
-        with loop(b, number(I64, half)) as lane:
-            low, high = (b.get(room, F64, i) for i in (lane, b.add(lane, number(I64, half))))
+        with loop(b, c(half)) as lane:
+            low, high = (b.get(room, F64, i) for i in (lane, b.add(lane, c(half))))
             b.put(b.fadd(low, high), room, lane)
         half //= 2

@@ -9,24 +9,12 @@ from __future__ import annotations
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.builder import (
-    F32,
-    I1,
-    I32,
-    I64,
-    KINDS,
-    PTR,
-    VOID,
-    Builder,
-    Variable,
-    at,
-    loop,
-    number,
-)
+from compll.backends.cpu.builder import Builder, Variable, at, loop
 from compll.backends.cpu.compaction import Compaction
 from compll.backends.cpu.lanes import Lanes
 from compll.backends.cpu.storages import item_bytes, load_as, stored_as
 from compll.backends.cpu.trit_tiles import Tiles
+from compll.backends.cpu.types import F32, I1, I32, I64, KINDS, PTR, VOID, number
 from compll.backends.cpu.walk_params import array_of, given, store_name, trit_arrays
 from compll.ir.module import Field
 from compll.ir.tile import Compact, Value, Walk, order_inside
@@ -76,8 +64,8 @@ class WalkPrinter:
         self.level = 3 if len(arrays) == 1 else 2
         self.written: set[int] = set()
 
-    def emit(self, keys: ir.Value) -> None:
-        """Build the function's body. keys: the function that computes keys of draws."""
+    def emit(self) -> None:
+        """Build the function's body."""
         b = self.b
         slots = {d: [Variable(b, number(I32, 0)) for _ in range(2)] for d in self.draws}
         high = Variable(b, number(I64, -1))
@@ -88,7 +76,7 @@ class WalkPrinter:
             self.t, self.local = t, dict(self.known)
             self.element = b.add(self.numbers["first"], b.mul(t, number(I64, self.tile)))
             if self.draws:
-                self.rekey(keys, slots, high)
+                self.rekey(slots, high)
             self.counters = {d: self.counter(*slots[d]) for d in self.draws}
             self.asked.clear()
             self.written.clear()
@@ -113,7 +101,7 @@ class WalkPrinter:
 
     # values of a tile
 
-    def rekey(self, keys: ir.Value, slots: dict[int, ir.Value], high: ir.Value) -> None:
+    def rekey(self, slots: dict[int, ir.Value], high: ir.Value) -> None:
         """Compute the draws' keys again when the upper half of the element's number changes."""
         b = self.b
         upper = b.lshr(self.element, number(I64, 32))
@@ -123,7 +111,7 @@ class WalkPrinter:
                 words = [self.numbers[n] for n in ("seed", "step", "tensor")]
                 if draw < 0:  # the same on all ranks
                     words[0] = number(I64, 0)
-                found = b.call(keys, [*words, number(I64, draw & draws.MASK), upper])
+                found = ins.draw_keys(b, *words, number(I64, draw & draws.MASK), upper)
                 first.set(b.trunc(b.lshr(found, number(I64, 32)), I32))
                 second.set(b.trunc(found, I32))
 

@@ -1,46 +1,33 @@
-"""The k-th largest of a piece's order keys, without an array of all of them.
-
-A sample gives a lower bound, and one walk compacts the keys above it. The answer is found among
-these, digit by digit. If the bound is too high, all keys are searched.
-"""
+"""Searches of a piece: the k-th largest, thresholds by counts, quantiles."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import (
-    F64,
-    I16,
-    I32,
-    I64,
-    PTR,
-    Builder,
-    Variable,
-    c,
-    loop,
-    number,
-)
-from compll.backends.cpu.instructions import traced
+from compll.backends.cpu import table_routines
+from compll.backends.cpu.builder import Builder, Variable, loop, repeat_while, routine
+from compll.backends.cpu.instructions import draw_keys, numbers, traced
 from compll.backends.cpu.last_tile import where
+from compll.backends.cpu.printer import Printer
+from compll.backends.cpu.types import F32, F64, I16, I32, I64, PTR, c, number
+from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.tile import Search
 from compll.numerics import draws
+from compll.numerics.tries import Tries
 
 #: elements of the sample; bits of a digit
 SAMPLE, DIGIT = 4096, 8
 LOWEST = -(2**31)
 
 
-def by_digits(helpers: Any) -> ir.Value:
-    """The function kth(keys, count, k): the k-th largest of int32 keys, and above it the number of
-    larger ones."""
-    return helpers.get("kth", I64, [PTR, I64, I64], _by_digits)
+@routine(I64, PTR, I64, I64)
+def kth(b: Builder, keys: ir.Value, count: ir.Value, k: ir.Value) -> ir.Value:
+    """The k-th largest of int32 keys, and above it the number of larger ones.
 
-
-def _by_digits(b: Builder, keys: ir.Value, count: ir.Value, k: ir.Value) -> ir.Value:
-    """Search digit by digit from the highest, counting each digit's occurrences below the known
-    ones."""
+    Searches digit by digit from the highest, counting each digit's occurrences below the known ones.
+    """
     bins = 1 << DIGIT
     histogram = b.room(I64, bins)
     prefix: ir.Value = number(I32, 0)
@@ -75,23 +62,25 @@ def _found(
 
 
 class KthLargestSearch:
-    """Emits a search for the k-th largest within a kernel's loop over pieces, which `printer` (a Printer) builds."""
+    """A search for the k-th largest of a piece's order keys, without an array of all of them.
 
-    def __init__(self, printer: Any, step: Search) -> None:
-        self.printer, self.b, self.step = printer, printer.b, step
+    A sample gives a lower bound, and one walk compacts the keys above it. The answer is found among
+    these, digit by digit. If the bound is too high, all keys are searched.
+    """
+
+    def __init__(self, printer: Printer, walks: WalkCalls, step: Search) -> None:
+        self.printer, self.walks, self.b, self.step = printer, walks, printer.b, step
         (one,) = step.walk.compacts
         ((field, _),) = one.parts
         self.keys = printer.pointers[f"kept {field.name}"]
         self.name = one.selection
-        self.select = by_digits(printer.helpers)
 
     def emit(self) -> None:
         """Compute the step's two values."""
         b, p, step = self.b, self.printer, self.step
         k, n = p.value(step.numbers[0]), self.elements()
         p.local[id(step.chosen[0])] = number(I32, LOWEST)
-        for v in p.calls.functions[id(step.walk)][0].needs.pieces:
-            p.value(v)  # before branches: values within them would not dominate later uses
+        self.walks.know(step.walk, step.chosen)
         keys = self.keys
         if step.sample is None:
             self.all(k)
@@ -104,13 +93,13 @@ class KthLargestSearch:
         else:
             count = p.value(step.sample)
             self.sample(count, self.key())
-        both = b.call(self.select, [keys, count, k])
+        both = kth(b, keys, count, k)
         b.store(b.trunc(both, I32), p.made(step.made[0]))
         b.store(b.lshr(both, c(32)), p.made(step.made[1]))
 
     def elements(self) -> ir.Value:
         """Number of elements that have keys."""
-        return self.printer.payload.kept(self.step.walk.of)
+        return self.printer.kept(self.step.walk.of)
 
     def all(self, k: ir.Value) -> None:
         """Collect all keys that can be the k-th largest."""
@@ -138,9 +127,9 @@ class KthLargestSearch:
     def collect(self, least: ir.Value, n: ir.Value) -> None:
         """Collect the keys of n elements that are at least `least`."""
         p = self.printer
-        p.open_counts(self.name, c(0))
+        self.walks.open_counts(self.name, c(0))
         p.local[id(self.step.chosen[0])] = number(I32, least) if isinstance(least, int) else least
-        p.calls.run(self.step.walk, n)
+        self.walks.run(self.step.walk, n)
 
     def bracket(self, wanted: ir.Value) -> ir.Value:
         """A key that is most likely below the k-th largest, from a sample."""
@@ -149,7 +138,7 @@ class KthLargestSearch:
         rank = b.udiv(b.mul(wanted, size), self.elements())
         rank = self.generous(rank, 4)
         rank = b.select(b.icmp_signed("<", rank, size), rank, size)
-        return b.trunc(b.call(self.select, [self.keys, size, rank]), I32)
+        return b.trunc(kth(b, self.keys, size, rank), I32)
 
     # samples
 
@@ -157,7 +146,7 @@ class KthLargestSearch:
         """The key of the draws that choose a spec's own sample (see sample_positions)."""
         b, p = self.b, self.printer
         words = [p.given["seed"], p.given["step"], p.row["tensor"], c(-1), c(0)]
-        return b.trunc(b.lshr(b.call(p.helpers.keys, words), c(32)), I32)
+        return b.trunc(b.lshr(draw_keys(b, *words), c(32)), I32)
 
     def sample(self, count: ir.Value, key: ir.Value) -> None:
         """Collect the keys of `count` elements, one from each of `count` equal stretches."""
@@ -192,3 +181,39 @@ class KthLargestSearch:
             for name, (place, size) in inputs.items():
                 found = b.get(place, {2: I16, 4: I32}[size], i)
                 b.put(found, self.printer.pointers[f"kept sample of {name}"], j)
+
+
+def threshold_search(printer: Printer, walks: WalkCalls, step: Search) -> None:
+    """adjust or bisect: walk until a count fits; see [Note: tries] in numerics/tries.py."""
+    p, b, (low, high, left) = printer, printer.b, range(3)
+    rule = Tries(step.how, numbers(b, *map(p.value, step.numbers)))
+    walks.know(step.walk, step.chosen)
+    state = [Variable(b, x.value) for x in rule.begin()]
+    with repeat_while(b, lambda: b.fcmp_ordered(">=", state[left].get(), number(F64, 0))):
+        now = numbers(b, *(one.get() for one in state))
+        for v, t in zip(step.chosen, rule.tree(now[low], now[high]), strict=True):
+            p.local[id(v)] = b.fptrunc(t.value, F32)
+        walks.run(step.walk, p.row["n"])
+        totals = [b.load(p.totals[id(f)], typ=I64) for f in step.walk.folds]
+        counts = numbers(b, *(b.sitofp(total, F64) for total in totals))
+        found = [x.value for x in rule.decide(now, counts)]
+        for v, value in zip(step.made, found[:2], strict=True):
+            b.store(value, p.made(v))
+        for one, value in zip(state, found[2:], strict=True):
+            one.set(value)
+
+
+def quantiles(printer: Printer, walks: WalkCalls, step: Search) -> None:
+    """Walk over the elements for their keys, and find the quantiles in them."""
+    walks.run(step.walk, printer.kept(step.walk.of))
+    keys, some, other = (printer.pointers[f"{f.shape} {f.name}"] for f in step.arrays)
+    table = printer.value(step.made[0])
+    table_routines.quantiles(step.attr)(printer.b, keys, printer.row["n"], some, other, table)
+
+
+SEARCHES: dict[str, Callable[[Printer, WalkCalls, Search], None]] = {
+    "kth_largest": lambda *given: KthLargestSearch(*given).emit(),
+    "adjust": threshold_search,
+    "bisect": threshold_search,
+    "quantiles": quantiles,
+}

@@ -1,18 +1,28 @@
-"""Kernels keep denormal numbers, whatever their caller's thread does with them."""
+"""Exported functions: they keep denormal numbers, whatever their caller's thread does with them."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import I32, I64, PTR, VOID, Builder, number
+from compll.backends.cpu.builder import Builder
+from compll.backends.cpu.types import I32, I64, PTR, VOID, number
 
 #: bits of the control register that flush denormal numbers: results and operands of x86; ARM's FZ
 FLUSH = {"x86_64": 0x8040, "aarch64": 1 << 24}
+
+
+def export(module: ir.Module, name: str, body: ir.Function) -> None:
+    """A function that calls a kernel's body with denormal numbers kept: otherwise payloads would
+    differ."""
+    function = ir.Function(module, body.function_type, name)
+    b = Builder(function.append_basic_block("entry"))
+    with kept(b):
+        b.call(body, function.args, attrs=("noinline",))
+    b.ret_void()
 
 
 @contextmanager
@@ -36,7 +46,7 @@ def _on_x86(b: Builder) -> tuple[ir.Value, ir.Value]:
     b.call(b.module.declare_intrinsic("llvm.x86.sse.stmxcsr", (), kind), [place])
     load = b.module.declare_intrinsic("llvm.x86.sse.ldmxcsr", (), kind)
 
-    def write(value: Any) -> None:
+    def write(value: ir.Value) -> None:
         b.store(value, place)
         b.call(load, [place])
 

@@ -1,0 +1,209 @@
+"""Tile programs as LLVM IR: a function over a batch's pieces, which calls one for each walk.
+
+A last, shorter tile is copied to scratch memory and padded with zeros, walked over as a full one,
+and its results are copied back; its packed codes are laid out differently (see [Note: packing] in
+layout.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from llvmlite import ir
+
+from compll.backends.cpu import calls
+from compll.backends.cpu import instructions as ins
+from compll.backends.cpu.builder import at, loop
+from compll.backends.cpu.exports import export
+from compll.backends.cpu.nontemporal_stores import zero
+from compll.backends.cpu.printer import COLUMNS, Printer
+from compll.backends.cpu.searches import SEARCHES
+from compll.backends.cpu.storages import finite_or, stored_as
+from compll.backends.cpu.streams import ascending, stream
+from compll.backends.cpu.types import F32, F64, I1, I32, I64, KINDS, c, number
+from compll.backends.cpu.walk_calls import WalkCalls
+from compll.ir.layout import header
+from compll.ir.tile import Ascending, Call, Kernel, Op, Search, Store, Stream, Walk, When
+
+
+def module_text(name: str, kernels: Sequence[Kernel]) -> str:
+    """The LLVM IR of a module's kernels."""
+    module = ir.Module(name)
+    for kernel in kernels:
+        KernelPrinter(module, kernel).emit()
+    return str(module)
+
+
+class KernelPrinter:
+    """Prints one kernel: a loop over pieces, and a piece's steps in order."""
+
+    def __init__(self, module: ir.Module, kernel: Kernel) -> None:
+        self.kernel, self.printer = kernel, Printer(module, kernel)
+        self.b = self.printer.b
+        #: calls of products whose elements a walk computes where it stores them, by the walk's id
+        self.fused = calls.fused(kernel)
+        usual = [w for w in kernel.walks if id(w) not in self.fused]
+        self.walks = WalkCalls(self.printer, usual)
+
+    def emit(self) -> None:
+        """Build the function's body."""
+        b, p = self.b, self.printer
+        export(p.module, self.kernel.name, p.function)
+        if self.kernel.name.startswith("decode") and "check body" in p.module.globals:
+            b.call(p.module.globals["check body"], p.function.args, attrs=("noinline",))
+            with b.if_then(b.icmp_signed("!=", self.bad(), c(0)), likely=False):
+                b.ret_void()
+        with loop(b, p.given["rows"]) as i:
+            row = at(b, p.given["table"], b.mul(i, c(8 * len(COLUMNS))))
+            columns = {
+                name: b.load(at(b, row, c(8 * k)), typ=I64) for k, name in enumerate(COLUMNS)
+            }
+            with b.if_then(b.icmp_signed(">", columns["n"], c(0))):
+                p.open_piece(i, columns)
+                self.check() if self.kernel.name == "check" else self.piece()
+        if self.walks.past:
+            b.fence("seq_cst")  # from here on other threads see stores that bypassed the cache
+        b.ret_void()
+
+    def piece(self) -> None:
+        """A piece of an encode or a decode."""
+        p = self.printer
+        if not p.encodes:
+            p.read_header()
+        p.fields("payload", "out" if p.encodes else "in", "at")
+        if "hop" in self.kernel.name:
+            p.fields("data", "in", "data_at")
+        self.steps(self.kernel.steps)
+        if p.encodes:
+            self.b.store(self.length(p.fields("payload", "out", "at")), self.used())
+
+    def length(self, fields: ir.Value) -> ir.Value:
+        """Bytes of a payload with fields of this many bytes."""
+        return self.b.add(fields, c(int(self.printer.spec.status)))
+
+    def used(self) -> ir.Value:
+        """Address of the length of the piece's payload."""
+        return at(self.b, self.printer.given["used"], self.printer.bytes(self.printer.p, 8))
+
+    def bad(self) -> ir.Value:
+        """The number, from 1, of a piece with positions outside its tensor; 0 if there is none."""
+        return self.b.load(self.printer.given["bad"], typ=I64)
+
+    def check(self) -> None:
+        """Report a payload with another length than its counts say, and bad positions."""
+        b, p = self.b, self.printer
+        piece, bad = b.add(p.p, c(1)), p.given["bad"]
+        used, before = b.load(self.used(), typ=I64), self.bad()
+        b.store(b.neg(piece), bad)
+        head = 4 * sum(map(len, header(p.spec)))
+        with b.if_then(b.icmp_signed(">=", used, c(head))):
+            p.read_header()
+            fits: ir.Value = number(I1, 1)
+            for name, size in p.sizes.items():
+                most = p.value(self.kernel.limits[name])
+                fits = b.and_(fits, b.icmp_signed("<=", size, most))
+            end = self.length(p.fields("payload", "in", "at"))
+            with b.if_then(b.and_(fits, b.icmp_signed("==", end, used))):
+                self.good: ir.Value = number(I1, 1)
+                self.steps(self.kernel.steps)
+                wrong = piece if p.spec.decode.op == "scatter" else b.neg(piece)
+                b.store(b.select(self.good, before, wrong), bad)
+
+    # steps
+
+    def steps(self, steps: list[Op]) -> None:
+        """Steps in order; states of one number are stored at the end."""
+        b, p = self.b, self.printer
+        states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
+        for step in steps:
+            if step not in states:
+                STEPS[type(step)](self, step)
+        for s, value in [(s, p.value(s.value)) for s in states]:
+            assert s.field is not None
+            value = finite_or(b, ins.convert(b, value, F32), p.before[s.name], s.field.storage)
+            b.store(value, p.pointers[f"state {s.name}"])
+
+    def walk(self, walk: Walk) -> None:
+        """A walk. Stores counts of its selections, which decide the places of fields."""
+        p = self.printer
+        if id(walk) in self.fused:
+            return calls.walk(p, walk, self.fused[id(walk)])
+        for one in walk.compacts:
+            most = c(0) if one.limit is None else p.value(one.limit)
+            self.walks.open_counts(one.selection, most)
+        self.walks.run(walk, p.value(walk.matrix.size) if walk.matrix else p.kept(walk.of))
+        for name in [one.selection for one in walk.compacts]:
+            if name in header(p.spec)[0]:
+                p.write_header(name, self.b.load(p.counts[name], typ=I64), length=False)
+        return None
+
+    def call(self, step: Call) -> None:
+        """A routine, unless a walk calls it."""
+        if not any(step is call for call in self.fused.values()):
+            calls.emit(self.printer, step)
+
+    def search(self, step: Search) -> None:
+        """A search, which runs its walk itself."""
+        SEARCHES[step.how](self.printer, self.walks, step)
+
+    def stream(self, step: Stream) -> None:
+        """Values of varying length. A check loads them, too."""
+        good = stream(self.printer, step)
+        if good is not None:
+            self.require(good)
+
+    def ascending(self, step: Ascending) -> None:
+        """Positions that a check looks at."""
+        self.require(ascending(self.printer, step))
+
+    def require(self, good: ir.Value) -> None:
+        """Let a check find the payload wrong unless this is true."""
+        self.good = self.b.and_(self.good, good)
+
+    def when(self, step: When) -> None:
+        """Steps under a condition. Their results are in memory, and are set to 0 before."""
+        b, p, condition = self.b, self.printer, self.printer.value(step.condition)
+        for one in step.steps:
+            if isinstance(one, Walk):
+                for f in one.folds:
+                    self.walks.clear_total(f)
+            elif isinstance(one, Search):
+                for v in one.made:
+                    b.store(number(KINDS[v.kind], 0), p.made(v))
+        before = dict(p.local)
+        with b.if_then(condition if step.wanted else b.not_(condition)):
+            self.steps(step.steps)
+        p.local = before
+
+    def store(self, s: Store) -> None:
+        """A value of the piece: for a check, for the whole gradient, or for the payload."""
+        b, p, value = self.b, self.printer, self.printer.value(s.value)
+        if s.target == "wrong":
+            return self.require(b.icmp_signed("==", value, number(I32, 0)))
+        if s.target == "fill":
+            return self.fill(value)
+        assert s.field is not None
+        out = p.pointers[f"out {s.name}"]
+        if s.value.kind == "table":
+            return b.copy(out, value, c(4 * int(s.field.of)))
+        kind = I32 if s.value.kind in ("i32", "i64") else F32
+        kind = F64 if s.field.storage == "float64" else kind
+        b.store(stored_as(b, ins.convert(b, value, kind), s.field.storage), out, align=1)
+        return None
+
+    def fill(self, value: ir.Value) -> None:
+        """Store one number everywhere, most often zero."""
+        b, p = self.b, self.printer
+        with b.if_else(b.fcmp_ordered("==", value, number(F32, 0.0))) as (then, otherwise):
+            with then:
+                zero(b, p.pointers["g"], p.bytes(p.row["n"], 4))
+            with otherwise, loop(b, p.row["n"]) as i:
+                b.store(value, at(b, p.pointers["g"], p.bytes(i, 4)))
+
+
+#: how steps are printed, by their class
+STEPS: dict[type, Callable[..., None]] = {
+    Walk: KernelPrinter.walk, Call: KernelPrinter.call, Search: KernelPrinter.search,
+    Stream: KernelPrinter.stream, Ascending: KernelPrinter.ascending, When: KernelPrinter.when,
+    Store: KernelPrinter.store,
+}  # fmt: skip
