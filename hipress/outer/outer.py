@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hipress")
 NEW = -1  # rounds of a site that has no agreed weights yet
+TRIES = 20  # rounds in a row that may be undone
 
 
 class Outer:
@@ -158,6 +159,7 @@ class Outer:
         self._ended: BaseException | str | None = None  # the reason why there are no more rounds
         self._handed_over = False  # this site, which leaves, has given what it had not delivered
         self.undone = 0  # rounds that were
+        self._tries = 0  # those of them since the last that was not
         self.stalled = 0.0  # seconds in step()
         self.sent_bytes = 0  # by connections that have ended
         self._started = time.perf_counter()
@@ -188,9 +190,10 @@ class Outer:
         Every site must call it equally often, after each step of its optimizer, also after one that
         a GradScaler skipped. Arguments are ignored, so that it may be a hook of the optimizer.
 
-        With members that change, a failed round is undone, and the next one delivers what it had.
-        Otherwise this raises the first failure, which names rank, peer and task (RankLost,
-        AgreementTimeout or SyncError); after it every further step raises SyncError.
+        With members that change, a failed round is undone, and the next one delivers what it had;
+        if 20 in a row are undone, this raises SyncError with the reason of the last. Otherwise it
+        raises the first failure, which names rank, peer and task (RankLost, AgreementTimeout or
+        SyncError). After an error every further step raises SyncError.
         """
         self._refuse_ended()
         begin = time.perf_counter()
@@ -298,10 +301,12 @@ class Outer:
         else:
             round_.commit(seed=self.rounds)
             self.rounds += 1
+            self._tries = 0
             self._hand_over()
 
     def _undo(self, error: HipressError | None, round_: Round | None = None) -> None:
-        """Go back to the begin of a round. Raises the error if sites do not change."""
+        """Go back to the begin of a round. Raises the error if sites do not change, and SyncError
+        after TRIES in a row."""
         if self._sites is not None and error is not None:
             self._sites.close()
         if error is not None:
@@ -309,10 +314,14 @@ class Outer:
         if round_ is not None:
             round_.undo()
         self.undone += 1
+        self._tries += 1
+        why = error or "another site could not end it"
         log.warning(
             "hipress: round %d of the outer loop is undone, the next has what it had: %s",
-            self.rounds, error or "another site could not end it",
+            self.rounds, why,
         )  # fmt: skip
+        if self._tries == TRIES:
+            raise SyncError(f"{TRIES} rounds in a row were undone, the last because: {why}")
 
     def _gather(self, coordinator: Coordinator, leaving: bool) -> None:
         """Connect with these sites, and give the agreed weights to those that lack them."""

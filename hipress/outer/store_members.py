@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,15 +34,18 @@ class StoreMembers:
         store = dist.TCPStore(host, 29600, is_master=False, wait_for_workers=False)
         outer = hipress.Outer(model, optimizer, members=hipress.StoreMembers(store, expected=2))
 
-    [Note: rounds in a store] Rounds are numbered. A site that comes to a round says so, and waits
-    for the sites of the round before, but for those whose processes have ended and those that left.
-    Then it proposes all that have come as the sites of the round. The store keeps the first
-    proposal, so all sites have the same. A newcomer comes to the next round and waits until it is
-    proposed. As long as it has ended no round, and others have, it does not go on without them,
-    however late they are: it would begin anew. In the same way a round is committed: by the first
-    that sees that all sites have the average, unless another has proposed before to undo it, since
-    it waited in vain. Who has come, has the average, or has left adds a line to a list, which a
-    site reads by one request: its requests in a round do not grow with the number of sites.
+    [Note: rounds in a store] Rounds are numbered, and the store keeps the last one, with its sites.
+    A site that comes to the next one says so, and waits for the sites of the last, but for those
+    whose processes have ended and those that left. Then it proposes all that have come as the sites
+    of the next round, in place of the last. The store takes the first proposal, and none in place
+    of a round that is no longer the last, so all sites have the same, and one that was away goes on
+    from there. A newcomer comes to the next round and waits until it is proposed. As long as it has
+    ended no round, and others have, it does not go on without them, however late they are: it would
+    begin anew. In the same way a round is committed: by the first that sees that all sites have the
+    average, unless another has proposed before to undo it, since it waited in vain. Who has come,
+    has the average, or has left adds a line to a list, which a site reads by one request: its
+    requests in a round do not grow with the number of sites. What a round leaves in the store is
+    deleted when all its sites have come to the next: a site that is late may still have to read it.
     """
 
     changes = True
@@ -78,6 +82,7 @@ class StoreMembers:
         self._shards: Store = PrefixStore(f"shard {self._shard}", self._store)
         self._round = -1  # number of the last meeting
         self._sites: list[int] = []  # of it, in the order of coming
+        self._last = ""  # the last round of all that this site knows of, as in the store
         self._coordinator: Coordinator | None = None
         self._committed = False
         self._ended_one = False  # this site has ended a round well
@@ -113,38 +118,43 @@ class StoreMembers:
         number = self._call(lambda store: store.add("sites", 1))
         self._epoch = epoch_of(self._shards, number)
         self._epoch.join(self._shards, time.monotonic() + self.patience)
-        self._previous: dict[str, list[int]] | None = None
-        last = read_notes(self._store, {0: "last"})
-        self._number = last.get(0, -1) + 1  # of the next round, or of an earlier one
-        if self._number:
-            self._previous = read_notes(self._store, {0: f"sites of {self._number - 1}"})[0]
+        self._last = self._call(_last_round)
         return number
 
     def _meet(self, leaving: bool) -> tuple[int, list[int], list[int]]:
         """Number, sites and leaving sites of the next round that has this site."""
         end = time.monotonic() + self.timeout
         while True:
-            number = self._number
-            chosen = self._choice(number, leaving, end)
-            self._number, self._previous = number + 1, chosen
-            if self.id in chosen["sites"]:
-                self._call(lambda store, n=number: store.set("last", json.dumps(n)))  # type: ignore[misc]
-                return number, chosen["sites"], chosen["leaving"]
+            before, sites_before, _ = _parsed(self._last)
+            self._last = self._choice(leaving, end)
+            number, sites, leavers = _parsed(self._last)
+            if self.id in sites:
+                all_came = number == before + 1 and {*sites_before} <= {*sites}
+                if all_came and self.id == sites[0]:
+                    self._forget(before)
+                return number, sites, leavers
 
-    def _choice(self, number: int, leaving: bool, end: float) -> dict[str, list[int]]:
-        """The sites of a round, and those of them that leave after it."""
+    def _forget(self, number: int) -> None:
+        """Delete what a round has left in the store."""
+        keys = f"round {number}", *decision_keys(f"end of {number}")
+        with suppress(HipressError):
+            self._call(lambda store: forget(store, keys))
+
+    def _choice(self, leaving: bool, end: float) -> str:
+        """The round after the last that this site knew, as in the store, or a later one."""
+        number, sites, leavers = _parsed(self._last)
+        number += 1
         self._call(lambda store: add_line(store, f"round {number}", [self.id, leaving]))
-        before = self._previous or {"sites": [], "leaving": []}
-        awaited = {*before["sites"]} - {*before["leaving"]}
-        member = self._previous is None or (self.id in awaited and self._knows())
+        awaited = {*sites} - {*leavers}
+        member = not self._last or (self.id in awaited and self._knows())
         impatient = time.monotonic() + self.patience
         for pause in backoff():
             ended = self._ended(awaited - {self.id})
-            found, chosen = self._come_to(number)
-            if chosen is not None:
-                return chosen
+            found, last = self._come_to(number)
+            if last != self._last:
+                return last
             late = awaited - ended - found.keys()
-            few = self._previous is None and len(found) < self.expected
+            few = not self._last and len(found) < self.expected
             waits = late or few
             patient = time.monotonic() < (impatient if member else end)
             if not (waits and patient):
@@ -162,29 +172,24 @@ class StoreMembers:
                 self.id, number - 1,
             )  # fmt: skip
         leavers = [site for site, leaves in found.items() if leaves]
-        own = json.dumps({"sites": sorted(found), "leaving": sorted(leavers)})
-        first = self._call(lambda store: store.compare_set(f"sites of {number}", "", own))
-        settled: dict[str, list[int]] = json.loads(first)
-        return settled
+        own = json.dumps([number, sorted(found), sorted(leavers)])
+        return self._call(lambda store: store.compare_set("last", self._last, own)).decode()
 
     def _knows(self) -> bool:
         """False if others have ended a round, and this site has not."""
         return self._ended_one or not self._call(lambda store: read_notes(store, {0: "begun"}))
 
-    def _come_to(self, number: int) -> tuple[dict[int, bool], dict[str, list[int]] | None]:
-        """The sites that have come to a round, True for those that leave after it; its sites, if
-        they are settled."""
-
-        def read(store: Store) -> tuple[dict[int, bool], dict[str, list[int]] | None]:
-            come = dict(read_lines(store, f"round {number}"))
-            return come, read_notes(store, {0: f"sites of {number}"}).get(0)
-
-        return self._call(read)
+    def _come_to(self, number: int) -> tuple[dict[int, bool], str]:
+        """The sites that have come to a round, True for those that leave after it; the last round,
+        as in the store."""
+        return self._call(
+            lambda store: (dict(read_lines(store, f"round {number}")), _last_round(store))
+        )
 
     def _decide(self, well: bool) -> bool:
         """True if all sites have the average. well: this one has it."""
-        others = {*(self._previous or {"sites": []})["sites"]} - {self.id}
-        name = f"end of {self._number - 1}"
+        number, sites, _ = _parsed(self._last)
+        others, name = {*sites} - {self.id}, f"end of {number}"
         ended = decide(self._call, name, self.id, others, well, self._ended, self.patience)
         if ended and not self._ended_one:
             self._call(lambda store: store.set("begun", "true"))
@@ -241,11 +246,12 @@ def decide(
     has the average; ended: those of some sites that live no more; patience: seconds to wait.
     """
     end, outcome = time.monotonic() + patience, False
+    _, list_of_well = decision_keys(name)
     if well:
-        call(lambda store: add_line(store, f"{name}, well", me))
+        call(lambda store: add_line(store, list_of_well, me))
     for pause in backoff() if well else ():
         gone = ended(others)  # first: all notes of ended sites can be seen then
-        found = {*call(partial(read_lines, key=f"{name}, well"))}
+        found = {*call(partial(read_lines, key=list_of_well))}
         if call(partial(read_notes, keys={0: name})) or others <= found:
             outcome = True
             break
@@ -255,3 +261,25 @@ def decide(
     own = json.dumps(outcome)
     first: bool = json.loads(call(lambda store: store.compare_set(name, "", own)))
     return first
+
+
+def decision_keys(name: str) -> tuple[str, str]:
+    """Keys in the store of a decision, and of the list of those that are well."""
+    return name, f"{name}, well"
+
+
+def forget(store: Store, keys: Iterable[str]) -> None:
+    """Delete what nobody reads any more."""
+    for key in keys:
+        store.delete_key(key)
+
+
+def _last_round(store: Store) -> str:
+    """The last round, as in the store; "" for none."""
+    return store.get("last").decode() if store.check(["last"]) else ""
+
+
+def _parsed(last: str) -> tuple[int, list[int], list[int]]:
+    """Number, sites and leaving sites of a round."""
+    number, sites, leaving = json.loads(last) if last else (-1, [], [])
+    return number, sites, leaving

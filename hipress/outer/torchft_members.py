@@ -12,13 +12,15 @@ from torch._C._distributed_c10d import TCPStore
 
 from hipress.compat import PrefixStore, Store
 from hipress.errors import ConfigError, HipressError
-from hipress.outer.store_members import decide
+from hipress.outer.store_members import decide, decision_keys, forget
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.liveness import address_towards
 from hipress.ranks.mailbox import unless_silent
 from hipress.ranks.store import call_store, read_notes
 
 T = TypeVar("T")
+KNOWN = " is known"  # ends the name of the decision that all know another one
+LEAVES = " leaves"  # ends the key of the note that a site leaves after the next round
 _USED = ("start_quorum", "wait_quorum", "should_commit", "report_error", "shutdown", "_pg")
 
 
@@ -106,13 +108,18 @@ class TorchftMembers:
             return {*mailbox.epoch.ended(sites)}
 
         others = {*mailbox.ranks} - {mailbox.here}
-        name, well = f"end of {self._meetings}.{self._number}", error is None
-        agreed, leaves = False, f"{name} leaves"
+        before, name = (f"end of {self._meetings}.{self._number - back}" for back in (1, 0))
+        agreed, well, leaves = False, error is None, name + LEAVES
         with unless_silent():  # the quorum's store ends with its site
             if self._leaving:  # first: whoever sees that all are well sees this, too
                 call(lambda store: store.set(leaves, "true"))
             agreed = decide(call, name, mailbox.here, others, well, ended, self.patience)
             self._parting = 0 in call(lambda store: read_notes(store, {0: leaves}))
+            if agreed and mailbox.rank == 0:  # all have come here from the round before
+                call(lambda store: forget(store, _keys(before)))
+        with suppress(HipressError):  # its site ends only when all know how the round ended
+            if agreed:
+                decide(call, name + KNOWN, mailbox.here, others, True, ended, self.patience)
         if not agreed:
             self._manager.report_error(error or HipressError("another site undid the round"))
         self._committed = self._manager.should_commit() and agreed
@@ -121,6 +128,11 @@ class TorchftMembers:
     def close(self) -> None:
         """Shut the manager down."""
         self._manager.shutdown(wait=False)
+
+
+def _keys(name: str) -> tuple[str, ...]:
+    """All keys of a round's end."""
+    return *decision_keys(name), *decision_keys(name + KNOWN), name + LEAVES
 
 
 class QuorumGroup:

@@ -4,9 +4,11 @@
 whatever the store's own time-out: a host that is stopped or cut off holds up all ranks. So each
 call is made in a thread of its own, and the caller waits for it until the deadline only. The thread
 cannot be ended; while it waits, the store is not used again, since its next reply belongs to that
-call. It does not delay the exit, and torch releases the GIL around the call. Until that reply
-comes, calls on other connections to the same host fail at once: a rank that explains a failure asks
-several times, and would wait as often.
+call. It does not delay the exit, and torch releases the GIL around the call. A later call, also on
+another connection to that host, first waits for that reply, but keeps MIN_CALL_SECONDS of its time
+for itself: a host that is slow delays, and a rank that explains a failure, which asks several times
+with little time, learns at once that there is no answer. Of a time in which this process itself was
+stopped, or got no CPU, a wait counts a MOMENT: the answer may have come meanwhile.
 
 [Note: polling] Ranks that wait for each other's notes ask again and again whether all are there, in
 one request; for a note of each rank only to name the missing ones, at the end. The store's own
@@ -19,10 +21,10 @@ from __future__ import annotations
 import json
 import os
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeVar
 
 from casync.shutdown import start_thread
@@ -35,41 +37,42 @@ MOMENT = 0.5  # seconds to wait for an answer that is on its way
 K = TypeVar("K")
 T = TypeVar("T")
 
-# Calls without an answer in time, which may still wait.
-_UNANSWERED: weakref.WeakKeyDictionary[Store, Future[Any]] = weakref.WeakKeyDictionary()
-_SILENT: dict[str | None, Future[Any]] = {}  # the last one of each host, by address
+# Calls without an answer in time, which may still wait, and when they began: the last one to each
+# host, by address; or to a store without one, by its id, which is taken as long as a call waits.
+_UNANSWERED: dict[str | int, tuple[Future[Any], float]] = {}
 
 
 def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
     """Return `call(store)`. See [Note: a store that does not answer].
 
-    Raises AgreementTimeout if that takes longer than until `deadline` (of time.monotonic()), or
-    soon if an earlier call still waits, and HipressError for the store's own errors.
+    Raises AgreementTimeout if that takes longer than until `deadline` (of time.monotonic()), or if
+    an earlier call still waits then, and HipressError for the store's own errors.
     """
-    before, address = _UNANSWERED.get(store), compat.store_address(store)
-    # after a KeyboardInterrupt its answer may be on its way
-    waits = before is not None and wait([before], MOMENT).not_done
-    if waits or (address in _SILENT and not _SILENT[address].done()):
-        message = f"rank {rank} still waits for an earlier answer of the job's store"
-        raise AgreementTimeout(message + _store_address(store))
+    host = compat.store_address(store) or id(store)
+    if host in _UNANSWERED:
+        earlier, since = _UNANSWERED[host]
+        if not _ends(earlier, max(deadline - MIN_CALL_SECONDS - time.monotonic(), 0.0)):
+            raise _silence(store, rank, since, "an earlier answer of ")
     start = time.monotonic()
     outcome = run_in_thread(lambda: call(store))
     try:
-        if wait([outcome], max(deadline - start, MIN_CALL_SECONDS)).not_done:
-            wait([outcome], MOMENT)  # this process may have been stopped meanwhile
+        in_time = _ends(outcome, max(deadline - start, MIN_CALL_SECONDS))
     finally:  # after a KeyboardInterrupt, too
         if not outcome.done():
-            _UNANSWERED[store] = outcome
-    if not outcome.done():
-        if address is not None:
-            _SILENT[address] = outcome
-        message = f"rank {rank} waited {time.monotonic() - start:.3g} s for the job's store"
-        raise AgreementTimeout(message + _store_address(store))
+            _UNANSWERED[host] = outcome, start
+    if not in_time:
+        raise _silence(store, rank, start)
     try:
         return outcome.result()
     except RuntimeError as error:
         message = f"rank {rank} cannot use the job's store{_store_address(store)} ({error})"
         raise HipressError(message) from error
+
+
+def _ends(outcome: Future[Any], seconds: float) -> bool:
+    """True if a call ends within as many seconds in which this process runs, and a MOMENT."""
+    whole, rest = divmod(seconds, MOMENT)
+    return any(wait([outcome], each).done for each in (rest, *repeat(MOMENT, int(whole) + 1)))
 
 
 def read_notes(store: Store, keys: Mapping[K, str], *, some: bool = True) -> dict[K, Any]:
@@ -110,10 +113,17 @@ def fulfil(outcome: Future[T], call: Callable[[], T]) -> None:
         outcome.set_exception(error)
 
 
+def _silence(store: Store, rank: int, since: float, what: str = "") -> AgreementTimeout:
+    """The error of a rank that has waited since a time for what the store does not answer."""
+    waited = f"rank {rank} waited {time.monotonic() - since:.3g} s for {what}the job's store"
+    return AgreementTimeout(waited + _store_address(store))
+
+
 def _store_address(store: Store) -> str:
     """Text for a message: the address of a store that does not answer, and possible causes."""
     address = compat.store_address(store)
     where = "" if address is None else f" at {address}"
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    keeper = "torchrun's agent, which keeps it," if agent else "its process (often rank 0)"
-    return f"{where}, which does not answer: {keeper} has ended, is stopped or is cut off"
+    keeper = "torchrun's agent, which keeps it," if agent else "its process (in a job often rank 0)"
+    causes = "has ended, is stopped or cut off, or gets no time on a busy machine"
+    return f"{where}, which does not answer: {keeper} {causes}"

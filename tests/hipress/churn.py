@@ -1,4 +1,5 @@
-"""Four sites that train while others are killed, stopped, leave, come and refuse to commit.
+"""Four sites that train while others are killed, stopped, leave, come and refuse to commit, and
+their store is silent for a while.
 
 python -m tests.hipress.churn 40 60 1      # events, rounds, seed
 """
@@ -28,7 +29,16 @@ from tests.patience import HANG
 
 SITES = 4
 PATIENCE = 5.0  # seconds
-EVENTS = ("kill", "stop", "leave", "refuse")
+EVENTS = ("kill", "stop", "leave", "refuse", "silence")
+SILENCE = 0.6 * PATIENCE  # of the store
+STOP = 1.5 * PATIENCE  # of a site
+
+
+def keep(pipe) -> None:
+    """Keep the store; the parent gets its port."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    pipe.recv()
 
 
 def site(port: int, number: int, folder: str) -> None:
@@ -75,10 +85,16 @@ class Churn:
     """Processes of sites, and what they told."""
 
     folder: Path
-    port: int
     processes: dict[int, object] = field(default_factory=dict)  # of sites that should live
-    stopped: dict[int, float] = field(default_factory=dict)  # when each goes on
+    leaving: list[object] = field(default_factory=list)  # and of those that were asked to leave
+    stopped: dict[int, float] = field(default_factory=dict)  # when a process goes on, by its id
     started: int = 0
+
+    def __post_init__(self) -> None:
+        self.pipe, there = CONTEXT.Pipe()
+        self.keeper = CONTEXT.Process(target=keep, args=(there,))
+        self.keeper.start()
+        self.port = self.pipe.recv()
 
     def start(self) -> None:
         process = CONTEXT.Process(target=site, args=(self.port, self.started, str(self.folder)))
@@ -99,36 +115,58 @@ class Churn:
     def rounds(self) -> int:
         return max((line[-1][0] for line in self.lines().values()), default=0)
 
+    def able(self) -> list[int]:
+        """Sites to which something may happen: another one that trains has agreed weights."""
+        able = {n for n, process in self.processes.items() if process.pid not in self.stopped}
+        knowing = self.lines().keys() & able  # newcomers have nothing to go on from
+        return sorted(one for one in able if knowing - {one})
+
     def act(self, event: str, number: int) -> None:
         process = self.processes[number]
         if event == "stop":
-            os.kill(process.pid, signal.SIGSTOP)
-            self.stopped[number] = time.monotonic() + 1.5 * PATIENCE
+            self.stop(process, STOP)
+        elif event == "silence":
+            self.stop(self.keeper, SILENCE)
         elif event == "refuse":
             (self.folder / f"refuse-{number}").touch()
         else:
+            del self.processes[number]
             if event == "kill":
                 process.kill()
+                process.join()
             else:
                 (self.folder / f"leave-{number}").touch()
-            del self.processes[number]
+                self.leaving.append(process)
             self.start()  # another site comes
 
-    def go_on(self, *, everyone: bool = False) -> None:
-        """Let stopped sites run whose time is over."""
-        for number, end in list(self.stopped.items()):
-            if everyone or time.monotonic() > end:
-                os.kill(self.processes[number].pid, signal.SIGCONT)
-                del self.stopped[number]
+    def stop(self, process: object, seconds: float) -> None:
+        os.kill(process.pid, signal.SIGSTOP)
+        self.stopped[process.pid] = time.monotonic() + seconds
+
+    def ended(self) -> list[object]:
+        """Sites that ended though they should live, or while they left."""
+        failed = [each for each in self.leaving if each.exitcode]
+        return [*failed, *(p for p in self.processes.values() if p.exitcode is not None)]
+
+    def go_on(self) -> None:
+        """Let stopped processes run whose time is over."""
+        for pid, end in list(self.stopped.items()):
+            if time.monotonic() > end:
+                os.kill(pid, signal.SIGCONT)
+                del self.stopped[pid]
+
+    def end(self) -> None:
+        """End all processes, also stopped ones."""
+        for process in (*self.processes.values(), *self.leaving, self.keeper):
+            process.kill()
+            process.join()
 
 
 def run(events: int, rounds: int, seed: int) -> tuple[dict[int, list], Counter[str]]:
     """Lines of all sites, and the events by kind. Raises AssertionError if rounds do not end."""
     draw, told = random.Random(seed), Counter()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    every = []
     with tempfile.TemporaryDirectory() as folder:
-        churn = Churn(Path(folder), store.port)
+        churn = Churn(Path(folder))
         try:
             for _ in range(SITES):
                 churn.start()
@@ -140,22 +178,16 @@ def run(events: int, rounds: int, seed: int) -> tuple[dict[int, list], Counter[s
                     time.sleep(0.1)
                     if churn.rounds() != before:
                         before, moved = churn.rounds(), time.monotonic()
+                    assert not churn.ended(), f"of themselves: {churn.ended()}"
                     assert time.monotonic() < moved + HANG, f"no round after {before}"
-                able = sorted(churn.processes.keys() - churn.stopped.keys())
-                knowing = churn.lines().keys() & able  # newcomers have nothing to go on from
-                able = [one for one in able if knowing - {one}]
-                if number <= events and able:
+                if number <= events and (able := churn.able()):
                     event = draw.choice(EVENTS)
                     told[event] += 1
                     churn.act(event, draw.choice(able))
             (churn.folder / "done").touch()
             return churn.lines(), told
         finally:
-            churn.go_on(everyone=True)
-            every = list(churn.processes.values())
-            for process in every:
-                process.kill()
-                process.join()
+            churn.end()
 
 
 def disagreements(lines: dict[int, list]) -> list[int]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -103,15 +103,20 @@ def stopped(pid):
         os.kill(pid, signal.SIGCONT)
 
 
+def wait_for_answer(store):
+    outcome, _ = stores._UNANSWERED[compat.store_address(store)]
+    wait([outcome], HANG)
+
+
 def test_a_stopped_host_before_the_meeting(host, client):
     pid, port = host
     with stopped(pid):
         with pytest.raises(AgreementTimeout, match=r"rank 1 waited 0\.\d+ s for") as error:
             coordinators.coordinator(None, 0.1)
         assert SILENT.format(port=port) in str(error.value)
-        with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
-            coordinators.coordinator(None, HANG)  # at once
-    wait([stores._UNANSWERED[client]], HANG)
+        with pytest.raises(AgreementTimeout, match="for an earlier answer of the job's store"):
+            coordinators.coordinator(None, 0.1)
+    wait_for_answer(client)
     name = coordinators.coordinator(None, HANG).mailbox.name
     assert name == "0,1,2 of group None/3"  # the others count each attempt, too
 
@@ -132,7 +137,7 @@ def test_a_failure_is_told_as_it_is_where_the_store_is_silent(host, client, capl
 
 
 def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
-    """Calls on other connections to it fail at once, until it has answered."""
+    """Calls on other connections to it fail at once, where they have little time."""
     other = compat.another_client(client)
     coordinator = Coordinator.on(client, 1, (0, 1, 2), "once", HANG)
     with stopped(host[0]):
@@ -140,12 +145,42 @@ def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
         with pytest.raises(AgreementTimeout, match=r"waited 0\.\d+ s for"):
             stores.call_store(client, lambda it: it.add("a", 1), since, 1)
         monkeypatch.setattr(stores, "MIN_CALL_SECONDS", HANG)
-        with pytest.raises(AgreementTimeout, match="still waits for an earlier answer"):
+        with pytest.raises(AgreementTimeout, match=r"waited 0\.\d+ s for an earlier answer"):
             stores.call_store(other, lambda it: it.add("a", 1), since + HANG, 1)
         told = coordinator.cause("a step", since)
         assert told == "no word from rank 0, 2 during a step: stopped, cut off or ended"
-    wait([stores._UNANSWERED[client]], HANG)
+    wait_for_answer(client)
     assert stores.call_store(other, lambda it: it.add("a", 1), since + HANG, 1) == 2
+
+
+def test_a_call_waits_for_an_earlier_answer_of_a_slow_host(host, client):
+    """It once failed at once, and ended a site of an outer loop whose store was slow."""
+    other = compat.another_client(client)
+    with stopped(host[0]):
+        with pytest.raises(AgreementTimeout):
+            stores.call_store(client, lambda it: it.add("a", 1), time.monotonic(), 1)
+        with ThreadPoolExecutor(1) as pool:
+            end = time.monotonic() + HANG
+            later = pool.submit(stores.call_store, other, lambda it: it.add("a", 1), end, 1)
+            assert wait([later], 0.3).not_done
+            os.kill(host[0], signal.SIGCONT)
+            assert later.result(HANG) == 2
+
+
+def test_a_time_in_which_this_process_is_stopped_counts_as_a_moment(monkeypatch):
+    waited, outcome = [], Future()
+
+    def record(futures, seconds):
+        waited.append(seconds)
+        return wait(futures, 0)
+
+    monkeypatch.setattr(stores, "wait", record)
+    monkeypatch.setattr(stores, "MOMENT", 0.5)
+    assert not stores._ends(outcome, 5.25)
+    assert sum(waited) == pytest.approx(5.75)
+    assert max(waited) == 0.5
+    outcome.set_result(None)
+    assert stores._ends(outcome, 0.0)
 
 
 def test_an_answer_that_comes_just_after_the_deadline_counts(client, monkeypatch):

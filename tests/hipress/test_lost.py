@@ -35,7 +35,7 @@ def test_rank_0_that_keeps_the_store_is_stopped():
     *_, (kind, message, _) = launch(lost_ranks.keeper_stopped, 3, may_die=[0, 1])
     assert kind == "AgreementTimeout"
     assert message.startswith("rank 2 stops, because rank 1 waited")
-    assert "its process (often rank 0) has ended, is stopped" in message
+    assert "its process (in a job often rank 0) has ended, is stopped" in message
 
 
 def test_a_rank_that_is_interrupted_in_wrap():

@@ -3,14 +3,18 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 import torch.distributed as dist
 
+import hipress
 from hipress import SyncError, compat
 from hipress.outer.store_members import StoreMembers
+from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import Epoch
 from hipress.ranks.store import read_lines
 from tests.hipress import churn
 from tests.hipress import members_ranks as ranks
+from tests.hipress.common import make
 from tests.hipress.launch import DIED, launch
 from tests.patience import HANG
 from tests.tiers import first_fast
@@ -115,6 +119,31 @@ def test_newcomers_do_not_begin_anew_while_one_with_agreed_weights_is_late(monke
         assert {*waits.result().ranks} == {1, 3}
 
 
+class Refusing:
+    """Members of a lone site whose rounds are never committed."""
+
+    changes, patience = True, HANG
+
+    def meet(self, *, leaving):
+        return Coordinator.on(dist.HashStore(), 0, (0,), "alone", HANG)
+
+    def commit(self, error):
+        return False
+
+    def close(self):
+        pass
+
+
+def test_a_site_that_can_end_no_round_does_not_try_for_ever():
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    outer = hipress.Outer(model, optimizer, every=1, members=Refusing())
+    for _ in range(19):
+        outer.step()
+    with pytest.raises(SyncError, match="20 rounds in a row were undone, the last because: ano"):
+        outer.step()
+
+
 class Counted:
     """A store that counts its requests."""
 
@@ -163,3 +192,36 @@ def requests_of_the_last(sites, monkeypatch):
 def test_requests_of_a_site_do_not_grow_with_the_number_of_sites(monkeypatch):
     for sites in (2, 8, 64):
         assert max(requests_of_the_last(sites, monkeypatch)) < 10, sites
+
+
+def ending(sites, pool):
+    """The ranks of a round of these sites, which meet and commit."""
+    met = pool.map(lambda one: one.meet(leaving=False).ranks, sites)
+    (ranks,) = {*met}
+    assert all(pool.map(lambda one: one.commit(None), sites))
+    return ranks
+
+
+def test_rounds_leave_nothing_in_the_store_and_a_late_site_comes_to_the_next(monkeypatch):
+    """A site that is away for rounds whose keys are deleted does not meet alone."""
+    gone = []
+    monkeypatch.setattr(Epoch, "ended", lambda _, ranks: [rank for rank in gone if rank in ranks])
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    *here, away = every = [StoreMembers(server, expected=3, patience=HANG) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        keys = []
+        for _ in range(4):
+            assert ending(every, pool) == (1, 2, 3)
+            keys.append(server.num_keys())
+        assert keys[1] == keys[3]
+        gone.append(away.id)
+        keys = []
+        for _ in range(4):
+            assert ending(here, pool) == (1, 2)
+            keys.append(server.num_keys())
+        assert keys[1] == keys[3]
+        gone.clear()
+        comes = pool.submit(lambda: ending([away], ThreadPoolExecutor(1)))
+        while away.id not in ending(here, pool):
+            pass
+        assert comes.result() == (1, 2, 3)

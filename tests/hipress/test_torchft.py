@@ -30,6 +30,12 @@ def test_a_site_that_leaves_hands_over_what_it_has_not_delivered():
         assert rounds == last == 4
 
 
+def test_a_site_that_ends_leaves_no_other_in_doubt_on_the_last_round():
+    """The other once undid it, since the store by which they decide had ended with the first."""
+    first, second = launch(ranks.ends_first, 2)
+    assert first == second
+
+
 def test_another_version_is_refused():
     with pytest.raises(hipress.ConfigError, match="object lacks start_quorum"):
         hipress.TorchftMembers(object())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
+from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ from torch import nn
 
 import hipress
 from hipress import compat
+from hipress.outer import torchft_members
 from tests.hipress.common import data, digest, make, raised_by
 from tests.patience import SILENCE
 
@@ -74,8 +77,37 @@ def faked(rank, world_size, nightly):
     members = hipress.TorchftMembers(FakeManager(rank, nightly))
     outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
     seen = train(outer, model, optimizer, rank, 4)
-    torch.distributed.barrier()  # the first site's store, by which all decide, ends with it
     return seen, outer.undone
+
+
+def ends_first(rank, world_size):
+    """The first site, which keeps the quorum's store, ends as soon as it may, while the second has
+    yet to learn how their last round ended. Digests of agreed weights by round, by site."""
+    store, decide, loops, waited = compat.job_store(), torchft_members.decide, [], []
+
+    def late(call, *arguments):
+        def patient(asked):
+            answer = call(asked)  # first, that this site has the average
+            if rank == 1 and loops and loops[0].rounds == 1 and not waited:
+                waited.append(True)
+                with suppress(RuntimeError):  # the first site waits for this one
+                    store.wait(["ended"], timedelta(seconds=1))
+            return answer
+
+        return decide(patient, *arguments)
+
+    torchft_members.decide = late
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    members = hipress.TorchftMembers(FakeManager(rank, True, refused=0))
+    loops.append(hipress.Outer(model, optimizer, "onebit_group", every=2, members=members))
+    seen = train(loops[0], model, optimizer, rank, 2)
+    if rank == 0:
+        loops.clear()
+        del members
+        gc.collect()
+        store.set("ended", "")
+    return seen
 
 
 def managed(rank, address, seconds=60.0):
@@ -134,7 +166,6 @@ def leaves(rank, world_size, nightly):
         debts, left = [], outer.left
         outer.left = lambda fragment: debts.append(left(fragment)) or debts[-1].clone()
         outer.leave()
-        torch.distributed.barrier()  # as in faked
         return [each.tolist() for each in debts], outer.rounds
     taken, (fragment,) = [], outer.fragments
     owe = fragment.owe
@@ -145,7 +176,6 @@ def leaves(rank, world_size, nightly):
 
     fragment.owe = take
     train(outer, model, optimizer, rank, 4)
-    torch.distributed.barrier()
     return taken, outer.rounds
 
 
