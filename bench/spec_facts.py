@@ -11,10 +11,10 @@ from compll.frontend.source import LIMIT_BYTES
 from compll.frontend.spec import Spec
 from compll.frontend.syntax import Call, Syntax
 from compll.ir import exclusive
+from compll.ir.expr import Printer
 from compll.ir.layout import header, tile_of
 from compll.ir.module import Field, Module
 from compll.ir.places import factors
-from compll.ir.printer import Printer
 from compll.ir.storage import HUFFMAN_TILE
 from compll.runtime import library
 from compll.tools import explain

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compll.ir.expr import Expr
-from compll.ir.formulas import FACTOR, formula
+from compll.ir.expr import FACTOR, Expr, formula
 from compll.ir.layout import header, tile_of
 from compll.ir.module import Field, Module
 

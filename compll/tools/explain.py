@@ -7,11 +7,10 @@ from itertools import islice
 
 from compll.frontend.spec import Spec
 from compll.frontend.syntax import Call, Name, Number, Syntax, Word
-from compll.ir.expr import Expr, Type
+from compll.ir.expr import Expr, Printer, Type
 from compll.ir.layout import limits, tile_of
 from compll.ir.module import REFERENCE, Module
 from compll.ir.places import places
-from compll.ir.printer import Printer
 from compll.ir.rounds import rounds
 from compll.ir.static import evaluate
 from compll.ir.tile import Call as Routine

@@ -10,8 +10,7 @@ import compll
 from compll.errors import Problems, Span
 from compll.frontend.source import Text
 from compll.frontend.syntax import parse
-from compll.ir.expr import Pool, Type
-from compll.ir.formulas import FACTOR, formula
+from compll.ir.expr import FACTOR, Pool, Type, formula
 from compll.ir.static import depends, evaluate
 from compll.runtime.library import type_check
 from tests.compll.test_spec_errors import problems
