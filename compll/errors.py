@@ -32,20 +32,21 @@ class UsageError(CompllError, ValueError):
     """A call with an array, length or state that the codec cannot take."""
 
 
-class RuleError(Exception):
-    """The arguments of an operator do not fit; caught by the checker, which knows the place."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
 @dataclass(frozen=True, order=True)
 class Span:
     """A place in a spec file: line and column, both from 1."""
 
     line: int = 1
     col: int = 1
+
+
+class RuleError(Exception):
+    """The arguments of an operator, or a declaration's parts, do not fit; caught by the checker,
+    which knows the place unless `span` names another."""
+
+    def __init__(self, message: str, hint: str = "", span: Span | None = None) -> None:
+        super().__init__(message)
+        self.hint, self.span = hint, span
 
 
 @dataclass(frozen=True, order=True)

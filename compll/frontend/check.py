@@ -6,17 +6,16 @@ here: the order of computation (passes).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from compll.errors import Diagnostic, Problems, Span, nearest
 from compll.frontend import check_arrays, check_fields, check_names, derived, planes
-from compll.frontend.check_exprs import ERROR, Expressions
-from compll.frontend.operators import SELECTING
-from compll.frontend.rule_elements import Rules
+from compll.frontend.check_exprs import ERROR, Expressions, Scope
+from compll.frontend.operators import MIXING, SELECTING
+from compll.frontend.rule_context import Context
 from compll.frontend.spec import ANY, Binding, Declared, ParamValue, Spec, as_float
-from compll.ir import matrices
 from compll.ir.expr import Expr, Pool, Type, walk
 from compll.ir.module import Field, Module, Selection
 from compll.passes import feedback, strict
@@ -24,28 +23,28 @@ from compll.passes import feedback, strict
 GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
 
 
-def check(spec: Spec, given: Mapping[str, object], problems: Problems) -> Checked:
-    """The typed module of `spec`, with the values of its parameters: `given`, or the defaults.
+def check(spec: Spec, passed: Mapping[str, object], problems: Problems) -> Checked:
+    """The typed module of `spec`, with the values of its parameters: those passed, or the defaults.
 
     Raises SpecError with every problem found, including those already in `problems`.
     """
-    params = parameters(spec, given, problems)
-    return Checked(_Checker(spec, params, given, problems).module(), params)
+    params = parameters(spec, passed, problems)
+    return Checked(_Checker(spec, params, passed, problems).module(), params)
 
 
 def parameters(
-    spec: Spec, given: Mapping[str, object], problems: Problems
+    spec: Spec, passed: Mapping[str, object], problems: Problems
 ) -> dict[str, ParamValue]:
-    """Values of all parameters of the spec: `given` ones, checked, and defaults for the others."""
+    """Values of all parameters of the spec: those passed, checked, and defaults for the others."""
     known = {p.name: p for p in derived.accepted(spec)}
-    for name, value in given.items():
+    for name, value in passed.items():
         if name in known and (wrong := known[name].check(value)):
             problems.found.append(Diagnostic("", Span(), wrong))  # of the call, not of the file
         elif name not in known and not spec.broken & {name, ANY}:
             hint = nearest(name, known) or "it has no parameters"
             unknown = f"{spec.name} has no parameter {name!r}"
             problems.found.append(Diagnostic("", Span(), unknown, hint))
-    chosen = {p.name: given.get(p.name, p.default) for p in spec.params}
+    chosen = {p.name: passed.get(p.name, p.default) for p in spec.params}
     legal = {n: known[n].default if known[n].check(v) else v for n, v in chosen.items()}
     return {name: _exact(known[name].type, value) for name, value in legal.items()}
 
@@ -71,11 +70,11 @@ class _Checker(Expressions):
         self,
         spec: Spec,
         params: Mapping[str, ParamValue],
-        given: Mapping[str, object],
+        passed: Mapping[str, object],
         problems: Problems,
     ) -> None:
         super().__init__(spec, params, problems, Pool())
-        self.given = given
+        self.passed = passed
         self.spec = replace(
             spec,
             payload=tuple(map(self.declared, spec.payload)),
@@ -88,20 +87,20 @@ class _Checker(Expressions):
         self.group = self.group_size()
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
         feeds, self.decay = self.feedback in ("error", "own"), self.factor()
-        self.kept_as = derived.kept_as(spec, self.given, feeds=feeds, problems=self.problems)
-        self.rules = Rules(self.pool, self.group > 0, encoding=True, selections=self.selections)
+        self.kept_as = derived.kept_as(spec, self.passed, feeds=feeds, problems=self.problems)
+        self.context = self.new_context(grouped=self.group > 0)
         unsized: list[check_fields.Unsized] = []
-        states = check_fields.states(self, self.group, unsized)
+        states = check_fields.states(self, unsized)
         env = self.globals() | {"g": self.pool.make("input", (), Type("float", "n"), "g")}
         env |= {s.name: check_fields.leaf(self, "state", s) for s in states}
-        bound = self.bind(env)
+        self.bind(spec.encode, env, self.context)
+        bound = [b.name for b in spec.encode]
         check_fields.sized_by_data(self, unsized, env)
         self.static = {name for name in bound if env[name].type.shape == "static"}
         self.when = self.condition(env)
-        found = check_arrays.widened(spec, check_fields.payload(self, env, self.group))
-        self.planes = planes.parted(self.rules, found, set(env), {b.name for b in spec.rounds})
+        found = check_arrays.widened(spec, check_fields.payload(self, env))
+        self.planes = planes.split(self.context, found, set(env), {b.name for b in spec.rounds})
         fields = tuple(f for parts in self.planes.values() for f, _ in parts)
-        self.rules = Rules(self.pool, self.group > 0, encoding=False, selections=self.selections)
         # Fixed-size fields first: then their places do not depend on selections.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.recoded)))
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
@@ -127,9 +126,9 @@ class _Checker(Expressions):
         chosen = self.selections.values()
         drawn = any(s.kind == "drawn" for s in chosen)
         keys = [s.key for s in chosen]
-        arrays = (
-            drawn or bool(spec.rounds) or matrices.uses(decode, *roots, *keys, *updates.values())
-        )
+        nodes = walk(decode, *roots, *keys, *updates.values())
+        matrices = any(e.type.shape == "matrix" or e.op in MIXING for e in nodes)
+        arrays = drawn or bool(spec.rounds) or matrices
         decoded = None if arrays else feedback.decoded(self.pool, decode, fields)
         feed = self.feedback != "none"
         differences = self.feedback == "difference"
@@ -190,23 +189,15 @@ class _Checker(Expressions):
             item = replace(item, condition=None) if holds else item.other
         return item
 
-    def in_order(self, section: tuple[Binding, ...]) -> Iterator[Binding]:
-        """A section's bindings, one by one. Meanwhile messages know all names of the section."""
-        self.order = check_names.below(section)
-        for binding in section:
-            self.current = binding.name
-            yield binding
-        self.order, self.current = {}, ""
-
-    def bind(self, env: dict[str, Expr]) -> list[str]:
-        bound = []
-        for binding in self.in_order(self.spec.encode):
-            value = self.expr(binding.value, env, binding.name)
+    def bind(self, section: tuple[Binding, ...], env: dict[str, Expr], context: Context) -> Expr:
+        """Add a section's bindings to `env`, in order; the value of the last."""
+        value, order = ERROR, {b.name: b.span for b in section}
+        for b in section:
+            value = self.expr(b.value, Scope(env, context, b.name, order))
             if value.op in SELECTING:
-                value = self.select(binding.name, value)
-            env[binding.name] = value
-            bound.append(binding.name)
-        return bound
+                value = self.select(b.name, value)
+            env[b.name] = value
+        return value
 
     def select(self, name: str, value: Expr) -> Expr:
         """Register a selection. Returns the reference to it that its name stands for."""
@@ -219,7 +210,7 @@ class _Checker(Expressions):
 
     def bounded(self, s: Selection) -> Selection:
         """A selection of which the parameters are in the bound."""
-        return replace(s, limit=self.settled(s.limit))
+        return replace(s, limit=self.context.settled(s.limit))
 
     def factor(self) -> float:
         """The residual's decay, or the share of a difference that the reference takes up."""
@@ -249,14 +240,14 @@ class _Checker(Expressions):
     def condition(self, env: Mapping[str, Expr]) -> Expr | None:
         """`when:`, a condition of n alone."""
         tree = self.spec.when
-        value = ERROR if tree is None else self.expr(tree, env, "")
+        value = ERROR if tree is None else self.expr(tree, self.scope(env))
         if tree is None or value is ERROR:
             return None
         if not self.constant_of_params(value) or value.type.dtype != "bool":
             hint = "like `n > 1000`"
             self.problems.add(tree.span, "`when:` is a condition of n and parameters", hint)
             return None
-        return self.settled(value)
+        return self.context.settled(value)
 
     def decode_knows(self, value: Expr) -> bool:
         """True if decode can use a binding of encode: it needs no data, or its draws are the same
@@ -264,7 +255,7 @@ class _Checker(Expressions):
         if value is ERROR:
             return True  # it may
         if value.op == "selection":
-            return self.rules.is_drawn(str(value.value))
+            return self.context.is_drawn(str(value.value))
         leaves = [e for e in walk(value) if not e.args]
         drawn = any(e.op in ("shared", "random_matrix") for e in leaves)
         alike = ("shared", "random_matrix", "ones", "const", "param")
@@ -273,16 +264,15 @@ class _Checker(Expressions):
 
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr:
         self.fields = {f.name: f for f in fields}
+        context = self.new_context(grouped=self.group > 0, encoding=False)
         env = self.globals() | dict(known_too)
         del env["step"]
         env |= {d.name: ERROR for d in self.spec.payload}
         for name, parts in self.planes.items():
             codes = [(check_fields.leaf(self, "field", f), shift) for f, shift in parts]
-            env[name] = planes.joined(self.rules, codes)
-        result = ERROR
-        for binding in self.in_order(self.spec.decode):
-            result = env[binding.name] = self.expr(binding.value, env, binding.name, decoding=True)
-        return result if result is ERROR else self.result(result)
+            env[name] = planes.joined(context, codes)
+        value = self.bind(self.spec.decode, env, context)
+        return value if value is ERROR else self.result(value)
 
     def result(self, value: Expr) -> Expr:
         span = self.spec.decode[-1].value.span
@@ -303,7 +293,7 @@ class _Checker(Expressions):
                 "compute on the values before scattering them",
             )
             return ERROR
-        return self.rules.lift(self.rules.number(value, "float"), "n")
+        return self.context.lift(self.context.number(value), "n")
 
     def merge_fits(self, fields: tuple[Field, ...], decode: Expr) -> None:
         """Report `merge: sum` unless decode returns the payload's only field, a number per

@@ -6,48 +6,40 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from compll.errors import Problems, RuleError, Span, nearest
+from compll.frontend.rule_context import Context
 from compll.frontend.spec import ANY, Binding, Declared, Spec
 from compll.frontend.syntax import Name, Syntax
-from compll.ir.expr import Expr, Pool, Type, walk
+from compll.ir.expr import Expr, Type, walk
 from compll.ir.module import Field, Selection
+from compll.numerics.bits import FORMATS
 
 HOW = ("mean", "max")
 #: storages that a native all-reduce adds
 ADDITIVE = ("float32", "float16", "bfloat16")
-FLOATS = (*ADDITIVE, "float8_e4m3")
+FLOATS = ("float32", *FORMATS)
 
 
 def field(
-    item: Declared,
-    storage: str,
-    bits: int,
-    expr: Expr,
-    dims: tuple[Expr, ...] | None,
-    problems: Problems,
-    *,
+    item: Declared, storage: str, bits: int, expr: Expr, dims: tuple[Expr, ...] | None, *,
     added: bool,
-) -> Field | None:
-    """The payload field of a matrix; None, with the reason in `problems`, if it does not fit.
+) -> Field:  # fmt: skip
+    """The payload field of a matrix. Raises RuleError if it does not fit.
 
     added: the ranks add the field up.
     """
-    allowed = ADDITIVE if added else (*FLOATS, "uint")
-    if expr.type.shape == "matrix" and storage not in allowed:
-        what = f"{', '.join(FLOATS)} or uint of 1 to 15 bits"
-        what = f"{', '.join(ADDITIVE)} where ranks add" if added else what
-        hint = "other types travel by element: flat(m), and [n]"
-        problems.add(item.span, f"{item.name!r}: a matrix is {what}, not {item.base}", hint)
-        return None
-    if expr.type.shape != "matrix" or dims != expr.type.dims:
+    matrix, allowed = expr.type.shape == "matrix", ADDITIVE if added else (*FLOATS, "uint")
+    if matrix and storage not in allowed:
+        types = f"{', '.join(FLOATS)} or uint of 1 to 15 bits"
+        types = f"{', '.join(ADDITIVE)} where ranks add" if added else types
+        message = f"{item.name!r}: a matrix is {types}, not {item.base}"
+        raise RuleError(message, "other types travel by element: flat(m), and [n]")
+    if not matrix or dims != expr.type.dims:
         declared = "no matrix" if dims is None else str(Type("float", "matrix", dims=dims))
-        problems.add(
-            item.span,
+        hint = "write the rows and columns as in encode, or store flat(m)"
+        raise RuleError(
             f"{item.name!r} is declared {declared} but is {expr.type}",
-            "write the rows and columns as in encode, or store flat(m)"
-            if expr.type.shape == "matrix"
-            else "matrix(x, columns) makes a matrix",
+            hint if matrix else "matrix(x, columns) makes a matrix",
         )
-        return None
     return Field(item.name, storage, bits, "matrix", "", expr, dims)
 
 
@@ -60,9 +52,9 @@ def widened(spec: Spec, fields: tuple[Field, ...]) -> tuple[Field, ...]:
     )
 
 
-def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) -> Expr:
+def combined(c: Context, spec: Spec, tree: Syntax, value: Expr) -> Expr:
     """The value that ranks combine a field to. Raises RuleError."""
-    if decoding:
+    if not c.encoding:
         raise RuleError(
             "decode sees what the ranks combined already", "write the payload's name alone"
         )
@@ -72,11 +64,10 @@ def combined(pool: Pool, spec: Spec, tree: Syntax, given: Expr, decoding: bool) 
             "combined takes the name of a payload field of `rounds:`",
             nearest(tree.name, known) if isinstance(tree, Name) else "give the value a name",
         )
-    if given.type.shape not in ("n", "matrix", "scalar", "static", "kept"):
-        raise RuleError(f"combined takes elements, a matrix or one number, not {given.type}")
-    shape = "scalar" if given.type.shape == "static" else given.type.shape
-    made = Type("float", shape, given.type.of, given.type.dims)
-    return pool.make("combined", (), made, tree.name)
+    if value.type.shape not in ("n", "matrix", "scalar", "static", "kept"):
+        raise RuleError(f"combined takes elements, a matrix or one number, not {value.type}")
+    shape = "scalar" if value.type.shape == "static" else value.type.shape
+    return c.pool.make("combined", (), replace(value.type, dtype="float", shape=shape), tree.name)
 
 
 def combinations(spec: Spec, problems: Problems) -> None:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from compll.errors import Problems, RuleError, Span, closest, nearest
 from compll.frontend import check_arrays
 from compll.frontend.check_exprs import ERROR, Expressions
 from compll.frontend.check_spread import values
+from compll.frontend.rule_context import WHOLE_SIZES
+from compll.frontend.rule_elements import arithmetic, trit, where, whole_element, whole_number
 from compll.frontend.spec import Declared
 from compll.frontend.syntax import Name, Syntax, names
-from compll.ir import matrices
 from compll.ir.expr import Expr, Type
 from compll.ir.module import HALVES, PACKED, POSITIONS, WHOLE, Field
 from compll.ir.storage import STORAGES
@@ -34,23 +35,29 @@ def leaf(c: Expressions, op: str, item: Field) -> Expr:
 # states
 
 
-def states(c: Expressions, group: int, unsized: list[Unsized]) -> tuple[Field, ...]:
+def states(c: Expressions, unsized: list[Unsized]) -> tuple[Field, ...]:
     """The declared states without wrong ones, which become broken names. Parts of declarations
     that need data, which encode may explain, are added to `unsized`."""
     sizes = _sizes(c) if any(item.second for item in c.spec.state) else {}
-    made = [_state(c, item, group, sizes, unsized) for item in c.spec.state]
-    c.broken |= {item.name for item, one in zip(c.spec.state, made, strict=True) if one is None}
-    return tuple(state for state in made if state is not None)
+    fields = {}
+    for item in c.spec.state:
+        try:
+            fields[item.name] = _state(c, item, sizes, unsized)
+        except RuleError as error:
+            c.problems.add(item.span, str(error), error.hint)
+    right = tuple(field for field in fields.values() if field is not None)
+    c.broken |= {item.name for item in c.spec.state} - {field.name for field in right}
+    return right
 
 
 def _state(
-    c: Expressions, item: Declared, group: int, sizes: Mapping[str, Expr], unsized: list[Unsized]
+    c: Expressions, item: Declared, sizes: Mapping[str, Expr], unsized: list[Unsized]
 ) -> Field | None:
     if item.second is not None and item.base == "float32":
         unknown = {b.name for b in c.spec.encode} - set(sizes)
         for tree in (item.dim, item.second):
-            if tree is not None and (taken := names(tree) & unknown):
-                unsized.append((tree.span, taken))
+            if tree is not None and (by_data := names(tree) & unknown):
+                unsized.append((tree.span, by_data))
                 return None
         dims = _dims(c, item, sizes)
         return None if dims is None else Field(item.name, "float32", 32, "matrix", dims=dims)
@@ -58,12 +65,9 @@ def _state(
     half = item.base in HALVES and per_element
     if not half and not (item.base == "float32" and (item.dim is None or per_element)):
         message = f"state {item.name!r} is float32, float32[n] or float32[rows, columns]"
-        hint = "bfloat16[n] and float16[n] keep 16 bits per element"
-        c.problems.add(item.span, message, hint)
-        return None
-    if group and not per_element:
-        c.problems.add(item.span, "a grouped spec keeps states per element", "float32[n]")
-        return None
+        raise RuleError(message, "bfloat16[n] and float16[n] keep 16 bits per element")
+    if c.context.grouped and not per_element:
+        raise RuleError("a grouped spec keeps states per element", "float32[n]")
     return Field(item.name, item.base, 32, "n" if per_element else "scalar")
 
 
@@ -73,7 +77,7 @@ def _sizes(c: Expressions) -> dict[str, Expr]:
     env = quiet.globals()
     for b in c.spec.encode:
         if names(b.value) <= set(env):
-            value = quiet.expr(b.value, env, b.name)
+            value = quiet.expr(b.value, quiet.scope(env, b.name))
             if value is not ERROR and quiet.constant_of_params(value):
                 env[b.name] = value
     return env
@@ -83,29 +87,28 @@ def sized_by_data(c: Expressions, unsized: list[Unsized], env: Mapping[str, Expr
     """Refuse states whose size depends on data, unless a mistake in encode explains it: without one
     a wrong size depends on the state itself."""
     mistaken = bool(c.problems.found)
-    for span, taken in unsized:
-        if not (mistaken and any(c.excused(name) or env.get(name) is ERROR for name in taken)):
-            c.problems.add(span, matrices.WHOLE_SIZES, f"{min(taken)!r} depends on data")
+    for span, names_ in unsized:
+        if not (mistaken and any(c.excused(name) or env.get(name) is ERROR for name in names_)):
+            c.problems.add(span, WHOLE_SIZES, f"{min(names_)!r} depends on data")
 
 
 def _dims(c: Expressions, item: Declared, env: Mapping[str, Expr]) -> tuple[Expr, ...] | None:
     """The rows and columns that a declaration gives to a matrix."""
-    found = []
+    dims = []
     for tree in (item.dim, item.second):
-        value = ERROR if tree is None else c.expr(tree, env, "")
+        value = ERROR if tree is None else c.expr(tree, c.scope(env))
         if tree is None or value is ERROR:
             return None
         try:
-            found.append(matrices.dimension(c.settled(value)))
+            dims.append(c.context.dimension(value))
         except RuleError as error:
             c.problems.add(tree.span, str(error), error.hint)
-    return tuple(found) if len(found) == 2 else None
+    return tuple(dims) if len(dims) == 2 else None
 
 
 def updates(c: Expressions, states: tuple[Field, ...], env: Mapping[str, Expr]) -> dict[str, Expr]:
     """The new values of states, of which each has one."""
     known = {s.name: s for s in states}
-    c.rules.encoding = True
     named, meant = {b.name for b in c.spec.update}, set[str]()
     computed = {b.name for b in c.spec.encode} - {s.name for s in c.spec.state} - c.spec.broken
     for b in c.spec.update:
@@ -118,7 +121,7 @@ def updates(c: Expressions, states: tuple[Field, ...], env: Mapping[str, Expr]) 
             span = c.spec.spans.get("update", c.spec.spans.get("state", Span()))
             hint = f"add `update: {{{name}: ...}}`"
             c.problems.add(span, f"state {name!r} is never updated", hint)
-    pairs = [(b, c.expr(b.value, env, b.name)) for b in c.spec.update]
+    pairs = [(b, c.expr(b.value, c.scope(env, b.name))) for b in c.spec.update]
     return {
         b.name: _fitted(c, b.value, known[b.name], e)
         for b, e in pairs
@@ -154,7 +157,7 @@ def _fitted(c: Expressions, syntax: Syntax, state: Field, value: Expr) -> Expr:
     elif value.type.dtype not in ("selection", "str") and level in (
         "static", "scalar", state.shape
     ):  # fmt: skip
-        return c.rules.lift(_floats(c, value), state.shape)
+        return c.context.lift(_floats(c, value), state.shape)
     elif level == "n":
         hint = f"declare it as {state.storage}[n]"
     c.problems.add(syntax.span, f"state {state.name!r} cannot hold {value.type}", hint)
@@ -165,97 +168,101 @@ def _floats(c: Expressions, value: Expr) -> Expr:
     """A state's value as floats. A `where` on selected elements stays outermost."""
     if value.op == "where" and value.args[0].op == "in":
         condition, *either = value.args
-        value = c.rules.where("where", (condition, *(c.rules.number(a, "float") for a in either)))
-    return c.rules.number(value, "float")
+        value = where(c.context, "where", condition, *map(c.context.number, either))
+    return c.context.number(value)
 
 
 # payload fields
 
 
-def payload(c: Expressions, env: Mapping[str, Expr], group: int) -> tuple[Field, ...]:
+def payload(c: Expressions, env: Mapping[str, Expr]) -> tuple[Field, ...]:
     """The fields whose declaration and value fit."""
-    made = [_field(c, item, env, group) for item in c.spec.payload]
-    return tuple(field for field in made if field is not None)
+    fields = []
+    for item in c.spec.payload:
+        try:
+            fields.append(_field(c, item, env))
+        except RuleError as error:
+            c.problems.add(error.span or item.span, str(error), error.hint)
+    return tuple(field for field in fields if field is not None)
 
 
-def _field(c: Expressions, item: Declared, env: Mapping[str, Expr], group: int) -> Field | None:
+def _field(c: Expressions, item: Declared, env: Mapping[str, Expr]) -> Field | None:
+    """A payload field; None if a mistake elsewhere explains that it is wrong. Raises RuleError."""
     storage, bits = _storage(c, item)
     expr = env.get(item.name, ERROR)
     if item.name not in env and not c.excused(item.name):
-        _undefined(c, item)
+        _report_undefined(c, item)
     if expr is ERROR:
         known = {p.name for p in c.spec.params}  # a table's length may be a parameter
         named = item.dim.name if isinstance(item.dim, Name) else ""
         if named and named not in known and env.get(named) is not ERROR:
-            _length(c, item)
+            _need_length(c, item)
         return None
     if item.second is not None or expr.type.shape == "matrix":
         dims = _dims(c, item, env) if item.second is not None else None
         if item.second is not None and dims is None:
             return None
         added = item.name in {b.name for b in c.spec.rounds}
-        return check_arrays.field(item, storage, bits, expr, dims, c.problems, added=added)
-    shape, of = _dimension(c, item, expr, group)
+        return check_arrays.field(item, storage, bits, expr, dims, added=added)
     if expr.type.dtype in ("selection", "str"):
         message = f"{item.name!r} is a {expr.type.dtype}, not numbers"
-        c.problems.add(item.span, message, "store indices(selection) and x[selection]")
+        raise RuleError(message, "store indices(selection) and x[selection]")
+    level = _level(c, item, expr)
+    if level is None:
         return None
-    if shape == "" or not _holds(c, item, storage, bits, shape, expr):
-        return None
+    shape, of = level
+    _need_room(c, item, storage, bits, shape, expr)
     if (storage, bits) == ("uint", 8) and shape in ("scalar", "group"):
         storage = "byte"
-    return Field(
-        item.name, storage, bits, shape, of, _stored(c, c.rules.lift(expr, shape, of), storage)
-    )
+    value = _stored(c, c.context.lift(expr, shape, of), storage)
+    return Field(item.name, storage, bits, shape, of, value)
 
 
 def _stored(c: Expressions, expr: Expr, storage: str) -> Expr:
     """The value that a type stores for an expression; feedback must know it."""
     if storage in ("trit", "runs"):
-        return c.rules.trit(expr)
+        return trit(c.context, expr)
     if storage in check_arrays.FLOATS:
-        return c.rules.number(expr, "float")
-    held = STORAGES[storage].whole if storage in WHOLE and expr.op != "indices" else None
-    if held is None:
+        return c.context.number(expr)
+    limits = STORAGES[storage].whole if storage in WHOLE and expr.op != "indices" else None
+    if limits is None:
         return expr
-    low, high = held
+    low, high = limits
     if storage in ("uint16", "byte") or expr.type.shape == "scalar":
-        return c.rules.whole_number(expr, low, high)
-    expr = c.rules.whole_element(expr)  # an int32, so uint32 has half its range
+        return whole_number(c.context, expr, low, high)
+    expr = whole_element(c.context, expr)  # an int32, so uint32 has half its range
     if values(expr)[0] >= low:
         return expr
-    return c.rules.arithmetic("max", (expr, c.pool.const(low)))
+    return arithmetic(c.context, "max", expr, c.pool.const(low))
 
 
-def _holds(c: Expressions, item: Declared, storage: str, bits: int, shape: str, expr: Expr) -> bool:
-    """True if a type can hold values of this shape; else reports it."""
+def _need_room(
+    c: Expressions, item: Declared, storage: str, bits: int, shape: str, expr: Expr
+) -> None:
+    """Raise RuleError if a type cannot hold values of this shape."""
     if storage in PACKED and shape in ("scalar", "group") and (storage, bits) != ("uint", 8):
-        each = " per group" * (shape == "group")
+        each, floats = " per group" * (shape == "group"), check_arrays.FLOATS
         written = f"{item.base}[...]" if item.bits is not None else item.base
-        message = f"{item.name!r} is one number{each}, and {written} holds elements"
-        hint = (
-            "use uint8, uint16, int32 or uint32 for a whole number, float32, float16, bfloat16 or "
-            f"float8_e4m3 for another, or {written}[n] to repeat it for every element"
+        raise RuleError(
+            f"{item.name!r} is one number{each}, and {written} holds elements",
+            f"use uint8, uint16, int32 or uint32 for a whole number, {', '.join(floats[:-1])} or "
+            f"{floats[-1]} for another, or {written}[n] to repeat it for every element",
         )
-    elif storage in POSITIONS and expr.op != "indices":
+    if storage in POSITIONS and expr.op != "indices":
         message = f"{item.name!r}: {storage} holds the positions of a selection"
-        hint = "store indices(selection)"
-    elif storage not in ("trit", "runs", "huffman") or (
-        shape == "n" and (storage == "trit" or not c.selections)
-    ):
-        return True
-    else:
-        what, hint = storage, "use trit[n], or uint2 for selected elements"
-        if storage == "huffman":
-            what, hint = "Huffman codes", "use uint[bits], of which a code has a fixed length"
-        message = f"{item.name!r}: {storage} holds a value of every element"
-        if shape == "n":
-            message = f"{item.name!r}: {what} do not go together with selections"
-    c.problems.add(item.span, message, hint)
-    return False
+        raise RuleError(message, "store indices(selection)")
+    if storage not in ("trit", "runs", "huffman"):
+        return
+    codes, hint = storage, "use trit[n], or uint2 for selected elements"
+    if storage == "huffman":
+        codes, hint = "Huffman codes", "use uint[bits], of which a code has a fixed length"
+    if shape != "n":
+        raise RuleError(f"{item.name!r}: {storage} holds a value of every element", hint)
+    if storage != "trit" and c.selections:
+        raise RuleError(f"{item.name!r}: {codes} do not go together with selections", hint)
 
 
-def _undefined(c: Expressions, item: Declared) -> None:
+def _report_undefined(c: Expressions, item: Declared) -> None:
     """Report a payload field that encode does not define; decode may misspell its name."""
     defined = {b.name for b in c.spec.encode} | {"g"}
     used = set[str]().union(*(names(b.value) for b in c.spec.decode))
@@ -268,56 +275,48 @@ def _undefined(c: Expressions, item: Declared) -> None:
 
 def _storage(c: Expressions, item: Declared) -> tuple[str, int]:
     """The storage and bits of a declared type."""
-    if item.base == "bool":
-        return "uint", 1
-    if item.base in ("float", "bfloat"):
-        known = {16: f"{item.base}16", 32: "float32"}
-        return _sized(c, item, known), 32
-    if item.base in ("trit", "runs"):
-        return item.base, 2
-    if item.base == "huffman":
-        return item.base, _bits(c, item, 8)
-    if not item.base.startswith("uint") or item.base in WHOLE:
-        return item.base, 32
-    bits = int(item.base[4:]) if item.bits is None and item.base != "uint" else None
-    return "uint", bits or _bits(c, item, 15)
+    base = item.base
+    if base in ("float", "bfloat"):
+        storages = {16: f"{base}16", 32: "float32"}
+        bits = _bits(c, item, storages, 32, " or ".join(map(str, storages)))
+        return storages.get(bits, "float32"), 32
+    if base == "huffman":
+        return base, _bits(c, item, range(1, 9), 8, "1 to 8")
+    if base == "uint":
+        added = item.name in {b.name for b in c.spec.rounds}
+        least = 0 if item.second is None and not added else 1
+        return base, _bits(c, item, range(least, 16), 8, f"{least} to 15")
+    if base.startswith("uint") and base not in WHOLE:
+        return "uint", int(base[4:])
+    return ("uint", 1) if base == "bool" else (base, 2 if base in ("trit", "runs") else 32)
 
 
-def _bits(c: Expressions, item: Declared, most: int) -> int:
-    """The bits in brackets, up to `most`, of a uint from 0 on; 8 in place of wrong ones."""
-    value = None if item.bits is None else c.constant(item.bits)
-    added = item.name in {b.name for b in c.spec.rounds}
-    least = 0 if item.base == "uint" and item.second is None and not added else 1
-    if isinstance(value, int | float) and value in range(least, most + 1):
-        return int(value)
-    if value is not None:
-        c.problems.add(item.span, f"{item.base} has {least} to {most} bits, not {value}")
-    return 8
-
-
-def _sized(c: Expressions, item: Declared, known: Mapping[int, str]) -> str:
-    """The storage for a width in brackets; float32 in place of a wrong one."""
+def _bits(
+    c: Expressions, item: Declared, allowed: Container[object], instead: int, words: str
+) -> int:
+    """The bits in brackets; `instead` of wrong ones, which are reported."""
     assert item.bits is not None
     value = c.constant(item.bits)
-    storage = next((s for bits, s in known.items() if bits == value), None)
-    if storage is None and value is not None:
-        widths = " or ".join(map(str, known))
-        c.problems.add(item.span, f"{item.base} has {widths} bits, not {value}")
-    return storage or "float32"
+    if isinstance(value, int | float) and value in allowed:
+        return int(value)
+    if value is not None:
+        c.problems.add(item.span, f"{item.base} has {words} bits, not {value}")
+    return instead
 
 
-def _dimension(c: Expressions, item: Declared, expr: Expr, group: int) -> tuple[str, str]:
-    """The level that a declaration gives a field, checked against its expression; ("", "") if they
-    do not fit."""
+def _level(c: Expressions, item: Declared, expr: Expr) -> tuple[str, str] | None:
+    """The level that a declaration gives a field, and its selection; None if a mistake elsewhere
+    explains that it is wrong. Raises RuleError if they do not fit."""
     if expr.type.shape == "table":
-        return _table_dimension(c, item, expr)
+        return _table_level(c, item, expr)
     if item.dim is None and expr.type.shape == "scalar":
         return "scalar", ""
-    if not _length(c, item):
-        return "", ""
+    if not _need_length(c, item):
+        return None
     name = item.dim.name if isinstance(item.dim, Name) else None
-    declared = {None: ("group" if group else "scalar", ""), "n": ("n", ""), "groups": ("group", "")}
-    shape, of = declared.get(name, ("kept", name or ""))
+    one = "group" if c.context.grouped else "scalar"
+    shape = {None: one, "n": "n", "groups": "group"}.get(name, "kept")
+    of = str(name) if shape == "kept" else ""
     level = expr.type.shape
     repeated = level in ("scalar", "group") and shape in ("n", "group")
     if (level, expr.type.of) == (shape, of) or level == "static" or repeated:
@@ -325,39 +324,37 @@ def _dimension(c: Expressions, item: Declared, expr: Expr, group: int) -> tuple[
     is_ = _named(level, expr.type.of)
     message = f"{item.name!r} is declared {_named(shape, of)} but is {is_}"
     hint = {"n": "write [n] after the type", "kept": f"write [{expr.type.of}] after the type"}
-    c.problems.add(item.span, message, hint.get(level, ""))
-    return "", ""
+    raise RuleError(message, hint.get(level, ""))
 
 
-def _length(c: Expressions, item: Declared) -> bool:
-    """True if a declaration has a known length or none; else reports it."""
+def _need_length(c: Expressions, item: Declared) -> bool:
+    """True if a declaration has a known length or none; false if a mistake elsewhere explains that
+    it is unknown. Raises RuleError."""
     name = item.dim.name if isinstance(item.dim, Name) else None
     lengths = ["n", "groups", *c.selections]
     if item.dim is None or item.second is not None or name in lengths:
         return True
+    if c.excused(name or ""):
+        return False
     if name is None:
         message = f"the length of {item.name!r} is no name"
         hint = f"{', '.join(lengths)}; a matrix has rows and columns, like float32[n, 1]"
     else:
         message, hint = f"{item.name!r} has an unknown length {name!r}", nearest(name, lengths)
-    if not c.excused(name or ""):
-        c.problems.add(item.dim.span, message, hint)
-    return False
+    raise RuleError(message, hint, item.dim.span)
 
 
-def _table_dimension(c: Expressions, item: Declared, expr: Expr) -> tuple[str, str]:
+def _table_level(c: Expressions, item: Declared, expr: Expr) -> tuple[str, str] | None:
     """The level of a table, checked against its declared size."""
     if expr.op == "literal":
-        hint = "decode knows it by its name"
-        c.problems.add(item.span, f"{item.name!r} does not depend on data", hint)
-        return "", ""
+        raise RuleError(f"{item.name!r} does not depend on data", "decode knows it by its name")
     size = c.constant(item.dim) if item.dim is not None else 1
     if item.base == "float32" and size == int(expr.type.of):
         return "table", expr.type.of
-    if size is not None:
-        message = f"{item.name!r} is a table of {expr.type.of} numbers"
-        c.problems.add(item.span, message, f"write float32[{expr.type.of}] or its parameter")
-    return "", ""
+    if size is None:
+        return None
+    message = f"{item.name!r} is a table of {expr.type.of} numbers"
+    raise RuleError(message, f"write float32[{expr.type.of}] or its parameter")
 
 
 def _named(shape: str, of: str) -> str:

@@ -7,18 +7,13 @@ from collections.abc import Container, Iterable, Mapping
 
 from compll.errors import Problems, Span, nearest
 from compll.frontend.operators import CALLABLE, CONSTANTS, MEANT, OPERATORS, RESERVED, SYNONYMS
-from compll.frontend.spec import Binding, Param, ParamValue, Spec
+from compll.frontend.spec import Param, ParamValue, Spec
 from compll.frontend.syntax import SYMBOLS, Call, Name, Syntax, Word, called, names
 from compll.ir.module import MEAN, REFERENCE, RESIDUAL
 
 Advice = tuple[str, str]
 #: arguments of compll.compile besides a spec's parameters
 TAKEN = ("name_or_path", "target")
-
-
-def below(bindings: Iterable[Binding]) -> dict[str, Span]:
-    """The place at which a section defines each of its names."""
-    return {b.name: b.span for b in bindings}
 
 
 def unknown(

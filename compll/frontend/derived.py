@@ -26,13 +26,13 @@ def accepted(spec: Spec) -> tuple[Param, ...]:
 
 
 def kept_as(
-    spec: Spec, given: Mapping[str, object], *, feeds: bool, problems: Problems
+    spec: Spec, arguments: Mapping[str, object], *, feeds: bool, problems: Problems
 ) -> dict[str, str]:
     """Derived parameters with other values than their defaults; `feeds`: the spec has feedback.
 
     They choose the type of states, not the meaning of payloads.
     """
-    value = given.get(RESIDUAL.name, RESIDUAL.default)
+    value = arguments.get(RESIDUAL.name, RESIDUAL.default)
     if RESIDUAL not in accepted(spec) or RESIDUAL.check(value) or value == RESIDUAL.default:
         return {}
     if not feeds:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from compll.errors import Diagnostic, Problems
+from compll.frontend.operators import OPERATORS
 from compll.frontend.spec import Binding, Declared, Spec
 from compll.frontend.syntax import Call, Name, Syntax, names
 from compll.ir.expr import Expr, Type, walk
@@ -17,24 +18,21 @@ from compll.ir.static import depends, evaluate
 
 #: operators whose values differ from step to step
 DRAWS = ("uniform", "shared", "random_matrix", "chosen")
-#: operators of one number that keep or reverse its sign
-SIGNED = ("neg", "sign", "floor", "ceil", "round", "float16", "bfloat16", "bfloat16_up",
-          "float8_e4m3")  # fmt: skip
 
 
 def warnings(spec: Spec, module: Module) -> list[Diagnostic]:
     """Warnings for a spec without errors; `module` is the same spec, typed."""
-    found = Problems(spec.path, most=math.inf)
-    needed = _decode(spec, found)
-    _bindings(spec, needed, found)
-    _params(spec, needed, found)
-    _fields(spec, needed, found)
-    _negatives(spec, module, found)
-    _unbiased(spec, module, found)
-    return found.found
+    problems = Problems(spec.path, most=math.inf)
+    needed = _decode(spec, problems)
+    _bindings(spec, needed, problems)
+    _params(spec, needed, problems)
+    _fields(spec, needed, problems)
+    _negatives(spec, module, problems)
+    _unbiased(spec, module, problems)
+    return problems.found
 
 
-def _decode(spec: Spec, found: Problems) -> set[str]:
+def _decode(spec: Spec, problems: Problems) -> set[str]:
     """Names from outside that decode's result depends on. A name of decode's own hides others."""
     needed = names(spec.decode[-1].value)
     for b in reversed(spec.decode[:-1]):
@@ -42,11 +40,11 @@ def _decode(spec: Spec, found: Problems) -> set[str]:
             needed = needed - {b.name} | names(b.value)
         else:
             hint = "remove it; the last name is the result"
-            found.add(b.span, f"warning: nothing uses {b.name!r}", hint)
+            problems.add(b.span, f"warning: nothing uses {b.name!r}", hint)
     return needed
 
 
-def _bindings(spec: Spec, needed: set[str], found: Problems) -> None:
+def _bindings(spec: Spec, needed: set[str], problems: Problems) -> None:
     """Warn of bindings that nothing depends on, and of states that only states depend on."""
     encode = {b.name: names(b.value) for b in spec.encode}
     update = {b.name: names(b.value) for b in spec.update}
@@ -55,12 +53,12 @@ def _bindings(spec: Spec, needed: set[str], found: Problems) -> None:
     for b in spec.encode:
         if b.name not in used:
             hint = "remove it, or put it into the payload"
-            found.add(b.span, f"warning: nothing uses {b.name!r}", hint)
+            problems.add(b.span, f"warning: nothing uses {b.name!r}", hint)
     used = _reached(encode | update, ends)
     for s in spec.state:
         if s.name not in used:
             message = f"warning: state {s.name!r} changes nothing that is sent"
-            found.add(s.span, message, "use it in encode, or remove it")
+            problems.add(s.span, message, "use it in encode, or remove it")
 
 
 def _reached(graph: Mapping[str, set[str]], ends: set[str]) -> set[str]:
@@ -100,21 +98,21 @@ def _values(bindings: Iterable[Binding]) -> Iterable[Syntax]:
     return (b.value for b in bindings)
 
 
-def _params(spec: Spec, needed: set[str], found: Problems) -> None:
+def _params(spec: Spec, needed: set[str], problems: Problems) -> None:
     computed = _values((*spec.encode, *spec.update))
     used = needed.union(*map(names, (*computed, *_conditions(spec))))
     for p in spec.params:
         if p.name not in used:
-            found.add(p.span, f"warning: nothing uses parameter {p.name!r}", "remove it")
+            problems.add(p.span, f"warning: nothing uses parameter {p.name!r}", "remove it")
 
 
-def _fields(spec: Spec, needed: set[str], found: Problems) -> None:
+def _fields(spec: Spec, needed: set[str], problems: Problems) -> None:
     """Warn of payload fields that nothing uses. In `rounds:` ranks may need a field to go on."""
     used = needed.union(*map(_combined, _values((*spec.encode, *spec.update))))
     for d in spec.payload:
         if d.name not in used:
             message = f"warning: decode does not use payload field {d.name!r}"
-            found.add(d.span, message, "remove it: it travels for nothing")
+            problems.add(d.span, message, "remove it: it travels for nothing")
 
 
 def _combined(tree: Syntax) -> set[str]:
@@ -125,7 +123,7 @@ def _combined(tree: Syntax) -> set[str]:
     return own.union(*map(_combined, tree.args))
 
 
-def _negatives(spec: Spec, module: Module, found: Problems) -> None:
+def _negatives(spec: Spec, module: Module, problems: Problems) -> None:
     """Warn of fields of unsigned type that lose negative values."""
     g = module.pool.make("input", (), Type("float", "n"), "g")
     for d in _alternatives(spec.payload):
@@ -133,10 +131,10 @@ def _negatives(spec: Spec, module: Module, found: Problems) -> None:
         unsigned = d.base.startswith("uint") or d.base in ("bool", "trit", "runs", "huffman")
         if unsigned and value is not None and _negative(value):
             message = f"warning: {d.name!r} can be negative, which {d.base} holds as 0"
-            found.add(d.span, message, "add an offset in encode, and take it away in decode")
+            problems.add(d.span, message, "add an offset in encode, and take it away in decode")
 
 
-def _unbiased(spec: Spec, module: Module, found: Problems) -> None:
+def _unbiased(spec: Spec, module: Module, problems: Problems) -> None:
     """Warn of an `unbiased` that cannot hold: without draws each step loses the same."""
     roots = [f.expr for f in module.fields if f.expr is not None] + [module.decode]
     keys = [s.key for s in module.selections]
@@ -146,7 +144,7 @@ def _unbiased(spec: Spec, module: Module, found: Problems) -> None:
     if module.unbiased and not drawn and not lossless:
         message = "warning: `unbiased: true` cannot hold: nothing is drawn at random"
         hint = "round by floor(x + random(0, 1)), or remove it"
-        found.add(spec.unbiased.span, message, hint)
+        problems.add(spec.unbiased.span, message, hint)
 
 
 def _negative(x: Expr) -> bool:
@@ -157,10 +155,10 @@ def _negative(x: Expr) -> bool:
 
 def _below_zero(x: Expr) -> bool:
     """True if x is a negative literal."""
-    given = x.args[0] if x.op == "lift" else x
-    if given.type.shape != "static" or depends(given):
+    number = x.args[0] if x.op == "lift" else x
+    if number.type.shape != "static" or depends(number):
         return False
-    value = evaluate(given, {})
+    value = evaluate(number, {})
     return not isinstance(value, str) and value < 0
 
 
@@ -168,7 +166,7 @@ def _either(x: Expr) -> bool:
     """True if x has both signs: an element of the gradient, or a multiple by a shared number."""
     if x.op == "input":
         return True
-    if x.op in SIGNED:
+    if x.op in OPERATORS and OPERATORS[x.op].signed:
         return _either(x.args[0])
     if x.op in ("mul", "div"):
         a, b = x.args

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from compll.frontend.rule_elements import Rules
+from compll.frontend.rule_context import Context
+from compll.frontend.rule_elements import integer, whole_number
 from compll.ir.expr import Expr
 from compll.ir.module import Field
 
@@ -17,37 +18,35 @@ from compll.ir.module import Field
 Plane = tuple[Field, int]
 
 
-def parted(
-    rules: Rules, fields: Iterable[Field], taken: Container[str], added: Container[str]
+def split(
+    c: Context, fields: Iterable[Field], taken: Container[str], added: Container[str]
 ) -> dict[str, list[Plane]]:
     """The planes of every field, lowest first; the field itself if it needs no others.
 
     taken: names that planes cannot have; added: fields that ranks add as they are.
     """
-    return {
-        f.name: list(_planes(rules, f, taken)) if f.name not in added else [(f, 0)] for f in fields
-    }
+    return {f.name: list(_planes(c, f, taken)) if f.name not in added else [(f, 0)] for f in fields}
 
 
-def _planes(rules: Rules, field: Field, taken: Container[str]) -> Iterator[Plane]:
+def _planes(c: Context, field: Field, taken: Container[str]) -> Iterator[Plane]:
     widths = [bits for bits in (8, 4, 2, 1) if field.bits & bits]
     if field.storage != "uint" or len(widths) == 1 or field.expr is None:
         yield field, 0
         return
-    code, shift = rules.whole_number(field.expr, 0, (1 << field.bits) - 1), 0
+    code, shift = whole_number(c, field.expr, 0, (1 << field.bits) - 1), 0
     for bits in widths:
         name = f"{field.name}_{shift}"
         while name in taken:
             name += "_"
-        part = rules.integer("bitand", (code, rules.pool.const((1 << bits) - 1)))
+        part = integer(c, "bitand", code, c.pool.const((1 << bits) - 1))
         yield replace(field, name=name, bits=bits, expr=part), shift
-        code, shift = rules.integer("shr", (code, rules.pool.const(bits))), shift + bits
+        code, shift = integer(c, "shr", code, c.pool.const(bits)), shift + bits
 
 
-def joined(rules: Rules, codes: Sequence[tuple[Expr, int]]) -> Expr:
+def joined(c: Context, codes: Sequence[tuple[Expr, int]]) -> Expr:
     """The codes, put together from their planes, of which the lowest is not shifted."""
-    (whole, _), *others = codes or [(rules.pool.const(0), 0)]
+    (whole, _), *others = codes or [(c.pool.const(0), 0)]
     for code, shift in others:
-        moved = rules.integer("shl", (code, rules.pool.const(shift)))
-        whole = rules.integer("bitor", (whole, moved))
+        moved = integer(c, "shl", code, c.pool.const(shift))
+        whole = integer(c, "bitor", whole, moved)
     return whole

@@ -1,4 +1,7 @@
-"""Typing rules of elementwise operators: numbers, conditions, draws, one value per element."""
+"""Typing rules of elementwise operators: numbers, conditions, draws, one value per element.
+
+A rule takes the context, the operator and its arguments, and returns the typed expression.
+"""
 
 from __future__ import annotations
 
@@ -6,201 +9,199 @@ import math
 from dataclasses import replace
 
 from compll.errors import RuleError
-from compll.frontend.operators import OPERATORS
-from compll.frontend.rule_conversions import LARGEST, LEAST, Conversions
-from compll.ir.expr import Expr, Type
+from compll.frontend.rule_context import LARGEST, LEAST, Context
+from compll.ir.expr import INFIX, Expr, Type
 
-WHOLE = "of floats, take x // 2**b and x % 2**b"
+# numbers
 
 
-class Rules(Conversions):
-    """Rules of operators that look at one element at a time."""
+def real(c: Context, op: str, *args: Expr) -> Expr:
+    return c.elementwise(op, tuple(map(c.number, args)))
 
-    # numbers
 
-    def real(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        return self.elementwise(op, tuple(self.number(a, "float") for a in args))
+def power(c: Context, op: str, base: Expr, exponent: Expr) -> Expr:
+    """A power of data: small integer powers are products, and the power 0.5 is the root."""
+    a, b = c.number(base), c.number(exponent)
+    power = exponent.value if exponent.op == "const" else None
+    if a.type.shape == "static" or power not in (1, 2, 3, 4, 0.5):
+        return c.elementwise(op, (a, b))
+    if power == 0.5:
+        return c.elementwise("sqrt", (a,))
+    square = c.elementwise("mul", (a, a)) if power > 1 else a
+    other = {1: None, 2: None, 3: a, 4: square}[power]
+    return square if other is None else c.elementwise("mul", (square, other))
 
-    def power(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """A power of data: small integer powers are products, and the power 0.5 is the root."""
-        a, b = (self.number(x, "float") for x in args)
-        exponent = args[1].value if args[1].op == "const" else None
-        if a.type.shape == "static" or exponent not in (1, 2, 3, 4, 0.5):
-            return self.elementwise(op, (a, b))
-        if exponent == 0.5:
-            return self.elementwise("sqrt", (a,))
-        square = self.elementwise("mul", (a, a)) if exponent > 1 else a
-        other = {1: None, 2: None, 3: a, 4: square}[exponent]
-        return square if other is None else self.elementwise("mul", (square, other))
 
-    def arithmetic(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        return self.elementwise(op, self.same(args))
+def arithmetic(c: Context, op: str, *args: Expr) -> Expr:
+    return c.elementwise(op, c.same(args))
 
-    def integer(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        for a in args:
-            if a.type.dtype not in ("int", "bool"):
-                hint = "a power is written **" if op == "bitxor" else WHOLE
-                raise RuleError(f"{OPERATORS[op].infix or op} takes integers, not {a.type}", hint)
-        return self.elementwise(op, tuple(self.number(a, "int") for a in args))
 
-    def rounding(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        (x,) = args
-        if x.type.dtype in ("int", "bool"):
-            return self.number(x, "int")
-        out = self.elementwise(op, (x,))
-        return self.retyped(out, "int") if out.type.shape == "static" else out
+def integer(c: Context, op: str, *args: Expr) -> Expr:
+    args = tuple(map(c.exact, args))
+    for a in args:
+        if a.type.dtype not in ("int", "bool"):
+            hint = "of floats, take x // 2**b and x % 2**b"
+            hint = "a power is written **" if op == "bitxor" else hint
+            raise RuleError(f"{INFIX[op][0]} takes integers, not {a.type}", hint)
+    return c.elementwise(op, tuple(c.number(a, "int") for a in args))
 
-    def retyped(self, x: Expr, dtype: str) -> Expr:
-        return self.pool.make(x.op, x.args, replace(x.type, dtype=dtype), x.value)
 
-    def cast(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        (x,) = (self.number(a, "float") for a in args)
-        if x.type.shape == "static":
-            x = self.lift(x, self.whole)
-        return self.elementwise(op, (x,))
+def rounding(c: Context, op: str, x: Expr) -> Expr:
+    if x.type.dtype in ("int", "bool"):
+        return c.number(x, "int")
+    out = c.elementwise(op, (x,))
+    if out.type.shape != "static":
+        return out
+    return c.pool.make(op, out.args, replace(out.type, dtype="int"))
 
-    def exponent(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """The exponent of a float32. A number known before any data is rounded to float32 first."""
-        return self.elementwise(op, (self.number(args[0], "float"),), "int")
 
-    def float_bits(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        return self.elementwise(op, (self.number(args[0], "float"),), "int")
+def cast(c: Context, op: str, x: Expr) -> Expr:
+    x = c.number(x)
+    return c.elementwise(op, (c.lift(x, c.reduced) if x.type.shape == "static" else x,))
 
-    def from_float_bits(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if args[0].type.dtype != "int":
-            raise RuleError(f"{op} takes an integer, not {args[0].type}", "float_bits(x) makes one")
-        return self.elementwise(op, args, "float")
 
-    def exp2(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if args[0].type.dtype not in ("int", "bool"):
-            raise RuleError(f"exp2 takes an integer, not {args[0].type}", "2**x takes any number")
-        return self.elementwise(op, (self.number(args[0], "int"),), "float")
+def of_bits(c: Context, op: str, x: Expr) -> Expr:
+    """An integer from the bits of a float32. A number known before any data is rounded first."""
+    return c.elementwise(op, (c.number(x),), "int")
 
-    # definitions, of which no backend knows
 
-    def mod(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        a, b = self.same(args)
-        whole = self.elementwise("floordiv", (a, b))
-        return self.elementwise("sub", (a, self.elementwise("mul", (b, whole))))
+def from_float_bits(c: Context, op: str, x: Expr) -> Expr:
+    if x.type.dtype != "int":
+        raise RuleError(f"{op} takes an integer, not {x.type}", "float_bits(x) makes one")
+    return c.elementwise(op, (x,), "float")
 
-    def sign(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        (x,) = self.same(args)
-        zero, below, above = (self.number(self.pool.const(c), x.type.dtype) for c in (0, -1, 1))
-        return self.elementwise("where", (self.compare("lt", (x, zero)), below, above))
 
-    def isnan(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        x = self.number(args[0], "float")
-        return self.compare("ne", (x, x))
+def exp2(c: Context, op: str, x: Expr) -> Expr:
+    x = c.exact(x)
+    if x.type.dtype not in ("int", "bool"):
+        raise RuleError(f"exp2 takes an integer, not {x.type}", "2**x takes any number")
+    return c.elementwise(op, (c.number(x, "int"),), "float")
 
-    def isinf(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        size = self.elementwise("abs", (self.number(args[0], "float"),))
-        return self.compare("eq", (size, self.pool.const(math.inf)))
 
-    def clip(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        x, low, high = args
-        return self.arithmetic("min", (self.arithmetic("max", (x, low)), high))
+# definitions, of which no backend knows
 
-    def whole_number(self, x: Expr, low: int, high: int) -> Expr:
-        """x as an integer from low to high: clamped, then truncated; NaN becomes `low`."""
-        low_, high_ = self.pool.const(low), self.pool.const(high)
-        inside = self.arithmetic("min", (self.arithmetic("max", (x, low_)), high_))
-        if inside.type.dtype != "float":
-            return inside
-        return self.pool.make("trunc", (inside,), replace(inside.type, dtype="int"))
 
-    def whole_element(self, x: Expr) -> Expr:
-        """x as int32: truncated to the nearest number that float32 has; NaN becomes 0."""
-        if x.type.dtype != "float":
-            return x
-        return self.pool.make("trunc", (x,), replace(x.type, dtype="int"))
+def mod(c: Context, op: str, *args: Expr) -> Expr:
+    a, b = c.same(args)
+    whole = c.elementwise("floordiv", (a, b))
+    return c.elementwise("sub", (a, c.elementwise("mul", (b, whole))))
 
-    def truncated(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """x as an integer, clamped to int32; 0 if it is not finite."""
-        (x,) = args
-        if x.type.dtype != "float":
-            return self.number(x, "int")
-        if x.type.shape != "scalar":
-            return self.whole_element(x)
-        inside = self.whole_number(x, LEAST, LARGEST)
-        return self.choose("choose", (self.test("isfinite", args), inside, self.pool.const(0)))
 
-    def trit(self, x: Expr) -> Expr:
-        """x, an element, as 0, 1 or 2: truncated; NaN becomes 0."""
-        return self.pool.make("trit", (self.number(x, "float"),), Type("int", "n"))
+def sign(c: Context, op: str, x: Expr) -> Expr:
+    (x,) = c.same((x,))
+    zero, below, above = (c.number(c.pool.const(i), x.type.dtype) for i in (0, -1, 1))
+    return c.elementwise("where", (compare(c, "lt", x, zero), below, above))
 
-    # conditions
 
-    def compare(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if all(a.type.dtype == "str" for a in args):
-            return self.elementwise(op, args, "bool")
-        return self.elementwise(op, self.same(args), "bool")
+def isnan(c: Context, op: str, x: Expr) -> Expr:
+    return compare(c, "ne", c.number(x), c.number(x))
 
-    def logic(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        return self.elementwise(op, tuple(self.condition(a) for a in args), "bool")
 
-    def test(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        return self.elementwise(op, (self.number(args[0], "float"),), "bool")
+def isinf(c: Context, op: str, x: Expr) -> Expr:
+    return compare(c, "eq", c.elementwise("abs", (c.number(x),)), c.pool.const(math.inf))
 
-    def where(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        c, (a, b) = self.condition(args[0]), self.same(args[1:])
-        self.no_selection(op, args[1:])
-        return self.elementwise("where", (c, a, b))
 
-    def choose(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        c = self.condition(args[0])
-        a, b = self.same(args[1:])
-        shape, _ = self.shape((c, a, b))
-        if shape not in ("static", "scalar"):
-            return self.elementwise("where", (c, a, b))
-        return self.elementwise("choose", (c, a, b))
+def clip(c: Context, op: str, x: Expr, low: Expr, high: Expr) -> Expr:
+    return arithmetic(c, "min", arithmetic(c, "max", x, low), high)
 
-    # quantiles of distributions
 
-    def probit(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        return self.real(op, (self.static(op, args[0], "its number"),))
+def whole_number(c: Context, x: Expr, low: int, high: int) -> Expr:
+    """x as an integer from low to high: clamped, then truncated; NaN becomes `low`."""
+    inside = clip(c, "clip", x, c.pool.const(low), c.pool.const(high))
+    return whole_element(c, inside)
 
-    def pareto_above(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        """The value that a generalized Pareto variable exceeds with probability p.
 
-        With q = (mean / std)**2: shape (q - 1) / 2, scale mean * (q + 1) / 2 by moments.
-        """
-        self.need_one_number(op, args)
-        mean, std, p = (self.number(a, "float") for a in args)
-        ratio = self.real("div", (mean, std))
-        q = self.real("mul", (ratio, ratio))
-        one, two = (self.pool.const(c) for c in (1.0, 2.0))
-        less, more = self.real("sub", (q, one)), self.real("add", (q, one))
-        rest = self.real("sub", (one, self.real("pow", (p, self.real("div", (less, two))))))
-        return self.real("mul", (mean, self.real("mul", (rest, self.real("div", (more, less))))))
+def whole_element(c: Context, x: Expr) -> Expr:
+    """x as int32: truncated to the nearest number that float32 has; NaN becomes 0."""
+    if x.type.dtype != "float":
+        return x
+    return c.pool.make("trunc", (x,), replace(x.type, dtype="int"))
 
-    # draws
 
-    def random(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        low, high = (self.number(a, "float") for a in args)
-        if not self.encoding:
-            raise RuleError(
-                "random numbers are drawn in encode", "put what was drawn into the payload"
-            )
-        u = self.pool.make("uniform", (), Type("float", "n"), self.draws)
-        self.draws += 1
-        return self.stretched(u, low, high)
+def truncated(c: Context, op: str, x: Expr) -> Expr:
+    """x as an integer, clamped to int32; 0 if it is not finite."""
+    if x.type.dtype != "float":
+        return c.number(x, "int")
+    if x.type.shape != "scalar":
+        return whole_element(c, x)
+    inside = whole_number(c, x, LEAST, LARGEST)
+    return choose(c, "choose", test(c, "isfinite", x), inside, c.pool.const(0))
 
-    def shared(self, op: str, args: tuple[Expr, ...]) -> Expr:
-        if not self.encoding:
-            raise RuleError("shared draws are made in encode", "decode knows them by their names")
-        low, high = (self.number(a, "float") for a in args)
-        u = self.pool.make("shared", (), Type("float", "n"), self.alike)
-        self.alike += 1
-        return self.stretched(u, low, high)
 
-    def stretched(self, u: Expr, low: Expr, high: Expr) -> Expr:
-        """A draw in [low, high), from one in [0, 1)."""
-        if (
-            low.op == "float"
-            and low.args[0].value == 0
-            and high.op == "float"
-            and high.args[0].value == 1
-        ):
-            return u
-        width = self.elementwise("sub", (high, low))
-        return self.elementwise("add", (low, self.elementwise("mul", (width, u))))
+def trit(c: Context, x: Expr) -> Expr:
+    """x, an element, as 0, 1 or 2: truncated; NaN becomes 0."""
+    return c.pool.make("trit", (c.number(x),), Type("int", "n"))
+
+
+# conditions
+
+
+def compare(c: Context, op: str, *args: Expr) -> Expr:
+    texts = all(a.type.dtype == "str" for a in args)
+    return c.elementwise(op, args if texts else c.same(args), "bool")
+
+
+def logic(c: Context, op: str, *args: Expr) -> Expr:
+    return c.elementwise(op, tuple(map(c.condition, args)), "bool")
+
+
+def test(c: Context, op: str, x: Expr) -> Expr:
+    return c.elementwise(op, (c.number(x),), "bool")
+
+
+def where(c: Context, op: str, condition: Expr, *either: Expr) -> Expr:
+    condition, (a, b) = c.condition(condition), c.same(either)
+    return c.elementwise("where", (condition, a, b))
+
+
+def choose(c: Context, op: str, condition: Expr, *either: Expr) -> Expr:
+    condition, (a, b) = c.condition(condition), c.same(either)
+    shape, _ = c.shape((condition, a, b))
+    op = "choose" if shape in ("static", "scalar") else "where"
+    return c.elementwise(op, (condition, a, b))
+
+
+# quantiles of distributions
+
+
+def probit(c: Context, op: str, p: Expr) -> Expr:
+    return real(c, op, c.static(op, p, "its number"))
+
+
+def pareto_above(c: Context, op: str, *args: Expr) -> Expr:
+    """The value that a generalized Pareto variable exceeds with probability p.
+
+    With q = (mean / std)**2: shape (q - 1) / 2, scale mean * (q + 1) / 2 by moments.
+    """
+    c.need_one_number(op, args)
+    mean, std, p = map(c.number, args)
+    ratio = real(c, "div", mean, std)
+    q, one, two = real(c, "mul", ratio, ratio), c.pool.const(1.0), c.pool.const(2.0)
+    less, more = real(c, "sub", q, one), real(c, "add", q, one)
+    rest = real(c, "sub", one, real(c, "pow", p, real(c, "div", less, two)))
+    return real(c, "mul", mean, real(c, "mul", rest, real(c, "div", more, less)))
+
+
+# draws
+
+
+def random(c: Context, op: str, low: Expr, high: Expr) -> Expr:
+    if not c.encoding:
+        raise RuleError("random numbers are drawn in encode", "put what was drawn into the payload")
+    return _drawn_between(c, "uniform", next(c.draws), low, high)
+
+
+def shared(c: Context, op: str, low: Expr, high: Expr) -> Expr:
+    if not c.encoding:
+        raise RuleError("shared draws are made in encode", "decode knows them by their names")
+    return _drawn_between(c, "shared", next(c.shared_draws), low, high)
+
+
+def _drawn_between(c: Context, op: str, draw: int, low: Expr, high: Expr) -> Expr:
+    """A draw in [low, high)."""
+    u = c.pool.make(op, (), Type("float", "n"), draw)
+    low, high = c.number(low), c.number(high)
+    if all(x.op == "float" and x.args[0].value == i for i, x in enumerate((low, high))):
+        return u
+    width = c.elementwise("sub", (high, low))
+    return c.elementwise("add", (low, c.elementwise("mul", (width, u))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,10 +74,9 @@ class Param:
         return None
 
 
-def open_params(params: Iterable[Param], given: Iterable[str]) -> tuple[Param, ...]:
-    """Parameters that a shape may still set."""
-    chosen = set(given)
-    return tuple(p for p in params if p.side and p.name not in chosen)
+def open_params(params: Iterable[Param], named: Collection[str]) -> tuple[Param, ...]:
+    """Parameters that a shape may set: those that a caller has not named."""
+    return tuple(p for p in params if p.side and p.name not in named)
 
 
 def settled(open_: Iterable[Param], shape: Shape) -> Mapping[str, int]:

@@ -34,10 +34,10 @@ def declared(name: str, value: Value, problems: Problems) -> Declared | None:
     if match is None and isinstance(value, Text) and (parts := EITHER.match(value.value)):
         return _either(name, value, parts, problems)
     if match is None or not isinstance(value, Text):
-        given = value.value if isinstance(value, Text) else ""
+        text = value.value if isinstance(value, Text) else ""
         problems.add(
             value.span,
-            f"{given!r} is no type" if given else f"{name!r} needs a type",
+            f"{text!r} is no type" if text else f"{name!r} needs a type",
             'like float32, uint1[n], "uint[bits][n]" or int32[selection]',
         )
         return None

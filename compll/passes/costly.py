@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from compll.errors import Diagnostic, Span
+from compll.frontend.operators import MIXING
 from compll.ir.expr import walk
-from compll.ir.matrices import ARRAY_OPERATORS
 from compll.ir.module import Module
 from compll.passes.traffic import traffic_of
 
@@ -36,8 +36,8 @@ def _cause(module: Module) -> tuple[Span, str, str] | None:
             span = module.spans.get(f"encode.{name}", Span())
             if e.type.shape == "matrix":
                 return span, "a matrix", "without matrices the passes are fused"
-            if e.op in ARRAY_OPERATORS:
-                return span, e.op, f"without {', '.join(ARRAY_OPERATORS)} the passes are fused"
+            if e.op in MIXING:
+                return span, e.op, f"without {', '.join(MIXING)} the passes are fused"
     if module.rounds:
         return module.spans["rounds"], "`rounds:`", "without it the passes are fused"
     drawn = next((s.name for s in module.selections if s.kind == "drawn"), "")

@@ -9,23 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from compll.frontend.operators import OPERATORS
 from compll.ir.expr import Expr, walk
 from compll.ir.module import Field, Selection
 
-_STRICT_IN_ALL = (
-    "neg",
-    "abs",
-    "float16",
-    "bfloat16",
-    "bfloat16_up",
-    "float8_e4m3",
-    "lift",
-    "float32",
-    "flat",
-    "transpose",
-    "hadamard",
-)
-_STRICT_IN_ANY = ("add", "sub", "mul", "matmul")
+_STRICT_IN_ALL = ("lift", "float32", *(o.name for o in OPERATORS.values() if o.strict == "first"))
+_STRICT_IN_ANY = tuple(o.name for o in OPERATORS.values() if o.strict == "any")
 _EITHER = ("where", "choose")  # arguments: a condition, and two values
 
 

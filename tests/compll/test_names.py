@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 import compll
@@ -174,3 +175,28 @@ def test_a_wrong_section_is_one_error(spec, section, wrong, tmp_path):
 def test_a_parameter_that_cannot_be_given(name, tmp_path):
     (found,) = problems(re.sub(r"\bbits\b", name, GOOD), tmp_path)
     assert found.message.startswith(f"{name!r} cannot be given")
+
+
+def test_draws_of_update_are_others_than_those_of_encode(tmp_path):
+    path = tmp_path / "draws.yaml"
+    path.write_text(
+        "name: draws\nstate: {s: 'float32[n]'}\nencode: {r: 'random(0, 1)', q: g + r}\n"
+        "payload: {q: 'float32[n]'}\ndecode: q\nupdate: {s: 'random(0, 1) - r'}\n"
+    )
+    for target in ("reference", "cpu"):
+        codec = compll.compile(path, target)
+        state = codec.init_state(100)
+        codec.encode(np.zeros(100, np.float32), state=state)
+        assert np.count_nonzero(state["s"]) > 90
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("where(g < 0, 1, 0)", "top(abs(g), 3)", "'q' is a selection, not numbers"),
+        ("where(q == 1, -scale, scale)", "top(abx(q), 3)", "unknown operator 'abx'"),
+    ],
+)
+def test_a_wrong_use_of_a_selection_is_one_mistake(old, new, message, tmp_path):
+    (found,) = problems(GOOD.replace(old, new, 1), tmp_path)
+    assert message in found.message

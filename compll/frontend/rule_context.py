@@ -1,19 +1,20 @@
-"""Conversions of typed arguments: numbers, lifts to a common level, conditions.
+"""The context of typing rules, and conversions of their arguments: numbers, lifts to a common
+level, conditions, values that follow from the parameters.
 
-All typing rules use these; a rule inserts the conversions (int to float, scalar to element), so
-that backends need not guess them.
+A rule inserts the conversions (int to float, scalar to element), so that backends need not guess
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 
 from compll.errors import RuleError
-from compll.ir import matrices
-from compll.ir.expr import LEVELS, Expr, Pool, Type
+from compll.ir.expr import LEVELS, Expr, Pool, Type, rebuild, walk
 from compll.ir.module import Selection
-from compll.ir.static import covers
+from compll.ir.static import Number, covers, depends, evaluate
 
 LEAST, LARGEST = -(2**31), 2**31 - 1  # range of an integer element
 #: hint for selections in a grouped spec
@@ -21,23 +22,34 @@ ROWS = (
     "without `group:`, the k largest of every row of `m: matrix(g, 256)` are at "
     "top_columns(abs(m), k), and meet numbers of their rows in encode and decode"
 )
+WHOLE_SIZES = "rows and columns are whole numbers that follow from n and parameters"
+#: operators that are exact on integers below 2**53
+EXACT = ("float", "add", "sub", "mul", "neg", "abs", "min", "max", "pow")
 
 
-class Conversions:
-    """Makes arguments fit each other, in a grouped or ungrouped spec, in encode or decode."""
+class Context:
+    """Makes arguments fit each other, in a grouped or ungrouped spec, in encode or decode.
+
+    selections: those so far. params: values of the spec's parameters. reduced: the level of
+    reductions, "group" or "scalar".
+    """
 
     def __init__(
-        self, pool: Pool, grouped: bool, *, encoding: bool,
-        selections: Mapping[str, Selection] | None = None,
+        self, pool: Pool, selections: Mapping[str, Selection], params: Mapping[str, Number], *,
+        grouped: bool, encoding: bool,
     ) -> None:  # fmt: skip
         self.pool, self.grouped, self.encoding = pool, grouped, encoding
-        #: selections so far
-        self.selections = {} if selections is None else selections
-        #: numbers of draws so far: a rank's own, and those that are the same on all ranks
-        self.draws = self.alike = 0
-        self.whole = "group" if grouped else "scalar"
+        self.selections, self.params = selections, params
+        #: numbers of draws: a rank's own, and those that are the same on all ranks
+        self.draws, self.shared_draws = count(), count()
+        self.reduced = "group" if grouped else "scalar"
 
-    def number(self, x: Expr, dtype: str) -> Expr:
+    @property
+    def n(self) -> Expr:
+        """The number of elements."""
+        return self.pool.make("param", (), Type("int", "static"), "n")
+
+    def number(self, x: Expr, dtype: str = "float") -> Expr:
         """x as float or int."""
         if x.type.dtype == dtype or (dtype == "int" and x.type.dtype == "float"):
             return x
@@ -93,8 +105,8 @@ class Conversions:
     def elementwise(self, op: str, args: tuple[Expr, ...], dtype: str = "") -> Expr:
         shape, of = self.shape(args)
         if shape == "matrix":
-            made = Type(dtype or args[-1].type.dtype, shape, of, matrices.meet(args))
-            return self.pool.make(op, args, made)
+            result = Type(dtype or args[-1].type.dtype, shape, of, _joint_dims(args))
+            return self.pool.make(op, args, result)
         if shape == "static" and not covers(op):
             raise RuleError(f"{op} needs data", "it cannot apply to constants")
         lifted = tuple(self.lift(a, shape, of) for a in args)
@@ -153,10 +165,89 @@ class Conversions:
         if not self.encoding:
             raise RuleError(f"{op} belongs in encode", "decode sees the payload only")
 
+    # values known before any data
+
+    def known(self, x: Expr) -> bool:
+        """True if x depends on the parameters alone."""
+        return x.type.shape == "static" and not depends(x) & {"n", "step"}
+
+    def folded(self, x: Expr) -> Expr:
+        """A value that depends on the parameters alone, as a literal."""
+        return self.pool.const(evaluate(x, self.params)) if self.known(x) else x
+
+    def settled(self, x: Expr) -> Expr:
+        """A static value with the parameters replaced by their values."""
+
+        def change(e: Expr) -> Expr | None:
+            known = e.op == "param" and e.value in self.params
+            return self.pool.const(self.params[e.value]) if known else None
+
+        return rebuild(self.pool, x, change) if x.type.shape == "static" else x
+
+    def exact(self, x: Expr) -> Expr:
+        """An integer literal for a value of integers and parameters, including powers, if it is an
+        integer.
+
+        Elsewhere a power is a float: with elements, `q * 2**20` would overflow as an integer.
+        """
+        if x.type.dtype != "float" or not self.known(x):
+            return x
+        if not all(e.op in EXACT or (not e.args and e.type.dtype == "int") for e in walk(x)):
+            return x
+        number = float(evaluate(x, self.params))
+        return self.pool.const(int(number)) if abs(number) < 2**53 and number % 1 == 0 else x
+
+    def dimension(self, x: Expr) -> Expr:
+        """x as rows or columns of a matrix. Raises RuleError."""
+        x = self.settled(self.exact(x))
+        if x.type.shape != "static" or x.type.dtype != "int" or depends(x) - {"n"}:
+            raise RuleError(WHOLE_SIZES, "round with ceil() or floor()")
+        if x.op == "const" and float(x.value) < 1:
+            raise RuleError(
+                f"a matrix has at least one row and column, not {x.value}",
+                "a parameter with `from:` keeps its default if the shape is unknown: "
+                "`width: columns if columns > 0 else ceil(sqrt(n))`",
+            )
+        return x
+
+    def refuse_share(self, op: str, number: Expr) -> None:
+        """Refuse a number of elements between 0 and 1: the writer means a share of all elements."""
+        value = evaluate(number, self.params) if self.known(number) else 0
+        if not isinstance(value, str) and 0 < value < 1:
+            hint = "a share of all is like max(1, floor(n * ratio))"
+            raise RuleError(f"{op} takes a number of elements, not {value:g}", hint)
+
     def static(self, op: str, x: Expr, what: str = "the size") -> Expr:
         if x.type.shape != "static":
             raise RuleError(
                 f"{op}: {what} must be known before any data, and {x.type} is not",
                 "compute it from n and parameters",
             )
-        return self.number(x, "float")
+        return self.number(x)
+
+
+def matrix_type(rows: Expr, columns: Expr, dtype: str = "float") -> Type:
+    """The type of a matrix."""
+    return Type(dtype, "matrix", dims=(rows, columns))
+
+
+def is_row(x: Expr) -> bool:
+    """True if x is a matrix of one row."""
+    return x.type.shape == "matrix" and _is_one(x.type.dims[0])
+
+
+def _is_one(dim: Expr) -> bool:
+    return dim.op == "const" and bool(dim.value == 1)
+
+
+def _joint_dims(args: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Rows and columns of an elementwise operator's result. A single row or column repeats."""
+    dims: list[Expr] = []
+    for side in (0, 1):
+        sizes = [a.type.dims[side] for a in args if a.type.shape == "matrix"]
+        longer = [d for d in sizes if not _is_one(d)]
+        if any(d is not longer[0] for d in longer):
+            both = " and ".join(str(a.type) for a in args if a.type.shape == "matrix")
+            raise RuleError(f"{both} do not go together", "write rows and columns the same way")
+        dims.append((longer or sizes)[0])
+    return tuple(dims)
