@@ -20,6 +20,7 @@ Then all are multiplied by m**-0.5, rounded to float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -171,3 +172,10 @@ def padded(x: Any, rows: int, cols: int) -> F32:
 def lookup(table: F32, index: I32) -> F32:
     """The values of a table at indices, clipped to it."""
     return table.take(index, mode="clip")
+
+
+#: operators on arrays: functions of the arguments, and of the operator's own number or, without
+#: one, the columns of the result
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "hadamard": hadamard, "top_columns": top_columns, "place_columns": place_columns,
+}  # fmt: skip

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from compll.numerics import matrices
 from compll.passes import array_calls, array_fields, array_matrices, selections
 from compll.passes.arrays import Operation
 
 #: calls of a routine of the operator's own name
-ROUTINES = (
-    "hadamard",
-    "orthonormal",
-    "top_columns",
-    "place_columns",
-    "chosen",
-)
+ROUTINES = ("orthonormal", "chosen", *matrices.OPERATORS)
 OPERATIONS: dict[str, Operation] = {
     "field": array_fields.field,
     "combined": array_fields.combined,

@@ -1,7 +1,7 @@
 """The reference backend: NumPy, one operator at a time. It defines the meaning of specs.
 
 Speed is no goal. Every other backend is tested against this one, payload byte for payload byte.
-elementwise.py and runs.py define the operators; pieces.py and fields.py write and read payloads.
+runs.py defines the operators; pieces.py and fields.py write and read payloads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from compll.backends.reference import fields, pieces
-from compll.backends.reference.runs import Run
+from compll.backends.reference.runs import Place, Run
 from compll.ir.module import Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
@@ -34,8 +34,8 @@ class Kernels:
     def run(self, row: list[int], how: Encoding, most: int | None = None) -> Run:
         """A fresh run over a piece, a row of a batch's table."""
         _, n, tensor, offset, _ = row
-        place = {"seed": how.seed, "step": how.step, "tensor": tensor, "offset": offset}
-        return Run(self.module, self.params, n, **place, most=most)
+        place = Place(how.seed, how.step, tensor, offset)
+        return Run(self.module, self.params, n, place, most)
 
     def encode_batch(
         self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compll.backends.reference import bitstreams, huffman, trits
 from compll.errors import PayloadError
@@ -16,41 +15,75 @@ from compll.ir.matrices import extents
 from compll.ir.module import Field, Module
 from compll.ir.static import Number
 from compll.numerics import numbers
-from compll.numerics.bits import FORMATS, code
+from compll.numerics.bits import FORMATS, Format, code
 from compll.numerics.types import U8
 
-WRITE: dict[str, Callable[[Any, int], U8]] = {
-    "gaps": lambda positions, n: numbers.encode_gaps(positions),
-    "golomb": bitstreams.encode_golomb,
-}
-_WHOLE = {"int32": "<i4", "uint32": "<u4", "uint16": "<u2", "byte": "u1"}
-READ = {
-    "gaps": numbers.decode_gaps,
-    "golomb": bitstreams.decode_golomb,
-}
+
+class PayloadType(NamedTuple):
+    """write: the bytes of a field's values, from a tensor of n elements in tiles. read: a number of
+    values from bytes; None if these are not so many `values`."""
+
+    write: Callable[[Field, Any, int, int], U8]
+    read: Callable[[Field, U8, int, int], Any]
+    values: str = ""
+
+
+def _plain(dtype: str, bits: Callable[[Any], Any], value: Callable[[Any], Any]) -> PayloadType:
+    """Values with bytes of their own: a function from them to a NumPy type, and its inverse."""
+    size = np.dtype(dtype).itemsize
+    return PayloadType(
+        lambda f, x, n, tile: np.ascontiguousarray(bits(x).astype(dtype)).view(np.uint8),
+        lambda f, data, count, tile: value(np.ascontiguousarray(data[: count * size]).view(dtype)),
+    )
+
+
+def _short_float(form: Format) -> PayloadType:
+    return _plain(
+        f"<u{form.width // 8}",
+        lambda x: form.bits(x.astype(np.float32)), lambda raw: form.value(raw.astype(np.int32)),
+    )  # fmt: skip
+
+
+def _integer(dtype: str) -> PayloadType:
+    return _plain(
+        dtype, lambda x: x.astype(np.float64).astype(np.int64), lambda raw: raw.astype(np.int64)
+    )
+
+
+def _codes(f: Field, values: Any) -> Any:
+    return code(values, f.most or (1 << f.bits) - 1)
+
+
+TYPES = {
+    "float32": _plain("<f4", np.asarray, np.asarray),
+    "int32": _integer("<i4"), "uint32": _integer("<u4"), "uint16": _integer("<u2"),
+    "byte": _integer("u1"), **{name: _short_float(form) for name, form in FORMATS.items()},
+    "uint": PayloadType(
+        lambda f, x, n, tile: numbers.pack(_codes(f, x).astype(np.uint8), f.bits, tile),
+        lambda f, data, count, tile: numbers.unpack(data, count, f.bits, tile)),
+    "trit": PayloadType(
+        lambda f, x, n, tile: trits.pack(x, tile),
+        lambda f, data, count, tile: trits.unpack(data, count, tile)),
+    "runs": PayloadType(
+        lambda f, x, n, tile: trits.shorten(trits.pack(x, tile)),
+        lambda f, data, count, tile: trits.unpack_runs(data, count, tile), "runs of {} trits"),
+    "huffman": PayloadType(
+        lambda f, x, n, tile: huffman.encode(_codes(f, x), f.bits),
+        lambda f, data, count, tile: huffman.decode(data, count, f.bits),
+        "Huffman codes of {} numbers"),
+    "gaps": PayloadType(
+        lambda f, at, n, tile: numbers.encode_gaps(at),
+        lambda f, data, count, tile: numbers.decode_gaps(data, count), "{} positions"),
+    "golomb": PayloadType(
+        lambda f, at, n, tile: bitstreams.encode_golomb(at, n),
+        lambda f, data, count, tile: bitstreams.decode_golomb(data, count), "{} positions"),
+}  # fmt: skip
 
 
 def stored(field: Field, value: Any, tile: int, n: int) -> U8:
     """The bytes of a field with this value, for a tensor of n elements."""
     values = np.atleast_1d(np.asarray(value)).reshape(-1)
-    if field.trits:
-        packed = trits.pack(np.asarray(values, np.uint8), tile)
-        return trits.shorten(packed) if field.storage == "runs" else packed
-    if field.packed:
-        most = field.most or (1 << field.bits) - 1
-        if field.storage == "huffman":
-            return huffman.encode(code(values, most), field.bits)
-        return numbers.pack(code(values, most).astype(np.uint8), field.bits, tile)
-    if field.storage in WRITE:
-        return WRITE[field.storage](values, n)
-    if field.storage == "float32":
-        data: NDArray[Any] = values.astype("<f4")
-    elif field.storage in FORMATS:
-        one = FORMATS[field.storage]
-        data = one.bits(values.astype(np.float32)).astype(f"<u{one.width // 8}")
-    else:
-        data = values.astype(np.float64).astype(np.int64).astype(_WHOLE[field.storage])
-    return np.ascontiguousarray(data).view(np.uint8)
+    return TYPES[field.storage].write(field, values, n, tile)
 
 
 def read_counts(
@@ -103,41 +136,13 @@ def check_indices(
 def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     """The value of a field, from the start of `data`; kept: elements of its selection."""
     rows, cols = extents(field.dims, n) if field.shape == "matrix" else (0, 0)
-    sizes = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept, "table": 0}
-    count = sizes.get(field.shape, rows * cols)
-    if field.shape == "table":
-        return np.ascontiguousarray(data[: 4 * int(field.of)]).view("<f4")
-    if field.trits:
-        return _trits(field, data, count, n, tile)
-    if field.storage == "huffman":
-        found = huffman.decode(data, count, field.bits)
-        if found is None:
-            raise PayloadError(f"{field.name!r} does not hold Huffman codes of {count} numbers")
-        return found.astype(np.int32)
-    if field.packed:
-        codes = numbers.unpack(data, count, field.bits, tile).astype(np.int32)
-        return codes.reshape(rows, cols) if field.shape == "matrix" else codes
-    if field.storage in READ:
-        positions = READ[field.storage](data, count)
-        if positions is None:
-            raise PayloadError(f"{field.name!r} does not hold {count} positions")
-        return positions
-    raw = np.ascontiguousarray(data[: count * field.item_bits // 8])
-    if field.storage == "float32":
-        values: Any = raw.view("<f4")
-    elif field.storage in FORMATS:
-        one = FORMATS[field.storage]
-        values = one.value(raw.view(f"<u{one.width // 8}").astype(np.int32))
-    else:
-        values = raw.view(_WHOLE[field.storage]).astype(np.int64)
+    counts = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept, "matrix": rows * cols}
+    count = int(field.of) if field.shape == "table" else counts[field.shape]
+    type_ = TYPES[field.storage]
+    values = type_.read(field, data, count, tile)
+    if values is None:
+        raise PayloadError(f"{field.name!r} does not hold {type_.values.format(count)}")
+    values = values.astype(np.int32) if field.packed else values
     if field.shape == "matrix":
         return values.reshape(rows, cols)
     return values[0] if field.shape == "scalar" else values
-
-
-def _trits(field: Field, data: U8, count: int, n: int, tile: int) -> Any:
-    size = field.layout.most_bytes(count, n, tile)
-    full = trits.lengthen(data) if field.storage == "runs" else data[:size]
-    if len(full) != size:
-        raise PayloadError(f"{field.name!r} does not hold runs of {count} trits")
-    return trits.unpack(full, count, tile).astype(np.int32)

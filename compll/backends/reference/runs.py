@@ -7,14 +7,13 @@ stored as infinity: libraries differ in whether a maximum with NaN is NaN.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.reference import fields
-from compll.backends.reference.elementwise import MEANING
 from compll.errors import PayloadError, UsageError
 from compll.ir.expr import Expr, Type
 from compll.ir.layout import tile_of
@@ -23,9 +22,29 @@ from compll.ir.module import Field, Module, Selection
 from compll.ir.static import Number, as_count, evaluate
 from compll.numerics import draws, matrices, numbers
 from compll.numerics import shared_draws as shared
-from compll.numerics.bits import code, from_key, order_key
+from compll.numerics.bits import MEANINGS, code, from_key, order_key
 from compll.numerics.tries import Tries
 from compll.numerics.types import F32, U8
+
+#: operators on single elements
+MEANING: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
+    "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sqrt": np.sqrt,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
+    "not": np.logical_not, "where": np.where,
+    **{name: meaning.of for name, meaning in MEANINGS.items()},
+}  # fmt: skip
+
+
+class Place(NamedTuple):
+    """The numbers that decide draws: offset is the place of the piece in its tensor."""
+
+    seed: int
+    step: int
+    tensor: int
+    offset: int
 
 
 class Run:
@@ -39,17 +58,12 @@ class Run:
         module: Module,
         params: Mapping[str, Number],
         n: int,
-        *,
-        seed: int = 0,
-        step: int = 0,
-        tensor: int = 0,
-        offset: int = 0,
+        place: Place,
         most: int | None = None,
     ) -> None:
         self.module, self.n, self.tile = module, n, tile_of(module)
-        self.env: dict[str, Number] = dict(params) | {"n": n, "step": step}
-        self.seed, self.step, self.tensor, self.offset = seed, step, tensor, offset
-        self.most = most
+        self.env: dict[str, Number] = dict(params) | {"n": n, "step": place.step}
+        self.place, self.most = place, most
         self.inputs: dict[str, Any] = {}
         self.done: dict[int, Any] = {}
         self.picked: dict[str, NDArray[np.int64]] = {}
@@ -61,8 +75,7 @@ class Run:
 
     def again(self) -> Run:
         """A fresh run in the same place."""
-        place = {"seed": self.seed, "step": self.step, "tensor": self.tensor, "offset": self.offset}
-        return Run(self.module, self.env, self.n, **place)
+        return Run(self.module, self.env, self.n, self.place)
 
     def value(self, expr: Expr) -> Any:
         """The value of an expression: a number, or an array over its level."""
@@ -102,6 +115,9 @@ class Run:
             self.size(expr)  # raises for sizes that would take all memory
         if expr.op in MEANING:
             return MEANING[expr.op](*(self.argument(a, expr) for a in expr.args))
+        if expr.op in matrices.OPERATORS:
+            number = self.size(expr)[1] if expr.value is None else expr.value
+            return matrices.OPERATORS[expr.op](*map(self.value, expr.args), number)
         return getattr(self, f"op_{expr.op}")(expr)
 
     def argument(self, arg: Expr, user: Expr) -> Any:
@@ -138,12 +154,12 @@ class Run:
     op_state = op_field = op_input
 
     def op_uniform(self, expr: Expr) -> Any:
-        return draws.uniform(
-            self.seed, self.step, self.tensor, expr.value, self.offset, self.n, self.tile
-        )
+        seed, step, tensor, offset = self.place
+        return draws.uniform(seed, step, tensor, expr.value, offset, self.n, self.tile)
 
     def op_shared(self, expr: Expr) -> Any:
-        return shared.uniform(self.step, self.tensor, expr.value, self.offset, self.n, self.tile)
+        _, step, tensor, offset = self.place
+        return shared.uniform(step, tensor, expr.value, offset, self.n, self.tile)
 
     def op_group_size(self, expr: Expr) -> Any:
         sizes = np.full(-(-self.n // self.tile), self.tile, np.float32)
@@ -209,7 +225,7 @@ class Run:
 
     def op_sample(self, expr: Expr) -> Any:
         count = as_count(self.value(expr.args[1]), self.n)
-        at = draws.sample_positions(self.seed, self.step, self.tensor, self.n, count)
+        at = draws.sample_positions(*self.place[:3], self.n, count)
         return self.value(expr.args[0])[at]
 
     def op_kth_largest(self, expr: Expr) -> Any:
@@ -267,7 +283,7 @@ class Run:
 
     def choose_elements(self, selection: Selection, limit: int) -> NDArray[np.int64]:
         if selection.kind == "drawn":
-            return shared.positions(self.step, self.tensor, self.offset, self.n, limit)
+            return shared.positions(*self.place[1:], self.n, limit)
         key = self.value(selection.key)
         if selection.kind == "filter":
             return np.flatnonzero(key)[:limit]
@@ -351,26 +367,16 @@ class Run:
         return np.ones(self.size(expr), np.float32)
 
     def op_random_matrix(self, expr: Expr) -> F32:
-        step = int(self.env["step"])
-        return matrices.random_matrix(step, self.tensor, *self.size(expr))
+        return matrices.random_matrix(*self.place[1:3], *self.size(expr))
 
     def op_chosen(self, expr: Expr) -> Any:
-        u = draws.uniform(self.seed, self.step, self.tensor, expr.value, self.offset, 1)
+        seed, step, tensor, offset = self.place
+        u = draws.uniform(seed, step, tensor, expr.value, offset, 1)
         chances = self.value(expr.args[0])
         return matrices.chosen(chances[0], float(u[0]), self.size(expr)[1])[None]
 
     def op_take_columns(self, expr: Expr) -> F32:
         return matrices.take_columns(*map(self.value, expr.args))
-
-    def op_top_columns(self, expr: Expr) -> Any:
-        return matrices.top_columns(self.value(expr.args[0]), self.size(expr)[1])
-
-    def op_place_columns(self, expr: Expr) -> F32:
-        at, x = map(self.value, expr.args)
-        return matrices.place_columns(at, x, self.size(expr)[1])
-
-    def op_hadamard(self, expr: Expr) -> F32:
-        return matrices.hadamard(self.value(expr.args[0]), expr.value)
 
     def op_combined(self, expr: Expr) -> Any:
         name = str(expr.value)

@@ -8,8 +8,10 @@ is 121. Shortened, 2 to 14 bytes of 121 in a row become one, from 243 to 255 (3L
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compll.numerics.types import U8
 
@@ -18,8 +20,9 @@ WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint8)[:, None]
 ONES, FIRST, LONGEST = 121, 243, 14
 
 
-def pack(codes: U8, tile: int) -> U8:
+def pack(codes: NDArray[Any], tile: int) -> U8:
     """Trits as bytes, tile after tile."""
+    codes = codes.astype(np.uint8)
     parts = [_pack_tile(codes[i : i + tile]) for i in range(0, len(codes), tile)]
     return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
@@ -42,6 +45,13 @@ def unpack(data: U8, count: int, tile: int) -> U8:
         out[i : i + size] = planes.reshape(-1)[:size]
         at += width
     return out
+
+
+def unpack_runs(data: U8, count: int, tile: int) -> U8 | None:
+    """Inverse of shorten and pack; None if the bytes are not `count` trits."""
+    full, (tiles, rest) = lengthen(data), divmod(count, tile)
+    width = tiles * -(-tile // DIGITS) + -(-rest // DIGITS)
+    return unpack(full, count, tile) if len(full) == width else None
 
 
 def shorten(data: U8) -> U8:
