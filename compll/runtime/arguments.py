@@ -18,7 +18,7 @@ from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
 from compll.numerics.held import Memo, hold, is_held, once, once_with
 from compll.numerics.types import I64, U8
-from compll.runtime.arrays import INTS, fault, taken, taken_table
+from compll.runtime.arrays import INTS, checked, checked_table, fault
 from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
 
 #: the largest index of an element in specs that use indices, which are int32
@@ -121,7 +121,7 @@ class Arguments:
         """
         if not is_held(table) or self.host:
             wanted = np.asarray(table) if is_held(table) else table
-            table = once(table, "host", lambda: taken_table(wanted, self.name))
+            table = once(table, "host", lambda: checked_table(wanted, self.name))
         end = once(table, "end", lambda: self._end(table))
         if end > length:
             raise UsageError(f"{self.name}: a piece ends at {end}, {name} has {length} elements")
@@ -131,7 +131,7 @@ class Arguments:
         """The largest end of a table's pieces, in elements. Raises UsageError for negative
         numbers."""
         if is_held(table):
-            taken_table(table, self.name)
+            checked_table(table, self.name)
         if len(table) == 0:
             return 0
         if (least := int(table.min())) < 0:
@@ -155,7 +155,9 @@ class Arguments:
         if is_held(numbers) and not self.host:
             return numbers
         wanted = np.asarray(numbers) if is_held(numbers) else numbers
-        return once(numbers, "host", lambda: cast(I64, taken(wanted, self.name, what, INTS, ndim)))
+        return once(
+            numbers, "host", lambda: cast(I64, checked(wanted, self.name, what, INTS, ndim))
+        )
 
     def capacity(self, table: I64, capacity: I64, state: State | None) -> I64:
         """Elements that each filter may keep of each piece, int64 [m]; capacity: bytes per payload
@@ -270,20 +272,20 @@ class Arguments:
         for item, dtype in self._states:
             held, need = state.get(item.name), tensors if item.shape == "scalar" else most
             if held is not None:
-                self._held(item, held, dtype)
+                self._check_state(item, held, dtype)
             have = 0 if held is None else len(held)
             if have < need:
                 raise UsageError(
                     f"{self.name}: state {item.name!r} has {have} elements, {need} are needed"
                 )
 
-    def _held(self, item: Field, held: Any, dtype: np.dtype[Any]) -> None:
+    def _check_state(self, item: Field, held: Any, dtype: np.dtype[Any]) -> None:
         """Check the array of a state."""
         if self.host:
             wrong = fault(held, dtype, write=True)
         else:
-            given = str(getattr(held, "dtype", type(held).__name__))
-            wrong = "" if given == item.dtype else given
+            kind = str(getattr(held, "dtype", type(held).__name__))
+            wrong = "" if kind == item.dtype else kind
         if wrong:
             raise UsageError(
                 f"{self.name}: state {item.name!r} is {item.storage}, a contiguous vector of "

@@ -108,7 +108,7 @@ def fault(x: Any, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False) -
     return "a read-only one" if write and not x.flags.writeable else ""
 
 
-def taken(
+def checked(
     x: Any, name: str, what: str, dtype: np.dtype[Any], ndim: int = 1, *, write: bool = False
 ) -> Any:
     """The argument `what`, a vector in host memory, as kernels take it. Raises UsageError."""
@@ -117,7 +117,7 @@ def taken(
     return _open(x)
 
 
-def taken_table(x: Any, name: str) -> I64:
+def checked_table(x: Any, name: str) -> I64:
     """A batch's table in the form that kernels take. Raises UsageError."""
     wrong = fault(x, INTS, 2)
     if wrong or x.shape[1] != 5:
@@ -126,7 +126,7 @@ def taken_table(x: Any, name: str) -> I64:
     return _open(x)
 
 
-def _made_of(x: Any) -> str:
+def _conversion(x: Any) -> str:
     """A hint for making a contiguous float32 array of x."""
     if isinstance(x, np.ndarray):
         if x.dtype == FLOATS:
@@ -143,8 +143,8 @@ class HostArrays:
     def vector(self, x: Any, name: str, *, write: bool = False) -> NDArray[np.float32]:
         """x as float32 [n]. Raises UsageError."""
         if wrong := fault(x, FLOATS, getattr(x, "ndim", 1)):
-            told = f"{name}: a contiguous float32 array is needed, not {wrong}"
-            raise UsageError(told + ("" if "mask" in wrong else _made_of(x)))
+            message = f"{name}: a contiguous float32 array is needed, not {wrong}"
+            raise UsageError(message + ("" if "mask" in wrong else _conversion(x)))
         if write and not x.flags.writeable:
             raise UsageError(f"{name}: the result goes into this array, which is read-only")
         return _open(x.reshape(-1))
@@ -157,7 +157,7 @@ class HostArrays:
 
     def payloads(self, x: Any, name: str, what: str, *, write: bool = False) -> NDArray[np.uint8]:
         """A uint8 vector. Raises UsageError."""
-        array: NDArray[np.uint8] = taken(x, name, what, BYTES, write=write)
+        array: NDArray[np.uint8] = checked(x, name, what, BYTES, write=write)
         return array
 
     def stream(self) -> AbstractContextManager[None]:

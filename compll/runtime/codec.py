@@ -41,15 +41,15 @@ class Codec:
         self.module, self.target, self.backend = module, target, backend
         self.params: dict[str, Any] = dict(params) | dict(module.kept_as)
         self.arrays = backend.arrays
-        self._given = Arguments(module, params, host=self.arrays.host)
-        self._inputs = Inputs(module.name, self.arrays, self._given)
+        self._arguments = Arguments(module, params, host=self.arrays.host)
+        self._inputs = Inputs(module.name, self.arrays, self._arguments)
         #: true if encode_batch decodes `incoming` payloads in the pass that encodes
         self.fuses = backend.fuses
         #: true if decode_batch adds several payloads of each piece in one launch
         self.merges = backend.merges
         self.name = module.name
         self.align = module.group or 1
-        self.fixed = self._given.fixed
+        self.fixed = self._arguments.fixed
         self.additive = module.fields[0].storage if module.merge == "sum" else None
         #: decoded values add up and are encoded once more, without states: signs that vote
         self.vote = module.merge == "vote"
@@ -59,7 +59,7 @@ class Codec:
         #: a declared state (momentum, say) belongs to a worker's own gradient: no second encode
         self.reencodes = all(s.name == RESIDUAL for s in module.states)
         #: payload fields that all ranks combine one after the other; () if payloads travel whole
-        self.rounds: tuple[Round, ...] = self._given.all_rounds
+        self.rounds: tuple[Round, ...] = self._arguments.all_rounds
         if self.rounds:
             self.reencodes = False
         #: true if no number that the host computes for a call depends on the step
@@ -138,13 +138,13 @@ class Codec:
 
     def payload_bytes(self, n: int) -> int:
         """The most bytes that the payload of n elements takes; known before any data."""
-        return self._given.payload_bytes(n)
+        return self._arguments.payload_bytes(n)
 
     def scratch_bytes(self, n: int) -> int:
         """Device memory that calls for a tensor of n elements need besides payloads and states; 0
         on the host. All tensors share it."""
         needed = getattr(self.backend, "scratch_bytes", None)
-        return 0 if needed is None else int(needed(self._given.count(n)))
+        return 0 if needed is None else int(needed(self._arguments.count(n)))
 
     @on_stream
     def init_state(self, n: int, tensors: int = 1) -> dict[str, NDArray[Any]]:
@@ -154,14 +154,14 @@ class Codec:
         States of 16 bits are float16 [n], and uint16 [n] with bfloat16 bits. A matrix is stored in
         the first elements of its piece's n; a larger matrix is not kept.
         """
-        n, tensors = self._given.count(n), self._given.tensors(tensors)
+        n, tensors = self._arguments.count(n), self._arguments.tensors(tensors)
         sizes = {s.name: tensors if s.shape == "scalar" else n for s in self.module.states}
         return {
-            s.name: self._made(self.arrays.zeros, sizes[s.name], s.dtype)
+            s.name: self._allocate(self.arrays.zeros, sizes[s.name], s.dtype)
             for s in self.module.states
         }
 
-    def _made(self, make: Callable[[int, str], Any], n: int, dtype: str) -> Any:
+    def _allocate(self, make: Callable[[int, str], Any], n: int, dtype: str) -> Any:
         """A new array of n elements. Raises UsageError if memory does not suffice."""
         try:
             return make(n, dtype)
@@ -203,7 +203,7 @@ class Codec:
         do not contain it, so another step gives other values. These draws are the same on all
         ranks: they do not depend on a seed, and decode takes none.
         """
-        out: F32 = self._made(self.arrays.empty, self._given.count(n), "float32")
+        out: F32 = self._allocate(self.arrays.empty, self._arguments.count(n), "float32")
         self._decode(payload, out, add=False, step=step)
         return out
 
@@ -255,11 +255,11 @@ class Codec:
         writes = writeback or incoming is not None
         x, state = self.arrays.vector(x, self.name, write=writes), self._inputs.states(state)
         out = self.arrays.payloads(out, self.name, "out", write=True)
-        seed, step = self._given.seed(seed), self._given.step(step)
-        table, at = self._given.table(table, at, len(x), "x")
-        self._given.state(state, table)
-        most = None if capacity is None else self._given.capacity(table, capacity, state)
-        self._given.room(table, at, len(out), capacity)
+        seed, step = self._arguments.seed(seed), self._arguments.step(step)
+        table, at = self._arguments.table(table, at, len(x), "x")
+        self._arguments.state(state, table)
+        most = None if capacity is None else self._arguments.capacity(table, capacity, state)
+        self._arguments.room(table, at, len(out), capacity)
         if incoming is not None:
             incoming = self._inputs.incoming(incoming, table, out, at)
             if not self.backend.fuses:
@@ -286,7 +286,7 @@ class Codec:
         or added, and the others are added, in order; on a device most codecs of fixed length read
         and write `out` once for all of them. step: that of the encode, see decode.
         """
-        out, step = self.arrays.vector(out, self.name, write=True), self._given.step(step)
+        out, step = self.arrays.vector(out, self.name, write=True), self._arguments.step(step)
         payload = self.arrays.payloads(payload, self.name, "payload")
         calls = self._inputs.decodes(
             payload, table, at, used, len(out), add=add, merges=self.backend.merges
@@ -302,13 +302,13 @@ class Codec:
         It is another codec only if the spec takes parameters from the shape (`from:`) that were not
         given.
         """
-        shape = self._given.shape(shape)
+        shape = self._arguments.shape(shape)
         return self if self.shaped is None else self.shaped(shape)
 
     def suits(self, n: int) -> bool:
         """True if a tensor of n elements is worth compressing, by the spec's `when:`."""
         when = self.module.when
-        return when is None or bool(evaluate(when, {"n": self._given.count(n)}))
+        return when is None or bool(evaluate(when, {"n": self._arguments.count(n)}))
 
     @on_stream
     def encode_round(
@@ -333,10 +333,10 @@ class Codec:
         out = self.arrays.payloads(out, self.name, "out", write=True)
         state, before = self._inputs.states(state), self._inputs.before(before)
         x = self._inputs.rounds(x, table, state, [*before, (out, at)], number + 1)
-        workers = self._given.workers(workers)
+        workers = self._arguments.workers(workers)
         if reason := self.refuses_workers(workers):
             raise UsageError(f"{self.name}: {reason}")
-        seed, step = self._given.seed(seed), self._given.step(step)
+        seed, step = self._arguments.seed(seed), self._arguments.step(step)
         how = Encoding(seed, step, workers=workers)
         return self.backend.encode_round(number, x, table, out, at, before, state, how)
 
@@ -355,8 +355,8 @@ class Codec:
         """Overwrite x's pieces with the mean decoded from all rounds' sums; update the state."""
         state, sums = self._inputs.states(state), self._inputs.before(sums)
         x = self._inputs.rounds(x, table, state, sums, len(self.rounds), write=True)
-        workers, seed = self._given.workers(workers), self._given.seed(seed)
-        how = Encoding(seed, self._given.step(step), workers=workers)
+        workers, seed = self._arguments.workers(workers), self._arguments.seed(seed)
+        how = Encoding(seed, self._arguments.step(step), workers=workers)
         self.backend.decode_rounds(x, table, sums, state, how)
 
     def raise_found(self) -> None:

@@ -26,10 +26,10 @@ class Decode(NamedTuple):
 
 
 class Inputs:
-    """The checks of one codec: `arrays` knows its memory, `given` its spec's sizes."""
+    """The checks of one codec: `arrays` knows its memory, `arguments` its spec's sizes."""
 
-    def __init__(self, name: str, arrays: Arrays, given: Arguments) -> None:
-        self.name, self.arrays, self.given = name, arrays, given
+    def __init__(self, name: str, arrays: Arrays, arguments: Arguments) -> None:
+        self.name, self.arrays, self.arguments = name, arrays, arguments
 
     def states(self, state: State | None) -> State | None:
         """A caller's states; other types than mappings are refused later."""
@@ -40,28 +40,28 @@ class Inputs:
     def used(self, used: I64) -> I64:
         """Payloads' lengths. They may be in host memory even if payloads are not."""
         if self.arrays.host or isinstance(cast(object, used), np.ndarray):
-            return self.given.numbers(used, "used", 2 if np.ndim(used) == 2 else 1)
+            return self.arguments.numbers(used, "used", 2 if np.ndim(used) == 2 else 1)
         return cast(I64, self.arrays.raw(used, self.name))
 
     def incoming(self, incoming: Incoming, table: I64, out: U8, at: I64) -> Incoming:
         """Payloads that an encode merges. Raises UsageError if they overlap its own payloads."""
         payload = self.arrays.payloads(incoming[0], self.name, "the incoming payload")
-        taken = Incoming(payload, incoming[1], self.used(incoming[2]))
+        raw = Incoming(payload, incoming[1], self.used(incoming[2]))
         there: int | None = self.arrays.address(payload) - self.arrays.address(out)
         if there is not None and not -len(payload) < there < len(out):
             there = None  # apart, wherever they are
         key = "incoming", len(payload), len(out), there
 
         def checked() -> Incoming:
-            found = self.given.incoming(taken, table)
-            if there is not None and self.given.overlap(table, at, found.at, there):
+            found = self.arguments.incoming(raw, table)
+            if there is not None and self.arguments.overlap(table, at, found.at, there):
                 raise UsageError(
                     f"{self.name}: out is written while the incoming payloads are read, and the "
                     "two have memory in common"
                 )
             return found
 
-        found = once_with(at, key, (table, taken.at, taken.used), checked)
+        found = once_with(at, key, (table, raw.at, raw.used), checked)
         return Incoming(payload, found.at, found.used)
 
     def before(self, payloads: Before) -> Before:
@@ -75,8 +75,8 @@ class Inputs:
     ) -> F32:  # fmt: skip
         """The gradient of a round, whose other arguments fit it."""
         x = self.arrays.vector(x, self.name, write=write)
-        self.given.rounds(payloads, count, len(x), table)
-        self.given.state(state, table)
+        self.arguments.rounds(payloads, count, len(x), table)
+        self.arguments.state(state, table)
         return x
 
     def decodes(
@@ -112,6 +112,6 @@ class Inputs:
 
     def decode(self, payload: U8, table: I64, at: I64, used: Any, n: int, add: bool) -> Decode:
         """The call that decodes a payload of each piece."""
-        table, at = self.given.table(table, at, n, "out")
-        self.given.lengths(payload, table, at, used)
+        table, at = self.arguments.table(table, at, n, "out")
+        self.arguments.lengths(payload, table, at, used)
         return Decode(table, at, used, add)

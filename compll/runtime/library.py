@@ -9,7 +9,7 @@ import os
 import pkgutil
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -145,18 +145,18 @@ def warnings(
     found = lint.warnings(spec, checked.module) + costly.warnings(checked.module)
     codec = compile(name_or_path, "reference", **params)
     found += claims.warnings(codec, (claims.finite,))
-    told = {each.span for each in found}  # one warning for each claim
-    found += [each for each in claims.warnings(codec) if each.span not in told]
+    places = {each.span for each in found}  # one warning for each claim
+    found += [each for each in claims.warnings(codec) if each.span not in places]
     for name, value in _ends(spec.params, params) if not found else ():
         found += _at_end(name_or_path, {**params, name: value}, name)
     return sorted(found)
 
 
-def _ends(written: Sequence[Param], given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Parameters that are not given, with the ends of their ranges and each of their choices."""
-    for p in written:
+def _ends(params: Sequence[Param], named: Collection[str]) -> Iterator[tuple[str, object]]:
+    """Parameters that are not named, with the ends of their ranges and each of their choices."""
+    for p in params:
         ends = [end for end in (p.low, p.high) if end is not None and abs(as_float(end)) < math.inf]
-        for value in (*ends, *p.choices) if p.name not in given else ():
+        for value in (*ends, *p.choices) if p.name not in named else ():
             yield p.name, PARAM_TYPES[p.type](value)
 
 

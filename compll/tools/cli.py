@@ -88,8 +88,8 @@ def check(specs: Specs, param: Params = None, strict: Strict = False) -> None:
     params = parameters(param)
     each(specs, lambda name: lower.kernels(library.type_check(name, params).module))
     warnings = warn(specs, params)
-    told = f"{warnings} warning{'s' * (warnings > 1)}" if warnings else "no problems"
-    typer.echo(f"{len(specs)} checked, {told}")
+    result = f"{warnings} warning{'s' * (warnings > 1)}" if warnings else "no problems"
+    typer.echo(f"{len(specs)} checked, {result}")
     if strict and warnings:
         raise typer.Exit(1)
 
@@ -180,10 +180,10 @@ def apart(specs: list[Built]) -> None:
             usage(f"{owners[name]} and {one.spec} are both named {name!r}: rename one")
 
 
-def several(given: list[str] | None) -> list[str]:
+def several(options: list[str] | None) -> list[str]:
     """The values of an option that may repeat or hold several values with commas; each value
     once."""
-    texts = [text.strip() for item in given or [] for text in item.split(",")]
+    texts = [text.strip() for item in options or [] for text in item.split(",")]
     return list(dict.fromkeys(filter(None, texts)))
 
 
@@ -219,9 +219,9 @@ def built(name: str, targets: list[str], params: dict[str, object], archs: list[
         files |= {ending: text.encode() for ending, text in texts.items()}
         kernels = dict[str, artifacts.Kernels]()
         for arch in archs if device else ():
-            made = artifacts.binaries(target, texts, arch)
-            files |= made.files
-            kernels[arch] = made.kernels
+            binaries = artifacts.binaries(target, texts, arch)
+            files |= binaries.files
+            kernels[arch] = binaries.kernels
         facts = json.dumps(report.facts(codec, target) | {"kernels": kernels}, indent=1) + "\n"
         which = f"{target}." if len(targets) > 1 else ""
         files[f"{which}report.json"] = facts.encode()

@@ -79,14 +79,14 @@ def bench(
     from compll.tools import bench_report, measure
 
     counts = [elements(size) for size in sizes.split(",")]
-    given = parameters(param)
+    params = parameters(param)
     known_target(target)
     writable(json_file)
     writable(plot)
     if plot and plot.suffix[1:].lower() not in (known := bench_report.formats()):
         usage(f"cannot write {plot}: a picture is one of {', '.join(sorted(known))}")
     codecs = each(
-        specs or library.list_specs(), lambda name: library.compile(name, target, **given)
+        specs or library.list_specs(), lambda name: library.compile(name, target, **params)
     )
     rows = [measure.measure(codec, n, repeat) for n in counts for codec in codecs]
     Console().print(bench_report.table(rows))

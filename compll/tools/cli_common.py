@@ -30,10 +30,10 @@ def usage(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def parameters(given: list[str] | None) -> dict[str, object]:
+def parameters(options: list[str] | None) -> dict[str, object]:
     """Parameters from `name=value` texts."""
     found: dict[str, object] = {}
-    for item in given or []:
+    for item in options or []:
         name, equals, value = item.partition("=")
         if not (equals and name.isidentifier()):
             usage(f"parameter {item!r}: expected name=value")

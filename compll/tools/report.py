@@ -54,8 +54,8 @@ def markdown(codec: Codec, target: str, kernels: Mapping[str, Kernels]) -> str:
         ["## Memory traffic", "", "Bytes per element of the gradient.", "", "```"],
     ]
     text = "\n\n".join("\n".join(part) for part in parts)
-    taken = [line for arch, found in kernels.items() for line in kernel_table(arch, found)]
-    return "\n".join([text, *explain.walks(module), "```", *taken, ""])
+    resources = [line for arch, found in kernels.items() for line in kernel_table(arch, found)]
+    return "\n".join([text, *explain.walks(module), "```", *resources, ""])
 
 
 def kernel_table(arch: str, kernels: Kernels) -> list[str]:

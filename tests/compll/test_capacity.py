@@ -51,7 +51,7 @@ class Device:
 
     def encode_batch(self, x, table, out, at, *, state, seed, step, capacity):
         put, get = self.kernels.device.upload, self.kernels.device.download
-        most = self.codec._given.capacity(table, capacity, state)
+        most = self.codec._arguments.capacity(table, capacity, state)
         held, there = {name: put(kept) for name, kept in state.items()}, put(out)
         how = Encoding(seed, step, most=most)
         used = self.kernels.encode_batch(put(x), table, there, at, held, how)

@@ -363,7 +363,7 @@ def test_lengths_in_device_memory_are_of_payloads_that_have_room(used, room, err
     table, payload = np.array([[0, 100, 0, 0, 0]]), np.zeros(codec.payload_bytes(100) + room, "u1")
     there = type("There", (), {"dtype": np.asarray(used).dtype, "__len__": lambda _: len(used)})()
     if error is None:
-        codec._given.lengths(payload, table, AT, there)
+        codec._arguments.lengths(payload, table, AT, there)
     else:
         with pytest.raises(error, match="topk: "):
-            codec._given.lengths(payload, table, AT, there)
+            codec._arguments.lengths(payload, table, AT, there)
