@@ -62,7 +62,6 @@ _ROWS = (
     Operator("shr", 2, 2, elements.integer, "a shifted right by b bits; 0, or -1 if a < 0, if b is negative, or not less than the bits of a", ">>"),
     Operator("neg", 1, 1, elements.arithmetic, "-a", "-", strict="first", signed=True),
     Operator("abs", 1, 1, elements.arithmetic, "magnitude", strict="first"),
-    Operator("copysign", 2, 2, elements.real, "copysign(a, b): the magnitude of a with the sign of b", strict="first"),
     Operator("sign", 1, 1, elements.sign, "-1 below zero, else +1 (also for zero)", signed=True),
     Operator("floor", 1, 1, elements.rounding, "largest integer not above", signed=True),
     Operator("ceil", 1, 1, elements.rounding, "smallest integer not below", signed=True),

@@ -51,11 +51,6 @@ def absolute(x: Any) -> Any:
     return magnitude(x) if kind_of(x) in FLOATS else where(x < 0, -x, x)
 
 
-def copysign(x: Any, y: Any) -> Any:
-    """The magnitude of x with the sign bit of y."""
-    return where(float_bits(y) < 0, -magnitude(x), magnitude(x))
-
-
 def isfinite(x: Any) -> Any:
     """True if a float is neither infinite nor NaN."""
     return magnitude_bits(x) < INFINITE if kind_of(x) == "f32" else magnitude(x) < INF
@@ -276,7 +271,6 @@ MEANINGS = {
     "shr": Meaning(shr, WHOLES, 2),
     "trunc": Meaning(trunc, FLOATS),
     "trit": Meaning(trit, ("f32", "i32", "bool")),
-    "copysign": Meaning(copysign, FLOATS, 2),
     "isfinite": Meaning(isfinite, FLOATS),
     "exp": Meaning(_wide(elementary.exp), FLOATS),
     "log": Meaning(_wide(elementary.log), FLOATS),
