@@ -140,7 +140,6 @@ _ROWS = (
     Operator("flat", 1, 1, arrays.flat, "flat(m): the elements of a matrix row by row, the first n of them", strict="first"),
     Operator("matmul", 2, 2, arrays.matmul, "product of two matrices", "@", strict="any"),
     Operator("transpose", 1, 1, arrays.transpose, "rows and columns exchanged", strict="first"),
-    Operator("running", 1, 1, arrays.same_size, "running(m): sums of each row up to every element", strict="first"),
     Operator("orthonormal", 1, 2, arrays.orthonormal,
              "orthonormal(m, spare): columns of length one, at right angles, that span those of m; a column that "
              "depends on those before it is replaced by the same column of `spare`, if given, else by zeros"),

@@ -49,11 +49,6 @@ def matmul(c: Context, op: str, a: Expr, b: Expr) -> Expr:
     return c.pool.make(op, (a, b), matrix_type(a.type.dims[0], b.type.dims[1]))
 
 
-def same_size(c: Context, op: str, x: Expr) -> Expr:
-    (x,) = map(c.number, _matrix(c, op, x))
-    return c.pool.make(op, (x,), x.type)
-
-
 def transpose(c: Context, op: str, x: Expr) -> Expr:
     (x,) = map(c.number, _matrix(c, op, x))
     rows, columns = x.type.dims

@@ -174,14 +174,8 @@ def lookup(table: F32, index: I32) -> F32:
     return table.take(index, mode="clip")
 
 
-def running(m: F32, columns: int) -> F32:
-    """Sums of each row up to every element, in float32, in order."""
-    return np.add.accumulate(m, axis=1, dtype=np.float32)
-
-
 #: operators on arrays: functions of the arguments, and of the operator's own number or, without
 #: one, the columns of the result
 OPERATORS: dict[str, Callable[..., Any]] = {
     "hadamard": hadamard, "top_columns": top_columns, "place_columns": place_columns,
-    "running": running,
 }  # fmt: skip

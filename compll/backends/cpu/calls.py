@@ -9,12 +9,12 @@ from contextlib import nullcontext
 from llvmlite import ir
 
 from compll.backends.cpu import products, routines, rows
-from compll.backends.cpu.builder import Variable, at, loop
+from compll.backends.cpu.builder import at, loop
 from compll.backends.cpu.interface import narrow
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.sources import Source, evaluated, values_of_piece
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
-from compll.backends.cpu.types import F32, c
+from compll.backends.cpu.types import c
 from compll.backends.cpu.walk_params import store_name
 from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, Call, Extents, Kernel, Store, Walk, order
@@ -116,15 +116,6 @@ def top_columns(p: Printer, call: Call, sources: list[Source]) -> None:
     rows.top_columns(p.b, sources[0], sides_of(p, call.matrix)[1], made(p, call), p.room(0))
 
 
-def running(p: Printer, call: Call, sources: list[Source]) -> None:
-    b, (x,), (rows_of, cols), out = p.b, sources, sides_of(p, call.matrix), made(p, call)
-    with loop(b, rows_of) as i:
-        total = Variable(b, ir.Constant(F32, -0.0))
-        with loop(b, cols) as j:
-            total.set(b.fadd(total.get(), x.inside(x.place(i, j))))
-            b.put(total.get(), out, b.add(b.mul(i, cols), j))
-
-
 def place_columns(p: Printer, call: Call, sources: list[Source]) -> None:
     at_, x = sources
     rows.place_columns(p.b, at_, x, *sides_of(p, call.matrix), made(p, call))
@@ -146,7 +137,7 @@ def drawn(p: Printer, call: Call, sources: list[Source]) -> None:
 
 ROUTINES: dict[str, Callable[[Printer, Call, list[Source]], None]] = {
     "product": product, "orthonormal": orthonormal, "hadamard": hadamard, "sum_by": sum_by,
-    "top_columns": top_columns, "place_columns": place_columns, "running": running, "chosen": chosen, "drawn": drawn,
+    "top_columns": top_columns, "place_columns": place_columns, "chosen": chosen, "drawn": drawn,
 }  # fmt: skip
 
 

@@ -154,14 +154,6 @@ class Calls:
         with self.over("zeros", domain) as b:
             b.add(f"{to(b)}[i] = 0;")
 
-    def running(self, call: Call, views: list[Text]) -> None:
-        """Sums along a row: a thread per row."""
-        with self.over("running", self.rows(call)) as b:
-            assert call.matrix is not None
-            cols, out = b.value(call.matrix.cols), self.made(b, call)
-            step = f"{out}[i * {cols} + j] = sum += {views[0](b)}.get(i, j);"
-            b.add(f"float sum = -0.0f; for (i64 j = 0; j < {cols}; ++j) {step}")
-
     def place_columns(self, call: Call, views: list[Text]) -> None:
         """Place the elements of a row in order: a thread per row."""
         at, x = views
@@ -278,6 +270,6 @@ def named(b: Body, f: Field, given: str) -> str:
 ROUTINES: dict[str, Callable[[Calls, Call, list[Text]], None]] = {
     "product": Calls.product, "orthonormal": Calls.orthonormal, "hadamard": Calls.hadamard,
     "top_columns": Calls.top_columns,
-    "place_columns": Calls.place_columns, "running": Calls.running, "sum_by": Calls.sum_by, "chosen": Calls.chosen,
+    "place_columns": Calls.place_columns, "sum_by": Calls.sum_by, "chosen": Calls.chosen,
     "drawn": Calls.drawn,
 }  # fmt: skip
