@@ -14,6 +14,7 @@ from compll.ir.tile import (
     Value,
     Walk,
 )
+from compll.numerics.bits import FORMATS
 from compll.passes.arrays import ARRAYS, Arrays
 from compll.passes.values import SHAPES
 
@@ -82,7 +83,7 @@ def stored_value(values: Arrays, f: Field, e: Expr) -> Value:
     value = leaving(values, f)
     if f.shape == "table":
         return value
-    if f.storage in ("float16", "bfloat16", "float8_e4m3"):
+    if f.storage in FORMATS:
         value = values.make(f.storage, [value], value.kind, value.level)
     elif f.storage == "float32" and value.level == "piece":
         value = values.make("float32", [value], value.kind, value.level)
