@@ -79,7 +79,6 @@ _ROWS = (
     Operator("float16", 1, 1, elements.cast, "rounded to float16, nearest even", strict="first", signed=True),
     Operator("bfloat16", 1, 1, elements.cast, "rounded to bfloat16, nearest even", strict="first", signed=True),
     Operator("bfloat16_up", 1, 1, elements.cast, "rounded to bfloat16 away from zero", strict="first", signed=True),
-    Operator("float8_e5m2", 1, 1, elements.cast, "rounded to 8 bits (OCP's E5M2), nearest even", strict="first", signed=True),
     Operator("float8_e4m3", 1, 1, elements.cast,
              "rounded to 8 bits (OCP's E4M3), nearest even, 448 at most; NaN of what is not finite", strict="first", signed=True),
     Operator("random", 2, 2, elements.random, "random(a, b): uniform in [a, b), drawn by (seed, step, tensor, element)"),

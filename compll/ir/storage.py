@@ -138,7 +138,6 @@ STORAGES: dict[str, Storage] = {
     "float32": Storage(),
     "float16": Storage(16),
     "bfloat16": Storage(16),
-    "float8_e5m2": Storage(8),
     "float8_e4m3": Storage(8),
     "int32": Storage(whole=(-(2**31), 2**31 - 1)),
     "uint32": Storage(whole=(0, 2**32 - 1)),

@@ -218,27 +218,6 @@ def of_float8_e4m3(raw: Any) -> Any:
     return bits(found | (raw & 0x80) << 24)
 
 
-def float8_e5m2_bits(x: Any) -> Any:
-    """OCP's E5M2: nearest even; infinite where x is too large, NaN where it is NaN."""
-    size = magnitude_bits(x)
-    normal = unsigned_right(size + (0xFFFFF - (112 << 23)) + (size >> 21 & 1), 21)
-    # the unit of a float in [2**7, 2**8) is that of the numbers below 2**-14
-    tiny = bits(bits(size) + 128.0) - 0x43000000
-    found = where(size < 0x38800000, tiny, normal)
-    found = where(size >= 0x47700000, 0x7C, found)
-    found = where(size > INFINITE, 0x7E, found)
-    return found | (unsigned_right(bits(x), 24) & 0x80)
-
-
-def of_float8_e5m2(raw: Any) -> Any:
-    """Inverse of float8_e5m2_bits."""
-    size = raw & 0x7F
-    normal = (size << 21) + (112 << 23)
-    tiny = bits(convert(size, "f32") * 2.0**-16)
-    found = where(size >= 0x7C, normal + (112 << 23), where(size < 4, tiny, normal))
-    return bits(found | (raw & 0x80) << 24)
-
-
 class Format(NamedTuple):
     """A float of `width` bits: functions from float32 to its bits, in an int32, and back."""
 
@@ -250,7 +229,6 @@ class Format(NamedTuple):
 FORMATS = {
     "float16": Format(16, float16_bits, of_float16),
     "bfloat16": Format(16, bfloat16_bits, of_bfloat16),
-    "float8_e5m2": Format(8, float8_e5m2_bits, of_float8_e5m2),
     "float8_e4m3": Format(8, float8_e4m3_bits, of_float8_e4m3),
 }
 
