@@ -18,11 +18,14 @@ import numpy as np
 import compll
 from bench.loss_cells import BASELINES, FP32, MOMENTUM, SHARDED, TRIAL, Cell, spec_of
 from bench.loss_workloads import ALL, OTHERS, WORKLOADS
+from compll.numerics.types import F32
+from compll.runtime import library
 from hipress.optim.optimizer_kinds import KINDS
 from hipress.plan.evidence import Finding
 from hipress.tools.run import methods
 
 Place = tuple[str, int, str]  # workload, steps, data
+ELEMENTS, STEPS = 4096, 3  # gradients by which codecs are compared
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,29 @@ def _findings(found: Iterable[Row]) -> Iterator[Finding]:
             assert method.codec is not None
             codec = compll.compile(method.codec, "reference", **method.options)
             usual = compll.compile(method.codec, "reference").params
-            given = {name: each for name, each in method.options.items() if each != usual.get(name)}
-            yield row.finding(codec.name, dict(codec.params), given)
+            for each in (codec, *_recoded(codec)):
+                given = {k: v for k, v in each.params.items() if v != usual.get(k)}
+                yield row.finding(each.name, dict(each.params), given)
+
+
+def _recoded(codec: compll.Codec) -> Iterator[compll.Codec]:
+    """The codec with each parameter changed that decides how values are coded, and no value, so
+    that its findings hold. With states a few steps would not show that."""
+    for param in library.load(codec.name).params:
+        if param.type == "bool" and not codec.states:
+            changed = {param.name: not codec.params[param.name]}
+            other = compll.compile(codec.name, "reference", **codec.params | changed)
+            if not other.states and all(map(np.array_equal, _decoded(other), _decoded(codec))):
+                yield other
+
+
+def _decoded(codec: compll.Codec) -> Iterator[F32]:
+    """The values that a stateless codec makes of some gradients."""
+    draws = np.random.default_rng(0)
+    for step in range(STEPS):
+        x = draws.laplace(size=ELEMENTS).astype(np.float32)
+        x[:: step + 2] = 0
+        yield codec.decode(codec.encode(x, step=step), ELEMENTS, step=step)
 
 
 def _counts(row: Row) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "Round",
     "State",
     "StateField",
+    "one_piece",
 ]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -40,6 +41,11 @@ Operation: TypeAlias = Literal["sum", "max"]
 OPERATIONS: tuple[Operation, ...] = ("sum", "max")
 
 FLOAT_BYTES = 4  # gradients are float32
+
+
+def one_piece(n: int) -> tuple[Ints, Ints]:
+    """Table and bytes `at` of a batch that is one piece of n elements."""
+    return np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
 
 
 class Round(Protocol):

@@ -14,7 +14,13 @@ from hipress.errors import ConfigError
 from hipress.optim.optimizer_kinds import AVERAGED
 from hipress.options import Options
 from hipress.plan import evidence
-from hipress.plan.codecs import compile_codec, flat_names, owed_names, strategy_for
+from hipress.plan.codecs import (
+    compile_codec,
+    flat_names,
+    gradient_units,
+    owed_names,
+    strategy_for,
+)
 from hipress.plan.evidence import Finding
 
 if TYPE_CHECKING:
@@ -69,14 +75,13 @@ def _allowed(options: Options) -> dict[str, tuple[str, Mapping[str, Any]]]:
 
 
 def _takes_turns(codec: Codec, options: Options, *, drops: bool) -> bool:
-    """True if the codec can be tried beside other plans. drops: True if states besides a residual,
-    which cannot be handed on to another codec, may be lost."""
+    """True if the codec can be tried beside other plans: the next plan delivers the gradient that
+    its states hold back. drops: True if other states, which begin anew in each turn, may do so."""
     if codec.additive == "float32" or codec.vote:
         return False  # no gain over the native all-reduce, or not predicted
-    owed = owed_names(codec)
-    if options.optimizer in AVERAGED and not owed:
+    if options.optimizer in AVERAGED and not owed_names(codec):
         return False  # as for a named codec: see momentum.check
-    return drops or (flat_names(codec) <= owed and not codec.rounds)
+    return drops or flat_names(codec) <= gradient_units(codec).keys()
 
 
 def refuses(codec: Codec, param: Param) -> str | None:

@@ -33,17 +33,17 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
 from casync import strategies
+from casync.codec import one_piece
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
 from hipress.engine.owned import Spans
 from hipress.model.params import Param
-from hipress.plan.codecs import flat_names, owed_names, state_of
+from hipress.plan.codecs import flat_names, gradient_units, owed_names, state_of
 from hipress.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -261,8 +261,7 @@ def gradient_weights(
     """Factors by which the states of a side's codec count as gradient of one rank, by name: see
     [Note: undelivered gradient]. sums: of states of the codec's own, too."""
     shared = side == AGGREGATOR or strategies.encodes_shares(strategy, codec)
-    units = {state.name: state.gradient for state in codec.states if sums and state.gradient}
-    units |= dict.fromkeys(owed_names(codec), 1.0)
+    units = gradient_units(codec, sums=sums)
     return {name: unit * (ranks if shared else 1) for name, unit in units.items()}
 
 
@@ -317,7 +316,7 @@ def deferrable_states(codec: Codec, memory: Memory | None = None) -> tuple[str, 
 def _silent(codec: Codec, memory: Memory) -> bool:
     """True if the codec, without state, sends and keeps only zeros for zeros."""
     count, stream, done = max(64, codec.align), memory.caller(), memory.event()
-    table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    table, at = one_piece(count)
     x = memory.zeros(count, torch.float32)
     values, state = memory.array(x), state_of(codec, memory, count)
     out = memory.array(memory.zeros(codec.payload_bytes(count), torch.uint8))

@@ -29,8 +29,15 @@ def flat_names(codec: Codec) -> set[str]:
 
 
 def owed_names(codec: Codec) -> set[str]:
-    """Names of states that hold gradient not sent yet."""
+    """Names of residuals: states that are gradient not sent yet."""
     return {state.name for state in codec.states if state.fate == "owed"}
+
+
+def gradient_units(codec: Codec, *, sums: bool = True) -> dict[str, float]:
+    """Gradient not sent yet that a unit of a state is, by name: 1 of a residual, and of sums of the
+    spec's own what its `owed:` says. sums: False leaves those out."""
+    own = {state.name: state.gradient for state in codec.states if sums and state.gradient}
+    return own | dict.fromkeys(owed_names(codec), 1.0)
 
 
 def state_of(codec: Codec, memory: Memory, n: int, tensors: int = 1) -> dict[str, Any]:
@@ -153,7 +160,8 @@ def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> 
     With a codec of their own (`down`), owners get payloads, by `ps`. Otherwise additive payloads,
     also of several rounds, use the native collective. Codecs that may encode again go through
     owners (`ps`): two quantizations whatever the world size. Signs that vote go to owners, too
-    (`vote`); the rest, sparse codecs, are all-gathered.
+    (`vote`); the rest, sparse codecs, are all-gathered. A stateless codec in groups is not sparse,
+    whatever its length: what varies is how it codes its values (`lossless`, `entropy`).
     """
     from casync import strategies
 
@@ -187,4 +195,5 @@ def _suited(codec: Codec) -> str:
         return "allreduce"
     if codec.vote:
         return "vote"
-    return "ps" if codec.reencodes and codec.fixed else "exchange"
+    dense = codec.fixed or (codec.align > 1 and not codec.states)
+    return "ps" if codec.reencodes and dense else "exchange"

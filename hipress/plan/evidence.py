@@ -39,7 +39,7 @@ class Finding:
     seeds: int
     difference: float | None  # relative difference of the mean loss from fp32's; None: diverged
     error: float  # relative standard error of that mean over the seeds; 0 for one seed
-    trial: bool = False  # True after turns of a trial, which zeroed states of the codec
+    trial: bool = False  # True after turns of a trial, each of which began with states of zero
 
     @property
     def key(self) -> str:

@@ -107,14 +107,12 @@ def test_the_worst_is_named_with_its_figure(measured):
 
 
 def test_auto_tries_what_keeps_the_loss_under_the_optimizer(measured):
-    dgc = dict(compll.compile("dgc", "reference").params)
-    measured(
-        *both(), *both(codec="int8_group", params={}), *both(codec="signum", params={}),
-        *both(codec="dgc", params=dgc),
-    )  # fmt: skip
+    named = ("int8_group", "signum", "powersgd", "ef21", "adacomp", "efsignsgd", "thc")
+    measured(*both(), *(each for name in named for each in both(codec=name, params={})))
     found = candidates.candidates(options.make("auto", optimizer="sgd"))
-    # no formula predicts votes, and dgc's own states cannot be handed on
-    assert list(found) == ["topk", "int8_group", *evidence.HARMLESS]
+    # no formula predicts votes; factors and references begin anew in each turn
+    owing = ["adacomp", "efsignsgd", "thc"]
+    assert list(found) == ["topk", "int8_group", *owing, *evidence.HARMLESS]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +157,17 @@ def test_evidence_without_momentum_does_not_hold_with_it(measured):
         wanted = options.make("auto", optimizer=kind, accept_loss=0.01)
         assert ("powersgd" in candidates.candidates(wanted)) == taken
     assert "powersgd" not in keys("plain-sgd")
+
+
+def test_evidence_holds_for_another_code_of_the_same_values():
+    """Entropy codes changed no value, and were no candidates."""
+    plain = {key for key, *_ in evidence.trusted("sgd")}
+    assert {"int4_group entropy=True", "int3_group entropy=True"} <= plain
+    assert "tern_group entropy=True" not in plain
+    coded = compll.compile("tern_group", "reference", entropy=True)
+    packed = compll.compile("tern_group", "reference")
+    assert str(evidence.worst(coded, "adam")) == str(evidence.worst(packed, "adam"))
+    assert not any(each.codec == "dgc" and each.params["nesterov"] for each in evidence.findings())
 
 
 def test_the_shipped_evidence_is_read():

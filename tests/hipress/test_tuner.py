@@ -51,6 +51,16 @@ def test_residuals_of_a_dropped_codec_are_handed_on(world_size, scope):
         assert other == results[0]
 
 
+def test_sums_of_a_specs_own_are_handed_on():
+    """To another codec and back, as residuals are."""
+    own = ["adacomp", "efsignsgd", "thc"]
+    names = [*own, NATIVE, *own[::-1], "int8", NATIVE]
+    results = launch(tuner_ranks.handed_on, 2, names, "tensor")
+    for name, (off, _) in zip(names, results[0], strict=True):
+        assert (off < 1e-4) == (name == NATIVE), (name, off)
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("way", first_fast(["wrap", "attach", "synchronizer", "unused"]))
 def test_ranks_agree_on_one_plan_and_stay_together(way):
     """verify=True compares every average, through all switches of a trial."""

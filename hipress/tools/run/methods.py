@@ -181,4 +181,4 @@ def _value(text: str) -> bool | int | float | str:
             return kind(text)
         except ValueError:
             continue
-    return {"true": True, "false": False}.get(text, text)
+    return {"true": True, "false": False}.get(text.lower(), text)
