@@ -93,21 +93,21 @@ class Objective:
     ) -> None:
         """kinds: of all parameters; a prediction takes a choice for each. loads: chains. least:
         bytes of gradient in an owner's share, by codec; LEAST_BYTES by default."""
-        self.steps, self._turns, self._least = 0, False, least or {}
+        self.steps, self._turns, self.least = 0, False, least or {}
         self._kinds, self._codecs, self._topology = kinds, codecs, topology
         self._costs, self._workload = costs, workload
-        owner = {param.index: number for number, kind in enumerate(kinds) for param in kind}
+        kind_of = {param.index: number for number, kind in enumerate(kinds) for param in kind}
         params = {param.index: param for kind in kinds for param in kind}
         self._lengths = {params[index].name: params[index].numel for index in sorted(params)}
         self._shares: dict[int, Mapping[str, Shares]] = {}
         self._buckets = [
-            (some[-1].ready, [_members(bucket, owner, params) for bucket in some])
+            (some[-1].ready, [_members(bucket, kind_of, params) for bucket in some])
             for some in joined(workload.buckets, loads)
         ]
         self._pieces = min(PIECES, max(1, loads // max(1, len(self._buckets))))
         self._known: dict[_Key, Load] = {}
         self._items: dict[_Key, Item] = {}
-        self._cut: dict[tuple[object, tuple[int, ...]], tuple[float, float]] = {}
+        self._counts: dict[tuple[object, tuple[int, ...]], tuple[float, float]] = {}
 
     def costing(self, costs: Costs) -> Objective:
         """The same objective with costs of another cluster of this topology; parts stay counted."""
@@ -199,13 +199,13 @@ class Objective:
         codec, spread = self._codecs[way.codec], strategies.load(way.strategy).SPREADS
         alike = (spread, codec.align, cuttable(codec), way.cut, way.fused)
         key = (alike, tuple(p.numel for p in params))
-        if key not in self._cut:
+        if key not in self._counts:
             owned, parts = Counter[int](), self._parts(params, way)
             for part in parts:
                 owned[part.owner] += part.elements
             mean = max(1, sum(p.numel for p in params)) / self._topology.world_size
-            self._cut[key] = float(len(parts)), max(1.0, max(owned.values(), default=0) / mean)
-        return self._cut[key]
+            self._counts[key] = float(len(parts)), max(1.0, max(owned.values(), default=0) / mean)
+        return self._counts[key]
 
     def _parts(self, params: Sequence[Param], way: Way) -> Sequence[Part]:
         codec = self._codecs[way.codec]
@@ -221,7 +221,7 @@ class Objective:
             name: Choice(way.codec, way.strategy, way.partitions(n, codec, self._topology))
             for name, n in lengths
         }
-        shares = {} if way.fused else self._shared(self._least.get(way.codec, LEAST_BYTES))
+        shares = {} if way.fused else self._shared(self.least.get(way.codec, LEAST_BYTES))
         return partition(tensors, choices, self._topology, self._codecs, shares=shares)
 
     def _shared(self, least: int) -> Mapping[str, Shares]:
@@ -239,13 +239,13 @@ class Objective:
 
 
 def _members(
-    bucket: Bucket, owner: Mapping[int, int], params: Mapping[int, Param]
+    bucket: Bucket, kind_of: Mapping[int, int], params: Mapping[int, Param]
 ) -> dict[int, list[Param]]:
     """Parameters of a bucket by kind."""
     found: dict[int, list[Param]] = {}
     for index in bucket.indices:
-        if index in owner:  # sparse ones have no kind
-            found.setdefault(owner[index], []).append(params[index])
+        if index in kind_of:  # sparse ones have no kind
+            found.setdefault(kind_of[index], []).append(params[index])
     return found
 
 

@@ -20,7 +20,7 @@ from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress.auto import probe
 from hipress.auto.probe_setup import HOST, ProbeSetup
-from hipress.auto.search import FAR, TRIED, Search, told
+from hipress.auto.search import FAR, TRIED, Search, why_tried
 from hipress.auto.workload import Workload
 from hipress.model.devices import NCCL, Placement
 from hipress.plan.plan import HOSTED, Plan
@@ -99,7 +99,7 @@ class Places:
         return {key: codec for some in every for key, codec in some.items()}
 
     @property
-    def told(self) -> Costs:
+    def reported(self) -> Costs:
         """Costs for reports: those of the first place, with codecs and copies of all."""
         codecs = {key: cost for costs in self.costs for key, cost in costs.codecs.items()}
         copies = next((costs.copies for costs in self.costs if costs.copies), None)
@@ -180,9 +180,9 @@ class Places:
         first, *others = [each.search.plans(costs, workload) for each, costs in pairs]
         if not others:
             return first
-        native = first[-1]
-        tried = [replace(p, why=told(p.seconds, native.seconds)) for o in others for p in o[:-1]]
-        tried = [*first[:-1], *tried]
+        *tried, native = first
+        for plan in (plan for found in others for plan in found[:-1]):
+            tried.append(replace(plan, why=why_tried(plan.seconds, native.seconds)))
         least = min((plan.seconds for plan in (*tried, native)), default=0.0)
         near = sorted((p for p in tried if p.seconds <= FAR * least), key=lambda p: p.seconds)
         best = {plan.hosted: plan for plan in reversed(near)}

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from casync.codec import one_piece
 from casync.cost import CodecCost, fit
 from casync.rounds import as_rounds
 from hipress.auto.probe_setup import ProbeSetup, TimedStream
@@ -136,7 +137,7 @@ def _rounds(
     """A run that encodes all rounds, as if all ranks had the same, and decodes; without a hop."""
     rounds, gradient = as_rounds(codec), _normal(elements, memory)
     x, whole = memory.array(gradient), gradient.clone()
-    table, at = _table(elements)
+    table, at = one_piece(elements)
     state = state_of(codec, memory, elements)
 
     def run(step: int) -> Sequence[Moment]:
@@ -157,11 +158,6 @@ def _rounds(
     return run
 
 
-def _table(elements: int) -> tuple[Any, Any]:
-    """Table and offset of one piece."""
-    return np.array([[0, elements, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
-
-
 def _normal(elements: int, memory: Memory) -> torch.Tensor:
     values = np.random.default_rng(0).standard_normal(elements, np.float32)
     return memory.zeros(elements, torch.float32).copy_(torch.from_numpy(values))
@@ -171,7 +167,7 @@ def _calls(codec: Codec, elements: int, memory: Memory) -> Callable[[int], Seque
     """A run that encodes, decodes and adds, and does both and encodes; with the codec's state."""
     x = memory.array(_normal(elements, memory))
     sums = memory.array(memory.zeros(elements, torch.float32))
-    table, at = _table(elements)
+    table, at = one_piece(elements)
     out, again = (
         memory.array(memory.zeros(codec.payload_bytes(elements), torch.uint8)) for _ in range(2)
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from casync.runtime.options import Capture
 from hipress.auto.trial import Trial, Tried, results
-from hipress.control.phases import Fixed
+from hipress.control.fixed import FixedPlan
 from hipress.plan.plan import Plan
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STEADY = 3  # steps before the trial; DDP rebuilds its buckets after the first
 
 
-class CaptureTrial(Fixed):
+class CaptureTrial(FixedPlan):
     """A PlanController of the two; see [Note: captured plans] in captured.py. All ranks of the
     group must make one."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, one_piece
 from casync.memory import Memory, Moment
 from casync.memory.repeat_elision import MARK, promises, squeeze
 from hipress.auto.workload import Bucket, Workload, kinds
@@ -88,33 +88,23 @@ class Observer:
         steps = [each.seconds(each.next) for each in alike]
         ends = [each.seconds(each.marks.get(StepEvent.AVERAGED)) for each in alike]
         rests = [step - end for step, end in zip(steps, ends, strict=True)]
-        agreed = agree([*ready, max(0.0, min(rests)), min(steps), *self._rates(codecs)])
-        *times, backward = agreed[: len(ready)]
-        rest, step, *rates = agreed[len(ready) :]
-        buckets = [Bucket(i, t) for (i, _), t in zip(latest.buckets, times, strict=True)]
-        return Workload(tuple(buckets), backward, rest, step, self._by_parameter(codecs, rates))
-
-    def _rates(self, codecs: Mapping[str, Codec]) -> list[float]:
-        """Payload bytes per gradient byte, by codec and kind."""
+        pairs = [(key, kind) for key in codecs for kind in self._kinds]
         with self._memory.current():
-            return [
-                _rate(codec, self._samples.get(kind[0].index), self._memory)
-                for codec, kind in self._pairs(codecs)
+            lengths = [
+                _rate(codecs[key], self._samples.get(kind[0].index), self._memory)
+                for key, kind in pairs
             ]
-
-    def _by_parameter(
-        self, codecs: Mapping[str, Codec], rates: Sequence[float]
-    ) -> dict[tuple[str, int], float]:
-        keys = [key for key in codecs for _ in self._kinds]
-        return {
-            (key, param.index): rate
-            for key, (_, kind), rate in zip(keys, self._pairs(codecs), rates, strict=True)
+        agreed = agree([*ready, max(0.0, min(rests)), min(steps), *lengths])
+        *times, backward = agreed[: len(ready)]
+        rest, step, *lengths = agreed[len(ready) :]
+        buckets = [Bucket(i, t) for (i, _), t in zip(latest.buckets, times, strict=True)]
+        payloads = {
+            (key, param.index): length
+            for (key, kind), length in zip(pairs, lengths, strict=True)
             for param in kind
-            if rate > 0
+            if length > 0
         }
-
-    def _pairs(self, codecs: Mapping[str, Codec]) -> list[tuple[Codec, tuple[Param, ...]]]:
-        return [(codec, kind) for codec in codecs.values() for kind in self._kinds]
+        return Workload(tuple(buckets), backward, rest, step, payloads)
 
 
 def _shape(record: _Record) -> list[tuple[int, ...]]:
@@ -141,9 +131,8 @@ def _rate(codec: Codec, gradient: torch.Tensor | None, memory: Memory) -> float:
     if gradient is None or codec.rounds or not codec.suits(gradient.numel()):
         return 0.0
     count = gradient.numel()
-    table = np.array([[0, count, 0, 0, 0]], np.int64)
     room = -(-codec.payload_bytes(count) // WORD) * WORD
-    out, at = memory.zeros(room, torch.uint8), np.zeros(1, np.int64)
+    out, (table, at) = memory.zeros(room, torch.uint8), one_piece(count)
     state = state_of(codec, memory, count) or None
     x, payload = memory.array(gradient), memory.array(out)
     length = int(memory.tensor(codec.encode_batch(x, table, payload, at, state=state))[0])

@@ -30,42 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("hipress")
 
 
-class Fixed:
-    """A PlanController of one plan."""
-
-    observer: StepObserver | None = None
-    measurements: Measurements | None = None
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.codecs = dict(plan.codecs)
-
-    @property
-    def trials(self) -> Trials | None:
-        """Implements PlanController.trials."""
-        return None
-
-    @property
-    def capture(self) -> Capture:
-        """Implements PlanController.capture."""
-        return Capture.NEVER
-
-    def next(self, step: int, uncaptured: str = "") -> Plan:
-        """Implements PlanController.next."""
-        return self.plan
-
-    def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """Implements PlanController.restored."""
-        return self.plan if saved == self.plan.by_name else None
-
-    def hold(self, plan: Plan) -> None:
-        """Implements PlanController.hold."""
-        self.plan = plan
-
-    def close(self) -> None:
-        """Implements PlanController.close: it has no connections."""
-
-
 class Phases:
     """A PlanController that delegates to one of two, and a StepObserver, since the optimizer takes
     part in each step. All ranks of the group must make one."""

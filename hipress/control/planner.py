@@ -13,9 +13,14 @@ from casync import strategies
 from casync.memory.host import HostMemory
 from casync.shutdown import start_thread
 from casync.topology import Topology
+from hipress.auto import candidates
+from hipress.auto.places import Places
 from hipress.auto.probe import Probe
+from hipress.auto.registry import Registry
+from hipress.auto.search import Search
 from hipress.control.capture_trial import CaptureTrial
-from hipress.control.phases import Fixed, Phases
+from hipress.control.fixed import FixedPlan
+from hipress.control.phases import Phases
 from hipress.control.policy_controller import PolicyController
 from hipress.control.tuner import Tuner
 from hipress.model.devices import Placement
@@ -35,8 +40,6 @@ from hipress.ranks.store import fulfil
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from hipress.auto.places import Places
-    from hipress.auto.search import Search
     from hipress.control.plan_controller import PlanController
 
 
@@ -56,12 +59,10 @@ def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     of owners if it is another. Raises ConfigError."""
     if options.policy is not None:
         return levels.compiled(options.policy, options, placement.target)
-    if options.automatic:
-        from hipress.auto.candidates import candidates
-
-        found = candidates(options, "reference")  # compiled for the device only if they are tried
+    if options.automatic:  # compiled for the device only if they are tried
+        found = candidates.candidates(options, "reference")
         if not placement.on_host:  # report a missing compiler now
-            candidates(options, placement.target, only=[*found][:1])
+            candidates.candidates(options, placement.target, only=[*found][:1])
         return found
     codec = resolve(options, placement.target)
     down = resolve_down(options, codec, placement.target)
@@ -76,7 +77,7 @@ class Planner:
     params: tuple[Param, ...]
     options: Options
     topology: Topology
-    ours: Overrides  # decisions of the rules
+    overrides: Overrides  # decisions of the rules
     coordinator: Coordinator
     placement: Placement
 
@@ -88,36 +89,37 @@ class Planner:
             decisions = tuple(raw(p, why) for p in self.params)
             return Planned(Plan(decisions, self.topology, why=why))
         if isinstance(optimizer, Freezing):
-            return self._phased(codecs, optimizer)
-        return self._phase(codecs)
+            return self._two_phases(codecs, optimizer)
+        return self._one_phase(codecs)
 
-    def _phased(self, codecs: Mapping[str, Codec], optimizer: Freezing) -> Planned:
+    def _two_phases(self, codecs: Mapping[str, Codec], optimizer: Freezing) -> Planned:
         """ "auto" for gradients until the optimizer freezes, then `codecs` for its momentum."""
         first = replace(
             self.options, compressor=AUTO, params={}, down=AUTO, strategy=AUTO, scope="tensor",
             optimizer="adam",
         )  # fmt: skip
         gradients = codecs_of(first, self.placement)
-        before = replace(self, options=first)._phase(gradients, " before a freeze")
-        after = self._phase(codecs)
+        before = replace(self, options=first)._one_phase(gradients, " before a freeze")
+        after = self._one_phase(codecs)
         compile_ahead(after.plan)
         refuse_misplaced(after.plan, self.placement)
 
         def phases() -> PlanController:
-            one, two = (each.controller or partial(Fixed, each.plan) for each in (before, after))
-            return Phases(optimizer, one(), two(), self.coordinator)
+            made = [each.controller or partial(FixedPlan, each.plan) for each in (before, after)]
+            first, second = (make() for make in made)
+            return Phases(optimizer, first, second, self.coordinator)
 
         return Planned(before.plan, before.probe or after.probe, phases, after.plan)
 
-    def _phase(self, codecs: Mapping[str, Codec], when: str = "") -> Planned:
+    def _one_phase(self, codecs: Mapping[str, Codec], when: str = "") -> Planned:
         """A plan, or more to choose from; connections are named by `when`."""
         every, given = list(codecs.values()), (self.options, self.topology)
         if self.options.policy is not None:
-            return self._steered(self.options.policy, every)
+            return self._by_policy(self.options.policy, every)
         if not self.options.automatic:
-            plan = self.ours.apply(fixed_plan(self.params, every[0], *given, *every[1:]))
+            plan = self.overrides.apply(fixed_plan(self.params, every[0], *given, *every[1:]))
             return Planned(plan, controller=self._capturing(plan))
-        return self._searched(codecs, when)
+        return self._automatic(codecs, when)
 
     def _capturing(self, plan: Plan) -> Callable[[], PlanController] | None:
         """A controller that tries the plan with CUDA graphs, if that may be tried."""
@@ -126,13 +128,10 @@ class Planner:
             return None
         return lambda: CaptureTrial(plans, self.coordinator, self.placement.memory().moment)
 
-    def _searched(self, codecs: Mapping[str, Codec], when: str) -> Planned:
+    def _automatic(self, codecs: Mapping[str, Codec], when: str) -> Planned:
         """A plan without compression, and a tuner that tries codecs that promise to pay here."""
-        from hipress.auto.registry import Registry
-        from hipress.auto.search import Search
-
         registry = Registry(codecs, self.options, self.placement.target)
-        search = Search(self.params, registry, self.options, self.topology, self.ours)
+        search = Search(self.params, registry, self.options, self.topology, self.overrides)
         places, probe = self._probed(search, when)
         if not places.codecs:
             places.close()
@@ -151,8 +150,6 @@ class Planner:
 
     def _probed(self, search: Search, when: str) -> tuple[Places, Probe]:
         """Places with measured links, and the codecs that promise to pay there."""
-        from hipress.auto.places import Places
-
         link = Agreement(self.coordinator, f"probe{when}")
         places = Places.of(search, self.coordinator, self.placement)
         what = f"measuring the link between ranks {self.coordinator.ranks}"
@@ -162,11 +159,13 @@ class Planner:
         except BaseException:
             places.abort()
             raise
-        return places, Probe(places.told, time.perf_counter() - begun)
+        return places, Probe(places.reported, time.perf_counter() - begun)
 
-    def _steered(self, policy: Policy, codecs: Sequence[Codec]) -> Planned:
+    def _by_policy(self, policy: Policy, codecs: Sequence[Codec]) -> Planned:
         """A plan for each level of a policy, and the controller that switches between them."""
-        plans = levels.plans(policy, codecs, self.params, self.options, self.topology, self.ours)
+        plans = levels.plans(
+            policy, codecs, self.params, self.options, self.topology, self.overrides
+        )
         state = policy.new_state(codecs, len(self.params))
         memory = HostMemory() if self.placement.on_host else self.placement.memory()
         for plan in plans:

@@ -50,8 +50,8 @@ class PolicyController:
         self._agreement = Agreement(coordinator, "policy")
         self.codecs: dict[str, Codec] = {k: c for plan in plans for k, c in plan.codecs.items()}
         self._made: dict[tuple[int, ...], Plan] = {}
-        self._handed: list[tuple[Sequence[int], torch.Tensor]] = []
-        self._looked: list[tuple[Sequence[int], torch.Tensor]] = []  # with residuals
+        self._buckets: list[tuple[Sequence[int], torch.Tensor]] = []
+        self._measured: list[tuple[Sequence[int], torch.Tensor]] = []  # with residuals
         self._moments: list[Moment] = []  # beginnings of the window's steps
         self._step = 0
         self.plan = self._choose(0)
@@ -71,12 +71,12 @@ class PolicyController:
         if self._state.window:
             self._moments.append(self._moment())
         if self._agreement.open and len(self._moments) > self._state.window > 0:
-            self._look()
+            self._end_window()
         before, self.plan, self._step = self.plan, self._choose(step), step
         if before is not self.plan and self._coordinator.rank == 0:
             log.info("hipress: from step %d on %s", step, self.plan.label)
-        self._handed.clear()
-        self._looked.clear()
+        self._buckets.clear()
+        self._measured.clear()
         return self.plan
 
     def observe(
@@ -85,22 +85,22 @@ class PolicyController:
         """Implements StepObserver.observe."""
         if buffer.is_sparse:
             return
-        self._handed.append((indices, buffer))
-        if self._state.looks(self._step):
-            self._looked.append((indices, buffer.float() + undelivered()))
+        self._buckets.append((indices, buffer))
+        if self._state.measures(self._step):
+            self._measured.append((indices, buffer.float() + undelivered()))
 
     def mark(self, event: StepEvent) -> None:
         """Implements StepObserver.mark."""
         if event is not StepEvent.AVERAGED:
             return
-        for indices, values in self._looked:
+        for indices, values in self._measured:
             for index, piece in self._pieces(indices, values):
                 self._state.observe(index, piece)
-        for indices, buffer in self._handed:
+        for indices, buffer in self._buckets:
             for index, piece in self._pieces(indices, buffer.float()):
                 self._state.averaged(index, piece)
-        self._looked.clear()
-        self._handed.clear()
+        self._measured.clear()
+        self._buckets.clear()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
         """Implements PlanController.restored."""
@@ -115,8 +115,8 @@ class PolicyController:
         """Implements PlanController.close."""
         self._agreement.close()
 
-    def _look(self) -> None:
-        """End a window: share its measurements, and let the policy look."""
+    def _end_window(self) -> None:
+        """Share the measurements of a window, by which the policy decides."""
         steps = pairwise(self._moments)
         middle = statistics.median(end.since(begin) for begin, end in steps)
         del self._moments[:-1]
@@ -124,7 +124,7 @@ class PolicyController:
         what = "comparing the measurements of a policy"
         sums = self._agreement.run_in_step(lambda group: all_reduce_sum(taken, group), what)
         (slowest,) = self._agreement.largest([middle], what)
-        self._state.look(sums, slowest)
+        self._state.decide(sums, slowest)
 
     def _choose(self, step: int) -> Plan:
         levels = tuple(self._state.level(step, param.index) for param in self._params)

@@ -84,7 +84,7 @@ class Tuner:
     @property
     def costs(self) -> Costs:
         """Implements Trials.costs."""
-        return self._places.told
+        return self._places.reported
 
     @property
     def plan(self) -> Plan:
@@ -144,42 +144,37 @@ class Tuner:
         if self._observer is not None:
             compiling = self._slowest(float(not self._compiling.done()))
             if self._observer.steps >= WATCHED and not compiling:
-                self._plan(self._observer)
+                self._try_first(self._observer)
         elif not self._trial.over:
             seconds = math.inf if uncaptured else _seconds(span)
             if self._trial.observe(self._slowest(seconds)):
-                self._kept()
+                self._end_trial()
         else:
             self._window.append(span)
             if len(self._window) == WINDOW:
                 self._compare()
 
-    def _plan(self, observer: Observer) -> None:
-        """Begin the trial after the first steps have been observed."""
+    def _try_first(self, observer: Observer) -> None:
+        """Begin the first trial, after steps have been observed."""
         self._use_compiled(self._compiling.result())  # all ranks have compiled
         self._places = self._agree(self._places.measure_codecs)
+        codecs = self._places.first.search.codecs
         self._workload = self._agree(
-            lambda group: observer.workload(
-                lambda values: all_reduce_max(values, group), self._first
-            )
+            lambda group: observer.workload(lambda values: all_reduce_max(values, group), codecs)
         )
         self._observer = None
-        self._try(self._places.plans(self._workload))
-
-    @property
-    def _first(self) -> Mapping[str, Codec]:
-        """Codecs of the model's place."""
-        return self._places.first.search.codecs
+        plans = self._turns(self._places.plans(self._workload))
+        self._try(plans, kept=len(plans) - 1)  # the native all-reduce
 
     def _use_compiled(self, codecs: Mapping[str, Codec]) -> None:
         self._places.use_compiled(codecs)
         self.codecs.update(codecs)
 
-    def _try(self, plans: tuple[Plan, ...]) -> None:
-        self.plans = self._turns(plans)
-        self._trial = Trial(len(self.plans), kept=len(self.plans) - 1)  # native is last
+    def _try(self, plans: tuple[Plan, ...], kept: int) -> None:
+        """Begin a trial of the plans, of which number `kept` stays unless another one wins."""
+        self.plans, self._trial = plans, Trial(len(plans), kept)
         if self._trial.over:
-            self._kept()
+            self._end_trial()
 
     def _turns(self, plans: Iterable[Plan]) -> tuple[Plan, ...]:
         """The plans, each followed by it captured if that may be tried."""
@@ -211,17 +206,13 @@ class Tuner:
         self._places = self._agree(self._places.measure_links)
         if not self.costs.codecs:  # after `hold`
             self._places = self._agree(self._places.measure_codecs)
-        facts = before.facts()
         plans = self._places.plans(self._workload)
         found = self._turns(plan.owned_as(before) for plan in plans)
-        others = [plan for plan in found if plan.facts() != facts]
-        self.plans = (before, *others)
-        self._trial = Trial(len(self.plans), kept=0)
-        if self._trial.over:
-            self._kept()
+        others = [plan for plan in found if plan.facts() != before.facts()]
+        self._try((before, *others), kept=0)
 
-    def _kept(self) -> None:
-        """End the trial."""
+    def _end_trial(self) -> None:
+        """Keep the plan, and watch for times that differ from its own."""
         self._in_vain = self._in_vain + 1 if self._trial.kept == self._trial.current else 0
         patience = min(Watch.patience * 2 ** max(0, self._in_vain - 1), MOST_PATIENCE)
         step = self._trial.median(self._trial.current)

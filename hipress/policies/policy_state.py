@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
+from casync.codec import one_piece
 from hipress.errors import StateError
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ DENSE = -1  # uncompressed, instead of a level
 
 
 class PolicyState:
-    """State of a policy in one training; this base measures nothing. It is given this rank's
-    gradients; it looks at sums that are the same on all ranks. Gradients are flat float32 on the
+    """State of a policy in one training; this base measures nothing. It measures this rank's
+    gradients, and decides by sums that are the same on all ranks. Gradients are flat float32 on the
     device that compresses: only `measured` may wait for that device."""
 
-    window = 0  # steps between looks; 0: none
+    window = 0  # steps between decisions; 0: none follows from measurements
 
-    def looks(self, step: int) -> bool:
+    def measures(self, step: int) -> bool:
         """True if `observe` wants the gradients of a step."""
         return False
 
@@ -37,11 +37,11 @@ class PolicyState:
         """Receive a parameter's averaged gradient."""
 
     def measured(self) -> list[float]:
-        """The measurements since the last look, to be added up over the ranks."""
+        """The measurements since the last decision, to be added up over the ranks."""
         return []
 
-    def look(self, sums: Sequence[float], seconds: float) -> None:
-        """End a window. sums: of `measured` over the ranks. seconds: median duration of a step."""
+    def decide(self, sums: Sequence[float], seconds: float) -> None:
+        """Decide after a window. sums: of `measured` over the ranks. seconds: of a step, median."""
 
     def level(self, step: int, index: int) -> int:
         """The level of a parameter in a step, or DENSE."""
@@ -84,8 +84,8 @@ class Gains(PolicyState):
         self.candidate = 1
         self.searching = True
 
-    def looks(self, step: int) -> bool:
-        """Implements PolicyState.looks."""
+    def measures(self, step: int) -> bool:
+        """Implements PolicyState.measures."""
         return step % self._every == 0
 
     def observe(self, index: int, gradient: torch.Tensor) -> None:
@@ -101,14 +101,14 @@ class Gains(PolicyState):
         taken, self._energies = self._energies, [0.0, 0.0, 0.0]
         return list(map(float, taken))
 
-    def look(self, sums: Sequence[float], seconds: float) -> None:
-        """Implements PolicyState.look."""
+    def decide(self, sums: Sequence[float], seconds: float) -> None:
+        """Implements PolicyState.decide."""
         whole, low, high = sums
         if whole <= 0:
             return
         sent = self.level(0, 0)  # level of this window
-        self.first = _moved(self.first if self.gains else None, low / whole)
-        self.gains[self.candidate] = _moved(self.gains.get(self.candidate), high / whole)
+        self.first = _smoothed(self.first if self.gains else None, low / whole)
+        self.gains[self.candidate] = _smoothed(self.gains.get(self.candidate), high / whole)
         if sent == self.candidate:
             self.scores[sent] = self.gains[sent] / seconds
         if self.searching:
@@ -182,8 +182,8 @@ class Norms(PolicyState):
         self._sums.clear()
         return [*norms, self._rate_now()]
 
-    def look(self, sums: Sequence[float], seconds: float) -> None:
-        """Implements PolicyState.look."""
+    def decide(self, sums: Sequence[float], seconds: float) -> None:
+        """Implements PolicyState.decide."""
         *norms, rate = sums
         decayed = rate < self._rate
         for index, norm in enumerate(norms):
@@ -226,7 +226,7 @@ def _finite(gradient: torch.Tensor) -> torch.Tensor:
 def roundtrip(codec: Codec, gradient: torch.Tensor, state: State | None = None) -> torch.Tensor:
     """The decoded payload of a gradient: encode(gradient), decoded."""
     count = gradient.numel()
-    table, at = np.array([[0, count, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
+    table, at = one_piece(count)
     out = gradient.new_zeros(codec.payload_bytes(count), dtype=torch.uint8)
     copy, kept = gradient.clone(), gradient.new_zeros(count)
     on_host = gradient.device.type == "cpu"
@@ -237,6 +237,6 @@ def roundtrip(codec: Codec, gradient: torch.Tensor, state: State | None = None) 
     return kept
 
 
-def _moved(average: float | None, value: float) -> float:
+def _smoothed(average: float | None, value: float) -> float:
     """Exponential moving average over windows."""
     return value if average is None else 0.5 * (average + value)

@@ -111,7 +111,7 @@ def measure_profile(output: Path, wanted: options.Options, placement: Placement)
         seconds = time.perf_counter() - begun
         typer.echo(
             f"{output}: {topology}, {len(codecs)} compressors, {seconds:.1f} s; "
-            f"{_told(measured.told.exchange[1].line)}",
+            f"{_told(measured.reported.exchange[1].line)}",
             err=True,
         )
     coordinator.require_equal({"written": True})

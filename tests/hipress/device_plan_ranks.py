@@ -115,7 +115,8 @@ def quick(stack):
     """Short trials of few codecs, which are timed with few elements."""
     for where, name, value in (
         (trial, "COUNTED", 3), (trial, "SLOW", 1e9), (search, "MIN_GAIN_SECONDS", -1e9),
-        (search, "FAR", 1e9), (search, "SHARE", 0.0), (timing, "ELEMENTS", (1 << 7, 1 << 9)),
+        (search, "FAR", 1e9), (places, "FAR", 1e9), (search, "SHARE", 0.0),
+        (timing, "ELEMENTS", (1 << 7, 1 << 9)),
         (timing, "REPEATS", 1), (timing, "SIDES", (8, 8)), (timing, "WORKED", (64, 64)),
         (probe, "HUGE", 1 << 16), (probe, "LARGE", 1 << 14),
         (evidence, "trusted", lambda optimizer: TRIED),

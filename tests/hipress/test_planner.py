@@ -19,9 +19,10 @@ from casync.topology import Topology
 from hipress import options
 from hipress.auto import probe
 from hipress.auto.candidates import candidates
+from hipress.auto.local_search import BUDGET
 from hipress.auto.objective import LOADS
 from hipress.auto.registry import Registry
-from hipress.auto.search import BUDGET, FAR, TRIED, Search
+from hipress.auto.search import FAR, TRIED, Search
 from hipress.auto.workload import Bucket, Workload, estimate, timed
 from hipress.control import planner
 from hipress.engine.round import Traffic
@@ -173,6 +174,36 @@ def test_lossless_codecs_are_ranked_by_their_known_length(params):
     best = plans(params, dataclasses.replace(rates, codecs=rates.codecs | {
         "lossless": CodecCost(*[Line(0.0, 1e-10)] * 3)}), codecs)[0]  # fmt: skip
     assert {each.codec for each in best.decisions} >= {"lossless"}
+
+
+def test_entropy_codes_pay_where_the_link_is_slow(params):
+    """They travel as packed codes do, and lengths are those that gradients showed."""
+    keys = ["int4_group", "int4_group entropy=True"]
+    codecs = candidates(options.make("auto"), "reference", only=keys)
+    work, slow = CodecCost(*[Line(0.0, 1e-10)] * 3), CodecCost(*[Line(0.0, 1e-9)] * 3)
+    lengths = {
+        (key, p.index): n for key, n in zip(keys, (0.133, 0.115), strict=True) for p in params
+    }
+    workload = dataclasses.replace(estimate(params), payloads=lengths)
+    for link, found in ((1e7, 1), (1e9, 0)):
+        rates = dataclasses.replace(
+            costs(link=link, codec=1.0), codecs=dict(zip(keys, (work, slow), strict=True))
+        )
+        best = plan(params, rates, codecs, workload=workload)
+        assert best.decisions[0].codec == keys[found]
+        assert best.decisions[0].strategy in ("ps", "ring")
+
+
+def test_payloads_travel_over_nccl_at_their_bound_unless_they_are_far_shorter(params):
+    """Entropy codes save nothing there."""
+    keys = ["int4_group", "int4_group entropy=True", "lossless"]
+    wanted = options.make("auto")
+    codecs = Registry(candidates(wanted, "reference", only=keys), wanted)
+    lengths = {(key, 0): share for key, share in zip(keys, (0.05, 0.1, 0.5), strict=True)}
+    for slots, left in ((False, {*lengths}), (True, {("lossless", 0)})):
+        made = Search(params, codecs, wanted, FOUR, slots=slots)
+        work = made._expecting(dataclasses.replace(estimate(params), payloads=lengths))
+        assert work.payloads.keys() & lengths.keys() == left
 
 
 def test_lossless_bf16_is_for_bfloat16_gradients():

@@ -156,7 +156,7 @@ def windows(state, *measured):
     candidate, and seconds."""
     found = []
     for first, candidate, seconds in measured:
-        state.look([1.0, first, candidate], seconds)
+        state.decide([1.0, first, candidate], seconds)
         found.append((state.candidate, state.level(0, 0)))
     return found
 
@@ -188,7 +188,7 @@ def test_nothing_is_compressed_if_the_first_level_keeps_too_little():
     assert windows(gains(), (0.5, 0.1, 1.0)) == [(1, DENSE)]
     assert windows(gains(), (0.9, 0.1, 1.0)) == [(1, 0)]
     state = gains()
-    state.look([0.0, 0.0, 0.0], 1.0)  # no gradients: no measurement
+    state.decide([0.0, 0.0, 0.0], 1.0)  # no gradients: no measurement
     assert state.level(0, 0) == DENSE
 
 
@@ -198,7 +198,7 @@ def test_gains_are_energies():
     state = Gains([codec, codec], window=5, every=2, least=0.5, flat=0.1)
     values = torch.full((100,), 0.1)
     values[:2] = torch.tensor([3.0, 4.0])
-    assert [state.looks(step) for step in range(4)] == [True, False, True, False]
+    assert [state.measures(step) for step in range(4)] == [True, False, True, False]
     state.observe(0, values)
     kept = roundtrip(codec, values)
     again = roundtrip(codec, kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from compll.runtime.codec import Codec
 from hipress import optim, options
 from hipress.auto import probe, trial
 from hipress.auto.places import Places
-from hipress.control.phases import Fixed
+from hipress.control.fixed import FixedPlan
 from hipress.model.params import describe
 from hipress.plan.plan import NATIVE, Plan, fixed_plan, raw
 from hipress.ranks import coordinator as coordinators
@@ -39,7 +40,7 @@ from tests.hipress.common import (
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 
-class Script(Fixed):
+class Script(FixedPlan):
     """A PlanController with a given plan for each step."""
 
     def __init__(self, plans):
@@ -57,6 +58,9 @@ PLANS = {
     "nodes": (Int8, "hierarchical"),
     "all": (Int8, "exchange"),
     "sparse": (Sparse, "exchange"),
+    "adacomp": (partial(compll.compile, "adacomp"), "exchange"),
+    "efsignsgd": (partial(compll.compile, "efsignsgd", lr=0.5), "exchange"),
+    "thc": (partial(compll.compile, "thc"), "allreduce"),
 }
 
 
