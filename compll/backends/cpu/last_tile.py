@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from llvmlite import ir
 
 from compll.backends.cpu import trit_tiles
 from compll.backends.cpu.builder import Builder, Routine, at, loop
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.storages import code_bytes, item_bytes
-from compll.backends.cpu.types import I8, I64, PTR, VOID, number
+from compll.backends.cpu.types import I8, I32, I64, PTR, VOID, number
 from compll.backends.cpu.walk_params import store_name
 from compll.ir.module import Field
 from compll.ir.tile import SCRATCH, Walk
@@ -85,35 +83,26 @@ def where(printer: Printer, name: str, full: ir.Value) -> tuple[ir.Value, int, F
 
 
 def codes(f: Field, tile: int, *, wide: bool) -> Routine:
-    """The routine that turns codes of a shorter tile into those of a full one (wide), or back."""
+    """The routine that moves codes of a shorter tile to their places in a full one (wide), or back."""
     name = f"{'widen' if wide else 'narrow'}_{'trits' if f.trits else f.bits}_{tile}"
+
+    def shift(b: Builder, plane: ir.Value) -> ir.Value:
+        return b.trunc(b.mul(plane, number(I64, f.bits)), I32)
 
     def body(b: Builder, source: ir.Value, into: ir.Value, m: ir.Value) -> None:
         full, short = number(I64, f.packed_bytes(tile)), code_bytes(b, f, m)
-        widths = (short, full) if wide else (full, short)
-        repack = trit_tiles.repack if f.trits else partial(_repack, bits=f.bits)
-        repack(b, source, into, m, *widths)
+        before, after = (short, full) if wide else (full, short)
+        with loop(b, after) as j:
+            b.put(number(I8, trit_tiles.ONES if f.trits else 0), into, j)
+        with loop(b, m) as i:
+            byte, place = b.zext(b.get(source, I8, b.urem(i, before)), I32), b.urem(i, after)
+            one, other = b.udiv(i, before), b.udiv(i, after)
+            if f.trits:
+                digit = b.urem(b.udiv(byte, trit_tiles.weight(b, one)), number(I32, 3))
+                moved = b.mul(b.sub(digit, number(I32, 1)), trit_tiles.weight(b, other))
+            else:
+                code = b.and_(b.lshr(byte, shift(b, one)), number(I32, (1 << f.bits) - 1))
+                moved = b.shl(code, shift(b, other))
+            b.put(b.add(b.get(into, I8, place), b.trunc(moved, I8)), into, place)
 
     return Routine(name, VOID, [PTR, PTR, I64], body)
-
-
-def _repack(
-    b: Builder,
-    source: ir.Value,
-    into: ir.Value,
-    m: ir.Value,
-    from_width: ir.Value,
-    to_width: ir.Value,
-    *,
-    bits: int,
-) -> None:
-    """Move each of m codes from its place in `source` to that in `into`, which is zeroed before."""
-    with loop(b, to_width) as j:
-        b.store(number(I8, 0), at(b, into, j))
-    with loop(b, m) as i:
-        byte = b.load(at(b, source, b.urem(i, from_width)), typ=I8)
-        shift = b.trunc(b.mul(b.udiv(i, from_width), number(I64, bits)), I8)
-        code = b.and_(b.lshr(byte, shift), number(I8, (1 << bits) - 1))
-        place = at(b, into, b.urem(i, to_width))
-        moved = b.shl(code, b.trunc(b.mul(b.udiv(i, to_width), number(I64, bits)), I8))
-        b.store(b.or_(b.load(place, typ=I8), moved), place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 from llvmlite import ir
 
@@ -13,7 +13,7 @@ from compll.backends.cpu.types import I32, I64, PTR, c, number
 from compll.ir.tile import Ascending, Stream
 
 #: routines that store and load fields of varying length
-STREAMS: dict[str, Any] = {
+STREAMS: dict[str, ModuleType] = {
     "gaps": gap_stream, "golomb": golomb_stream, "runs": run_stream, "huffman": huffman_stream,
 }  # fmt: skip
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from llvmlite import ir
 
@@ -53,7 +52,7 @@ class Tiles:
 
 
 @contextmanager
-def _vectors(b: Builder, width: int) -> Iterator[tuple[int, Any]]:
+def _vectors(b: Builder, width: int) -> Iterator[tuple[int, ir.Value]]:
     """A loop whose body the `with` builds, over `width` bytes: the bytes of a vector, and the first
     one.
 
@@ -98,26 +97,7 @@ def unpack(b: Builder, data: ir.Value, codes: ir.Value, width: int) -> None:
             b.store(code, place, align=1)
 
 
-def repack(
-    b: Builder,
-    source: ir.Value,
-    into: ir.Value,
-    m: ir.Value,
-    from_width: ir.Value,
-    to_width: ir.Value,
-) -> None:
-    """Move each of m trits from its place in `source` to that in `into`; other digits are ones."""
-    with loop(b, to_width) as j:
-        b.store(number(I8, ONES), at(b, into, j))
-    with loop(b, m) as i:
-        byte = b.zext(b.load(at(b, source, b.urem(i, from_width)), typ=I8), I32)
-        digit = b.urem(b.udiv(byte, _weight(b, b.udiv(i, from_width))), number(I32, 3))
-        place = at(b, into, b.urem(i, to_width))
-        moved = b.mul(b.sub(digit, number(I32, 1)), _weight(b, b.udiv(i, to_width)))
-        b.store(b.add(b.load(place, typ=I8), b.trunc(moved, I8)), place)
-
-
-def _weight(b: Builder, plane: ir.Value) -> ir.Value:
+def weight(b: Builder, plane: ir.Value) -> ir.Value:
     """3**(4 - plane)."""
     found: ir.Value = number(I32, 81)
     for i, weight in enumerate((27, 9, 3, 1), 1):
