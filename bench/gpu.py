@@ -33,7 +33,7 @@ import compll
 from bench.commands import RESULTS, check_codecs, given, refusing
 from bench.gpu_times import Job, Times, require_gpu, timed
 from bench.plain_torch import METHODS
-from compll.backends.cuda.traffic import moved as moved_by
+from compll.backends.cuda.source import moved as moved_by
 from compll.runtime import cache, library
 from hipress.tools.refusals import check_output
 from hipress.tools.run import methods

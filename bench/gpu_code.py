@@ -29,7 +29,6 @@ from rich.table import Table
 from bench.commands import RESULTS, check_codecs, given, kept, refusing
 from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import source as cuda_source
-from compll.backends.cuda.traffic import moved as moved_by
 from compll.errors import SpecError, UsageError
 from compll.ir.layout import payload_bytes
 from compll.runtime import library
@@ -94,7 +93,7 @@ def rows_of(name: str, arch: str) -> list[Row]:
     fed = "feed" in source.plans
     begin = "feed" if fed else "encode"
     walks = {
-        "encode": (f"{begin}_(walk|keys|count)\\d+", moved_by(module, feed=fed)),
+        "encode": (f"{begin}_(walk|keys|count)\\d+", cuda_source.moved(module, feed=fed)),
         "decode_add": (
             "decode_add_walk\\d+", 8 + payload_bytes(module, ELEMENTS, params) / ELEMENTS
         ),

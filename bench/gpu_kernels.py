@@ -18,7 +18,6 @@ import compll
 from bench.commands import check_codecs, refusing
 from compll.backends.cuda.nvrtc import kept
 from compll.backends.cuda.source import hop_source, source
-from compll.passes import lower
 from compll.runtime import library
 
 
@@ -26,9 +25,10 @@ def compile_one(name: str, dtype: str, capability: str) -> str:
     """A line on the kernels of a compressor, and of its hop if that is one call."""
     begin = perf_counter()
     module, _ = library.type_check(name, {})
-    kept(source(module).full(dtype), capability)
-    if lower.kernels(module, "cuda").get("hop"):  # not all are encoded again on their way
-        kept(hop_source(module).full(dtype), capability)
+    code = source(module)
+    kept(code.full(dtype), capability)
+    if code.hops:  # not all are encoded again on their way
+        kept(hop_source(code).full(dtype), capability)
     return f"{name}, {dtype}: {perf_counter() - begin:.1f} s"
 
 

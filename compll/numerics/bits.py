@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from compll.numerics import elementary
 from compll.numerics.traced import (
     bits,
@@ -287,3 +289,13 @@ MEANINGS = {
     "float32": Meaning(_single(lambda x: x), FLOATS),
     **{name: Meaning(_rounded(one), FLOATS) for name, one in FORMATS.items()},
 }
+#: instructions as functions of NumPy's arrays
+IN_NUMPY: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
+    "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sqrt": np.sqrt,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
+    "not": np.logical_not, "where": np.where,
+    **{name: meaning.of for name, meaning in MEANINGS.items()},
+}  # fmt: skip

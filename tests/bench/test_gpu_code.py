@@ -4,7 +4,6 @@ import pytest
 
 from bench.gpu_code import disassembled, ready_only, rows_of
 from compll.backends.cuda import nvrtc, source
-from compll.backends.cuda.traffic import moved
 from compll.runtime.library import type_check
 
 
@@ -39,7 +38,7 @@ def test_a_walk_reads_and_writes_four_elements_at_once(spec, least):
 def test_bytes_that_kernels_move(spec, feed, wanted):
     """Bytes per element of the launched kernels, not the least that a program needs."""
     module, _ = type_check(spec, {})
-    assert moved(module, feed=feed) == pytest.approx(wanted, abs=0.05)
+    assert source.moved(module, feed=feed) == pytest.approx(wanted, abs=0.05)
 
 
 def test_memory_s_cycles_are_of_what_kernels_move():

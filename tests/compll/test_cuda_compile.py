@@ -53,7 +53,7 @@ def test_totals_without_an_order_are_joined_by_blocks_first():
     elements, which would take it ten times as long as everything else."""
     source = cuda_source.source(type_check("nvfp4", {})[0])
     totals = [s for s in source.plans["feed"].scratch if s.name.startswith("part")]
-    assert [s.per for s in totals] == ["0b"]
+    assert [(s.grid, s.of) for s in totals] == [(0, "blocks")]
 
 
 def test_a_wrong_source_is_told():

@@ -31,7 +31,6 @@ from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
 from compll.numerics.held import hold, is_held
 from compll.numerics.types import I64
-from compll.passes import lower
 from compll.runtime.batches import Encoding, fresh
 
 
@@ -46,7 +45,7 @@ class Kernels(Launching):
         code: Source,
     ) -> None:
         super().__init__(module, params, make_device, code)
-        self.fuses = bool(lower.kernels(module, "cuda").get("hop"))
+        self.fuses = bool(code.hops)
         self.merges = code.merges
         self.hop_kernels: Kernels | None = None
         self.fixed = is_fixed(module)
@@ -87,7 +86,7 @@ class Kernels(Launching):
     def hop(self) -> Kernels:
         """The kernels that decode, add and encode; made at the first call."""
         if self.hop_kernels is None:
-            code = hop_source(self.module, self.source.shape.threads)
+            code = hop_source(self.source)
             self.hop_kernels = Kernels(self.module, self.params, self.make_device, code)
         self.hop_kernels.tick = self.tick
         return self.hop_kernels

@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.domains import Domain
-from compll.backends.cuda.instructions import C_TYPES, MEMORY
+from compll.backends.cuda.instructions import C_TYPES, MEMORY, Lines
 from compll.backends.cuda.payload_fields import PLACES, PayloadFields
 from compll.backends.cuda.plan_builder import PlanBuilder
-from compll.backends.cuda.text import Lines
 from compll.ir.expr import Expr
 from compll.ir.module import HALVES, Field
 from compll.ir.tile import Value
@@ -37,21 +36,21 @@ PIECE = {
 
 
 class Body:
-    """The text within a kernel's braces. `head`: declarations about the piece p, before `lines`.
+    """The text within a kernel's braces.
 
     grid: number of the grid of its blocks, of which block `own` is the piece's; -1: a block per
-    piece.
+    piece. Declarations about the piece come before the lines; a block per piece makes them where
+    they are first needed, since they may follow from numbers that it computes.
     """
 
     def __init__(self, plan: PlanBuilder, grid: int, threads: int) -> None:
         self.plan, self.grid, self.threads = plan, grid, threads
         #: blocks that must fit a multiprocessor, which bounds the registers; 0: as the compiler likes
         self.resident = 0
-        self.head, self.lines = Lines(), Lines()
-        self.head.depth = self.lines.depth = 1
+        self.head, self.lines = Lines(depth=1), Lines(depth=1)
+        self.declarations = self.lines if grid < 0 else self.head
         if grid < 0:
             self.head.add("const int p = blockIdx.x;")
-            self.lines = self.head  # in order
         else:
             self.head.add(f"const i64* const firsts = first + {grid} * (pieces + 1);")
             self.head.add("const int p = find(firsts, pieces, blockIdx.x);")
@@ -59,18 +58,33 @@ class Body:
         if plan.merges:
             # a block's elements stay in the cache from payload to payload
             self.head.add("for (int q = 0; q < payloads; ++q, at_in += pieces) {")
-        self.hoisted: dict[str, str] = {}
+        self.hoisted: set[str] = set()
         self.named: dict[Hashable, str] = {}
         self.fields = {prefix: PayloadFields(self, prefix) for prefix in PLACES}
         self.fresh = 0
 
     def __str__(self) -> str:
-        end = "  }\n" if self.plan.merges else ""
-        return str(self.head) + ("" if self.grid < 0 else str(self.lines)) + end
+        return f"{self.head}{self.lines}" + "  }\n" * self.plan.merges
 
     def add(self, line: str) -> None:
         """Add a line at the present depth."""
         self.lines.add(line)
+
+    def call(self, function: str, *args: object) -> None:
+        """Add a call of a function."""
+        self.add(f"{function}({', '.join(map(str, args))});")
+
+    def first(self, line: str) -> None:
+        """Add a line for the block's first thread."""
+        self.add(f"if (threadIdx.x == 0) {line}")
+
+    def skip(self, condition: str) -> None:
+        """Have the block do nothing more if a condition holds."""
+        self.declarations.add(f"if ({condition}) return;")
+
+    def refuse(self, condition: str, why: int = 1) -> None:
+        """Have a check find the piece's payload bad if a condition holds; why: see REASONS."""
+        self.add(f"if ({condition}) refuse(wrong + p, errors, {why});")
 
     def block(self, head: str) -> AbstractContextManager[None]:
         """Braces around the lines added within the `with`."""
@@ -88,10 +102,10 @@ class Body:
         return name
 
     def hoist(self, name: str, declaration: str = "") -> str:
-        """A name that is declared once, before the lines."""
+        """A name that is declared once."""
         if name not in self.hoisted:
-            self.hoisted[name] = name
-            self.head.add(declaration or PIECE[name])
+            self.hoisted.add(name)
+            self.declarations.add(declaration or PIECE[name])
         return name
 
     def given(self, name: str) -> str:
@@ -117,9 +131,8 @@ class Body:
             return str(max(1, int(expr.value)))
         pool = self.plan.module.pool
         number = self.plan.static(pool.make("max", (expr, pool.const(1)), expr.type))
-        return self.hoist(
-            f"dim{number}", f"const i64 dim{number} = (i64)st[p * @STATICS@ + {number}];"
-        )
+        name = f"dim{number}"
+        return self.hoist(name, f"const i64 {name} = (i64){self.plan.known(number)};")
 
     def count(self, domain: Domain) -> str:
         """The number of items of a domain."""
@@ -136,14 +149,15 @@ class Body:
         """Index of the piece's first item of a grid, among those of all pieces."""
         return f"item_at[{grid} * (pieces + 1) + p]"
 
-    def blocks(self, grid: int) -> str:
-        """The piece's first block of a grid, and the number of its blocks, as two arguments."""
+    def of_blocks(self, name: str, grid: int) -> str:
+        """The piece's part of an array with a value for each block of a grid, and their number, as
+        two arguments."""
         begin = f"first[{grid} * (pieces + 1) + p"
-        return f"{begin}], {begin} + 1] - {begin}]"
+        return f"{name} + {begin}], {begin} + 1] - {begin}]"
 
     def memory(self, name: str, dtype: str, grid: int, factor: int = 1) -> str:
         """The piece's part of scratch memory with `factor` values per item of a grid."""
-        self.plan.memory(name, dtype, "piece" if grid < 0 else str(grid), factor)
+        self.plan.memory(name, dtype, grid, factor)
         kind = MEMORY.get(dtype, "float")
         item = "p" if grid < 0 else self.items(grid)
         return self.hoist(f"{name}_p", f"{kind}* const {name}_p = {name} + {item} * (i64){factor};")
@@ -153,7 +167,7 @@ class Body:
         blocks, which are numbered among those of all pieces."""
         if f.attr == "sum":
             return self.memory(name, "uint32", grid)
-        return self.plan.memory(name, "uint32", f"{grid}b")
+        return self.plan.of_blocks(name, "uint32", grid)
 
     def state(self, f: Field) -> str:
         """The piece's part of a state."""
@@ -165,16 +179,14 @@ class Body:
     def slot(self, key: Hashable, kind: str) -> str:
         """A number that this kernel or an earlier one has left."""
         if key not in self.named:
-            place = self.plan.slot(key)
-            name = self.name("s")
-            held = f"held<{C_TYPES[kind]}>({place})"
+            name, held = self.name("s"), f"held<{C_TYPES[kind]}>({self.plan.place(key)})"
             self.named[key] = self.hoist(name, f"const {C_TYPES[kind]} {name} = {held};")
         return self.named[key]
 
     def leave(self, key: Hashable, name: str) -> None:
         """Leave a number, by its name here, for other kernels."""
         self.named[key] = name
-        self.add(f"if (threadIdx.x == 0) {self.plan.slot(key)} = slot_of({name});")
+        self.first(f"{self.plan.place(key)} = slot_of({name});")
 
     def value(self, v: Value) -> str:
         """A value of the piece: its name here."""
@@ -198,7 +210,7 @@ class Body:
         if v.op == "scale":
             return "scale"
         if v.op == "static":
-            number = f"st[p * @STATICS@ + {v.attr}]"
+            number = self.plan.known(v.attr)
             return f"{number} != 0.0" if v.kind == "bool" else f"({C_TYPES[v.kind]}){number}"
         if v.op == "counted":
             return self.fields["in" if self.plan.decodes else "out"].kept(v.attr)

@@ -35,7 +35,7 @@ class Calls:
         """Add the kernels of a routine."""
         values = [v for m in (call.matrix, *(view.matrix for view in call.views)) if m for v in (m.rows, m.cols, m.size)]  # fmt: skip
         self.printer.require([*call.numbers, *values])
-        ROUTINES[call.routine](self, call, [self.view(v) for v in call.views])
+        getattr(self, call.routine)(call, [self.view(v) for v in call.views])
 
     # arrays
 
@@ -74,13 +74,17 @@ class Calls:
         """Pointer to a scratch array."""
         return b.memory(own_name(f), f.storage, self.plan.grid_of(f), self.plan.shape.tile)
 
-    def made(self, b: Body, call: Call, number: int = 0) -> str:
-        """Pointer to an array that a routine fills."""
-        return self.pointer(b, call.made[number])
+    def made(self, b: Body, call: Call) -> str:
+        """Pointer to the array that a routine fills."""
+        return self.pointer(b, call.made[0])
 
-    def lazily(self, call: Call, text: Callable[[Body, str], str], number: int = 0) -> None:
-        """Have elements of an array computed on each read."""
-        self.plan.elements[call.made[number].name] = text
+    def memory(self, b: Body, name: str, dtype: str, call: Call) -> str:
+        """Scratch memory with a number for each element of that array."""
+        return b.memory(name, dtype, self.plan.grid_of(call.made[0]), self.plan.shape.tile)
+
+    def lazily(self, call: Call, text: Callable[[Body, str], str]) -> None:
+        """Have elements of that array computed on each read."""
+        self.plan.elements[call.made[0].name] = text
 
     # kernels
 
@@ -100,24 +104,7 @@ class Calls:
         with self.printer.kernel(what, grid, threads or self.plan.shape.threads) as b:
             yield b
 
-    def one(
-        self,
-        call: Call,
-        views: list[Text],
-        text: str,
-        domain: Domain,
-        each: int = 1,
-        threads: int = 0,
-    ) -> None:
-        """A kernel that calls a function. text: the call, with places for views, and for arrays by
-        name."""
-        with self.blocks(call.routine, domain, each, threads) as b:
-            given = {"out": self.made(b, call), "threads": self.plan.shape.threads, "each": each}
-            if call.matrix is not None:
-                given |= {"cols": b.value(call.matrix.cols)}
-            b.add(text.format(*(view(b) for view in views), **given))
-
-    # routines
+    # routines, by their names: see tile.ROUTINES
 
     def product(self, call: Call, views: list[Text]) -> None:
         """A product, a part of it per block; elements of short products are computed on each
@@ -125,61 +112,56 @@ class Calls:
         a, other = views
         if call.attr:
             return self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
-        domain = Domain("products", "", dims(call))
-        return self.one(call, views, "product<{threads}>({}, {}, own, {out});", domain)
+        with self.blocks("product", Domain("products", "", extents(call).dims)) as b:
+            name = f"product<{self.plan.shape.threads}>"
+            return b.call(name, a(b), other(b), "own", self.made(b, call))
 
     def orthonormal(self, call: Call, views: list[Text]) -> None:
         """Orthonormal columns: a block makes all of them in order; see [Note: orthonormal]."""
-        basis, grid, tile = (
-            self.plan.fresh("basis"),
-            self.plan.grid_of(call.made[0]),
-            self.plan.shape.tile,
-        )
-        self.plan.memory(basis, "float64", str(grid), tile)
-        at = f"{basis} + item_at[{grid} * (pieces + 1) + p] * {tile}"
-        spare = "{1}, true" if len(views) > 1 else "{0}, false"
-        text = f"orthonormal({{0}}, {spare}, {at}, {{out}});"
-        self.one(call, views, text, PIECE, threads=BASIS)
+        name = self.plan.fresh("basis")
+        with self.blocks("orthonormal", PIECE, threads=BASIS) as b:
+            spare, spared = views[-1](b), str(len(views) > 1).lower()
+            basis = self.memory(b, name, "float64", call)
+            b.call("orthonormal", views[0](b), spare, spared, basis, self.made(b, call))
 
     def top_columns(self, call: Call, views: list[Text]) -> None:
         """Positions of the k largest elements of each row: a warp per row."""
-        text = "top_columns({}, own * {each} + threadIdx.x / 32, {cols}, {out});"
-        self.one(call, views, text, self.rows(call), self.plan.shape.threads // 32)
+        warps = self.plan.shape.threads // 32
+        with self.blocks("top_columns", self.rows(call), warps) as b:
+            row = f"own * {warps} + threadIdx.x / 32"
+            cols = b.value(extents(call).cols)
+            b.call("top_columns", views[0](b), row, cols, self.made(b, call))
 
     def rows(self, call: Call) -> Domain:
         """The domain of a matrix's rows."""
-        return Domain("matrix", "", (dims(call)[0], self.plan.module.pool.const(1)))
+        return Domain("matrix", "", (extents(call).dims[0], self.plan.module.pool.const(1)))
 
-    def zeros(self, call: Call, to: Callable[[Body], str], domain: Domain) -> None:
+    def zeros(self, to: Text, domain: Domain) -> None:
+        """Zero an array."""
         with self.over("zeros", domain) as b:
             b.add(f"{to(b)}[i] = 0;")
 
     def place_columns(self, call: Call, views: list[Text]) -> None:
         """Place the elements of a row in order: a thread per row."""
         at, x = views
-        self.zeros(call, lambda b: self.made(b, call), Domain("matrix", "", dims(call)))
+        self.zeros(lambda b: self.made(b, call), Domain("matrix", "", extents(call).dims))
         with self.over("place", self.rows(call)) as b:
-            assert call.matrix is not None
-            cols = b.value(call.matrix.cols)
-            b.add(f"place_columns({at(b)}, {x(b)}, i, {cols}, {self.made(b, call)});")
+            cols = b.value(extents(call).cols)
+            b.call("place_columns", at(b), x(b), "i", cols, self.made(b, call))
 
     def sum_by(self, call: Call, views: list[Text]) -> None:
         """Sums by index. Integers add up to the same in any order: see [Note: sums by index]."""
         index, x = views
-        items, domain = domain_of(call.views[0]), Domain("matrix", "", dims(call))
-        memory, grid, tile = (
-            self.plan.fresh("sums"),
-            self.plan.grid_of(call.made[0]),
-            self.plan.shape.tile,
-        )
+        items, domain = domain_of(call.views[0]), Domain("matrix", "", extents(call).dims)
+        name = self.plan.fresh("sums")
 
         def sums(b: Body) -> str:
-            return b.memory(memory, "int64", grid, tile)
+            return self.memory(b, name, "int64", call)
 
         def shift(b: Body) -> str:
             return f"sum_shift((float){b.value(call.numbers[0])}, {b.count(items)})"
 
-        self.zeros(call, sums, domain)
+        self.zeros(sums, domain)
         with self.over("sums", items) as b:
             to = f"{sums(b)} + inside({index(b)}.get(i), {b.count(domain)})"
             b.add(f"atomicAdd((u64*)({to}), (u64)sum_item({x(b)}.get(i), {shift(b)}));")
@@ -195,51 +177,48 @@ class Calls:
         near, top = RADIX * threads, block.bit_length() - 1
         far = list(distances(near, block))
         with self.blocks("near", ELEMENTS, near) as b:
-            own = f"own * {near}, {b.given('n')}"
+            begin, n = f"own * {near}", b.given("n")
             b.add(f"__shared__ float part[{near + near // 32}];")
-            b.add(f"stage_near<{near}, {threads}>({views[0](b)}, {own}, part);")
+            b.call(f"stage_near<{near}, {threads}>", views[0](b), begin, n, "part")
             for h, radix in distances(1, min(near, block)):
-                b.add(f"mix_near<{near}, {threads}, {h}, {radix}>({own}, part);")
-            to = f"{own}, {-1 if far else top}, part, {self.made(b, call)}"
-            b.add(f"leave_near<{near}, {threads}>({to});")
+                b.call(f"mix_near<{near}, {threads}, {h}, {radix}>", begin, n, "part")
+            factor = -1 if far else top
+            b.call(f"leave_near<{near}, {threads}>", begin, n, factor, "part", self.made(b, call))
         for h, radix in far:
             with self.blocks("far", ELEMENTS, threads * radix) as b:
-                own = f"{self.made(b, call)}, {b.given('n')}, own, firsts[p + 1] - firsts[p]"
+                x, blocks = self.made(b, call), "firsts[p + 1] - firsts[p]"
                 factor = top if (h, radix) == far[-1] else -1
-                b.add(f"mix_far<{threads}, {radix}>({own}, {h}, {factor});")
+                b.call(f"mix_far<{threads}, {radix}>", x, b.given("n"), "own", blocks, h, factor)
 
     def drawn(self, call: Call, views: list[Text]) -> None:
         """Positions that all ranks draw: one thread finds the start of the circle, then each
         position is computed on its own."""
-        memory, (f,) = self.plan.fresh("drawn"), call.made
+        name = self.plan.fresh("drawn")
         with self.blocks("draw", PIECE, threads=32) as b:
             step, tensor, offset, n = map(b.given, ("step", "tensor", "offset", "n"))
             keys = f"stream(0, {step}, {tensor}, -3, {offset})"
-            to, count = b.memory(memory, "int64", -1, 3), b.value(call.numbers[0])
-            draw = f"draw_positions({to}, {keys}, {n}, {count});"
-            b.add(f"if (threadIdx.x == 0 && {count}) {draw}")
+            to, count = b.memory(name, "int64", -1, 3), b.value(call.numbers[0])
+            b.first(f"if ({count}) draw_positions({to}, {keys}, {n}, {count});")
 
         def element(b: Body, i: str) -> str:
-            keys = b.memory(memory, "int64", -1, 3)
+            keys = b.memory(name, "int64", -1, 3)
             return f"(i32)drawn_at({keys}, {b.given('n')}, {b.value(call.numbers[0])}, {i})"
 
-        self.plan.elements[f.name] = element
+        self.lazily(call, element)
 
     def chosen(self, call: Call, views: list[Text]) -> None:
         """Columns chosen by their chances: one thread goes along them."""
-        keys = f"stream(seed, step, tensor, {call.attr}, offset >> 32)"
         with self.blocks("choose", PIECE, threads=32) as b:
-            for name in ("step", "tensor", "offset"):
-                b.given(name)
-            assert call.matrix is not None
-            given = f"{b.value(call.matrix.cols)}, {self.made(b, call)}"
-            b.add(f"if (threadIdx.x == 0) choose({views[0](b)}, offset, {keys}, {given});")
+            step, tensor, offset = map(b.given, ("step", "tensor", "offset"))
+            keys = f"stream(seed, {step}, {tensor}, {call.attr}, {offset} >> 32)"
+            to = f"{b.value(extents(call).cols)}, {self.made(b, call)}"
+            b.first(f"choose({views[0](b)}, {offset}, {keys}, {to});")
 
 
-def dims(call: Call) -> Any:
+def extents(call: Call) -> Extents:
     """Rows and columns of a routine's result."""
     assert call.matrix is not None
-    return call.matrix.dims
+    return call.matrix
 
 
 def domain_of(view: View) -> Domain:
@@ -265,11 +244,3 @@ def named(b: Body, f: Field, given: str) -> str:
         b.hoist(name, f"const View<{kind}> {name} = {{{given}}};")
         b.named["view", given] = name
     return b.named["view", given]
-
-
-ROUTINES: dict[str, Callable[[Calls, Call, list[Text]], None]] = {
-    "product": Calls.product, "orthonormal": Calls.orthonormal, "hadamard": Calls.hadamard,
-    "top_columns": Calls.top_columns,
-    "place_columns": Calls.place_columns, "sum_by": Calls.sum_by, "chosen": Calls.chosen,
-    "drawn": Calls.drawn,
-}  # fmt: skip

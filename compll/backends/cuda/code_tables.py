@@ -3,28 +3,18 @@ ask for theirs, instead of computing it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from compll.ir.tile import Value
+from compll.numerics.bits import IN_NUMPY
 
 WARP = 32
 #: instructions from which a value is asked for
 WORTH = 3
 KINDS = {"f32": np.float32, "i32": np.int32, "bool": np.bool_}
-#: instructions by their functions of arrays
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs,
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
-    "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,
-    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-    "shl": np.left_shift, "shr": np.right_shift, "where": np.where,
-    "min": lambda a, b: np.where(a < b, a, b), "max": lambda a, b: np.where(a > b, a, b),
-    "convert": lambda a: a, "repeat": lambda a: a,
-    "exp2": lambda a: ((np.clip(a, -127, 128) + 127) << 23).astype(np.int32).view(np.float32),
-}  # fmt: skip
 
 
 class CodeTables:
@@ -65,10 +55,11 @@ class CodeTables:
             return
         codes = {id(self.codes[id(a)]): self.codes[id(a)] for a in v.args if id(a) in self.codes}
         known = all(id(a) in self.numbers for a in v.args)
-        if len(codes) != 1 or not known or v.op not in FUNCTIONS:
+        of = np.asarray if v.op in ("convert", "repeat") else IN_NUMPY.get(v.op)
+        if len(codes) != 1 or not known or of is None:
             return
         with np.errstate(all="ignore"):
-            found = FUNCTIONS[v.op](*(self.numbers[id(a)] for a in v.args))
+            found = of(*(self.numbers[id(a)] for a in v.args))
         (self.codes[id(v)],) = codes.values()
         self.numbers[id(v)] = np.asarray(found).astype(KINDS[v.kind])
         self.costs[id(v)] = 1 + sum(self.costs.get(id(a), 0) for a in v.args)

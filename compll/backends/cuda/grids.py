@@ -70,13 +70,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Device memory of a batch, zero at first. per: "piece"; or the number of a grid, for each of
-    its items; or that number with "b", for each of its blocks."""
+    """Device memory of a batch, zero at first: `factor` numbers for each item of a grid, or for each
+    of its blocks (`of`); grid -1: for each piece."""
 
     name: str
     dtype: str
-    per: str
+    grid: int
     factor: int = 1
+    of: str = "items"
 
     @property
     def declaration(self) -> str:

@@ -25,9 +25,9 @@ class Huffman:
     def __init__(self, p: Any, step: Stream) -> None:
         self.p, self.field, self.array = p, step.field, step.array
         self.grid = p.plan.grid(ELEMENTS, HUFFMAN_TILE * TILES)
-        of_blocks = f"{self.grid}b"
-        self.sums = p.plan.memory(f"sums_{step.field.name}", "int64", of_blocks)
-        self.places = p.plan.memory(f"places_{step.field.name}", "int64", of_blocks, TILES)
+        of_blocks, name = p.plan.of_blocks, step.field.name
+        self.sums = of_blocks(f"sums_{name}", "int64", self.grid)
+        self.places = of_blocks(f"places_{name}", "int64", self.grid, TILES)
 
     def numbers(self, b: Body) -> str:
         """The array of numbers."""
@@ -61,7 +61,7 @@ class Huffman:
         b.add("i64 all;")
         place = f"{self.places}[blockIdx.x * {TILES} + threadIdx.x]"
         b.add(f"{place} = block_scan<{TILES}>({size}, &all);")
-        b.add(f"if (threadIdx.x == 0) {self.sums}[blockIdx.x] = all;")
+        b.first(f"{self.sums}[blockIdx.x] = all;")
 
     def stream_at(self, b: Body, data: str) -> str:
         """Pointer to a thread's stream."""
@@ -72,24 +72,29 @@ class Huffman:
 def store(p: Any, step: Stream, leave_length: Any) -> None:
     """Store numbers: count them, make codes, find the sizes of streams, store these."""
     own, f = Huffman(p, step), step.field
+
+    def counts(b: Body) -> str:
+        return b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
+
+    def pointer(b: Body) -> str:
+        return b.fields["out"].pointer(f)
+
     with p.kernel("counts", p.plan.grid(ELEMENTS, COUNTED), 256) as b:
-        counts = b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
-        end = f"op_min({b.given('n')}, (own + 1) * (i64){COUNTED})"
-        b.add(f"count_numbers({own.numbers(b)}, own * {COUNTED}, {end}, {counts});")
+        end = f"op_min({b.given('n')}, (own + 1) * {COUNTED})"
+        b.call("count_numbers", own.numbers(b), f"own * {COUNTED}", end, counts(b))
     b = p.open_phase()
-    counts = b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
-    b.add(f"make_codes({counts}, {f.bits}, {b.fields['out'].pointer(f)}, {own.codes(b)});")
+    b.call("make_codes", counts(b), f.bits, pointer(b), own.codes(b))
     with p.kernel("sizes", own.grid, TILES) as b:
         own.tile(b)
         b.add(f"const i64 size = stream_bytes({own.numbers(b)} + begin, m, {own.codes(b)});")
-        b.add(f"if (m > 0) store_uint16({own.size_at(b.fields['out'].pointer(f))}, size);")
+        b.add(f"if (m > 0) store_uint16({own.size_at(pointer(b))}, size);")
         own.leave(b, "size")
     b = p.open_phase()
-    leave_length(b, f, f"{own.head(b)} + scan_array({own.sums} + {b.blocks(own.grid)})")
+    leave_length(b, f, f"{own.head(b)} + scan_array({b.of_blocks(own.sums, own.grid)})")
     with p.kernel("streams", own.grid, TILES) as b:
         own.tile(b)
-        to = own.stream_at(b, b.fields["out"].pointer(f))
-        b.add(f"store_stream({own.numbers(b)} + begin, m, {own.codes(b)}, {to});")
+        to = own.stream_at(b, pointer(b))
+        b.call("store_stream", f"{own.numbers(b)} + begin", "m", own.codes(b), to)
 
 
 def load(p: Any, step: Stream) -> None:
@@ -102,15 +107,14 @@ def load(p: Any, step: Stream) -> None:
         own.leave(b, f"{fits} ? load_uint16({own.size_at(fields.pointer(f))}) : 0")
     b = p.open_phase()
     fields = b.fields["in"]
-    all_ = b.declare("i64", f"scan_array({own.sums} + {b.blocks(own.grid)})")
-    whole = f"{fields.length(f)} == {own.head(b)} + {all_}"
+    streams = b.declare("i64", f"scan_array({b.of_blocks(own.sums, own.grid)})")
+    whole = f"{fields.length(f)} == {own.head(b)} + {streams}"
     filled = f"fill_table({fields.pointer(f)}, {f.bits}, {own.table(b)})"
     good = b.declare("bool", f"{whole} && {filled}")
-    b.add(f"if (threadIdx.x == 0 && !{good}) {{ wrong[p] = 1; atomicOr(errors, 1u); }}")
+    b.refuse(f"threadIdx.x == 0 && !{good}")
     with p.kernel("numbers", own.grid, TILES) as b:
         own.tile(b)
         data = b.fields["in"].pointer(f)
         b.add(f"const int size = m > 0 ? (int)load_uint16({own.size_at(data)}) : 0;")
         to = f"{own.table(b)}, {own.numbers(b)} + begin"
-        b.add(f"const bool good = m <= 0 || load_stream({own.stream_at(b, data)}, size, m, {to});")
-        b.add("if (!good) { wrong[p] = 1; atomicOr(errors, 1u); }")
+        b.refuse(f"m > 0 && !load_stream({own.stream_at(b, data)}, size, m, {to})")

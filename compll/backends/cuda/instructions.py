@@ -1,4 +1,4 @@
-"""CUDA C++ of a tile program's instructions, for a number or a lane.
+"""CUDA C++: lines of text, and a tile program's instructions for a number or a lane.
 
 One row per instruction; numbers.cuh and traced_functions.py have the `op_`
 functions. The compiler must
@@ -8,6 +8,8 @@ not contract a * b + c (`--fmad=false`): results are equal to the reference's bi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from compll.ir.tile import Value
 from compll.numerics.bits import MEANINGS
@@ -63,3 +65,27 @@ def double(number: float) -> str:
     if math.isfinite(number):
         return repr(number)
     return "D_NAN" if number != number else "D_INF" if number > 0 else "-D_INF"
+
+
+class Lines:
+    """Text under construction, with indentation."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.lines: list[str] = []
+        self.depth = depth
+
+    def add(self, text: str) -> None:
+        """Add a line at the present depth."""
+        self.lines.append("  " * self.depth + text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """`with lines.block("for (...)"):` puts braces around the lines added within it."""
+        self.add(f"{head} {{".lstrip())
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.add("}")
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines) + "\n"

@@ -1,10 +1,22 @@
 """Arrays that a walk reads: the gradient, states and scratch arrays, by rows of registers, and an
-incoming payload's fields."""
+incoming payload's fields.
+
+[Note: packed rows] Byte b of a tile of w bytes has the codes of lanes b, w + b, 2 * w + b ...: one
+of each plane, from the lowest bits on. A thread's four lanes of a row lie in one plane of four
+neighbouring bytes, a word. The rows whose lanes the planes have:
+
+    4 bits, 4 rows    word 0: 0 | 2    word 1: 1 | 3
+    2 bits, 4 rows    word 0: 0 | 1 | 2 | 3
+    2 bits, 2 rows    word 0: 0 of u | 0 of u + team / 2 | 1 of u | 1 of u + team / 2
+
+In the last case a row has two planes, and threads u and u + team / 2 have the same word.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from compll.backends.cuda.grids import Shape
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import SCRATCH, Store, Value
 from compll.numerics.bits import FORMATS
@@ -17,6 +29,42 @@ OF_BITS |= {name: f"{name}_value((i32){{}})" for name in FORMATS}
 def own_name(f: Field) -> str:
     """The name of a scratch array's memory."""
     return "own_" + "".join(ch if ch.isalnum() else "_" for ch in f.name)
+
+
+class PackedRow:
+    """Places of codes of `bits` bits in a whole tile: see [Note: packed rows].
+
+    words: of a thread. planes: of a row. threads: those that have words of their own.
+    """
+
+    def __init__(self, shape: Shape, bits: int) -> None:
+        self.row, self.bits = shape.row, bits
+        self.words = max(1, shape.rows * bits // 8)
+        self.planes = max(1, 8 // (shape.rows * bits))
+        self.threads = shape.team // self.planes
+
+    @property
+    def word(self) -> str:
+        """The number of the thread's word that has its lanes of row k."""
+        return f"k % {self.words}" if self.words > 1 else "0"
+
+    def begin(self, word: str) -> str:
+        """The first byte of the thread's word of this number."""
+        if self.planes > 1:
+            return f"4 * (u % {self.threads})"
+        return f"{self.row} * {word} + 4 * u" if self.words > 1 else "4 * u"
+
+    def shift(self, lane: str) -> str:
+        """The lowest bit in its word of a lane's code of row k."""
+        plane = f"(k / {self.words})" if self.words > 1 else "k"
+        if self.planes > 1:
+            plane = f"({self.planes} * k + u / {self.threads})"
+        return f"8 * {lane} + {self.bits} * {plane}"
+
+
+def in_words(f: Field, shape: Shape) -> bool:
+    """True if codes of whole tiles are read and written by words."""
+    return f.packed and not f.trits and shape.tile * f.bits >= 32
 
 
 class LaneArrays:
@@ -42,10 +90,7 @@ class LaneArrays:
         made = self.made(v.attr)
         if made is not None:
             return str(made(self.body, place))
-        array = self.of(v.attr)
-        if isinstance(v.attr, Field) and v.attr.shape == SCRATCH:
-            return f"{array}[{place}]"
-        return f"load1({array}, {place})"
+        return f"{self.of(v.attr)}[{place}]"
 
     def of(self, a: Any) -> str:
         """The piece's array whose lanes a thread holds in registers; "" for other arrays."""
@@ -133,32 +178,23 @@ class LaneArrays:
             if f.packed:
                 self.unpack_row(f)
             else:
-                size = f.item_bits // 8
-                at = f"{self.codes(f)} + {size} * (o + l), m - l, {size}"
-                self.body.add(f"get4<READY>({at}, q_{f.name});")
+                at = f"{self.codes(f)} + {f.item_bits // 8} * (o + l)"
+                self.body.call(f"get4<READY, u{f.item_bits}>", at, "m - l", f"q_{f.name}")
 
     def unpack_row(self, f: Field) -> None:
-        s, b, bits = self.shape, self.body, f.bits
-        codes = f"{self.codes(f)} + t * {f.packed_bytes(s.tile)}"
-        how = "trit_at" if f.trits else f"code_at<{bits}>"
-        short = f"q_{f.name}[e] = l + e < m ? {how}({codes}, m, l + e) : 0;"
-        if not f.trits and s.tile * bits >= 32:
-            words, split = max(1, s.rows * bits // 8), max(1, 8 // (s.rows * bits))
-            place = f"(k % {words}) * {s.row} + 4 * u"
-            plane = f"k / {words}"
-            if split > 1:
-                place, plane = (
-                    f"4 * (u % {s.team // split})",
-                    f"k * {split} + u / {s.team // split}",
-                )
-            with b.block(f"if (READY || m == {s.tile})"):
-                b.add(f"const u32 word = load_codes<READY>({codes} + {place});")
-                shift = f"8 * e + {bits} * ({plane})"
-                b.add(
-                    f"for (int e = 0; e < 4; ++e) q_{f.name}[e] = word >> ({shift}) & {(1 << bits) - 1}u;"
-                )
+        """Unpack the codes of row k."""
+        b, tile, name = self.body, self.shape.tile, f"q_{f.name}"
+        codes = f"{self.codes(f)} + t * {f.packed_bytes(tile)}"
+        each = "for (int e = 0; e < 4; ++e)"
+        if in_words(f, self.shape):
+            row = PackedRow(self.shape, f.bits)
+            with b.block(f"if (READY || m == {tile})"):
+                at = f"{codes} + {row.begin(f'({row.word})')}"
+                b.add(f"const u32 word = load_codes<READY>({at});")
+                b.add(f"{each} {name}[e] = word >> ({row.shift('e')}) & {(1 << f.bits) - 1}u;")
             b.add("else")
-        b.add(f"for (int e = 0; e < 4; ++e) {short}")
+        how = "trit_at" if f.trits else f"code_at<{f.bits}>"
+        b.add(f"{each} {name}[e] = l + e < m ? {how}({codes}, m, l + e) : 0;")
 
     def lane(self, v: Value) -> str:
         """The value that a lane reads."""

@@ -9,9 +9,8 @@ from compll.numerics.numbers import lane_count
 
 #: start value of a fold other than a sum
 START = {"max": "-2147483647", "min": "2147483647", "count": "0"}
-#: functions that fold two numbers, and those of a team
-JOIN = {"max": ("op_max", "team_max"), "min": ("op_min", "team_min"),
-        "count": ("op_add", "team_total")}  # fmt: skip
+#: functions that fold two numbers
+JOIN = {"max": "op_max", "min": "op_min", "count": "op_add"}
 
 
 class Folds:
@@ -79,7 +78,7 @@ class Folds:
     def value(self, f: Value) -> str:
         b, name, team = self.body, self.names[id(f)], self.shape.team
         if f.attr != "sum":
-            return str(b.declare("i32", f"{JOIN[f.attr][1]}<{team}>({name})"))
+            return str(b.declare("i32", f"team_{f.attr}<{team}>({name})"))
         half = 2 * self.shape.rows if self.few else 0
         while half >= 4:
             b.add("#pragma unroll")
@@ -105,12 +104,12 @@ class Folds:
         b.add(f"__shared__ i32 parts[{len(self.joined)}][{warps}];")
         for k, f in enumerate(self.joined.values()):
             own = f"own_{self.walk.totals[id(f)]}"
-            b.add(f"{own} = {JOIN[f.attr][1]}<32>({own});")
+            b.add(f"{own} = team_{f.attr}<32>({own});")
             b.add(f"if (threadIdx.x % 32 == 0) parts[{k}][threadIdx.x / 32] = {own};")
         b.add("__syncthreads();")
         b.add("if (threadIdx.x) return;")
         for k, f in enumerate(self.joined.values()):
             own = f"own_{self.walk.totals[id(f)]}"
-            one = f"{own} = {JOIN[f.attr][0]}({own}, parts[{k}][w]);"
+            one = f"{own} = {JOIN[f.attr]}({own}, parts[{k}][w]);"
             b.add(f"for (int w = 1; w < {warps}; ++w) {one}")
             b.add(f"{self.walk.totals[id(f)]}[blockIdx.x] = (u32){own};")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compll.backends.cuda.lane_arrays import PackedRow, in_words
 from compll.ir.module import WHOLE, Field
 from compll.ir.tile import SCRATCH, Store, order_inside
 from compll.numerics.bits import FORMATS
@@ -33,7 +34,7 @@ class Stores:
 
     def open(self) -> None:
         """Declare `whole`: true if codes of all the warp's tiles can be collected in registers."""
-        if any(s.field is not None and self.in_words(s.field) for s in self.packed):
+        if any(s.field is not None and in_words(s.field, self.shape) for s in self.packed):
             whole = f"READY || __all_sync(FULL, m == 0 || m == {self.shape.tile})"
             self.body.add(f"const bool whole = {whole};")
 
@@ -52,36 +53,26 @@ class Stores:
 
     # packed codes
 
-    def words(self, f: Field) -> tuple[int, int]:
-        """Words of a thread's codes in a whole tile, and planes within a row of them."""
-        rows = self.shape.rows
-        return max(1, rows * f.bits // 8), max(1, 8 // (rows * f.bits))
-
-    def in_words(self, f: Field) -> bool:
-        """True if registers collect the codes of whole tiles."""
-        return not f.trits and self.shape.tile * f.bits >= 32
-
     def open_codes(self, stores: list[Store]) -> None:
         """Declare registers for codes, before a loop."""
         for s in stores:
-            if s.packed and s.field is not None and self.in_words(s.field):
-                self.body.add(f"u32 w_{s.name}[{self.words(s.field)[0]}] = {{}};")
+            if s.packed and s.field is not None and in_words(s.field, self.shape):
+                words = PackedRow(self.shape, s.field.bits).words
+                self.body.add(f"u32 w_{s.name}[{words}] = {{}};")
 
     def take_code(self, s: Store) -> None:
-        f, code = s.field, self.walk.named(s.value)
+        """Keep the current lane's code: in registers if the tile is whole, else in shared
+        memory."""
+        b, f, code = self.body, s.field, self.walk.named(s.value)
         assert f is not None
         own = f"codes[{self.packed.index(s)}][team * {self.shape.tile} + i]"
         keep = f"if (i < m) {own} = (u8){code};"
-        if not self.in_words(f):
-            self.body.add(keep)
-            return
-        words, split = self.words(f)
-        plane = f"k / {words}"
-        if split > 1:
-            plane = f"(k * {split} + u / {self.shape.team // split})"
-        word = f"w_{s.name}[{f'k % {words}' if split == 1 else 0}]"
-        self.body.add(f"if (whole) {word} |= (u32){code} << (8 * j + {f.bits} * ({plane}));")
-        self.body.add(f"else {keep}")
+        if in_words(f, self.shape):
+            row = PackedRow(self.shape, f.bits)
+            word = f"w_{s.name}[{row.word}]"
+            b.add(f"if (whole) {word} |= (u32){code} << ({row.shift('j')});")
+            keep = f"else {keep}"
+        b.add(keep)
 
     def codes(self, stores: list[Store]) -> None:
         """Write packed codes, after a loop."""
@@ -91,7 +82,7 @@ class Stores:
             if not s.packed or f is None:
                 continue
             to = f"{self.walk.arrays.written(s)} + t * {f.packed_bytes(tile)}"
-            if self.in_words(f):
+            if in_words(f, self.shape):
                 with b.block("if (whole)"):
                     self.store_words(s, f, to)
                 b.add("else")
@@ -99,21 +90,20 @@ class Stores:
                 own = f"codes[{self.packed.index(s)}] + team * {tile}"
                 b.add("__syncwarp();")
                 how = "pack_trits" if f.trits else f"pack_short<{f.bits}>"
-                b.add(f"{how}({own}, {to}, m, u, {self.shape.team});")
+                b.call(how, own, to, "m", "u", self.shape.team)
 
     def store_words(self, s: Store, f: Field, to: str) -> None:
-        b, team = self.body, self.shape.team
-        words, split = self.words(f)
-        if split == 1:
-            b.add("#pragma unroll")
-            store = f"store_codes<READY>({to} + q * {self.shape.row} + 4 * u, w_{s.name}[q]);"
-            b.add(f"for (int q = 0; q < {words}; ++q) if (m) {store}")
-            return
-        step = team // split
+        """Store a thread's words, once the threads that share one have joined their codes."""
+        b, team, name = self.body, self.shape.team, f"w_{s.name}"
+        row = PackedRow(self.shape, f.bits)
+        step = row.threads
         while step < team:
-            b.add(f"w_{s.name}[0] |= __shfl_xor_sync(FULL, w_{s.name}[0], {step}, {team});")
+            b.add(f"{name}[0] |= __shfl_xor_sync(FULL, {name}[0], {step}, {team});")
             step *= 2
-        b.add(f"if (m && u < {team // split}) store_codes<READY>({to} + 4 * u, w_{s.name}[0]);")
+        b.add("#pragma unroll")
+        owner = "m" if row.threads == team else f"m && u < {row.threads}"
+        store = f"store_codes<READY>({to} + {row.begin('q')}, {name}[q]);"
+        b.add(f"for (int q = 0; q < {row.words}; ++q) if ({owner}) {store}")
 
     # rows
 
@@ -171,10 +161,9 @@ class Stores:
             assert s.field is not None
             b.add(f"if (i < m) keep1({b.state(s.field)}, {at}, {value});")
         else:
-            xs = b.given("xs")
-            value = f"load1({xs}, {at}) + {value}" if s.target == "scatter_add" else value
-            back = "back && " if s.back else ""
-            b.add(f"if ({back}i < m) store1({xs}, {at}, {value});")
+            to, back = f"{b.given('xs')}[{at}]", "back && " if s.back else ""
+            value = f"{to} + {value}" if s.target == "scatter_add" else value
+            b.add(f"if ({back}i < m) {to} = (XT)({value});")
 
     def row(self, stores: list[Store]) -> None:
         """Write the four lanes of a row, or hand them over."""
@@ -183,9 +172,8 @@ class Stores:
             four, back = f"m - l, y_{self.label(s)}", "if (back) " if s.back else ""
             if s.target == "payload":
                 assert s.field is not None
-                size = s.field.item_bits // 8
-                at = f"{self.walk.arrays.written(s)} + {size} * (o + l), m - l, {size}"
-                b.add(f"put4<READY>({at}, y_{self.label(s)});")
+                at = f"{self.walk.arrays.written(s)} + {s.field.item_bits // 8} * (o + l)"
+                b.call(f"put4<READY, u{s.field.item_bits}>", at, four)
             elif shared := self.exchange(s):
                 own = f"{self.walk.arrays.array(s)}, o, m, k, y_{self.label(s)}"
                 kept = s.target == "state"

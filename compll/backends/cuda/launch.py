@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda.device import DeviceArrays
-from compll.backends.cuda.grids import Items
+from compll.backends.cuda.grids import Items, Scratch
 from compll.backends.cuda.keeping import Device, Keeper, Lent, Wanted
 from compll.backends.cuda.plans import Plan, Source
 from compll.errors import PayloadError, UsageError
@@ -125,11 +125,12 @@ class Launching:
         items = np.array(counts, np.int64).reshape(shape)
         blocks = -(-items // np.array([[g.per_block] for g in plan.grids]))
         firsts, begins = starts(blocks), starts(items)
-        sizes = {str(g): int(begins[g, -1]) for g in range(len(plan.grids))}
-        sizes |= {f"{g}b": int(firsts[g, -1]) for g in range(len(plan.grids))}
-        sizes["piece"] = len(lengths)
-        scratch = tuple((s.dtype, sizes[s.per] * s.factor) for s in plan.scratch)
-        return Work(firsts, begins, scratch)
+        totals = {"items": begins[:, -1].tolist(), "blocks": firsts[:, -1].tolist()}
+
+        def count(s: Scratch) -> int:
+            return s.factor * (len(lengths) if s.grid < 0 else int(totals[s.of][s.grid]))
+
+        return Work(firsts, begins, tuple((s.dtype, count(s)) for s in plan.scratch))
 
     def scratch_bytes(self, n: int) -> int:
         """Device memory that the calls of a training need for a tensor of n elements besides their
@@ -206,11 +207,8 @@ class Launching:
         if known is None or known[0] != asked:
             values = self.rows.of(name, plan.statics, b.pieces, step, most).reshape(-1)
             same = known is not None and np.array_equal(known[1], values, equal_nan=True)
-            place = (
-                known[2]
-                if known and same
-                else self.keeper.spared(lambda: self.device.upload(values))
-            )
+            upload = partial(self.device.upload, values)
+            place = known[2] if known and same else self.keeper.spared(upload)
             known = b.evaluated = (asked, values, place)
         return known[2]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import Any
 
 from compll.backends.cuda.domains import ELEMENTS, Domain
@@ -35,20 +34,20 @@ class PlanBuilder:
         self, name: str, kernel: Kernel, shape: Shape, params: tuple[str, ...], *,
         decodes: bool = False,
     ) -> None:  # fmt: skip
-        self.name, self.module, self.shape, self.given = name, kernel.module, shape, params
-        self.statics, self.limits, self.decodes = kernel.statics, kernel.limits, decodes
+        self.name, self.kernel, self.shape, self.given = name, kernel, shape, params
+        self.module, self.limits, self.decodes = kernel.module, kernel.limits, decodes
+        self.statics = [*kernel.statics]
         #: true if a check marked bad payloads
         self.checks = False
         #: true if its kernel adds several payloads of each piece
         self.merges = False
-        self.steps: list[Launch] = []
-        self.texts: list[str] = []
+        #: launches, their bounds, and the texts within their kernels' braces
+        self.kernels: list[tuple[Launch, str, str]] = []
         self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]
         self.scratch: dict[str, Scratch] = {}
         self.slots: dict[Hashable, int] = {}
-        #: pointers to fields that are not in a payload, and matrices that must have room
+        #: pointers to fields that are not in a payload
         self.sources: dict[str, Callable[[Any], str]] = {}
-        self.rooms = kernel.rooms
         #: texts of elements that are computed on each read, from a kernel and an index
         self.elements: dict[str, Callable[[Any, str], str]] = {}
         self.names = 0
@@ -85,44 +84,59 @@ class PlanBuilder:
         """The grid of a domain's tiles; 0 for those of the piece."""
         return self.grid(domain, self.shape.teams, tiles=True)
 
-    def memory(self, name: str, dtype: str, per: str, factor: int = 1) -> str:
-        """Scratch memory; its name in kernels."""
-        self.scratch.setdefault(name, Scratch(name, dtype, per, factor))
+    def memory(
+        self, name: str, dtype: str, grid: int, factor: int = 1, *, of: str = "items"
+    ) -> str:
+        """Scratch memory (see Scratch); its name in kernels."""
+        self.scratch.setdefault(name, Scratch(name, dtype, grid, factor, of))
         return name
 
-    def slot(self, key: Hashable) -> str:
+    def of_blocks(self, name: str, dtype: str, grid: int, factor: int = 1) -> str:
+        """Scratch memory for each block of a grid."""
+        return self.memory(name, dtype, grid, factor, of="blocks")
+
+    def place(self, key: Hashable) -> str:
         """The place of a number of a piece that is kept between kernels."""
-        self.memory("sc", "uint64", "piece")
-        return f"sc[p * @SLOTS@ + {self.slots.setdefault(key, len(self.slots))}]"
+        return f"sc[p * {self.name}_slots + {self.slots.setdefault(key, len(self.slots))}]"
+
+    def known(self, number: int) -> str:
+        """A number that the host computes for each piece."""
+        return f"st[p * {self.name}_statics + {number}]"
 
     def launch(
         self, what: str, grid: int, threads: int, text: str, repeat: Expr | int | None = None,
         resident: int = 0,
     ) -> None:  # fmt: skip
         """Add the next step: a kernel, by the text within its braces."""
-        name = f"{self.name}_{what}{len(self.steps)}"
-        self.steps.append(Launch(name, grid, threads, repeat))
+        name = f"{self.name}_{what}{len(self.kernels)}"
         bounds = f"{threads}, {resident}" if resident else str(threads)
-        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}(@PARAMS@)'
-        self.texts.append(f"{head} {{\n{text}}}\n")
+        self.kernels.append((Launch(name, grid, threads, repeat), bounds, text))
 
     def text(self) -> str:
-        """The text of all kernels."""
-        found = "".join(self.texts).replace("@PARAMS@", ", ".join(self.params()))
-        found = found.replace("@SLOTS@", str(len(self.slots)))
-        return found.replace("@STATICS@", str(len(self.statics)))
+        """The text of all kernels, once all of them are known."""
+        counts = {"statics": len(self.statics), "slots": len(self.slots)}
+        found = [
+            f"constexpr int {self.name}_{k} = {count};\n" for k, count in counts.items() if count
+        ]
+        params = ", ".join(self.params())
+        for step, bounds, text in self.kernels:
+            head = f'extern "C" __global__ void __launch_bounds__({bounds}) {step.kernel}({params})'
+            found.append(f"{head} {{\n{text}}}\n")
+        return "".join(found)
 
     def params(self) -> tuple[str, ...]:
+        """Parameters of every kernel."""
         return (*self.given, *(s.declaration for s in self.memories()))
 
     def memories(self) -> tuple[Scratch, ...]:
-        """All scratch memory, once all slots are known."""
-        known = {"sc": len(self.slots)}
-        return tuple(replace(s, factor=known.get(s.name, s.factor)) for s in self.scratch.values())
+        """All scratch memory."""
+        slots = [Scratch("sc", "uint64", -1, len(self.slots))] if self.slots else []
+        return (*self.scratch.values(), *slots)
 
-    def plan(self, states: tuple[str, ...], writes_back: bool) -> Plan:
+    def plan(self, writes_back: bool) -> Plan:
         """The plan, for the host."""
+        states = tuple(s.name for s in self.kernel.states)
         return Plan(
-            tuple(self.steps), self.params(), tuple(self.statics), tuple(self.grids),
-            self.memories(), states, writes_back, tuple(self.rooms),
+            tuple(step for step, _, _ in self.kernels), self.params(), tuple(self.statics),
+            tuple(self.grids), self.memories(), states, writes_back, tuple(self.kernel.rooms),
         )  # fmt: skip

@@ -9,8 +9,10 @@ from pathlib import Path
 from compll.backends.cuda import traced_functions
 from compll.backends.cuda.grids import Grid, Launch, Scratch, Shape
 from compll.ir.expr import Expr
+from compll.ir.tile import Kernel
 
-GRADIENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
+#: C types of gradients
+GRADIENTS = {"float32": "float", "float16": "Float16", "bfloat16": "Bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,25 @@ class Plan:
 class Source:
     """The generated text (without the prelude) and its plans by name.
 
-    merges: the plan "add" adds several payloads of each piece in one launch.
+    merges: the plan "add" adds several payloads of each piece in one launch. hops: the encodes that
+    take in a payload, for a source of their own.
     """
 
     text: str
     shape: Shape
     plans: dict[str, Plan] = field(default_factory=dict)
     merges: bool = False
+    hops: list[Kernel] = field(default_factory=list)
 
     def full(self, gradient: str = "float32") -> str:
         """The whole text for a compiler, for gradients of this dtype."""
-        return f"#define GRADIENT {GRADIENTS[gradient]}\n{prelude()}\n{self.text}"
+        return f"{prelude()}\ntypedef {GRADIENTS[gradient]} XT;\n{self.text}"
 
 
 @cache
 def prelude() -> str:
     """The functions that all kernels share."""
-    others = ("searches", "tables", "runs", "codes", "streams", "huffman", "halves")
+    others = ("searches", "runs", "codes", "streams", "huffman")
     first = (numbers(), header("prelude"), traced_functions.in_payloads())
     return "".join([*first, *map(header, others)])
 

@@ -3,10 +3,11 @@ selects; steps between walks are computed by a block for each piece."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from compll.backends.cuda import searches, streams, tables
+from compll.backends.cuda import searches, streams
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.calls import Calls
 from compll.backends.cuda.domains import Domain
@@ -17,26 +18,10 @@ from compll.backends.cuda.walk_kernel import Region, WalkKernel
 from compll.ir.expr import Expr
 from compll.ir.layout import header
 from compll.ir.module import WHOLE, Field
-from compll.ir.tile import (
-    Ascending,
-    Call,
-    Op,
-    Search,
-    Store,
-    Stream,
-    Value,
-    Walk,
-    When,
-)
+from compll.ir.tile import Ascending, Call, Op, Search, Store, Stream, Value, Walk, When
 
 #: threads of a block that computes a piece's numbers
 THREADS = 256
-SEARCHES = {
-    "kth_largest": searches.kth_largest,
-    "adjust": searches.threshold_search,
-    "bisect": searches.threshold_search,
-    "quantiles": tables.quantiles,
-}
 
 
 class Printer:
@@ -56,19 +41,23 @@ class Printer:
     def open_phase(self) -> Body:
         """The kernel that computes numbers of pieces, after the launches so far."""
         if self.phase is None:
-            self.phase = Body(self.plan, -1, THREADS)
-            self.phase.add(f"if ({self.phase.given('n')} == 0{self.unless()}) return;")
+            self.phase = self.body(-1, THREADS)
         return self.phase
-
-    def unless(self) -> str:
-        """A further condition for skipping a piece, as text."""
-        return " || wrong[p]" if self.plan.checks else ""
 
     def end_phase(self) -> None:
         """Have the next kernel launch after the open phase."""
         if self.phase is not None:
             self.plan.launch("piece", -1, THREADS, str(self.phase))
             self.phase = None
+
+    def body(self, grid: int, threads: int) -> Body:
+        """A kernel's text, which begins by leaving out pieces without elements and bad ones."""
+        b = Body(self.plan, grid, threads)
+        left_out = [f"{b.given('n')} == 0"] if grid < 0 else []
+        left_out += ["wrong[p]"] if self.plan.checks else []
+        if left_out:
+            b.skip(" || ".join(left_out))
+        return b
 
     @contextmanager
     def kernel(
@@ -77,14 +66,10 @@ class Printer:
         """A kernel of its own, launched after earlier ones."""
         self.require([self.guard[0]] if self.guard else [])
         self.end_phase()
-        b = Body(self.plan, grid, threads)
-        if grid < 0:
-            b.add(f"if ({b.given('n')} == 0{self.unless()}) return;")
-        elif self.plan.checks:
-            b.head.add("if (wrong[p]) return;")
+        b = self.body(grid, threads)
         if self.guard is not None:
             condition, wanted = self.guard
-            b.head.add(f"if ({'!' if wanted else ''}{b.value(condition)}) return;")
+            b.skip(f"{'!' if wanted else ''}{b.value(condition)}")
         yield b
         self.plan.launch(what, grid, threads, str(b), repeat, b.resident)
 
@@ -123,14 +108,9 @@ class Printer:
         """The total of a walk's fold over all tiles."""
         (f,) = v.args
         parts = self.parts_of(b, f, *self.parts[id(f)])
-        if f.attr == "sum":
-            text = f"block_total({parts})"
-        elif f.attr == "count":
-            text = f"(double)block_count({parts})"
-        else:
-            text = f"block_extreme({parts}, {str(f.attr == 'max').lower()})"
-            if v.kind == "f64":
-                text = f"({self.parts[id(f)][1].size(b)} ? (double)op_from_key({text}) : 0.0)"
+        text = f"block_{f.attr}({parts})"
+        if f.attr in ("max", "min") and v.kind == "f64":
+            text = f"({self.parts[id(f)][1].size(b)} ? (double)op_from_key({text}) : 0.0)"
         guard = self.guards.get(id(f))
         if guard is not None:
             text = f"{'' if guard[1] else '!'}{self.value(guard[0])} ? {text} : 0"
@@ -141,7 +121,7 @@ class Printer:
         shape, parts = self.plan.shape, b.parts(f, memory, region.grid)
         each = shape.tile * (1 if f.attr == "sum" else shape.teams)
         if f.attr != "sum":
-            parts = f"{parts} + {b.blocks(region.grid).partition(',')[0]}"
+            parts = b.of_blocks(parts, region.grid).partition(",")[0]
         return f"{parts}, ({region.size(b)} + {each - 1}) / {each}"
 
     def region(self, walk: Walk) -> Region:
@@ -173,48 +153,35 @@ class Printer:
     def store_state(self, f: Field, value: Value) -> None:
         """Store a number in a state."""
         name, b = self.value(value), self.open_phase()
-        to = f"a_{f.name}[{b.given('tensor')}]"
-        b.add(f"if (threadIdx.x == 0 && op_isfinite((float){name})) {to} = (float){name};")
+        to = f"a_{f.name} + {b.given('tensor')}"
+        b.first(f"keep1({to}, 0, (float){name});")
 
     def step(self, step: Op) -> None:
-        if isinstance(step, Walk):
-            self.walk(step)
-        elif isinstance(step, When):
-            self.when(step)
-        elif isinstance(step, Call):
-            self.calls.emit(step)
-        elif isinstance(step, Stream):
-            streams.stream(self, step)
-        elif isinstance(step, Ascending):
-            streams.ascending(self, step)
-        elif isinstance(step, Search):
-            SEARCHES[step.how](self, step)
-        elif step.target == "wrong":
-            value, b = self.value(step.value), self.open_phase()
-            wrong = f"*{b.memory('wrong', 'uint32', -1)} = 1; atomicOr(errors, 1u);"
-            b.add(f"if (threadIdx.x == 0 && {value} != 0) {{ {wrong} }}")
-        elif step.target == "fill":
-            lanes = Value("repeat", (step.value,), "f32", "lane")
-            self.walk_kernel("fill", Walk([Store("gradient", None, lanes)]), {})
-        else:
-            self.store(step)
+        """Add the kernels of a step."""
+        STEPS[type(step)](self, step)
 
     def when(self, step: When) -> None:
         """Steps under a condition; their results are 0 if it does not hold."""
         self.guard = (step.condition, step.wanted)
         for one in step.steps:
             for v in one.made if isinstance(one, Search) else ():
-                b = self.open_phase()
-                b.add(f"if (threadIdx.x == 0) {self.plan.slot(id(v))} = 0;")
+                self.open_phase().first(f"{self.plan.place(id(v))} = 0;")
             for f in one.folds if isinstance(one, Walk) else ():
                 self.guards[id(f)] = self.guard
             self.step(one)
         self.guard = None
 
     def store(self, s: Store) -> None:
-        """Store a number of the piece, or a table, in the payload."""
+        """Store a number of the piece, or a table, in the payload; or see Store.target."""
+        if s.target == "fill":
+            lanes = Value("repeat", (s.value,), "f32", "lane")
+            self.walk_kernel("fill", Walk([Store("gradient", None, lanes)]), {})
+            return
         value = self.value(s.value)
         b = self.open_phase()
+        if s.target == "wrong":
+            b.refuse(f"threadIdx.x == 0 && {value} != 0")
+            return
         assert s.field is not None
         to = b.target(s.field)
         if s.value.kind == "table":
@@ -222,7 +189,7 @@ class Printer:
             b.add(f"for (int k = threadIdx.x; k < {s.field.of}; k += blockDim.x) {each}")
             return
         cast = "i64" if s.field.storage in WHOLE else "float"
-        b.add(f"if (threadIdx.x == 0) store_{s.field.storage}({to}, ({cast}){value});")
+        b.first(f"store_{s.field.storage}({to}, ({cast}){value});")
 
     def walk(self, walk: Walk) -> None:
         """A walk's kernel, after the counts that it needs."""
@@ -241,13 +208,13 @@ class Printer:
         self, what: str, walk: Walk, totals: dict[int, str], region: Region | None = None, *,
         places: dict[int, str] | None = None, repeat: Expr | int | None = None, until: str = "",
     ) -> None:  # fmt: skip
-        """The kernel of a walk (see WalkKernel). until: a line before all others."""
+        """The kernel of a walk (see WalkKernel). until: a condition for doing nothing."""
         region = region or self.region(walk)
         self.require([v for v in walk.values if v.level == "piece"])
         self.require([one.limit for one in walk.compacts if one.limit is not None])
         with self.kernel(what, region.grid, self.plan.shape.threads, repeat) as b:
             if until:
-                b.head.add(until)
+                b.skip(until)
             memories = {
                 id(f): b.parts(f, totals[id(f)], region.grid) for f in walk.folds if id(f) in totals
             }
@@ -263,10 +230,10 @@ class Printer:
         region = self.region(walk)
         self.walk_kernel("count", Walk(folds=folds, of=walk.of), {}, region, places=places)
         b = self.open_phase()
-        found = {}
-        for c in conditions:
-            scan = f"scan_array(blocks_{c.name} + {b.blocks(region.grid)})"
-            found[c.name] = b.declare("i64", scan)
+        found = {
+            c.name: b.declare("i64", f"scan_array({b.of_blocks(f'blocks_{c.name}', region.grid)})")
+            for c in conditions
+        }
         for one in walk.compacts:
             if one.selection not in header(self.plan.module)[0]:
                 continue
@@ -276,4 +243,11 @@ class Printer:
             name = b.declare("i64", " + ".join(counts))
             b.leave(("count", one.selection), name)
             place = b.fields["out"].place(one.selection, length=False)
-            b.add(f"if (threadIdx.x == 0) store_uint32({place}, {name});")
+            b.first(f"store_uint32({place}, {name});")
+
+
+STEPS: dict[type[Op], Callable[[Printer, Any], None]] = {
+    Walk: Printer.walk, When: Printer.when, Store: Printer.store,
+    Call: lambda p, step: p.calls.emit(step),
+    Search: searches.search, Stream: streams.stream, Ascending: streams.ascending,
+}  # fmt: skip

@@ -1,4 +1,5 @@
-"""Searched thresholds: the k-th largest by its digits, others by counts.
+"""Searched thresholds and tables: the k-th largest and quantiles by the digits of keys, other
+thresholds by counts.
 
 A walk stores the keys once; histograms of their digits need only them (see searches.cuh). For a
 sample, the elements that keys are made of are collected first.
@@ -6,11 +7,13 @@ sample, the elements that keys are made of are collected first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.domains import ELEMENTS, Domain
 from compll.backends.cuda.grids import MOST_ROUNDS
+from compll.backends.cuda.lane_arrays import own_name
 from compll.backends.cuda.walk_kernel import Region
 from compll.ir.expr import Expr
 from compll.ir.module import Field
@@ -21,26 +24,117 @@ from compll.numerics import tries
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
 EACH = 16384  # keys of a block, whose histogram has 2048 bins to clear and to add to the piece's
 KEYS = Field("keys", "int32", 0, SCRATCH)
+BINS = 8192  # most bins of the histograms of several ranks in a block's shared memory
+EACH_RANKED = 4096  # keys of a block with these
 #: a search's memory: the state of tries.py, of which LEFT is the number that are left, and the tree
 #: of thresholds from TREE on
 LEFT, TREE, SEARCH = 2, 3, 3 + tries.SIZE
+#: the array that a sample is taken from, in a kernel
+Source = Callable[[Body], str]
+
+
+def search(p: Any, step: Search) -> None:
+    """Compute the step's numbers or its table. p: the Printer."""
+    if step.how == "kth_largest":
+        kth_largest(p, step)
+    elif step.how == "quantiles":
+        quantiles(p, step)
+    else:
+        threshold_search(p, step)
+
+
+# digits
 
 
 def kth_largest(p: Any, step: Search) -> None:
-    """Compute the step's two numbers. p: the Printer."""
-    key = step.walk.compacts[0].parts[0][1]
-    of = step.walk.of
-    keys = Walk([Store(SCRATCH, KEYS, key)], of=of)
+    """Search digit by digit: a histogram of keys with the digits found so far, then the next
+    digit."""
+    of, plan = step.walk.of, p.plan
+    keys = Walk([Store(SCRATCH, KEYS, step.walk.compacts[0].parts[0][1])], of=of)
     if step.sample is None:
         p.walk_kernel("keys", keys, {})
-        grid = p.plan.grid(Domain("kept", of) if of else ELEMENTS, EACH)
-        length = p.plan.limits[of] if of else None
-        name, tiles = "own_keys", 0
+        name, tiles, length = own_name(KEYS), 0, plan.limits[of] if of else None
+        grid = plan.grid(Domain("kept", of) if of else ELEMENTS, EACH)
     else:
-        tiles, name = sample(p, step, keys), "sample_keys"
-        grid = p.plan.grid(p.plan.grids[tiles].domain, EACH)
-        length = step.sample
-    radix(p, step, name, tiles, grid, length)
+        name, tiles, length = "sample_keys", sample(p, step, keys), step.sample
+        grid = plan.grid(plan.grids[tiles].domain, EACH)
+
+    def memory(b: Body) -> tuple[str, str, str]:
+        """The histogram, the digits found so far, and the rank among keys with these digits."""
+        return (
+            b.memory("hist", "uint64", -1, 2048), b.memory("radix_prefix", "uint32", -1),
+            b.memory("radix_rank", "int64", -1),
+        )  # fmt: skip
+
+    k, b = p.value(step.numbers[0]), p.open_phase()
+    _, prefix, rank = memory(b)
+    b.first(f"*{rank} = {k}, *{prefix} = 0;")
+    for number, (bits, shift) in enumerate(ROUNDS):
+        with p.kernel("digits", grid, 256) as b:
+            hist, prefix, _ = memory(b)
+            own = b.memory(name, "int32", tiles, plan.shape.tile)
+            size = b.given("n") if length is None else b.value(length)
+            digit = f"count_digits<{bits}, {shift}, {min(number, 1)}>"
+            b.call(digit, own, f"own * {EACH}", size, EACH, prefix, hist)
+        with p.kernel("pick", -1, 256) as b:
+            b.call(f"pick<{bits}>", *memory(b))
+            if shift == 0:
+                _, prefix, rank = memory(b)
+                b.add("__syncthreads();")
+                b.leave(id(step.made[0]), b.declare("i32", f"(i32)(*{prefix} ^ 0x80000000u)"))
+                b.leave(id(step.made[1]), b.declare("i64", f"{b.value(step.numbers[0])} - *{rank}"))
+
+
+def round_bits(ranks: int) -> list[int]:
+    """Bits of each digit, in a search for `ranks` ranks at once."""
+    upper = ROUNDS[0][0]  # one histogram
+    most = min(upper, max(5, (BINS // ranks).bit_length() - 1))
+    left = 32 - upper
+    rounds = -(-left // most)
+    return [upper, *(left // rounds + (k < left % rounds) for k in range(rounds))]
+
+
+def quantiles(p: Any, step: Search) -> None:
+    """Search all ranks at once: keys that have the digits found for a rank are counted by their
+    next digit."""
+    p.walk_kernel("keys", step.walk, {})
+    count, keys = step.attr - 1, step.walk.stores[0].field
+    assert keys is not None
+    rounds = round_bits(count)
+    bins, shift = max(1 << rounds[0], count << max(rounds[1:])), 32
+
+    def memory(b: Body) -> tuple[str, str, str]:
+        """Histograms, the digits found so far and the next ones, and the ranks."""
+        return (
+            b.memory(f"bins{count}", "uint64", -1, bins),
+            b.memory(f"known{count}", "uint32", -1, 2 * count),
+            b.memory(f"ranks{count}", "int64", -1, count),
+        )  # fmt: skip
+
+    b = p.open_phase()
+    each = f"for (i64 j = threadIdx.x; j < {count}; j += blockDim.x)"
+    b.add(f"{each} {memory(b)[2]}[j] = (j + 1) * {b.given('n')} / {step.attr};")
+    for number, bits in enumerate(rounds):
+        shift -= bits
+        now, after = (f" + {(number + k) % 2 * count}" for k in (0, 1))
+        with p.kernel("digits", p.plan.grid(ELEMENTS, EACH_RANKED), 256) as b:
+            hist, known, _ = memory(b)
+            own = b.memory(own_name(keys), "int32", 0, p.plan.shape.tile)
+            digit = f"count_digits<{bits}, {shift}, {count if number else 0}>"
+            at = f"own * {EACH_RANKED}"
+            b.call(digit, own, at, b.given("n"), EACH_RANKED, known + now, hist)
+        with p.kernel("pick", -1, 256) as b:
+            hist, known, ranks = memory(b)
+            start = str(number == 0).lower()
+            b.call(
+                f"pick_ranks<{bits}>", hist, known + now, known + after, ranks, count, start, bins
+            )
+            if shift == 0:
+                key = f"(i32)(({known}{after})[j] ^ 0x80000000u)"
+                b.add(f"{each} {b.value(step.made[0])}[j] = op_from_key({key});")
+
+
+# samples
 
 
 def told_by_host(v: Value, statics: list[Expr]) -> Expr | int | None:
@@ -51,37 +145,6 @@ def told_by_host(v: Value, statics: list[Expr]) -> Expr | int | None:
         return int(v.attr)
     known = statics[v.attr] if v.op == "static" else None
     return None if known is None or "step" in depends(known) else known
-
-
-def radix(p: Any, step: Search, name: str, tiles: int, grid: int, length: Value | None) -> None:
-    """Search digit by digit: a histogram of keys with the digits found so far, then the next
-    digit."""
-    k = p.value(step.numbers[0])
-    p.open_phase().add(f"if (threadIdx.x == 0) {memory(p.phase)[2]}[0] = {k};")
-    p.open_phase().add(f"if (threadIdx.x == 0) {memory(p.phase)[1]}[0] = 0;")
-    for bits, shift in ROUNDS:
-        with p.kernel("digits", grid, 256) as b:
-            hist, prefix, _ = memory(b)
-            keys = b.memory(name, "int32", tiles, p.plan.shape.tile)
-            size = b.given("n") if length is None else b.value(length)
-            b.add(
-                f"histogram<{bits}, {shift}>({keys}, own * {EACH}, {size}, {EACH}, *{prefix}, {hist});"
-            )
-        with p.kernel("pick", -1, 256) as b:
-            hist, prefix, rank = memory(b)
-            b.add(f"pick<{bits}>({hist}, {prefix}, {rank});")
-            if shift == 0:
-                b.add("__syncthreads();")
-                b.leave(id(step.made[0]), b.declare("i32", f"(i32)(*{prefix} ^ 0x80000000u)"))
-                b.leave(id(step.made[1]), b.declare("i64", f"{b.value(step.numbers[0])} - *{rank}"))
-
-
-def memory(b: Body) -> tuple[str, str, str]:
-    """A piece's histogram, the digits found so far, and the rank among keys with these digits."""
-    return (
-        b.memory("hist", "uint64", -1, 2048), b.memory("radix_prefix", "uint32", -1),
-        b.memory("radix_rank", "int64", -1),
-    )  # fmt: skip
 
 
 def sample(p: Any, step: Search, keys: Walk) -> int:
@@ -97,17 +160,18 @@ def sample(p: Any, step: Search, keys: Walk) -> int:
             p,
             grid,
             size,
-            {"sample_keys": ("int32", lambda b: b.memory("own_keys", "int32", 0, tile))},
+            "int32",
+            {"sample_keys": lambda b: b.memory("own_keys", "int32", 0, tile)},
         )
         return grid
     loads = [v.attr for v in step.walk.values if v.op == "load" and v.level == "lane"]
     arrays = {("g" if a == "g" else f"state {a.name}"): a for a in loads}
     names = {name: f"sample{k}" for k, name in enumerate(arrays)}
-    sources = {
-        names[name]: ("float32", lambda b, a=a: b.given("xs") if a == "g" else b.state(a))
+    sources: dict[str, Source] = {
+        names[name]: lambda b, a=a: b.given("xs") if a == "g" else b.state(a)  # type: ignore[misc]
         for name, a in arrays.items()
     }
-    gather(p, grid, size, sources)
+    gather(p, grid, size, "float32", sources)
 
     def remade(b: Body) -> dict[str, str]:
         found = {name: b.memory(m, "float32", grid, tile) for name, m in names.items()}
@@ -117,21 +181,21 @@ def sample(p: Any, step: Search, keys: Walk) -> int:
     return grid
 
 
-def gather(p: Any, grid: int, size: Value, sources: dict[str, Any]) -> None:
-    """Collect elements of a sample. sources: for each memory, its type and the array it is copied
-    from."""
+def gather(p: Any, grid: int, size: Value, dtype: str, sources: dict[str, Source]) -> None:
+    """Collect elements of a sample. sources: for each memory, the array it is copied from."""
     shape = p.plan.shape
     per = shape.teams * shape.tile
     with p.kernel("sample", grid, 256) as b:
         count, n, tensor, step = b.value(size), *map(b.given, ("n", "tensor", "step"))
         b.add(f"const i32 key = (i32)(stream(seed, {step}, {tensor}, -1, 0) >> 32);")
-        with b.block(
-            f"for (i64 j = own * {per} + threadIdx.x; j < {count} && j < own * {per} + {per}; j += 256)"
-        ):
+        b.add(f"const i64 end = op_min({count}, (own + 1) * {per});")
+        with b.block(f"for (i64 j = own * {per} + threadIdx.x; j < end; j += 256)"):
             b.add(f"const i64 i = sample_position(key, {n}, {count}, j);")
-            for name, (kind, source) in sources.items():
-                to = b.memory(name, kind, grid, shape.tile)
-                b.add(f"{to}[j] = load1({source(b)}, i);")
+            for name, source in sources.items():
+                b.add(f"{b.memory(name, dtype, grid, shape.tile)}[j] = {source(b)}[i];")
+
+
+# counts
 
 
 def threshold_search(p: Any, step: Search) -> None:
@@ -140,31 +204,29 @@ def threshold_search(p: Any, step: Search) -> None:
     for q, v in enumerate(step.chosen):
         p.plan.elsewhere[id(v)] = (name, SEARCH, TREE + q)
     p.require([*step.numbers, *(v for v in step.walk.values if v.level == "piece")])
+
+    def given(b: Body) -> str:
+        """Declare the operator's numbers; returns a pointer to the search's memory."""
+        b.add(f"const double given[] = {{{', '.join(map(b.value, step.numbers))}}};")
+        return b.memory(name, "float64", -1, SEARCH)
+
     with p.kernel("begin", -1, 32) as b:
-        search = given(b, name, step)
-        b.add(f"if (threadIdx.x == 0) begin_{step.how}(given, {search});")
+        b.first(f"begin_{step.how}(given, {given(b)});")
     rounds = told_by_host(step.numbers[-1], p.plan.statics)
     rounds = MOST_ROUNDS if rounds is None else rounds
     totals = {id(f): f"tried{q}_{name}" for q, f in enumerate(step.walk.folds)}
     region = p.region(step.walk)
-    until = f"if ({name}[p * {SEARCH} + {LEFT}] < 0.0) return;"
-    p.walk_kernel("tries", step.walk, totals, region, repeat=rounds, until=until)
+    ended = f"{name}[p * {SEARCH} + {LEFT}] < 0.0"
+    p.walk_kernel("tries", step.walk, totals, region, repeat=rounds, until=ended)
     with p.kernel("decide", -1, 256, rounds) as b:
-        b.add(until)
-        search = given(b, name, step)
-        b.add(f"double counts[{len(step.chosen)}];")
+        b.skip(ended)
+        search = given(b)
+        b.add(f"double counts[{len(totals)}];")
         for q, f in enumerate(step.walk.folds):
             b.add(f"counts[{q}] = (double)block_count({p.parts_of(b, f, totals[id(f)], region)});")
         b.add("if (threadIdx.x) return;")
         b.add(f"double found[{2 + SEARCH}];")
-        b.add(f"decide_{step.how}(given, {search}, counts, found);")
+        b.call(f"decide_{step.how}", "given", search, "counts", "found")
         for k, v in enumerate(step.made):
-            b.add(f"{b.plan.slot(id(v))} = slot_of(found[{k}]);")
+            b.add(f"{p.plan.place(id(v))} = slot_of(found[{k}]);")
         b.add(f"for (int k = 0; k < {SEARCH}; ++k) {search}[k] = found[2 + k];")
-
-
-def given(b: Body, name: str, step: Search) -> str:
-    """Declare the operator's numbers; returns a pointer to the search's state."""
-    numbers = ", ".join(b.value(v) for v in step.numbers)
-    b.add(f"const double given[] = {{{numbers}}};")
-    return b.memory(name, "float64", -1, SEARCH)

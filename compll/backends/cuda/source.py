@@ -4,101 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compll.backends.cuda import programs
-from compll.backends.cuda.body import state_params
+from compll.backends.cuda.body import Body, state_params
 from compll.backends.cuda.grids import Shape, shape_of
 from compll.backends.cuda.plan_builder import DECODE, ENCODE, TAKEN, PlanBuilder
 from compll.backends.cuda.plans import GRADIENTS, Source, header
-from compll.backends.cuda.printer import Printer
-from compll.ir.layout import tile_of
+from compll.backends.cuda.printer import THREADS, Printer
+from compll.backends.cuda.searches import ROUNDS
+from compll.backends.cuda.selected_lanes import counted, fold_of
+from compll.ir import layout
 from compll.ir.module import Module
-from compll.ir.tile import ALL, STATUS, Call, Kernel, Store, order
+from compll.ir.tile import ALL, STATUS, Call, Kernel, Search, Store, Stream, Walk, When, order
 from compll.passes import lower
 from compll.passes.refusal import Unsupported, refused
+from compll.passes.traffic import WORD, Sizes
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 
 def source(module: Module, threads: int = 256) -> Source:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
+    packed = sum(f.packed for f in module.fields)
+    shape = shape_of(layout.tile_of(module), threads, packed)
     try:
-        parts = lower.kernels(module, "cuda").values()
-        calls = any(isinstance(step, Call) for part in parts for k in part for step in k.steps)
-        result = Source(header("arrays") if calls else "", shape(module, threads))
-        for name, kernel in encodes(module).items():
-            more = round_params(kernel, module) if name.startswith("round") else ()
-            add(result, name, encode(kernel, name, result.shape, more, module.rounds))
-        for kernel in (k for part in parts for k in part):
-            if kernel.name.startswith("decode"):
-                name = kernel.name.removeprefix("decode_")
-                add(result, name, decode(kernel, module, result.shape))
+        kernels = {k.name: k for part in lower.kernels(module, "cuda").values() for k in part}
+        calls = any(isinstance(step, Call) for k in kernels.values() for step in k.steps)
+        result = Source(header("arrays") if calls else "", shape)
+        result.hops = [k for name, k in kernels.items() if name.startswith("hop")]
+        # an encode that cuts comes later, and replaces the one that does not
+        plans = {plan_of(k): k for name, k in kernels.items() if not name.startswith("hop")}
+        checking = plans.pop("check", None)
+        for name, k in plans.items():
+            decodes = name.startswith("decode")
+            plan = decode(k, shape, checking) if decodes else encode(k, name, shape)
+            add(result, name.removeprefix("decode_"), plan)
         return result
     except Unsupported as why:
         raise refused(module, "cuda", why) from why
 
 
-def hop_source(module: Module, threads: int = 256) -> Source:
+def hop_source(code: Source) -> Source:
     """The kernels that decode, add and encode: plans "encode" and "feed"."""
-    result = Source("", shape(module, threads))
-    for kernel in lower.kernels(module, "cuda")["hop"]:
-        name = "feed" if kernel.states else "encode"
-        add(result, name, encode(kernel, f"hop_{name}", result.shape, TAKEN))
+    result = Source("", code.shape)
+    for kernel in code.hops:
+        add(result, plan_of(kernel), encode(kernel, f"hop_{plan_of(kernel)}", code.shape, TAKEN))
     return result
 
 
-def encodes(module: Module) -> dict[str, Kernel]:
-    """The encodes without states and with them; if payloads can be cut, also one that cuts."""
-    parts = lower.kernels(module, "cuda")
-    found = [k for name, part in parts.items() if name != "hop" for k in part]
-    by_state = {bool(k.states): k for k in found if "encode" in k.name}
-    rounds = {k.name: k for k in found if k.name.startswith("round")}
-    return {"feed" if fed else "encode": by_state[fed] for fed in sorted(by_state)} | rounds
+def plan_of(kernel: Kernel) -> str:
+    """The name of a kernel's plan."""
+    if "encode" in kernel.name:
+        return "feed" if kernel.states else "encode"
+    return kernel.name
 
 
-def round_params(kernel: Kernel, module: Module) -> tuple[str, ...]:
-    """Parameters of a kernel that takes the sums of earlier rounds."""
-    last = kernel.name.removeprefix("round").removesuffix("_feed")
-    count = int(last) if last.isdigit() else len(module.rounds)
-    pairs = ((f"const u8* r{k}", f"const i64* r{k}_at") for k in range(count))
-    return ("float workers", *(param for pair in pairs for param in pair))
-
-
-def shape(module: Module, threads: int) -> Shape:
-    """Sharing of tiles by threads."""
-    packed = sum(f.packed for f in module.fields)
-    return shape_of(tile_of(module), threads, packed)
-
-
-def encode(
-    kernel: Kernel,
-    name: str,
-    shape: Shape,
-    more: tuple[str, ...] = (),
-    rounds: tuple[tuple[str, str], ...] = (),
-) -> tuple[PlanBuilder, Kernel]:
-    """The plan of an encode."""
-    plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *state_params(kernel.states)))
-    for f in kernel.added:
-        number = [one for one, _ in rounds].index(f.name.removesuffix(ALL))
-        plan.sources[f.name] = lambda b, k=number: f"(r{k} + r{k}_at[p])"  # type: ignore[misc]
-    programs.encode(Printer(plan), kernel)
-    return plan, kernel
-
-
-def decode(kernel: Kernel, module: Module, shape: Shape) -> tuple[PlanBuilder, Kernel]:
-    """The plan of a decode, with its check."""
-    plan = PlanBuilder(kernel.name, kernel, shape, DECODE, decodes=True)
-    check = lower.check(module) if lower.checks(module) else None
-    programs.decode(Printer(plan), kernel, check)
-    return plan, kernel
-
-
-def add(result: Source, name: str, made: tuple[PlanBuilder, Kernel]) -> None:
+def add(result: Source, name: str, plan: PlanBuilder) -> None:
     """Add a plan to a source."""
-    plan, kernel = made
     result.text += plan.text()
-    states = tuple(s.name for s in kernel.states)
-    result.plans[name] = plan.plan(states, writes_back(kernel))
+    result.plans[name] = plan.plan(writes_back(plan.kernel))
     result.merges = result.merges or plan.merges
 
 
@@ -114,3 +76,97 @@ def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
     """Generated CUDA C++ by the dtype of gradients, for `compll build`."""
     text = source(module)
     return {gradient: text.full(gradient) for gradient in GRADIENTS}
+
+
+# plans
+
+
+def encode(kernel: Kernel, name: str, shape: Shape, more: tuple[str, ...] = ()) -> PlanBuilder:
+    """The plan of an encode or a round."""
+    rounds = [one for one, _ in kernel.module.rounds]
+    if name.startswith("round"):
+        own = name.removeprefix("round").removesuffix("_feed")
+        earlier = range(int(own) if own.isdigit() else len(rounds))
+        sums = (param for k in earlier for param in (f"const u8* r{k}", f"const i64* r{k}_at"))
+        more = ("float workers", *sums)
+    plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *state_params(kernel.states)))
+    for f in kernel.added:
+        number = rounds.index(f.name.removesuffix(ALL))
+        plan.sources[f.name] = lambda b, k=number: f"(r{k} + r{k}_at[p])"  # type: ignore[misc]
+    p = Printer(plan)
+    p.steps(kernel.steps)
+    if any(layout.header(kernel.module)):  # the payload's length varies
+        b = p.open_phase()
+        b.first(f"used[p] = {b.fields['out'].end()} - at[p] + {int(kernel.module.status)};")
+    p.end_phase()
+    return plan
+
+
+def decode(kernel: Kernel, shape: Shape, checking: Kernel | None) -> PlanBuilder:
+    """The plan of a decode, after the kernels of a check, which mark bad payloads."""
+    plan = PlanBuilder(kernel.name, kernel, shape, DECODE, decodes=True)
+    p = Printer(plan)
+    if checking is not None:
+        check(p, checking)
+        p.end_phase()
+    else:
+        plan.merges = kernel.name == "decode_add" and alone(kernel)
+    for step in kernel.steps:
+        if not isinstance(step, Stream):  # the check loaded them
+            p.step(step)
+    p.end_phase()
+    return plan
+
+
+def alone(kernel: Kernel) -> bool:
+    """True if each lane is decoded on its own, in one walk, so that a kernel can add payload after
+    payload."""
+    (first, *others) = kernel.steps
+    if others or not isinstance(first, Walk) or first.of or first.folds or first.compacts:
+        return False
+    adds = [s.target for s in first.stores] == ["gradient"]
+    return adds and not any(v.op in ("draw", "spread") for v in first.values)
+
+
+def check(p: Printer, kernel: Kernel) -> None:
+    """Add kernels that check if payloads are as long as their headers say, and if positions lie in
+    their tensors."""
+    b = p.phase = Body(p.plan, -1, THREADS)
+    n, wrong, fields = b.given("n"), b.memory("wrong", "uint32", -1), b.fields["in"]
+    b.first(f"*{wrong} = 0;")
+    b.refuse(f"threadIdx.x == 0 && {n} == 0 && used_in[p] != 0")
+    b.skip(f"{n} == 0")
+    p.plan.checks = True
+    kept, lengths = layout.header(p.plan.module)
+    good = [f"used_in[p] >= {4 * len(kept + lengths)}"]
+    good += [f"{fields.kept(s)} <= {b.value(p.plan.limits[s])}" for s in kept]
+    for f in p.plan.module.fields:
+        if f.storage == "runs":
+            good.append(f"{fields.length(f)} <= {fields.bytes(f, n)}")
+    good.append(f"{fields.end()} - at_in[p] + {int(p.plan.module.status)} == used_in[p]")
+    b.add(f"const bool good = {' && '.join(good)};")
+    b.refuse("threadIdx.x == 0 && !good")
+    p.steps(kernel.steps)
+
+
+def moved(module: Module, *, feed: bool) -> float:
+    """Bytes that an encode without write-back moves for each element of a large gradient: all, not
+    the least.
+
+    A search for the k-th largest element reads keys once for each digit, and a walk that selects
+    runs twice: it counts before it writes. A search by counts is assumed to end after one walk.
+    Steps under a condition, samples, selected elements and work on streams of varying length are
+    not counted.
+    """
+    kernel = lower.encode(module, feed)
+    sizes, total = Sizes(kernel), 0.0
+    for step in kernel.steps:
+        if isinstance(step, When):
+            continue
+        conditions = counted(step) if isinstance(step, Walk) else []
+        counts = [Walk(folds=[fold_of(one.condition) for one in conditions])] if conditions else []
+        for walk in filter(None, map(sizes.walk, (*counts, step))):
+            total += walk.read + walk.written
+        if isinstance(step, Search) and step.how == "kth_largest" and step.sample is None:
+            total += WORD * (len(ROUNDS) - 1)
+    return total

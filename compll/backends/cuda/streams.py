@@ -47,40 +47,45 @@ def leave_length(b: Body, f: Field, length: str) -> None:
     """Store a field's length."""
     b.leave(("length", f.name), b.declare("i64", length))
     place = b.fields["out"].place(f.name, length=True)
-    b.add(f"if (threadIdx.x == 0) store_uint32({place}, {b.named['length', f.name]});")
+    b.first(f"store_uint32({place}, {b.named['length', f.name]});")
+
+
+def leave_sum(b: Body, name: str, text: str) -> None:
+    """Leave a block's number: `text` sets `all`, of all its threads."""
+    b.add(f"i64 all; {text};")
+    b.first(f"{name}[blockIdx.x] = all;")
 
 
 # positions
 
 
+def place_of(b: Body, f: Field) -> tuple[str, str, str]:
+    """A thread's position in a field's array; the numbers of positions, and of elements among which
+    they choose."""
+    fields = b.fields["in" if b.plan.decodes else "out"]
+    return f"own * {POSITIONS} + threadIdx.x", fields.kept(f.of), fields.among(f.of)
+
+
 def store_positions(p: Any, step: Stream) -> None:
     """Store positions, a thread each: first lengths of codes, then places, then the codes."""
-    f, code = step.field, step.field.storage
+    f, code = step.field, f"{step.field.storage}_code"
     grid = p.plan.grid(Domain("kept", f.of), POSITIONS)
+    bits = p.plan.of_blocks(f"bits_{f.name}", "int64", grid)
 
-    bits = p.plan.memory(f"bits_{f.name}", "int64", f"{grid}b")
-
-    def before(b: Body) -> str:
-        """The codes of a block, and the number of bits before each."""
-        count = b.fields["out"].kept(f.of)
-        own = f"{array(b, step.array)}, own * {POSITIONS} + threadIdx.x, {count}, {b.fields['out'].among(f.of)}"
-        b.add("i64 all;")
-        b.add(f"const i64 before = bits_before<{code}_code>({own}, &all);")
-        return own
+    def own(b: Body) -> str:
+        return ", ".join((array(b, step.array), *place_of(b, f)))
 
     with p.kernel("bits", grid, POSITIONS) as b:
-        before(b)
-        b.add(f"if (threadIdx.x == 0) {bits}[blockIdx.x] = all;")
+        leave_sum(b, bits, f"bits_before<{code}>({own(b)}, &all)")
     b = p.open_phase()
-    total = b.declare("i64", f"scan_array({bits} + {b.blocks(grid)})")
-    leave_length(b, f, f"{code}_code::head + (({total} + 7) >> 3)")
+    total = b.declare("i64", f"scan_array({b.of_blocks(bits, grid)})")
+    leave_length(b, f, f"{code}::head + (({total} + 7) >> 3)")
     fields = b.fields["out"]
-    given = f"{fields.pointer(f)}, {fields.kept(f.of)}, {fields.among(f.of)}"
-    b.add(f"if (threadIdx.x == 0) {code}_code::begin({given});")
+    b.first(f"{code}::begin({fields.pointer(f)}, {fields.kept(f.of)}, {fields.among(f.of)});")
     with p.kernel("codes", grid, POSITIONS) as b:
-        own = before(b)
-        out = b.fields["out"].pointer(f)
-        b.add(f"store_code<{code}_code>({own}, {bits}[blockIdx.x] + before, {out});")
+        b.add(f"i64 all; const i64 before = bits_before<{code}>({own(b)}, &all);")
+        to = b.fields["out"].pointer(f)
+        b.call(f"store_code<{code}>", own(b), f"{bits}[blockIdx.x] + before", to)
 
 
 def read_positions(p: Any, step: Stream) -> None:
@@ -88,111 +93,95 @@ def read_positions(p: Any, step: Stream) -> None:
 
     A single thread reads a stream that is longer than any that encode makes.
     """
-    f = step.field
+    f, units = step.field, f"{step.field.storage}_units"
     chunks = p.plan.grid(Domain("chunks", f.name), CHUNKS)
     groups = p.plan.grid(Domain("groups", f.name), 1)
-    p.plan.memory("group_reads", "int64", str(groups), 3 * PLACES)
-    p.plan.memory("entries", "int64", str(groups), 3)
-    units = f"{f.storage}_units"
+    reads = p.plan.memory("group_reads", "int64", groups, 3 * PLACES)
+    entries = p.plan.memory("entries", "int64", groups, 3)
+
+    def stream(b: Body) -> str:
+        """Declare the stream: its bytes, and memory for the results of its chunks."""
+        fields, room = b.fields["in"], f"item_at[{chunks} * (pieces + 1) + p"
+        memory = b.memory("chunk_reads", "uint64", chunks, PLACES)
+        given = f"{fields.pointer(f)}, {fields.length(f)}, {fields.kept(f.of)}, {memory}"
+        b.add(f"const Stream stream = opened<{units}>({given}, {room} + 1] - {room}]);")
+        return "stream"
+
+    def bad(b: Body) -> str:
+        """The positions to write, and arguments by which to find the payload bad."""
+        among = b.fields["in"].among(f.of)
+        return f"{among}, {array(b, step.array)}, wrong + p, errors"
+
     with p.kernel("chunks", chunks, CHUNKS * PLACES) as b:
-        b.add(f"read_chunks<{units}, {CHUNKS}>({opened(b, f, chunks)}, own);")
+        b.call(f"read_chunks<{units}, {CHUNKS}>", stream(b), "own")
     with p.kernel("groups", groups, PLACES) as b:
-        b.add(
-            f"join_chunks<{GROUP}>({opened(b, f, chunks)}, own, group_reads + (firsts[p] + own) * {3 * PLACES});"
-        )
+        to = f"{reads} + blockIdx.x * {3 * PLACES}"
+        b.call(f"join_chunks<{GROUP}>", stream(b), "own", to)
     with p.kernel("stream", -1, 32) as b:
-        given = f"{opened(b, f, chunks)}, group_reads, entries, {ends(b, groups)}, {b.fields['in'].among(f.of)}"
-        b.add("if (threadIdx.x) return;")
-        b.add(f"join_groups<{units}>({given}, {array(b, step.array)}, wrong + p, errors);")
+        first = f"first[{groups} * (pieces + 1) + p"
+        own = f"{first}], {first} + 1]"
+        b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, {bad(b)});")
     with p.kernel("positions", groups, THREADS) as b:
-        given = f"{opened(b, f, chunks)}, own, entries + (firsts[p] + own) * 3, {b.fields['in'].among(f.of)}"
-        b.add(
-            f"write_positions<{units}, {GROUP}>({given}, {array(b, step.array)}, wrong + p, errors);"
-        )
+        entry = f"{entries} + blockIdx.x * 3"
+        b.call(f"write_positions<{units}, {GROUP}>", stream(b), "own", entry, bad(b))
 
 
 def ascending(p: Any, step: Ascending) -> None:
     """Have a check report positions that do not ascend within the tensor, a thread each."""
     f = step.field
     with p.kernel("ascending", p.plan.grid(Domain("kept", f.of), POSITIONS), POSITIONS) as b:
-        own = f"own * {POSITIONS} + threadIdx.x, {b.fields['in'].kept(f.of)}, {b.fields['in'].among(f.of)}"
-        b.add(f"if (!ascends({b.fields['in'].pointer(f)}, {own})) {{")
-        b.add("  wrong[p] = 2; atomicOr(errors, 2u);")
-        b.add("}")
-
-
-def ends(b: Body, grid: int) -> str:
-    """The first and the last of the piece's blocks of a grid, as text."""
-    begin = f"first[{grid} * (pieces + 1) + p"
-    return f"{begin}], {begin} + 1]"
-
-
-def opened(b: Body, f: Field, chunks: int) -> str:
-    """Declare a stream: its bytes, and memory for the results of its chunks."""
-    fields = b.fields["in"]
-    reads = b.memory("chunk_reads", "uint64", chunks, PLACES)
-    room = f"item_at[{chunks} * (pieces + 1) + p"
-    given = f"{fields.pointer(f)}, {fields.length(f)}, {fields.kept(f.of)}, {reads}, {room} + 1] - {room}]"
-    b.add(f"const Stream stream = opened<{f.storage}_units>({given});")
-    return "stream"
+        own = ", ".join(place_of(b, f))
+        b.refuse(f"!ascends({b.fields['in'].pointer(f)}, {own})", 2)
 
 
 # runs of trits
 
 
-def over_bytes(b: Body, f: Field, length: str) -> str:
+def over_bytes(b: Body, length: str) -> str:
     """Arguments for a thread's eight bytes: the number of all bytes, and the thread's first."""
-    b.hoist("length", f"const i64 length = {length};")
-    return f"length, own * {BYTES} + threadIdx.x * 8"
+    return f"{b.hoist('length', f'const i64 length = {length};')}, own * {BYTES} + threadIdx.x * 8"
 
 
 def shorten(p: Any, step: Stream) -> None:
     """Shorten runs: for every block find the last byte before it that is not of ones; count bytes;
     store them."""
     f, grid = step.field, p.plan.grid(Domain("trits", step.field.name), BYTES)
-    breaks, made = (
-        p.plan.memory(f"{what}_{f.name}", "int64", f"{grid}b") for what in ("breaks", "made")
-    )
+    breaks = p.plan.of_blocks(f"breaks_{f.name}", "int64", grid)
+    made = p.plan.of_blocks(f"made_{f.name}", "int64", grid)
 
-    def given(b: Body) -> str:
-        own = over_bytes(b, f, b.fields["out"].bytes(step.array, b.given("n")))
-        return f"{array(b, step.array)}, {own}"
+    def own(b: Body) -> str:
+        length = b.fields["out"].bytes(step.array, b.given("n"))
+        return f"{array(b, step.array)}, {over_bytes(b, length)}"
 
     with p.kernel("breaks", grid, 256) as b:
-        b.add(f"i64 top; block_max_before(last_break({given(b)}), -1, &top);")
-        b.add(f"if (threadIdx.x == 0) {breaks}[blockIdx.x] = top;")
+        leave_sum(b, breaks, f"block_max_before(last_break({own(b)}), -1, &all)")
     b = p.open_phase()
-    b.add(f"max_before_array({breaks} + {b.blocks(grid)});")
+    b.call("max_before_array", b.of_blocks(breaks, grid))
     with p.kernel("made", grid, 256) as b:
-        b.add(f"i64 all; shortened({given(b)}, {breaks}[blockIdx.x], 0, &all);")
-        b.add(f"if (threadIdx.x == 0) {made}[blockIdx.x] = all;")
+        leave_sum(b, made, f"shortened({own(b)}, {breaks}[blockIdx.x], 0, &all)")
     b = p.open_phase()
-    leave_length(b, f, f"scan_array({made} + {b.blocks(grid)})")
+    leave_length(b, f, f"scan_array({b.of_blocks(made, grid)})")
     with p.kernel("runs", grid, 256) as b:
         to = f"{b.fields['out'].pointer(f)} + {made}[blockIdx.x]"
-        b.add(f"i64 all; shortened({given(b)}, {breaks}[blockIdx.x], {to}, &all);")
+        b.add(f"i64 all; shortened({own(b)}, {breaks}[blockIdx.x], {to}, &all);")
 
 
 def lengthen(p: Any, step: Stream) -> None:
     """Lengthen runs. The payload is bad if they do not stand for as many trits as there are
     elements."""
     f, grid = step.field, p.plan.grid(Domain("trits", step.field.name), BYTES)
-    stands = p.plan.memory(f"stands_{f.name}", "int64", f"{grid}b")
+    stands = p.plan.of_blocks(f"stands_{f.name}", "int64", grid)
 
-    def given(b: Body) -> str:
-        own = over_bytes(b, f, b.fields["in"].length(f))
-        b.add("i64 all;")
-        data = f"{b.fields['in'].pointer(f)}, {own}"
-        b.add(f"const i64 before = block_scan<256>(lengthened({data}), &all);")
-        return data
+    def own(b: Body) -> str:
+        fields = b.fields["in"]
+        return f"{fields.pointer(f)}, {over_bytes(b, fields.length(f))}"
 
     with p.kernel("stands", grid, 256) as b:
-        given(b)
-        b.add(f"if (threadIdx.x == 0) {stands}[blockIdx.x] = all;")
+        leave_sum(b, stands, f"block_scan<256>(lengthened({own(b)}), &all)")
     b = p.open_phase()
-    all_ = b.declare("i64", f"scan_array({stands} + {b.blocks(grid)})")
+    trits = b.declare("i64", f"scan_array({b.of_blocks(stands, grid)})")
     size = b.fields["in"].bytes(step.array, b.given("n"))
-    b.add(f"if (threadIdx.x == 0 && {all_} != {size}) {{ wrong[p] = 1; atomicOr(errors, 1u); }}")
+    b.refuse(f"threadIdx.x == 0 && {trits} != {size}")
     with p.kernel("trits", grid, 256) as b:
-        data = given(b)
-        b.add(f"lengthen({data}, {array(b, step.array)} + {stands}[blockIdx.x] + before);")
+        b.add(f"i64 all; const i64 before = block_scan<256>(lengthened({own(b)}), &all);")
+        b.call("lengthen", own(b), f"{array(b, step.array)} + {stands}[blockIdx.x] + before")

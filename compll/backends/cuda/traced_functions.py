@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compll.backends.cuda.instructions import C_TYPES, double
-from compll.backends.cuda.text import Lines
+from compll.backends.cuda.instructions import C_TYPES, Lines, double
 from compll.numerics import bits, draws
 from compll.numerics.traced import Number, convert, kind_of
 from compll.numerics.tries import SIZE, Tries
@@ -34,8 +33,7 @@ class Function:
     """A function in C++: lines, each of which names a value."""
 
     def __init__(self) -> None:
-        self.lines = Lines()
-        self.lines.depth = 1
+        self.lines = Lines(depth=1)
 
     def const(self, kind: str, number: float, like: str) -> str:
         """A constant."""

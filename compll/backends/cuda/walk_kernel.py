@@ -101,7 +101,7 @@ class WalkKernel:
         """Leave the number before each tile in the block, and the block's number."""
         b, grid = self.body, self.region.grid
         before = b.memory(f"before_{name}", "uint32", grid)
-        blocks = b.plan.memory(f"blocks_{name}", "uint32", f"{grid}b")
+        blocks = b.plan.of_blocks(f"blocks_{name}", "uint32", grid)
         own = f"block_scan<{self.shape.threads}>(u == 0 ? found_{name} : 0, &all_{name})"
         b.add(f"i64 all_{name};")
         b.add(f"const i64 own_{name} = {own};")

@@ -1,7 +1,8 @@
 """The reference backend: NumPy, one operator at a time. It defines the meaning of specs.
 
 Speed is no goal. Every other backend is tested against this one, payload byte for payload byte.
-runs.py defines the operators; pieces.py and fields.py write and read payloads.
+numerics/bits.py has the operators on single elements, runs.py all others; pieces.py and fields.py
+write and read payloads.
 """
 
 from __future__ import annotations

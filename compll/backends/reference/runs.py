@@ -7,7 +7,7 @@ stored as infinity: libraries differ in whether a maximum with NaN is NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,20 +22,9 @@ from compll.ir.module import Field, Module, Selection
 from compll.ir.static import Number, as_count, evaluate
 from compll.numerics import draws, matrices, numbers
 from compll.numerics import shared_draws as shared
-from compll.numerics.bits import MEANINGS, code, from_key, order_key
+from compll.numerics.bits import IN_NUMPY, code, from_key, order_key
 from compll.numerics.tries import Tries
 from compll.numerics.types import F32, U8
-
-#: operators on single elements
-MEANING: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
-    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-    "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sqrt": np.sqrt,
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
-    "not": np.logical_not, "where": np.where,
-    **{name: meaning.of for name, meaning in MEANINGS.items()},
-}  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -113,8 +102,8 @@ class Run:
     def compute(self, expr: Expr) -> Any:
         if expr.type.shape == "matrix":
             self.size(expr)  # raises for sizes that would take all memory
-        if expr.op in MEANING:
-            return MEANING[expr.op](*(self.argument(a, expr) for a in expr.args))
+        if expr.op in IN_NUMPY:
+            return IN_NUMPY[expr.op](*(self.argument(a, expr) for a in expr.args))
         if expr.op in matrices.OPERATORS:
             number = self.size(expr)[1] if expr.value is None else expr.value
             return matrices.OPERATORS[expr.op](*map(self.value, expr.args), number)

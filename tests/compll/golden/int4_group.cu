@@ -1,3 +1,4 @@
+constexpr int encode_statics = 1;
 extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used) {
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
@@ -9,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
   const u64 step = base_step + (tick ? *tick : 0);
   const i64 offset = table[5 * p + 3];
   const float s3 = scale;
-  const double s9 = (double)st[p * 1 + 0];
+  const double s9 = (double)st[p * encode_statics + 0];
   const float s10 = (float)s9;
   const i64 out_at0 = at[p] + 0;
   const i64 out_at1 = out_at0 + (n + 63) / 64 * 2;
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
     }
     if (whole) {
       #pragma unroll
-      for (int q = 0; q < 2; ++q) if (m) store_codes<READY>((out + out_at1) + t * 32 + q * 16 + 4 * u, w_q[q]);
+      for (int q = 0; q < 2; ++q) if (m) store_codes<READY>((out + out_at1) + t * 32 + 16 * q + 4 * u, w_q[q]);
     }
     else
     {
@@ -118,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
         const int k = c * 4 + row, l = k * 16 + 4 * u;
         u32 q_q[4];
         if (READY || m == 64) {
-          const u32 word = load_codes<READY>((data + in_at1) + t * 32 + (k % 2) * 16 + 4 * u);
+          const u32 word = load_codes<READY>((data + in_at1) + t * 32 + 16 * (k % 2) + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 4 * (k / 2)) & 15u;
         }
         else
@@ -166,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
         const int k = c * 4 + row, l = k * 16 + 4 * u;
         u32 q_q[4];
         if (READY || m == 64) {
-          const u32 word = load_codes<READY>((data + in_at1) + t * 32 + (k % 2) * 16 + 4 * u);
+          const u32 word = load_codes<READY>((data + in_at1) + t * 32 + 16 * (k % 2) + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 4 * (k / 2)) & 15u;
         }
         else

@@ -16,16 +16,8 @@ template <class T> struct View {
     return get(r, e - r * cols);
   }
 };
-// the elements of a matrix that a state of n has room for
-D i64 room(i64 size, i64 n) { return size <= n ? size : 0; }
 // an index, clipped to a row of `count` elements
 D i64 inside(i32 i, i64 count) { return i < 0 ? 0 : i < count ? i : count - 1; }
-// element e of the columns of x at positions; 0 if the column does not exist
-D float taken(const View<float>& x, const View<i32>& at, i64 e) {
-  const i64 r = quotient(e, at.cols), c = at.get(r, e - r * at.cols);
-  return c < 0 || c >= x.cols ? 0.0f : x.get(r, c);
-}
-D float looked_up(const View<float>& row, i32 index) { return row.get(0, inside(index, row.cols)); }
 // a product with a short inner dimension: see [Note: order of matrix products]
 D float short_product(const View<float>& a, const View<float>& b, i64 e) {
   const i64 r = quotient(e, b.cols), c = e - r * b.cols;
@@ -39,50 +31,37 @@ D float short_product(const View<float>& a, const View<float>& b, i64 e) {
 #define ROWS 32
 #define COLUMNS 64
 #define DEPTH 64
-// Sums over an inner dimension of left(k, r) * right(k, c), for a block's ROWS x `width` elements.
-template <int THREADS, class R, class TURN, class LEFT, class RIGHT>
-D void accumulate(double* total, i64 begin, i64 end, int width, float (*x)[DEPTH + 1], R (*y)[COLUMNS], TURN turned, LEFT left, RIGHT right) {
-  for (i64 k0 = begin; k0 < end; k0 += DEPTH) {
-    const int depth = end - k0 < DEPTH ? (int)(end - k0) : DEPTH;
+// A block's ROWS x COLUMNS elements, DEPTH at a time of the inner dimension in shared memory.
+template <int THREADS> D void product(const View<float>& a, const View<float>& b, i64 own, float* out) {
+  __shared__ float x[ROWS][DEPTH + 1], y[DEPTH][COLUMNS];
+  const i64 across = (b.cols + COLUMNS - 1) / COLUMNS, row0 = own / across * ROWS, col0 = own % across * COLUMNS;
+  const int width = b.cols - col0 < COLUMNS ? (int)(b.cols - col0) : COLUMNS;
+  const bool turned = a.across != 1;
+  double total[ROWS * COLUMNS / THREADS] = {0.0};
+  for (i64 k0 = 0; k0 < a.cols; k0 += DEPTH) {
+    const int depth = a.cols - k0 < DEPTH ? (int)(a.cols - k0) : DEPTH;
     for (int e = threadIdx.x; e < ROWS * DEPTH; e += THREADS) {
       const int k = turned ? e / ROWS : e % DEPTH, r = turned ? e % ROWS : e / DEPTH;
-      x[r][k] = k < depth ? left(k0 + k, r) : 0.0f;
+      x[r][k] = k < depth && row0 + r < a.rows ? a.get(row0 + r, k0 + k) : 0.0f;
     }
     for (int e = threadIdx.x; e < DEPTH * width; e += THREADS)
-      y[e / width][e % width] = e / width < depth ? right(k0 + e / width, e % width) : (R)0;
+      y[e / width][e % width] = e / width < depth ? b.get(k0 + e / width, col0 + e % width) : 0.0f;
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < ROWS * COLUMNS / THREADS; ++s) {
       const int o = threadIdx.x + s * THREADS;
       if (o >= ROWS * width) break;
-      const int r = o / width, c = o % width;
 #pragma unroll 4
-      for (int k = 0; k < depth; ++k) total[s] += (double)x[r][k] * (double)y[k][c];
+      for (int k = 0; k < depth; ++k) total[s] += (double)x[o / width][k] * (double)y[k][o % width];
     }
     __syncthreads();
   }
-}
-// each sum of a thread, with its row and column in the block
-template <int THREADS, class TAKE> D void each_total(const double* total, int width, TAKE take) {
 #pragma unroll
   for (int s = 0; s < ROWS * COLUMNS / THREADS; ++s) {
     const int o = threadIdx.x + s * THREADS;
-    if (o >= ROWS * width) break;
-    take(total[s], o / width, o % width);
+    const i64 r = row0 + o / width;
+    if (o < ROWS * width && r < a.rows) out[r * b.cols + col0 + o % width] = (float)total[s];
   }
-}
-D int block_width(i64 col0, i64 cols) { return cols - col0 < COLUMNS ? (int)(cols - col0) : COLUMNS; }
-template <int THREADS> D void product(const View<float>& a, const View<float>& b, i64 own, float* out) {
-  __shared__ float x[ROWS][DEPTH + 1], y[DEPTH][COLUMNS];
-  const i64 across = (b.cols + COLUMNS - 1) / COLUMNS, row0 = own / across * ROWS, col0 = own % across * COLUMNS;
-  const int width = block_width(col0, b.cols);
-  double total[ROWS * COLUMNS / THREADS] = {0.0};
-  accumulate<THREADS>(total, 0, a.cols, width, x, y, a.across != 1,
-    [&](i64 k, int r) { return row0 + r < a.rows ? a.get(row0 + r, k) : 0.0f; },
-    [&](i64 k, int c) { return b.get(k, col0 + c); });
-  each_total<THREADS>(total, width, [&](double sum, int r, int c) {
-    if (row0 + r < a.rows) out[(row0 + r) * b.cols + col0 + c] = (float)sum;
-  });
 }
 
 // ---- rows: a warp each, 32 columns at a time ----
@@ -163,21 +142,12 @@ D void draw_positions(i64* d, i64 keys, i64 n, i64 count) {
 // 128 threads; thread l alone reads and writes the elements l, l + 128, ... of every column
 
 D double block_dot(const double* a, const double* b, i64 rows) {
-  __shared__ double lanes[128];
   double sum = (int)threadIdx.x < rows ? a[threadIdx.x] * b[threadIdx.x] : 0.0;
   for (i64 i = 128; i < rows; i += 128) {
     const i64 e = i + threadIdx.x;
     sum += e < rows ? a[e] * b[e] : 0.0;
   }
-  lanes[threadIdx.x] = sum;
-  for (int h = 64; h > 0; h >>= 1) {
-    __syncthreads();
-    if ((int)threadIdx.x < h) lanes[threadIdx.x] += lanes[threadIdx.x + h];
-  }
-  __syncthreads();
-  const double result = lanes[0];
-  __syncthreads();
-  return result;
+  return fold_lanes<128>(sum, Sum());
 }
 // make column c orthogonal to the columns before it, and of length one; false if nothing is left
 SLOW bool direction(double* basis, i64 rows, i64 c) {

@@ -8,11 +8,6 @@ D int rice_parameter(i64 count, i64 n) {
   for (; mean > 1; mean >>= 1) ++b;
   return b;
 }
-D int bits_of_int(i64 value) {
-  int bits = 0;
-  for (; value > 0; value >>= 1) ++bits;
-  return bits;
-}
 D i64 gap_of(const i32* idx, i64 j) { return (i64)idx[j] - (j ? idx[j - 1] : -1); }
 
 // The code of a position that lies v after the one before it, of `count` of n. head: bytes that stand

@@ -128,7 +128,7 @@ D bool load_stream(const u8* data, int size, i64 m, const u32* table, u8* number
     const u32 entry = table[word >> (fill - LONGEST) & ((1u << LONGEST) - 1)];
     fill -= (int)(entry >> 8);
     four |= (entry & 255u) << 8 * (i % 4);
-    if (i % 4 == 3) { store_word(numbers + i - 3, four); four = 0; }
+    if (i % 4 == 3) { store_as<u32>(numbers + i - 3, four); four = 0; }
   }
   for (i64 i = m & -4; i < m; ++i) numbers[i] = (u8)(four >> 8 * (i % 4));
   const int left = 8 * (size - at) + fill;

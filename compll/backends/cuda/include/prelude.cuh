@@ -5,12 +5,22 @@
 // fold them in halves if a row is shorter than the lanes of [Note: order of sums]. All threads of a warp
 // take part in every collective; a team without a tile has m = 0 elements.
 
-// gradients and outputs: GRADIENT is 0 float32, 1 float16, 2 bfloat16
-#if GRADIENT == 0
-typedef float XT;
-#else
-typedef u16 XT;
-#endif
+// ---- elements of arrays ----
+
+// 16 bits of a gradient or of a state ([Note: 16-bit states] in halves.py), which convert to float and back
+#define HALF(name, format)                                                             \
+  struct name {                                                                        \
+    u16 word;                                                                          \
+    name() = default;                                                                  \
+    __device__ __forceinline__ name(float x) : word((u16)format##_bits(x)) {}          \
+    __device__ __forceinline__ operator float() const { return format##_value(word); } \
+  };
+HALF(Float16, float16)
+HALF(Bfloat16, bfloat16)
+#undef HALF
+// four neighbours, which are accessed at once
+template <class X> struct alignas(4 * sizeof(X)) Four { X v[4]; };
+typedef Four<u32> Quad;
 
 // ---- random draws: [Note: random draws] in draws.py ----
 
@@ -43,41 +53,37 @@ SLOW u32 load_bytes(const u8* p, int count) {
   for (int i = 0; i < count; ++i) value |= (u32)p[i] << (8 * i);
   return value;
 }
-template <bool READY = false> D void store_word(u8* p, u32 value) {
-  if (READY || aligned(p, 4)) *(u32*)p = value; else store_bytes(p, value, 4);
+template <class W, bool READY = false> D void store_as(u8* p, W value) {
+  if (READY || aligned(p, sizeof(W))) *(W*)p = value; else store_bytes(p, value, sizeof(W));
 }
-template <bool READY = false> D u32 load_word(const u8* p) {
-  return READY || aligned(p, 4) ? *(const u32*)p : load_bytes(p, 4);
+template <class W, bool READY = false> D W load_as(const u8* p) {
+  return READY || aligned(p, sizeof(W)) ? *(const W*)p : (W)load_bytes(p, sizeof(W));
 }
 // four bytes of codes; in a ready tile, they begin at an even address
 template <bool READY> D void store_codes(u8* p, u32 value) {
-  if (!READY || aligned(p, 4)) { store_word<READY>(p, value); return; }
+  if (!READY || aligned(p, 4)) { store_as<u32, READY>(p, value); return; }
   ((u16*)p)[0] = (u16)value;
   ((u16*)p)[1] = (u16)(value >> 16);
 }
 template <bool READY> D u32 load_codes(const u8* p) {
-  if (!READY || aligned(p, 4)) return load_word<READY>(p);
+  if (!READY || aligned(p, 4)) return load_as<u32, READY>(p);
   return ((const u16*)p)[0] | (u32)((const u16*)p)[1] << 16;
-}
-template <bool READY = false> D void store_half(u8* p, u16 value) {
-  if (READY || aligned(p, 2)) *(u16*)p = value; else store_bytes(p, value, 2);
-}
-template <bool READY = false> D u16 load_half(const u8* p) {
-  return READY || aligned(p, 2) ? *(const u16*)p : (u16)load_bytes(p, 2);
 }
 
 #define R template <bool READY = false> D
-R void store_uint32(u8* p, i64 value) { store_word<READY>(p, (u32)value); }
-R void store_int32(u8* p, i64 value) { store_word<READY>(p, (u32)value); }
+R void store_uint32(u8* p, i64 value) { store_as<u32, READY>(p, (u32)value); }
+R void store_int32(u8* p, i64 value) { store_as<u32, READY>(p, (u32)value); }
 R void store_byte(u8* p, i64 value) { *p = (u8)value; }
-R void store_uint16(u8* p, i64 value) { store_half<READY>(p, (u16)value); }
-R void store_float32(u8* p, float value) { store_word<READY>(p, (u32)__float_as_int(value)); }
-R i64 load_uint32(const u8* p) { return (i64)load_word<READY>(p); }
-R i64 load_int32(const u8* p) { return (i64)(i32)load_word<READY>(p); }
+R void store_uint16(u8* p, i64 value) { store_as<u16, READY>(p, (u16)value); }
+R void store_float32(u8* p, float value) { store_as<u32, READY>(p, (u32)__float_as_int(value)); }
+R i64 load_uint32(const u8* p) { return (i64)load_as<u32, READY>(p); }
+R i64 load_int32(const u8* p) { return (i64)(i32)load_as<u32, READY>(p); }
 R i64 load_byte(const u8* p) { return (i64)*p; }
-R i64 load_uint16(const u8* p) { return (i64)load_half<READY>(p); }
-R float load_float32(const u8* p) { return __int_as_float((i32)load_word<READY>(p)); }
+R i64 load_uint16(const u8* p) { return (i64)load_as<u16, READY>(p); }
+R float load_float32(const u8* p) { return __int_as_float((i32)load_as<u32, READY>(p)); }
 #undef R
+// a payload is bad, for a reason of REASONS in launch.py
+D void refuse(u32* wrong, u32* errors, u32 why) { *wrong = why; atomicOr(errors, why); }
 // true if position i in a payload is in the tensor of n elements, and above the one before
 D bool ascends(const u8* positions, i64 i, i64 count, i64 n) {
   if (i >= count) return true;
@@ -85,117 +91,47 @@ D bool ascends(const u8* positions, i64 i, i64 count, i64 n) {
   return (i64)own < n && (i == 0 || (u32)load_uint32(positions + 4 * (i - 1)) < own);
 }
 
-struct alignas(16) Quad { u32 v[4]; };
-struct alignas(8) Pair { u32 v[2]; };
-
-D Quad quad_of(const float* v) {
-  Quad q;
-  for (int j = 0; j < 4; ++j) q.v[j] = (u32)__float_as_int(v[j]);
+// four elements at i; zeros beyond `count`
+template <bool READY, class X, class V> D void load4(const X* x, i64 i, int count, V* v) {
+  Four<X> q;
+  if (READY) q = *(const Four<X>*)(x + i);
+  for (int j = 0; j < 4; ++j) v[j] = READY ? (V)q.v[j] : j < count ? (V)x[i + j] : (V)0;
+}
+template <class X, class V> D Four<X> four_of(const V* v) {
+  Four<X> q;
+  for (int j = 0; j < 4; ++j) q.v[j] = (X)v[j];
   return q;
 }
-// four elements at i of n (zero beyond)
-template <bool READY> D void load4(const float* x, i64 i, int count, float* v) {
-  if (!READY) {
-    for (int j = 0; j < 4; ++j) v[j] = j < count ? x[i + j] : 0.0f;
-    return;
-  }
-  const Quad q = *(const Quad*)(x + i);
-  for (int j = 0; j < 4; ++j) v[j] = __int_as_float((i32)q.v[j]);
-}
-template <bool READY> D void load4(const i32* x, i64 i, int count, i32* v) {
-  if (!READY) {
-    for (int j = 0; j < 4; ++j) v[j] = j < count ? x[i + j] : 0;
-    return;
-  }
-  const Quad q = *(const Quad*)(x + i);
-  for (int j = 0; j < 4; ++j) v[j] = (i32)q.v[j];
-}
-template <bool READY> D void store4(i32* x, i64 i, int count, const i32* v) {
-  if (!READY) {
-    for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = v[j];
-    return;
-  }
-  Quad q;
-  for (int j = 0; j < 4; ++j) q.v[j] = (u32)v[j];
-  *(Quad*)(x + i) = q;
-}
-template <bool READY> D void store4(float* x, i64 i, int count, const float* v) {
-  if (READY) *(Quad*)(x + i) = quad_of(v);
-  else for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = v[j];
+template <bool READY, class X, class V> D void store4(X* x, i64 i, int count, const V* v) {
+  if (READY) *(Four<X>*)(x + i) = four_of<X>(v);
+  else for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = (X)v[j];
 }
 // states take up finite values only; a sum that overflows takes the long way, no more
-template <bool READY> D void keep4(float* x, i64 i, int count, const float* v) {
-  if (READY && op_isfinite((fabsf(v[0]) + fabsf(v[1])) + (fabsf(v[2]) + fabsf(v[3])))) *(Quad*)(x + i) = quad_of(v);
-  else for (int j = 0; j < 4; ++j) if (j < count && op_isfinite(v[j])) x[i + j] = v[j];
+template <class X> D void keep1(X* x, i64 i, float v) {
+  const X kept = (X)v;
+  if (op_isfinite((float)kept)) x[i] = kept;
 }
-#if GRADIENT != 0
-D float value16(u16 h) { return GRADIENT == 1 ? float16_value(h) : bfloat16_value(h); }
-D u16 bits16(float x) { return GRADIENT == 1 ? float16_bits(x) : bfloat16_bits(x); }
-template <bool READY> D void load4(const u16* x, i64 i, int count, float* v) {
-  if (!READY) {
-    for (int j = 0; j < 4; ++j) v[j] = j < count ? value16(x[i + j]) : 0.0f;
-    return;
-  }
-  const Pair q = *(const Pair*)(x + i);
-  for (int j = 0; j < 4; ++j) v[j] = value16((u16)(q.v[j >> 1] >> (16 * (j & 1))));
+D float magnitudes(float a, float b, float c, float d) { return (fabsf(a) + fabsf(b)) + (fabsf(c) + fabsf(d)); }
+template <bool READY, class X> D void keep4(X* x, i64 i, int count, const float* v) {
+  const Four<X> q = four_of<X>(v);
+  if (READY && op_isfinite(magnitudes(q.v[0], q.v[1], q.v[2], q.v[3]))) *(Four<X>*)(x + i) = q;
+  else for (int j = 0; j < 4; ++j) if (j < count) keep1(x, i + j, q.v[j]);
 }
-template <bool READY> D void store4(u16* x, i64 i, int count, const float* v) {
-  if (!READY) {
-    for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = bits16(v[j]);
-    return;
-  }
-  Pair q;
-  for (int j = 0; j < 2; ++j) q.v[j] = bits16(v[2 * j]) | (u32)bits16(v[2 * j + 1]) << 16;
-  *(Pair*)(x + i) = q;
-}
-#endif
-D float load1(const float* x, i64 i) { return x[i]; }
-D void store1(float* x, i64 i, float v) { x[i] = v; }
-D i32 load1(const i32* x, i64 i) { return x[i]; }
-D void keep1(float* x, i64 i, float v) { if (op_isfinite(v)) x[i] = v; }
-#if GRADIENT != 0
-D float load1(const u16* x, i64 i) { return value16(x[i]); }
-D void store1(u16* x, i64 i, float v) { x[i] = bits16(v); }
-#endif
 
-// four items of 2 or 4 bytes in the payload
-SLOW void put4_slow(u8* p, int count, int bytes, Quad q) {
-  for (int j = 0; j < 4; ++j)
-    if (j < count) {
-      if (bytes == 4) store_word(p + 4 * j, q.v[j]);
-      else if (bytes == 2) store_half(p + 2 * j, (u16)q.v[j]);
-      else p[j] = (u8)q.v[j];
-    }
+// four items of 1, 2 or 4 bytes in the payload
+template <class W> SLOW void put4_slow(u8* p, int count, Quad q) {
+  for (int j = 0; j < 4; ++j) if (j < count) store_as<W>(p + sizeof(W) * j, (W)q.v[j]);
 }
-SLOW Quad get4_slow(const u8* p, int count, int bytes) {
+template <class W> SLOW Quad get4_slow(const u8* p, int count) {
   Quad q;
-  for (int j = 0; j < 4; ++j)
-    q.v[j] = j >= count ? 0 : bytes == 4 ? load_word(p + 4 * j) : bytes == 2 ? load_half(p + 2 * j) : p[j];
+  for (int j = 0; j < 4; ++j) q.v[j] = j < count ? load_as<W>(p + sizeof(W) * j) : 0;
   return q;
 }
-template <bool READY> D void put4(u8* p, int count, int bytes, const u32* v) {
-  Quad q;
-  for (int j = 0; j < 4; ++j) q.v[j] = v[j];
-  if (!READY) { put4_slow(p, count, bytes, q); return; }
-  if (bytes == 4) { *(Quad*)p = q; return; }
-  if (bytes == 1) { *(u32*)p = v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24; return; }
-  Pair half;
-  for (int j = 0; j < 2; ++j) half.v[j] = v[2 * j] | v[2 * j + 1] << 16;
-  *(Pair*)p = half;
+template <bool READY, class W> D void put4(u8* p, int count, const u32* v) {
+  if (READY) *(Four<W>*)p = four_of<W>(v); else put4_slow<W>(p, count, four_of<u32>(v));
 }
-template <bool READY> D void get4(const u8* p, int count, int bytes, u32* v) {
-  Quad q;
-  if (!READY) {
-    q = get4_slow(p, count, bytes);
-  } else if (bytes == 4) {
-    q = *(const Quad*)p;
-  } else if (bytes == 1) {
-    for (int j = 0; j < 4; ++j) q.v[j] = *(const u32*)p >> (8 * j) & 0xffu;
-  } else {
-    const Pair half = *(const Pair*)p;
-    for (int j = 0; j < 4; ++j) q.v[j] = (half.v[j >> 1] >> (16 * (j & 1))) & 0xffffu;
-  }
-  for (int j = 0; j < 4; ++j) v[j] = q.v[j];
+template <bool READY, class W> D void get4(const u8* p, int count, u32* v) {
+  if (READY) load4<true>((const W*)p, 0, 4, v); else load4<true>(get4_slow<W>(p, count).v, 0, 4, v);
 }
 
 // ---- rows of small tiles ----
@@ -250,7 +186,7 @@ template <bool READY, int T, int ROWS, class X> D void store_rows(X* x, i64 o, Q
 template <bool READY, int T, int ROWS, class X> D void put_kept(X* x, i64 o, int m, int k, const float* v, float& sum, Quad* shared) {
   const int l = (k * T + (int)threadIdx.x % T) * 4;
   if constexpr (READY && sizeof(X) == 4) {
-    sum += (fabsf(v[0]) + fabsf(v[1])) + (fabsf(v[2]) + fabsf(v[3]));
+    sum += magnitudes(v[0], v[1], v[2], v[3]);
     put_row<true, T, ROWS>(x, o, m, k, v, shared);
   } else {
     keep4<READY>(x, o + l, m - l, v);
@@ -282,6 +218,9 @@ D int find(const i64* first, int pieces, i64 block) {
 
 // ---- sums and extremes over a team ----
 
+struct Sum { template <class T> __device__ __forceinline__ T operator()(T a, T b) const { return a + b; } };
+struct Most { template <class T> __device__ __forceinline__ T operator()(T a, T b) const { return a > b ? a : b; } };
+struct Least { template <class T> __device__ __forceinline__ T operator()(T a, T b) const { return a < b ? a : b; } };
 // Of the sums of four lanes, a thread goes on with half of them at each of the first two steps: in the
 // same order, with less than half the shuffles.
 template <int T> D float team_sum(float a, float b, float c, float d) {
@@ -303,50 +242,25 @@ template <int T> D float team_sum(float a, float b, float c, float d) {
 #else
 #define WHOLE_WARP(text)
 #endif
-template <int T> D i32 team_max(i32 v) {
-  WHOLE_WARP(__reduce_max_sync(FULL, v))
-  for (int h = T / 2; h > 0; h >>= 1) v = op_max(v, __shfl_xor_sync(FULL, v, h, T));
-  return v;
-}
-template <int T> D i32 team_min(i32 v) {
-  WHOLE_WARP(__reduce_min_sync(FULL, v))
-  for (int h = T / 2; h > 0; h >>= 1) v = op_min(v, __shfl_xor_sync(FULL, v, h, T));
-  return v;
-}
-template <int T> D i32 team_total(i32 v) {
-  WHOLE_WARP((i32)__reduce_add_sync(FULL, (u32)v))
-  for (int h = T / 2; h > 0; h >>= 1) v += __shfl_xor_sync(FULL, v, h, T);
-  return v;
-}
+#define TEAM(name, reduce, Join)                                                        \
+  template <int T> D i32 name(i32 v) {                                                  \
+    WHOLE_WARP(reduce(FULL, v))                                                         \
+    for (int h = T / 2; h > 0; h >>= 1) v = Join()(v, __shfl_xor_sync(FULL, v, h, T));   \
+    return v;                                                                           \
+  }
+TEAM(team_max, __reduce_max_sync, Most)
+TEAM(team_min, __reduce_min_sync, Least)
+TEAM(team_count, __reduce_add_sync, Sum)
+#undef TEAM
 
 // ---- over a block of 256 threads: the parts of one piece ----
 // Loads of several parts are under way at once: a block that waits for each takes longer than the walk.
 
-D double block_total(const u32* parts, i64 tiles) {
-  __shared__ double lanes[128];
-  double sum = 0.0;
-  if (threadIdx.x < 128) {
-#pragma unroll 16
-    for (i64 i = threadIdx.x; i < tiles; i += 128) sum += (double)__int_as_float((i32)parts[i]);
-    lanes[threadIdx.x] = sum;
-  }
-  for (int h = 64; h > 0; h >>= 1) {
-    __syncthreads();
-    if ((int)threadIdx.x < h) lanes[threadIdx.x] += lanes[threadIdx.x + h];
-  }
-  __syncthreads();
-  const double result = lanes[0];
-  __syncthreads();
-  return result;
-}
-// joins integers, in any order; `join` combines two
-template <class T, class JOIN> D T block_join(const u32* parts, i64 count, T start, JOIN join) {
-  __shared__ T lanes[256];
-  T own = start;
-#pragma unroll 16
-  for (i64 i = threadIdx.x; i < count; i += 256) own = join(own, (T)(i32)parts[i]);
-  lanes[threadIdx.x] = own;
-  for (int h = 128; h > 0; h >>= 1) {
+// what `join` makes of the first LANES threads' values, halves by halves
+template <int LANES, class T, class JOIN> D T fold_lanes(T own, JOIN join) {
+  __shared__ T lanes[LANES];
+  if (threadIdx.x < LANES) lanes[threadIdx.x] = own;
+  for (int h = LANES / 2; h > 0; h >>= 1) {
     __syncthreads();
     if ((int)threadIdx.x < h) lanes[threadIdx.x] = join(lanes[threadIdx.x], lanes[threadIdx.x + h]);
   }
@@ -355,30 +269,26 @@ template <class T, class JOIN> D T block_join(const u32* parts, i64 count, T sta
   __syncthreads();
   return own;
 }
-D i32 block_extreme(const u32* parts, i64 count, bool largest) {
-  return block_join(parts, count, largest ? -2147483647 : 2147483647, [=](i32 a, i32 b) { return largest ? op_max(a, b) : op_min(a, b); });
+D double block_sum(const u32* parts, i64 tiles) {
+  double sum = 0.0;
+#pragma unroll 16
+  for (i64 i = threadIdx.x < 128 ? threadIdx.x : tiles; i < tiles; i += 128) sum += (double)__int_as_float((i32)parts[i]);
+  return fold_lanes<128>(sum, Sum());
 }
-D i64 block_count(const u32* parts, i64 count) {
-  return block_join(parts, count, 0ll, [](i64 a, i64 b) { return a + b; });
+// integers, in any order
+template <class JOIN, class T> D T block_join(const u32* parts, i64 count, T own) {
+#pragma unroll 16
+  for (i64 i = threadIdx.x; i < count; i += 256) own = JOIN()(own, (T)(i32)parts[i]);
+  return fold_lanes<256>(own, JOIN());
 }
+D i32 block_max(const u32* parts, i64 count) { return block_join<Most>(parts, count, -2147483647); }
+D i32 block_min(const u32* parts, i64 count) { return block_join<Least>(parts, count, 2147483647); }
+D i64 block_count(const u32* parts, i64 count) { return block_join<Sum>(parts, count, 0ll); }
 
 // ---- numbers that one kernel leaves for others ----
 
-D u64 slot_of(double x) { return (u64)__double_as_longlong(x); }
-D u64 slot_of(float x) { return (u64)(u32)__float_as_int(x); }
-D u64 slot_of(i64 x) { return (u64)x; }
-D u64 slot_of(i32 x) { return (u64)(u32)x; }
-D u64 slot_of(bool x) { return x; }
-D void take(u64 slot, double& x) { x = __longlong_as_double((i64)slot); }
-D void take(u64 slot, float& x) { x = __int_as_float((i32)slot); }
-D void take(u64 slot, i64& x) { x = (i64)slot; }
-D void take(u64 slot, i32& x) { x = (i32)slot; }
-D void take(u64 slot, bool& x) { x = slot != 0; }
-template <class T> D T held(u64 slot) {
-  T x;
-  take(slot, x);
-  return x;
-}
+template <class T> D u64 slot_of(T x) { u64 slot = 0; memcpy(&slot, &x, sizeof(T)); return slot; }
+template <class T> D T held(u64 slot) { T x; memcpy(&x, &slot, sizeof(T)); return x; }
 
 // ---- packing ----
 
@@ -417,46 +327,51 @@ D u32 trit_at(const u8* data, int m, int i) {
 
 // ---- selection ----
 
-// exclusive prefix sum over the threads of a block; the sum of all in *sum
-template <int THREADS> D i64 block_scan(i64 value, i64* sum) {
+// what `join` makes of the values of the threads before, from `start` on; that of all in *all
+template <int THREADS, class JOIN> D i64 block_before(i64 value, i64 start, i64* all, JOIN join) {
   __shared__ i64 warps[THREADS / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  i64 inclusive = value;
   for (int h = 1; h < 32; h *= 2) {
-    i64 below = __shfl_up_sync(FULL, inclusive, h, 32);
-    if (lane >= h) inclusive += below;
+    const i64 below = __shfl_up_sync(FULL, value, h, 32);
+    if (lane >= h) value = join(below, value);
   }
-  if (lane == 31) warps[warp] = inclusive;
+  if (lane == 31) warps[warp] = value;
+  const i64 own = __shfl_up_sync(FULL, value, 1, 32);
   __syncthreads();
-  i64 before = 0, all = 0;
+  i64 before = start;
+  *all = start;
   for (int w = 0; w < THREADS / 32; ++w) {
-    if (w < warp) before += warps[w];
-    all += warps[w];
+    if (w < warp) before = join(before, warps[w]);
+    *all = join(*all, warps[w]);
   }
   __syncthreads();
-  *sum = all;
-  return before + inclusive - value;
+  return lane ? join(before, own) : before;
 }
-// counts become exclusive prefix sums; returns the sum of all. 256 threads.
-template <class T> D i64 scan_array(T* counts, i64 length) {
-  i64 before = 0;
+// exclusive prefix sum over the threads of a block; the sum of all in *sum
+template <int THREADS> D i64 block_scan(i64 value, i64* sum) { return block_before<THREADS>(value, 0, sum, Sum()); }
+// Values become what `join` makes of those before, from `start` on; returns that of all. 256 threads.
+template <class T, class JOIN> D i64 scan_array(T* values, i64 length, i64 start, JOIN join) {
   for (i64 o = 0; o < length; o += 256 * 8) {
     const i64 i = o + threadIdx.x * 8;
-    i64 own = 0, all;
+    i64 own, all;
     T held[8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) own += (i64)(held[k] = i + k < length ? counts[i + k] : (T)0);
-    i64 at = before + block_scan<256>(own, &all);
+    for (int k = 0; k < 8; ++k) {
+      held[k] = i + k < length ? values[i + k] : (T)0;
+      own = k ? join(own, (i64)held[k]) : (i64)held[k];
+    }
+    i64 at = block_before<256>(own, start, &all, join);
 #pragma unroll
     for (int k = 0; k < 8; ++k)
       if (i + k < length) {
-        counts[i + k] = (T)at;
-        at += (i64)held[k];
+        values[i + k] = (T)at;
+        at = join(at, (i64)held[k]);
       }
-    before += all;
+    start = all;
   }
-  return before;
+  return start;
 }
+template <class T> D i64 scan_array(T* counts, i64 length) { return scan_array(counts, length, 0, Sum()); }
 // Of the four elements that a thread of a team has in a row, which number each hit has; `next`: that of
 // the row's first, then of the next row's.
 template <int T> D void ranks(const bool* hit, i64& next, i64* rank) {

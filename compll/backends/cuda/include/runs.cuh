@@ -3,37 +3,9 @@
 // Blocks have 256 threads, a thread eight bytes.
 
 // the largest value of the threads before; at least `least`; the largest of all in *top
-D i64 block_max_before(i64 value, i64 least, i64* top) {
-  __shared__ i64 warps[8];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  i64 most = value;
-  for (int h = 1; h < 32; h *= 2) {
-    const i64 below = __shfl_up_sync(FULL, most, h, 32);
-    if (lane >= h && below > most) most = below;
-  }
-  if (lane == 31) warps[warp] = most;
-  const i64 own = __shfl_up_sync(FULL, most, 1, 32);
-  __syncthreads();
-  i64 before = lane ? own : least, all = least;
-  for (int w = 0; w < 8; ++w) {
-    if (w < warp && warps[w] > before) before = warps[w];
-    if (warps[w] > all) all = warps[w];
-  }
-  __syncthreads();
-  *top = all;
-  return before > least ? before : least;
-}
+D i64 block_max_before(i64 value, i64 least, i64* top) { return block_before<256>(value, least, top, Most()); }
 // values become the largest of those before them, -1 for the first
-D void max_before_array(i64* values, i64 length) {
-  i64 least = -1;
-  for (i64 o = 0; o < length; o += 256) {
-    const i64 i = o + threadIdx.x;
-    i64 top;
-    const i64 before = block_max_before(i < length ? values[i] : -1, least, &top);
-    if (i < length) values[i] = before;
-    least = top;
-  }
-}
+D void max_before_array(i64* values, i64 length) { scan_array(values, length, -1, Most()); }
 // the last of a thread's bytes from `i` on that is not of ones, else -1
 D i64 last_break(const u8* trits, i64 length, i64 i) {
   i64 last = -1;

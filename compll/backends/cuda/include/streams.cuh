@@ -133,8 +133,7 @@ template <class UNITS> D void join_groups(const Stream& s, const i64* group_read
   }
   const bool ended = s.count > 0 || stream_ended(s.codes, 0, s.bits);
   if (s.fits ? s.good && read.codes >= s.count && ended : UNITS::load(s.data, s.length, s.count, n, idx)) return;
-  *wrong = 1;
-  atomicOr(errors, 1u);
+  refuse(wrong, errors, 1);
 }
 // A thread per chunk, from its true start; the last code must end the stream.
 template <class UNITS, int GROUP> D void write_positions(const Stream& s, i64 own, const i64* entry, i64 n, i32* idx, u32* wrong, u32* errors) {
@@ -163,8 +162,7 @@ template <class UNITS, int GROUP> D void write_positions(const Stream& s, i64 ow
     if (read.codes < s.count) return true;
     const bool inside = read.sum <= n;
     if (inside && stream_ended(s.codes, from + bit, s.bits)) return false;
-    *wrong = inside ? 1 : 2;
-    atomicOr(errors, *wrong);
+    refuse(wrong, errors, inside ? 1 : 2);
     return false;
   });
 }
