@@ -22,7 +22,7 @@ from casync.building.tasks import Recv, Reduce, Send, Task
 from casync.codec import FLOAT_BYTES
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.graph.graph import Program, build_program
-from casync.graph.joining import Bulk, joined
+from casync.graph.joining import Bulk, join_tasks
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.raw import with_raw
@@ -92,7 +92,7 @@ def step_of(sizes: Sequence[int], topology: Topology, strategy: str) -> Step:
     return Step(programs, every, topology)
 
 
-def _told(tasks: Sequence[Sequence[Task]]) -> str:
+def _describe(tasks: Sequence[Sequence[Task]]) -> str:
     every = [task for some in tasks for task in some]
     moved = [task for task in every if isinstance(task, Send | Recv | Reduce)]
     groups = sum(
@@ -102,7 +102,7 @@ def _told(tasks: Sequence[Sequence[Task]]) -> str:
     return f"{len(every):6} tasks, {calls:5} calls, {len(moved):6} messages, {groups:5} groups"
 
 
-def predicted(sizes: Sequence[int], topology: Topology, strategy: str, *, free: bool) -> float:
+def predict(sizes: Sequence[int], topology: Topology, strategy: str, *, free: bool) -> float:
     """Seconds of a step whose backward pass takes 90 ms.
 
     GPUs on NVLink, 12.5 GB/s per rank between nodes, codecs that take 5 microseconds and 200 GB/s.
@@ -131,13 +131,13 @@ def main() -> None:
     for name, sizes in (("BERT-large", bert_large()), ("GPT-2 small", gpt2())):
         for n, per_node, strategy in WORLDS:
             step = step_of(sizes, Topology.even(n, per_node), strategy)
-            programs = [joined(program, CODECS, device) for program in step.programs]
+            programs = [join_tasks(program, CODECS, device) for program in step.programs]
             count = f"{len(programs)} buckets, {len(step.parts)} parts"
             print(f"{name}, {n} ranks, {strategy}: {count}, busiest owner {step.busiest:.2f}")
-            print("  graph ", _told([program.tasks for program in step.programs]))
-            print("  joined", _told([program.tasks for program in programs]))
-            given = sizes, step.topology, strategy
-            whole, free = (1e3 * predicted(*given, free=free) for free in (False, True))
+            print("  graph ", _describe([program.tasks for program in step.programs]))
+            print("  joined", _describe([program.tasks for program in programs]))
+            arguments = sizes, step.topology, strategy
+            whole, free = (1e3 * predict(*arguments, free=free) for free in (False, True))
             print(f"  predicted {whole:.1f} ms, {free:.1f} if these were free", flush=True)
 
 

@@ -171,7 +171,7 @@ class Averaged(AbstractContextManager["Averaged"]):
     def _square(self, gradient: Tensor) -> float:
         """The squared norm of a rank's gradient, as an engine has it."""
         self._hand(gradient)
-        self._momentum.arrived()
+        self._momentum.take_averages()
         assert self._optimizer.phase.rank_square is not None
         return float(self._optimizer.phase.rank_square)
 
@@ -203,7 +203,7 @@ class Curve:
 def train(
     workload: Workload,
     average: Average | None,
-    made: Synchronized,
+    synchronized: Synchronized,
     seed: int,
     steps: int,
     ranks: Sequence[int],
@@ -213,10 +213,10 @@ def train(
     average: called with their gradients in this order; None if the backward pass averages, or
     nothing does.
     """
-    curve, model, optimizer = Curve(), made.module, made.optimizer
+    curve, model, optimizer = Curve(), synchronized.module, synchronized.optimizer
     parameters = list(model.parameters())
     gradients = [torch.empty(sum(p.numel() for p in parameters)) for _ in ranks if average]
-    clip = math.inf if optimizer is not None and made.clips else workload.training.clip
+    clip = math.inf if optimizer is not None and synchronized.clips else workload.training.clip
     optimizer = optimizer or workload.training.make(parameters)
     schedule = LinearLR(optimizer, 1.0, 0.0 if workload.decays else 1.0, steps)
     for step in range(steps):
@@ -235,9 +235,9 @@ def train(
             nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         schedule.step()
-        made.stepped()
+        synchronized.stepped()
         curve.losses.append(sum(losses) / len(ranks))
-    curve.sent += made.sent(steps)
+    curve.sent += synchronized.sent(steps)
     held_out = workload.held_out
     last = statistics.fmean(curve.losses[-FINAL:])
     curve.final = last if held_out is None else evaluate(model, held_out())

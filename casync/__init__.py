@@ -5,13 +5,14 @@
     topology = Topology.flat(world_size)                       # or nodes of ranks
     parts = partition(tensors, choices, topology, codecs)      # what travels together
     program = build_program(parts, topology, codecs, rank)     # tasks of this rank
-    executor = Executor(transport, codecs, seed=0, timeout=60.0)
+    executor = Executor(transport, codecs, RunOptions(seed=0, timeout=60.0))
     future = executor.submit(program, bucket, states, step)    # bucket becomes the average
 
     graph = build(parts, topology, codecs)                     # tasks of all ranks
     dry_run(graph)                                             # cannot deadlock; counts bytes
 
-`casync.predict.timeline` predicts times; `casync.testing` has a transport between threads.
+RunOptions is in `casync.runtime.options`; `casync.predict.timeline` predicts times;
+`casync.testing` has a transport between threads.
 Names are loaded when first used: importing this package imports neither torch nor networkx.
 """
 

@@ -6,13 +6,11 @@ A codec without rounds sends whole payloads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
+from casync.building.builder import Builder
+from casync.building.parts import Part
 from casync.codec import Bytes, Codec, Floats, Ints, State
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
 
 __all__ = [
     "RoundsCodec",
@@ -86,12 +84,12 @@ def refuse_workers(codec: Codec, workers: int) -> str | None:
 
 def build(b: Builder, part: Part) -> None:
     """Add the tasks of all rounds (encode, all-reduce), then the decode of all sums."""
-    made: dict[int, list[int]] = {rank: [] for rank in b.ranks}
+    earlier: dict[int, list[int]] = {rank: [] for rank in b.ranks}
     for number, op in enumerate(part.rounds):
         b.phase = number
-        payloads = {rank: b.encode_round(rank, part, number, made[rank]) for rank in b.ranks}
+        payloads = {rank: b.encode_round(rank, part, number, earlier[rank]) for rank in b.ranks}
         b.reduce(part, payloads, range(b.world_size), (number, op))
         for rank, payload in payloads.items():
-            made[rank].append(payload)
-    for rank, rounds in made.items():
+            earlier[rank].append(payload)
+    for rank, rounds in earlier.items():
         b.decode_rounds(rank, part, rounds)

@@ -122,17 +122,17 @@ class MemoryTransport:
         number = self._reduces[group]
         self._reduces[group] += 1
         with self._hub.changed:
-            given = self._hub.sums[group, number]
-            given[self._rank] = data.clone()
-            if len(given) == len(group):  # waiting ranks hold a reference
+            terms = self._hub.sums[group, number]
+            terms[self._rank] = data.clone()
+            if len(terms) == len(group):  # waiting ranks hold a reference
                 del self._hub.sums[group, number]
             self._hub.changed.notify_all()
 
         def attempt() -> int | None:
-            if len(given) < len(group):
+            if len(terms) < len(group):
                 return None
-            data.copy_(given[group[0]])
-            for term in (given[rank] for rank in group[1:]):
+            data.copy_(terms[group[0]])
+            for term in (terms[rank] for rank in group[1:]):
                 torch.maximum(data, term, out=data) if op == "max" else data.add_(term)
             return -1
 

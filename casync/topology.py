@@ -24,8 +24,8 @@ class Topology:
     nodes: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        found = sorted(rank for node in self.nodes for rank in node)
-        if found != list(range(len(found))) or not all(self.nodes) or not found:
+        ranks = sorted(rank for node in self.nodes for rank in node)
+        if ranks != list(range(len(ranks))) or not all(self.nodes) or not ranks:
             raise PlanError(
                 f"a topology of {_shown(self.nodes)}: expected nodes that hold ranks 0 to N-1, "
                 "each rank once, and no node without ranks"

@@ -167,7 +167,7 @@ def state_dict(ddp: Synchronized | dist.ProcessGroup, *, portable: bool = False)
     if portable:
         return _with_whole_tensors(state_of_shards(ddp), compressible_parameters(ddp))
     if (sharding := sharding_of(ddp)) is not None:
-        return sharding.state_dict(_described(ddp)[0])
+        return sharding.state_dict(_params_of(ddp)[0])
     session = _session(_target(ddp))
     if session.world_size == 1 and not isinstance(ddp, Gossip):  # its state is that of all
         return state_of_shards(ddp)
@@ -181,7 +181,7 @@ def state_of_shards(ddp: Any) -> dict[str, Any]:
     other states. All ranks must call this."""
     from hipress.state.portable import export_portable
 
-    params, named = _described(ddp)
+    params, named = _params_of(ddp)
     if (sharding := sharding_of(ddp)) is not None:
         return sharding.portable_state_dict(params)
     session = _session(_target(ddp))
@@ -204,8 +204,8 @@ def _progress(session: Session) -> tuple[Residuals, int, Mapping[int, torch.Tens
     if engine is None:
         owed = {} if session.carried is None else session.carried.owed
         return Residuals(session.params, session.plan), session.loaded_step, owed, ""
-    kept = None if engine.tuner is None else engine.tuner.measurements
-    measured = "" if kept is None else kept.state()
+    measurements = None if engine.tuner is None else engine.tuner.measurements
+    measured = "" if measurements is None else measurements.state()
     return engine.buckets.residuals, engine.step, engine.owed, measured
 
 
@@ -266,7 +266,7 @@ def load_state_dict(
     if isinstance(ddp, CompressingGroup):
         return ddp.load_state_dict(state)
     if (sharding := sharding_of(ddp)) is not None:
-        params, named = _described(ddp)
+        params, named = _params_of(ddp)
         with sharding.coordinator.failures_told():
             state = _with_own_shards(state, named)
         return sharding.load_state_dict(state, params, [named[each.name] for each in params])
@@ -280,7 +280,7 @@ def load_state_dict(
         if portable and isinstance(ddp, Gossip):
             raise StateError("Gossip averages parameters: it cannot deliver a portable state")
         if portable:
-            state = _with_own_shards(state, _described(ddp)[1])
+            state = _with_own_shards(state, _params_of(ddp)[1])
         buckets = None if engine is None else _buckets_for(engine, state)
         residuals = buckets.residuals if buckets else Residuals(session.params, session.plan)
         if portable:
@@ -312,7 +312,7 @@ def load_state_dict(
         if engine is not None and buckets is not None:
             engine.resume(session.loaded_step, buckets, owed, measured)
         else:
-            params, named = _described(ddp)
+            params, named = _params_of(ddp)
             session.carry(owed, [named[each.name] for each in params])
     except ConfigMismatch:  # on every rank
         raise
@@ -332,16 +332,16 @@ def _buckets_for(engine: Engine, state: Mapping[str, Any]) -> BucketPlans:
     plan = engine.tuner.restored(saved) if saved else None
     if plan is None or saved == engine.plan.by_name:
         return engine.buckets
-    return engine.planned(plan)
+    return engine.buckets_of(plan)
 
 
 def compressible_parameters(ddp: Any) -> dict[str, torch.Tensor]:
     """Parameters of which a state may hold undelivered gradients, by name."""
-    params, named = _described(ddp)
+    params, named = _params_of(ddp)
     return {param.name: named[param.name] for param in params if param.compressible}
 
 
-def _described(ddp: Any) -> tuple[Sequence[Param], dict[str, torch.Tensor]]:
+def _params_of(ddp: Any) -> tuple[Sequence[Param], dict[str, torch.Tensor]]:
     """The synchronized parameters in their order, and all of the model by name; shards, where FSDP2
     shards it."""
     if sharding_of(ddp) is not None:

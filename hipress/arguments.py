@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from casync.codec import Codec
 from hipress import options as options_
 from hipress.errors import ConfigError
 from hipress.optim import Averaging
@@ -23,7 +24,6 @@ from hipress.options import AUTO, SCRATCH, Options
 from hipress.ranks.link import group_timeout
 
 if TYPE_CHECKING:
-    from casync.codec import Codec
     from hipress.policies.policies import Policy
 
 P = ParamSpec("P")
@@ -49,8 +49,8 @@ class Arguments:
     @property
     def averaging(self) -> Averaging | None:
         """The optimizer, if ranks average its momentum."""
-        given = self.optimizer
-        return given if isinstance(given, Averaging) and given.averages else None
+        optimizer = self.optimizer
+        return optimizer if isinstance(optimizer, Averaging) and optimizer.averages else None
 
     def checked_options(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
         """The checked options; ConfigError for wrong options or a given argument of `refused`."""
@@ -132,7 +132,7 @@ class _Reader(Generic[P]):
         call.__signature__ = read.replace(parameters=every, return_annotation=returns)
 
 
-taking = _Reader(arguments)
+with_arguments = _Reader(arguments)
 
 
 def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:

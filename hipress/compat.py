@@ -108,10 +108,10 @@ def group_name(group: dist.ProcessGroup) -> str:
 def group_timeout(group: dist.ProcessGroup) -> timedelta:
     """Time-out of a group's operations on the CPU; torch's default if the backend has none."""
     try:
-        given: timedelta = group._get_backend(torch.device("cpu")).options._timeout
+        timeout: timedelta = group._get_backend(torch.device("cpu")).options._timeout
     except (AttributeError, RuntimeError):  # a backend without such options, or none for the CPU
         return default_pg_timeout
-    return given
+    return timeout
 
 
 def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
@@ -146,8 +146,8 @@ def finished_work(tensors: list[torch.Tensor]) -> dist.Work:
     """Work of torch.distributed that is over."""
     future = torch.futures.Future[list[torch.Tensor]]()
     future.set_result(tensors)
-    made: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
-    return made
+    work: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return work
 
 
 def gradient_type(parameter: torch.Tensor) -> torch.dtype:

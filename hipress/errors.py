@@ -59,9 +59,9 @@ def of_casync(error: CasyncError, text: str) -> HipressError:
     kind: type[HipressError] = SyncError
     if isinstance(error, TransportError):
         kind = AgreementTimeout if isinstance(error, PeerTimeout) else RankLost
-    made = kind(text)
-    made.__cause__ = error.with_traceback(None)  # frames would keep the model alive
-    return made
+    converted = kind(text)
+    converted.__cause__ = error.with_traceback(None)  # frames would keep the model alive
+    return converted
 
 
 def unknown(
@@ -79,8 +79,8 @@ def unknown(
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The one of `known` that `name` was probably meant to be, or None."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 def shown(value: object) -> str:

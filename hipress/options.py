@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
+from casync.codec import Codec
 from hipress.errors import ConfigError, closest, unknown
 from hipress.optim.optimizer_kinds import KINDS, kind_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from casync.codec import Codec
     from hipress.policies.policies import Policy
 
 SCOPES = ("tensor", "bucket", "model")
@@ -213,10 +213,10 @@ class Options:
 
     def _check_policy(self) -> None:
         """Raise ConfigError for an object that is no policy, or an option that excludes one."""
-        given: object = self.policy
-        if isinstance(given, type) or not callable(getattr(given, "new_state", None)):
+        policy: object = self.policy
+        if isinstance(policy, type) or not callable(getattr(policy, "new_state", None)):
             raise ConfigError(
-                f'policy is one such as hipress.GraVAC("topk", ratios=(0.1, 0.01)), not {given!r}'
+                f'policy is one such as hipress.GraVAC("topk", ratios=(0.1, 0.01)), not {policy!r}'
             )
         if not self._unnamed:
             raise ConfigError("a policy has a compressor of its own: leave compressor out")
@@ -255,8 +255,6 @@ def _are_ranks(node: object) -> bool:
 
 def _check_codec(option: str, codec: object) -> None:
     """Raise ConfigError for an object that lacks a member of casync.codec.Codec."""
-    from casync.codec import Codec  # not above: types alone need it there
-
     if not callable(getattr(codec, "encode_batch", None)):
         raise ConfigError(f"{option} must be a name, a path or a codec, got {codec!r}")
     if isinstance(codec, type):

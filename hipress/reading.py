@@ -44,16 +44,16 @@ class Unit:
 
     def read(self, text: str) -> float | str:
         """The quantity in the base unit, or a message on the mistake."""
-        found = _QUANTITY.fullmatch(text.strip())
-        value = _finite(found[1]) if found else None
-        if found is None or value is None:
+        match = _QUANTITY.fullmatch(text.strip())
+        value = _finite(match[1]) if match else None
+        if match is None or value is None:
             return f"expected {self.what} like {self.example}, found {text!r}"
-        unit = found[2] or ""
+        unit = match[2] or ""
         close = {name.lower(): name for name in self._units}.get(unit.lower())
         worth = self._units.get(unit, self._units.get(close or "?"))
         if worth is None:
-            given = f"its unit is {unit!r}" if unit else "it has no unit"
-            return f"expected {self.what} like {self.example}: {given}"
+            problem = f"its unit is {unit!r}" if unit else "it has no unit"
+            return f"expected {self.what} like {self.example}: {problem}"
         return value * worth
 
 
@@ -151,26 +151,28 @@ class Fields:
         most: float = math.inf,
     ) -> float:
         """The number of a value of the file."""
-        found = unit.read(value.value) if isinstance(value, Text) else f"expected {unit.what}"
-        if isinstance(found, str):
-            self.problems.add(value.span, f"{name}: {found}")
+        result = unit.read(value.value) if isinstance(value, Text) else f"expected {unit.what}"
+        if isinstance(result, str):
+            self.problems.add(value.span, f"{name}: {result}")
             return math.nan
-        if not least <= found <= most or (unit in (BANDWIDTH, FLOPS) and found == 0):
+        if not least <= result <= most or (unit in (BANDWIDTH, FLOPS) and result == 0):
             limits = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
             limits = "more than nothing" if unit in (BANDWIDTH, FLOPS) else limits
             assert isinstance(value, Text)
             self.problems.add(value.span, f"{name}: {value.value} is not {limits}")
             return math.nan
-        return found
+        return result
 
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
         """A whole number."""
-        found = self.quantity(name, _PLAIN, default, least)
-        if math.isnan(found):
+        number = self.quantity(name, _PLAIN, default, least)
+        if math.isnan(number):
             return least
-        if found != int(found):
-            self.problems.add(self.at(name), f"{name!r}{self._place}: {found:g} is no whole number")
-        return int(found)
+        if number != int(number):
+            self.problems.add(
+                self.at(name), f"{name!r}{self._place}: {number:g} is no whole number"
+            )
+        return int(number)
 
     def fields(self, name: str, needed: bool = False) -> Fields | None:
         """A mapping; None if the key is absent."""

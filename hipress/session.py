@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from casync.codec import Codec
 from hipress import __version__, compat
 from hipress.control.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
 from hipress.engine import momentum
@@ -34,7 +35,7 @@ from hipress.plan import evidence, rules
 from hipress.plan.codecs import (
     call,
     compiling_told_by,
-    described,
+    full_name,
     resolve,
 )
 from hipress.plan.plan import check_patterns
@@ -44,7 +45,6 @@ from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Mean
 
 if TYPE_CHECKING:
-    from casync.codec import Codec
     from hipress.auto.probe import Probe
     from hipress.control.plan_controller import PlanController
     from hipress.engine.residuals import Residuals
@@ -242,8 +242,8 @@ def prepare(
         placement.refuse_sparse(params)
         codecs = codecs_of(options, placement)
         if optimizer is not None:
-            asked = None if options.automatic else next(iter(codecs.values()))
-            momentum.check(optimizer, params, asked, options)
+            codec = None if options.automatic else next(iter(codecs.values()))
+            momentum.check(optimizer, params, codec, options)
             facts = {**facts, "momentum": optimizer.facts}
         ruled = rules.compiled(options, placement.target)
         rules.assign(ruled, params)
@@ -254,14 +254,14 @@ def prepare(
         others = list(codecs.values())
         rules_ = rules.decide(ruled, params, others, options, topology.world_size)
         planner = Planner(params, options, topology, rules_, coordinator, placement)
-        made = planner.plan(codecs, optimizer)
-        plan = adapt(made.plan)
+        outcome = planner.plan(codecs, optimizer)
+        plan = adapt(outcome.plan)
         refuse_misplaced(plan, placement)
         compile_ahead(plan)
     coordinator.require_equal({"plan": plan.facts()})
     return Session(
         params, options, plan, group, coordinator, placement,
-        made.probe, made.controller, optimizer, made.after,
+        outcome.probe, outcome.controller, optimizer, outcome.after,
     )  # fmt: skip
 
 
@@ -272,15 +272,15 @@ def tell_plan(session: Session) -> None:
 
     if session.rank != 0:
         return
-    asked = session.world_size > 1 and not session.options.automatic
-    all_asked = asked and not (session.options.exclude or session.options.rules)
+    by_name = session.world_size > 1 and not session.options.automatic
+    all_asked = by_name and not (session.options.exclude or session.options.rules)
     params, named = session.params, session.after or session.plan
     unexpected = all_asked and compressed_share(named, params) < 0.5
     text = describe_plan(session.plan, params)
     if session.after is not None and isinstance(session.optimizer, Freezing):
         text = describe_phases(session.optimizer, session.plan, session.after, params)
     log.log(logging.WARNING if unexpected else logging.INFO, "hipress: %s", text)
-    if asked and session.options.optimizer is not None and session.options.policy is None:
+    if by_name and session.options.optimizer is not None and session.options.policy is None:
         _tell_loss(session.options)
 
 
@@ -302,7 +302,7 @@ def facts_of(
     placement: Placement,
 ) -> dict[str, Any]:
     """All values that must be equal on all ranks."""
-    every = [described(codec) for codec in codecs.values()]
+    every = [full_name(codec) for codec in codecs.values()]
     return {
         "compressor": AUTO if options.automatic else every[0],
         "down": [] if options.automatic else every[1:],
@@ -324,7 +324,7 @@ def facts_of(
         "parameters": [str(p) for p in params],
         "rules": list(map(str, ruled)),
         "digests": {
-            _called(number, key, codec, options): codec.digest
+            _label(number, key, codec, options): codec.digest
             for number, (key, codec) in enumerate(codecs.items())
         }
         | {rule.why: rule.codec.digest for rule in ruled if rule.codec is not None},
@@ -332,12 +332,12 @@ def facts_of(
     }
 
 
-def _called(number: int, key: str, codec: Codec, options: Options) -> str:
+def _label(number: int, key: str, codec: Codec, options: Options) -> str:
     """Label such as `compressor 'mine.yaml'`, for ranks whose digests differ."""
     if options.automatic or options.policy is not None:
         return f"compressor {key!r}"
-    option, given = (("compressor", options.compressor), ("down", options.down))[number]
-    return f"{option} {(given if isinstance(given, str) else codec.name)!r}"
+    option, value = (("compressor", options.compressor), ("down", options.down))[number]
+    return f"{option} {(value if isinstance(value, str) else codec.name)!r}"
 
 
 def label(options: Options) -> str:
@@ -345,7 +345,7 @@ def label(options: Options) -> str:
     if options.policy is not None:
         return str(options.policy)
     if not isinstance(options.compressor, str):
-        return described(options.compressor)
+        return full_name(options.compressor)
     return AUTO if options.automatic else call(options.compressor, options.params)
 
 
@@ -354,7 +354,7 @@ def plain_options(options: Options) -> dict[str, Any]:
     # not asdict, which copies values: a compiled codec holds locks, and has a label
     own = {each.name: getattr(options, each.name) for each in fields(options)}
     down = options.down
-    own["down"] = down if isinstance(down, str | None) else described(down)
+    own["down"] = down if isinstance(down, str | None) else full_name(down)
     own["policy"] = None if options.policy is None else str(options.policy)
     own["rules"] = rules.shown(options.rules)
     return own | {"compressor": label(options), "params": dict(options.params)}

@@ -85,8 +85,8 @@ class Stateful:
         for packed in whole.values() if isinstance(whole, dict) else [whole]:
             state = _unpacked(packed)
             if "undelivered" in entries and "own" not in entries:
-                held = {name: local(each).cpu() for name, each in entries["undelivered"].items()}
-                state["owed"] = {name: values for name, values in held.items() if values.any()}
+                own = {name: local(each).cpu() for name, each in entries["undelivered"].items()}
+                state["owed"] = {name: values for name, values in own.items() if values.any()}
             load_state_dict(self._model, state)
 
 

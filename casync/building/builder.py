@@ -59,7 +59,7 @@ class Builder:
         self._tasks: list[Task] = []
         self._after: list[tuple[int, ...]] = []
         self._keys: list[int] = []  # phase, then part
-        self._made: dict[tuple[int, int], int] = {}  # (rank, part) -> payloads
+        self._numbers: dict[tuple[int, int], int] = {}  # (rank, part) -> payloads
         self._codecs: dict[int, str] = {}  # payload -> codec
         self._available: dict[tuple[int, int], int] = {}  # (rank, payload) -> task
         self._writer: dict[tuple[int, int], int] = {}  # (rank, part) -> task
@@ -213,12 +213,12 @@ class Builder:
                 raise PlanError(f"`{text}` waits for a task of a later phase")
         return tuple(self._tasks[at] for at in order), waits
 
-    def _number(self, rank: int, part: Part, codec: str, made: int | None = None) -> int:
+    def _number(self, rank: int, part: Part, codec: str, number: int | None = None) -> int:
         """Number of a new payload; see [Note: own slice]."""
-        if made is None:
-            made = self._made.get((rank, part.id), 0)
-        self._made[rank, part.id] = made + 1
-        payload = (made * self._parts + part.id) * self.world_size + rank
+        if number is None:
+            number = self._numbers.get((rank, part.id), 0)
+        self._numbers[rank, part.id] = number + 1
+        payload = (number * self._parts + part.id) * self.world_size + rank
         self._codecs[payload] = codec
         return payload
 

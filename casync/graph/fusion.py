@@ -19,16 +19,16 @@ from casync.codec import Codec
 from casync.graph.graph import Program
 from casync.raw import RAW
 
-__all__ = ["fused", "in_place"]
+__all__ = ["fused_merges", "in_place"]
 
 
-def fused(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
+def fused_merges(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
     """Encodes that take in the payload of the merge just before them: encode -> merge.
 
     No other task may depend on the merge, and its result in the bucket must be overwritten: by the
     encode's write-back, or by a decode that comes next.
     """
-    found = {}
+    merges = {}
     last: dict[int, int] = {}  # part -> its latest task on the bucket
     for i, task in enumerate(program.tasks):
         if not isinstance(task, Encode | Decode | Merge):
@@ -43,9 +43,9 @@ def fused(program: Program, codecs: Mapping[str, Codec]) -> dict[int, int]:
             and codecs[task.codec].fuses
             and (task.writeback or _overwritten(program, i))
         ):
-            found[i] = before
+            merges[i] = before
         last[task.part] = i
-    return found
+    return merges
 
 
 def _overwritten(program: Program, index: int) -> bool:

@@ -154,7 +154,7 @@ def _rounds(part: Part, codec: Codec) -> tuple[int, ...]:
 
 def urgent(tasks: Sequence[Task], unlocks: Sequence[Sequence[int]]) -> tuple[bool, ...]:
     """True for each task before a send or reduce: the link must not wait for mere decodes."""
-    found = [isinstance(task, Send | Reduce) for task in tasks]
+    flags = [isinstance(task, Send | Reduce) for task in tasks]
     for i in reversed(range(len(tasks))):
-        found[i] = found[i] or any(found[j] for j in unlocks[i])
-    return tuple(found)
+        flags[i] = flags[i] or any(flags[j] for j in unlocks[i])
+    return tuple(flags)

@@ -46,11 +46,11 @@ from casync.building.tasks import (
     members,
 )
 from casync.codec import FLOAT_BYTES, Codec
-from casync.graph.fusion import fused, in_place
+from casync.graph.fusion import fused_merges, in_place
 from casync.graph.graph import Program, urgent
 from casync.strategies import load
 
-__all__ = ["Bulk", "joined", "side_by_side"]
+__all__ = ["Bulk", "join_tasks", "side_by_side"]
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,24 @@ class Bulk:
     at_once: bool = False  # True if a slot's payloads arrive at the same time
 
 
-def joined(
+def join_tasks(
     program: Program,
     codecs: Mapping[str, Codec],
     bulk: Bulk,
     fuses: Callable[[Encode], bool] = lambda task: True,
 ) -> Program:
     """The program with tasks joined. fuses: True if an encode may take in a merge's payload."""
-    pairs = {e: m for e, m in fused(program, codecs).items() if fuses(_encode(program, e))}
+    pairs = {e: m for e, m in fused_merges(program, codecs).items() if fuses(_encode(program, e))}
     groups: list[Sequence[int]] = [(m, e) for e, m in pairs.items()]
     groups += _merges(program, set(pairs.values()), bulk)
     if not bulk.at_once and not bulk.apart:
         groups += _encodes(program, codecs, bulk)
         groups += _decodes(program, bulk)
-    found = _contracted(program, groups)
+    program = _contract(program, groups)
     if not bulk.at_once:
-        return found
-    return _contracted(found, [*_alike(found, codecs, bulk), *_messages(found, codecs)], sort=True)
+        return program
+    groups = [*_alike(program, codecs, bulk), *_messages(program, codecs)]
+    return _contract(program, groups, sort=True)
 
 
 def _encode(program: Program, index: int) -> Encode:
@@ -97,7 +98,7 @@ def _encodes(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Itera
             key = task.codec, program.parts[task.part].codec, task.side, task.average
             alike[key].append(i)
     for group in alike.values():
-        yield from _bounded(program, group, bulk.most)
+        yield from _split(program, group, bulk.most)
 
 
 def _with_state_of_tensors(program: Program, codecs: Mapping[str, Codec]) -> frozenset[str]:
@@ -113,13 +114,13 @@ def _decodes(program: Program, bulk: Bulk) -> Iterator[list[int]]:
             alike[task.codec].append(i)
     for group in alike.values():
         for some in _by_arrival(group, [came[program.tasks[i].payload] for i in group], bulk):
-            yield from _bounded(program, some, bulk.most)
+            yield from _split(program, some, bulk.most)
 
 
-def _merges(program: Program, taken: set[int], bulk: Bulk) -> Iterator[list[int]]:
+def _merges(program: Program, used: set[int], bulk: Bulk) -> Iterator[list[int]]:
     came = _slots(program)
     for chain in _chains(program):
-        rest = [i for i in chain if i not in taken]
+        rest = [i for i in chain if i not in used]
         slots = [came.get(program.tasks[i].payload) for i in chain]
         sizes = [len(some) for some in _by_arrival(chain, slots, bulk)]
         for size in sizes:
@@ -164,22 +165,22 @@ def _by_arrival(
         group = group[size:]
 
 
-def _bounded(program: Program, group: Sequence[int], most: float) -> Iterator[list[int]]:
-    found: list[int] = []
+def _split(program: Program, group: Sequence[int], most: float) -> Iterator[list[int]]:
+    batch: list[int] = []
     size = 0
     for i in group:
         more = FLOAT_BYTES * program.parts[program.tasks[i].part].elements
-        if found and size + more > most:
-            yield found
-            found, size = [], 0
-        found.append(i)
+        if batch and size + more > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(i)
         size += more
-    yield found
+    yield batch
 
 
 def _alike(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Iterator[list[int]]:
     """Groups of similar tasks that become ready by the same slot."""
-    found: dict[object, list[int]] = defaultdict(list)
+    groups: dict[object, list[int]] = defaultdict(list)
     inside, alone = in_place(program), _with_state_of_tensors(program, codecs)
     levels = _levels(program)
     for i, task in enumerate(program.tasks):
@@ -187,8 +188,8 @@ def _alike(program: Program, codecs: Mapping[str, Codec], bulk: Bulk) -> Iterato
             continue
         key = _kind(program, task, alone)
         if key is not None:
-            found[levels[i], key].append(i)
-    yield from found.values()
+            groups[levels[i], key].append(i)
+    yield from groups.values()
 
 
 def _kind(program: Program, task: Task, alone: frozenset[str]) -> tuple[object, ...] | None:
@@ -209,27 +210,27 @@ def _kind(program: Program, task: Task, alone: frozenset[str]) -> tuple[object, 
 
 def _levels(program: Program) -> list[tuple[int, int]]:
     """Levels of tasks: the slot after which each may run, and its depth in tasks since that."""
-    found = [(-1, 0)] * len(program.tasks)
+    levels = [(-1, 0)] * len(program.tasks)
     for i, task in enumerate(program.tasks):
-        after = found[i][0], found[i][1] + 1
+        after = levels[i][0], levels[i][1] + 1
         if isinstance(task, Send | Recv | Reduce):
             after = task.slot, 0
         for j in program.unlocks[i]:
-            found[j] = max(found[j], after)
-    return found
+            levels[j] = max(levels[j], after)
+    return levels
 
 
 def _messages(program: Program, codecs: Mapping[str, Codec]) -> Iterator[list[int]]:
     """Groups of fixed-length payloads that a slot moves between two ranks, or sums."""
-    found: dict[object, list[int]] = defaultdict(list)
+    messages: dict[object, list[int]] = defaultdict(list)
     inside = in_place(program)
     for i, task in enumerate(program.tasks):
         if type(task) not in (Send, Recv, Reduce) or not codecs[task.codec].fixed:
             continue
         spread = load(program.parts[task.part].strategy).SPREADS
         if spread != "tensors" and task.payload not in inside:
-            found[_way(task)].append(i)
-    for group in found.values():
+            messages[_way(task)].append(i)
+    for group in messages.values():
         yield sorted(group, key=lambda i: _order(program, program.tasks[i]))
 
 
@@ -252,9 +253,7 @@ def side_by_side(program: Program, task: Task) -> tuple[int, ...]:
     return owner, task.part, task.payload // ranks, task.payload
 
 
-def _contracted(
-    program: Program, groups: Iterable[Sequence[int]], *, sort: bool = False
-) -> Program:
+def _contract(program: Program, groups: Iterable[Sequence[int]], *, sort: bool = False) -> Program:
     """Replace each group by one task, at the position of its last task (its first if none waits).
 
     sort: reorder so that tasks come after those that they wait for; otherwise they must already.
@@ -268,9 +267,9 @@ def _contracted(
     unlocks: list[set[int]] = [set() for _ in order]
     for i, following in enumerate(program.unlocks):
         unlocks[new[i]].update(new[j] for j in following if new[j] != new[i])
-    tasks = [_one([program.tasks[j] for j in at.get(i, (i,))]) for i in order]
+    tasks = [_join([program.tasks[j] for j in at.get(i, (i,))]) for i in order]
     if sort:
-        tasks, unlocks = _sorted(tasks, unlocks)
+        tasks, unlocks = _sort(tasks, unlocks)
     waits = [0] * len(order)
     for j in (j for each in unlocks for j in each):
         waits[j] += 1
@@ -279,9 +278,7 @@ def _contracted(
     return replace(program, tasks=tuple(tasks), waits=tuple(waits), unlocks=after, urgent=first)
 
 
-def _sorted(
-    tasks: Sequence[Task], unlocks: Sequence[set[int]]
-) -> tuple[list[Task], list[set[int]]]:
+def _sort(tasks: Sequence[Task], unlocks: Sequence[set[int]]) -> tuple[list[Task], list[set[int]]]:
     """Order tasks so that unlocked tasks come later; otherwise by position."""
     waits = Counter(j for each in unlocks for j in each)
     ready = [i for i in range(len(tasks)) if not waits[i]]
@@ -296,16 +293,16 @@ def _sorted(
     return [tasks[i] for i in order], [{place[j] for j in unlocks[i]} for i in order]
 
 
-def _one(tasks: Sequence[Task]) -> Task:
+def _join(tasks: Sequence[Task]) -> Task:
     every = tuple(each for task in tasks for each in members(task))
     first = every[0]
     if len(every) == 1:
         return first
-    made = _MADE.get(type(first), Joined)
-    given = {f.name: getattr(first, f.name) for f in fields(first)} if made is not Joined else {}
-    return made(**given, tasks=every)
+    kind = _JOINED.get(type(first), Joined)
+    shared = {f.name: getattr(first, f.name) for f in fields(first)} if kind is not Joined else {}
+    return kind(**shared, tasks=every)
 
 
-_MADE: Mapping[type, Callable[..., Task]] = {
+_JOINED: Mapping[type, Callable[..., Task]] = {
     Send: JoinedSend, Recv: JoinedRecv, Reduce: JoinedReduce
 }  # fmt: skip

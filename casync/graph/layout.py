@@ -24,7 +24,7 @@ Contents: TypeAlias = tuple[Ints, Ints, int]  # (at [m], used [m], bytes of the 
 ALIGN = 8  # bytes, so that kernels may read any type in place
 
 
-def _aligned(used: Ints) -> Ints:
+def _align(used: Ints) -> Ints:
     return -(-used // ALIGN) * ALIGN
 
 
@@ -32,7 +32,7 @@ def positions(used: Ints, first: int) -> Ints:
     """Byte position of each piece if piece i takes used[i] bytes, and the end: int64 [m + 1]."""
     at = np.empty(len(used) + 1, np.int64)
     at[0] = first
-    np.cumsum(_aligned(used), out=at[1:])
+    np.cumsum(_align(used), out=at[1:])
     at[1:] += first
     return at
 

@@ -61,7 +61,7 @@ class Run:
                 self._waits[i] += 1
         self._groups = _groups(graph.tasks)
         self._partners = _partners(graph, self._groups)
-        self._left = {group: len(met) for group, met in self._partners.items()}  # not posted
+        self._unposted = {group: len(met) for group, met in self._partners.items()}  # not posted
         self._streams = [
             deque(sorted(group for group in self._groups if group[0] == rank))
             for rank in range(graph.world_size)
@@ -98,8 +98,8 @@ class Run:
             group = stream[0]
             self._posted.add(group)
             for other in (group, *self._partners[group]):
-                self._left[other] -= other != group
-                if other in self._posted and self._left[other] == 0:
+                self._unposted[other] -= other != group
+                if other in self._posted and self._unposted[other] == 0:
                     self._complete(other)
                     pending.append(other[0])
 
@@ -113,11 +113,11 @@ class Run:
 
 
 def _groups(tasks: Sequence[Task]) -> dict[tuple[int, int], list[int]]:
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, task in enumerate(tasks):
         if isinstance(task, Send | Recv | Reduce):
-            found[task.rank, task.slot].append(i)
-    return found
+            groups[task.rank, task.slot].append(i)
+    return groups
 
 
 def _partners(

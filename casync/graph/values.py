@@ -108,23 +108,23 @@ class _Run:
             self._payloads[key] = self._sum(i, task)
         elif isinstance(task, Follow):
             copy = self.followed[(*place, task.peer)]
-            copy.update(_added(copy, self._payloads[key][0]))
+            copy.update(_add(copy, self._payloads[key][0]))
         elif isinstance(task, Encode):
             self._check_waits(i, task, writes=task.writeback)
             number, count = region_of(task.codec)
             bucket = self.buckets[place]
             encoded = {number: bucket[number]} if count > 1 else dict(bucket)
-            self._payloads[key] = self._shared(encoded) if task.average else encoded
+            self._payloads[key] = self._divide(encoded) if task.average else encoded
             if task.writeback:
                 bucket.update(self._payloads[key])
         elif isinstance(task, Decode | Merge):
             self._check_waits(i, task, writes=True)
             decoded, bucket = self._payloads[key], self.buckets[place]
             if isinstance(task, Merge):
-                decoded = {at: _added(bucket[at], terms) for at, terms in decoded.items()}
-            bucket.update(self._shared(decoded) if isinstance(task, DecodeRounds) else decoded)
+                decoded = {at: _add(bucket[at], terms) for at, terms in decoded.items()}
+            bucket.update(self._divide(decoded) if isinstance(task, DecodeRounds) else decoded)
 
-    def _shared(self, regions: Regions) -> Regions:
+    def _divide(self, regions: Regions) -> Regions:
         """A share of each rank."""
         return {at: {r: x / self._n for r, x in terms.items()} for at, terms in regions.items()}
 
@@ -136,7 +136,7 @@ class _Run:
             every = [self._graph.tasks[j] for j in self._graph.after[i]]
             total: Terms = {}
             for each in (each for each in every if isinstance(each, Encode)):
-                total = _added(total, self._payloads[each.rank, each.payload][0])
+                total = _add(total, self._payloads[each.rank, each.payload][0])
             self._sums[key] = {0: total}
         return self._sums[key]
 
@@ -154,7 +154,7 @@ class _Run:
                 raise PlanError(f"`{task.text()}` may run before `{self._graph.tasks[j].text()}`")
 
 
-def _added(one: Terms, other: Terms) -> Terms:
+def _add(one: Terms, other: Terms) -> Terms:
     return one | {rank: one.get(rank, 0.0) + times for rank, times in other.items()}
 
 

@@ -43,14 +43,14 @@ class Room:
     def next(self, layout: Layout, used: Ints) -> Room:
         """Capacities after payloads of `used` bytes, int64 [m]. See [Note: lengths that vary]."""
         wanted = used + used // 4 + _LEAST
-        found = layout.bound
-        while (less := _less(found, wanted) < found).any():
-            found = np.where(less, _less(found, wanted), found)
+        capacity = layout.bound
+        while (less := _less(capacity, wanted) < capacity).any():
+            capacity = np.where(less, _less(capacity, wanted), capacity)
         # Keep a capacity that would drop by one class: lengths fluctuate, and tables would with
         # them.
-        found = np.where((found < self.capacity) & (25 * found > 16 * self.capacity),
-                         self.capacity, found)  # fmt: skip
-        return self if np.array_equal(found, self.capacity) else Room.of(layout, found)
+        capacity = np.where((capacity < self.capacity) & (25 * capacity > 16 * self.capacity),
+                         self.capacity, capacity)  # fmt: skip
+        return self if np.array_equal(capacity, self.capacity) else Room.of(layout, capacity)
 
 
 def _less(capacity: Ints, wanted: Ints) -> Ints:

@@ -82,10 +82,10 @@ class DeviceMemory:
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Implements Memory.zeros; see [Note: whose memory is in use]."""
-        made = torch.zeros(count, dtype=dtype, device=self.device)
+        tensor = torch.zeros(count, dtype=dtype, device=self.device)
         for stream in self._streams if count else ():
-            made.record_stream(stream)
-        return made
+            tensor.record_stream(stream)
+        return tensor
 
     def staging(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.uint8, pin_memory=True)
@@ -101,9 +101,9 @@ class DeviceMemory:
 
     def stream(self, *, urgent: bool = False) -> Stream:
         priority = -1 if urgent else 0
-        made = torch.cuda.Stream(self.device, priority=priority)  # type: ignore[no-untyped-call]
-        self._streams.append(made)
-        return _Stream(made)
+        own = torch.cuda.Stream(self.device, priority=priority)  # type: ignore[no-untyped-call]
+        self._streams.append(own)
+        return _Stream(own)
 
     def caller(self) -> Stream:
         return _Stream(torch.cuda.current_stream(self.device))

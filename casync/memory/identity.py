@@ -39,14 +39,14 @@ class Identity:
         """The number in front of a payload."""
         return self._base | payload % (1 << _PAYLOAD)
 
-    def check(self, payload: int, found: int) -> None:
-        """Raise PayloadError, which names both, unless `found` is the identity of a payload."""
-        if found == NOTHING:
+    def check(self, payload: int, identity: int) -> None:
+        """Raise PayloadError, which names both, unless `identity` is that of a payload."""
+        if identity == NOTHING:
             raise PayloadError("the message is empty")
-        if found != (wanted := self.of(payload)):
+        if identity != (wanted := self.of(payload)):
             raise PayloadError(
-                f"the message is of {self._text(found)}, not of {self._text(wanted)}: ranks must "
-                "exchange the same tensors in the same order"
+                f"the message is of {self._text(identity)}, not of {self._text(wanted)}: ranks "
+                "must exchange the same tensors in the same order"
             )
 
     def _text(self, number: int) -> str:

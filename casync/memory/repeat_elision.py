@@ -52,15 +52,15 @@ def squeeze(message: Bytes, wire: Bytes) -> int:
     """
     end = len(message) // BLOCK * BLOCK
     blocks = _blocks(message[:end])
-    kept = _kept(blocks.reshape(-1))
-    first, last, size = _places(len(message), int(np.count_nonzero(kept)))
+    changed = _changes(blocks.reshape(-1))
+    first, last, size = _places(len(message), int(np.count_nonzero(changed)))
     if size > len(message) - len(message) // _WORTH:
         return 0
     wire[:MARK].view(np.int64)[0] = len(message)
-    bits = np.packbits(kept)
+    bits = np.packbits(changed)
     wire[MARK : MARK + len(bits)] = bits
     wire[MARK + len(bits) : first] = 0
-    np.compress(kept, blocks, axis=0, out=_blocks(wire[first:last]))
+    np.compress(changed, blocks, axis=0, out=_blocks(wire[first:last]))
     wire[last:size] = message[end:]
     return size
 
@@ -76,9 +76,9 @@ def extent(wire: Bytes, room: int) -> int:
             f"a squeezed message of {length} bytes; expected whole words, {BLOCK} to {room} bytes"
         )
     first, *_ = _places(length, 0)
-    kept = _bits(wire, length) if first <= len(wire) else np.zeros(1, np.bool_)
-    *_, size = _places(length, int(np.count_nonzero(kept)))
-    if not kept[0] or size > len(wire):
+    changed = _bits(wire, length) if first <= len(wire) else np.zeros(1, np.bool_)
+    *_, size = _places(length, int(np.count_nonzero(changed)))
+    if not changed[0] or size > len(wire):
         raise PayloadError(f"the blocks of a squeezed message of {length} bytes do not fit it")
     return size
 
@@ -86,22 +86,22 @@ def extent(wire: Bytes, room: int) -> int:
 def expand(wire: Bytes, message: Bytes) -> int:
     """Expand a `wire` that `extent` has checked into `message`; return the message's bytes."""
     length = int(wire[:MARK].view(np.int64)[0])
-    kept = _bits(wire, length)
-    first, last, size = _places(length, int(np.count_nonzero(kept)))
-    whole, given = _blocks(message[: len(kept) * BLOCK]), _blocks(wire[first:last])
-    whole[:] = given[np.cumsum(kept) - 1, -1:]  # as if all repeated; then the others
-    whole[kept] = given
-    message[len(kept) * BLOCK : length] = wire[last:size]
+    changed = _bits(wire, length)
+    first, last, size = _places(length, int(np.count_nonzero(changed)))
+    whole, values = _blocks(message[: len(changed) * BLOCK]), _blocks(wire[first:last])
+    whole[:] = values[np.cumsum(changed) - 1, -1:]  # as if all repeated; then the others
+    whole[changed] = values
+    message[len(changed) * BLOCK : length] = wire[last:size]
     return length
 
 
-def _kept(words: _Words) -> _Bools:
+def _changes(words: _Words) -> _Bools:
     """Per block, True if some word of it differs from the one before."""
     same = np.empty(len(words), np.bool_)
     same[0] = False
     np.equal(words[1:], words[:-1], out=same[1:])
-    kept: _Bools = same.view(np.uint64) != _ALL
-    return kept
+    changes: _Bools = same.view(np.uint64) != _ALL
+    return changes
 
 
 def _bits(wire: Bytes, length: int) -> _Bools:
@@ -114,9 +114,9 @@ def _blocks(array: Bytes) -> _Words:
     return array.view(np.uint64).reshape(-1, _WORDS)
 
 
-def _places(length: int, kept: int) -> tuple[int, int, int]:
+def _places(length: int, count: int) -> tuple[int, int, int]:
     """First and last byte of the kept blocks on the wire, and the wire's end."""
     blocks = length // BLOCK
     first = MARK + -(-blocks // (8 * _WORD)) * _WORD
-    last = first + kept * BLOCK
+    last = first + count * BLOCK
     return first, last, last + length - blocks * BLOCK

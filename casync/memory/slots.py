@@ -90,7 +90,7 @@ class Slot:
         if self._checks:
             _stored(self._wire[IDENTITY:])[0] = _checksum(self._wire[IDENTITY:])
 
-    def arrived(self, received: int | None) -> None:
+    def take_message(self, received: int | None) -> None:
         """Take a received message of `received` bytes (None: unknown); raises PayloadError."""
         mark = int(self._mark[0])
         if received is not None:
@@ -248,21 +248,21 @@ class StagedSlot(Buffer):
         self._host = Slot(layout, source, travels, memory, checksum=checksum)
         # With varying lengths, pieces are contiguous in messages, but have gaps on the device.
         self._landing = self._host.tensor if layout.fixed else memory.staging(layout.size)
-        self.left, self.entered = memory.event(), memory.event()
+        self.on_host, self.on_device = memory.event(), memory.event()
         self._packed = True
 
     def leave(self) -> None:
-        """Copy to the host, in a stream; the caller records `left` after it."""
+        """Copy to the host, in a stream; the caller records `on_host` after it."""
         self._packed = False
         self._memory.copy(self._landing, self.tensor)
 
     def enter(self) -> None:
-        """Copy from the host, in a stream; the caller records `entered` after it."""
+        """Copy from the host, in a stream; the caller records `on_device` after it."""
         self._memory.copy(self.tensor, self._landing)
 
     def clear(self) -> torch.Tensor:
         """Implements Slot.clear."""
-        self.entered.wait()  # of the last run
+        self.on_device.wait()  # of the last run
         return self._host.clear()
 
     @property
@@ -272,7 +272,7 @@ class StagedSlot(Buffer):
 
     def message(self, identity: int) -> torch.Tensor:
         """Implements Slot.message."""
-        self.left.wait()
+        self.on_host.wait()
         if not self._packed:
             used = self.layout.bound
             if not self.layout.fixed:
@@ -285,12 +285,12 @@ class StagedSlot(Buffer):
 
     def numbers(self) -> torch.Tensor:
         """Implements Slot.numbers."""
-        self.left.wait()
+        self.on_host.wait()
         return self._host.tensor
 
-    def arrived(self, received: int | None) -> None:
-        """Implements Slot.arrived."""
-        self._host.arrived(received)
+    def take_message(self, received: int | None) -> None:
+        """Implements Slot.take_message."""
+        self._host.take_message(received)
         self._measure()
         if not self.layout.fixed:
             self.layout.spread(self._host.array, self._host.contents, self._landing.numpy())

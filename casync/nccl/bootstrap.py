@@ -54,9 +54,9 @@ def through_store(library: Library, store: Store, rank: int, timeout: float) -> 
 def _meet(store: Store, key: str, ranks: Sequence[int], timeout: float) -> None:
     end = time.monotonic() + timeout
     for rank in ranks:
-        left = max(end - time.monotonic(), 1e-3)
+        remaining = max(end - time.monotonic(), 1e-3)
         try:
-            store.wait([f"{key}/{rank}"], timedelta(seconds=left))
+            store.wait([f"{key}/{rank}"], timedelta(seconds=remaining))
         except RuntimeError as error:
             absent = [each for each in ranks if not store.check([f"{key}/{each}"])]
             raise PeerTimeout(

@@ -27,40 +27,40 @@ class Nccl4py:
 
     def connect(self, unique_id: bytes, rank: int, size: int) -> Communicator:
         core = self._core
-        made = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
-        return _Communicator(core, made)
+        communicator = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
+        return _Communicator(core, communicator)
 
 
 class _Communicator:
     """Implements Communicator. nccl4py reads address, count and type from a torch tensor."""
 
-    def __init__(self, core: Any, made: Any) -> None:
-        self._core, self._made = core, made
+    def __init__(self, core: Any, communicator: Any) -> None:
+        self._core, self._communicator = core, communicator
         self._ops = {"sum": core.SUM, "max": core.MAX}
 
     def group(self) -> AbstractContextManager[object]:
         return cast(AbstractContextManager[object], self._core.group())
 
     def send(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        self._made.send(data, peer, stream=stream)
+        self._communicator.send(data, peer, stream=stream)
 
     def recv(self, data: torch.Tensor, peer: int, stream: int) -> None:
-        self._made.recv(data, peer, stream=stream)
+        self._communicator.recv(data, peer, stream=stream)
 
     def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
-        self._made.allreduce(data, data, self._ops[op], stream=stream)
+        self._communicator.allreduce(data, data, self._ops[op], stream=stream)
 
     def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Operation, stream: int) -> None:
         for rank, piece in enumerate(pieces):
-            self._made.reduce(piece, piece, self._ops[op], rank, stream=stream)
+            self._communicator.reduce(piece, piece, self._ops[op], rank, stream=stream)
 
     def failure(self) -> str:
-        if not self._made.is_valid or int(self._made.get_async_error()) in _FINE:
+        if not self._communicator.is_valid or int(self._communicator.get_async_error()) in _FINE:
             return ""
-        return str(self._made.get_last_error())
+        return str(self._communicator.get_last_error())
 
     def abort(self) -> None:
-        self._made.abort()
+        self._communicator.abort()
 
     def close(self) -> None:
-        self._made.destroy()
+        self._communicator.destroy()

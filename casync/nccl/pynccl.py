@@ -48,17 +48,17 @@ class Pynccl:
         return bytes(self._calls.get_unique_id())
 
     def connect(self, unique_id: bytes, rank: int, size: int) -> Communicator:
-        made = self._calls.get_comm()
-        given = self._ids.from_buffer_copy(unique_id)
-        self._calls.comm_init_rank(ctypes.byref(made), size, given, rank)
-        return _Communicator(self._calls, made)
+        handle = self._calls.get_comm()
+        identifier = self._ids.from_buffer_copy(unique_id)
+        self._calls.comm_init_rank(ctypes.byref(handle), size, identifier, rank)
+        return _Communicator(self._calls, handle)
 
 
 class _Communicator:
     """Implements Communicator."""
 
-    def __init__(self, calls: Any, made: ctypes.c_void_p) -> None:
-        self._calls, self._made = calls, made
+    def __init__(self, calls: Any, handle: ctypes.c_void_p) -> None:
+        self._calls, self._handle = calls, handle
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -70,34 +70,34 @@ class _Communicator:
 
     def send(self, data: torch.Tensor, peer: int, stream: int) -> None:
         for piece in torch.split(data, _LONGEST):
-            self._calls.pp_send(*_buffer(piece), peer, self._made, stream)
+            self._calls.pp_send(*_buffer(piece), peer, self._handle, stream)
 
     def recv(self, data: torch.Tensor, peer: int, stream: int) -> None:
         for piece in torch.split(data, _LONGEST):
-            self._calls.pp_recv(*_buffer(piece), peer, self._made, stream)
+            self._calls.pp_recv(*_buffer(piece), peer, self._handle, stream)
 
     def all_reduce(self, data: torch.Tensor, op: Operation, stream: int) -> None:
         for piece in torch.split(data, _LONGEST):
             place, count, kind = _buffer(piece)
-            self._calls.all_reduce(place, place, count, kind, _OPS[op], self._made, stream)
+            self._calls.all_reduce(place, place, count, kind, _OPS[op], self._handle, stream)
 
     def reduce_scatter(self, pieces: Sequence[torch.Tensor], op: Operation, stream: int) -> None:
         for rank, whole in enumerate(pieces):
             for piece in torch.split(whole, _LONGEST):
                 place, count, kind = _buffer(piece)
-                made = (_OPS[op], rank, self._made, stream)
-                self._calls.reduce(place, place, count, kind, *made)
+                rest = (_OPS[op], rank, self._handle, stream)
+                self._calls.reduce(place, place, count, kind, *rest)
 
     def failure(self) -> str:
         status = ctypes.c_int(0)
-        self._calls.comm_get_async_error(self._made, ctypes.byref(status))
+        self._calls.comm_get_async_error(self._handle, ctypes.byref(status))
         return "" if status.value in _FINE else f"ncclResult_t {status.value}"
 
     def abort(self) -> None:
-        self._calls.comm_abort(self._made)
+        self._calls.comm_abort(self._handle)
 
     def close(self) -> None:
-        self._calls.comm_destroy(self._made)
+        self._calls.comm_destroy(self._handle)
 
 
 def _buffer(data: torch.Tensor) -> tuple[int, int, int]:
@@ -108,8 +108,8 @@ def _buffer(data: torch.Tensor) -> tuple[int, int, int]:
 def _wheel() -> str:
     """The directory of libnccl in NVIDIA's wheel; "" if that is not installed."""
     try:
-        found = importlib.util.find_spec("nvidia.nccl")
+        spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:  # the name space is missing, too
         return ""
-    places = found.submodule_search_locations if found else None
+    places = spec.submodule_search_locations if spec else None
     return str(Path(next(iter(places))) / "lib") if places else ""

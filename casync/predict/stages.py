@@ -17,7 +17,7 @@ PREDICTED = tuple(name for name in strategies.list_strategies() if strategies.lo
 def native(size: float, costs: Costs) -> tuple[Stage, ...]:
     """Stages of a native all-reduce of `size` bytes."""
     setting = Setting(Topology.flat(1), costs, CodecCost(FREE, FREE), BATCH_BYTES)
-    return _copied((setting.reduce(size, 1, "float32"),), size, costs.copies)
+    return _with_copies((setting.reduce(size, 1, "float32"),), size, costs.copies)
 
 
 def stages(
@@ -30,24 +30,26 @@ def stages(
     turns: bool = False,
 ) -> tuple[Stage, ...]:
     """Stages of each rank for `item`, by one of PREDICTED. turns: see Setting."""
-    made = strategies.load(strategy).stages
-    assert made is not None
+    make = strategies.load(strategy).stages
+    assert make is not None
     setting = Setting(topology, costs, codec, BATCH_BYTES, turns)
-    return _copied(made(item, setting), item.gradient, costs.copies)
+    return _with_copies(make(item, setting), item.gradient, costs.copies)
 
 
-def _copied(chain: tuple[Stage, ...], gradient: float, copies: Copies | None) -> tuple[Stage, ...]:
+def _with_copies(
+    chain: tuple[Stage, ...], gradient: float, copies: Copies | None
+) -> tuple[Stage, ...]:
     """The stages with copies from and to a device: of gradients, or of payloads."""
     if copies is None:
         return chain
     if copies.gradients:
         leave, enter = _copies(gradient, copies)
         return (leave, *chain, enter)
-    found: list[Stage] = []
+    stages: list[Stage] = []
     for stage in chain:
         leave, enter = _copies(stage.size, copies)
-        found += [leave, stage, enter] if stage.lane in (WIRE, INSIDE) else [stage]
-    return tuple(found)
+        stages += [leave, stage, enter] if stage.lane in (WIRE, INSIDE) else [stage]
+    return tuple(stages)
 
 
 def _copies(size: float, copies: Copies) -> tuple[Stage, Stage]:

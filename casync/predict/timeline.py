@@ -98,7 +98,7 @@ class _Lane:
     stage: Stage | None = None  # present stage, with its piece and position
     piece: int = 0
     position: int = 0
-    left: float = 0.0  # remaining seconds of the stage, at full speed
+    remaining: float = 0.0  # seconds of the stage, at full speed
     speed: float = 1.0
     begin: float = 0.0
     busy: float = 0.0
@@ -114,7 +114,7 @@ class _Timeline:
         self._next = 0  # next piece, in order of readiness
         self._later: list[tuple[float, int, int]] = []  # time, piece, stage: after a delay
         self._lanes: dict[str, _Lane] = {}
-        self._done, self._kept, self._events = [0.0] * loads, events, list[Event]()
+        self._done, self._traced, self._events = [0.0] * loads, events, list[Event]()
 
     def run(self) -> PredictedStep:
         while True:
@@ -157,7 +157,7 @@ class _Timeline:
             if lane.stage is None and lane.queue:
                 *_, lane.piece, lane.position = heapq.heappop(lane.queue)
                 lane.stage = self._pieces[lane.piece].stages[lane.position]
-                lane.left, lane.begin = lane.stage.seconds, self._now
+                lane.remaining, lane.begin = lane.stage.seconds, self._now
 
     def _set_speeds(self) -> float:
         """Set the speeds of lanes; return that of the backward pass. See [Note: shared cores]."""
@@ -175,15 +175,17 @@ class _Timeline:
 
     def _until(self, pace: float) -> float | None:
         """Seconds until the next change; None if there is none."""
-        found = [lane.left / lane.speed for lane in self._lanes.values() if lane.stage is not None]
+        ends = [
+            lane.remaining / lane.speed for lane in self._lanes.values() if lane.stage is not None
+        ]
         ahead = [self._backward] if self._passing else []
         if self._next < len(self._pieces):
             ahead.append(self._pieces[self._next].ready)
         if ahead and (speed := self._speed(pace)):
-            found.append(max(0.0, min(ahead) - self._progress) / speed)
+            ends.append(max(0.0, min(ahead) - self._progress) / speed)
         if self._later:
-            found.append(max(0.0, self._later[0][0] - self._now))
-        return min(found, default=None)
+            ends.append(max(0.0, self._later[0][0] - self._now))
+        return min(ends, default=None)
 
     def _speed(self, pace: float) -> float:
         """Speed at which gradients become ready: 1 after the backward pass."""
@@ -197,13 +199,13 @@ class _Timeline:
             self._over = self._now
         for lane in list(self._lanes.values()):  # an ending stage may create a lane
             if lane.stage is not None:
-                lane.left -= seconds * lane.speed
-                if lane.left <= _EPSILON:
+                lane.remaining -= seconds * lane.speed
+                if lane.remaining <= _EPSILON:
                     self._finish(lane, lane.stage)
 
     def _finish(self, lane: _Lane, stage: Stage) -> None:
         lane.stage, lane.busy = None, lane.busy + self._now - lane.begin
-        if self._kept:
+        if self._traced:
             load = self._pieces[lane.piece].load
             self._events.append(Event(lane.name, load, lane.position, lane.begin, self._now))
         if stage.delay > 0:

@@ -16,10 +16,10 @@ from casync.runtime.naming import named_error
 from casync.runtime.pieces import InBucket, packed
 from casync.runtime.prepared import Prepared
 
-__all__ = ["found_bad"]
+__all__ = ["find_bad_payload"]
 
 
-def found_bad(
+def find_bad_payload(
     programs: Sequence[Prepared], memory: Memory, rank: int, step: int, names: Sequence[str]
 ) -> CasyncError | None:
     """The bad payload that kernels have found since the last call, as an error that names rank and
@@ -29,14 +29,14 @@ def found_bad(
         for codec in codecs:
             cast(DeviceCodec, codec).raise_found()
     except Exception as error:
-        named = _blamed(programs, memory, step, names)
+        named = _find_task(programs, memory, step, names)
         named = named or PayloadError(f"rank {names[rank]}: {error}")
         named.__cause__ = error
         return named
     return None
 
 
-def _blamed(
+def _find_task(
     programs: Iterable[Prepared], memory: Memory, step: int, names: Sequence[str]
 ) -> CasyncError | None:
     """Find the task by decoding the remaining payloads of finished programs again."""
@@ -52,7 +52,7 @@ def _blamed(
     return None
 
 
-def culprit(prepared: Prepared, index: int, memory: Memory, step: int) -> Task:
+def find_culprit(prepared: Prepared, index: int, memory: Memory, step: int) -> Task:
     """The task with the bad payload, among tasks that shared a failed call; else the last one."""
     tasks = members(prepared.tasks[index])
     for task in tasks if len(tasks) > 1 else ():

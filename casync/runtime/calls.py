@@ -44,7 +44,7 @@ class Call:
         self._repeats = repeats and len(turns) > 1
         self.table = self._hold(np.repeat(rows, len(turns), axis=0) if self._repeats else rows)
         self._ends = np.cumsum([len(table) for table in tables]).tolist()
-        self._last: dict[str, tuple[list[Ints], Ints]] = {}  # results of _held
+        self._last: dict[str, tuple[list[Ints], Ints]] = {}  # results of _cached
         fixed = all(slot.layout.fixed for slot in self._slots)
         self._known = (self._at(), self._used()) if fixed else None
 
@@ -52,11 +52,11 @@ class Call:
         """Slot.places for all pieces."""
         if self._known is not None:
             return self._known[0], {}
-        found = [slot.places() for slot in self._slots]
-        at = self._held("places", [at for at, _ in found], self._based)
+        pairs = [slot.places() for slot in self._slots]
+        at = self._cached("places", [at for at, _ in pairs], self._in_arena)
         return at, {
-            name: self._held(name, [more[name] for _, more in found], _joined)
-            for name in found[0][1]
+            name: self._cached(name, [more[name] for _, more in pairs], _concatenate)
+            for name in pairs[0][1]
         }
 
     def fill(self, used: Any) -> None:
@@ -71,13 +71,13 @@ class Call:
         return self._known or (self._at(), self._used())
 
     def _at(self) -> Ints:
-        return self._held("at", [slot.contents[0] for slot in self._slots], self._based)
+        return self._cached("at", [slot.contents[0] for slot in self._slots], self._in_arena)
 
-    def _held(self, name: str, arrays: list[Ints], joined: Callable[[list[Ints]], Ints]) -> Ints:
-        """`joined(arrays)`, held until the arrays change: rooms seldom do."""
+    def _cached(self, name: str, arrays: list[Ints], join: Callable[[list[Ints]], Ints]) -> Ints:
+        """`join(arrays)`, cached until the arrays change: rooms seldom do."""
         known = self._last.get(name)
         if known is None or any(a is not b for a, b in zip(known[0], arrays, strict=True)):
-            known = self._last[name] = arrays, self._hold(joined(arrays))
+            known = self._last[name] = arrays, self._hold(join(arrays))
         return known[1]
 
     def _used(self) -> Any:
@@ -86,17 +86,17 @@ class Call:
         every: list[Any] = [slot.contents[1] for slot in self._slots]
         if isinstance(every[0], torch.Tensor):
             return torch.cat(every)
-        used = self._shaped(np.concatenate(every))
+        used = self._interleave(np.concatenate(every))
         return self._hold(used) if all(slot.layout.fixed for slot in self._slots) else used
 
-    def _based(self, every: Sequence[Ints]) -> Ints:
+    def _in_arena(self, every: Sequence[Ints]) -> Ints:
         """Places relative to the arena."""
         if len(every) == 1:
             return every[0]
         pairs = zip(every, self._bases, strict=True)
-        return self._shaped(np.concatenate([at + base for at, base in pairs]))
+        return self._interleave(np.concatenate([at + base for at, base in pairs]))
 
-    def _shaped(self, numbers: Ints) -> Ints:
+    def _interleave(self, numbers: Ints) -> Ints:
         """Numbers of all turns: a row per turn, or a piece's turns one after the other."""
         if self._turns == 1:
             return numbers
@@ -108,5 +108,5 @@ def _same(numbers: Ints) -> Ints:
     return numbers
 
 
-def _joined(every: Sequence[Ints]) -> Ints:
+def _concatenate(every: Sequence[Ints]) -> Ints:
     return every[0] if len(every) == 1 else np.concatenate(every)

@@ -31,7 +31,7 @@ from casync.runtime.lanes import Job
 from casync.runtime.options import Capture
 from casync.runtime.streams import StreamLanes
 
-__all__ = ["Captures", "prevents"]
+__all__ = ["Captures", "capture_obstacle"]
 
 _log = logging.getLogger("casync")
 _COUNTED = (
@@ -62,22 +62,26 @@ class Captures:
         # not by Prepared, which a graph's job keeps: entries would never be dropped
         self._graphs: WeakKeyDictionary[Program, _Graph] = WeakKeyDictionary()
         self._seen: WeakKeyDictionary[Program, tuple[int, ...]] = WeakKeyDictionary()
-        self._told: set[str] = set()  # reasons why programs are not captured
+        self._warned: set[str] = set()  # reasons why programs are not captured
 
-    def takes(self, program: Program, job: Job, capture: Capture) -> bool:
+    def uses_graph(self, program: Program, job: Job, capture: Capture) -> bool:
         """True if the job's program has to be captured, or its graph launched, by these rules."""
         key = _key(job)
         seen, self._seen[program] = self._seen.get(program), key
         if capture is Capture.NEVER:
             self._graphs.pop(program, None)
             return False
-        why = prevents(job.prepared.codecs)
-        if why and why not in self._told:
-            self._told.add(why)
+        why = capture_obstacle(job.prepared.codecs)
+        if why and why not in self._warned:
+            self._warned.add(why)
             _log.warning("capture: %s, so its tasks are launched one by one", why)
-        return not why and seen == key and not (capture is Capture.MAKE and self.has(program, job))
+        return (
+            not why
+            and seen == key
+            and not (capture is Capture.MAKE and self.has_graph(program, job))
+        )
 
-    def has(self, program: Program, job: Job) -> bool:
+    def has_graph(self, program: Program, job: Job) -> bool:
         """True if there is a graph with the job's states."""
         graph = self._graphs.get(program)
         return graph is not None and graph.key == _key(job)
@@ -87,7 +91,7 @@ class Captures:
         before = [getattr(self._counters, name) for name in _COUNTED]
         tick = self._memory.zeros(1, torch.int64)
         try:
-            with ExitStack() as stack, self._lanes.taking(job):
+            with ExitStack() as stack, self._lanes.capturing(job):
                 for codec in cast(list[DeviceCodec], list(job.prepared.codecs.values())):
                     stack.enter_context(codec.ticking(self._memory.array(tick)))
 
@@ -134,7 +138,7 @@ def _key(job: Job) -> tuple[int, ...]:
     return tuple(id(array) for state in job.inputs.states.values() for array in state.values())
 
 
-def prevents(codecs: Mapping[str, Codec]) -> str:
+def capture_obstacle(codecs: Mapping[str, Codec]) -> str:
     """The reason why programs with these codecs, by key, cannot be captured; "" if they can."""
     lengths = sorted({whole_key(key)[0] for key, codec in codecs.items() if not codec.fixed})
     steps = sorted(key for key, codec in codecs.items() if not cast(DeviceCodec, codec).repeats)

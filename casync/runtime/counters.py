@@ -42,8 +42,8 @@ class Counters:
             amounts = _amounts(job, done)
             if job.prepared.constant:
                 job.prepared.counted[done[0]] = amounts
-        timed, found = amounts
-        for name, more in found.items():
+        timed, sums = amounts
+        for name, more in sums.items():
             setattr(self, name, getattr(self, name) + more)
         if timed is not None:
             setattr(self, timed, getattr(self, timed) + seconds)
@@ -76,7 +76,7 @@ class Counters:
 def _amounts(job: Job, done: Sequence[int]) -> tuple[str | None, Mapping[str, int]]:
     """The counter of the tasks' seconds, if any, and further amounts by counter."""
     timed: str | None = None
-    found, prepared = Sums[str](), job.prepared
+    sums, prepared = Sums[str](), job.prepared
     for index in done:
         task, slot = prepared.members[index][-1], prepared.slots[index]
         match task:
@@ -85,15 +85,15 @@ def _amounts(job: Job, done: Sequence[int]) -> tuple[str | None, Mapping[str, in
             case Decode() | Merge() | Follow():
                 timed = "decode_seconds"
             case Send():
-                found.update(
+                sums.update(
                     bytes_sent=prepared.size(index),
                     bytes_spared=slot.spared,
                     bytes_exact=slot.size if slot.exact else 0,
                     messages_sent=1,
                 )
             case Recv():
-                found.update(bytes_received=prepared.size(index), messages_received=1)
+                sums.update(bytes_received=prepared.size(index), messages_received=1)
             case Reduce():
                 size = prepared.payloads.reduce_bytes(job.tasks[index])
-                found.update(bytes_reduced=size, reduces=1)
-    return timed, found
+                sums.update(bytes_reduced=size, reduces=1)
+    return timed, sums

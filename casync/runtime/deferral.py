@@ -35,12 +35,12 @@ class Deferral:
 
     def idle(self, x: Any) -> list[tuple[int, int]]:
         """States of the pieces of x that are zero as a whole: start, length."""
-        found = []
+        states = []
         for start, length, _, _, first in self._rows:
             piece = x[start : start + length]
             if not piece[:_FIRST].any() and not piece.any():
-                found.append((first, length))
-        return found
+                states.append((first, length))
+        return states
 
     def defer(self, x: Any, state: State) -> Deferred:
         """Zero these states for idle pieces; return the deferred values for `restore`."""
@@ -57,13 +57,13 @@ class DeviceDeferral(Deferral):
     """Deferral on a device: in a stream, without looking at values on the host."""
 
     def __init__(
-        self, names: Sequence[str], table: Ints, memory: Memory, kept: torch.Tensor
+        self, names: Sequence[str], table: Ints, memory: Memory, scratch: torch.Tensor
     ) -> None:
         """kept: float32 scratch, as large as the states of all pieces."""
         super().__init__(names, table)
         flags = memory.zeros(2 * len(table), torch.bool)
         self._flags = [(one[:1], one[1:]) for one in flags.view(-1, 2)]
-        self._kept = kept
+        self._scratch = scratch
 
     def defer(self, x: Any, state: State) -> Deferred:
         """Implements Deferral.defer. For pieces in use, `restore` adds -0.0: no number changes."""
@@ -75,10 +75,10 @@ class DeviceDeferral(Deferral):
             torch.logical_not(used, out=unused)
             for name in self._names:
                 piece = as_torch(state[name][first : first + length])
-                kept = self._kept[at : at + length].view(piece.dtype)[:length]
-                kept.copy_(piece).masked_fill_(used, -0.0)
+                waiting = self._scratch[at : at + length].view(piece.dtype)[:length]
+                waiting.copy_(piece).masked_fill_(used, -0.0)
                 piece.masked_fill_(unused, 0.0)
-                deferred.append((piece, kept))
+                deferred.append((piece, waiting))
                 at += length
         return deferred
 

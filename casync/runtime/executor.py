@@ -30,7 +30,7 @@ from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.memory.identity import Identity
-from casync.runtime.bad_payload import culprit, found_bad
+from casync.runtime.bad_payload import find_bad_payload, find_culprit
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
 from casync.runtime.lanes import Job, Lanes, Progress
@@ -112,9 +112,9 @@ class Executor:
         # jobs under way, in the order in which they were submitted
         self._queued, self._running = deque[Job](), dict[int, Job]()
         self._sequence = self._step = 0
-        self._uncaptured = ""
+        self._capture_error = ""
         progress = Progress(
-            self._advance, self._issued, self._fail, self._idle, self._ended, options
+            self._advance, self._after_issue, self._fail, self._count_wait, self._ended, options
         )
         # None once closed: see close()
         self._transport: Transport | SlotTransport | None = transport
@@ -187,10 +187,10 @@ class Executor:
             self._sequence, self._step = self._sequence + 1, step
             self._counters.jobs += 1
             captures = self._captures if job.tasks else None
-            takes = captures is not None and captures.takes(program, job, capture)
-            if job.tasks and not takes:
+            by_graph = captures is not None and captures.uses_graph(program, job, capture)
+            if job.tasks and not by_graph:
                 self._queue(job)
-        if captures is not None and takes:
+        if captures is not None and by_graph:
             self._run_captured(captures, program, job, capture)
         elif job.tasks:
             self._start(lanes)
@@ -233,14 +233,14 @@ class Executor:
                     waits[following] -= 1
                     if not waits[following]:
                         ready.append(following)
-            job.left -= len(done)
-            over = not job.left  # for one thread only
+            job.remaining -= len(done)
+            over = not job.remaining  # for one thread only
         if ready:
             lanes.issue(job, ready)
         if over:
-            self._over(lanes, job, end)
+            self._finish(lanes, job, end)
 
-    def _issued(self, job: Job, times: Sequence[tuple[Sequence[int], float, float]]) -> None:
+    def _after_issue(self, job: Job, times: Sequence[tuple[Sequence[int], float, float]]) -> None:
         """Go on after a lane has issued all tasks of a job."""
         with self._lock:
             lanes = self._lanes
@@ -248,14 +248,14 @@ class Executor:
                 return
             for done, begin, end in times:
                 self._count(job, done, begin, end)
-        self._over(lanes, job, times[-1][2])
+        self._finish(lanes, job, times[-1][2])
 
     def _count(self, job: Job, done: Sequence[int], begin: float, end: float) -> None:
         self._counters.count(job, done, end - begin)
         if self.trace is not None:
             self.trace += [TraceEvent(job.sequence, job.tasks[i], begin, end) for i in done]
 
-    def _over(self, lanes: Lanes, job: Job, end: float) -> None:
+    def _finish(self, lanes: Lanes, job: Job, end: float) -> None:
         """Complete a job whose tasks are all done, or issued, and start the next."""
         with self._lock:
             self._counters.job_seconds += end - job.started
@@ -284,18 +284,18 @@ class Executor:
 
         If the capture fails, that ends nothing unless the graph was to be launched.
         """
-        if not captures.has(program, job):
+        if not captures.has_graph(program, job):
             inputs = job.inputs
             twin = Job(job.identity, job.prepared, job.bucket, inputs.states, inputs.step)
             try:
                 captures.make(program, twin, partial(self._issue, twin))
             except Exception as error:
-                self._uncaptured = f"{type(error).__name__}: {error}"
-                _log.warning("a capture failed: %s", self._uncaptured)
+                self._capture_error = f"{type(error).__name__}: {error}"
+                _log.warning("a capture failed: %s", self._capture_error)
                 if capture is Capture.LAUNCH:
-                    failed = PlanError(f"{self._where}: a capture failed: {self._uncaptured}")
-                    self._end(failed)
-                    raise copy_to_raise(failed) from error
+                    named = PlanError(f"{self._where}: a capture failed: {self._capture_error}")
+                    self._end(named)
+                    raise copy_to_raise(named) from error
         if capture is Capture.LAUNCH:
             captures.launch(program, job, partial(self._complete, job))
         else:
@@ -320,13 +320,13 @@ class Executor:
             if self._error is not None:
                 raise copy_to_raise(self._error)
 
-    def uncaptured(self) -> str:
-        """The reason why a capture failed since the last call of this; "" if none did."""
-        why, self._uncaptured = self._uncaptured, ""
+    def pop_capture_error(self) -> str:
+        """Return and forget the reason why a capture failed; "" if none did."""
+        why, self._capture_error = self._capture_error, ""
         return why
 
-    def _idle(self, seconds: float) -> None:
-        """The compute lane waited for work, which has come: so a job is under way now."""
+    def _count_wait(self, seconds: float) -> None:
+        """Count the time in which the compute lane waited for work; a job is under way now."""
         with self._lock:
             oldest = next(iter(self._running.values()), None)
             if oldest is not None:
@@ -352,7 +352,7 @@ class Executor:
         if streams.settle(self.options.timeout, future) and not self._memory.host:
             with self._lock:
                 programs = list(self._prepared.values())
-            bad = found_bad(programs, self._memory, self._here[0], self._step, self._names)
+            bad = find_bad_payload(programs, self._memory, self._here[0], self._step, self._names)
             if bad is not None:
                 self._end(bad)
         if self._error is not None:
@@ -405,7 +405,7 @@ class Executor:
         """End by the error of a task."""
         if isinstance(error, TransportAborted):
             self._ended.wait(_ECHO)
-        task = culprit(job.prepared, index, self._memory, job.inputs.step)
+        task = find_culprit(job.prepared, index, self._memory, job.inputs.step)
         source = job.prepared.payloads.by_payload[task.payload].source
         named = named_error(error, task, job.inputs.step, source, self._names)
         if not isinstance(error, TransportError | DeadlockError):  # whose texts are complete

@@ -63,7 +63,7 @@ class Job:
         self.identity, self.sequence = identity, identity.job
         self.prepared, self.tasks = prepared, prepared.tasks
         self.waits = [*prepared.program.waits]
-        self.left = len(prepared.tasks)  # tasks that are not done, or issued
+        self.remaining = len(prepared.tasks)  # tasks that are not done, or issued
         self.bucket = bucket
         array = None if memory.host and prepared.halves else memory.array(bucket)
         self.inputs = Inputs(bucket.detach(), array, states, step)
@@ -75,7 +75,7 @@ class Job:
     @property
     def events(self) -> Events:
         """The events that this run records."""
-        return self.prepared.taken if self.device.captured else self.prepared.real
+        return self.prepared.capture_events if self.device.captured else self.prepared.run_events
 
 
 class Lanes(Protocol):

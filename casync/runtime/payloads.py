@@ -52,7 +52,7 @@ class Payloads:
         apart = (halves and not self.native) or (tags and not memory.host)
         self._in_place = frozenset[int]() if apart else in_place(program)
         self.native &= all(map(self.in_bucket, tasks))
-        first = _arranged(program)
+        first = _arrange(program)
         self._layouts: dict[tuple[object, ...], Layout] = {}
         layouts = {payload: self._layout(task) for payload, task in first.items()}
         front = Slot.front(checksum) if tags and memory.host else 0
@@ -153,13 +153,13 @@ class Payloads:
             return _EMPTY
         part, codec = self._parts[task.part], self._codecs[task.codec]
         if isinstance(task, EncodeRound):
-            return self._held(Layout.of_round(part, codec, task.round), codec)
+            return self._on_device(Layout.of_round(part, codec, task.round), codec)
         key = (task.part, task.codec)
         if key not in self._layouts:
-            self._layouts[key] = self._held(Layout.of(part, codec), codec)
+            self._layouts[key] = self._on_device(Layout.of(part, codec), codec)
         return self._layouts[key]
 
-    def _held(self, layout: Layout, codec: Codec) -> Layout:
+    def _on_device(self, layout: Layout, codec: Codec) -> Layout:
         """The layout; on a device, with numbers that the codec holds there."""
         if self._memory.host:
             return layout
@@ -167,7 +167,7 @@ class Payloads:
         return replace(layout, at=hold(layout.at), bound=hold(layout.bound))
 
 
-def _arranged(program: Program) -> dict[int, Task]:
+def _arrange(program: Program) -> dict[int, Task]:
     """Payloads in the order of the arena, with the first task of each: see [Note: side by side]."""
     first: dict[int, Task] = {}
     for each in (each for task in program.tasks for each in members(task)):

@@ -78,12 +78,12 @@ class Apart(InBucket):
         self._runs = _runs(*self.table[:, :2].T.tolist())
         self.table = packed(self.table)
         self._memory, self._stretch, self._count = memory, stretch, part.elements
-        self._kept = None if memory.host else memory.zeros(part.elements, torch.float32)
+        self._sums = None if memory.host else memory.zeros(part.elements, torch.float32)
 
     def open(self, run: Inputs, view: View | None) -> Any:
         """Implements InBucket.open."""
         if self not in run.apart:
-            run.apart[self] = self._widened(run), len(self._stretch.tasks)
+            run.apart[self] = self._widen(run), len(self._stretch.tasks)
         values, left = run.apart[self]
         run.apart[self] = values, left - 1
         array = self._memory.array(values)
@@ -97,8 +97,8 @@ class Apart(InBucket):
             for here, there in self._pairs(run, values) if self._stretch.stays else ():
                 self._memory.copy(there, here)
 
-    def _widened(self, run: Inputs) -> torch.Tensor:
-        values = self._kept
+    def _widen(self, run: Inputs) -> torch.Tensor:
+        values = self._sums
         if values is None:
             values = self._memory.tensor(np.empty(self._count, np.float32))
         for here, there in self._pairs(run, values) if self._stretch.reads else ():
@@ -128,47 +128,47 @@ class _Stretch:
 
 def pieces_of(program: Program, memory: Memory, *, halves: bool) -> dict[tuple[int, int], InBucket]:
     """The pieces by task position and part. halves: True for a bucket of 16 bits."""
-    found: dict[tuple[int, int], InBucket] = {}
+    pieces: dict[tuple[int, int], InBucket] = {}
     for number, tasks in _by_part(program).items():
         part = program.parts[number]
         whole = InBucket(part)
-        found.update(((i, number), whole) for i in tasks)
+        pieces.update(((i, number), whole) for i in tasks)
         for stretch in _stretches(program, tasks) if halves else ():
             if memory.host or len(stretch.tasks) > 1:
                 apart = Apart(part, memory, stretch)
-                found.update(((i, number), apart) for i in stretch.tasks)
-    return found
+                pieces.update(((i, number), apart) for i in stretch.tasks)
+    return pieces
 
 
 def _by_part(program: Program) -> dict[int, list[int]]:
     """Positions of tasks that use pieces, by part."""
-    found: dict[int, list[int]] = defaultdict(list)
+    positions: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(program.tasks):
         uses = isinstance(members(task)[0], Encode | Decode | Merge)
         for part in {each.part for each in members(task)} if uses else ():
-            found[part].append(i)
-    return found
+            positions[part].append(i)
+    return positions
 
 
 def _stretches(program: Program, tasks: Iterable[int]) -> list[_Stretch]:
     """Stretches of one part's tasks. A stretch that only reads leaves the bucket as it is."""
-    found: list[_Stretch] = []
+    stretches: list[_Stretch] = []
     for i in tasks:
         every = members(program.tasks[i])
         replaces = type(every[0]) is Decode
-        if replaces or not found or not found[-1].writes:
-            found.append(_Stretch(reads=not replaces))
-        found[-1].tasks.append(i)
-        found[-1].writes |= any(not isinstance(t, Encode) or t.writeback for t in every)
-    found[-1].stays = found[-1].writes
-    return found
+        if replaces or not stretches or not stretches[-1].writes:
+            stretches.append(_Stretch(reads=not replaces))
+        stretches[-1].tasks.append(i)
+        stretches[-1].writes |= any(not isinstance(t, Encode) or t.writeback for t in every)
+    stretches[-1].stays = stretches[-1].writes
+    return stretches
 
 
 def _runs(starts: Iterable[int], lengths: Iterable[int]) -> list[tuple[int, int]]:
     """Start and length of each contiguous run of pieces."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for start, length in zip(starts, lengths, strict=True):
-        if found and sum(found[-1]) == start:
-            start, length = found[-1][0], found.pop()[1] + length
-        found.append((start, length))
-    return found
+        if runs and sum(runs[-1]) == start:
+            start, length = runs[-1][0], runs.pop()[1] + length
+        runs.append((start, length))
+    return runs

@@ -23,7 +23,7 @@ from casync.building.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task,
 from casync.codec import Codec
 from casync.errors import DeadlockError
 from casync.graph.graph import Program
-from casync.graph.joining import Bulk, joined
+from casync.graph.joining import Bulk, join_tasks
 from casync.graph.plan import BATCH_BYTES
 from casync.memory import Event, Memory
 from casync.memory.slots import StagedSlot
@@ -58,7 +58,7 @@ def prepare(program: Program, dtype: torch.dtype, setting: Setting) -> Prepared:
     dtype: of the buckets, one of FLOATS. Codecs are looked up now.
     """
     codecs, halves = with_raw(setting.codecs), dtype != torch.float32
-    program = _joined(program, codecs, setting, halves=halves)
+    program = _join(program, codecs, setting, halves=halves)
     payloads = Payloads(
         program, codecs, memory=setting.memory, tags=setting.tags,
         checksum=setting.options.checksum, waits=setting.options.waits, halves=halves,
@@ -80,7 +80,7 @@ def prepare(program: Program, dtype: torch.dtype, setting: Setting) -> Prepared:
     )
 
 
-def _joined(
+def _join(
     program: Program, codecs: Mapping[str, Codec], setting: Setting, *, halves: bool
 ) -> Program:
     """The program with tasks joined: see [Note: bulk]."""
@@ -89,22 +89,23 @@ def _joined(
     on_host, deferred = setting.memory.host, setting.options.deferred
     most = BATCH_BYTES if on_host else math.inf
     together = Bulk(most, apart=halves, at_once=not setting.tags)
-    return joined(program, codecs, together, lambda t: on_host or not deferred.get(t.codec))
+    return join_tasks(program, codecs, together, lambda t: on_host or not deferred.get(t.codec))
 
 
 class Events:
-    """Events at the end of tasks on their streams, and at the end of the whole program. CUDA
-    refuses to query or await an event that was last recorded in a capture."""
+    """Events at the end of tasks on their streams, and at the end of the whole program. A program
+    has others for a capture: CUDA refuses to query or await an event that was last recorded there.
+    """
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self.end = memory, memory.event()
-        self._made: dict[int, Event] = {}
+        self._events: dict[int, Event] = {}
 
     def of(self, index: int) -> Event:
         """The event at the end of a task."""
-        if index not in self._made:
-            self._made[index] = self._memory.event()
-        return self._made[index]
+        if index not in self._events:
+            self._events[index] = self._memory.event()
+        return self._events[index]
 
 
 @dataclass(eq=False)
@@ -130,8 +131,8 @@ class Prepared:
         self.halves = self.dtype != torch.float32
         self.elements = max((r[0] + r[1] for p in program.parts for r in p.rows), default=0)
         self.slots, self.varying = self.payloads.slots, self.payloads.varying
-        self.real, self.taken = Events(memory), Events(memory)  # of runs, and of a capture
-        self.end = self.real.end
+        self.run_events, self.capture_events = Events(memory), Events(memory)
+        self.end = self.run_events.end
         self.first = [i for i, waits in enumerate(program.waits) if waits == 0]
         self.members = [members(task) for task in program.tasks]
         self.channels = [_channel(task) for task in program.tasks]
@@ -174,12 +175,12 @@ class Prepared:
 
     def transfer(self, index: int, bucket: torch.Tensor) -> Transfer:
         """A send, receive or reduce, as a transport without tags takes it."""
-        made = self._transfers.get(index)
-        if made is None:
-            made = self._transfer(index, bucket)
+        known = self._transfers.get(index)
+        if known is None:
+            known = self._transfer(index, bucket)
             if self.constant and not self.payloads.in_bucket(self.tasks[index]):
-                self._transfers[index] = made
-        return made
+                self._transfers[index] = known
+        return known
 
     def _transfer(self, index: int, bucket: torch.Tensor) -> Transfer:
         task, name = self.tasks[index], self.name(index)
@@ -217,8 +218,8 @@ def _channel(task: Task) -> Channel | None:
 
 def _leaving(task: Task, payloads: Payloads) -> Sequence[StagedSlot]:
     """Slots that are copied to the host once a task has encoded them."""
-    made = (payloads.by_payload[t.payload] for t in members(task) if isinstance(t, Encode))
-    return [slot for slot in made if isinstance(slot, StagedSlot) and slot.leaves]
+    slots = (payloads.by_payload[t.payload] for t in members(task) if isinstance(t, Encode))
+    return [slot for slot in slots if isinstance(slot, StagedSlot) and slot.leaves]
 
 
 @dataclass(frozen=True)
@@ -274,12 +275,12 @@ def _refuse_stuck(late: Sequence[Task]) -> NoReturn:
 
 def _groups(tasks: Sequence[Task], after: Sequence[Sequence[int]]) -> list[Issue]:
     """The transfers of each slot, in the order of slots."""
-    found: dict[int, list[int]] = defaultdict(list)
+    groups: dict[int, list[int]] = defaultdict(list)
     for i, task in enumerate(tasks):
         if isinstance(task, Send | Recv | Reduce):
-            found[task.slot].append(i)
-    ways = {i: (tasks[i].part, tasks[i].payload) for group in found.values() for i in group}
-    every = [sorted(found[slot], key=ways.__getitem__) for slot in sorted(found)]
+            groups[task.slot].append(i)
+    ways = {i: (tasks[i].part, tasks[i].payload) for group in groups.values() for i in group}
+    every = [sorted(groups[slot], key=ways.__getitem__) for slot in sorted(groups)]
     return [
         Issue(group, sorted({j for i in group for j in after[i]}), transfers=True)
         for group in every

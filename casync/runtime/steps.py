@@ -69,7 +69,7 @@ class Steps:
         self._seeds = {side: mix_seed(seed, program.rank, side) for side in SIDES}
         encodes = [t for task in program.tasks for t in members(task) if isinstance(t, Encode)]
         most = sum(self._states_of(t) for t in encodes)
-        self._kept = memory.zeros(0 if memory.host else most, torch.float32)
+        self._scratch = memory.zeros(0 if memory.host else most, torch.float32)
         self._pieces = pieces_of(program, memory, halves=halves and not payloads.native)
 
     def of(self, index: int, task: Task) -> TaskFn | None:
@@ -89,8 +89,8 @@ class Steps:
         encodes = [each for each in tasks if isinstance(each, Encode)]
         if not encodes:
             return self._decode(index, tasks)
-        taken = [each for each in tasks if not isinstance(each, Encode)]
-        return self._encode(index, encodes, self._call(index, [taken]) if taken else None)
+        incoming = [each for each in tasks if not isinstance(each, Encode)]
+        return self._encode(index, encodes, self._call(index, [incoming]) if incoming else None)
 
     def _call(self, index: int, turns: Sequence[Sequence[Task]], *, repeats: bool = True) -> Call:
         tables = [self._table(index, task) for task in turns[0]]
@@ -115,7 +115,7 @@ class Steps:
         the bucket, for pieces in use."""
         return None if self._memory.host or waits else cast(DeviceCodec, self._codecs[codec]).view
 
-    def _encode(self, index: int, tasks: Sequence[Encode], taken: Call | None) -> TaskFn:
+    def _encode(self, index: int, tasks: Sequence[Encode], incoming: Call | None) -> TaskFn:
         pieces, first = self._pieces[index, tasks[0].part], tasks[0]
         call = self._call(index, [tasks])
         table, scale, codec = call.table, self._factor(first), self._codecs[first.codec]
@@ -129,10 +129,10 @@ class Steps:
             (at, room), x = call.places(), pieces.open(run, view)
             more: dict[str, Any] = dict(room)
             state, deferred = run.states.get(key) if stateful else None, list[Any]()
-            if taken is not None:
-                more["incoming"] = (taken.array, *taken.contents())
+            if incoming is not None:
+                more["incoming"] = (incoming.array, *incoming.contents())
             if waits and state:
-                if taken is not None and waits.idle(x):  # `incoming` may not be zero
+                if incoming is not None and waits.idle(x):  # `incoming` may not be zero
                     payload, place, used = more.pop("incoming")
                     decode(payload, table, place, used, x, add=True, step=run.step)
                 deferred = waits.defer(x, state)
@@ -158,8 +158,8 @@ class Steps:
             return Deferral(names, table) if names else None
         # encodes follow one another on a stream; between rounds nothing is restored
         rounds = isinstance(tasks[0], EncodeRound)
-        kept = self._memory.zeros(size, torch.float32) if rounds else self._kept[:size]
-        return DeviceDeferral(names, table, self._memory, kept)
+        scratch = self._memory.zeros(size, torch.float32) if rounds else self._scratch[:size]
+        return DeviceDeferral(names, table, self._memory, scratch)
 
     def _states_of(self, task: Task) -> int:
         """Number of elements of a part's states that may wait."""

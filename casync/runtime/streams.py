@@ -63,10 +63,10 @@ class StreamLanes:
     ) -> None:
         self._progress, self._memory = progress, memory
         self._numbers = count()
-        made = (("encode", True), ("merge", True), ("decode", False), ("leave", True),
-                ("enter", True), ("exchange", True), ("end", False),
-                ("graph", True))  # fmt: skip
-        self._lanes = {name: Lane(memory.stream(urgent=urgent)) for name, urgent in made}
+        names = ("encode", "merge", "decode", "leave", "enter", "exchange", "end", "graph")
+        self._lanes = {
+            name: Lane(memory.stream(urgent=name not in ("decode", "end"))) for name in names
+        }
         self._ready: list[tuple[int, int, Job]] = []
         self._lock = threading.Lock()
         self._issuing = False
@@ -77,7 +77,7 @@ class StreamLanes:
         if isinstance(transport, SlotTransport):
             self._slots = transport
         else:
-            arrived = replace(progress, done=self._arrived)
+            arrived = replace(progress, done=self._take_arrival)
             self._communication = Communication(arrived, memory, transport)
 
     def admit(self, job: Job) -> None:
@@ -133,7 +133,7 @@ class StreamLanes:
         self._memory.caller().after(job.events.end)
 
     @contextmanager
-    def taking(self, job: Job) -> Iterator[None]:
+    def capturing(self, job: Job) -> Iterator[None]:
         """A context that captures a job. Its work is not done then, so nothing later awaits it."""
         ended, known = job.prepared.ended, {lane: lane.known for lane in self._lanes.values()}
         self._captured, job.prepared.ended = job, None
@@ -255,7 +255,7 @@ class StreamLanes:
             leave = self._lanes["leave"]
             leave.after([mark])
             leave.run(slot.leave)
-            leave.mark(next(self._numbers), slot.left)
+            leave.mark(next(self._numbers), slot.on_host)
 
     def _enter(self, job: Job, index: int) -> None:
         """Copy a received or reduced payload from host memory to the device."""
@@ -263,7 +263,7 @@ class StreamLanes:
         slot = job.prepared.payloads.staged[index]
         lane.after(self._before(job, job.prepared.after[index]))
         lane.run(slot.enter)
-        job.device.marks[index] = lane.mark(next(self._numbers), slot.entered)
+        job.device.marks[index] = lane.mark(next(self._numbers), slot.on_device)
 
     def _exchange(self, job: Job, slot: Issue, transport: SlotTransport) -> None:
         """Issue the transfers of a slot as a group."""
@@ -287,8 +287,8 @@ class StreamLanes:
             lane.mark(next(self._numbers), there)
             there.wait()
             pieces = [(i, piece) for i, slot in exact.items() for piece in slot.pieces()]
-            made = [(job.prepared.transfer(i, job.bucket), piece) for i, piece in pieces]
-            transfers = [replace(transfer, data=piece) for transfer, piece in made]
+            whole = {i: job.prepared.transfer(i, job.bucket) for i in exact}
+            transfers = [replace(whole[i], data=piece) for i, piece in pieces]
             lane.run(partial(transport.exchange, transfers))
 
     def _take_effect(self, job: Job, index: int, step: TaskFn) -> None:
@@ -301,7 +301,7 @@ class StreamLanes:
         """Marks of these tasks, and of the program's last run."""
         return [*(job.device.marks[i] for i in tasks), job.prepared.ended]
 
-    def _arrived(self, job: Job, indices: Sequence[int], begin: float) -> None:
+    def _take_arrival(self, job: Job, indices: Sequence[int], begin: float) -> None:
         """Take a message or reduce that is complete in host memory."""
         (index,) = indices
         if isinstance(job.tasks[index], Send):
@@ -312,11 +312,11 @@ class StreamLanes:
 
     def _time_out(self, job: Job, timeout: float) -> None:
         """Fail the first unfinished task of a job, a transfer if there is one."""
-        left = [
+        unfinished = [
             i
             for i, mark in enumerate(job.device.marks)
             if mark is not None and not mark.event.done()
         ]
-        moved = [i for i in left if isinstance(job.tasks[i], Send | Recv | Reduce)]
+        moved = [i for i in unfinished if isinstance(job.tasks[i], Send | Recv | Reduce)]
         error = PeerTimeout(f"the device was not done with it after {timeout:g} s")
-        self._progress.failed(job, (moved or left or [0])[0], error)
+        self._progress.failed(job, (moved or unfinished or [0])[0], error)

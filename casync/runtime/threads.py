@@ -95,7 +95,7 @@ class _Waiter:
             if isinstance(task, Recv):
                 slot = job.prepared.payloads.messages[index]
                 job.identity.check(task.payload, slot.identity)  # before anything is decoded
-                slot.arrived(received)
+                slot.take_message(received)
             self._progress.done(job, (index,), begin)
         except Exception as error:
             self._progress.failed(job, index, error)

@@ -122,6 +122,11 @@ def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
     return strategy.refuses(codec, codec if down is None else down)
 
 
+def part_owner(part: Part, world_size: int) -> Sequence[int]:
+    """TwoWay.owners of strategies whose parts have one owner."""
+    return (part.owner,)
+
+
 def owners(part: Part, world_size: int) -> Sequence[int]:
     """The ranks that encode the mean of elements of `part`, as aggregators; () if its strategy has
     one direction."""
@@ -168,6 +173,12 @@ def refuse_rounds(codec: Codec, strategy: str) -> str | None:
     )
 
 
+def refuse_special(codec: Codec, strategy: str) -> str | None:
+    """The reason why strategies that average decoded payloads cannot carry a codec with rounds, or
+    one that votes; or None."""
+    return refuse_rounds(codec, strategy) or (refuse_vote(codec, strategy) if codec.vote else None)
+
+
 def refuse_vote(codec: Codec, strategy: str) -> str:
     """The reason why strategies that average cannot carry a codec that votes."""
     return (
@@ -179,11 +190,8 @@ def refuse_vote(codec: Codec, strategy: str) -> str:
 def refuse_single_encoder(codec: Codec, again: Codec, strategy: str) -> str | None:
     """The reason why strategies that encode again on the way, with codec `again`, cannot carry
     `codec`; or None."""
-    for each in (codec, again):
-        if each.rounds:
-            return refuse_rounds(each, strategy)
-        if each.vote:
-            return refuse_vote(each, strategy)
+    if refusal := refuse_special(codec, strategy) or refuse_special(again, strategy):
+        return refusal
     if not again.reencodes:
         return (
             f"codec {again.name!r} cannot encode twice (as with states of its own), which strategy "

@@ -5,18 +5,13 @@ A codec with rounds has several payloads, each based on the sum of the one befor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from casync import rounds
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.stages import Item, Setting, Stage, work
-from casync.strategies import instead, refuse_vote
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, instead, refuse_vote
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = ""
 TWO_WAY = False

@@ -5,17 +5,12 @@ The sum runs in rank order on every rank, the own payload included, so results a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.stages import Item, Setting, Stage, work
-from casync.strategies import refuse_rounds, refuse_vote
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, refuse_special
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = ""
 TWO_WAY = False
@@ -25,9 +20,7 @@ RESULT: Result = "mean"
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts every codec that averages in one exchange."""
-    if refusal := refuse_rounds(codec, "exchange"):
-        return refusal
-    return refuse_vote(codec, "exchange") if codec.vote else None
+    return refuse_special(codec, "exchange")
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

@@ -12,18 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.errors import PlanError
 from casync.estimates import Estimate
-from casync.strategies import instead
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, instead
+from casync.topology import Spread, Topology
 
 __all__ = ["LINKS", "Grid", "grid"]
 

@@ -8,32 +8,29 @@ much.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.stages import INSIDE, Item, Setting, Stage, transfer, work
-from casync.strategies import hierarchical_pull, hierarchical_push, refuse_partial_sums
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import (
+    Result,
+    hierarchical_pull,
+    hierarchical_push,
+    part_owner,
+    refuse_partial_sums,
+)
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = "nodes"
 TWO_WAY = True
 SHARES = False
 RESULT: Result = "mean"
+owners = part_owner
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts the codecs of `ps`: leaders encode once, and the owner again."""
     return refuse_partial_sums(codec, down, "hierarchical")
-
-
-def owners(part: Part, world_size: int) -> tuple[int, ...]:
-    """The part's owner."""
-    return (part.owner,)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

@@ -6,17 +6,12 @@ nodes carries it once for each node, whatever the ranks inside.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.stages import INSIDE, Item, Setting, Stage, transfer, work
-from casync.strategies import pull
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, pull
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = False

@@ -8,18 +8,14 @@ their leaders). The other leaders encode the sum of their node, and send it to t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.raw import RAW
 from casync.stages import INSIDE, Item, Setting, Stage, transfer, work
-from casync.strategies import push
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, push
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = False

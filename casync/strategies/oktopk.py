@@ -24,19 +24,13 @@ median, and up to 19 times: the extra traffic would cost more than the computati
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from casync.codec import FLOAT_BYTES
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import FLOAT_BYTES, Codec
 from casync.regions import NONZERO, region_key
 from casync.stages import Item, Setting, Stage, work
-from casync.strategies import refuse_single_encoder
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, refuse_single_encoder
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = "tensors"
 TWO_WAY = True

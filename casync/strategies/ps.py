@@ -6,32 +6,23 @@ feedback of its own codec; with raw on one side only the other direction is comp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.stages import Item, Setting, Stage, work
-from casync.strategies import pull, push, refuse_single_encoder
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, part_owner, pull, push, refuse_single_encoder
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = True
 SHARES = False
 RESULT: Result = "mean"
+owners = part_owner
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts codecs whose owner side may encode again."""
     return refuse_single_encoder(codec, down, "ps")
-
-
-def owners(part: Part, world_size: int) -> tuple[int, ...]:
-    """The part's owner."""
-    return (part.owner,)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

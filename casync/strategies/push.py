@@ -5,17 +5,12 @@ The owner adds its own values without encoding them. With `pull` after it, an av
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.stages import Item, Setting, Stage, work
-from casync.strategies import refuse_rounds, refuse_vote
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, refuse_special
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = False
@@ -25,9 +20,7 @@ RESULT: Result = "sum at owner"
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts every codec that encodes a rank's values once."""
-    if refusal := refuse_rounds(codec, "push"):
-        return refusal
-    return refuse_vote(codec, "push") if codec.vote else None
+    return refuse_special(codec, "push")
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

@@ -8,32 +8,24 @@ aggregator, the others as workers.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
 from casync.stages import Item, Setting, Stage, transfer, work
-from casync.strategies import refuse_partial_sums
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.strategies import Result, part_owner, refuse_partial_sums
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = True
 SHARES = False
 RESULT: Result = "mean"
+owners = part_owner
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:
     """Accepts codecs that may encode at every hop, and whose numbers can hold the sum."""
     return refuse_partial_sums(codec, down, "ring")
-
-
-def owners(part: Part, world_size: int) -> tuple[int, ...]:
-    """The part's owner."""
-    return (part.owner,)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

@@ -6,16 +6,11 @@ sum once more without state, and broadcasts. The result is the sign of a sum, ne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from casync.strategies import instead, refuse_rounds
-
-if TYPE_CHECKING:
-    from casync.building.builder import Builder
-    from casync.building.parts import Part
-    from casync.codec import Codec
-    from casync.strategies import Result
-    from casync.topology import Spread, Topology
+from casync.building.builder import Builder
+from casync.building.parts import Part
+from casync.codec import Codec
+from casync.strategies import Result, instead, refuse_rounds
+from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = False

@@ -82,10 +82,10 @@ class DistributedTransport:
         names = dist.get_process_group_ranks(group)
 
         def some(members: Sequence[int]) -> dist.ProcessGroup:
-            made: dist.ProcessGroup = dist.new_group(
+            subgroup: dist.ProcessGroup = dist.new_group(
                 [names[rank] for rank in members], delay, "gloo", use_local_synchronization=True
             )
-            return made
+            return subgroup
 
         transport = cls(group, some)
         transport._owned = True

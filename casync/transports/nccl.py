@@ -61,7 +61,7 @@ class NcclTransport:
         self._stream = stream or _current_stream
         self._memory = memory
         self._error: TransportError | None = None
-        self._made: dict[tuple[int, ...], Communicator] = {}
+        self._communicators: dict[tuple[int, ...], Communicator] = {}
         self._everybody = tuple(range(world_size))
         self._watchdog = Watchdog(rank, timeout, self._fail, self._failure, memory)
         self._communicator(self._everybody)
@@ -124,33 +124,35 @@ class NcclTransport:
             raise copy_to_raise(self._error)
 
     def _communicator(self, ranks: tuple[int, ...]) -> Communicator:
-        if ranks not in self._made:
+        if ranks not in self._communicators:
             with self._blocking([f"connecting ranks {list(ranks)}"]):
-                self._made[ranks] = self._connected(ranks)
-        return self._made[ranks]
+                self._communicators[ranks] = self._connect_in_thread(ranks)
+        return self._communicators[ranks]
 
-    def _connected(self, ranks: tuple[int, ...]) -> Communicator:
+    def _connect_in_thread(self, ranks: tuple[int, ...]) -> Communicator:
         """Connect in a thread: NCCL may wait for a rank that is gone, and an unfinished
         communicator cannot be aborted. One that is finished after the time-out is aborted then."""
-        made = Future[Communicator]()
+        connection = Future[Communicator]()
 
         def run() -> None:
             try:
-                made.set_result(self._connect(ranks))
+                connection.set_result(self._connect(ranks))
             except Exception as error:
-                made.set_exception(error)
+                connection.set_exception(error)
             else:
                 if self._error is not None:
-                    made.result().abort()
+                    connection.result().abort()
 
         start_thread(run, "casync-nccl-connect")
-        while not wait([made], _LOOK).done:
+        while not wait([connection], _LOOK).done:
             self._check()
-        return made.result()
+        return connection.result()
 
     def _failure(self) -> str:
         """The first failure of a communicator, or ""."""
-        return next(filter(None, (each.failure() for each in list(self._made.values()))), "")
+        return next(
+            filter(None, (each.failure() for each in list(self._communicators.values()))), ""
+        )
 
     def _fail(self, error: TransportError) -> None:
         """End by an error of the watchdog."""
@@ -168,7 +170,7 @@ class NcclTransport:
         """Call each communicator in a thread: NCCL may wait for ranks that are gone."""
 
         def run() -> None:
-            for communicator in list(self._made.values()):
+            for communicator in list(self._communicators.values()):
                 with suppress(Exception), self._memory.current():
                     call(communicator)
 

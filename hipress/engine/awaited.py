@@ -17,7 +17,7 @@ import torch
 from hipress.errors import SyncError
 from hipress.model.shards import is_sharded
 
-__all__ = ["Awaited", "changed", "hide"]
+__all__ = ["Awaited", "change_error", "hide"]
 
 _ADVICE = (
     "between its backward pass and sync.step(), when it may be on its way already. Clip, unscale, "
@@ -54,17 +54,17 @@ def hide(parameter: torch.Tensor, gradient: torch.Tensor, owner: tuple[int, str]
     parameter.grad = awaited
 
 
-def changed(rank: int, name: str) -> SyncError:
+def change_error(rank: int, name: str) -> SyncError:
     """The error for a gradient of this parameter that was written to or replaced."""
     return SyncError(f"rank {rank}: the gradient of {name!r} was changed {_ADVICE}")
 
 
-def _owners(given: Any) -> Iterator[tuple[int, str]]:
+def _owners(arguments: Any) -> Iterator[tuple[int, str]]:
     """Owners of the awaited gradients in arguments."""
-    if isinstance(given, Awaited):
-        yield vars(given)["owner"]
-    elif isinstance(given, list | tuple):
-        for each in given:
+    if isinstance(arguments, Awaited):
+        yield vars(arguments)["owner"]
+    elif isinstance(arguments, list | tuple):
+        for each in arguments:
             yield from _owners(each)
-    elif isinstance(given, dict):
-        yield from _owners(list(given.values()))
+    elif isinstance(arguments, dict):
+        yield from _owners(list(arguments.values()))

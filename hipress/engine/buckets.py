@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from casync.building.parts import Choice, Part, Tensor
+from casync.codec import Codec
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
@@ -17,16 +17,13 @@ from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.raw import RAW
 from casync.strategies import owners
+from casync.topology import Topology
 from hipress.engine.differences import Differences
 from hipress.engine.owned import Spans
 from hipress.engine.residuals import WORKER, Arena, ArenaSlice, Residuals, States
 from hipress.model.params import Param
 from hipress.options import Options
 from hipress.plan.plan import NATIVE, Plan, partitions
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
-    from casync.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -84,15 +81,15 @@ class BucketPlans:
             params, plan, None if self._merges else self._owned(), memory or HostMemory()
         )
         self._states = {} if self._merges else self.residuals.place_all()
-        self._made: dict[tuple[int, ...], BucketPlan | None] = {}
+        self._plans: dict[tuple[int, ...], BucketPlan | None] = {}
         self._raw: dict[int, BucketPlan] = {}  # by elements
 
     def plan_for(self, indices: tuple[int, ...]) -> BucketPlan | None:
         """The BucketPlan for a bucket of these parameters; None if none of them is compressed."""
-        if indices not in self._made:
-            self._forget(indices)
-            self._made[indices] = self._make(indices)
-        plan = self._made[indices]
+        if indices not in self._plans:
+            self._drop_rebuilt(indices)
+            self._plans[indices] = self._make(indices)
+        plan = self._plans[indices]
         if plan is not None and self._merges:
             self._take_state(plan)
         return plan
@@ -117,14 +114,14 @@ class BucketPlans:
         other = other or before.plan.least != self.plan.least
         if before._merges != self._merges or other:  # owners or arrays differ
             return set()
-        same = {index for index in before.residuals.places if self._alike(before.plan, index)}
+        same = {index for index in before.residuals.places if self._same_state(before.plan, index)}
         copied = before.residuals.copy(same)
         for index in same - self.residuals.places.keys():
             self.residuals.place(str(self.plan.decisions[index].codec), [index])
         self.residuals.put_back(copied)
         return same
 
-    def _alike(self, before: Plan, index: int) -> bool:
+    def _same_state(self, before: Plan, index: int) -> bool:
         one, other = before.decisions[index], self.plan.decisions[index]
         if one.codec is None or other.codec is None:
             return False
@@ -146,16 +143,16 @@ class BucketPlans:
         elements = sum(self._params[index].reals for index in indices)
         whole = self.residuals.memory.zeros(elements, torch.float32)
         for index, piece in zip(indices, self.pieces(indices, whole), strict=True):
-            held = self.residuals.undelivered(index)
-            if held is not None:
-                piece.copy_(held)
+            gradient = self.residuals.undelivered(index)
+            if gradient is not None:
+                piece.copy_(gradient)
         return whole
 
-    def _forget(self, indices: Sequence[int]) -> None:
+    def _drop_rebuilt(self, indices: Sequence[int]) -> None:
         """Drop the plans of these parameters' earlier buckets, which DDP has rebuilt, with their
         programs and the executor's buffers."""
         moved = set(indices)
-        self._made = {old: w for old, w in self._made.items() if moved.isdisjoint(old)}
+        self._plans = {old: w for old, w in self._plans.items() if moved.isdisjoint(old)}
 
     def _owned(self) -> dict[int, Spans]:
         """Elements that this rank aggregates, by parameter, whatever their buckets."""
@@ -178,8 +175,10 @@ class BucketPlans:
             return None
         units = self._units(indices)
         compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)
-        found = tuple(self._differences(units))
-        return BucketPlan(self._compile(units), self._states, units, compressed, differences=found)
+        differences = tuple(self._differences(units))
+        return BucketPlan(
+            self._compile(units), self._states, units, compressed, differences=differences
+        )
 
     def _differences(self, units: Sequence[Unit]) -> Iterator[Differences]:
         """Units whose payloads are of differences."""

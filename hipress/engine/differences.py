@@ -38,8 +38,8 @@ class Differences:
     def add_mean(self, bucket: torch.Tensor, state: State) -> None:
         """Add the mean of references to the mean of differences, in place; then update the mean."""
         piece = bucket[self.start : self.start + self.length]
-        held = slice(self.state, self.state + self.length)
-        mean, reference = (as_torch(state[name][held]) for name in (MEAN, REFERENCE))
+        own = slice(self.state, self.state + self.length)
+        mean, reference = (as_torch(state[name][own]) for name in (MEAN, REFERENCE))
         total = mean + piece
         if self.share == 1:
             mean.copy_(total)

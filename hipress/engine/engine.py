@@ -15,7 +15,7 @@ from casync.runtime.executor import TraceEvent
 from casync.runtime.options import Capture
 from hipress.engine.buckets import BucketPlans
 from hipress.engine.momentum import Momentum
-from hipress.engine.optimizer_steps import refuse_forgotten, take_failed, watch_steps
+from hipress.engine.optimizer_steps import pop_failed, refuse_forgotten, watch_steps
 from hipress.engine.residuals import in_layout, in_shape
 from hipress.engine.round import Round, Traffic
 from hipress.engine.scaling import Scale
@@ -61,19 +61,19 @@ class Engine:
         self.traffic = Traffic()
         self.at_freeze: tuple[Traffic, Counters] | None = None  # sums until an optimizer froze
         self._skips = skips
-        self.buckets = self.planned(plan)  # of the current plan
+        self.buckets = self.buckets_of(plan)  # of the current plan
         #: undelivered gradients of this rank from earlier plans, which wait for the parameters'
         #: next ones: flat float32 in bucket order, by parameter
         self.owed: dict[int, torch.Tensor] = {}
         watch_steps()
 
     @property
-    def name(self) -> int:
+    def global_rank(self) -> int:
         """This rank's global number."""
-        return self.world.name
+        return self.world.global_rank
 
     @property
-    def looks(self) -> bool:
+    def observes(self) -> bool:
         """True if a tuner or momentum sees gradients, also uncompressed ones."""
         return self.momentum is not None or (
             self.tuner is not None and self.tuner.observer is not None
@@ -118,21 +118,21 @@ class Engine:
         self.round = Round(self, step, self._scale.now(parameters))
         averaging = self.momentum is not None and self.momentum.phase.momentum
         if self.tuner is not None:
-            plan = self.tuner.next(step, self.world.uncaptured())  # ranks may meet here
-            self._go_by(plan)
+            plan = self.tuner.next(step, self.world.pop_capture_error())  # ranks may meet here
+            self._use_plan(plan)
         if self.momentum is not None:
             if self.momentum.phase.momentum and not averaging:
                 self.at_freeze = replace(self.traffic), self.counters
             self.momentum.begin(self.round, self.buckets.residuals)
         self.traffic.steps += 1
-        failed = take_failed(parameters)
+        failed = pop_failed(parameters)
         if failed is not None:
             self.world.failures.refuse_parted(failed, step)
         refuse_forgotten(parameters)
         verifier = self.world.verifier
         if verifier and parameters and step % VERIFY_STEPS == 1:
-            held = map(local, parameters)
-            self.round.compare(verifier.check_parameters(held, self.params, step))
+            values = map(local, parameters)
+            self.round.compare(verifier.check_parameters(values, self.params, step))
         return self.round
 
     @property
@@ -159,13 +159,13 @@ class Engine:
         step. The first failure counts."""
         if self.broken:
             return
-        self.world.abort(self.world.failures.keep(error, what or f"step {self._latest}"))
+        self.world.abort(self.world.failures.record(error, what or f"step {self._latest}"))
         if self.tuner is not None:
             self.tuner.close()
 
-    def explained(self, error: Exception) -> Exception:
+    def explain(self, error: Exception) -> Exception:
         """The error with what is known of other ranks that caused it."""
-        return self.world.failures.explained(error, self._latest)
+        return self.world.failures.explain(error, self._latest)
 
     def close(self) -> None:
         """End the threads: on detach, when the module is collected, and at exit. May repeat."""
@@ -195,7 +195,7 @@ class Engine:
                 piece.add_(added[index])
         return added
 
-    def _go_by(self, plan: Plan) -> None:
+    def _use_plan(self, plan: Plan) -> None:
         """Use this plan from now on. What this rank has not delivered moves to it in one of two
         ways: as states of codecs, bit for bit, where these fit; else as a gradient that is owed.
         See [Note: undelivered gradient] in residuals.py."""
@@ -204,7 +204,7 @@ class Engine:
         if plan == replace(self.plan, captured=plan.captured):
             self.buckets.plan = plan  # their programs and states are the same
             return
-        before, self.buckets = self.buckets, self.planned(plan)
+        before, self.buckets = self.buckets, self.buckets_of(plan)
         moved, memory = self.buckets.adopt(before), self.buckets.residuals.memory
         self.owed = {index: _in(memory, values) for index, values in self.owed.items()}
         for index in before.residuals.places.keys() - moved:
@@ -214,7 +214,7 @@ class Engine:
         if before.hosted and not self.buckets.hosted:
             self.world.free_copies()
 
-    def planned(self, plan: Plan) -> BucketPlans:
+    def buckets_of(self, plan: Plan) -> BucketPlans:
         """Buckets of this plan, without any state."""
         route = self.world.routes[plan.hosted]
         rank, rotates = self.world.coordinator.rank, route.executor.rotates

@@ -13,14 +13,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.futures import Future
 
 from casync.building.parts import Choice, Tensor
 from casync.building.tasks import Encode
-from casync.codec import State
+from casync.codec import Codec, State
 from casync.graph.graph import Program, build_program
 from casync.graph.plan import partition
 from casync.memory import Memory
@@ -33,13 +33,10 @@ from hipress.engine.futures import wait_within
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
 from hipress.options import Options
-from hipress.plan.codecs import described, state_of
+from hipress.plan.codecs import full_name, state_of
 from hipress.plan.plan import partitions
 from hipress.ranks import nodes
 from hipress.ranks.coordinator import Coordinator
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["OVERLAP", "ROOM", "Exchange", "Piece", "rows"]
 
@@ -72,13 +69,24 @@ def rows(length: int, ranks: int, codec: str = RAW) -> tuple[Piece, ...]:
 
 
 @dataclass
-class _Kept:
+class _Pool:
     """Programs of one kind, and the last run of each, unless it is over."""
 
     programs: list[Program]
     running: dict[int, Future[torch.Tensor]] = field(default_factory=dict)
 
-    def ended(self, number: int, future: Future[torch.Tensor]) -> None:
+    def free(self) -> int:
+        """Number of a program that does not run; a new one if all do; else the first."""
+        for number in range(len(self.programs)):
+            run = self.running.get(number)
+            if run is None or run.done():
+                return number
+        if len(self.programs) < OVERLAP:
+            self.programs.append(replace(self.programs[0]))
+            return len(self.programs) - 1
+        return 0
+
+    def end(self, number: int, future: Future[torch.Tensor]) -> None:
         """Forget a run that is over, and with it the tensor."""
         if self.running.get(number) is future:
             del self.running[number]
@@ -116,7 +124,7 @@ class Exchange:
         self._codecs: dict[str, Codec] = {}
         self._pieces: dict[str, tuple[Piece, ...]] = {}  # of named states
         self._sizes: dict[str, tuple[int, int]] = {}  # of named states: tensors and elements
-        self._kept: OrderedDict[_Kind, _Kept] = OrderedDict()
+        self._pools: OrderedDict[_Kind, _Pool] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self.executor = start_executor(
             purpose, self._codecs, options, coordinator, {}, placement, self.memory
@@ -124,7 +132,7 @@ class Exchange:
 
     def add(self, codec: Codec) -> str:
         """Make a codec known, unless it is; return its key for pieces."""
-        key = described(codec)
+        key = full_name(codec)
         if key in self._codecs and self._codecs[key].digest != codec.digest:
             key = f"{key} {codec.digest}"
         self._codecs.setdefault(key, codec)
@@ -158,16 +166,16 @@ class Exchange:
         """
         with self._lock:
             kind = strategy, tuple(pieces), tensor.dtype
-            kept = self._kept.get(kind) or self._prepare(kind, tensor.numel(), name)
-            self._kept.move_to_end(kind)
-            number = self._free(kept)
-            program = kept.programs[number]
+            pool = self._pools.get(kind) or self._make_pool(kind, tensor.numel(), name)
+            self._pools.move_to_end(kind)
+            number = pool.free()
+            program = pool.programs[number]
             states = self._states(kind, name, program) if feedback else {}
             drawn = self.calls if draw is None else draw
             future = self.executor.submit(program, tensor, states, drawn, name)
-            kept.running[number] = future
+            pool.running[number] = future
             self.calls += 1
-        future.add_done_callback(partial(kept.ended, number))
+        future.add_done_callback(partial(pool.end, number))
         return future
 
     def compare_names(self, name: str) -> None:
@@ -179,7 +187,7 @@ class Exchange:
         """End the threads and connections."""
         self.executor.close()
 
-    def _prepare(self, kind: _Kind, elements: int, name: str) -> _Kept:
+    def _make_pool(self, kind: _Kind, elements: int, name: str) -> _Pool:
         """Agree on a new kind, make its program, and drop those that have been idle longest."""
         strategy, pieces, dtype = kind
         if sum(piece.length for piece in pieces) != elements:
@@ -189,17 +197,17 @@ class Exchange:
         facts = {"codec": [*codecs, strategy], "elements": elements, "type": str(dtype)}
         cuts = [(piece.length, piece.owner) for piece in pieces]
         self._agree({**facts, "tensor": name, "pieces": cuts})
-        kept = self._kept[kind] = _Kept([self._program(strategy, pieces)])
-        while len(self._kept) > 1 and self._held_bytes > self._room:
-            self._kept.popitem(last=False)
-        return kept
+        pool = self._pools[kind] = _Pool([self._program(strategy, pieces)])
+        while len(self._pools) > 1 and self._tensor_bytes > self._room:
+            self._pools.popitem(last=False)
+        return pool
 
     @property
-    def _held_bytes(self) -> int:
-        """Bytes of the tensors for which programs are kept."""
+    def _tensor_bytes(self) -> int:
+        """Bytes of the tensors for which there are programs."""
         return sum(
-            len(kept.programs) * dtype.itemsize * sum(piece.length for piece in pieces)
-            for (_, pieces, dtype), kept in self._kept.items()
+            len(pool.programs) * dtype.itemsize * sum(piece.length for piece in pieces)
+            for (_, pieces, dtype), pool in self._pools.items()
         )
 
     def _program(self, strategy: str, pieces: Sequence[Piece]) -> Program:
@@ -226,17 +234,6 @@ class Exchange:
         alone = load(strategy).RESULT == "owner's" and piece.owner is not None
         return not alone or piece.owner == self._coordinator.rank
 
-    def _free(self, kept: _Kept) -> int:
-        """Number of a program that does not run; a new one if all do; else the first."""
-        for number in range(len(kept.programs)):
-            run = kept.running.get(number)
-            if run is None or run.done():
-                return number
-        if len(kept.programs) < OVERLAP:
-            kept.programs.append(replace(kept.programs[0]))
-            return len(kept.programs) - 1
-        return 0
-
     def _states(self, kind: _Kind, name: str, program: Program) -> _States:
         """The states under this name, made at its first exchange: those that its encodes use."""
         strategy, pieces, _ = kind
@@ -245,16 +242,16 @@ class Exchange:
                 f"{self._purpose}: the pieces of {name!r} are not those for which it keeps states; "
                 "exchange it as before, or under another name"
             )
-        kept = self.states.setdefault(name, {})
+        states = self.states.setdefault(name, {})
         total = sum(piece.length for piece in pieces if self._has_state(strategy, piece))
         tensors, elements = self._sizes.get(name, (len(pieces), total))
         for task in (task for task in program.tasks if isinstance(task, Encode)):
             codec = self._codecs.get(whole_key(task.codec)[0])
             key = program.parts[task.part].codec, task.side
-            if codec is not None and codec.states and key not in kept:
-                kept[key] = state_of(codec, self.memory, elements, tensors=tensors)
-        return kept
+            if codec is not None and codec.states and key not in states:
+                states[key] = state_of(codec, self.memory, elements, tensors=tensors)
+        return states
 
     def _agree(self, facts: dict[str, object], own: object = None) -> list[Any]:
-        told = {f"{what} of {self._purpose}": fact for what, fact in facts.items()}
-        return self._coordinator.require_equal(told, own)
+        named = {f"{what} of {self._purpose}": fact for what, fact in facts.items()}
+        return self._coordinator.require_equal(named, own)

@@ -31,10 +31,10 @@ def start_executor(
 ) -> Executor:
     """An executor on connections of its own; all ranks of the group must call this. memory: of
     payloads; by default the host's."""
-    memory, made = memory or HostMemory(), list[Executor]()
+    memory, executors = memory or HostMemory(), list[Executor]()
 
     def tell(error: TransportError) -> None:
-        for each in made:
+        for each in executors:  # none before it is made: the transport may fail earlier
             each.abort(error)
 
     executor = Executor(
@@ -54,7 +54,7 @@ def start_executor(
         memory=memory,
         ranks=coordinator.ranks,
     )
-    made.append(executor)
+    executors.append(executor)
     return executor
 
 

@@ -40,8 +40,8 @@ class Failures:
         if self._first is not None:
             raise SyncError(self.first) from self._first
 
-    def keep(self, error: BaseException, what: str) -> Exception:
-        """Keep the first failure, and tell the other ranks; return it as an error of hipress."""
+    def record(self, error: BaseException, what: str) -> Exception:
+        """Record the first failure, and tell the other ranks; return it as an error of hipress."""
         self._coordinator.fail(error)  # others would see only a broken connection
         if not isinstance(error, CasyncError | HipressError):
             text = f"{type(error).__name__}: {error}"
@@ -67,21 +67,21 @@ class Failures:
         what = f"{self._where(step)}: the all-reduce of uncompressed gradients"
         return transport_error(error, what, self._timeout)
 
-    def explained(self, error: Exception, step: int) -> Exception:
+    def explain(self, error: Exception, step: int) -> Exception:
         """The error with what is known of other ranks that caused it."""
         named = self._coordinator.named(error, f"step {step}")
         if isinstance(named, RankLost) and " ended during " in str(named).partition("\n")[0]:
             named.add_note(UNEVEN)
         return named
 
-    def look(self) -> None:
+    def refuse_gone(self) -> None:
         """Raise TransportError if a rank ended so long ago that its data will not come: see
         [Note: a peer that is gone] in casync/runtime/watch.py."""
         gone, now = self._coordinator.gone(), time.monotonic()
         self._gone_since = None if gone is None else (self._gone_since or now)
         if gone is not None and now - (self._gone_since or now) > LOOK * REDUCE_LOOKS:
-            told = f"{gone.told()}, and this rank waits for its data"
-            raise TransportError(f"rank {self._name}: {told}")
+            what = f"{gone.told()}, and this rank waits for its data"
+            raise TransportError(f"rank {self._name}: {what}")
 
     def refuse_parted(self, failed: torch.optim.Optimizer, step: int) -> None:
         """Raise SyncError if this optimizer failed, but not on all ranks."""

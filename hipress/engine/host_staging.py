@@ -23,21 +23,21 @@ Average: TypeAlias = Callable[[torch.Tensor], Future[torch.Tensor]]
 
 
 @dataclass(eq=False)
-class _Room:
+class _Staging:
     """Pinned memory of a bucket, and the events of its copies."""
 
     values: torch.Tensor
-    there: Event
-    back: Event
+    on_host: Event  # after the copy there
+    on_device: Event  # after the copy back
     averaged: Future[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class _Brought:
+class _Copy:
     """A bucket whose copy was started, and the function to average it."""
 
     bucket: torch.Tensor
-    room: _Room
+    staging: _Staging
     average: Average
 
 
@@ -48,9 +48,9 @@ class HostCopies:
     def __init__(self, memory: Memory) -> None:
         """memory: of the device."""
         self._memory = memory
-        self._there, self._back = memory.stream(urgent=True), memory.stream(urgent=True)
-        self._rooms: dict[int, _Room] = {}
-        self._brought: queue.SimpleQueue[_Brought | None] = queue.SimpleQueue()
+        self._to_host, self._to_device = memory.stream(urgent=True), memory.stream(urgent=True)
+        self._stagings: dict[int, _Staging] = {}
+        self._queue: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
         self._process = os.getpid()
         self._thread = start_thread(self._run, "hipress-copies")
         close_at_exit(self)
@@ -62,65 +62,65 @@ class HostCopies:
         future raises SyncError if the device failed. Waiting for it orders the waiting stream after
         the copy back.
         """
-        room = self._room(number, bucket)
+        staging = self._staging(number, bucket)
         ready, caller = self._memory.event(), self._memory.caller()
         caller.record(ready)
-        for event in (ready, room.back):
-            self._there.after(event)
-        self._there.run(partial(self._memory.copy, room.values, bucket))
-        self._there.record(room.there)
-        self._brought.put(_Brought(bucket, room, average))
-        return room.averaged
+        for event in (ready, staging.on_device):
+            self._to_host.after(event)
+        self._to_host.run(partial(self._memory.copy, staging.values, bucket))
+        self._to_host.record(staging.on_host)
+        self._queue.put(_Copy(bucket, staging, average))
+        return staging.averaged
 
     def free(self) -> None:
         """Give back the pinned memory, between steps; later ones make it anew."""
-        for room in self._rooms.values():
-            room.back.wait()  # memory that is still read would stay in torch's cache
-        self._rooms.clear()
+        for staging in self._stagings.values():
+            staging.on_device.wait()  # memory that is still read would stay in torch's cache
+        self._stagings.clear()
         compat.empty_pinned_cache()
 
     def close(self) -> None:
         """End the thread. In a forked child, do nothing: see [Note: fork] in shutdown.py."""
         if os.getpid() == self._process:
-            self._brought.put(None)
+            self._queue.put(None)
             self._thread.join(timeout=5)
 
-    def _room(self, number: int, bucket: torch.Tensor) -> _Room:
-        """The room of the last step, unless DDP has rebuilt buckets, or it is still in use."""
-        room = self._rooms.get(number)
+    def _staging(self, number: int, bucket: torch.Tensor) -> _Staging:
+        """The memory of the last step, unless DDP has rebuilt buckets, or it is still in use."""
+        staging = self._stagings.get(number)
         memory, kind = self._memory, (bucket.shape, bucket.dtype)
-        free = room is not None and room.averaged.done()
-        if room is None or not free or (room.values.shape, room.values.dtype) != kind:
+        free = staging is not None and staging.averaged.done()
+        if staging is None or not free or (staging.values.shape, staging.values.dtype) != kind:
             values = memory.staging(bucket.nbytes).view(bucket.dtype)
-            room = _Room(values, memory.event(), memory.event(), memory.future())
-            self._rooms[number] = room
-        room.averaged = memory.future()
-        return room
+            staging = _Staging(values, memory.event(), memory.event(), memory.future())
+            self._stagings[number] = staging
+        staging.averaged = memory.future()
+        return staging
 
     def _run(self) -> None:
-        while (brought := self._brought.get()) is not None:
+        while (copy := self._queue.get()) is not None:
             with self._memory.current():
-                self._start(brought)
-            del brought  # an idle thread must not keep the last bucket alive
+                self._start(copy)
+            del copy  # an idle thread must not keep the last bucket alive
 
-    def _start(self, brought: _Brought) -> None:
-        bucket, room = brought.bucket, brought.room
+    def _start(self, copy: _Copy) -> None:
+        bucket, staging = copy.bucket, copy.staging
         try:
-            room.there.wait()
+            staging.on_host.wait()
         except Exception as error:
-            _fail(room.averaged, SyncError(f"a bucket did not come to the host: {error}"))
+            _fail(staging.averaged, SyncError(f"a bucket did not come to the host: {error}"))
         else:
-            future = brought.average(room.values)
-            future.add_done_callback(partial(self._return, bucket, room))
+            future = copy.average(staging.values)
+            future.add_done_callback(partial(self._return, bucket, staging))
 
-    def _return(self, bucket: torch.Tensor, room: _Room, done: Future[torch.Tensor]) -> None:
-        averaged = room.averaged
+    def _return(self, bucket: torch.Tensor, staging: _Staging, done: Future[torch.Tensor]) -> None:
+        averaged = staging.averaged
         try:
             values = done.value()
             with self._memory.current():  # this is a thread of the host's executor
-                self._back.run(partial(self._memory.copy, bucket, values))
-                self._back.record(room.back)
-                self._back.run(partial(averaged.set_result, bucket))
+                self._to_device.run(partial(self._memory.copy, bucket, values))
+                self._to_device.record(staging.on_device)
+                self._to_device.run(partial(averaged.set_result, bucket))
         except Exception as error:
             _fail(averaged, error)
 

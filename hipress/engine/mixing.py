@@ -97,12 +97,12 @@ class Mixing:
     def _mix(self, number: int, flat: torch.Tensor) -> None:
         """Move a bucket's parameters, after all neighbours' payloads have come."""
         for index, piece, states in self._pieces(number, flat):
-            piece.add_(self._way(index, states))
+            piece.add_(self._correction(index, states))
             if BEGIN in states:
                 states[BEGIN].copy_(piece)
         self._buckets[number].scatter(flat, self._values(number))
 
-    def _way(self, index: int, states: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _correction(self, index: int, states: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """gamma (sum of w x_hat_j over neighbours j and oneself - x_hat), with equal weights w."""
         count, codec = len(self._copies), self._engine.plan.decisions[index].codec
         way = states[OWN] * -count
@@ -111,18 +111,18 @@ class Mixing:
         return way.mul_(self._gammas[str(codec)] / (count + 1))
 
 
-def agree(residuals: Residuals, coordinator: Coordinator) -> None:
-    """After states were loaded: raise StateError, on all ranks, if a rank's copy differs from the
-    estimate that the other rank loaded."""
-    found: dict[str, hashlib._Hash] = {}
+def check_copies(residuals: Residuals, coordinator: Coordinator) -> None:
+    """Raise StateError, on all ranks, if a rank's copy of another's estimate is not what that rank
+    has: after each loaded a state of its own."""
+    digests: dict[str, hashlib._Hash] = {}
     for index in sorted(residuals.places):
         for name, array in residuals.pieces(index)[WORKER].items():
-            found.setdefault(name, hashlib.sha256()).update(array.tobytes())
-    held = coordinator.require_equal(
-        {}, {name: hashed.hexdigest() for name, hashed in found.items()}
+            digests.setdefault(name, hashlib.sha256()).update(array.tobytes())
+    estimates_by_rank = coordinator.require_equal(
+        {}, {name: hashed.hexdigest() for name, hashed in digests.items()}
     )
-    for rank, estimates in enumerate(held):
-        for other, theirs in enumerate(held):
+    for rank, estimates in enumerate(estimates_by_rank):
+        for other, theirs in enumerate(estimates_by_rank):
             if estimates.get(copy_of(other), theirs.get(OWN)) != theirs.get(OWN):
                 names = coordinator.ranks[rank], coordinator.ranks[other]
                 raise StateError(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch.futures import Future
 
+from casync.codec import Codec
 from hipress.engine.futures import map_future
 from hipress.engine.residuals import Residuals
-from hipress.engine.scaling import belongs
+from hipress.engine.scaling import set_scaler
 from hipress.errors import ConfigError
 from hipress.model.params import Param
 from hipress.model.shards import is_sharded
@@ -19,9 +20,6 @@ from hipress.optim.adam import Freezing
 from hipress.optim.phase import marks_of
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import owed_names
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["Momentum", "check"]
 
@@ -77,7 +75,7 @@ class Momentum:
         self._waiting: list[tuple[Bucket, Begin, Future[torch.Tensor]]] = []
         self._step: Step | None = None  # the last one
         if optimizer.scaler is not None and optimizer.scaler.is_enabled():
-            belongs(optimizer.scaler, optimizer)
+            set_scaler(optimizer.scaler, optimizer)
         self.phase.undo = self._undo
 
     def begin(self, step: Step, residuals: Residuals) -> None:
@@ -121,7 +119,7 @@ class Momentum:
             self._enter(*bucket)
             map_future(begin(bucket[1]), lambda done: done, future)
 
-    def arrived(self) -> None:
+    def take_averages(self) -> None:
         """Take the averages, which are all complete."""
         if self._norms:
             norms = [self._norms[index] for index in sorted(self._norms)]  # in whatever buckets
@@ -137,7 +135,7 @@ class Momentum:
                 rows = marks_of([*pieces.values()], wants)
                 marks.update(zip(entered, rows, strict=True))
         self._buckets.clear()
-        self.phase.arrived(marks)
+        self.phase.take_marks(marks)
 
     def close(self) -> None:
         """End: the optimizer now steps by itself."""
@@ -221,9 +219,9 @@ def check(
         return
     if not owed_names(codec):
         states = " and ".join(sorted(state.name for state in codec.states))
-        kept = f"keeps {states} of its own" if states else "has no feedback"
+        feedback = f"keeps {states} of its own" if states else "has no feedback"
         raise ConfigError(
-            f"{codec.name!r} {kept}, and ranks average the momentum of hipress.optim.{name}, which "
-            "needs feedback and nothing else: pass such as 'onebit_fine', or freeze=None or "
+            f"{codec.name!r} {feedback}, and ranks average the momentum of hipress.optim.{name}, "
+            "which needs feedback and nothing else: pass such as 'onebit_fine', or freeze=None or "
             f"torch.optim.{name} for averages of gradients"
         )

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hipress.engine.scaling import stepped, steps_alone, watch_scalers
+from hipress.engine.scaling import set_unscaled, stepped_optimizers, watch_scalers
 from hipress.errors import SyncError
 from hipress.optim import Averaging
 from hipress.optim.optimizer_kinds import holds
@@ -35,7 +35,7 @@ def watch_steps() -> None:
     watch_scalers()
 
 
-def take_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
+def pop_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
     """An optimizer of some of these parameters whose step raised, or None; reported only once."""
     for reference in _begun.keyrefs():
         optimizer, known = reference(), set(map(id, parameters))
@@ -48,7 +48,7 @@ def take_failed(parameters: Iterable[torch.Tensor]) -> Optimizer | None:
 def refuse_forgotten(parameters: Collection[torch.Tensor]) -> None:
     """Raise SyncError for an optimizer that has stepped some of these parameters and of which ranks
     should average the momentum, but do not."""
-    for optimizer in stepped():
+    for optimizer in stepped_optimizers():
         if not isinstance(optimizer, Averaging) or optimizer.phase.undo is not None:
             continue
         if optimizer.averages and holds(optimizer, set(map(id, parameters))):
@@ -66,7 +66,7 @@ def _begin(
     if torch.compiler.is_compiling():  # in a compiled step the closure is not visible
         return None
     _begun[optimizer] = None
-    steps_alone(optimizer)
+    set_unscaled(optimizer)
     own = (args[0], *(_closure(optimizer, each) for each in args[1:]))
     return own, {name: _closure(optimizer, each) for name, each in kwargs.items()}
 
@@ -76,15 +76,15 @@ def _end(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         _begun.pop(optimizer, None)
 
 
-def _closure(optimizer: Optimizer, given: Any) -> Any:
+def _closure(optimizer: Optimizer, argument: Any) -> Any:
     """A closure that recomputes gradients within a step; while it runs, the step has not failed."""
-    if not callable(given):
-        return given
+    if not callable(argument):
+        return argument
 
     def closure(*args: Any, **kwargs: Any) -> Any:
         _begun.pop(optimizer, None)
         try:
-            return given(*args, **kwargs)
+            return argument(*args, **kwargs)
         finally:
             _begun[optimizer] = None
 

@@ -82,27 +82,23 @@ def buckets(order: Sequence[Param], plan: Plan, options: Options) -> list[Bucket
     "bucket" and "model" all compressible gradients are gathered, whatever their types.
     """
     order = [param for param in order if param.numel]
-    found: list[list[Param]] = []
+    groups: list[list[Param]] = []
     gathered: dict[torch.dtype | None, list[Param]] = {}
     passed = 0
     for param in order:
-        if param.sparse or (options.scope == "tensor" and _bytes(param) >= LARGE_BYTES):
-            found.append([param])
+        if param.sparse or (options.scope == "tensor" and param.nbytes >= LARGE_BYTES):
+            groups.append([param])
         else:
             joins = options.scope != "tensor" and plan.decisions[param.index].codec is not None
             gathered.setdefault(None if joins else param.dtype, []).append(param)
-        passed += _bytes(param)
+        passed += param.nbytes
         if passed >= BUCKET_BYTES and options.scope != "model":
-            found += gathered.values()
+            groups += gathered.values()
             gathered, passed = {}, 0
-    found += gathered.values()
+    groups += gathered.values()
     place = {param.index: number for number, param in enumerate(order)}
-    found.sort(key=lambda params: place[params[-1].index])
-    return [Bucket(params) for params in found]
-
-
-def _bytes(param: Param) -> int:
-    return param.numel * param.dtype.itemsize
+    groups.sort(key=lambda params: place[params[-1].index])
+    return [Bucket(params) for params in groups]
 
 
 class BucketOrder:
@@ -127,11 +123,11 @@ class BucketOrder:
             yield self._order[self._next - 1]
 
     @property
-    def left(self) -> bool:
+    def incomplete(self) -> bool:
         """True if a bucket has not gone."""
         return self._next < len(self._order)
 
     def rest(self, unused: Collection[int]) -> Iterator[Bucket]:
         """The buckets that have not gone, except those with only unused parameters."""
-        left, self._next = self._order[self._next :], len(self._order)
-        return (bucket for bucket in left if not set(bucket.indices) <= set(unused))
+        remaining, self._next = self._order[self._next :], len(self._order)
+        return (bucket for bucket in remaining if not set(bucket.indices) <= set(unused))

@@ -31,13 +31,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 import torch
 
 from casync import strategies
-from casync.codec import one_piece
+from casync.codec import Codec, one_piece
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
@@ -45,9 +45,6 @@ from hipress.engine.owned import Spans
 from hipress.model.params import Param
 from hipress.plan.codecs import flat_names, gradient_units, owed_names, state_of
 from hipress.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 #: float32, or 16 bits a value: float16, and bfloat16 as the uint16 of its bits; on a device tensors
 Floats = npt.NDArray[Any]
@@ -119,13 +116,13 @@ class Residuals:
         """A new arena that holds `indices` in this order; their earlier values move in."""
         begins, owned = [0, *accumulate(self.params[i].numel for i in indices)], self.owned
         if owned is None:
-            held = Spans([(0, begins[-1])])
+            spans = Spans([(0, begins[-1])])
         else:
             runs = {at: owned[i].runs for i, at in zip(indices, begins, strict=False) if i in owned}
-            held = Spans((at + first, many) for at, some in runs.items() for first, many in some)
-        sizes = {WORKER: begins[-1], AGGREGATOR: len(held)}
+            spans = Spans((at + first, many) for at, some in runs.items() for first, many in some)
+        sizes = {WORKER: begins[-1], AGGREGATOR: len(spans)}
         sides = {side: self._zeros(key, side, sizes[side]) for side in self._sides(key)}
-        arena = Arena(key, sides, held)
+        arena = Arena(key, sides, spans)
         for index, offset in zip(indices, begins, strict=False):
             moved = self.copy([index]) if index in self.places else {}
             self.places[index] = ArenaSlice(arena, offset)

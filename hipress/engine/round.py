@@ -82,7 +82,7 @@ class Averager(Protocol):
         ...
 
     @property
-    def looks(self) -> bool:
+    def observes(self) -> bool:
         """True if a tuner or momentum sees gradients, also uncompressed ones."""
         ...
 
@@ -122,13 +122,13 @@ class Round:
         self._engine, self.step, self._scale = engine, step, scale
         self.averages: list[Average] = []
         self.closed = False  # True once the last bucket has come
-        self._checked: Future[torch.Tensor] | None = None  # comparison of parameters
+        self._comparison: Future[torch.Tensor] | None = None  # comparison of parameters
         self._before: Copied = {}  # states of parameters from before the round
         self._owed: dict[int, torch.Tensor] = {}  # gradients of earlier plans that it took
 
     def compare(self, checked: Future[torch.Tensor]) -> None:
         """Wait in `finish` for this comparison of parameters, too."""
-        self._checked = checked
+        self._comparison = checked
 
     def keep(self, indices: Iterable[int]) -> None:
         """Copy these parameters' states as they are now, for `undo`."""
@@ -159,11 +159,11 @@ class Round:
         # what a bucket passes, from the last to the first; each averages a tensor in place
         hand_over = partial(self._hand_over, average, number)
         stage: Averaging = hand_over
-        if dense and (world.copies_all or engine.buckets.hosted):  # called in the copies' thread
+        if dense and (world.always_copies or engine.buckets.hosted):  # called in the copies' thread
             stage = partial(world.copies.average, number, partial(hand_over, copied=True))
         if engine.momentum is not None:  # a bucket may wait for the last, as the norm of all clips
             stage = partial(engine.momentum.average, indices, stage, memory.future())
-        if self._scale != 1 and dense and (engine.looks or not native):
+        if self._scale != 1 and dense and (engine.observes or not native):
             stage = partial(average_unscaled, self._scale, stage, memory.future())
         average.future = stage(buffer)
         self.averages.append(average)
@@ -204,9 +204,9 @@ class Round:
                 future = map_future(future, add_means, world.memory.future())
             return future
         except Exception as error:
-            return self._failed(error)
+            return self._fail_bucket(error)
 
-    def _failed(self, error: Exception) -> Future[torch.Tensor]:
+    def _fail_bucket(self, error: Exception) -> Future[torch.Tensor]:
         """The future of a bucket that could not be handed over; ends the executors, so that other
         ranks learn of it at once."""
         world = self._engine.world
@@ -235,12 +235,12 @@ class Round:
         observer = None if engine.tuner is None else engine.tuner.observer
         if observer is not None:
             observer.mark(StepEvent.BACKWARD_OVER)
-        if self._checked is not None:
+        if self._comparison is not None:
             with self._waiting():
-                wait_within(self._checked, None, world.failures.look)
+                wait_within(self._comparison, None, world.failures.refuse_gone)
         for number, average in enumerate(self.averages):
             with self._waiting():
-                wait_within(average.future, average.seconds, world.failures.look)
+                wait_within(average.future, average.seconds, world.failures.refuse_gone)
                 if arrived is not None and average.job is not None:
                     world.settle(average.job)
             if arrived is not None:
@@ -249,7 +249,7 @@ class Round:
             with self._waiting():
                 world.settle()  # of a device: no optimizer may step before its errors are known
         if engine.momentum is not None:
-            engine.momentum.arrived()
+            engine.momentum.take_averages()
         if observer is not None:
             observer.mark(StepEvent.AVERAGED)
         if engine.round is self:  # from here on the loss of a rank belongs to no step
@@ -262,7 +262,7 @@ class Round:
         try:
             yield
         except Exception as error:
-            named = failures.explained(failures.not_averaged(error, self.step), self.step)
+            named = failures.explain(failures.not_averaged(error, self.step), self.step)
             engine.fail(named)
             error.__traceback__ = None
             raise copy_to_raise(named) from named.__cause__

@@ -6,9 +6,9 @@ codecs decode to values of a size of their own, such as signs. So an engine divi
 their scale, and multiplies the averages by it: codecs, momentum and policies see what they would
 see without a scaler. That is two passes over the gradients, and exact, as scales are powers of two.
 
-torch has no hooks of a GradScaler, so its methods tell here to which optimizer it belongs: this is
-known from the first step on. In that step the latest scaler that scaled a loss counts. Gradients
-that are scaled by other means keep their scale.
+torch has no hooks of a GradScaler, so its methods are wrapped, and record the scaler of an
+optimizer: it is known from the first step on. In that step the latest scaler that scaled a loss
+counts. Gradients that are scaled by other means keep their scale.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from hipress import compat
 from hipress.engine.futures import map_future
 from hipress.optim.optimizer_kinds import holds
 
-__all__ = ["Scale", "average_unscaled", "belongs", "stepped", "steps_alone", "watch_scalers"]
+__all__ = [
+    "Scale",
+    "average_unscaled",
+    "set_scaler",
+    "set_unscaled",
+    "stepped_optimizers",
+    "watch_scalers",
+]
 
 #: scaler of each optimizer that has stepped; None: it steps without
 _SCALERS: weakref.WeakKeyDictionary[Optimizer, weakref.ref[GradScaler] | None]
@@ -37,36 +44,36 @@ _latest: weakref.ref[GradScaler] | None = None  # the scaler that was used last
 
 @functools.cache
 def watch_scalers() -> None:
-    """From now on, learn from GradScalers to which optimizers they belong."""
+    """From now on, record the scaler of each optimizer that a GradScaler unscales or steps."""
     for name in ("scale", "unscale_", "step"):
-        setattr(GradScaler, name, _telling(getattr(GradScaler, name)))
+        setattr(GradScaler, name, _recording(getattr(GradScaler, name)))
 
 
-def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
+def _recording(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def tell(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
         global _latest
         if scaler.is_enabled():
             _latest = weakref.ref(scaler)
-            for given in (*args, *kwargs.values()):
-                if isinstance(given, Optimizer):
-                    belongs(scaler, given)
+            for argument in (*args, *kwargs.values()):
+                if isinstance(argument, Optimizer):
+                    set_scaler(scaler, argument)
         return method(scaler, *args, **kwargs)
 
     return tell
 
 
-def belongs(scaler: GradScaler, optimizer: Optimizer) -> None:
-    """Take it that the scaler unscales the gradients of this optimizer."""
+def set_scaler(scaler: GradScaler, optimizer: Optimizer) -> None:
+    """Record that the scaler unscales the gradients of this optimizer."""
     _SCALERS[optimizer] = weakref.ref(scaler)
 
 
-def steps_alone(optimizer: Optimizer) -> None:
-    """Take it that an optimizer that steps has no scaler, if none is known."""
+def set_unscaled(optimizer: Optimizer) -> None:
+    """Record that an optimizer that steps has no scaler, unless one is known."""
     _SCALERS.setdefault(optimizer, None)
 
 
-def stepped() -> list[Optimizer]:
+def stepped_optimizers() -> list[Optimizer]:
     """The optimizers that have stepped."""
     return [one for each in _SCALERS.keyrefs() if (one := each()) is not None]
 
@@ -95,13 +102,13 @@ class Scale:
 
 def _optimizer_of(parameters: Collection[torch.Tensor]) -> Optimizer | None:
     """An optimizer that has stepped some of these parameters; one with a scaler, if there is."""
-    known, found = set(map(id, parameters)), None
-    for optimizer in stepped():
+    known, last = set(map(id, parameters)), None
+    for optimizer in stepped_optimizers():
         if holds(optimizer, known):
-            found = optimizer
+            last = optimizer
             if _SCALERS[optimizer] is not None:
                 break
-    return found
+    return last
 
 
 def average_unscaled(

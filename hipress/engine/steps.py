@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from casync.transports.distributed import transport_error
 from hipress import compat
-from hipress.engine.awaited import Awaited, changed, hide
+from hipress.engine.awaited import Awaited, change_error, hide
 from hipress.engine.engine import Engine
 from hipress.engine.futures import wait_within
 from hipress.engine.order import Bucket, BucketOrder, buckets
@@ -48,6 +48,7 @@ class Steps:
         """group: for this object alone, since ranks use it at different moments. arrived: called
         with parameters whose `.grad` is now the average."""
         self._engine, self.parameters, self._arrived = engine, parameters, arrived
+        self._where = f"rank {engine.global_rank}"  # for errors
         self._group: dist.ProcessGroup | None = group  # None after a failure
         self._bucket_order: BucketOrder | None = None  # None before the end of the first step
         # ready gradients, hidden, in order, with their `_mark`
@@ -55,7 +56,7 @@ class Steps:
         self._sent: list[_Sent] = []
         self._unused: frozenset[int] = frozenset()  # used by no rank in this step
         self._paused = False
-        # see `_average_left`; None after a backward pass
+        # see `_first_average`; None after a backward pass
         self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None = None
 
     @contextmanager
@@ -75,7 +76,7 @@ class Steps:
         with self.failing("a backward pass"):
             if index in self._ready:
                 raise SyncError(
-                    f"rank {self._engine.name}: a second gradient of {self._name(index)!r} before "
+                    f"{self._where}: a second gradient of {self._name(index)!r} before "
                     "sync.step(): it may be on its way already. Run all backward passes of a step "
                     "but the last within `with sync.no_sync():`. Where one pass computes it in "
                     "parts, as torch.utils.checkpoint does with a layer that is used again, pass "
@@ -84,7 +85,9 @@ class Steps:
             gradient = self._place(index)
             self._ready[index] = gradient, self._mark(gradient)
             if gradient is not None:
-                hide(self.parameters[index], gradient, (self._engine.name, self._name(index)))
+                hide(
+                    self.parameters[index], gradient, (self._engine.global_rank, self._name(index))
+                )
             for bucket in self._bucket_order.ready(index) if self._bucket_order is not None else ():
                 self._send(bucket)
 
@@ -96,25 +99,25 @@ class Steps:
             self._refuse_changed()
             for index in range(len(self.parameters)):  # gradients of backward passes within no_sync
                 self._place(index)
-            used, asked = self._ask_used()
+            used, reduction = self._reduce_used()
             if self._bucket_order is None:
                 self._bucket_order = self._agree_on_order()
-            if self._bucket_order.left:
-                self._wait(asked)
+            if self._bucket_order.incomplete:
+                self._wait(reduction)
                 self._send_rest(self._bucket_order, used.tolist())
             step = self._engine.round  # None if no rank has a gradient
             if step is not None:
                 step.finish(self._place_averages)
-            self._wait(asked)
+            self._wait(reduction)
         if step is not None:
             step.undo(self._unused)  # their averages are dropped
         self._bucket_order.reset()
         self._ready.clear()
         self._sent.clear()
         self._unused = frozenset()
-        self._last = self._average_left()
+        self._last = self._first_average()
 
-    def _average_left(self) -> tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None:
+    def _first_average(self) -> tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None:
         """The first average in a `.grad`, its writes and its sum, which stay as they are until
         somebody changes it."""
         gradient = next((p.grad for p in self.parameters if p.grad is not None), None)
@@ -124,12 +127,12 @@ class Steps:
 
     def _refuse_again(self) -> None:
         """Raise SyncError if there is no gradient since the last step but its own averages."""
-        before, now = self._last, self._average_left() if self._last is not None else None
+        before, now = self._last, self._first_average() if self._last is not None else None
         if before is None or now is None or before[0]() is not now[0]():
             return
         if before[1] == now[1] and torch.equal(before[2], now[2]):
             raise SyncError(
-                f"rank {self._engine.name}: sync.step() a second time, and no gradient since: the "
+                f"{self._where}: sync.step() a second time, and no gradient since: the "
                 "averages would be averaged again, with what compressors left out. Call it once "
                 "for each optimizer.step(), and zero gradients in between"
             )
@@ -151,7 +154,7 @@ class Steps:
         self.show()
         for index, (gradient, mark) in self._ready.items():
             if not isinstance(hidden[index], Awaited) or self._mark(gradient) != mark:
-                raise changed(self._engine.name, self._name(index))
+                raise change_error(self._engine.global_rank, self._name(index))
 
     def show(self) -> None:
         """Make hidden gradients those of their parameters again."""
@@ -185,34 +188,32 @@ class Steps:
             self.show()
             if self._engine.broken:
                 raise
-            named = self._engine.explained(error) if isinstance(error, Exception) else error
+            named = self._engine.explain(error) if isinstance(error, Exception) else error
             self._engine.fail(named, what)
             raise named from error.__cause__
 
-    def _ask_used(self) -> tuple[torch.Tensor, Future[torch.Tensor]]:
-        """Flags of parameters with a gradient on any rank, valid when the future is done."""
+    def _reduce_used(self) -> tuple[torch.Tensor, Future[torch.Tensor]]:
+        """Start to combine flags over the ranks: of parameters with a gradient on any rank, once
+        the future is done."""
         flags = [parameter.grad is not None for parameter in self.parameters]
         used = torch.tensor(flags, dtype=torch.uint8, device="cpu")
-        return used, start_all_reduce_max(used, self._own())
+        return used, start_all_reduce_max(used, self._open_group())
 
-    def _wait(self, asked: Future[torch.Tensor]) -> None:
+    def _wait(self, reduction: Future[torch.Tensor]) -> None:
         try:
-            wait_within(asked, self._engine.options.timeout)
+            wait_within(reduction, self._engine.options.timeout)
         except Exception as error:
             self._engine.finish()  # the error of a failed bucket says more
-            what = (
-                f"rank {self._engine.name}: comparing which parameters ranks used, at the end of a "
-                "step,"
-            )
+            what = f"{self._where}: comparing which parameters ranks used, at the end of a step,"
             failed = transport_error(error, what, self._engine.options.timeout)
-            raise self._engine.explained(failed) from error
+            raise self._engine.explain(failed) from error
 
     def _agree_on_order(self) -> BucketOrder:
         """Order by rank 0's gradients; other parameters follow, the last one first."""
         engine = self._engine
         backwards = reversed(range(len(self.parameters)))
         order = torch.tensor(list(dict.fromkeys([*self._ready, *backwards])), device="cpu")
-        broadcast([order], self._own(), engine.options.timeout)
+        broadcast([order], self._open_group(), engine.options.timeout)
         params = [engine.params[i] for i in order.tolist()]
         return BucketOrder(buckets(params, engine.plan, engine.options))
 
@@ -237,22 +238,22 @@ class Steps:
         sent = self._sent[number]
         sent.bucket.scatter(sent.flat, sent.gradients)
         gradients = [sent.future.value()] if sent.flat.is_sparse else sent.gradients
-        taken = []
+        parameters = []
         for index, gradient in zip(sent.bucket.indices, gradients, strict=True):
             parameter = self.parameters[index]
             if index not in self._unused:
                 if parameter.grad is None or gradient.is_sparse:  # otherwise averaged in place
                     parameter.grad = as_gradient(gradient, parameter)
-                taken.append(parameter)
+                parameters.append(parameter)
         if self._arrived is not None:
-            self._arrived(taken)
+            self._arrived(parameters)
 
     def _gradient(self, index: int) -> torch.Tensor:
         """A parameter's gradient; zeros if this rank has none."""
-        param, (held, _) = self._engine.params[index], self._ready.get(index, (None, ()))
-        held = self.parameters[index].grad if held is None else held
-        if held is not None:
-            gradient = local(held)
+        param, (own, _) = self._engine.params[index], self._ready.get(index, (None, ()))
+        own = self.parameters[index].grad if own is None else own
+        if own is not None:
+            gradient = local(own)
             self._check(gradient, param)
             return gradient
         if param.sparse:
@@ -268,13 +269,13 @@ class Steps:
         if gradient.is_sparse != param.sparse:
             kinds = ("dense", "sparse") if param.sparse else ("sparse", "dense")
             raise SyncError(
-                f"rank {self._engine.name}: the gradient of {param.name!r} is {kinds[0]}, expected "
+                f"{self._where}: the gradient of {param.name!r} is {kinds[0]}, expected "
                 f"was a {kinds[1]} one: only those of nn.Embedding(sparse=True) and "
                 "nn.EmbeddingBag(sparse=True) are sparse"
             )
         if gradient.dtype != param.dtype:
             raise SyncError(
-                f"rank {self._engine.name}: the gradient of {param.name!r} is {gradient.dtype}, "
+                f"{self._where}: the gradient of {param.name!r} is {gradient.dtype}, "
                 f"expected was {param.dtype}: set the parameter's grad_dtype before the "
                 "Synchronizer is made"
             )
@@ -282,6 +283,6 @@ class Steps:
     def _name(self, index: int) -> str:
         return self._engine.params[index].name
 
-    def _own(self) -> dist.ProcessGroup:
+    def _open_group(self) -> dist.ProcessGroup:
         assert self._group is not None  # no step begins after a failure
         return self._group

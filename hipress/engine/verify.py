@@ -122,20 +122,20 @@ class Verifier:
         stacked = torch.stack(everyone)
         different = (stacked != stacked[0]).any(0).nonzero().flatten().tolist()
         if different:
-            held = stacked[:, different[0]].tolist()
+            values = stacked[:, different[0]].tolist()
             what = f"{request.what} of {request.params[different[0]].name!r}"
             raise DivergenceError(
-                f"step {request.step}: {_who(held, self._ranks, what)} "
+                f"step {request.step}: {_odd_ranks(values, self._ranks, what)} "
                 f"({len(different)} of {len(request.params)} parameters compared)"
             )
 
 
-def _who(held: Sequence[int], ranks: Sequence[int], what: str) -> str:
+def _odd_ranks(values: Sequence[int], ranks: Sequence[int], what: str) -> str:
     """Text on the ranks that differ, if most hold the same."""
-    most, count = Counter(held).most_common(1)[0]
+    most, count = Counter(values).most_common(1)[0]
     if 2 * count <= len(ranks):
         return f"ranks {' and '.join(map(str, ranks))} hold different {what}"
-    odd = [str(rank) for rank, own in zip(ranks, held, strict=True) if own != most]
+    odd = [str(rank) for rank, own in zip(ranks, values, strict=True) if own != most]
     return f"rank {' and '.join(odd)} holds other {what} than most ranks"
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.codec import Codec
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
@@ -28,9 +28,6 @@ from hipress.options import Options
 from hipress.plan.plan import hosted
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import connect
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 #: seconds beyond a native all-reduce's own time-out; in torch 2.8 that is the group's
 NATIVE_TIMEOUT_SLACK = 1.0
@@ -73,10 +70,10 @@ class World:
         """
         self.memory = memory or placement.memory()
         self.coordinator = coordinator
-        self.name = coordinator.ranks[coordinator.rank]  # this rank's global number
+        self.global_rank = coordinator.ranks[coordinator.rank]  # this rank's global number
         self.failures = Failures(coordinator, options.timeout)
         self._options, self._placement, self._group = options, placement, group
-        self.copies_all = placement.copies  # True if each plan compresses copies on the host
+        self.always_copies = placement.copies  # True if each plan compresses copies on the host
         # gloo's futures do not order streams after its copies to a device
         self._native_copied = not placement.on_host and by_gloo(group)
         copies = placement.copies or self._native_copied or any(map(hosted, codecs))
@@ -129,7 +126,7 @@ class World:
         return average(values, self._group, self._options.timeout)
 
     def _average_copy(self, values: torch.Tensor) -> Future[torch.Tensor]:
-        """The same for a copy on the host; errors are the future's."""
+        """Average a copy on the host; errors are the future's."""
         try:
             return average(values, self._hosts, self._options.timeout)
         except Exception as error:
@@ -163,9 +160,9 @@ class World:
         for each in self.routes:
             each.executor.trace = events
 
-    def uncaptured(self) -> str:
-        """The reason why a capture failed since the last call of this; "" if none did."""
-        return next(filter(None, [each.executor.uncaptured() for each in self.routes]), "")
+    def pop_capture_error(self) -> str:
+        """Return and forget the reason why a capture failed; "" if none did."""
+        return next(filter(None, [each.executor.pop_capture_error() for each in self.routes]), "")
 
     def settle(self, job: Future[torch.Tensor] | None = None) -> None:
         """Wait until devices have done all submitted work, or that of one job; raise its errors."""

@@ -7,11 +7,12 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 import torch.distributed as dist
 
+from casync.codec import Codec
 from casync.rounds import refuse_workers
 from hipress import options as options_
 from hipress.arguments import group_of
@@ -26,9 +27,6 @@ from hipress.options import AUTO, Options
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.link import group_timeout
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 NATIVE = ("allreduce", "hierarchical")  # strategies with native sums
 _Kind: TypeAlias = tuple[str, int, Placement]  # topology, seed, and where tensors are
@@ -67,7 +65,7 @@ def all_reduce(
     RankLost, AgreementTimeout or SyncError, which names rank, peer and task.
     """
     group = group_of(process_group)
-    with ending(group):
+    with closing_on_failure(group):
         options = options_.make(
             compressor, strategy=strategy, down=down, topology=topology, seed=seed, params=params,
             timeout=group_timeout(group) if timeout is None else timeout,
@@ -79,7 +77,7 @@ def all_reduce(
         if refusal := refuse_workers(codec, group.size()):
             raise ConfigError(refusal)
         if group.size() > 1 and tensor.numel():
-            exchange = joined(group, options).exchange(options)
+            exchange = group_exchanges(group, options).exchange(options)
             up, back = exchange.add(codec), None if other is None else exchange.add(other)
             flat = tensor.detach().resolve_neg().contiguous().view(-1)
             piece, name = Piece(flat.numel(), up, down=back), name or f"shape {[*tensor.shape]}"
@@ -92,31 +90,31 @@ def all_reduce(
 
 
 @contextmanager
-def ending(group: dist.ProcessGroup) -> Iterator[None]:
+def closing_on_failure(group: dist.ProcessGroup) -> Iterator[None]:
     """On a failure inside, close all connections of this rank's earlier calls and tell the other
     ranks, wherever they wait; the next call connects anew."""
     try:
         yield
     except BaseException as error:
-        joined = _JOINED.pop(group, None)
-        if joined is None:
+        exchanges = _EXCHANGES.pop(group, None)
+        if exchanges is None:
             with coordinators.failures_told(group):
                 raise
-        coordinator = joined.coordinator
+        coordinator = exchanges.coordinator
         named = coordinator.named(error, "all_reduce") if isinstance(error, Exception) else error
         coordinator.fail(named)
-        joined.close()
+        exchanges.close()
         raise named from error.__cause__
 
 
-def joined(group: dist.ProcessGroup, options: Options) -> Joined:
+def group_exchanges(group: dist.ProcessGroup, options: Options) -> GroupExchanges:
     """The group's exchanges, which the first call makes."""
-    if group not in _JOINED:
-        _JOINED[group] = Joined(group, options.timeout)
-    return _JOINED[group]
+    if group not in _EXCHANGES:
+        _EXCHANGES[group] = GroupExchanges(group, options.timeout)
+    return _EXCHANGES[group]
 
 
-class Joined:
+class GroupExchanges:
     """A group's exchanges, kept between calls: one for each topology, seed and device."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
@@ -140,13 +138,13 @@ class Joined:
 
 def exchanges_of(group: dist.ProcessGroup) -> tuple[Exchange, ...]:
     """The group's exchanges so far."""
-    return tuple(_JOINED[group].exchanges.values()) if group in _JOINED else ()
+    return tuple(_EXCHANGES[group].exchanges.values()) if group in _EXCHANGES else ()
 
 
-def leave(group: dist.ProcessGroup) -> None:
+def close_exchanges(group: dist.ProcessGroup) -> None:
     """End the group's exchanges, if it has some."""
-    if group in _JOINED:
-        _JOINED.pop(group).close()
+    if group in _EXCHANGES:
+        _EXCHANGES.pop(group).close()
 
 
 def _close_all(exchanges: Mapping[_Kind, Exchange]) -> None:
@@ -154,7 +152,9 @@ def _close_all(exchanges: Mapping[_Kind, Exchange]) -> None:
         each.close()
 
 
-_JOINED: weakref.WeakKeyDictionary[dist.ProcessGroup, Joined] = weakref.WeakKeyDictionary()
+_EXCHANGES: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupExchanges] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def _refuse(tensor: object, options: Options) -> None:

@@ -61,9 +61,9 @@ def consensus_distance(
 def _compare(parameters: list[str], group: dist.ProcessGroup) -> None:
     """Raise ConfigMismatch unless ranks name the same parameters: gloo would mix their bytes up."""
     facts = [len(parameters), zlib.crc32("\n".join(parameters).encode())]
-    told = torch.tensor(facts, device="cpu")
-    for rank, theirs in enumerate(gather(told, group)):
-        if not torch.equal(theirs, told):
+    own = torch.tensor(facts, device="cpu")
+    for rank, theirs in enumerate(gather(own, group)):
+        if not torch.equal(theirs, own):
             raise ConfigMismatch(
                 f"consensus_distance compares modules of the same parameters, but rank "
                 f"{dist.get_global_rank(group, rank)} has others than rank {dist.get_rank()}"

@@ -169,15 +169,16 @@ def _refuse_moved(engine: Engine, bucket: GradBucket, indices: Sequence[int]) ->
     """Raise SyncError for a `.grad` that was given other memory. DDP takes it for the bucket's
     memory and would average the bucket's old contents: the last step's gradient, alike on all
     ranks."""
-    held = bucket.buffer().untyped_storage().data_ptr()
+    memory = bucket.buffer().untyped_storage().data_ptr()
     for index, parameter in zip(indices, bucket.parameters(), strict=True):
         gradient = parameter.grad
-        if gradient is not None and gradient.untyped_storage().data_ptr() != held:
+        if gradient is not None and gradient.untyped_storage().data_ptr() != memory:
             raise SyncError(
-                f"rank {engine.name}: the gradient of {engine.params[index].name!r} lies in other "
-                "memory than DDP's bucket, as after `p.grad.data = ...` or `p.grad.set_(...)`. "
-                "With gradient_as_bucket_view=True DDP then averages an old gradient: write in "
-                "place (`p.grad.mul_(mask)`), or leave gradient_as_bucket_view out"
+                f"rank {engine.global_rank}: the gradient of {engine.params[index].name!r} lies in "
+                "other memory than DDP's bucket, as after `p.grad.data = ...` or "
+                "`p.grad.set_(...)`. With gradient_as_bucket_view=True DDP then averages an old "
+                "gradient: write in place (`p.grad.mul_(mask)`), or leave gradient_as_bucket_view "
+                "out"
             )
 
 

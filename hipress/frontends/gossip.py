@@ -8,11 +8,12 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch.distributed as dist
 from torch import nn
 
+from casync.codec import Codec
 from casync.errors import PlanError
 from casync.estimates import BEGIN, LAST
 from casync.strategies.gossip import LINKS, grid
@@ -20,9 +21,9 @@ from hipress import compat
 from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.engine.engine import Engine
-from hipress.engine.mixing import Mixing, agree
+from hipress.engine.mixing import Mixing, check_copies
 from hipress.errors import ConfigError, unknown
-from hipress.frontends.plain import plain_module, refuse_detached, snapshot, values
+from hipress.frontends.plain import broadcast_values, plain_module, refuse_detached, snapshot
 from hipress.model.params import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
 from hipress.model.shards import is_sharded
 from hipress.model.torch_modes import without_inference_mode
@@ -33,9 +34,6 @@ from hipress.plan.plan import Plan
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.link import connect, group_timeout, share
 from hipress.session import SESSIONS, prepare, tell_plan
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 _REFUSED = {
     "verify": "ranks hold different parameters by design; hipress.consensus_distance says how far",
@@ -146,7 +144,7 @@ class Gossip:
         if self._session.world_size > 1:
             with self._session.coordinator.failures_told():
                 self._mixing, engine = self._connect(inner, parameters, neighbours, gamma, schedule)
-            self._session.loaded = partial(agree, coordinator=self._session.coordinator)
+            self._session.loaded = partial(check_copies, coordinator=self._session.coordinator)
         self._session.start(self, engine, lambda: None)  # no hooks to remove
         SESSIONS[self] = self._session
         tell_plan(self._session)
@@ -161,7 +159,7 @@ class Gossip:
     ) -> tuple[Mixing, Engine]:
         session = self._session
         own = connect(session.coordinator, "steps")
-        share(values(model), own, session.coordinator)
+        share(broadcast_values(model), own, session.coordinator)
         engine = session.make_engine(own, skips=True)
         mixing = Mixing(
             engine, parameters, neighbours, step_sizes(session.plan, gamma),

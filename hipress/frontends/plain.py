@@ -20,15 +20,15 @@ from hipress.session import SESSIONS, Session, synchronized
 log = logging.getLogger("hipress")
 
 
-class Way(Protocol):
+class Frontend(Protocol):
     """A Synchronizer or a Gossip."""
 
     module: nn.Module
 
 
-def plain_module(model: object, way: Way) -> nn.Module:
+def plain_module(model: object, frontend: Frontend) -> nn.Module:
     """The module to synchronize, without torch.compile's wrapper, or ConfigError."""
-    name = type(way).__name__
+    name = type(frontend).__name__
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
     inner = compat.uncompiled(model)
@@ -43,22 +43,22 @@ def plain_module(model: object, way: Way) -> nn.Module:
 
 
 def snapshot(
-    way: Way, session: Session, model: nn.Module, parameters: Sequence[nn.Parameter]
+    frontend: Frontend, session: Session, model: nn.Module, parameters: Sequence[nn.Parameter]
 ) -> Snapshot:
     """A record of these synchronized parameters as they are now, to detect later changes."""
-    again = f"To go on, hipress.detach the {type(way).__name__} and make another one"
+    again = f"To go on, hipress.detach the {type(frontend).__name__} and make another one"
     rank = session.coordinator.ranks[session.rank]
     return Snapshot(model, session.params, parameters, rank, again)
 
 
-def refuse_detached(way: Way, session: Session) -> None:
+def refuse_detached(frontend: Frontend, session: Session) -> None:
     """Raise ConfigError after hipress.detach."""
-    if SESSIONS.get(way) is not session:
-        name = type(way).__name__
+    if SESSIONS.get(frontend) is not session:
+        name = type(frontend).__name__
         raise ConfigError(f"hipress is detached from this {name}; make another one")
 
 
-def tell_whole(model: nn.Module) -> None:
+def warn_of_whole(model: nn.Module) -> None:
     """Warn of parameters beside those of FSDP2: the ranks of a replica have different gradients of
     these, which are not averaged within the replica."""
     whole = [name for name, parameter in trainable(model) if not is_sharded(parameter)]
@@ -72,9 +72,9 @@ def tell_whole(model: nn.Module) -> None:
         )  # fmt: skip
 
 
-def values(model: nn.Module) -> list[torch.Tensor]:
+def broadcast_values(model: nn.Module) -> list[torch.Tensor]:
     """Parameters and buffers to broadcast, frozen ones included, except those that DDP ignores."""
     ignored = compat.names_ignored_by_ddp(model)
     named = (*model.named_parameters(), *model.named_buffers())
-    held = (local(tensor) for name, tensor in named if name not in ignored)
-    return [tensor for tensor in held if tensor.numel()]
+    tensors = (local(tensor) for name, tensor in named if name not in ignored)
+    return [tensor for tensor in tensors if tensor.numel()]

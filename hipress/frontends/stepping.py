@@ -34,8 +34,8 @@ class Stepper:
                 f"so it cannot come parameter by parameter as that of {known}; leave optimizer out "
                 "and call its step() after sync.step()"
             )
-        held = {p for group in optimizer.param_groups for p in group["params"]}
-        if foreign := len(held - set(parameters)):
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        if foreign := len(own - set(parameters)):
             raise ConfigError(f"the optimizer holds {foreign} parameters that the model has not")
         self._optimizer = optimizer
         self._stepping = False

@@ -15,10 +15,16 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hipress import compat
-from hipress.arguments import Arguments, group_of, taking
+from hipress.arguments import Arguments, group_of, with_arguments
 from hipress.engine.engine import Engine
 from hipress.engine.steps import Steps
-from hipress.frontends.plain import plain_module, refuse_detached, snapshot, tell_whole, values
+from hipress.frontends.plain import (
+    broadcast_values,
+    plain_module,
+    refuse_detached,
+    snapshot,
+    warn_of_whole,
+)
 from hipress.frontends.stepping import Stepper
 from hipress.model import shards
 from hipress.model.params import describe_gradients, frozen_tensors, trainable
@@ -50,9 +56,9 @@ class Synchronizer:
     returned; states of either fit the other.
     """
 
-    @taking.method
+    @with_arguments.method
     @without_inference_mode()
-    def __init__(self, given: Arguments) -> None:
+    def __init__(self, arguments: Arguments) -> None:
         """Arguments and errors as for `wrap`, except `ddp_kwargs`.
 
         model: a module on the CPU or a GPU, before or after torch.compile; not a
@@ -65,25 +71,25 @@ class Synchronizer:
         parameter by itself, as SGD, Adam and AdamW do. Its own step() is then refused, and with it
         GradScaler and gradient clipping, which need all averages first.
         """
-        group = group_of(given.process_group)
+        group = group_of(arguments.process_group)
         with coordinators.failures_told(group):
             why = "it makes no DistributedDataParallel"
-            options = given.checked_options("Synchronizer", group, ddp_kwargs=why)
+            options = arguments.checked_options("Synchronizer", group, ddp_kwargs=why)
             # see [Note: captured plans] in captured.py
             options = replace(options, capture=options.capture is True)
-            model = plain_module(given.model, self)
+            model = plain_module(arguments.model, self)
             shards.reshard(model)
             shards.refuse_others(model, dist.get_process_group_ranks(group), dist.get_rank())
-            self._stepper = _stepper(given.optimizer, model)
+            self._stepper = _stepper(arguments.optimizer, model)
             facts = {
                 "called": "hipress.Synchronizer",
-                "optimizer": type(given.optimizer).__name__,
+                "optimizer": type(arguments.optimizer).__name__,
                 "frozen parameters and buffers": frozen_tensors(model),
                 "shards": shards.places(model),
             }
-        self.module = given.model
+        self.module = arguments.model
         self._session = prepare(
-            model, options, group, facts, describe_gradients, optimizer=given.averaging
+            model, options, group, facts, describe_gradients, optimizer=arguments.averaging
         )
         named = dict(trainable(model))
         parameters = [named[param.name] for param in self._session.params]
@@ -101,14 +107,14 @@ class Synchronizer:
         SESSIONS[self] = self._session
         tell_plan(self._session)
         if self._session.rank == 0:
-            tell_whole(model)
+            warn_of_whole(model)
 
     def _connect(
         self, model: nn.Module, parameters: Sequence[nn.Parameter]
     ) -> tuple[Steps, Engine]:
         session = self._session
         own = connect(session.coordinator, "steps")
-        share(values(model), own, session.coordinator)
+        share(broadcast_values(model), own, session.coordinator)
         # Ranks send at different moments, so messages must not mix with the user's collectives.
         native = connect(session.coordinator, "uncompressed")
         engine = session.make_engine(native, parameters, skips=True)

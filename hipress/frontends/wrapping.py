@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
-from hipress.arguments import Arguments, group_of, taking
+from hipress.arguments import Arguments, group_of, with_arguments
 from hipress.errors import ConfigError, HipressError, unknown
 from hipress.frontends.ddp import PYTHON_REDUCER, HookState, gradient_hook
 from hipress.frontends.watching import advise, watch
@@ -44,9 +44,9 @@ SENT_BY_DDP = frozenset(
 )
 
 
-@taking.function
+@with_arguments.function
 @without_inference_mode()
-def wrap(given: Arguments) -> DistributedDataParallel:
+def wrap(arguments: Arguments) -> DistributedDataParallel:
     """A DistributedDataParallel of `model` whose gradients travel compressed.
 
     compressor: "auto", a spec's name or path (str or os.PathLike), or a compiled codec; `params`
@@ -62,40 +62,40 @@ def wrap(given: Arguments) -> DistributedDataParallel:
     RankLost if another rank ends or is interrupted meanwhile; and HipressError, their base, if the
     store fails, ranks cannot connect, or their link cannot be measured.
     """
-    group = group_of(_requested_group(given.process_group, given.ddp_kwargs))
+    group = group_of(_requested_group(arguments.process_group, arguments.ddp_kwargs))
     with coordinators.failures_told(group):
-        options = given.checked_options("wrap", group)
-        settings = _ddp_arguments(given.model, given.ddp_kwargs)
+        options = arguments.checked_options("wrap", group)
+        settings = _ddp_arguments(arguments.model, arguments.ddp_kwargs)
         if options.scope == "model":
-            settings |= _one_bucket(given.model, settings)
-        facts = _facts(given.model, settings)
+            settings |= _one_bucket(arguments.model, settings)
+        facts = _facts(arguments.model, settings)
     # Before DDP: DDP's own check of shapes cannot name the parameter, and may hang.
-    session = prepare(given.model, options, group, facts, optimizer=given.averaging)
+    session = prepare(arguments.model, options, group, facts, optimizer=arguments.averaging)
     with session.coordinator.failures_told():
-        _refuse_parts(session)
-        return _finish(_ddp(given, session, settings), session)
+        _refuse_uncompressed(session)
+        return _finish(_make_ddp(arguments, session, settings), session)
 
 
-@taking.function
+@with_arguments.function
 @without_inference_mode()
-def attach(given: Arguments) -> DistributedDataParallel:
+def attach(arguments: Arguments) -> DistributedDataParallel:
     """Compress the gradients of an existing DistributedDataParallel, and return it.
 
     The returned module has no torch.compile wrapper. Call this before the first backward pass.
     Arguments and errors as for `wrap`, except those of DistributedDataParallel itself.
     """
-    ddp = as_ddp(given.model)
+    ddp = as_ddp(arguments.model)
     group, why = ddp.process_group, "the DistributedDataParallel has its own"
     with coordinators.failures_told(group):
-        options = given.checked_options("attach", group, process_group=why, ddp_kwargs=why)
+        options = arguments.checked_options("attach", group, process_group=why, ddp_kwargs=why)
         _refuse_python_reducer()
-        _refuse_taken(ddp)
+        _refuse_attached(ddp)
         if options.scope == "model":
             raise ConfigError(
                 'scope="model" is for wrap, which has DDP make one bucket, and for Synchronizer'
             )
     facts = {"called": "hipress.attach"}
-    session = prepare(ddp, options, group, facts, optimizer=given.averaging)
+    session = prepare(ddp, options, group, facts, optimizer=arguments.averaging)
     with session.coordinator.failures_told():
         return _finish(ddp, session)
 
@@ -125,7 +125,7 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
         raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
     inner = compat.uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
-        _refuse_taken(inner)
+        _refuse_attached(inner)
         raise ConfigError(
             "the model is a DistributedDataParallel already; pass it to hipress.attach instead"
         )
@@ -151,9 +151,11 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
 
 
 def _check_ddp_kwargs(ddp_kwargs: Mapping[str, Any]) -> None:
-    for taken, ours in (("process_group", "process_group"), ("module", "model")):
-        if taken in ddp_kwargs:
-            raise ConfigError(f"{ours} is an argument of hipress.wrap; ddp_kwargs has no {taken}")
+    for argument, ours in (("process_group", "process_group"), ("module", "model")):
+        if argument in ddp_kwargs:
+            raise ConfigError(
+                f"{ours} is an argument of hipress.wrap; ddp_kwargs has no {argument}"
+            )
     if ddp_kwargs.get("mixed_precision") is not None:
         raise ConfigError(
             "mixed_precision in ddp_kwargs takes DDP's communication hook for itself; "
@@ -178,7 +180,7 @@ def _one_bucket(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]
     return {"bucket_cap_mb": sum(p.numel() * p.element_size() for p in parameters) / 2**20 + 1}
 
 
-def _refuse_parts(session: Session) -> None:
+def _refuse_uncompressed(session: Session) -> None:
     """Raise ConfigError if scope="model" would leave a parameter uncompressed."""
     for decision in session.plan.decisions:
         if session.options.scope == "model" and session.plan.compresses and not decision.codec:
@@ -205,11 +207,13 @@ def _plain(ddp_kwargs: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _ddp(
-    given: Arguments, session: Session, settings: Mapping[str, Any]
+def _make_ddp(
+    arguments: Arguments, session: Session, settings: Mapping[str, Any]
 ) -> DistributedDataParallel:
     try:
-        ddp = DistributedDataParallel(given.model, process_group=given.process_group, **settings)
+        ddp = DistributedDataParallel(
+            arguments.model, process_group=arguments.process_group, **settings
+        )
     except (TypeError, ValueError) as error:  # on every rank: their arguments are equal
         message = f"DistributedDataParallel refuses the model or ddp_kwargs: {error}"
         raise ConfigError(message) from error
@@ -221,7 +225,7 @@ def _ddp(
 
 
 def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataParallel:
-    _refuse_taken(ddp)
+    _refuse_attached(ddp)
     named = dict(ddp.module.named_parameters())
     parameters = [named[param.name] for param in session.params]
     if session.world_size > 1:
@@ -248,7 +252,7 @@ def _install(
     session.start(ddp, engine, HOOKS[ddp].release)
 
 
-def _refuse_taken(ddp: DistributedDataParallel) -> None:
+def _refuse_attached(ddp: DistributedDataParallel) -> None:
     if ddp in SESSIONS:
         raise ConfigError(
             "hipress is attached to this module already: train it as it is. For other options, "

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
+from casync.codec import Codec
 from hipress import options as options_
 from hipress.errors import ConfigError
 from hipress.options import AUTO
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["COMPRESSOR", "MIN_SIZE", "GroupOptions"]
 

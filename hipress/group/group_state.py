@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from casync.codec import Codec
 from casync.runtime.deferral import as_torch
 from hipress.engine.exchange import Exchange
 from hipress.engine.residuals import undelivered
 from hipress.errors import StateError
-from hipress.plan.codecs import described, state_of
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
+from hipress.plan.codecs import full_name, state_of
 
 __all__ = ["GroupState", "GroupWay"]
 
@@ -37,10 +35,10 @@ class GroupWay:
     ranks: int
 
     def __str__(self) -> str:
-        names = " and down ".join(dict.fromkeys(map(described, self.codecs.values())))
+        names = " and down ".join(dict.fromkeys(map(full_name, self.codecs.values())))
         return f"{names} by {self.strategy} on rank {self.rank} of {self.ranks}"
 
-    def left(self, sides: Mapping[str, Mapping[str, Any]]) -> torch.Tensor | None:
+    def undelivered(self, sides: Mapping[str, Mapping[str, Any]]) -> torch.Tensor | None:
         """The gradient that states hold back, on the host."""
         total = undelivered(sides, self.codecs, self.strategy, self.ranks)
         return None if total is None else total.cpu()
@@ -77,15 +75,15 @@ class GroupState:
         """Give an exchange the loaded states of this name. key: of the workers' codec there."""
         for side, values in self.loaded.pop(name, {}).items():
             codec, (first, *_) = way.codecs[side], values.values()
-            made = state_of(codec, exchange.memory, first.numel())
+            arrays = state_of(codec, exchange.memory, first.numel())
             for each in codec.states:
-                as_torch(made[each.name]).copy_(values[each.name])
-            exchange.states.setdefault(name, {})[key, side] = made
+                as_torch(arrays[each.name]).copy_(values[each.name])
+            exchange.states.setdefault(name, {})[key, side] = arrays
 
     def export(self, exchanges: Iterable[Exchange], way: GroupWay) -> dict[str, Any]:
         """This rank's states, by name of all-reduce."""
         states = {name: dict(sides) for name, sides in self.loaded.items()}
-        for name, sides in _held(exchanges):
+        for name, sides in _states_of(exchanges):
             states[name] = {
                 side: {each: as_torch(a).to("cpu", copy=True) for each, a in arrays.items()}
                 for side, arrays in sides.items()
@@ -101,10 +99,10 @@ class GroupState:
     ) -> dict[str, Any]:
         """Undelivered gradients, the same on all ranks, which call this alike. mean: over these."""
         owed = dict(self.owed)
-        for name, sides in (*_held(exchanges), *self.loaded.items()):
-            left = way.left(sides)
-            if left is not None:
-                owed[name] = mean(left + owed.get(name, 0))
+        for name, sides in (*_states_of(exchanges), *self.loaded.items()):
+            gradient = way.undelivered(sides)
+            if gradient is not None:
+                owed[name] = mean(gradient + owed.get(name, 0))
         owed = {name: values.clone() for name, values in owed.items() if values.any()}
         return self._state("any ranks", {}, owed)
 
@@ -130,8 +128,8 @@ class GroupState:
         return {**common, "states": states, "owed": owed}
 
 
-def _held(exchanges: Iterable[Exchange]) -> Iterable[tuple[str, dict[str, Any]]]:
+def _states_of(exchanges: Iterable[Exchange]) -> Iterable[tuple[str, dict[str, Any]]]:
     """The states of exchanges, by name and side."""
     for exchange in exchanges:
-        for name, kept in exchange.states.items():
-            yield name, {side: arrays for (_, side), arrays in kept.items()}
+        for name, states in exchange.states.items():
+            yield name, {side: arrays for (_, side), arrays in states.items()}

@@ -14,28 +14,31 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from casync.codec import Codec
 from casync.rounds import refuse_workers
 from hipress import compat
 from hipress.engine.exchange import Piece
 from hipress.engine.futures import wait_within
 from hipress.engine.residuals import AGGREGATOR, WORKER
 from hipress.errors import ConfigError, StateError
-from hipress.frontends.all_reduce import ending, exchanges_of, joined, leave
+from hipress.frontends.all_reduce import (
+    close_exchanges,
+    closing_on_failure,
+    exchanges_of,
+    group_exchanges,
+)
 from hipress.group.group_options import GroupOptions
 from hipress.group.group_report import Calls, GroupReport
 from hipress.group.group_state import GroupState, GroupWay
 from hipress.model.devices import place
 from hipress.model.params import COMPRESSIBLE
-from hipress.plan.codecs import described, resolve, resolve_down, strategy_for
+from hipress.plan.codecs import full_name, resolve, resolve_down, strategy_for
 from hipress.ranks.link import Mean
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["NAME", "CompressingGroup", "register"]
 
@@ -56,11 +59,11 @@ class CompressingGroup(dist.ProcessGroup):
     """A group that compresses large all-reduces of a backward pass, and has an inner group of gloo
     and NCCL for everything else."""
 
-    def __init__(self, given: Any, options: GroupOptions) -> None:
-        """given: torch's DistributedBackendOptions. All ranks of the group must make it."""
-        super().__init__(given.group_rank, given.group_size)  # type: ignore[call-arg]
-        self.options, self._inner = options, _inner(given)
-        self._name, self._description = str(given.group_id), ""
+    def __init__(self, request: Any, options: GroupOptions) -> None:
+        """request: torch's DistributedBackendOptions. All ranks of the group must make it."""
+        super().__init__(request.group_rank, request.group_size)  # type: ignore[call-arg]
+        self.options, self._inner = options, _make_inner(request)
+        self._name, self._description = str(request.group_id), ""
         self._backward: int | None = None  # the latest backward pass with an all-reduce
         self._number = 0  # of its latest all-reduce
         self._state, self._failed = GroupState(), False
@@ -84,7 +87,7 @@ class CompressingGroup(dist.ProcessGroup):
             return self._inner.allreduce(tensors, opts, *rest, **named)
         (tensor,) = tensors
         self._failed = True  # until it is done
-        with ending(self):
+        with closing_on_failure(self):
             flat = tensor.detach().contiguous().view(-1)
             wait_within(self._average(flat, name), None)
             if opts.reduceOp == SUM:
@@ -98,14 +101,14 @@ class CompressingGroup(dist.ProcessGroup):
         """Residuals by all-reduce: see `hipress.state_dict`."""
         self._refuse_unfinished()
         if portable:
-            mean = Mean(joined(self, self.options.settings).coordinator)
+            mean = Mean(group_exchanges(self, self.options.settings).coordinator)
             return self._state.export_portable(exchanges_of(self), self._way, mean)
         return self._state.export(exchanges_of(self), self._way)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: see `hipress.load_state_dict`."""
         self._refuse_unfinished()
-        coordinator = joined(self, self.options.settings).coordinator
+        coordinator = group_exchanges(self, self.options.settings).coordinator
         with coordinator.failures_told():
             self._state.load(state, exchanges_of(self), self._way)
         coordinator.require_equal({"all-reduces of the state to load": self._state.calls})
@@ -136,7 +139,7 @@ class CompressingGroup(dist.ProcessGroup):
         return GroupReport(
             rank=self.rank(),
             world_size=self.size(),
-            compressor=described(resolve(self.options.settings)),
+            compressor=full_name(resolve(self.options.settings)),
             calls=tuple(rows),
             bytes_sent=round(sum(each.wire_bytes for each in counters)),
         )
@@ -177,7 +180,7 @@ class CompressingGroup(dist.ProcessGroup):
         settings = self.options.settings
         placement = place([("the gradient", flat.device)], settings.transport, self._backends)
         codec, down = self._codecs(placement.target)
-        exchanges = joined(self, settings)
+        exchanges = group_exchanges(self, settings)
         if not self._agreed:
             exchanges.coordinator.require_equal({"min_size of group hipress": settings.min_size})
             self._agreed = True
@@ -241,12 +244,12 @@ class CompressingGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """End connections, as destroy_process_group does."""
-        leave(self)
+        close_exchanges(self)
         self._inner.shutdown()
 
     def abort(self) -> None:
         """End connections, whatever is under way."""
-        leave(self)
+        close_exchanges(self)
         self._inner.abort()
 
 
@@ -273,9 +276,10 @@ def _elements(tensors: object) -> int:
     return sum(map(_elements, tensors)) if isinstance(tensors, list | tuple) else 0
 
 
-def _inner(given: Any) -> dist.ProcessGroup:
+def _make_inner(request: Any) -> dist.ProcessGroup:
     """A group of gloo, and of NCCL where there are GPUs, as torch.distributed makes it."""
-    rank, size, store, delay = given.group_rank, given.group_size, given.store, given.timeout
+    rank, size = request.group_rank, request.group_size
+    store, delay = request.store, request.timeout
     kinds = dist.ProcessGroup.BackendType
     group = dist.ProcessGroup(store, rank, size)
     gpus = torch.cuda.is_available() and dist.is_nccl_available()
@@ -290,9 +294,9 @@ def _inner(given: Any) -> dist.ProcessGroup:
     return group
 
 
-def _make(given: Any, options: Any) -> dist.ProcessGroup:
+def _make(request: Any, options: Any) -> dist.ProcessGroup:
     """A group for torch.distributed, which calls this. Raises ConfigError."""
-    if not given.global_ranks_in_group:
+    if not request.global_ranks_in_group:
         raise ConfigError(
             "hipress cannot be the backend of all ranks: losses, norms and checkpoints travel "
             'there, which must arrive as they are. Use init_process_group("gloo") or "nccl", and '
@@ -301,7 +305,7 @@ def _make(given: Any, options: Any) -> dist.ProcessGroup:
         )
     if options is not None and not isinstance(options, GroupOptions):
         raise ConfigError(f"options of a group hipress are hipress.GroupOptions, not {options!r}")
-    return CompressingGroup(given, options or GroupOptions())
+    return CompressingGroup(request, options or GroupOptions())
 
 
 def register() -> None:

@@ -25,10 +25,10 @@ def scalars(model: Any) -> dict[str, float]:
     """Means of a step so far, by name: bytes that this rank sends, their share of DDP's (of FSDP2's
     for `hipress.shard`), and milliseconds that encode, decode and the wait after the backward pass
     take; {} before a step."""
-    told = report(model)
-    if isinstance(told, ShardReport):
-        return told.scalars()
-    measured = told.measured
+    model_report = report(model)
+    if isinstance(model_report, ShardReport):
+        return model_report.scalars()
+    measured = model_report.measured
     if measured is None:
         return {}
     return {

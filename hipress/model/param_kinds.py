@@ -29,20 +29,20 @@ def refuse_unknown(pattern: str) -> None:
 
 def kinds_of(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
     """The kinds of a model's parameters; parameters without a kind are left out."""
-    found: dict[nn.Parameter, set[str]] = {}
+    kinds: dict[nn.Parameter, set[str]] = {}
     last: str | None = None  # name of the last module with such a weight
     for name, part in model.named_modules():
         for parameter in part.parameters(recurse=False):
             if parameter.dim() <= 1:
-                found.setdefault(parameter, set()).add("@1d")
+                kinds.setdefault(parameter, set()).add("@1d")
             elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
-                found.setdefault(parameter, set()).add("@embedding")
+                kinds.setdefault(parameter, set()).add("@embedding")
             elif parameter is getattr(part, "weight", None):
                 last = name
     if last is not None and not _is_listed(model, last):
         for parameter in model.get_submodule(last).parameters(recurse=False):
-            found.setdefault(parameter, set()).add("@head")
-    return found
+            kinds.setdefault(parameter, set()).add("@head")
+    return kinds
 
 
 def _is_listed(model: nn.Module, name: str) -> bool:

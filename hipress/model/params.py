@@ -53,6 +53,11 @@ class Param:
         return layout_of(self.shape, self.strides)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of a dense gradient."""
+        return self.numel * self.dtype.itemsize
+
+    @property
     def reals(self) -> int:
         """Real numbers in a bucket, which holds complex ones as pairs."""
         return self.numel * (2 if self.dtype.is_complex else 1)
@@ -81,13 +86,13 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         return _held(module)
     # DDP ignores parameters by these names; those of the outermost module begin with a dot.
     ignored = compat.names_ignored_by_ddp(module)
-    found: dict[nn.Parameter, str] = {}
+    names: dict[nn.Parameter, str] = {}
     for place, part in module.named_modules():
         for last, parameter in part.named_parameters(recurse=False):
             name = f"{place}.{last}"
             if parameter.requires_grad and name not in ignored:
-                found.setdefault(parameter, name.removeprefix("."))
-    return [(name, parameter) for parameter, name in found.items()]
+                names.setdefault(parameter, name.removeprefix("."))
+    return [(name, parameter) for parameter, name in names.items()]
 
 
 def describe(module: nn.Module) -> tuple[Param, ...]:
@@ -208,8 +213,8 @@ def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     """The parameters in the buckets of a DDP module."""
     if _sparse_names(ddp.module):  # torch makes no zeros of these
         return trainable(ddp.module)
-    held = compat.parameters_in_buckets(ddp)
-    return [pair for pair in ddp.module.named_parameters() if pair[1] in held]
+    in_buckets = compat.parameters_in_buckets(ddp)
+    return [pair for pair in ddp.module.named_parameters() if pair[1] in in_buckets]
 
 
 def _shape(shape: Iterable[int]) -> str:

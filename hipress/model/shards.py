@@ -54,8 +54,8 @@ def own_shard(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
     like: Any = parameter
     everywhere = [Replicate()] * like.device_mesh.ndim
-    held = DTensor.from_local(gradient, like.device_mesh, everywhere, run_check=False)
-    return local(held.redistribute(placements=like.placements)).cpu()
+    copies = DTensor.from_local(gradient, like.device_mesh, everywhere, run_check=False)
+    return local(copies.redistribute(placements=like.placements)).cpu()
 
 
 def place_gradient(parameter: torch.Tensor) -> None:

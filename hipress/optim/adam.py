@@ -178,13 +178,13 @@ class Freezing(Averaging):
 
     def _sums(self) -> list[float]:
         """Bias-corrected sums of v, by tensor."""
-        found = []
+        sums = []
         for parameter, group in self.groups().items():
             state = self.state.get(parameter, {})
             steps = int(state.get("step", 0))
             correction = 1 - float(group["betas"][1]) ** steps
-            found.append(total(local(state["exp_avg_sq"])) / correction if steps else 0.0)
-        return found
+            sums.append(total(local(state["exp_avg_sq"])) / correction if steps else 0.0)
+        return sums
 
     def _compare(self, rank: float, average: float) -> None:
         """Take squared norms, of a rank's gradient and of the average, if they are finite."""
@@ -261,8 +261,8 @@ class Freezing(Averaging):
         weight = self.weight(group)
         for parameter in params:
             if self.phase.weight(parameter) is None:
-                held = self.buffer(parameter)
-                add_product(local(parameter.grad), held, weight)  # type: ignore[arg-type]
+                buffer = self.buffer(parameter)
+                add_product(local(parameter.grad), buffer, weight)  # type: ignore[arg-type]
         values = [local(p).detach() for p in params]
         moved = [local(p.grad) for p in params]  # type: ignore[arg-type]
         moments = [local(self.state[p]["exp_avg"]) for p in params]
@@ -314,8 +314,8 @@ class Freezing(Averaging):
         every = max(1, round(1 / (1 - float(group["betas"][1])) / LOOKS))
         if steps == 0 or steps % every:
             return False
-        held = [local(each["exp_avg_sq"]) for each in self.state.values() if each]
-        now = sum(map(total, held))
+        squares = [local(each["exp_avg_sq"]) for each in self.state.values() if each]
+        now = sum(map(total, squares))
         sums = group[SUMS] = [*group[SUMS], now][-LOOKS - 1 :]  # never in place: states share it
         return len(sums) > LOOKS and abs(now - sums[0]) < SETTLED * sums[0]
 

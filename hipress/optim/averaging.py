@@ -93,8 +93,8 @@ class Averaging(Optimizer):
 
     def buffer(self, parameter: Tensor) -> Tensor | None:
         """This rank's part of a parameter's momentum; None before its first step."""
-        found = self.state.get(parameter, {}).get(self.BUFFER)
-        return None if found is None else local(found)
+        whole = self.state.get(parameter, {}).get(self.BUFFER)
+        return None if whole is None else local(whole)
 
     def enter(self, parameter: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, float] | None:
         """Begin the average of a parameter's momentum.
@@ -103,9 +103,9 @@ class Averaging(Optimizer):
         the new momentum; None if there is nothing to add. Raises SyncError if the last average was
         not used.
         """
-        weight, held = self.weight(group), self.buffer(parameter)
+        weight, buffer = self.weight(group), self.buffer(parameter)
         self.phase.enter(parameter, weight, self.scale)
-        return None if held is None else (held, weight)
+        return None if buffer is None else (buffer, weight)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Same as torch's; forgets averages."""
@@ -129,9 +129,9 @@ class Averaging(Optimizer):
     def _advance(self) -> None:
         """A step of torch's by gradients: subtract the momentum's share from each average."""
         for parameter in self._used():
-            weight, held = self.phase.weight(parameter), self.buffer(parameter)
-            if weight is not None and held is not None:
-                add_product(local(parameter.grad), held, -weight)  # type: ignore[arg-type]
+            weight, buffer = self.phase.weight(parameter), self.buffer(parameter)
+            if weight is not None and buffer is not None:
+                add_product(local(parameter.grad), buffer, -weight)  # type: ignore[arg-type]
         self._plain()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -96,6 +96,6 @@ def kind_of(optimizer: object) -> str | None:
                 f"{type(unwrapped(inner)).__name__}, and how it steps that is not known: step the "
                 "latter itself, and pass it as optimizer="
             )
-    found = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
-    plain = found == "sgd" and not any(group.get("momentum") for group in optimizer.param_groups)
-    return PLAIN_SGD if plain else found
+    known = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+    plain = known == "sgd" and not any(group.get("momentum") for group in optimizer.param_groups)
+    return PLAIN_SGD if plain else known

@@ -60,7 +60,7 @@ class Phase:
         with a scaler always, which skips steps that are not finite."""
         return self._scaled or self._arrivals % CHECKED == 0
 
-    def arrived(self, marks: Mapping[Tensor, Tensor]) -> None:
+    def take_marks(self, marks: Mapping[Tensor, Tensor]) -> None:
         """Take the marks of new averages. If one is not finite, a scaler skips the step."""
         self._arrivals += 1
         self._marks.update({p: mark for p, mark in marks.items() if p in self._weights})
@@ -70,13 +70,13 @@ class Phase:
 
     def unchanged(self, gradients: Mapping[Tensor, Tensor]) -> bool:
         """True if these gradients, dense and by parameter, are the averages as they arrived."""
-        held = {p: gradient for p, gradient in gradients.items() if p in self._marks}
-        if not held:
+        marked = {p: gradient for p, gradient in gradients.items() if p in self._marks}
+        if not marked:
             return True
-        norms = self._arrivals % CHECKED == 1 and len(self._marks[next(iter(held))]) == 2
-        wanted = torch.stack([self._marks[p][: 1 + norms] for p in held]) / self._scale
-        found = marks_of([*held.values()], norms)
-        return torch.allclose(found, wanted, CHANGED, 0.0, equal_nan=True)
+        norms = self._arrivals % CHECKED == 1 and len(self._marks[next(iter(marked))]) == 2
+        wanted = torch.stack([self._marks[p][: 1 + norms] for p in marked]) / self._scale
+        marks = marks_of([*marked.values()], norms)
+        return torch.allclose(marks, wanted, CHANGED, 0.0, equal_nan=True)
 
     def use(self, parameters: Collection[Tensor]) -> None:
         """Forget averages that a step has used; drop those that it left out."""
@@ -103,11 +103,11 @@ class Phase:
 def marks_of(tensors: Sequence[Tensor], norms: bool) -> Tensor:
     """The last element in memory of each dense tensor, and maybe its norm: float32 [tensors, 1 or
     2]."""
-    ends = [held.storage_offset() + held.numel() - 1 for held in tensors]
+    ends = [tensor.storage_offset() + tensor.numel() - 1 for tensor in tensors]
     pairs = zip(tensors, ends, strict=True)
-    lasts = torch.cat([held.as_strided((1,), (1,), end).float() for held, end in pairs])
+    lasts = torch.cat([tensor.as_strided((1,), (1,), end).float() for tensor, end in pairs])
     if not norms:
         return lasts[:, None]
-    wide = any(held.dtype == torch.float64 for held in tensors)
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
     every = torch._foreach_norm(list(tensors), dtype=torch.float64 if wide else torch.float32)
     return torch.stack((lasts, torch.stack(every).float()), dim=1)

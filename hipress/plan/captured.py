@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from casync.runtime.capture import prevents
+from casync.runtime.capture import capture_obstacle
 from hipress.options import AUTO, Options
 from hipress.plan.plan import Plan
 
@@ -27,7 +27,7 @@ def forbidden(plan: Plan, options: Options) -> str:
         return "a policy changes what is launched"
     if not plan.compresses or plan.hosted:
         return "nothing is compressed on the GPU"
-    return prevents(plan.codecs)
+    return capture_obstacle(plan.codecs)
 
 
 def turns(plan: Plan, options: Options, *, by_nccl: bool) -> tuple[Plan, ...]:

@@ -6,19 +6,16 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
+from casync.codec import Codec
+from casync.memory import Memory
+from casync.topology import Topology
 from hipress import options as options_
 from hipress.errors import ConfigError, closest, unknown
 from hipress.options import AUTO, Options
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
-    from casync.memory import Memory
-    from casync.topology import Topology
-
 
 REFERENCE, MEAN = "reference", "mean"  # states of derived feedback of differences
 
@@ -42,11 +39,11 @@ def gradient_units(codec: Codec, *, sums: bool = True) -> dict[str, float]:
 
 def state_of(codec: Codec, memory: Memory, n: int, tensors: int = 1) -> dict[str, Any]:
     """Zeroed states of n elements of a number of tensors, in a memory, as codecs take them."""
-    made, sizes = dict[str, Any](), {"element": n, "tensor": tensors}
+    arrays, sizes = dict[str, Any](), {"element": n, "tensor": tensors}
     for state in codec.states:
         zeros = memory.zeros(sizes[state.per], getattr(torch, state.dtype))
-        made[state.name] = memory.array(zeros) if memory.host else zeros
-    return made
+        arrays[state.name] = memory.array(zeros) if memory.host else zeros
+    return arrays
 
 
 def resolve(options: Options, target: str = "cpu") -> Codec:
@@ -78,14 +75,14 @@ def compiling_told_by(first: bool) -> Iterator[None]:
     """Let only the first rank report compilations of compll: all ranks compile the same kernels."""
     logger = logging.getLogger("compll")
 
-    def told(record: logging.LogRecord) -> bool:
+    def reports(record: logging.LogRecord) -> bool:
         return first
 
-    logger.addFilter(told)
+    logger.addFilter(reports)
     try:
         yield
     finally:
-        logger.removeFilter(told)
+        logger.removeFilter(reports)
 
 
 def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:
@@ -99,7 +96,7 @@ def for_shape(codec: Codec, shape: Sequence[int]) -> tuple[str, Codec]:
     return f"{codec.name}({settled})", own
 
 
-def described(codec: Codec) -> str:
+def full_name(codec: Codec) -> str:
     """The codec's name with all parameters, so that `topk` and `topk(ratio=0.01)` compare equal."""
     return call(codec.name, codec.params)
 
@@ -130,12 +127,12 @@ def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
 
     untold = Problems(name)  # dropped: compiling reports them, with all others
     known = [each.name for each in derived.accepted(library.load(name, untold))]
-    for given in params:
-        if given not in known and (message := options_.elsewhere(given)):
+    for param in params:
+        if param not in known and (message := options_.elsewhere(param)):
             raise ConfigError(message)
-        if given not in known and (close := closest(given, [*known, *options_.names()])):
+        if param not in known and (close := closest(param, [*known, *options_.names()])):
             raise ConfigError(
-                f"compressor {name!r} has no parameter {given!r}; did you mean {close!r}?"
+                f"compressor {name!r} has no parameter {param!r}; did you mean {close!r}?"
             )
 
 
@@ -148,14 +145,14 @@ def resolve_down(options: Options, codec: Codec, target: str = "cpu") -> Codec |
     if isinstance(options.down, str):
         if options.down == AUTO:
             return None
-        made = compile_codec(options.down, {}, target)
+        down = compile_codec(options.down, {}, target)
     else:
-        made = options.down
-    return None if made.digest == codec.digest else made
+        down = options.down
+    return None if down.digest == codec.digest else down
 
 
-def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> str:
-    """`asked` if it can carry the codecs, else ConfigError; for "auto", the suited strategy.
+def strategy_for(codec: Codec, strategy: str = AUTO, down: Codec | None = None) -> str:
+    """`strategy` if it can carry the codecs, else ConfigError; for "auto", the suited one.
 
     With a codec of their own (`down`), owners get payloads, by `ps`. Otherwise additive payloads,
     also of several rounds, use the native collective. Codecs that may encode again go through
@@ -166,7 +163,7 @@ def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> 
     from casync import strategies
 
     suited = _suited(codec) if down is None else "ps"
-    name = strategies.current_name(suited if asked == AUTO else asked)
+    name = strategies.current_name(suited if strategy == AUTO else strategy)
     if name not in strategies.list_strategies():
         raise unknown("strategy", name, (AUTO, *strategies.list_strategies()))
     if strategies.load(name).RESULT in strategies.HALVES:
@@ -180,11 +177,11 @@ def strategy_for(codec: Codec, asked: str = AUTO, down: Codec | None = None) -> 
     return name
 
 
-def ways_for(codec: Codec, asked: str, topology: Topology) -> tuple[str, ...]:
-    """Strategies that the planner compares: `asked`, or the suited one; instead of `ps` also an
+def ways_for(codec: Codec, strategy: str, topology: Topology) -> tuple[str, ...]:
+    """Strategies that the planner compares: `strategy`, or the suited one; instead of `ps` also an
     all-gather, which encodes once, a ring, and a hierarchy if there are nodes."""
-    name = strategy_for(codec, asked)
-    if asked != AUTO or name != "ps":
+    name = strategy_for(codec, strategy)
+    if strategy != AUTO or name != "ps":
         return (name,)
     ring = () if codec.states else ("ring",)  # encodes N times, with feedback or without
     return (name, "exchange", *ring, *(["hierarchical"] * topology.nested))

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from casync.codec import Codec
 from hipress.optim.optimizer_kinds import AVERAGED, PLAIN_SGD
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 #: specs that need no evidence while steps use gradients: they lose nothing, or round float32 to 16
 #: bits without bias; and their bits per element on measured gradients
@@ -91,56 +89,58 @@ def trusted(optimizer: str | None) -> tuple[tuple[str, str, Mapping[str, Any]], 
     """Specs that kept the loss on every workload with this kind of optimizer (None: with every
     kind), and those that need no evidence; each as key, name, and parameters that are not defaults.
     """
-    found: dict[str, list[Finding]] = {}
+    by_key: dict[str, list[Finding]] = {}
     for each in findings():
-        found.setdefault(each.key, []).append(each)
-    kept = tuple(
-        (key, some[0].codec, some[0].given) for key, some in found.items() if _hold(some, optimizer)
+        by_key.setdefault(each.key, []).append(each)
+    proven = tuple(
+        (key, some[0].codec, some[0].given)
+        for key, some in by_key.items()
+        if _hold(some, optimizer)
     )
     harmless = () if optimizer in AVERAGED else HARMLESS
-    return kept + tuple((name, name, {}) for name in harmless if name not in found)
+    return proven + tuple((name, name, {}) for name in harmless if name not in by_key)
 
 
 def accepted(optimizer: str, loss: float) -> dict[str, Finding]:
     """The finding of the largest loss for each key whose findings under this kind of optimizer are
     all within `loss`, a share. Counted over seeds, each of its workloads was measured for at least
     ENOUGH steps."""
-    found: dict[str, list[Finding]] = {}
+    by_key: dict[str, list[Finding]] = {}
     for each in findings():
         if each.optimizer == optimizer:
-            found.setdefault(each.key, []).append(each)
-    every = {each.workload for some in found.values() for each in some}
+            by_key.setdefault(each.key, []).append(each)
+    every = {each.workload for some in by_key.values() for each in some}
     return {
         key: max(some, key=_loss)
-        for key, some in found.items()
+        for key, some in by_key.items()
         if all(_steps(some, workload) >= ENOUGH for workload in every)
         and all(each.within(loss) for each in some)
     }
 
 
-def _steps(found: Sequence[Finding], workload: str) -> int:
-    return sum(each.steps * each.seeds for each in found if each.workload == workload)
+def _steps(some: Sequence[Finding], workload: str) -> int:
+    return sum(each.steps * each.seeds for each in some if each.workload == workload)
 
 
-def _hold(found: Sequence[Finding], optimizer: str | None) -> bool:
-    counted = [each for each in found if _counts(each, optimizer)]
-    kept = {each.workload for each in counted if each.kept}
-    return kept >= _workloads(optimizer) and not any(each.lost for each in counted)
+def _hold(some: Sequence[Finding], optimizer: str | None) -> bool:
+    counted = [each for each in some if _counts(each, optimizer)]
+    workloads = {each.workload for each in counted if each.kept}
+    return workloads >= _workloads(optimizer) and not any(each.lost for each in counted)
 
 
 def _workloads(optimizer: str | None) -> set[str]:
     return {each.workload for each in findings() if _counts(each, optimizer)}
 
 
-def _counts(found: Finding, optimizer: str | None) -> bool:
+def _counts(finding: Finding, optimizer: str | None) -> bool:
     """True if the finding counts for a kind of optimizer (None: any that averages gradients). SGD
     with momentum and without count for each other."""
-    if found.trial:  # only `accepted` uses these
+    if finding.trial:  # only `accepted` uses these
         return False
     if optimizer is None:
-        return found.optimizer not in AVERAGED
+        return finding.optimizer not in AVERAGED
     sgd = ("sgd", PLAIN_SGD)
-    return found.optimizer in (sgd if optimizer in sgd else (optimizer,))
+    return finding.optimizer in (sgd if optimizer in sgd else (optimizer,))
 
 
 def worst(codec: Codec, optimizer: str | None) -> Finding | None:
@@ -149,5 +149,5 @@ def worst(codec: Codec, optimizer: str | None) -> Finding | None:
     return max(lost, key=_loss, default=None)
 
 
-def _loss(found: Finding) -> float:
-    return math.inf if found.difference is None else found.difference
+def _loss(finding: Finding) -> float:
+    return math.inf if finding.difference is None else finding.difference

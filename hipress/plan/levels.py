@@ -4,35 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from casync.codec import Codec
 from casync.topology import Topology
 from hipress.errors import ConfigError
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.codecs import compile_codec, described, strategy_for
+from hipress.plan.codecs import compile_codec, full_name, strategy_for
 from hipress.plan.plan import Plan, fixed_plan
 from hipress.plan.rules import Overrides
 from hipress.policies.policies import Policy
 
-if TYPE_CHECKING:
-    from casync.codec import Codec
-
 
 def compiled(policy: Policy, options: Options, target: str = "cpu") -> dict[str, Codec]:
     """The compressor at each level, by description, for a backend of compll; or ConfigError."""
-    found = {}
+    codecs = {}
     for params in policy.levels:
         try:
             codec = compile_codec(policy.compressor, params, target)
             strategy_for(codec, options.strategy)
         except ConfigError as error:
             raise ConfigError(f"policy {type(policy).__name__}: {error}") from error
-        found[described(codec)] = codec
-    if len(found) < len(policy.levels):
+        codecs[full_name(codec)] = codec
+    if len(codecs) < len(policy.levels):
         name = type(policy).__name__
-        raise ConfigError(f"policy {name}: two of its levels are the same: {', '.join(found)}")
-    return found
+        raise ConfigError(f"policy {name}: two of its levels are the same: {', '.join(codecs)}")
+    return codecs
 
 
 def plans(
@@ -44,11 +41,11 @@ def plans(
     overrides: Overrides,
 ) -> list[Plan]:
     """A plan for each level."""
-    made = []
+    by_level = []
     for number, codec in enumerate(codecs):
         plan = _renamed(fixed_plan(params, codec, options, topology), f"level {number}")
-        made.append(overrides.apply(replace(plan, why=f"by {policy}")))
-    return made
+        by_level.append(overrides.apply(replace(plan, why=f"by {policy}")))
+    return by_level
 
 
 def _renamed(plan: Plan, suffix: str) -> Plan:

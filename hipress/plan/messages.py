@@ -9,14 +9,9 @@ all of a bucket, and the others would wait for them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import Costs
 from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["least_share"]
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from casync.codec import Codec
 from casync.estimates import Estimate
 from casync.memory.host import HostMemory
 from casync.raw import Raw
 from hipress.errors import ConfigError
-from hipress.plan.codecs import described, state_of
+from hipress.plan.codecs import full_name, state_of
 from hipress.plan.plan import UNCOMPRESSED, Plan, partitions
 from hipress.policies.policy_state import roundtrip
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 _SCALES = (1.0, 1e-4)  # scales of the differences that test a codec
 _TRIED = 1 << 16  # elements
@@ -58,7 +55,7 @@ def step_sizes(plan: Plan, gamma: float | None) -> dict[str, float]:
     """Step sizes by codec: the share of the way to its neighbours' average that a parameter moves;
     gamma, or half of the share of normal noise that the codec keeps, to two digits."""
     return {
-        key: float(f"{_kept(codec) / 2:.2g}") if gamma is None else gamma
+        key: float(f"{_share_sent(codec) / 2:.2g}") if gamma is None else gamma
         for key, codec in plan.codecs.items()
     }
 
@@ -71,25 +68,25 @@ def _refuse(codec: Codec) -> None:
         why = "its payloads mean something only together with those of all ranks"
     elif others:
         why = f"it keeps a state of gradients ({', '.join(sorted(others))})"
-    elif (kept := _kept(codec)) <= 0:
+    elif (share := _share_sent(codec)) <= 0:
         why = (
-            f"the square of its error is {1 - kept:.3g} times that of its input, so estimates of "
+            f"the square of its error is {1 - share:.3g} times that of its input, so estimates of "
             "parameters would not improve"
         )
     if why:
         raise ConfigError(
-            f"compressor {described(codec)} cannot serve gossip: {why}; use one such as "
+            f"compressor {full_name(codec)} cannot serve gossip: {why}; use one such as "
             "int4_group, topk or natural"
         )
 
 
-def _kept(codec: Codec) -> float:
+def _share_sent(codec: Codec) -> float:
     """Share of the square of normal noise that one payload keeps; the least of some scales."""
     noise = np.random.default_rng(0).standard_normal(_TRIED).astype(np.float32)
     shares = []
     for scale in _SCALES:
-        given = torch.from_numpy(noise * np.float32(scale))
+        values = torch.from_numpy(noise * np.float32(scale))
         state = state_of(codec, HostMemory(), _TRIED) if isinstance(codec, Estimate) else None
-        left = given - roundtrip(codec, given, state)
-        shares.append(1 - float(left.square().sum() / given.square().sum()))
+        error = values - roundtrip(codec, values, state)
+        shares.append(1 - float(error.square().sum() / values.square().sum()))
     return min(shares)

@@ -9,11 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from casync import strategies
+from casync.codec import Codec
 from casync.graph.shares import LEAST_BYTES
 from casync.rounds import refuse_workers
 from casync.topology import Topology
@@ -22,9 +23,6 @@ from hipress.model.param_kinds import is_kind, refuse_unknown
 from hipress.model.params import Param
 from hipress.options import SMALL, Options
 from hipress.plan.codecs import for_shape, strategy_for
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 NATIVE = "allreduce"  # strategy of a tensor without codec
 UNCOMPRESSED = "uncompressed"  # key of the raw codec in gossip
@@ -133,8 +131,8 @@ def restored(
         why = "as it was when the state was saved"
         decisions.append(Decision(param.name, param.numel, key or None, strategy, cut, why))
     used = {decision.codec for decision in decisions}
-    kept = {key: codec for key, codec in codecs.items() if key in used}
-    return Plan(tuple(decisions), topology, kept, why, fused=fused, least=least)
+    used_codecs = {key: codec for key, codec in codecs.items() if key in used}
+    return Plan(tuple(decisions), topology, used_codecs, why, fused=fused, least=least)
 
 
 def fixed_plan(

@@ -6,18 +6,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from casync.codec import Codec
 from hipress.errors import ConfigError
 from hipress.errors import shown as shortly
 from hipress.model.param_kinds import is_kind, refuse_unknown
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.codecs import compile_codec, described, strategy_for
+from hipress.plan.codecs import compile_codec, full_name, strategy_for
 from hipress.plan.plan import Decision, Plan, fixed, own_codec, raw, refuse_many
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 _EXAMPLE = '{"*embed*": "int8_group", "*.bias": None}'
 
@@ -39,7 +37,7 @@ class Rule:
         return f"rule {self.pattern!r}"
 
     def __str__(self) -> str:
-        return f"{self.pattern}: {None if self.codec is None else described(self.codec)}"
+        return f"{self.pattern}: {None if self.codec is None else full_name(self.codec)}"
 
 
 def compiled(options: Options, target: str = "cpu") -> tuple[Rule, ...]:
@@ -47,23 +45,23 @@ def compiled(options: Options, target: str = "cpu") -> tuple[Rule, ...]:
     return tuple(_rule(*rule, options, target) for rule in _load(options.rules))
 
 
-def _load(given: Any) -> Iterator[tuple[str, Any, str]]:
+def _load(rules: Any) -> Iterator[tuple[str, Any, str]]:
     """Patterns with what is wanted for them, and their place in a file, or ""."""
-    if isinstance(given, str | os.PathLike):
+    if isinstance(rules, str | os.PathLike):
         from hipress import reading  # not above: see errors.shown
 
-        file = reading.read(Path(given), "a rules file", f"such as {_EXAMPLE}")
+        file = reading.read(Path(rules), "a rules file", f"such as {_EXAMPLE}")
         reading.refuse(file.problems)
         for pattern in file.names():
             place = f"{file.problems.path}:{file.at(pattern).line}:{file.at(pattern).col}: "
             yield pattern, reading.plain(file.value(pattern)), place
         return
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+    if not isinstance(rules, Mapping) or not all(isinstance(key, str) for key in rules):
         raise ConfigError(
             f"rules are patterns of names with compressors, such as {_EXAMPLE}, or a YAML file of "
-            f"such, not {shortly(given)}"
+            f"such, not {shortly(rules)}"
         )
-    for pattern, wanted in given.items():
+    for pattern, wanted in rules.items():
         yield pattern, wanted, ""
 
 
@@ -96,16 +94,16 @@ def codec_of(wanted: Any, target: str) -> Codec | None:
     return compile_codec(name, params, target)
 
 
-def shown(given: Any) -> Any:
+def shown(rules: Any) -> Any:
     """Rules as values for JSON: a path, or compressors by pattern."""
-    if not isinstance(given, Mapping):
-        return os.fspath(given)
-    return {pattern: _shown(wanted) for pattern, wanted in given.items()}
+    if not isinstance(rules, Mapping):
+        return os.fspath(rules)
+    return {pattern: _shown(wanted) for pattern, wanted in rules.items()}
 
 
 def _shown(wanted: Any) -> Any:
     if callable(getattr(wanted, "encode_batch", None)):
-        return described(wanted)
+        return full_name(wanted)
     return dict(wanted) if isinstance(wanted, Mapping) else wanted and os.fspath(wanted)
 
 
@@ -119,10 +117,10 @@ class Overrides:
     def apply(self, plan: Plan) -> Plan:
         """The plan with the rules' decisions in place of its own."""
         decisions = [self.decisions.get(i, d) for i, d in enumerate(plan.decisions)]
-        kept = {d.codec for d in decisions}
-        kept |= {down for key, down in plan.downs.items() if key in kept}
-        codecs = {key: codec for key, codec in plan.codecs.items() if key in kept}
-        downs = {key: down for key, down in plan.downs.items() if key in kept}
+        used = {d.codec for d in decisions}
+        used |= {down for key, down in plan.downs.items() if key in used}
+        codecs = {key: codec for key, codec in plan.codecs.items() if key in used}
+        downs = {key: down for key, down in plan.downs.items() if key in used}
         return replace(
             plan, decisions=tuple(decisions), codecs={**codecs, **self.codecs}, downs=downs
         )
@@ -150,7 +148,7 @@ def decide(
         refuse_many(rule.codec, world_size)
         key, codec = own_codec(rule.codec, params[index], options)
         if others.setdefault(codec.name, codec.digest) != codec.digest:
-            key = described(codec)
+            key = full_name(codec)
         way = strategy_for(codec, options.strategy)
         decision = fixed(params[index], key, codec, way, rule.why, options, world_size)
         decisions[index] = decision
@@ -162,15 +160,15 @@ def decide(
 def assign(rules: Sequence[Rule], params: Sequence[Param]) -> dict[int, Rule]:
     """The first matching rule by index of a parameter; ConfigError for a rule that gets none. A
     model may lack a kind."""
-    found: dict[int, Rule] = {}
+    rule_of: dict[int, Rule] = {}
     for rule in rules:
         refuse_unknown(rule.pattern)
         matched = [param for param in params if rule.matches(param)]
-        mine = [param.index for param in matched if param.index not in found]
+        mine = [param.index for param in matched if param.index not in rule_of]
         if not mine and not is_kind(rule.pattern):
-            raise ConfigError(_useless(rule, [found[p.index] for p in matched], params))
-        found.update(dict.fromkeys(mine, rule))
-    return found
+            raise ConfigError(_useless(rule, [rule_of[p.index] for p in matched], params))
+        rule_of.update(dict.fromkeys(mine, rule))
+    return rule_of
 
 
 def _useless(rule: Rule, earlier: Sequence[Rule], params: Sequence[Param]) -> str:

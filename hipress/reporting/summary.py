@@ -22,8 +22,8 @@ def describe_plan(plan: Plan, params: Sequence[Param]) -> str:
     done = [(p, d) for p, d in zip(params, plan.decisions, strict=True) if _compressed(d)]
     codecs = sorted({f"{codec_name(d)} ({d.strategy})" for _, d in done})
     dense = [p for p in params if not p.sparse]
-    before = sum(_nbytes(p) for p in dense)
-    after = before + sum(_payload_bytes(plan, d) - _nbytes(p) for p, d in done)
+    before = sum(p.nbytes for p in dense)
+    after = before + sum(_payload_bytes(plan, d) - p.nbytes for p, d in done)
     sparse = f" ({len(params) - len(dense)} sparse ones aside)" * (len(dense) < len(params))
     return (
         f"{' and '.join(codecs)} for {len(done)} of {len(params)} parameters, "
@@ -54,10 +54,6 @@ def compressed_share(plan: Plan, params: Sequence[Param]) -> float:
 
 def _compressed(decision: Decision) -> bool:
     return decision.codec not in (None, UNCOMPRESSED)
-
-
-def _nbytes(param: Param) -> int:
-    return param.numel * param.dtype.itemsize
 
 
 def _payload_bytes(plan: Plan, decision: Decision) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from casync.cost import Line
 from hipress.auto.trial import Tried
 from hipress.plan.plan import Decision
 from hipress.reporting.measured import Measured, total_of
@@ -13,7 +14,6 @@ from hipress.reporting.summary import codec_name
 from hipress.reporting.text_table import Table
 
 if TYPE_CHECKING:
-    from casync.cost import Line
     from hipress.auto.probe import Probe
 
 

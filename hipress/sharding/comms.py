@@ -79,8 +79,10 @@ class Link:
     @property
     def state_bytes(self) -> int:
         """Memory of the codecs' states."""
-        kept = (each for states in self.exchange.states.values() for each in states.values())
-        return sum(as_torch(array).nbytes for state in kept for array in state.values())
+        codec_states = (
+            each for states in self.exchange.states.values() for each in states.values()
+        )
+        return sum(as_torch(array).nbytes for state in codec_states for array in state.values())
 
     def wait(self, future: Future[torch.Tensor]) -> None:
         """Wait on the host, or with the current stream. Raises the first failure, which names rank,
@@ -88,19 +90,19 @@ class Link:
         self.failures.refuse()
         start = time.perf_counter()
         try:
-            wait_within(future, None, self.failures.look)
+            wait_within(future, None, self.failures.refuse_gone)
         except BaseException as error:
             raise self.fail(error) from error.__cause__
         self.waited += time.perf_counter() - start
 
     def fail(self, error: BaseException) -> BaseException:
         """End the exchange; return the error by which this rank ends."""
-        told, step = error, self.backward.count
+        named, step = error, self.backward.count
         if isinstance(error, Exception):
-            told = self.failures.explained(self.failures.not_begun(error, step), step)
-        kept = self.failures.keep(told, f"step {step}")
-        self.exchange.executor.abort(kept)
-        return kept if isinstance(error, Exception) else error
+            named = self.failures.explain(self.failures.not_begun(error, step), step)
+        recorded = self.failures.record(named, f"step {step}")
+        self.exchange.executor.abort(recorded)
+        return recorded if isinstance(error, Exception) else error
 
 
 @dataclass
@@ -171,10 +173,10 @@ class _Comm:
                     tensor, self.strategy, pieces, name=name, feedback=feedback, draw=draw
                 )
         except Exception as error:
-            raise self._failed(error, chosen) from error.__cause__
+            raise self._fail(error, chosen) from error.__cause__
 
-    def _failed(self, error: Exception, chosen: Sequence[int]) -> BaseException:
-        """The error of an exchange that could not begin."""
+    def _fail(self, error: Exception, chosen: Sequence[int]) -> BaseException:
+        """End the exchange that could not begin; return the error."""
         named = self.link.fail(error)
         if len(chosen) < len(self.keys):
             named.add_note(

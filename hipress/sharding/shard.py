@@ -23,7 +23,7 @@ from hipress.errors import ConfigError, unknown
 from hipress.model.devices import Placement, backends_of, place
 from hipress.model.params import Param
 from hipress.options import AUTO, Options
-from hipress.plan.codecs import compiling_told_by, described
+from hipress.plan.codecs import compiling_told_by, full_name
 from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
@@ -103,7 +103,7 @@ def shard(
     backward pass raises RankLost, AgreementTimeout or SyncError, which name rank, peer and task.
     """
     group_of(None)  # torch.distributed is initialized
-    model = _model(model)
+    model = _check_model(model)
     groups = groups_of(model)
     ranks = groups[0].ranks
     with coordinators.failures_told(ranks):
@@ -113,20 +113,20 @@ def shard(
             transport=transport, checksum=checksum,
             timeout=group_timeout(ranks) if timeout is None else timeout,
         )  # fmt: skip
-        buffers = _buffers(in_flight)
+        buffers = _check_in_flight(in_flight)
         params = params_of(model, groups)
         check_patterns(params, options)
         placement = _placement(params, options, groups)
         _refuse_replicas(replicas, replica_group, groups)
-    asked = {REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather, REPLICAS: replicas}
+    compressors = {REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather, REPLICAS: replicas}
     coordinator = coordinators.coordinator(ranks, options.timeout)
     places = coordinator.require_equal({"topology": str(options.topology)}, nodes.place())
     with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
         hosts = nodes.topology_of(options.topology, places, coordinator.ranks)
-        spread = dict.fromkeys(asked, hosts)
+        spread = dict.fromkeys(compressors, hosts)
         if replica_group is not None:
             spread[REPLICAS] = Topology.flat(replica_group.size())
-        ways = ways_of(asked, params, options, placement, spread)
+        ways = ways_of(compressors, params, options, placement, spread)
     coordinator.require_equal(_facts(options, params, ways, placement))
     sharding = Sharding(coordinator, options, params, ways, buffers)
     with coordinator.failures_told():
@@ -146,11 +146,12 @@ def shard(
 _OPTIONS = tuple(name for name in inspect.signature(shard).parameters if name != "others")
 
 
-def _model(given: object) -> nn.Module:
-    """The model, without torch.compile's wrapper; ConfigError for anything else, or again."""
-    if not isinstance(given, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module, got {given!r}")
-    model = compat.uncompiled(given)
+def _check_model(candidate: object) -> nn.Module:
+    """The model, without torch.compile's wrapper. Raises ConfigError for anything else, and for a
+    model that is sharded already."""
+    if not isinstance(candidate, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, got {candidate!r}")
+    model = compat.uncompiled(candidate)
     parts = {*model.modules()}
     for other in [each for reference in SHARDINGS.keyrefs() if (each := reference()) is not None]:
         if other in parts or model in {*other.modules()}:
@@ -172,7 +173,7 @@ def _refuse(others: Mapping[str, Any]) -> None:
         raise ConfigError(f"hipress.shard takes no {name}: {why}")
 
 
-def _buffers(in_flight: Any) -> int:
+def _check_in_flight(in_flight: Any) -> int:
     try:
         buffers = 0 if isinstance(in_flight, bool) else operator.index(in_flight)
     except TypeError:
@@ -218,7 +219,7 @@ def _facts(
         "called": "hipress.shard",
         "parameters of shards": [str(param) for param in params],
         **{way: [[d.name, d.codec] for d in each.decisions] for way, each in ways.items()},
-        "digests": {f"compressor {described(each)!r}": each.digest for each in used},
+        "digests": {f"compressor {full_name(each)!r}": each.digest for each in used},
         "seed": options.seed,
         "checksum": options.checksum,
         "transport": placement.transport,

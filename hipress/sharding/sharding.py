@@ -66,8 +66,8 @@ class Sharding:
         self, purpose: str, ranks: Coordinator, arguments: Iterable[str], placement: Placement
     ) -> None:
         """Connect these ranks, which make the collectives of some arguments."""
-        made = [each for each in arguments if each in self.ways]
-        if made:
+        replaced = [each for each in arguments if each in self.ways]
+        if replaced:
             options = self.options
             if ranks is not self.coordinator:
                 options = replace(options, topology=None)  # which is of the ranks of the shards
@@ -75,7 +75,7 @@ class Sharding:
                 purpose, options, ranks, placement=placement, memory=placement.memory()
             )
             failures = Failures(ranks, self.options.timeout)
-            self.links |= dict.fromkeys(made, Link(ranks, exchange, failures, self.backward))
+            self.links |= dict.fromkeys(replaced, Link(ranks, exchange, failures, self.backward))
             job.watch()
 
     def install(self, groups: Sequence[Group]) -> None:
@@ -85,20 +85,20 @@ class Sharding:
             mine = slice(start, start + len(group.lengths))
             start = mine.stop
             names = [each.name for each in self._params[mine]]
-            made: dict[str, Any] = {}
+            comms: dict[str, Any] = {}
             for argument, link in self.links.items():
                 way = self.ways[argument]
                 keys = [RAW if c is None else link.exchange.add(c) for c in way.codecs[mine]]
                 if any(key != RAW for key in keys):
                     common = group, keys, link, number, len(groups), self._sent
-                    made[argument] = comm = COMMS[argument](*common, way.strategy)
+                    comms[argument] = comm = COMMS[argument](*common, way.strategy)
                     if argument == REPLICAS:
                         sizes = way.codecs[mine], group.lengths, group.starts
-                        held = Row(link.exchange, way.strategy, comm.name, names, keys, *sizes)
-                        self._rows.append(held)
-            if made:
+                        row = Row(link.exchange, way.strategy, comm.name, names, keys, *sizes)
+                        self._rows.append(row)
+            if comms:
                 group.install(
-                    made.get(ALL_GATHER), made.get(REDUCE_SCATTER), made.get(REPLICAS),
+                    comms.get(ALL_GATHER), comms.get(REDUCE_SCATTER), comms.get(REPLICAS),
                     self.backward.begin, self._buffers,
                 )  # fmt: skip
                 self._groups.add(group)
@@ -131,21 +131,21 @@ class Sharding:
         """The number by which stochastic codecs draw, and this rank's residuals of averages between
         replicas, by parameter. params: this rank's shards."""
         self._refuse_failed()
-        kept = states.export(self._rows)
+        saved = states.export(self._rows)
         owed = {param.name: self._owed_to(param).clone() for param in params}
         owed = {name: values for name, values in owed.items() if values.any()}
         common = {"format": FORMAT, "passes": self.passes, "place": self._place}
-        return {**common, "owed": owed, **kept}
+        return {**common, "owed": owed, **saved}
 
     def portable_state_dict(self, params: Sequence[Param]) -> dict[str, Any]:
         """The same for any number of replicas: what these have not delivered is a gradient, of this
         rank's shards. All ranks must call this."""
         self._refuse_failed()
-        owed, held = {}, states.held_back(self._rows)
+        owed, residuals = {}, states.undelivered_by_name(self._rows)
         for param in params:
             values = self._owed_to(param)
-            if param.name in held:  # on all replicas
-                mine = held[param.name][: param.numel].view(param.shape)
+            if param.name in residuals:  # on all replicas
+                mine = residuals[param.name][: param.numel].view(param.shape)
                 values = self._mean(values + mine)
             owed[param.name] = values
         return portable_state(self.passes, owed=owed)

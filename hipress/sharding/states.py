@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from casync.codec import Codec
 from casync.runtime.deferral import as_torch
 from hipress.engine.exchange import Exchange
 from hipress.engine.residuals import AGGREGATOR, WORKER, undelivered
 from hipress.errors import StateError
-from hipress.plan.codecs import described, state_of
+from hipress.plan.codecs import full_name, state_of
 
-if TYPE_CHECKING:
-    from casync.codec import Codec
-
-__all__ = ["Row", "clear", "export", "held_back", "restore"]
+__all__ = ["Row", "clear", "export", "restore", "undelivered_by_name"]
 
 _Saved: TypeAlias = dict[str, dict[str, torch.Tensor]]  # by side and name of a state
 SIDES = (WORKER, AGGREGATOR)
@@ -44,16 +42,16 @@ class Row:
                 yield name, key, codec, number, slice(start, start + length)
 
 
-def held_back(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+def undelivered_by_name(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
     """The gradient that this replica has not delivered, by parameter: flat float32, of the length
     of the first rank's shard; zeros before the first average. See [Note: undelivered gradient] in
     engine/residuals.py."""
-    found: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
     for row in rows:
-        kept, ranks = row.exchange.states.get(row.name, {}), row.exchange.topology.world_size
+        arrays, ranks = row.exchange.states.get(row.name, {}), row.exchange.topology.world_size
         wholes = {
             key: undelivered(
-                {side: kept[key, side] for side in SIDES if (key, side) in kept},
+                {side: arrays[key, side] for side in SIDES if (key, side) in arrays},
                 dict.fromkeys(SIDES, codec), row.strategy, ranks,
             )
             for key, codec in {key: codec for _, key, codec, *_ in row.places()}.items()
@@ -61,8 +59,8 @@ def held_back(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         for name, key, _, _, mine in row.places():
             total = wholes[key]
             empty = torch.zeros(mine.stop - mine.start)
-            found[name] = empty if total is None else total[mine].cpu()
-    return found
+            gradients[name] = empty if total is None else total[mine].cpu()
+    return gradients
 
 
 def clear(rows: Sequence[Row]) -> None:
@@ -78,18 +76,18 @@ def export(rows: Sequence[Row]) -> dict[str, Any]:
     state: dict[str, _Saved] = {}
     codecs: dict[str, str] = {}
     for row in rows:
-        kept = row.exchange.states.get(row.name, {})
+        arrays = row.exchange.states.get(row.name, {})
         for name, key, codec, number, mine in row.places():
-            codecs[name] = described(codec)
+            codecs[name] = full_name(codec)
             state[name] = {
                 side: {
-                    field.name: as_torch(kept[key, side][field.name])[
+                    field.name: as_torch(arrays[key, side][field.name])[
                         mine if field.per == "element" else slice(number, number + 1)
                     ].to("cpu", copy=True)
                     for field in codec.states
                 }
                 for side in SIDES
-                if (key, side) in kept
+                if (key, side) in arrays
             }
     return {"codecs": codecs, "state": state}
 
@@ -97,22 +95,22 @@ def export(rows: Sequence[Row]) -> dict[str, Any]:
 def restore(rows: Sequence[Row], saved: Mapping[str, Any]) -> None:
     """Load what `export` saved. Raises StateError for another model or other codecs, before
     anything is loaded."""
-    wanted = {name: described(codec) for row in rows for name, _, codec, *_ in row.places()}
-    found = saved["codecs"]
-    if found != wanted:
-        name = min(each for each in {*wanted, *found} if wanted.get(each) != found.get(each))
+    wanted = {name: full_name(codec) for row in rows for name, _, codec, *_ in row.places()}
+    codecs = saved["codecs"]
+    if codecs != wanted:
+        name = min(each for each in {*wanted, *codecs} if wanted.get(each) != codecs.get(each))
         raise StateError(
-            f"the saved state of {name!r} is of {found.get(name, 'no compressor')}, and it has "
+            f"the saved state of {name!r} is of {codecs.get(name, 'no compressor')}, and it has "
             f"{wanted.get(name, 'none with states')} now: call hipress.shard as before"
         )
     for row in rows:
-        kept = row.exchange.states.setdefault(row.name, {})
+        arrays = row.exchange.states.setdefault(row.name, {})
         for name, key, codec, number, mine in row.places():
             for side, values in saved["state"][name].items():
-                if (key, side) not in kept:
-                    kept[key, side] = state_of(
+                if (key, side) not in arrays:
+                    arrays[key, side] = state_of(
                         codec, row.exchange.memory, sum(row.lengths), tensors=len(row.params)
                     )
                 for field in codec.states:
                     place = mine if field.per == "element" else slice(number, number + 1)
-                    as_torch(kept[key, side][field.name])[place].copy_(values[field.name])
+                    as_torch(arrays[key, side][field.name])[place].copy_(values[field.name])

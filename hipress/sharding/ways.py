@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from casync.codec import Codec
 from casync.rounds import refuse_workers
 from casync.strategies import refuses
+from casync.topology import Topology
 from hipress.errors import ConfigError
 from hipress.model.devices import Placement
 from hipress.model.params import Param
@@ -16,10 +18,6 @@ from hipress.options import Options
 from hipress.plan import rules
 from hipress.plan.codecs import strategy_for
 from hipress.plan.plan import Decision, fixed, raw
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
-    from casync.topology import Topology
 
 __all__ = [
     "ALL_GATHER",
@@ -47,7 +45,7 @@ class Way:
 
 
 def ways_of(
-    asked: Mapping[str, Compressor],
+    compressors: Mapping[str, Compressor],
     params: Sequence[Param],
     options: Options,
     placement: Placement,
@@ -55,13 +53,13 @@ def ways_of(
 ) -> dict[str, Way]:
     """The collectives by argument of `hipress.shard`, without those that stay native.
 
-    asked: values of these arguments. nodes: those of each one's ranks. Raises ConfigError for
+    compressors: values of these arguments. nodes: those of each one's ranks. Raises ConfigError for
     codecs that cannot carry rows, or would lose what they keep for the next step.
     """
     ruled = rules.compiled(options, placement.target)
     assigned = rules.assign(ruled, params)
     ways: dict[str, Way] = {}
-    for argument, wanted in asked.items():
+    for argument, wanted in compressors.items():
         try:
             codec = rules.codec_of(wanted, placement.target)
         except ConfigError as error:
@@ -108,9 +106,9 @@ def _refuse(codec: Codec, argument: str, why: str, strategy: str, ranks: int) ->
     elif codec.vote or codec.difference is not None:
         reason = "has payloads that vote or are differences, which shards do not add up"
     elif codec.states and argument != REPLICAS:
-        kept = ", ".join(state.name for state in codec.states)
+        names = ", ".join(state.name for state in codec.states)
         reason = (
-            f"keeps states ({kept}), which for {argument} would take the memory of unsharded "
+            f"keeps states ({names}), which for {argument} would take the memory of unsharded "
             "gradients on each rank"
         )
     elif refusal := refuses(strategy, codec) or refuse_workers(codec, ranks):

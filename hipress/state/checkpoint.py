@@ -168,9 +168,9 @@ def _laid_out(values: torch.Tensor, param: Param) -> torch.Tensor:
 
 def _fill(array: Floats, values: torch.Tensor) -> None:
     """Copy saved values, rounded or exact, in the type that the state has now, and finite."""
-    kept = as_torch(array)
+    target = as_torch(array)
     flat = values.reshape(-1).cpu().float()
-    if kept.dtype != torch.float32:
-        most = torch.finfo(kept.dtype).max
+    if target.dtype != torch.float32:
+        most = torch.finfo(target.dtype).max
         flat = flat.clamp(-most, most)
-    kept.copy_(flat)
+    target.copy_(flat)

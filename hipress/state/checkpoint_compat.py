@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from casync.codec import Codec
 from hipress.engine.residuals import WORKER, Residuals
 from hipress.model.params import Param
-from hipress.plan.codecs import described
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
+from hipress.plan.codecs import full_name
 
 NAMED = 5  # most parameter names in a shared error
 
@@ -21,12 +19,12 @@ Saved = dict[str, dict[str, dict[str, torch.Tensor]]]  # parameter -> side -> na
 
 def stateful_params(residuals: Residuals) -> dict[str, tuple[Param, str]]:
     """Parameters with state, by name, and their codecs' keys."""
-    found: dict[str, tuple[Param, str]] = {}
+    stateful: dict[str, tuple[Param, str]] = {}
     for param in residuals.params:
         key = residuals.codec_of(param.index)
         if key is not None and residuals.stateful(key):
-            found[param.name] = (param, key)
-    return found
+            stateful[param.name] = (param, key)
+    return stateful
 
 
 def digest_of(residuals: Residuals, key: str) -> str:
@@ -36,7 +34,7 @@ def digest_of(residuals: Residuals, key: str) -> str:
 
 def text_of(residuals: Residuals, key: str) -> str:
     """Text of a codec, with that of the owners' codec if it is another."""
-    return " and down ".join(described(codec) for codec in residuals.plan.both(key))
+    return " and down ".join(full_name(codec) for codec in residuals.plan.both(key))
 
 
 def check_ranks(saved: Mapping[str, Any], rank: int, world_size: int) -> list[str]:
@@ -61,7 +59,7 @@ def check_names(residuals: Residuals, saved: Mapping[str, Any]) -> list[str]:
     for name in {**there, **saved["state"]}:
         if name not in here:
             others.setdefault(_unwanted(residuals, saved, name), []).append(name)
-    return [f"{shortened(names)}: {other}" for other, names in others.items()]
+    return [f"{shorten(names)}: {other}" for other, names in others.items()]
 
 
 def _without(residuals: Residuals, saved: Mapping[str, Any], name: str, key: str) -> str:
@@ -84,7 +82,7 @@ def _unwanted(residuals: Residuals, saved: Mapping[str, Any], name: str) -> str:
     return f"saved with {before}, this is {now}, which keeps no state"
 
 
-def shortened(names: Sequence[str]) -> str:
+def shorten(names: Sequence[str]) -> str:
     """Text such as `a, b, c and 38 more`."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

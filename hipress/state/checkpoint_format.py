@@ -41,8 +41,8 @@ def check_format(saved: object) -> None:
             f"state format {shown(number)}; this version reads 6 and {FORMAT}, {other}"
         )
     if set(saved) != keys:
-        found = sorted(map(str, saved))
-        raise StateError(f"not a state of hipress.state_dict: expected {sorted(keys)}, got {found}")
+        names = sorted(map(str, saved))
+        raise StateError(f"not a state of hipress.state_dict: expected {sorted(keys)}, got {names}")
     if type(number) is not int:
         raise StateError(f"damaged state: format {shown(number)} is no number")
     _check_types(saved)

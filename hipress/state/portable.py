@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from casync import strategies
+from casync.codec import StateField
 from casync.runtime.deferral import as_torch
 from hipress.engine.residuals import WORKER, Residuals
 from hipress.errors import StateError
 from hipress.model.params import Param
 from hipress.state.checkpoint import export, tensor_of
-from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of, shortened
+from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of, shorten
 from hipress.state.checkpoint_format import portable_state
 
 if TYPE_CHECKING:
-    from casync.codec import StateField
     from hipress.control.plan_controller import PlanController
 
 log = logging.getLogger("hipress")
@@ -51,20 +51,20 @@ def export_portable(
     owed: gradients of earlier plans, by parameter (see Engine); measured: of Measurements.
     sharded: leave out codecs' other states, whose plans may differ between shards.
     """
-    kept, sums, undelivered = {}, {}, {}
+    others, sums, undelivered = {}, {}, {}
     for param in residuals.params:
         gradient = _undelivered(residuals, param, owed, sums=sharded)
         if gradient is not None and (average := mean(gradient)).any():
             undelivered[param.name] = tensor_of(average, param)
         states = {} if sharded else _others(residuals, param, mean)
         if states:
-            kept[param.name] = {WORKER: states}
+            others[param.name] = {WORKER: states}
             sums[param.name] = _factors(residuals, param)
     if sharded:
         return portable_state(step, measured=measured, owed=undelivered)
     whole = export(Residuals(residuals.params, residuals.plan), step, 0, 0, measured=measured)
-    held = {name: factors for name, factors in sums.items() if factors}
-    return whole | {"portable": True, "state": kept, "sums": held, "owed": undelivered}
+    factors_by_name = {name: factors for name, factors in sums.items() if factors}
+    return whole | {"portable": True, "state": others, "sums": factors_by_name, "owed": undelivered}
 
 
 def _undelivered(
@@ -92,15 +92,15 @@ def _others(residuals: Residuals, param: Param, mean: Mean) -> dict[str, torch.T
     key = residuals.codec_of(param.index)
     if key is None or param.index not in residuals.places:
         return {}
-    arrays, found = residuals.pieces(param.index)[WORKER], {}
+    arrays, others = residuals.pieces(param.index)[WORKER], {}
     for state in residuals.plan.codecs[key].states:
         values = as_torch(arrays[state.name]).cpu().float()
         if state.fate == "mean":
             whole = mean(values) * _shares(residuals, param, state)
-            found[state.name] = tensor_of(whole, param)
+            others[state.name] = tensor_of(whole, param)
         elif state.fate == "same":
-            found[state.name] = tensor_of(values, param)
-    return found
+            others[state.name] = tensor_of(values, param)
+    return others
 
 
 def _shares(residuals: Residuals, param: Param, state: StateField) -> int:
@@ -111,11 +111,11 @@ def _shares(residuals: Residuals, param: Param, state: StateField) -> int:
     return residuals.plan.topology.world_size if share and state.fate == "mean" else 1
 
 
-def without_sums(saved: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, Any]:
+def without_sums(saved: Mapping[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
     """A portable state in which the sums of all but these parameters' codecs are owed as gradients.
     Raises StateError for a damaged one."""
     owed = dict(saved["owed"])
-    for name in saved["sums"].keys() - set(kept):
+    for name in saved["sums"].keys() - set(but):
         for field, factor in saved["sums"][name].items():
             values = saved["state"].get(name, {}).get(WORKER, {}).get(field)
             if values is None or (name in owed and values.shape != owed[name].shape):
@@ -128,18 +128,18 @@ def own_shares(
     residuals: Residuals, saved: Mapping[str, Any], params: Sequence[Param]
 ) -> dict[str, Any]:
     """A saved state with the other states of these parameters as this rank keeps them."""
-    made = dict(saved["state"])
+    states_by_name = dict(saved["state"])
     for param in params:
         key = str(residuals.codec_of(param.index))
         states = {each.name: each for each in residuals.plan.codecs[key].states}
-        made[param.name] = {
+        states_by_name[param.name] = {
             side: {
                 name: values / _shares(residuals, param, states[name])
                 for name, values in arrays.items()
             }
-            for side, arrays in made[param.name].items()
+            for side, arrays in states_by_name[param.name].items()
         }
-    return {**saved, "state": made}
+    return {**saved, "state": states_by_name}
 
 
 def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: bool) -> list[Param]:
@@ -165,7 +165,7 @@ def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: b
     if others:
         log.info(
             "load_state_dict: %s: another codec, or none; gradient that the saved one held back is "
-            "delivered, its other states start anew", shortened(others),
+            "delivered, its other states start anew", shorten(others),
         )  # fmt: skip
     return good
 

@@ -241,8 +241,10 @@ def test_a_capture_that_fails_ends_a_run_only_if_it_was_to_be_launched(how):
     plain = World("ps", {"exact": Exact()}, capture=Capture.NEVER)
     plain.step(0)
     assert torch.equal(plain.step(1), world.step(1))
-    assert [executor.uncaptured() for executor in world.executors] == 3 * ["OSError: not permitted"]
-    assert not any(executor.uncaptured() for executor in world.executors)
+    assert [executor.pop_capture_error() for executor in world.executors] == 3 * [
+        "OSError: not permitted"
+    ]
+    assert not any(executor.pop_capture_error() for executor in world.executors)
     assert plain.executors[0].counters.bytes_sent == world.executors[0].counters.bytes_sent
 
 

@@ -14,7 +14,7 @@ from casync.building.parts import Choice
 from casync.building.tasks import Send, members
 from casync.errors import PayloadError
 from casync.graph.graph import build
-from casync.graph.joining import Bulk, joined
+from casync.graph.joining import Bulk, join_tasks
 from casync.graph.plan import partition
 from casync.memory.device import DeviceMemory as CudaMemory
 from casync.runtime.executor import Executor
@@ -251,7 +251,7 @@ def test_encodes_of_several_parts_take_in_payloads_in_one_call():
     """In a ring of parts with one tensor each."""
     codec = compll.compile("onebit_group")
     graph = graph_by("ring", codec, (33, 300, 400, 500, 500, 524), batch_bytes=4, rotates=False)
-    program = joined(graph.slice(0), {"codec": codec}, Bulk(math.inf, at_once=True))
+    program = join_tasks(graph.slice(0), {"codec": codec}, Bulk(math.inf, at_once=True))
     kinds = [[type(each).__name__ for each in members(task)] for task in program.tasks]
     assert any(some.count("Merge") == some.count("Encode") > 1 for some in kinds)
     has_averages_of_the_cpu(graph, codec, "onebit_group")

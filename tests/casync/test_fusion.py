@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from casync.building.parts import Choice
-from casync.graph.fusion import fused, in_place
+from casync.graph.fusion import fused_merges, in_place
 from casync.raw import RAW
 from tests.casync.fakes import (
     CODECS,
@@ -66,7 +66,7 @@ def test_the_results_are_the_same(strategy, world_size):
     _, plain = synchronized(Sign(), strategy, world_size)
     for one, other in zip(merged, plain, strict=True):
         assert torch.equal(one, other)
-    owners = sum(len(fused(graph.slice(r), {"sign": fusing})) for r in range(world_size))
+    owners = sum(len(fused_merges(graph.slice(r), {"sign": fusing})) for r in range(world_size))
     assert fusing.taken == 2 * owners > 0
 
 
@@ -74,7 +74,7 @@ def test_payloads_of_another_codec_are_not_taken_in():
     codecs = CODECS | {"sign": Fusing()}
     for up, down in (("exact", "sign"), ("sign", "exact")):
         graph = graph_of(SIZES, "ps", up, 3, down=down)
-        assert not any(fused(graph.slice(rank), codecs) for rank in range(3))
+        assert not any(fused_merges(graph.slice(rank), codecs) for rank in range(3))
 
 
 def test_raw_runs_are_summed_where_they_lie():

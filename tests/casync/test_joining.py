@@ -12,7 +12,7 @@ from casync.building.tasks import Encode, Joined, Merge, Recv, Send, members
 from casync.codec import StateField
 from casync.errors import PayloadError
 from casync.graph.graph import build, build_program
-from casync.graph.joining import Bulk, joined
+from casync.graph.joining import Bulk, join_tasks
 from casync.graph.plan import partition
 from casync.graph.shares import share_out
 from casync.runtime.executor import Executor
@@ -107,7 +107,7 @@ def test_every_task_is_there_once_and_after_what_it_waits_for(strategy, codec):
     graph = graph_of(SIZES, strategy, codec, 5, least_bytes=400)
     for program in map(graph.slice, range(5)):
         for bulk in (DEVICE, Bulk(1000.0), Bulk(math.inf, apart=True)):
-            shared = joined(program, CODECS, bulk)
+            shared = join_tasks(program, CODECS, bulk)
             tasks = [each.text() for task in shared.tasks for each in members(task)]
             assert Counter(tasks) == Counter(task.text() for task in program.tasks)
             assert all(j > i for i, after in enumerate(shared.unlocks) for j in after)
@@ -162,7 +162,7 @@ def program_of(n, rank=0, codecs=CODECS, codec="exact"):
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 33, 128])
 def test_calls_grow_with_the_logarithm_of_ranks(n):
     """Merges and decodes of payloads that arrive one by one; one encode for all owners."""
-    program = joined(program_of(n), CODECS, Bulk(math.inf))
+    program = join_tasks(program_of(n), CODECS, Bulk(math.inf))
     calls = [task for task in program.tasks if not isinstance(task, Send | Recv)]
     most = (n - 1).bit_length() + 1
     kinds = Counter(type(members(task)[0]).__name__ for task in calls)
@@ -174,7 +174,7 @@ def test_calls_grow_with_the_logarithm_of_ranks(n):
 def test_payloads_of_a_slot_are_decoded_by_one_call():
     topology = Topology.flat(8)
     parts = program_of(8).parts
-    program = joined(build_program(parts, topology, CODECS, 3, rotates=False), CODECS, DEVICE)
+    program = join_tasks(build_program(parts, topology, CODECS, 3, rotates=False), CODECS, DEVICE)
     calls = [task for task in program.tasks if not isinstance(task, Send | Recv)]
     assert [len(members(task)) for task in calls] == [7, 7, 1, 7]
     assert len({t.slot for t in program.tasks if isinstance(t, Send | Recv)}) == 2
@@ -182,7 +182,7 @@ def test_payloads_of_a_slot_are_decoded_by_one_call():
 
 def test_a_call_for_several_owners_is_bounded():
     """The first encoded payloads travel while more are encoded."""
-    program = joined(program_of(8), CODECS, Bulk(4 * 64 * 20 * 3.0))
+    program = join_tasks(program_of(8), CODECS, Bulk(4 * 64 * 20 * 3.0))
     encodes = [task for task in program.tasks if isinstance(members(task)[0], Encode)]
     assert sorted(len(members(task)) for task in encodes) == [1, 1, 3, 3]
 
@@ -192,7 +192,7 @@ def test_codecs_with_a_state_of_a_tensor_keep_calls_of_their_own():
         states = (StateField("level", per="tensor", fate="mean"),)
 
     codecs = CODECS | {"scalar": Scalar()}
-    program = joined(program_of(8, codecs=codecs, codec="scalar"), codecs, DEVICE)
+    program = join_tasks(program_of(8, codecs=codecs, codec="scalar"), codecs, DEVICE)
     assert not any(isinstance(t, Joined) and isinstance(t.tasks[0], Encode) for t in program.tasks)
 
 
@@ -225,6 +225,6 @@ def test_the_bad_payload_of_a_call_is_named():
 
 def test_merges_of_one_call_are_in_rank_order():
     """Merges of each piece are in rank order, whatever other tasks the call has."""
-    program = joined(program_of(8), CODECS, Bulk(math.inf))
+    program = join_tasks(program_of(8), CODECS, Bulk(math.inf))
     first = next(t for t in program.tasks if isinstance(members(t)[0], Merge))
     assert [task.payload % 8 for task in members(first)] == [1, 2, 3, 4]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.bulk import bert_large
 from casync.building.parts import Choice, Tensor
 from casync.errors import PlanError
 from casync.graph.plan import partition
@@ -150,12 +151,6 @@ def test_a_tensor_without_elements_may_lie_anywhere(sizes, order):
         parts = plan(members, Choice("sign", "ps"), 2)
         rows = sorted(row[:3] for part in parts for row in part.rows)
         assert rows == [(t.start, t.length, t.index) for t in tensors if t.length]
-
-
-def bert_large():
-    """The parameters' numbers of elements, in order."""
-    block = [1024 * 1024, 1024] * 4 + [1024] * 2 + [1024 * 4096, 4096, 4096 * 1024] + [1024] * 3
-    return [30522 * 1024, 512 * 1024, 2048, 1024, 1024, *(block * 24), 1024 * 1024, 1024]
 
 
 def owned(sizes, world_size, strategy="ps", per_node=1):

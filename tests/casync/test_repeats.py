@@ -117,9 +117,9 @@ def test_slots_tell_messages_that_did_not_come_whole():
     assert receiver.identity == NOTHING
     receiver.clear()[: len(message)] = message
     with pytest.raises(PayloadError, match=f"message of 99 bytes, expected {len(message)}"):
-        receiver.arrived(99)
+        receiver.take_message(99)
     receiver.clear()[: len(message)] = message
-    receiver.arrived(len(message))
+    receiver.take_message(len(message))
     assert receiver.identity == 7
     assert receiver.spared == sender.spared > made.size - 3000
 

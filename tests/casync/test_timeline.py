@@ -6,7 +6,7 @@ import pytest
 
 from casync.building.tasks import Encode, members
 from casync.cost import CodecCost, Copies, Costs, Line, Transfer
-from casync.graph.joining import Bulk, joined
+from casync.graph.joining import Bulk, join_tasks
 from casync.graph.plan import BATCH_BYTES
 from casync.predict.stages import PREDICTED, native, stages
 from casync.predict.timeline import Load, simulate_step
@@ -198,7 +198,7 @@ def test_work_of_a_rank(strategy):
 def test_calls_of_an_encode_are_those_of_the_joined_program(strategy, lengths, cut):
     """Parts of a bucket that are encoded together, up to 4 MB of gradient."""
     graph = graph_of(lengths, strategy, "exact", 4, cut, per_node=1, least_bytes=4000)
-    program = joined(graph.slice(0), CODECS, Bulk(BATCH_BYTES), lambda task: False)
+    program = join_tasks(graph.slice(0), CODECS, Bulk(BATCH_BYTES), lambda task: False)
     first = [task for task, waits in zip(program.tasks, program.waits, strict=True) if not waits]
     calls = sum(type(members(task)[0]) is Encode for task in first)
     costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})

@@ -108,7 +108,7 @@ def changing_through_dcp(rank, world_size, path):
             engine = SESSIONS[ddp].engine
             costs = tuner_ranks.fast_codecs(None, ["int8_fake"], tuner_ranks.slow_link())
             plans = engine.tuner._places.first.search.plans(costs)
-            engine.resume(0, engine.planned(next(plan for plan in plans if plan.compresses)))
+            engine.resume(0, engine.buckets_of(next(plan for plan in plans if plan.compresses)))
         train(ddp, rank, range(3))
         saved, again = hipress.state_dict(ddp), hipress.wrap(make(), **given)
         dcp.save({key: saved}, checkpoint_id=f"{path}/{way}")

@@ -184,7 +184,7 @@ def resumed_on_host(engine, memory, params, rank):
     again = engine.tuner.restored(plan.by_name)
     assert again.hosted
     assert again.facts() == plan.facts()
-    engine.resume(engine.step, engine.planned(again))
+    engine.resume(engine.step, engine.buckets_of(again))
     found = []
     for number in range(2):
         values = gradients(params, rank, number).split([p.numel for p in params])

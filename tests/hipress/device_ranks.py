@@ -280,7 +280,7 @@ def same_states(device, host, rank, size):
     wanted = exported(host, rank, size)
     assert any(values.any() for values in wanted)
     assert all(map(torch.equal, exported(device, rank, size), wanted))
-    other = device.planned(device.plan)
+    other = device.buckets_of(device.plan)
     state = checkpoint.export(host.buckets.residuals, host.step, rank, size)
     checkpoint.restore(other.residuals, state, list(device.params))
     again = checkpoint.export(other.residuals, device.step, rank, size)["state"]

@@ -128,10 +128,10 @@ def test_a_native_reduce_to_which_a_rank_that_ended_owes_is_given_up(monkeypatch
     for at, told in ((0, None), (1, gone), (20, gone), (21, None), (22, gone), (41, gone)):
         now = 100.0 + at
         seen.append(told)
-        found.look()
+        found.refuse_gone()
     now += 2.0
     with pytest.raises(TransportError, match="rank 0: rank 1 ended, and this rank waits for its"):
-        futures.wait_within(Future(), None, found.look)
+        futures.wait_within(Future(), None, found.refuse_gone)
 
 
 def test_a_rank_that_may_have_had_fewer_batches_is_told_with_the_remedy():
@@ -139,7 +139,7 @@ def test_a_rank_that_may_have_had_fewer_batches_is_told_with_the_remedy():
         coordinator = SimpleNamespace(
             ranks=(0, 1), rank=0, named=lambda error, what, told=told: RankLost(told)
         )
-        error = failures.Failures(coordinator, 1.0).explained(TransportError("broken"), 3)
+        error = failures.Failures(coordinator, 1.0).explain(TransportError("broken"), 3)
         assert ("model.join()" in "".join(getattr(error, "__notes__", ()))) == noted
 
 

@@ -237,7 +237,7 @@ def resumed(rank, world_size):
         fast_codecs(None, ["int8_fake", "half_fake"], slow_link())
     )
     int8 = next(plan for plan in found if "int8" in plan.label)
-    engine.resume(0, engine.planned(int8))
+    engine.resume(0, engine.buckets_of(int8))
     train(ddp, rank, range(4), momentum=0.0)
     saved, model = hipress.state_dict(ddp), {k: v.clone() for k, v in ddp.state_dict().items()}
     train(ddp, rank, range(4, 8), momentum=0.0)
