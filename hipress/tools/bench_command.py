@@ -33,7 +33,7 @@ app = typer.Typer(add_completion=False, help="Measure a cluster, or compare two 
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The options of a benchmark."""
 
     methods: tuple[str, ...]
@@ -81,13 +81,13 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         return
-    asked = Asked(
+    request = Request(
         tuple(part.strip() for part in methods.split(",") if part.strip()),
         tuple(model or (LSTM,)), tuple(rate or ("1gbit",)), hosts, optimizer, device, steps,
         rounds, output, loopback,
     )  # fmt: skip
     with refusing("hipress bench"), orderly_end("hipress bench"):
-        run(replace(asked, optimizer=trained_by(optimizer)))
+        run(replace(request, optimizer=trained_by(optimizer)))
 
 
 @app.command()
@@ -103,14 +103,14 @@ def compare(
         one, two = results.Results.read(before), results.Results.read(after)
     for line in results.differences(one, two):
         typer.echo(f"warning: {line}", err=True)
-    found = results.compare(one, two)
-    if not found:
+    changes = results.compare(one, two)
+    if not changes:
         typer.echo("hipress bench: no method was measured alike in both", err=True)
         raise typer.Exit(1)
     table = Table("Differences")
     table.add_columns(["where", "method"], ["ms before", "ms after", "change"])
     table.add_columns([""], ["loss", "loss after"])
-    for each in found:
+    for each in changes:
         table.add_row(
             each.where, each.label, f"{1e3 * each.before:.0f}", f"{1e3 * each.after:.0f}",
             f"{each.change:+.1%}", each.verdict, f"{each.loss_before:.3f}",
@@ -119,15 +119,15 @@ def compare(
     table.print()
 
 
-def run(asked: Asked) -> None:
+def run(request: Request) -> None:
     """Measure, and write bench.html and bench.json. Raises ValueError or OSError for bad input."""
     from hipress.tools.bench.started import Cluster, Started
 
-    asked.check()
+    request.check()
     if Started.there(os.environ):
-        _on_cluster(asked, Cluster())
+        _run_on_cluster(request, Cluster())
     else:
-        _on_emulated_hosts(asked)
+        _run_on_emulated_hosts(request)
 
 
 def check_model(name: str) -> None:
@@ -139,51 +139,51 @@ def check_model(name: str) -> None:
         raise ValueError(f"model {name!r}: expected lstm, or package.module:function")
     sys.path.insert(0, "")
     try:
-        found = importlib.util.find_spec(where)
+        spec = importlib.util.find_spec(where)
     except ImportError as error:
         raise ValueError(f"model {name!r}: {error}") from error
-    if found is None:
+    if spec is None:
         raise ValueError(f"model {name!r}: no module {where!r}")
 
 
-def _on_cluster(asked: Asked, cluster: Any) -> None:
+def _run_on_cluster(request: Request, cluster: Any) -> None:
     with cluster:
         tell = print if cluster.first else _nothing
         tell(cluster.sentence)
         ranks = cluster.started.ranks
-        profile = _probed(asked, ranks, cluster.events, tell)
+        profile = _probe(request, ranks, cluster.events, tell)
         reports, traces = [], []
-        for model in asked.models:
+        for model in request.models:
             at = ranks, AS_IT_IS
-            made = _measured(asked, model, cluster.sentence, at, cluster.run, tell)
-            reports.append(made)
-            traces.append(_traced(made, cluster.events, tell))
+            report = _measure(request, model, cluster.sentence, at, cluster.run, tell)
+            reports.append(report)
+            traces.append(_trace(report, cluster.events, tell))
         if cluster.first:
-            _write(asked, reports, traces, profile)
+            _write(request, reports, traces, profile)
 
 
-def _on_emulated_hosts(asked: Asked) -> None:
+def _run_on_emulated_hosts(request: Request) -> None:
     from hipress.tools.run import runner
 
     profile, reports, traces = None, [], []
-    for rate in ("none",) if asked.loopback else asked.rates:
-        speed = asked.rates[0] if asked.loopback else rate
-        where = place.choose(asked.hosts, speed, loopback=asked.loopback)
+    for rate in ("none",) if request.loopback else request.rates:
+        speed = request.rates[0] if request.loopback else rate
+        where = place.choose(request.hosts, speed, loopback=request.loopback)
         print(where.sentence)
         with where.enter() as here:
             events, train = partial(runner.events, here), partial(runner.run, here)
-            profile = profile or _probed(asked, asked.hosts, events, print)
-            for model in asked.models:
-                at = asked.hosts, rate if where.emulated else "none"
-                reports.append(_measured(asked, model, where.sentence, at, train, print))
-                traces.append(_traced(reports[-1], events, print))
+            profile = profile or _probe(request, request.hosts, events, print)
+            for model in request.models:
+                at = request.hosts, rate if where.emulated else "none"
+                reports.append(_measure(request, model, where.sentence, at, train, print))
+                traces.append(_trace(reports[-1], events, print))
         if not where.emulated:
             break
-    _write(asked, reports, traces, profile)
+    _write(request, reports, traces, profile)
 
 
-def _probed(
-    asked: Asked,
+def _probe(
+    request: Request,
     ranks: int,
     events: Callable[[Job], Sequence[dict[str, Any]]],
     tell: Callable[[str], object],
@@ -191,7 +191,7 @@ def _probed(
     """The profile of link and compressors; None, with a message, if that failed."""
     from hipress.tools.run.runner import RunError
 
-    load = Workload(optimizer=asked.optimizer, device=asked.device)
+    load = Workload(optimizer=request.optimizer, device=request.device)
     try:
         done = events(Job("none", ranks, workload=load, purpose=PROBED))
     except (RunError, OSError) as error:
@@ -202,8 +202,8 @@ def _probed(
     return profile
 
 
-def _measured(
-    asked: Asked,
+def _measure(
+    request: Request,
     model: str,
     sentence: str,
     at: tuple[int, str],
@@ -215,37 +215,38 @@ def _measured(
     from hipress.tools.run.figures import Report
 
     suite = Suite(
-        asked.methods, hosts=at[0], rate=at[1], device=asked.device, optimizer=asked.optimizer,
-        model=model, steps=asked.steps, rounds=asked.rounds, seeds=True,
+        request.methods, hosts=at[0], rate=at[1], device=request.device,
+        optimizer=request.optimizer, model=model, steps=request.steps, rounds=request.rounds,
+        seeds=True,
     )  # fmt: skip
     results = measure(suite, run_, tell)
     command = shlex.join(["hipress", *sys.argv[1:]])
-    return Report(sentence, at[0], at[1], asked.steps, suite.workload, results, command)
+    return Report(sentence, at[0], at[1], request.steps, suite.workload, results, command)
 
 
-def _traced(
+def _trace(
     report: Any, events: Callable[[Job], Sequence[dict[str, Any]]], tell: Callable[[str], object]
 ) -> list[Any]:
     """A traced step of each method by `hipress.wrap` that ran."""
     from hipress.tools.results import Trace
     from hipress.tools.run.runner import RunError
 
-    found = []
+    traces = []
     for each in report.results:
         parsed = methods_.parse(each.method)
         if each.error or parsed.way != "hipress" or parsed.codec == methods_.AUTO:
             continue
         job = Job(each.method, report.hosts, TRACED_AFTER, report.workload, purpose=TRACED)
         try:
-            found.append(Trace.of(each.method, each.label, events(job)[0]))
+            traces.append(Trace.of(each.method, each.label, events(job)[0]))
             tell(f"traced {each.label}")
         except (RunError, OSError) as error:
             tell(f"{each.label} was not traced: {error}")
-    return found
+    return traces
 
 
 def _write(
-    asked: Asked, reports: list[Any], traces: list[list[Any]], profile: dict[str, Any] | None
+    request: Request, reports: list[Any], traces: list[list[Any]], profile: dict[str, Any] | None
 ) -> None:
     from rich.console import Console
 
@@ -253,14 +254,14 @@ def _write(
     from hipress.tools.results import Results
     from hipress.tools.run.figures import tables
 
-    found = Results(
+    results = Results(
         reports, traces, profile, problems=[] if profile else ["The link was not probed."]
     )
-    found.write(asked.output / "bench.json")
-    page.write(found, asked.output / "bench.html")
+    results.write(request.output / "bench.json")
+    page.write(results, request.output / "bench.html")
     for report in reports:
         Console().print(tables(report))
-    print(f"Report: {asked.output / 'bench.html'}   figures: {asked.output / 'bench.json'}")
+    print(f"Report: {request.output / 'bench.html'}   figures: {request.output / 'bench.json'}")
     if all(each.error for report in reports for each in report.results):
         raise typer.Exit(1)
 

@@ -133,7 +133,7 @@ def timeline(trace: Trace) -> str:
 
 
 @_STYLE
-def draw_prediction(made: predictions.Table, curve: predictions.Curve, path: Path) -> None:
+def draw_prediction(table: predictions.Table, curve: predictions.Curve, path: Path) -> None:
     """Write a PNG of 1104 by 744 pixels: per cent of the speed of a rank alone, by bandwidth."""
     figure = png((9.2, 6.2))
     axes = figure.subplots()
@@ -142,7 +142,7 @@ def draw_prediction(made: predictions.Table, curve: predictions.Curve, path: Pat
     colors = {name: _HIPRESS[i % len(_HIPRESS)] for i, name in enumerate(others)}
     colors |= {FP32: _FLOOR, BASELINE: INK}
     lines = []
-    for row in made.rows:
+    for row in table.rows:
         name = row.outcome.method
         native = "all-reduce" if row.outcome.strategy == "allreduce" else "FSDP2"
         label = f"{name} {native}" if name in (FP32, BASELINE) else f"{name}, loss {row.loss}"
@@ -150,17 +150,17 @@ def draw_prediction(made: predictions.Table, curve: predictions.Curve, path: Pat
     x = [each * 8e-9 for each in curve.bandwidths]
     _gain(axes, x, curve, others)
     _efficiencies(axes, curve.bandwidths, lines)
-    axes.axvline(made.bandwidth * 8e-9, color=INK, lw=0.9, ls=":")
+    axes.axvline(table.bandwidth * 8e-9, color=INK, lw=0.9, ls=":")
     axes.annotate(
-        bandwidth(made.bandwidth), (made.bandwidth * 8e-9, 2), (4, 0), textcoords="offset points",
+        bandwidth(table.bandwidth), (table.bandwidth * 8e-9, 2), (4, 0), textcoords="offset points",
         fontsize=9, color=INK,
     )  # fmt: skip
     axes.set_xlim(x[0], x[-1])
     axes.set_xticks([t for t in _TICKS if x[0] <= t <= x[-1]], minor=False)
     axes.set_ylabel("% of the speed without communication", color=INK)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK)
-    alone = f"predicted; {1e3 * made.alone:,.1f} ms a step alone"
-    title = f"{made.model.name} on {made.cluster}\n{alone}"
+    alone = f"predicted; {1e3 * table.alone:,.1f} ms a step alone"
+    title = f"{table.model.name} on {table.cluster}\n{alone}"
     figure.suptitle(title, fontsize=12, color=INK, x=0.01, ha="left")
     figure.savefig(path)
 

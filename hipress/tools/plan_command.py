@@ -69,37 +69,37 @@ def plan(
     with refusing():
         wanted = options.make("auto", optimizer=optimizer, accept_loss=accept_loss)
         read, codecs = _read(profile), candidates(wanted, "reference")
-        found = own.find(model)
-        params = found.params
+        description = own.find(model)
+        params = description.params
         if read.device != device:
             raise ConfigError(
                 f"{profile} is for models on {read.device}, not {device}: add --device "
                 f"{read.device}, or measure one by hipress probe --device {device}"
             )
         schedule = outer_rounds.schedule_of(every, delay, None, sharding)
-        shards = _shards(read, found, sharding, step)
-        loop = _rounds(read, found, schedule, step)
+        shards = _shards(read, description, sharding, step)
+        loop = _rounds(read, description, schedule, step)
     for difference in read.differences(codecs):
         typer.echo(f"warning: {profile} may not hold here: {difference}", err=True)
     if shards is not None:
-        _show_shards(shards, found.backwards, kind_of(optimizer))
+        _show_shards(shards, description.backwards, kind_of(optimizer))
         return
     known = {name: codec for name, codec in codecs.items() if name in read.digests}
     places = Places.read(
         Search(params, Registry(known, wanted), wanted, read.topology), read.places
     )
-    for assumption in found.assumed if step else ():
+    for assumption in description.assumed if step else ():
         typer.echo(f"assumed: {assumption}", err=True)
-    alone = found.model.timed(DEVICES["v100" if device == "cuda" else "cpu"].speed)
+    alone = description.model.timed(DEVICES["v100" if device == "cuda" else "cpu"].speed)
     alone = alone.scaled(step * 1e-3)
-    workload = timed(found.backwards, alone.ready, alone.forward)
+    workload = timed(description.backwards, alone.ready, alone.forward)
     _show(places.plans(workload), params, places.reasons(workload) if device == "cuda" else ())
     if loop is not None:
         print("\n" + textwrap.fill(show.rounds(loop), WIDTH))
 
 
 def _rounds(
-    read: profiles.Profile, found: own.Found, schedule: Schedule | None, step: float
+    read: profiles.Profile, description: own.Description, schedule: Schedule | None, step: float
 ) -> outer_rounds.Rounds | None:
     """Rounds of an outer loop on the profile's link, as `hipress simulate` predicts them. step:
     milliseconds. Raises ConfigError."""
@@ -108,32 +108,32 @@ def _rounds(
     if not step:
         raise ConfigError("--every: rounds are compared with steps: add --step MILLISECONDS")
     methods = [compared.parse(each) for each in compared.DEFAULTS]
-    simulation = Simulation(clusters.probed(read), found, methods, step * 1e-3)
-    return outer_rounds.predict(simulation, found, schedule, step * 1e-3)
+    simulation = Simulation(clusters.probed(read), description, methods, step * 1e-3)
+    return outer_rounds.predict(simulation, description, schedule, step * 1e-3)
 
 
 def _shards(
-    read: profiles.Profile, found: own.Found, sharding: str | None, step: float
+    read: profiles.Profile, description: own.Description, sharding: str | None, step: float
 ) -> sharded.ShardSimulation | None:
     """The model's shards on the profile's link, as `hipress simulate` predicts them. step:
     milliseconds. Raises ConfigError."""
     if sharding is None:
         return None
-    return sharded.simulation(sharding, clusters.probed(read), found, step=step * 1e-3)
+    return sharded.simulation(sharding, clusters.probed(read), description, step=step * 1e-3)
 
 
 def _show_shards(
-    made: sharded.ShardSimulation, params: Sequence[Param], optimizer: str | None
+    simulation: sharded.ShardSimulation, params: Sequence[Param], optimizer: str | None
 ) -> None:
     """Print the methods, fastest first, and the choices of the first one by tensor."""
-    first, *_ = outcomes = made.outcomes()
-    table = Table(f"Methods of {first.strategy}, {made.cluster}")
+    first, *_ = outcomes = simulation.outcomes()
+    table = Table(f"Methods of {first.strategy}, {simulation.cluster}")
     table.add_columns(["method", "loss"], ["ms a step", "MB a node"])
     for each in outcomes:
-        loss = made.methods[each.method].loss(optimizer)
+        loss = simulation.methods[each.method].loss(optimizer)
         table.add_row(each.method, loss, f"{each.step * 1e3:.2f}", f"{each.node_bytes / 1e6:.2f}")
     table.print()
-    for argument, decisions in made.decisions(first.method).items():
+    for argument, decisions in simulation.decisions(first.method).items():
         table = Table(f"\n{argument} of {first.method}, by tensor")
         table.add_columns(["tensor", "choice", "why"])
         for param, decision in zip(params, decisions, strict=True):

@@ -111,14 +111,14 @@ def measure_profile(output: Path, wanted: options.Options, placement: Placement)
         seconds = time.perf_counter() - begun
         typer.echo(
             f"{output}: {topology}, {len(codecs)} compressors, {seconds:.1f} s; "
-            f"{_told(measured.reported.exchange[1].line)}",
+            f"{_describe(measured.reported.exchange[1].line)}",
             err=True,
         )
     coordinator.require_equal({"written": True})
     places.close()
 
 
-def _told(line: Line) -> str:
+def _describe(line: Line) -> str:
     """Text on the measured link."""
     bits = 8e-9 / line.per_byte if line.per_byte > 0 else math.inf
     return (

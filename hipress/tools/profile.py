@@ -10,19 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from casync.codec import Codec
 from casync.cost import Costs
 from casync.errors import PlanError
 from casync.topology import Topology
 from hipress import __version__
 from hipress.errors import ConfigError
 from hipress.reading import read_json
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 FORMAT = 4
 
@@ -57,13 +54,13 @@ class Profile:
 
     def differences(self, codecs: Mapping[str, Codec]) -> list[str]:
         """Texts on differences between this machine and these codecs, and those of the profile."""
-        found = [
+        texts = [
             f"{name} {self.versions.get(name)!r} there, {here!r} here"
             for name, here in versions(self.device).items()
             if self.versions.get(name) != here
         ]
-        found += [f"codec {n!r} is not in it" for n in codecs if n not in self.digests]
-        return found + [
+        texts += [f"codec {n!r} is not in it" for n in codecs if n not in self.digests]
+        return texts + [
             f"codec {name!r} has another text or other parameters"
             for name, codec in codecs.items()
             if self.digests.get(name, codec.digest) != codec.digest
@@ -73,10 +70,10 @@ class Profile:
 def versions(device: str = "cpu") -> dict[str, str]:
     """Versions on which costs depend, besides the codecs. device: cpu or cuda."""
     processor = platform.processor() or platform.machine()
-    found = {"hipress": __version__, "torch": torch.__version__, "processor": processor}
+    here = {"hipress": __version__, "torch": torch.__version__, "processor": processor}
     if device == "cuda":
-        found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return found
+        here["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return here
 
 
 def write(
@@ -110,10 +107,10 @@ def link_of(costs: Costs, topology: Topology) -> Link:
 def _interface(folder: Path = Path("/sys/class/net")) -> tuple[str, float]:
     """Name and bytes a second of gloo's interface, or of the only one with a known speed."""
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    found = {each.name: _speed(each) for each in folder.glob("*") if each.name != "lo"}
-    known = {name: speed for name, speed in found.items() if speed > 0}
+    speeds = {each.name: _speed(each) for each in folder.glob("*") if each.name != "lo"}
+    known = {name: speed for name, speed in speeds.items() if speed > 0}
     if named:
-        return named, found.get(named, 0.0)
+        return named, speeds.get(named, 0.0)
     return next(iter(known.items())) if len(known) == 1 else ("", 0.0)
 
 
@@ -149,15 +146,15 @@ class _File:
 
 def read(path: Path) -> Profile:
     """Read a profile. Raises ConfigError with the path of the first mistake in the file."""
-    found = read_json(path, "profile of `hipress probe`", _File, FORMAT)
-    wrong = next(chain(_unmeasured(found.places), _no_measures(asdict(found))), None)
+    file = read_json(path, "profile of `hipress probe`", _File, FORMAT)
+    wrong = next(chain(_unmeasured(file.places), _no_measures(asdict(file))), None)
     if wrong is not None:
         raise ConfigError(f"{path}: {wrong}")
     try:
-        topology = Topology.of(found.nodes)
+        topology = Topology.of(file.nodes)
     except PlanError as error:
         raise ConfigError(f"{path}: nodes: {error}") from error
-    return Profile(found.places, topology, found.digests, found.versions, found.link)
+    return Profile(file.places, topology, file.digests, file.versions, file.link)
 
 
 def _unmeasured(places: Mapping[str, Costs]) -> Iterator[str]:

@@ -66,11 +66,11 @@ class Results:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file of `write`. Raises ConfigError with the path and the mistake."""
-        found = read_json(path, "results of `hipress bench`", cls, FORMAT)
-        for each in (one for report in found.reports for one in report.results):
+        results = read_json(path, "results of `hipress bench`", cls, FORMAT)
+        for each in (one for report in results.reports for one in report.results):
             if each.error is None and not (each.losses and each.timed and min(each.timed) > 0):
                 raise ConfigError(f"{path}: {each.label!r} has no losses, or no timed steps")
-        return found
+        return results
 
 
 @dataclass(frozen=True)
@@ -112,18 +112,18 @@ def _reached(result: Result, targets: Sequence[float]) -> Iterator[float | None]
 
 def bytes_that_differ(report: Report) -> list[str]:
     """A line for each method whose own byte count differs from the interface's."""
-    found = []
+    lines = []
     for each in report.results:
         sent, wire = each.payload_bytes, each.wire_bytes
         if each.error is not None or each.method in ALONE or not sent or wire is None:
             continue
         sent -= (each.phases or {}).get("spared_bytes", 0)
         if not sent * (1 - AGREE) <= wire <= sent * (1 + AGREE + HEADERS) + SMALL:
-            found.append(
+            lines.append(
                 f"{each.label}: {sent / 1e6:.2f} MB a step counted, {wire / 1e6:.2f} MB by the "
                 "interface"
             )
-    return found
+    return lines
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def simulate(
         schedule = outer_rounds.schedule_of(every, delay, fragments, sharding)
         seconds = None if step is None else step * 1e-3
         simulation = _simulation(sharding, *case, method or (), seconds)
-        made = predictions.table(simulation, kind_of(optimizer))
+        table = predictions.table(simulation, kind_of(optimizer))
         loop = None
         if schedule is not None:
             loop = outer_rounds.predict(simulation, case[1], schedule, seconds)
@@ -107,32 +107,32 @@ def simulate(
         wanted = _share(bandwidth_for) if bandwidth_for else None
         if sharding is not None and timeline is not None:
             raise ConfigError("--timeline draws a step of DDP: leave --sharding out")
-    show.show(made)
+    show.show(table)
     if loop is not None:
         print(textwrap.fill(show.rounds(loop), WIDTH))
-    _warn(simulation.cluster.device, made, sharding is not None)
+    _warn(simulation.cluster.device, table, sharding is not None)
     if wanted is not None:
         _tell_bandwidths(simulation, wanted)
-    _write(simulation, made, loop, chart, timeline, output)
+    _write(simulation, table, loop, chart, timeline, output)
 
 
 def _simulation(
     sharding: str | None,
     cluster: clusters.Cluster,
-    model: own.Found,
+    model: own.Description,
     methods: Sequence[str],
     step: float | None,
 ) -> Simulation:
     """The simulation of replicas, or of shards. Raises ConfigError."""
     if sharding is None:
-        made = [compared.parse(each) for each in methods or compared.DEFAULTS]
-        return Simulation(cluster, model, made, step)
+        parsed = [compared.parse(each) for each in methods or compared.DEFAULTS]
+        return Simulation(cluster, model, parsed, step)
     return sharded.simulation(sharding, cluster, model, methods, step)
 
 
-def _warn(device: Device, made: predictions.Table, shards: bool) -> None:
+def _warn(device: Device, table: predictions.Table, shards: bool) -> None:
     """Warn on standard error if a rank's memory does not hold the model."""
-    least = min(row.memory for row in made.rows)
+    least = min(row.memory for row in table.rows)
     advice = "shard the model over more ranks"
     if not shards:
         advice = (
@@ -148,49 +148,49 @@ def _warn(device: Device, made: predictions.Table, shards: bool) -> None:
 
 
 def _share(text: str) -> float:
-    found = SHARE.read(text)
-    if isinstance(found, str) or not 0 < found < 1:
+    share = SHARE.read(text)
+    if isinstance(share, str) or not 0 < share < 1:
         raise ConfigError(f"--bandwidth-for {text}: expected a share such as 90%")
-    return found
+    return share
 
 
 def _tell_bandwidths(simulation: Simulation, wanted: float) -> None:
     """Print, by method, the least bandwidth that reaches the wanted efficiency."""
     for method in simulation.methods:
-        found = simulation.bandwidth_for(method, wanted)
-        text = "no link is enough" if found is None else f"from {show.bandwidth(found)} on"
+        least = simulation.bandwidth_for(method, wanted)
+        text = "no link is enough" if least is None else f"from {show.bandwidth(least)} on"
         typer.echo(f"{method} reaches {wanted:.0%}: {text}")
 
 
 def _write(
     simulation: Simulation,
-    made: predictions.Table,
+    table: predictions.Table,
     loop: outer_rounds.Rounds | None,
     chart: Path | None,
     timeline: Path | None,
     output: Path | None,
 ) -> None:
     curve = predictions.curve(simulation) if chart or output else None
-    timelines = [predictions.timeline(simulation, each) for each in _drawn(simulation, made)]
+    timelines = [predictions.timeline(simulation, each) for each in _drawn(simulation, table)]
     if chart is not None and curve is not None:
         from hipress.tools import charts
 
-        charts.draw_prediction(made, curve, chart)
+        charts.draw_prediction(table, curve, chart)
     if timeline is not None:
         from hipress.tools import charts
 
         charts.draw_timelines(timelines, timeline)
     if output is not None:
-        data = predictions.to_dict(made, curve, timelines)
+        data = predictions.to_dict(table, curve, timelines)
         if loop is not None:
             data["outer"] = asdict(loop) | {"training": loop.training}
         output.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
 
 
-def _drawn(simulation: Simulation, made: predictions.Table) -> Sequence[str]:
+def _drawn(simulation: Simulation, table: predictions.Table) -> Sequence[str]:
     """The baseline and the fastest codec; nothing of a sharded model."""
     if isinstance(simulation, sharded.ShardSimulation):
         return ()
-    ours = [r.outcome.method for r in made.rows if r.outcome.method not in (FP32, BASELINE)]
+    ours = [r.outcome.method for r in table.rows if r.outcome.method not in (FP32, BASELINE)]
     base = [name for name in (BASELINE, FP32) if name in simulation.methods]
     return [*base[:1], *ours[:1]]

@@ -70,10 +70,10 @@ def _run(job: Job, where: place.Choice, output: Path) -> None:
                 _write(runner.events(here, job), output)
             return
         with Cluster() as cluster:
-            found = cluster.events(dataclasses.replace(job, hosts=cluster.started.ranks))
+            events = cluster.events(dataclasses.replace(job, hosts=cluster.started.ranks))
             if cluster.first:
                 print(cluster.sentence)
-                _write(found, output)
+                _write(events, output)
     except runner.RunError as error:
         print(f"hipress trace: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -97,7 +97,7 @@ def _write(events: Sequence[dict[str, Any]], output: Path) -> None:
     print(f"{output}: open it at ui.perfetto.dev")
 
 
-def _process(name: str, found: Sequence[Sequence[Any]]) -> Any:
+def _process(name: str, rows: Sequence[Sequence[Any]]) -> Any:
     from hipress.tools.tracing.spans import Process, Span
 
-    return Process(name, tuple(Span(*each) for each in found))
+    return Process(name, tuple(Span(*each) for each in rows))

@@ -46,9 +46,9 @@ def measure(
     results: dict[str, list[Result]] = {method: [] for method in suite.methods}
     for number in range(suite.rounds):
         for method in suite.methods:
-            made = run(_job(method, suite, number))
+            result = run(_job(method, suite, number))
             # as many losses as the other methods: "auto" has more steps, for its trial
-            results[method].append(dataclasses.replace(made, losses=made.losses[: suite.steps]))
+            results[method].append(dataclasses.replace(result, losses=result.losses[: suite.steps]))
             tell(f"round {number + 1}/{suite.rounds} {describe(results[method][-1])}")
     return [merge(rounds) for rounds in results.values()]
 
@@ -114,10 +114,10 @@ def predictions(results: Sequence[Result]) -> list[str]:
     if not tried:
         return []
     head = ('tried by "auto"', "predicted ms", "step ms", "off", "")
-    found = [abs(off(plan)) for plan in tried]
-    middle, worst = statistics.median(found), max(found)
-    told = f"Predictions are off by {middle:.0%} in the median, at most {worst:.0%}."
-    return ["", *markdown_table(head, map(prediction, tried)).splitlines(), "", told]
+    errors = [abs(off(plan)) for plan in tried]
+    middle, worst = statistics.median(errors), max(errors)
+    line = f"Predictions are off by {middle:.0%} in the median, at most {worst:.0%}."
+    return ["", *markdown_table(head, map(prediction, tried)).splitlines(), "", line]
 
 
 def prediction(plan: dict[str, Any]) -> tuple[str, ...]:

@@ -41,8 +41,10 @@ def write(results: Results, path: Path) -> None:
     """Writes the page."""
     first = results.reports[0]
     folder = FileSystemLoader(Path(__file__).parent)
-    made = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    text = made.get_template("report.html.j2").render(
+    environment = Environment(
+        loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    text = environment.get_template("report.html.j2").render(
         title=f"Gradient synchronization on {first.place}",
         about=f"Measured {first.date[:10]} by hipress {results.version}.",
         problems=[*results.problems, *_problems(results)],
@@ -58,13 +60,13 @@ def write(results: Results, path: Path) -> None:
 
 
 def _problems(results: Results) -> list[str]:
-    found = []
+    problems = []
     for report in results.reports:
-        found += [f"{report.rate}: failed: {line}" for line in failures(report)]
-        found += [f"{report.rate}: bytes do not agree: {e}" for e in bytes_that_differ(report)]
+        problems += [f"{report.rate}: failed: {line}" for line in failures(report)]
+        problems += [f"{report.rate}: bytes do not agree: {e}" for e in bytes_that_differ(report)]
         drifted = [each.label for each in report.results if each.identical is False]
-        found += [f"{report.rate}: ranks differ after {label}" for label in drifted]
-    return found
+        problems += [f"{report.rate}: ranks differ after {label}" for label in drifted]
+    return problems
 
 
 def parts(report: Report) -> list[Part]:
@@ -72,41 +74,37 @@ def parts(report: Report) -> list[Part]:
     good = rows(report.results)
     if not good:
         return [Part(title(report), "Every method failed.")]
-    found = [Part(title(report), answer(good), [charts.steps(report)], _tables(report, good))]
+    sections = [Part(title(report), answer(good), [charts.steps(report)], _tables(report, good))]
     reached = times_to_loss(report.results)
     if reached:
         table = Table("Seconds to the loss that fp32 ends with", *_loss_rows(reached))
-        found.append(
+        sections.append(
             Part("Time to equal loss", _fastest(reached), [charts.time_to_loss(report)], [table])
         )
-    return found
+    return sections
 
 
 def _predicted(report: Report, traces: Sequence[Sequence[Trace]]) -> list[Part]:
     """Predicted steps beside traced ones; empty without any."""
-    found = [trace for some in traces for trace in some]
-    if not found:
+    flat = [trace for some in traces for trace in some]
+    if not flat:
         return []
     heads = ("ms", "rank 0", "predicted", "off")
-    tables = [Table(t.label, heads, comparison(t.real, t.predicted)) for t in found]
-    worst = max(abs(t.predicted.seconds / t.real.seconds - 1) for t in found)
+    tables = [Table(t.label, heads, comparison(t.real, t.predicted)) for t in flat]
+    worst = max(abs(t.predicted.seconds / t.real.seconds - 1) for t in flat)
     steps = "The backward pass of a step and what follows it until all averages are there"
     return [
-        Part(
-            "On other links",
-            _crossover(report, found),
-            [charts.crossover(report, found)],
-        ),
+        Part("On other links", _crossover(flat), [charts.crossover(report, flat)]),
         Part(
             "Predicted and measured",
             f"{steps}: predictions of these steps are off by {worst:.0%} at most.",
-            [charts.timeline(trace) for trace in found],
+            [charts.timeline(trace) for trace in flat],
             tables,
         ),
     ]
 
 
-def _crossover(report: Report, traces: Sequence[Trace]) -> str:
+def _crossover(traces: Sequence[Trace]) -> str:
     """A sentence on the bandwidth up to which a method pays over a native bf16 all-reduce."""
     lines = []
     for trace in traces:

@@ -100,7 +100,7 @@ class Cluster:
                 "gloo", own, rank=here.rank, world_size=here.ranks, timeout=timedelta(minutes=10)
             )
             self._joined = True
-        names = self._gathered(socket.gethostname())
+        names = self._gather(socket.gethostname())
         self.hosts, self._sharers = len(set(names)), names.count(names[here.rank])
         return self
 
@@ -132,22 +132,22 @@ class Cluster:
         numbers = self._in_turn(corpus.prepare)
         rendezvous = f"tcp://{self._address.rpartition(':')[0]}:{self._port()}"
         rank, local = self.started.rank, self.started.local
-        own = self._gathered(_gpu(job, local))
+        own = self._gather(_gpu(job, local))
         nccl = None not in own and len(set(own)) == len(own)
         ranks = runner.Ranks([rank], str(numbers), rendezvous, self._sharers, nccl, local)
-        found = self._gathered(_tried(lambda: runner.watch(self._place, job, ranks)))
-        for each in found:
+        gathered = self._gather(_try(lambda: runner.watch(self._place, job, ranks)))
+        for each in gathered:
             if isinstance(each, str):
                 raise runner.RunError(each)
-        return [event for each in found for event in each]
+        return [event for each in gathered for event in each]
 
     def _in_turn(self, call: Callable[[], Any]) -> Any:
         """Call first on one rank of each host, then on the others, which find its files."""
         for turn in (self.started.local == 0, self.started.local != 0):
             if turn:
-                made = call()
+                result = call()
             dist.barrier()
-        return made
+        return result
 
     def _port(self) -> int:
         """A port that is free on rank 0."""
@@ -156,9 +156,9 @@ class Cluster:
             with socket.socket() as probe_:
                 probe_.bind(("", 0))
                 port = probe_.getsockname()[1]
-        return int(self._gathered(port)[0])
+        return int(self._gather(port)[0])
 
-    def _gathered(self, mine: Any) -> list[Any]:
+    def _gather(self, mine: Any) -> list[Any]:
         """The values of all ranks, in their order."""
         every: list[Any] = [None] * self.started.ranks
         dist.all_gather_object(every, mine)
@@ -183,7 +183,7 @@ def _gpu(job: Job, local: int) -> str | None:
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else None
 
 
-def _tried(call: Callable[[], Sequence[Any]]) -> Sequence[Any] | str:
+def _try(call: Callable[[], Sequence[Any]]) -> Sequence[Any] | str:
     """The result of a call, or its error's message."""
     try:
         return call()

@@ -86,5 +86,5 @@ def read(fields: Fields) -> Device:
         slows=inner.quantity("slows", SHARE, base.slows, most=1.0),
         core=inner.quantity("core", TIME, base.core),
     )
-    given = ", ".join(key for key in inner.names() if key != "name")
-    return replace(changed, about=f"{base.about}; given: {given}") if given else changed
+    overridden = ", ".join(key for key in inner.names() if key != "name")
+    return replace(changed, about=f"{base.about}; given: {overridden}") if overridden else changed

@@ -18,7 +18,7 @@ from hipress.tools.models import known, roofline
 from hipress.tools.models.known import Gradient, Model
 from hipress.tools.models.work import Work
 
-__all__ = ["BY_ELEMENTS", "Found", "Made", "by_elements", "find", "make"]
+__all__ = ["BY_ELEMENTS", "Description", "UserModule", "by_elements", "find", "make"]
 
 BY_ELEMENTS = (
     "ready times: in proportion to elements, as nothing is known of the model but its shapes; "
@@ -30,7 +30,7 @@ SHAPES = "shapes alone"  # source of a model whose work is not known
 
 
 @dataclass(frozen=True)
-class Made:
+class UserModule:
     """A module made by a user's function, with inputs if it gave any."""
 
     name: str
@@ -38,7 +38,7 @@ class Made:
     inputs: Any = None
     loss: roofline.Loss = roofline.mean
 
-    def measured(self) -> Model:
+    def measure(self) -> Model:
         """The module's work, measured on the meta device; by elements if there are no inputs."""
         if self.inputs is None:
             return by_elements(self.name, describe(self.module))
@@ -47,7 +47,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Found:
+class Description:
     """A model, its parameters in the model's order, and texts on assumptions."""
 
     model: Model
@@ -61,14 +61,14 @@ class Found:
         return [named[each.name] for each in self.model.gradients if each.name in named]
 
 
-def find(text: str) -> Found:
+def find(text: str) -> Description:
     """The model of the package with this name, or that of `make`; or ConfigError."""
     if text[:1].isalpha() and ":" not in text:
         model = known.load(text)
-        return Found(model, _params(model))
-    made = make(text, "meta")
-    assumed = () if made.inputs is not None else (BY_ELEMENTS,)
-    return Found(made.measured(), describe(made.module), assumed)
+        return Description(model, _params(model))
+    own = make(text, "meta")
+    assumed = () if own.inputs is not None else (BY_ELEMENTS,)
+    return Description(own.measure(), describe(own.module), assumed)
 
 
 def _params(model: Model) -> tuple[Param, ...]:
@@ -87,30 +87,30 @@ def _params(model: Model) -> tuple[Param, ...]:
     )
 
 
-def make(text: str, device: str = "cpu") -> Made:
+def make(text: str, device: str = "cpu") -> UserModule:
     """Make a model from package.module:function, or from shapes such as 10000x512,512.
 
     The function returns a model; or a tuple of a model, its inputs (a tuple, or a mapping of
     keywords) and, optionally, a loss of both. Raises ConfigError if neither makes a model.
     """
     if ":" not in text:
-        return Made(text, _shapes(text))
+        return UserModule(text, _shapes(text))
     module, _, name = text.partition(":")
     sys.path.insert(0, "")
     try:
         with torch.device(device):
-            made = getattr(importlib.import_module(module), name)()
+            result = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError, RuntimeError, NotImplementedError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{text!r} makes no model: {what}") from error
-    parts = made if isinstance(made, tuple) else (made,)
+    parts = result if isinstance(result, tuple) else (result,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
         kind = ", ".join(type(each).__name__ for each in parts)
         raise ConfigError(
             f"{text!r} makes a {kind}, not a torch.nn.Module, nor a tuple of one, its inputs and, "
             "if need be, a loss"
         )
-    return Made(text, parts[0], _inputs(parts), *parts[2:])
+    return UserModule(text, parts[0], _inputs(parts), *parts[2:])
 
 
 def _inputs(parts: tuple[Any, ...]) -> Any:

@@ -48,20 +48,20 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = dict(kwargs or {})
-        out = func(*args, **given)
+        keywords = dict(kwargs or {})
+        out = func(*args, **keywords)
         packet = func.overloadpacket
         if packet.__name__ not in _FREE:
-            self.work += _work(packet, args, given, out)
+            self.work += _work(packet, args, keywords, out)
         return out
 
 
-def _work(packet: Any, args: Any, given: Mapping[str, Any], out: Any) -> Work:
-    moved = float(sum(map(_bytes, tree_leaves((args, given, out)))))
+def _work(packet: Any, args: Any, keywords: Mapping[str, Any], out: Any) -> Work:
+    moved = float(sum(map(_bytes, tree_leaves((args, keywords, out)))))
     if packet.__name__ == "embedding":  # reads only the rows that it returns, and their indices
         moved = 3.0 * _bytes(out)
     if packet in flop_registry:
-        flops = float(flop_registry[packet](*args, **given, out_val=out))
+        flops = float(flop_registry[packet](*args, **keywords, out_val=out))
         return Work(flops, moved, 0.0, 1.0)
     return Work(0.0, 0.0, moved, 1.0)
 
@@ -76,8 +76,8 @@ def mean(model: nn.Module, inputs: Any) -> torch.Tensor:
     loss = getattr(out, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    found = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
-    means = [each.float().mean() for each in found if each.requires_grad]
+    tensors = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+    means = [each.float().mean() for each in tensors if each.requires_grad]
     if not means:
         raise ConfigError(
             f"no output of {type(model).__name__} depends on a trainable parameter: pass a loss"
@@ -94,25 +94,25 @@ def measure(
     with torch.device("meta"):
         module, inputs = make()
     module.to("meta").train()
-    meter, found = _Meter(), dict[str, tuple[tuple[int, ...], Work]]()
+    meter, works = _Meter(), dict[str, tuple[tuple[int, ...], Work]]()
     with ExitStack() as hooks:
         for title, parameter in module.named_parameters():
             if parameter.requires_grad:
-                keep = partial(_keep, found, title, meter)
+                keep = partial(_keep, works, title, meter)
                 hook = parameter.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
                 hooks.callback(hook.remove)
         forward = _run(module, tree_map(_on_meta, inputs), loss, meter)
-    return _model(name, forward, found, about)
+    return _model(name, forward, works, about)
 
 
 def _keep(
-    found: dict[str, tuple[tuple[int, ...], Work]],
+    works: dict[str, tuple[tuple[int, ...], Work]],
     title: str,
     meter: _Meter,
     parameter: torch.Tensor,
 ) -> None:
-    found.pop(title, None)
-    found[title] = (tuple(parameter.shape), meter.work)
+    works.pop(title, None)
+    works[title] = (tuple(parameter.shape), meter.work)
 
 
 def _on_meta(value: Any) -> Any:
@@ -138,22 +138,22 @@ def _run(module: nn.Module, inputs: Any, loss: Loss, meter: _Meter) -> Work:
     return forward or meter.work
 
 
-def _losses(made: torch.Tensor | Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
-    return (made,) if isinstance(made, torch.Tensor) else made
+def _losses(results: torch.Tensor | Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    return (results,) if isinstance(results, torch.Tensor) else results
 
 
 def _model(
     name: str,
     forward: Work,
-    found: Mapping[str, tuple[tuple[int, ...], Work]],
+    works: Mapping[str, tuple[tuple[int, ...], Work]],
     about: Mapping[str, Any],
 ) -> Model:
     """The model with the work between successive gradients; after several backward passes a
     gradient is ready in the last."""
-    if not found:
+    if not works:
         raise ConfigError(f"{name}: no parameter has got a gradient")
     gradients, before = [], forward
-    for title, (shape, work) in found.items():
+    for title, (shape, work) in works.items():
         gradients.append(Gradient(title, shape, work + before.times(-1.0)))
         before = work
     return Model(name, tuple(gradients), forward, **about)

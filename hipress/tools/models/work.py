@@ -32,10 +32,10 @@ class Work:
     @staticmethod
     def total(works: Iterable[Work]) -> Work:
         """The sum of all works."""
-        found = Work()
+        whole = Work()
         for each in works:
-            found += each
-        return found
+            whole += each
+        return whole
 
 
 NOTHING = Work()

@@ -184,11 +184,11 @@ def _mega(value: float | None) -> float | None:
 
 def versions_here() -> dict[str, str]:
     """Processor and versions of this machine, by name."""
-    found = {"cpu": f"{cpu()} ({os.cpu_count()} cores)", "python": platform.python_version()}
-    found["kernel"] = platform.release()
+    versions = {"cpu": f"{cpu()} ({os.cpu_count()} cores)", "python": platform.python_version()}
+    versions["kernel"] = platform.release()
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions

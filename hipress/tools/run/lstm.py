@@ -48,8 +48,8 @@ class Training:
         kind: Any = getattr(optim, self.make.func.__name__)
         frozen = {"freeze": freeze} if issubclass(kind, optim.Adam | optim.AdamW) else {}
         clip = self.clip if isfinite(self.clip) else None
-        made: optim.Averaging = kind(parameters, max_norm=clip, **self.make.keywords, **frozen)
-        return made
+        optimizer: optim.Averaging = kind(parameters, max_norm=clip, **self.make.keywords, **frozen)
+        return optimizer
 
 
 @dataclass(frozen=True)
@@ -123,21 +123,21 @@ def make(workload: Workload, corpus: str) -> Task:
 def _own(name: str) -> tuple[nn.Module, Callable[[int, int], Any]]:
     where, _, function = name.partition(":")
     try:
-        made = getattr(importlib.import_module(where), function)()
+        result = getattr(importlib.import_module(where), function)()
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"model {name!r}: {type(error).__name__}: {error}") from error
-    match made:
+    match result:
         case (nn.Module() as module, inputs) if callable(inputs):
             return module, inputs
     raise ValueError(
         f"model {name!r}: expected (module, inputs), where inputs(rank, step) gives the module's "
-        f"arguments; found {type(made).__name__}"
+        f"arguments; found {type(result).__name__}"
     )
 
 
 def _placed(
     inputs: Callable[[int, int], Any], device: torch.device, rank: int, step: int
 ) -> tuple[Any, ...]:
-    given = inputs(rank, step)
-    arguments = given if isinstance(given, tuple) else (given,)
+    values = inputs(rank, step)
+    arguments = values if isinstance(values, tuple) else (values,)
     return tuple(each.to(device) if isinstance(each, Tensor) else each for each in arguments)

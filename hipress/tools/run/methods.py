@@ -127,19 +127,19 @@ def wrapped(method: Method) -> dict[str, Any]:
     return {key: value for key, value in method.options.items() if key not in own}
 
 
-def _compile(codec: str, given: dict[str, Any]) -> None:
+def _compile(codec: str, options_given: dict[str, Any]) -> None:
     """Check a codec's options by the reference backend, which compiles nothing."""
     from hipress import options  # not above: both import torch
     from hipress.plan import codecs
 
     known = {each.name for each in fields(options.Options)} - {"compressor", "params"}
-    chosen = {key: value for key, value in given.items() if key in known}
-    params = {key: value for key, value in given.items() if key not in known}
-    made = options.make(codec, **chosen, params=params)
-    if not made.automatic:
-        compiled = codecs.compile_codec(codec, made.params, target="reference")
-        down = codecs.resolve_down(made, compiled, target="reference")
-        codecs.strategy_for(compiled, made.strategy, down)
+    chosen = {key: value for key, value in options_given.items() if key in known}
+    params = {key: value for key, value in options_given.items() if key not in known}
+    chosen_options = options.make(codec, **chosen, params=params)
+    if not chosen_options.automatic:
+        compiled = codecs.compile_codec(codec, chosen_options.params, target="reference")
+        down = codecs.resolve_down(chosen_options, compiled, target="reference")
+        codecs.strategy_for(compiled, chosen_options.strategy, down)
 
 
 def _nearest(name: str, codec: str) -> str:

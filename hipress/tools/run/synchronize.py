@@ -120,10 +120,10 @@ def _outer(model: nn.Module, method: Method, training: Training) -> Synchronized
 
     assert method.codec is not None
     optimizer = training.make(model.parameters())
-    given = {name: value for name, value in method.options.items() if name in ROUNDS}
-    sgd = hipress.OuterSGD(**{name: given.pop(name) for name in SGD if name in given})
+    options = {name: value for name, value in method.options.items() if name in ROUNDS}
+    sgd = hipress.OuterSGD(**{name: options.pop(name) for name in SGD if name in options})
     outer = hipress.Outer(
-        model, optimizer, method.codec, outer=sgd, **{**wrapped(method), **given}
+        model, optimizer, method.codec, outer=sgd, **{**wrapped(method), **options}
     )  # fmt: skip
     return Synchronized(
         model,
@@ -134,12 +134,12 @@ def _outer(model: nn.Module, method: Method, training: Training) -> Synchronized
     )
 
 
-def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
+def _sent(synchronized: Any, model: nn.Module) -> Callable[[int], int]:
     """Bytes sent, by the report of a wrapped model or a Synchronizer."""
     import hipress
 
     def sent(steps: int) -> int:
-        measured = hipress.report(made).measured
+        measured = hipress.report(synchronized).measured
         if measured is None:  # DDP's own all-reduce is still in place
             return _native(model)(steps)
         size: int = round((measured.wire_bytes + measured.spared_bytes) * measured.steps)
@@ -148,20 +148,22 @@ def _sent(made: Any, model: nn.Module) -> Callable[[int], int]:
     return sent
 
 
-def _tried(made: Any) -> Callable[[], list[dict[str, Any]]]:
+def _tried(synchronized: Any) -> Callable[[], list[dict[str, Any]]]:
     import hipress
 
     def predicted() -> list[dict[str, Any]]:
-        return [asdict(each) for each in hipress.report(made).tried if each.predicted_seconds]
+        return [
+            asdict(each) for each in hipress.report(synchronized).tried if each.predicted_seconds
+        ]
 
     return predicted
 
 
-def _phases(made: Any) -> Callable[[], dict[str, float] | None]:
+def _phases(synchronized: Any) -> Callable[[], dict[str, float] | None]:
     import hipress
 
     def spent() -> dict[str, float] | None:
-        measured = hipress.report(made).measured
+        measured = hipress.report(synchronized).measured
         names = (*PHASES, "spared_bytes")
         if measured is None:
             return None

@@ -218,9 +218,9 @@ class Trainer:
         return spans, time.perf_counter() - begin
 
 
-def _synchronize(made: torch.Tensor) -> None:
+def _synchronize(loss: torch.Tensor) -> None:
     """Wait until a device has done its queued work."""
-    if made.is_cuda:
+    if loss.is_cuda:
         torch.cuda.synchronize()
 
 
@@ -253,8 +253,8 @@ class _Meter:
 def _peak_bytes() -> int | None:
     """Peak memory of this process in bytes; None if the kernel does not tell."""
     status = Path("/proc/self/status")
-    told = re.search(r"^VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "", re.M)
-    return None if told is None else int(told[1]) * 1024
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "", re.M)
+    return None if peak is None else int(peak[1]) * 1024
 
 
 def _identical(module: nn.Module) -> bool:

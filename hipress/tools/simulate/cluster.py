@@ -127,14 +127,14 @@ def read(path: Path) -> Cluster:
     reader = _Reader(fields, path.parent)
     nodes, per_node = reader.sizes()
     device = _probed(device_speeds.read(fields), reader.probed, fields.is_mapping("device"))
-    found = Cluster(
+    cluster = Cluster(
         nodes, per_node, device, *reader.links(nodes, per_node), reader.pcie(),
         *reader.rack(), fields.quantity("jitter", SHARE, 0.0, most=1.0),
         fields.quantity("slow_rank", SHARE, 0.0), reader.probed,
     )  # fmt: skip
     sharding = fields.text("sharding", "") or None
     reading.refuse(fields.problems)
-    return replace(found, assumed=tuple(reader.assumed), sharding=sharding)
+    return replace(cluster, assumed=tuple(reader.assumed), sharding=sharding)
 
 
 def probed(profile: Profile) -> Cluster:
@@ -144,13 +144,13 @@ def probed(profile: Profile) -> Cluster:
     line, inside = costs.to(topology.world_size).line, costs.inside.line
     per_node = topology.largest
     device = DEVICES["cpu" if profile.device == "cpu" else "v100"]
-    made = Cluster(
-        len(topology.nodes), per_node, _probed(device, profile, told=False),
+    cluster = Cluster(
+        len(topology.nodes), per_node, _probed(device, profile, described=False),
         Link(_over(line.per_byte, per_node), line.latency),
         Link(_over(inside.per_byte), inside.latency), profile=profile,
     )  # fmt: skip
-    collective = max(0.0, profile.link.collective - made.hops * made.link.latency)
-    return made.with_link(replace(made.link, collective=collective))
+    collective = max(0.0, profile.link.collective - cluster.hops * cluster.link.latency)
+    return cluster.with_link(replace(cluster.link, collective=collective))
 
 
 def _over(per_byte: float, ranks: int = 1) -> float:
@@ -158,9 +158,9 @@ def _over(per_byte: float, ranks: int = 1) -> float:
     return ranks / per_byte if per_byte > 0 else math.inf
 
 
-def _probed(device: Device, profile: Profile | None, told: bool) -> Device:
-    """The device with the overlap and slow-down of a profile. told: the file describes it."""
-    if profile is None or told:
+def _probed(device: Device, profile: Profile | None, described: bool) -> Device:
+    """The device with the overlap and slow-down of a profile. described: the file describes it."""
+    if profile is None or described:
         return device
     costs = next(iter(profile.places.values()))
     slows = max((each.slows for each in costs.exchange.values()), default=device.slows)

@@ -9,12 +9,11 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, cast
 
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import CodecCost, Line
 from hipress.tools.models.device_speeds import Device
 
 if TYPE_CHECKING:
-    from casync.codec import Codec
     from compll.ir.module import Module
     from compll.runtime.codec import Codec as Compiled
 
@@ -55,8 +54,8 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
     if module.decoded is None or any(field.recoded for field in module.fields):
         return payload + 2 * FLOAT_BYTES, None
     encode = traffic_of(module, feed=bool(module.states))
-    found = merge_traffic(module, encode)
-    return found.add, found.fused
+    traffic = merge_traffic(module, encode)
+    return traffic.add, traffic.fused
 
 
 @cache
@@ -72,6 +71,6 @@ def cost(codec: Codec, device: Device) -> CodecCost:
     call = CALL[device.host]
     if device.host and codec.name in measured():
         return CodecCost(*(Line(call, each) for each in measured()[codec.name]))
-    found = touched(codec)
-    each = (found.encode, found.decode, found.hop)
+    traffic = touched(codec)
+    each = (traffic.encode, traffic.decode, traffic.hop)
     return CodecCost(*(Line(call, bytes_ / device.memory) for bytes_ in each))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from casync import strategies
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, Codec
 from casync.predict.stages import PREDICTED
 from casync.topology import Topology
 from hipress import options as options_
@@ -19,9 +19,6 @@ from hipress.plan import evidence
 from hipress.plan.codecs import compile_codec, for_shape, ways_for
 from hipress.plan.plan import excluded, unsuited
 from hipress.tools.run import methods as texts
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["BASELINE", "DEFAULTS", "FP32", "Method", "parse"]
 
@@ -97,14 +94,14 @@ class Method:
         """Measured effect of training with the method on the loss, in the worst case, as text."""
         if self.codec is None:
             return "float32's"
-        found = evidence.of(self.codec, optimizer)
-        if not found:
+        findings = evidence.of(self.codec, optimizer)
+        if not findings:
             return "not measured"
-        if all(each.kept for each in found):
+        if all(each.kept for each in findings):
             return "kept"
         worst = evidence.worst(self.codec, optimizer)
         sure = worst is not None
-        worst = worst or max(found, key=lambda each: each.difference or 0.0)
+        worst = worst or max(findings, key=lambda each: each.difference or 0.0)
         change = "diverged" if worst.difference is None else f"{worst.difference:+.0%}"
         return f"{change}{'' if sure else ', unsure,'} on {worst.workload}"
 
@@ -125,14 +122,14 @@ def parse(text: str) -> Method:
     strategy = str(params.pop("strategy", options_.AUTO))
     assert method.codec is not None
     codec = compile_codec(method.codec, params, "reference")
-    made = Method(text, codec, strategy, params)
-    if not codec.rounds and not _predicted(made):
+    compared = Method(text, codec, strategy, params)
+    if not codec.rounds and not _predicted(compared):
         raise ConfigError(
             f"{text}: no strategy of it is predicted; known are {', '.join(PREDICTED)}"
         )
     if strategy != options_.AUTO and (refusal := strategies.refuses(strategy, codec)):
         raise ConfigError(refusal)
-    return made
+    return compared
 
 
 def _predicted(method: Method) -> bool:

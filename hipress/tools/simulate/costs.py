@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from casync.codec import Codec
 from casync.cost import FREE, CodecCost, Copies, Costs, Line, Transfer
 from casync.stages import TASK
 from hipress.tools.simulate import codec_speeds as speeds
 from hipress.tools.simulate.cluster import Cluster
 from hipress.tools.simulate.compared import BASELINE
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["codec_costs", "costs", "probed"]
 
@@ -51,17 +48,17 @@ def _measured(cluster: Cluster) -> Mapping[str, CodecCost]:
 
 def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, CodecCost], str]:
     """Costs of codecs by key, and a text on their source: a profile, or the device's memory."""
-    known, found = _measured(cluster), codec_costs(cluster, codecs)
-    if BASELINE in found:
-        found[BASELINE] = _hooked(found[BASELINE])
-    guessed = [key for key in found if key not in known]
+    known, costs = _measured(cluster), codec_costs(cluster, codecs)
+    if BASELINE in costs:
+        costs[BASELINE] = _hooked(costs[BASELINE])
+    guessed = [key for key in costs if key not in known]
     if not guessed:
-        return found, ""
+        return costs, ""
     listed = ", ".join(sorted(guessed))
     if cluster.device.host:
-        return found, f"{listed}: as measured on a core of the machine of bench.codecs"
+        return costs, f"{listed}: as measured on a core of the machine of bench.codecs"
     return (
-        found,
+        costs,
         f"{listed}: by the bytes that kernels touch, not measured on a {cluster.device.name}",
     )
 
@@ -75,9 +72,9 @@ def _hooked(cost: CodecCost) -> CodecCost:
 def _transfer(cluster: Cluster, per_byte: float, latency: float) -> Transfer:
     """A transfer whose bytes take the link or the copying core, whichever takes longer."""
     device = cluster.device
-    taken = max(per_byte, device.core)
-    cores = device.core / taken if taken > 0 else 0.0
-    return Transfer(Line(latency, taken), cores, device.slows)
+    slowest = max(per_byte, device.core)
+    cores = device.core / slowest if slowest > 0 else 0.0
+    return Transfer(Line(latency, slowest), cores, device.slows)
 
 
 def _exchange(cluster: Cluster, peers: int) -> Transfer:
@@ -102,8 +99,8 @@ def _reduce(cluster: Cluster) -> Transfer:
     slowest = 0.0 if cluster.ranks_per_node == 1 else 1 / cluster.inside.speed
     if cluster.nodes > 1:
         slowest = max(slowest, cluster.crossing(1) / cluster.between.speed)
-    made = _transfer(cluster, slowest, link.collective + cluster.hops * link.latency)
-    return replace(made, line=Line(made.line.latency, around * made.line.per_byte))
+    transfer = _transfer(cluster, slowest, link.collective + cluster.hops * link.latency)
+    return replace(transfer, line=Line(transfer.line.latency, around * transfer.line.per_byte))
 
 
 def _copies(cluster: Cluster) -> Copies | None:

@@ -40,23 +40,23 @@ class Collectives:
     in_flight: int  # scatters that may be under way while the backward pass goes on
 
 
-def predict_step(parts: Sequence[Part], made: Collectives) -> tuple[float, float]:
+def predict_step(parts: Sequence[Part], collectives: Collectives) -> tuple[float, float]:
     """Seconds of a step, and of its backward pass. parts: in the order of the backward pass."""
     rank = _Rank()
-    forward = _Pass(rank, made, [(p.group, p.forward) for p in reversed(parts)], 0)
+    forward = _Pass(rank, collectives, [(p.group, p.forward) for p in reversed(parts)], 0)
     for group, seconds in forward.parts:
         forward.enter(group)
         rank.compute(seconds)
     begun, left = rank.now, Counter(part.group for part in parts)
-    backward = _Pass(rank, made, [(p.group, p.backward) for p in parts], 1)
+    backward = _Pass(rank, collectives, [(p.group, p.backward) for p in parts], 1)
     sums = deque[tuple[_Chain, float]]()
     for group, seconds in backward.parts:
         backward.enter(group)
         rank.compute(seconds)
         left[group] -= 1
         if not left[group]:
-            sums.append((made.scatters[group], rank.begin(made.scatters[group])))
-        while len(sums) > made.in_flight:
+            sums.append((collectives.scatters[group], rank.begin(collectives.scatters[group])))
+        while len(sums) > collectives.in_flight:
             rank.end(*sums.popleft())
     passed = rank.now - begun
     for chain, there in sums:
@@ -68,10 +68,10 @@ class _Pass:
     """Weights on their way in a forward (0) or backward (1) pass."""
 
     def __init__(
-        self, rank: _Rank, made: Collectives, parts: Sequence[tuple[int, float]], number: int
+        self, rank: _Rank, collectives: Collectives, parts: Sequence[tuple[int, float]], number: int
     ) -> None:
-        self.parts, self._rank, self._gathers = parts, rank, made.gathers
-        self._ahead, self._kept = made.ahead[number], {ROOT} if number else set[int]()
+        self.parts, self._rank, self._gathers = parts, rank, collectives.gathers
+        self._ahead, self._kept = collectives.ahead[number], {ROOT} if number else set[int]()
         self._order = deque(dict.fromkeys(group for group, _ in parts))
         self._begun: dict[int, float] = {}  # time at which weights are there, by group
 

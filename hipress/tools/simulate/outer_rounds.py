@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hipress.errors import ConfigError
 from hipress.outer.schedule import Schedule
-from hipress.tools.models.own import Found
+from hipress.tools.models.own import Description
 from hipress.tools.simulate.cluster import Cluster
 from hipress.tools.simulate.compared import BASELINE, FP32, Method, parse
 from hipress.tools.simulate.simulation import HIGHEST, LOWEST, PAYS, Simulation, search
@@ -59,7 +59,7 @@ def schedule_of(
 
 
 def predict(
-    simulation: Simulation, found: Found, schedule: Schedule, step: float | None = None
+    simulation: Simulation, description: Description, schedule: Schedule, step: float | None = None
 ) -> Rounds:
     """The rounds of sites that are the cluster's nodes, whose ranks DDP averages, by the first
     compressor among the methods.
@@ -72,7 +72,7 @@ def predict(
             "--every averages between nodes, and the cluster has one: describe each site as a node"
         )
     method = _compressor(simulation.methods.values())
-    loop = _Loop(cluster, found, method, schedule, step)
+    loop = _Loop(cluster, description, method, schedule, step)
     bandwidth = cluster.bandwidth
     local, seconds, exposed, mean = loop.local, *loop.at(bandwidth)
     rival = min(simulation.outcomes(), key=lambda each: each.step)
@@ -117,13 +117,18 @@ class _Loop:
     """An outer loop by the bandwidth between the nodes."""
 
     def __init__(
-        self, cluster: Cluster, found: Found, method: Method, schedule: Schedule, step: float | None
+        self,
+        cluster: Cluster,
+        description: Description,
+        method: Method,
+        schedule: Schedule,
+        step: float | None,
     ) -> None:
         self._schedule, self._ranks, self._method = schedule, cluster.ranks_per_node, method.text
-        inside = Simulation(replace(cluster, nodes=1), found, [parse(FP32)], step)
+        inside = Simulation(replace(cluster, nodes=1), description, [parse(FP32)], step)
         self.local = inside.outcome(FP32).step
         one = replace(cluster, ranks_per_node=1).with_bandwidth(self._share(cluster.bandwidth))
-        self._across = Simulation(one, found, [method], _INSTANT)
+        self._across = Simulation(one, description, [method], _INSTANT)
 
     @property
     def site_bytes(self) -> float:

@@ -98,35 +98,35 @@ def curve(simulation: Simulation) -> Curve:
 
 def timeline(simulation: Simulation, method: str) -> Timeline:
     """The timeline of one step of a method."""
-    made = simulation.step(method)
-    return Timeline(method, made.seconds, made.backward, made.events)
+    step = simulation.step(method)
+    return Timeline(method, step.seconds, step.backward, step.events)
 
 
 def to_dict(
-    made: Table, drawn: Curve | None = None, timelines: Sequence[Timeline] = ()
+    table: Table, drawn: Curve | None = None, timelines: Sequence[Timeline] = ()
 ) -> dict[str, Any]:
     """The results for JSON: seconds, bytes, bytes a second. `pays_up_to` is null if a method pays
     on every link, and 0 if on none; it is missing for the baseline."""
-    model = made.model
-    found: dict[str, Any] = {
-        "format": FORMAT, "kind": "simulation", "hipress": __version__, "cluster": made.cluster,
-        "bandwidth": made.bandwidth,
+    model = table.model
+    data: dict[str, Any] = {
+        "format": FORMAT, "kind": "simulation", "hipress": __version__, "cluster": table.cluster,
+        "bandwidth": table.bandwidth,
         "model": {
             "name": model.name, "source": model.source, "parameters": model.numel,
             "gradients": len(model.gradients), "batch": model.batch, "unit": model.unit,
         },
-        "alone_seconds": made.alone, "assumed": list(made.assumed),
-        "methods": [_row(each) for each in made.rows],
+        "alone_seconds": table.alone, "assumed": list(table.assumed),
+        "methods": [_row(each) for each in table.rows],
     }  # fmt: skip
     if drawn is not None:
-        found["curve"] = asdict(drawn)
+        data["curve"] = asdict(drawn)
     if timelines:
-        found["timelines"] = [asdict(each) for each in timelines]
-    return found
+        data["timelines"] = [asdict(each) for each in timelines]
+    return data
 
 
 def _row(row: Row) -> dict[str, Any]:
-    found = {**asdict(row.outcome), "gain": row.gain, "loss": row.loss, "memory": row.memory}
+    data = {**asdict(row.outcome), "gain": row.gain, "loss": row.loss, "memory": row.memory}
     if row.pays_up_to is not None:
-        found["pays_up_to"] = None if math.isinf(row.pays_up_to) else row.pays_up_to
-    return found
+        data["pays_up_to"] = None if math.isinf(row.pays_up_to) else row.pays_up_to
+    return data

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from math import ceil, prod
-from typing import TYPE_CHECKING
 
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import Costs
 from casync.predict.stages import native, stages
 from casync.stages import INSIDE, WIRE, Item, Stage
@@ -23,16 +22,13 @@ from hipress.model.devices import ON_HOST
 from hipress.model.params import Param
 from hipress.plan.plan import Decision
 from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way, ways_of
-from hipress.tools.models.own import Found
+from hipress.tools.models.own import Description
 from hipress.tools.simulate import compared
 from hipress.tools.simulate import costs as cost_tables
 from hipress.tools.simulate.cluster import Cluster
 from hipress.tools.simulate.compared import BASELINE, FP32, Method
 from hipress.tools.simulate.course import ROOT, Collectives, Part, predict_step
 from hipress.tools.simulate.simulation import STATES, Simulation
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = [
     "DEFAULTS",
@@ -91,10 +87,10 @@ class ShardMethod(Method):
         between replicas are those of any data-parallel training."""
         if self.text == FP32 or (self.sharding == HSDP and self.text != BASELINE):
             return super().loss(optimizer)
-        found = LOSSES.get("+".join(text for text, _ in self.halves.values()), ())
-        if not found or optimizer not in (None, "adam"):
+        losses = LOSSES.get("+".join(text for text, _ in self.halves.values()), ())
+        if not losses or optimizer not in (None, "adam"):
             return "not measured"
-        return f"{max(found):+.1%} on gpt"
+        return f"{max(losses):+.1%} on gpt"
 
 
 def parse(text: str, sharding: str = FSDP2) -> ShardMethod:
@@ -111,19 +107,19 @@ def parse(text: str, sharding: str = FSDP2) -> ShardMethod:
 def _codec(text: str) -> Codec | None:
     if text == "none":
         return None
-    made = compared.parse(text)
-    if made.strategy != options.AUTO or made.codec is None:
+    method = compared.parse(text)
+    if method.strategy != options.AUTO or method.codec is None:
         raise ConfigError(
             f"{text}: with --sharding a method is {FP32}, {BASELINE}, or compressors of gradients "
             "and weights without a strategy, such as int4_group+int8_group"
         )
-    return made.codec
+    return method.codec
 
 
 def simulation(
     sharding: str,
     cluster: Cluster,
-    found: Found,
+    description: Description,
     texts: Sequence[str] = (),
     step: float | None = None,
 ) -> ShardSimulation:
@@ -131,7 +127,7 @@ def simulation(
     if sharding not in DEFAULTS:
         raise unknown("sharding", sharding, (*DEFAULTS,))
     methods = [parse(each, sharding) for each in texts or DEFAULTS[sharding]]
-    return ShardSimulation(cluster, found, methods, step)
+    return ShardSimulation(cluster, description, methods, step)
 
 
 class ShardSimulation(Simulation):
@@ -141,7 +137,7 @@ class ShardSimulation(Simulation):
     def __init__(
         self,
         cluster: Cluster,
-        found: Found,
+        description: Description,
         methods: Sequence[ShardMethod],
         step: float | None = None,
     ) -> None:
@@ -161,11 +157,11 @@ class ShardSimulation(Simulation):
                 f"--sharding {HSDP} shards over the ranks of a node and averages between nodes: it "
                 "takes two of each at least"
             )
-        super().__init__(cluster, found, methods, step)
+        super().__init__(cluster, description, methods, step)
         self._ranks = cluster.ranks_per_node if self._hybrid else cluster.ranks
         self._shards = {
             each.name: _shard(replace(each, index=number), self._ranks)
-            for number, each in enumerate(found.backwards)
+            for number, each in enumerate(description.backwards)
         }
         shards = [*self._shards.values()]
         nodes = dict.fromkeys((REDUCE_SCATTER, ALL_GATHER), cluster.topology)
@@ -173,8 +169,8 @@ class ShardSimulation(Simulation):
         self._by_text = {each.text: each for each in methods}
         self._ways: dict[str, Mapping[str, Way]] = {}
         for each in methods:
-            asked = {argument: codec for argument, (_, codec) in each.halves.items()}
-            self._ways[each.text] = ways_of(asked, shards, _OPTIONS, ON_HOST, nodes)
+            compressors = {argument: codec for argument, (_, codec) in each.halves.items()}
+            self._ways[each.text] = ways_of(compressors, shards, _OPTIONS, ON_HOST, nodes)
 
     def decisions(self, method: str) -> Mapping[str, Sequence[Decision]]:
         """Choices of a method for each parameter, by argument of `hipress.shard`."""
@@ -183,30 +179,34 @@ class ShardSimulation(Simulation):
     @property
     def assumed(self) -> tuple[str, ...]:
         """Texts on assumptions, the groups of parameters among them."""
-        told = (
+        text = (
             f"groups of parameters: {len(self._groups) - 1} by numbered modules, and the root, "
             "whose weights are gathered once a step; casts to bfloat16 take no time"
         )
-        return (*super().assumed, told)
+        return (*super().assumed, text)
 
     def memory(self, method: str, optimizer: str | None) -> float:
         """Bytes that a rank holds: shards of weights, gradients and the optimizer's states (Adam's
         by default); whole weights of the root and of two groups, and gradients under way; no
         activations."""
-        made, sizes = self._by_text[method], [sum(p.numel for p in g) for g in self._groups]
-        kept = (2 + STATES.get(optimizer or "adam", 2)) * FLOAT_BYTES
+        shard_method, sizes = self._by_text[method], [sum(p.numel for p in g) for g in self._groups]
+        floats = (2 + STATES.get(optimizer or "adam", 2)) * FLOAT_BYTES
         largest = max(sizes[1:], default=0)
         under_way = sizes[ROOT] + (2 + self._in_flight(method, least=1)) * largest
-        states = FLOAT_BYTES * made.state_elements([*self._shards.values()])
-        return kept * sum(sizes) + states + self._ranks * made.width * under_way
+        states = FLOAT_BYTES * shard_method.state_elements([*self._shards.values()])
+        return floats * sum(sizes) + states + self._ranks * shard_method.width * under_way
 
     def _predict(self, method: str, way: str, cluster: Cluster) -> tuple[float, float]:
         return predict_step(self._parts, self._collectives(method, cluster))
 
     def _stages(self, method: str, way: str, cluster: Cluster) -> list[Stage]:
-        made = self._collectives(method, cluster)
-        again = made.gathers[ROOT + 1 :]
-        return [stage for chain in (*made.gathers, *again, *made.scatters) for stage in chain]
+        collectives = self._collectives(method, cluster)
+        again = collectives.gathers[ROOT + 1 :]
+        return [
+            stage
+            for chain in (*collectives.gathers, *again, *collectives.scatters)
+            for stage in chain
+        ]
 
     def _collectives(self, method: str, cluster: Cluster) -> Collectives:
         """[Note: on the host] gloo's own collectives block the host; those of hipress.shard do not,
@@ -234,10 +234,10 @@ class ShardSimulation(Simulation):
         """Averages of each group's shards between nodes, whose ranks share the link."""
         one = replace(cluster, ranks_per_node=1)
         one = one.with_bandwidth(cluster.bandwidth / cluster.ranks_per_node)
-        costs, made = cost_tables.costs(one, self._costs), self._by_text[method]
+        costs, shard_method = cost_tables.costs(one, self._costs), self._by_text[method]
         return [
             self._packed(method, REPLICAS, each, 1, one.topology, costs)
-            or native(made.width * sum(p.numel for p in each), costs)
+            or native(shard_method.width * sum(p.numel for p in each), costs)
             for each in self._groups
         ]
 
@@ -294,10 +294,10 @@ class ShardSimulation(Simulation):
     @cached_property
     def _groups(self) -> list[list[Param]]:
         """A rank's shards by group."""
-        found: list[list[Param]] = [[] for _ in self._layers]
+        groups: list[list[Param]] = [[] for _ in self._layers]
         for name, shard in self._shards.items():
-            found[self._layers[_module(name)]].append(shard)
-        return found
+            groups[self._layers[_module(name)]].append(shard)
+        return groups
 
     @cached_property
     def _parts(self) -> list[Part]:

@@ -15,30 +15,30 @@ _TEXTS = ("method", "strategy", "loss")
 _NUMBERS = ("step ms", "efficiency", "exposed ms", "MB a node", "over bf16", "pays up to", "GB")
 
 
-def show(made: predictions.Table) -> None:
+def show(predicted: predictions.Table) -> None:
     """Print the predictions, and the assumptions below them."""
-    model = made.model
+    model = predicted.model
     table = Table(
-        _title(made),
+        _title(predicted),
         "exposed: what communication adds to a step. MB a node: sent in a step. over bf16: speed "
         "over that of PyTorch in bf16 (DDP's hook, or FSDP2), and the bandwidth up to which it is "
         "2% higher. GB: memory of a rank for weights, gradients and states, without activations.",
     )
     table.add_columns(_TEXTS, _NUMBERS)
-    for row in made.rows:
+    for row in predicted.rows:
         table.add_row(*_cells(row))
     table.print()
     print(f"\n{model.name}: {model.source}" if model.source else f"\n{model.name}")
     print("Assumed, not measured:")
-    for line in made.assumed:
+    for line in predicted.assumed:
         print(textwrap.fill(f"- {line}", WIDTH, subsequent_indent="  "))
 
 
-def _title(made: predictions.Table) -> str:
-    model = made.model
+def _title(table: predictions.Table) -> str:
+    model = table.model
     return (
         f"{model.name}, {model.numel / 1e6:,.1f}M parameters in {len(model.gradients)} gradients, "
-        f"{1e3 * made.alone:,.1f} ms a step alone; {made.cluster}"
+        f"{1e3 * table.alone:,.1f} ms a step alone; {table.cluster}"
     )
 
 
@@ -60,17 +60,17 @@ def _pays(value: float | None) -> str:
     return "always" if math.isinf(value) else bandwidth(value)
 
 
-def rounds(made: Rounds) -> str:
+def rounds(loop: Rounds) -> str:
     """A line on the rounds of an outer loop."""
     pays = {0.0: "on no link", math.inf: "on every link"}.get(
-        made.pays_up_to, f"up to {bandwidth(made.pays_up_to)}"
+        loop.pays_up_to, f"up to {bandwidth(loop.pays_up_to)}"
     )
     return (
-        f"Outer loop of {made.sites} sites by {made.compressor}, {made.schedule}: a round takes "
-        f"{1e3 * made.seconds:,.1f} ms, {1e3 * made.exposed:,.1f} of them exposed, and sends "
-        f"{made.site_bytes / 1e6:,.1f} MB a site; {1e3 * made.step:,.1f} ms a step, "
-        f"{made.training:.1%} in training ({ENOUGH:.0%} from --every {made.enough} on). A step "
-        f"takes 2% less than by the fastest method in each step ({made.rival} here) {pays}; but "
+        f"Outer loop of {loop.sites} sites by {loop.compressor}, {loop.schedule}: a round takes "
+        f"{1e3 * loop.seconds:,.1f} ms, {1e3 * loop.exposed:,.1f} of them exposed, and sends "
+        f"{loop.site_bytes / 1e6:,.1f} MB a site; {1e3 * loop.step:,.1f} ms a step, "
+        f"{loop.training:.1%} in training ({ENOUGH:.0%} from --every {loop.enough} on). A step "
+        f"takes 2% less than by the fastest method in each step ({loop.rival} here) {pays}; but "
         "local steps cost loss."
     )
 

@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import Costs
 from casync.predict.timeline import PredictedStep
 from casync.stages import WIRE, Stage
@@ -20,13 +19,10 @@ from hipress.auto.objective import Objective, Way
 from hipress.auto.workload import Workload, timed
 from hipress.errors import ConfigError
 from hipress.tools.models.known import Model
-from hipress.tools.models.own import SHAPES, Found
+from hipress.tools.models.own import SHAPES, Description
 from hipress.tools.simulate import costs as cost_tables
 from hipress.tools.simulate.cluster import Cluster
 from hipress.tools.simulate.compared import BASELINE, Method
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["HIGHEST", "LOWEST", "PAYS", "STATES", "Outcome", "Simulation", "search"]
 
@@ -63,25 +59,29 @@ class Simulation:
     """A model's step on a cluster by several methods."""
 
     def __init__(
-        self, cluster: Cluster, found: Found, methods: Sequence[Method], step: float | None = None
+        self,
+        cluster: Cluster,
+        description: Description,
+        methods: Sequence[Method],
+        step: float | None = None,
     ) -> None:
         """step: seconds of a step of one rank alone; by default from the device's roofline."""
-        self.cluster, self._found = cluster, found
+        self.cluster, self._description = cluster, description
         self.methods = {each.text: each for each in methods}
         self._codecs: Mapping[str, Codec] = {
             key: codec for each in methods for key, codec in each.codecs.items()
         }
         self._costs, self._guess = cost_tables.probed(cluster, self._codecs)
-        self.alone = found.model.timed(cluster.device.speed)
+        self.alone = description.model.timed(cluster.device.speed)
         if step is not None:
             self.alone = self.alone.scaled(step)
-        elif found.model.source == SHAPES:
+        elif description.model.source == SHAPES:
             raise ConfigError(
-                f"{found.model.name}: shapes do not tell how long a step takes: pass --step "
+                f"{description.model.name}: shapes do not tell how long a step takes: pass --step "
                 "MILLISECONDS, of one rank without communication, or let your function return "
                 "(model, inputs)"
             )
-        self._given = step is not None
+        self._step_given = step is not None
         self._known: dict[tuple[str, float, str], Outcome] = {}
         self._objectives: dict[frozenset[int], Objective] = {}  # by compressed parameters
 
@@ -89,22 +89,22 @@ class Simulation:
     def workload(self) -> Workload:
         """The workload of the slowest rank, for which the others wait."""
         slower = self.alone.scaled(self.alone.step * (1 + self.cluster.straggling))
-        made = timed(self._found.backwards, slower.ready, slower.forward)
-        params = self._found.params
+        timed_alone = timed(self._description.backwards, slower.ready, slower.forward)
+        params = self._description.params
         payloads = {k: v for m in self.methods.values() for k, v in m.rates(params).items()}
-        return replace(made, payloads=payloads)
+        return replace(timed_alone, payloads=payloads)
 
     def outcomes(self) -> list[Outcome]:
         """Outcomes of all methods, fastest first."""
-        found = [self.outcome(text) for text in self.methods]
-        told = [replace(each, node_bytes=self._node_bytes(each)) for each in found]
-        return sorted(told, key=lambda each: each.step)
+        every = [self.outcome(text) for text in self.methods]
+        with_bytes = [replace(each, node_bytes=self._node_bytes(each)) for each in every]
+        return sorted(with_bytes, key=lambda each: each.step)
 
     def outcome(self, method: str, bandwidth: float | None = None) -> Outcome:
         """The fastest outcome of a method. bandwidth: that of other links, in bytes a second."""
         ways = self.methods[method].ways(self.cluster.topology)
-        found = [self._outcome(method, way, bandwidth or self.cluster.bandwidth) for way in ways]
-        return min(found, key=lambda each: each.step)
+        outcomes = [self._outcome(method, way, bandwidth or self.cluster.bandwidth) for way in ways]
+        return min(outcomes, key=lambda each: each.step)
 
     def step(self, method: str) -> PredictedStep:
         """Work of the lanes in a step of the fastest strategy, from the first bucket on."""
@@ -114,25 +114,25 @@ class Simulation:
     @property
     def model(self) -> Model:
         """The model to train."""
-        return self._found.model
+        return self._description.model
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """Texts on assumptions of the predictions that were not measured."""
         cluster = self.cluster
         device = f"{cluster.device.name}: {cluster.device.about}"
-        if self._given:
+        if self._step_given:
             device += "; the step alone was given"
         jitter = () if cluster.jitter or cluster.slow_rank else ("all ranks compute equally fast",)
         guess = (f"codecs: {self._guess}",) if self._guess else ()
-        return (device, *guess, *cluster.assumed, *jitter, *self._found.assumed)
+        return (device, *guess, *cluster.assumed, *jitter, *self._description.assumed)
 
     def memory(self, method: str, optimizer: str | None) -> float:
         """Bytes that a rank holds with DDP: weights, gradients, their buckets, states of the
         optimizer (of Adam by default) and of the codec on a worker; no activations."""
-        kept = 3 + STATES.get(optimizer or "adam", 2)
-        params = self._found.params
-        own = sum(kept * p.numel * p.dtype.itemsize for p in params)
+        copies = 3 + STATES.get(optimizer or "adam", 2)
+        params = self._description.params
+        own = sum(copies * p.nbytes for p in params)
         return own + FLOAT_BYTES * self.methods[method].state_elements(params)
 
     def pays_up_to(self, method: str) -> float | None:
@@ -174,8 +174,8 @@ class Simulation:
     def _predict(self, method: str, strategy: str, cluster: Cluster) -> tuple[float, float]:
         """Seconds of a step, and of its backward pass."""
         objective, ways = self._objective(method, strategy, cluster)
-        made = objective.simulated(ways)
-        return made.seconds + self.workload.rest, made.backward
+        prediction = objective.simulated(ways)
+        return prediction.seconds + self.workload.rest, prediction.backward
 
     def _objective(
         self, method: str, strategy: str, cluster: Cluster
@@ -183,14 +183,14 @@ class Simulation:
         costs = cost_tables.costs(cluster, self._costs)
         suited = frozenset(key for each, key in self.workload.payloads if each == method)
         if suited not in self._objectives:
-            self._objectives[suited] = self._made(suited, costs)
+            self._objectives[suited] = self._build_objective(suited, costs)
         way = self.methods[method].way(strategy)
         return self._objectives[suited].costing(costs), [way, None]
 
-    def _made(self, suited: frozenset[int], costs: Costs) -> Objective:
+    def _build_objective(self, suited: frozenset[int], costs: Costs) -> Objective:
         """The objective with two kinds of tensors: those that the codec suits, and the others."""
         kinds = [
-            tuple(p for p in self._found.backwards if (p.index in suited) == packed)
+            tuple(p for p in self._description.backwards if (p.index in suited) == packed)
             for packed in (True, False)
         ]
         topology = self.cluster.topology

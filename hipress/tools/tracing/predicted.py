@@ -48,11 +48,11 @@ def predict(session: Session, costs: Costs, alone: float, recorded: Sequence[Spa
     ways = [_way(decision) for decision in session.current_plan.decisions]
     objective = _objective(session, costs, load)
     loads = objective.loads(ways)
-    made = objective.simulated(ways, events=True)
+    step = objective.simulated(ways, events=True)
     starts = [bucket.ready for bucket in load.buckets]
-    found = [Span(BACKWARD, 0.0, first + made.backward)]
-    found += _spans(made.events, loads, starts, first)
-    return found
+    spans = [Span(BACKWARD, 0.0, first + step.backward)]
+    spans += _spans(step.events, loads, starts, first)
+    return spans
 
 
 def sweep(
@@ -84,8 +84,8 @@ def _objective(session: Session, costs: Costs, load: Workload) -> Objective:
     kinds = [(param,) for param in session.params]
     chains = max(1, len(load.buckets))
     least = dict.fromkeys(plan.codecs, plan.least)
-    made = Objective(kinds, plan.codecs, plan.topology, costs, load, loads=chains, least=least)
-    return made.turning() if plan.turns else made
+    objective = Objective(kinds, plan.codecs, plan.topology, costs, load, loads=chains, least=least)
+    return objective.turning() if plan.turns else objective
 
 
 def _with_link(costs: Costs, factor: float) -> Costs:
@@ -124,9 +124,11 @@ def _payloads(session: Session) -> dict[tuple[str, int], float]:
     counters = session.engine.counters if session.engine else None
     if counters is None or not counters.bytes_sent:
         return {}
-    kept = 1 - counters.bytes_spared / counters.bytes_sent
+    sent_share = 1 - counters.bytes_spared / counters.bytes_sent
     return {
-        (key, param.index): kept * codec.payload_bytes(param.numel) / (FLOAT_BYTES * param.numel)
+        (key, param.index): sent_share
+        * codec.payload_bytes(param.numel)
+        / (FLOAT_BYTES * param.numel)
         for key, codec in session.current_plan.codecs.items()
         for param in session.params
         if codec.suits(param.numel)

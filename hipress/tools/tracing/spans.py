@@ -51,10 +51,10 @@ class Process:
 
     def busy(self) -> dict[str, float]:
         """Seconds by kind of span; overlapping spans count once."""
-        found: dict[str, list[Span]] = defaultdict(list)
+        by_name: dict[str, list[Span]] = defaultdict(list)
         for span in self.spans:
-            found[span.what].append(span)
-        return {what: _covered(spans) for what, spans in found.items()}
+            by_name[span.what].append(span)
+        return {what: _covered(spans) for what, spans in by_name.items()}
 
     @property
     def seconds(self) -> float:
@@ -92,12 +92,12 @@ ROWS = ("encode, merge", "decode", "wire", "exposed", "step")
 
 def comparison(real: Process, predicted: Process) -> list[tuple[str, str, str, str]]:
     """For each of ROWS: name, recorded and predicted milliseconds, and the prediction's error."""
-    found = []
+    rows = []
     for name in ROWS:
-        took, told = _seconds(real, name), _seconds(predicted, name)
-        off = f"{told / took - 1:+.0%}" if took else "-"
-        found.append((name, f"{1e3 * took:.1f}", f"{1e3 * told:.1f}", off))
-    return found
+        took, forecast = _seconds(real, name), _seconds(predicted, name)
+        off = f"{forecast / took - 1:+.0%}" if took else "-"
+        rows.append((name, f"{1e3 * took:.1f}", f"{1e3 * forecast:.1f}", off))
+    return rows
 
 
 def _seconds(process: Process, name: str) -> float:
