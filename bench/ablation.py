@@ -103,15 +103,15 @@ def ways() -> dict[str, Way]:
     whole: dict[str, Shares] = {t.name: ((0, t.index % ranks),) for t in tensors}
     shares = {t.name: each for t, each in zip(tensors, share_out(sizes(), ranks), strict=True)}
     alone, every = [_moved(tensor) for tensor in tensors], list(_buckets())
-    found = {
+    by_name = {
         "naive": Way([_program(some, whole, "ps", 1) for some in alone], waits=True, bulk=False),
         "pipeline": Way([_program(some, {}, "ps", 1) for some in every], bulk=False),
         "bulk": Way([_program(some, shares, "ps", 4 << 20) for some in every]),
     }
     for strategy, batch in PLANS:
         programs = [_program(some, shares, strategy, batch << 20) for some in every]
-        found[f"plan: {strategy}, {batch} MB"] = Way(programs)
-    return found
+        by_name[f"plan: {strategy}, {batch} MB"] = Way(programs)
+    return by_name
 
 
 def _moved(tensor: Tensor) -> list[Tensor]:

@@ -163,5 +163,5 @@ def alone(ranks: int) -> Iterator[None]:
 
 
 def _group(store: object, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    made: Any = Group
-    return made(rank, size)  # type: ignore[no-any-return]
+    kind: Any = Group
+    return kind(rank, size)  # type: ignore[no-any-return]

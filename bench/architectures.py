@@ -93,8 +93,8 @@ class _Block(nn.Module):
 
     def forward(self, x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
         """Images with as many channels as the input."""
-        found: torch.Tensor = self.first(self.one(x), gamma, beta).relu()
-        added: torch.Tensor = x + self.second(self.other(found), gamma, beta)
+        inner: torch.Tensor = self.first(self.one(x), gamma, beta).relu()
+        added: torch.Tensor = x + self.second(self.other(inner), gamma, beta)
         return added
 
 
@@ -144,12 +144,12 @@ class _Generator(nn.Module):
 class _Discriminator(nn.Module):
     def __init__(self, layers: int, width: int = 64) -> None:
         super().__init__()
-        found: list[nn.Module] = [nn.Conv2d(3, width, 4, 2, 1), nn.LeakyReLU(0.2)]
+        body: list[nn.Module] = [nn.Conv2d(3, width, 4, 2, 1), nn.LeakyReLU(0.2)]
         for i in range(1, layers - 1):
             stride = 2 if i < layers - 2 else 1
-            found += [nn.Conv2d(width, 2 * width, 4, stride, 1), nn.LeakyReLU(0.2)]
+            body += [nn.Conv2d(width, 2 * width, 4, stride, 1), nn.LeakyReLU(0.2)]
             width *= 2
-        self.body, self.attention = nn.Sequential(*found), _Attention(width)
+        self.body, self.attention = nn.Sequential(*body), _Attention(width)
         self.last = nn.Conv2d(width, 1, 4, 1, 1, bias=False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,9 +171,9 @@ def ugatit_loss(model: UGATIT, images: tuple[torch.Tensor, torch.Tensor]) -> Ite
     """Two passes: the discriminators on the generators' images, then the generators."""
     x, y = images
     with torch.no_grad():
-        made = (model.ba(y)[0], model.ab(x)[0]) * 2
+        translated = (model.ba(y)[0], model.ab(x)[0]) * 2
     real = (x, y) * 2
-    yield _judged(model, real) + _judged(model, made)
+    yield _judged(model, real) + _judged(model, translated)
     to_y, first = model.ab(x)
     to_x, second = model.ba(y)
     passed = [model.ba(to_y)[0], model.ab(to_x)[0], *model.ba(x), *model.ab(y), first, second]

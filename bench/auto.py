@@ -20,7 +20,7 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from bench.commands import RESULTS, given, now, refusing
+from bench.commands import RESULTS, command_line, now, refusing
 from hipress import options
 from hipress.auto.candidates import candidates
 from hipress.tools.bench.measure import Suite, describe, measure, off, prediction
@@ -95,8 +95,8 @@ class Cell:
     def best(self, *, ddp: bool) -> str:
         """The fastest of DDP's methods, or of single candidates."""
         others = [name for name in self.methods if name != _auto(self.optimizer)]
-        found = [name for name in others if (name in DDP) == ddp]
-        return min(found, key=lambda name: self.methods[name].median)
+        names = [name for name in others if (name in DDP) == ddp]
+        return min(names, key=lambda name: self.methods[name].median)
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -128,7 +128,7 @@ def methods(optimizer: str) -> tuple[str, ...]:
     return (*DDP, *fixed, _auto(optimizer))
 
 
-def measured(hosts: int, rate: str, optimizer: str, rounds: int) -> Cell:
+def run_cell(hosts: int, rate: str, optimizer: str, rounds: int) -> Cell:
     """Run a cell. Raises RuntimeError if links cannot be emulated, or a method failed."""
     loopback = rate == LOOPBACK
     group = Suite(
@@ -142,15 +142,15 @@ def measured(hosts: int, rate: str, optimizer: str, rounds: int) -> Cell:
     with where.enter() as entered:
 
         def run(job: Job) -> Result:
-            found = runner.run(entered, job if loopback else _shortened(job, rate))
-            if found.error is not None:
-                raise RuntimeError(describe(found))
-            first.setdefault(job.method, []).append(_first(found))
-            return found
+            result = runner.run(entered, job if loopback else _shortened(job, rate))
+            if result.error is not None:
+                raise RuntimeError(describe(result))
+            first.setdefault(job.method, []).append(_first(result))
+            return result
 
         results = measure(group, run)
     steps = {each.method: Steps.of(each, statistics.median(first[each.method])) for each in results}
-    about = (now(), given("bench.auto"), versions_here())
+    about = (now(), command_line("bench.auto"), versions_here())
     return Cell(hosts, rate, optimizer, steps, results[-1].tried, rounds, *about)
 
 
@@ -164,8 +164,8 @@ def _shortened(job: Job, rate: str) -> Job:
 
 def _first(result: Result) -> float:
     """Seconds of the first steps of a job; see Steps."""
-    taken = result.seconds[:FIRST]
-    return sum(taken) + (FIRST - len(taken)) * statistics.median(result.timed)
+    first = result.seconds[:FIRST]
+    return sum(first) + (FIRST - len(first)) * statistics.median(result.timed)
 
 
 def tables(cells: Sequence[Cell]) -> Iterator[str]:
@@ -179,10 +179,10 @@ def tables(cells: Sequence[Cell]) -> Iterator[str]:
     for name, limit in LIMITS.items():
         missed = [cell for cell in cells if cell.ratios[name] > limit]
         yield f"- {_WHAT[name]}, at most {limit:g}: {len(cells) - len(missed)} of {len(cells)} met"
-    found = [each for cell in cells for each in cell.off]
-    if found:
-        yield f"- predictions are off by {statistics.median(found):.0%} in the median, at most "
-        yield f"  {max(found):.0%}, of {len(found)} plans that were tried"
+    errors = [each for cell in cells for each in cell.off]
+    if errors:
+        yield f"- predictions are off by {statistics.median(errors):.0%} in the median, at most "
+        yield f"  {max(errors):.0%}, of {len(errors)} plans that were tried"
     yield ""
     head = ("hosts, link, optimizer", "tried", "predicted ms", "ms", "off", "")
     yield markdown_table(head, [row for cell in cells for row in _plans(cell)])
@@ -196,8 +196,8 @@ _WHAT = {
 
 
 def _compared(cell: Cell) -> Iterator[str]:
-    kept = [each["plan"] for each in cell.tried if each["verdict"] == "kept"]
-    yield from (_name(cell), " / ".join(dict.fromkeys(kept)), _ms(cell.auto.median))
+    plans = [each["plan"] for each in cell.tried if each["verdict"] == "kept"]
+    yield from (_name(cell), " / ".join(dict.fromkeys(plans)), _ms(cell.auto.median))
     for ddp, ratio in ((False, "fixed"), (True, "ddp")):
         name = cell.best(ddp=ddp)
         yield from (f"`{name.removeprefix('hipress:')}`", _ms(cell.methods[name].median))
@@ -259,7 +259,7 @@ def main(
     for key in itertools.product(*chosen):
         print(f"{key[0]} hosts, {key[1]}, {key[2]}")
         try:
-            cell = measured(*key, rounds)
+            cell = run_cell(*key, rounds)
         except RuntimeError as error:
             print(f"skipped: {error}")
             continue

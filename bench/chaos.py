@@ -65,7 +65,7 @@ class Run:
     timeout: float = TIMEOUT
 
     @classmethod
-    def drawn(
+    def draw(
         cls,
         number: int,
         seed: int,
@@ -127,22 +127,22 @@ class Job:
     due: float | None = None  # time to send a signal
     begun: float = field(default_factory=time.monotonic)
 
-    def heard(self, rank: int, told: dict[str, Any]) -> None:
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
         """Take a message of a rank."""
         process = self.processes[rank]
-        process.wrapping |= told["what"] == "wrap"
-        if told["what"] in ("error", "done"):
-            process.error = told
-        if told["what"] == "left":
-            process.left = told
+        process.wrapping |= message["what"] == "wrap"
+        if message["what"] in ("error", "done"):
+            process.error = message
+        if message["what"] == "left":
+            process.left = message
         if rank != self.run.victim or self.due or self.fault_at:
             return
-        step = told.get("number", -1)
-        if (told["what"], step) in (("wrap", self.run.step), ("step", self.run.step)):
+        step = message.get("number", -1)
+        if (message["what"], step) in (("wrap", self.run.step), ("step", self.run.step)):
             if self.run.fault in SIGNALS:
-                self.due = told["at"] + self.run.delay
+                self.due = message["at"] + self.run.delay
             else:
-                self.fault_at = told["at"]
+                self.fault_at = message["at"]
 
     def strike(self) -> None:
         """Send the signal, if it is time."""
@@ -228,7 +228,7 @@ def end(server: Server, job: Job) -> None:
         os.kill(job.keeper, signal.SIGKILL)
 
 
-def performed(server: Server, runs: Iterator[Run], together: int) -> Iterator[Job]:
+def perform(server: Server, runs: Iterator[Run], together: int) -> Iterator[Job]:
     """Perform runs, `together` at a time; yields them as they end."""
     jobs: list[Job] = []
     with selectors.DefaultSelector() as selector:
@@ -254,7 +254,7 @@ def performed(server: Server, runs: Iterator[Run], together: int) -> Iterator[Jo
                     job.processes[rank].code = server.reap(job.processes[rank].pid)
                     selector.unregister(key.fileobj)
                 for line in data.splitlines():
-                    job.heard(rank, json.loads(line))
+                    job.hear(rank, json.loads(line))
             for job in [job for job in jobs if job.over]:
                 jobs.remove(job)
                 for each in job.processes:
@@ -266,29 +266,31 @@ def performed(server: Server, runs: Iterator[Run], together: int) -> Iterator[Jo
 
 def wrong(job: Job) -> list[str]:
     """Errors of a job, one line each."""
-    found, run = [], job.run
+    problems, run = [], job.run
     for rank, each in enumerate(job.processes):
         sent = SIGNALS.get(run.fault) if rank == run.victim else None
         if each.code is not None and each.code < 0 and each.code != -(sent or 0):
-            found.append(f"rank {rank}: ended by {signal.Signals(-each.code).name}")
+            problems.append(f"rank {rank}: ended by {signal.Signals(-each.code).name}")
         if rank == run.victim or not each.wrapping:
             continue
         late = (
             None if each.error is None or job.fault_at is None else each.error["at"] - job.fault_at
         )
         if each.error is None or late is None:
-            found.append(f"rank {rank}: " + ("hangs" if not each.ended else "ended without a word"))
+            problems.append(
+                f"rank {rank}: " + ("hangs" if not each.ended else "ended without a word")
+            )
             continue
         said = each.error.get("text", "done")
         if not _named(run.victim, said):
-            found.append(f"rank {rank}: does not name it: {said}")
+            problems.append(f"rank {rank}: does not name it: {said}")
         if late > run.timeout + LATE:
-            found.append(f"rank {rank}: its error came after {late:.1f} s")
+            problems.append(f"rank {rank}: its error came after {late:.1f} s")
         if each.ended is None:
-            found.append(f"rank {rank}: its process did not end")
+            problems.append(f"rank {rank}: its process did not end")
         elif each.exit_seconds[0] > EXIT:
-            found.append(f"rank {rank}: it waited {each.exit_seconds[0]:.1f} s as it ended")
-    return found
+            problems.append(f"rank {rank}: it waited {each.exit_seconds[0]:.1f} s as it ended")
+    return problems
 
 
 def _named(victim: int, said: str) -> bool:
@@ -309,13 +311,13 @@ def main(
 ) -> None:
     """Perform runs, and report those that went wrong."""
     numbers = range(runs) if only is None else [only]
-    drawn = (Run.drawn(n, seed, fault or FAULTS, way or WAYS, codec or ()) for n in numbers)
+    chosen = (Run.draw(n, seed, fault or FAULTS, way or WAYS, codec or ()) for n in numbers)
     server = Server()
     bad, begun = 0, time.monotonic()
     detect: defaultdict[str, list[float]] = defaultdict(list)
     exits: list[tuple[float, float]] = []
     try:
-        for job in performed(server, drawn, together):
+        for job in perform(server, chosen, together):
             problems = wrong(job)
             bad += bool(problems)
             for each in job.others:

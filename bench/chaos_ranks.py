@@ -92,8 +92,8 @@ class Rank:
 
     def tell(self, what: str, **more: Any) -> None:
         """Send an event, with its time, to the parent process."""
-        told = {"what": what, "at": time.monotonic(), "busy": busy_seconds(), **more}
-        os.write(self.order["pipe"], json.dumps(told).encode() + b"\n")
+        message = {"what": what, "at": time.monotonic(), "busy": busy_seconds(), **more}
+        os.write(self.order["pipe"], json.dumps(message).encode() + b"\n")
 
     def run(self) -> None:
         """Train; report how it ended, once that is shown."""

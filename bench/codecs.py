@@ -23,7 +23,7 @@ from rich.table import Table
 
 import compll
 from bench.commands import RESULTS as RESULTS  # where others look for it
-from bench.commands import check_codecs, given, kept, refusing
+from bench.commands import check_codecs, command_line, other_rows, refusing
 from bench.plain_torch import METHODS
 from bench.torch_common import Method
 from compll.tools import measure
@@ -86,8 +86,8 @@ def torch_rates(took: dict[str, Timing], n: int) -> dict[str, float]:
 
 def encoding(row: dict[str, Any]) -> dict[str, float]:
     """The rate of the encode that training uses: with feedback if the codec has any."""
-    found: dict[str, float] = row["rates"].get("encode_feedback") or row["rates"]["encode"]
-    return found
+    rate: dict[str, float] = row["rates"].get("encode_feedback") or row["rates"]["encode"]
+    return rate
 
 
 def speedup(row: dict[str, Any], job: str) -> float | None:
@@ -127,11 +127,11 @@ def main(
     path = output / "codecs.json"
     elements -= elements % GROUPS  # whole groups, so that plain torch pads nothing
     how = {"elements": elements, "repeat": repeat, "memory kept": keep_memory()}
-    facts = about() | {"torch": torch.__version__, "command": given("bench.codecs")} | how
+    facts = about() | {"torch": torch.__version__, "command": command_line("bench.codecs")} | how
     with refusing():
         check_codecs(chosen)
         check_output(output)
-        others = kept(path, facts, chosen, "codec") if names else []
+        others = other_rows(path, facts, chosen, "codec") if names else []
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = [measure_codec(name, elements, repeat) for name in chosen]

@@ -23,7 +23,7 @@ def check_codecs(names: Iterable[str]) -> None:
     methods.check([methods.parse(f"hipress:{name}") for name in names])
 
 
-def kept(
+def other_rows(
     path: Path, about: dict[str, Any], names: Collection[str], key: str
 ) -> list[dict[str, Any]]:
     """The rows of a file whose key is not among these names.
@@ -32,12 +32,12 @@ def kept(
     """
     if not path.is_file():
         return []
-    found = json.loads(path.read_text())
-    rows = [row for row in found["rows"] if row[key] not in names]
+    data = json.loads(path.read_text())
+    rows = [row for row in data["rows"] if row[key] not in names]
     differ = [
-        f"{what} {found['about'].get(what)}, not {value}"
+        f"{what} {data['about'].get(what)}, not {value}"
         for what, value in about.items()
-        if what not in ("date", "command") and found["about"].get(what) != value
+        if what not in ("date", "command") and data["about"].get(what) != value
     ]
     if rows and differ:
         raise ValueError(
@@ -47,7 +47,7 @@ def kept(
     return rows
 
 
-def given(module: str) -> str:
+def command_line(module: str) -> str:
     """The command line that started `python -m module`."""
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 

@@ -61,7 +61,7 @@ class Training:
 
     def run(self, begin: int, end: int) -> list[float]:
         """Losses of these steps."""
-        found = []
+        losses = []
         for step in range(begin, end):
             if self.falls:
                 for group in self.optimizer.param_groups:
@@ -71,14 +71,14 @@ class Training:
             loss = self.model(*map(torch.cat, zip(*parts, strict=True)))
             loss.backward()
             self.optimizer.step()
-            found.append(float(loss.detach()))
-        return found
+            losses.append(float(loss.detach()))
+        return losses
 
     def sums(self) -> Sums:
         """Bias-corrected sums of v, by tensor."""
-        group, held = self.optimizer.param_groups[0], self.optimizer.state
+        group, states = self.optimizer.param_groups[0], self.optimizer.state
         correction = 1 - group["betas"][1] ** self.optimizer.steps
-        return np.array([total(held[p]["exp_avg_sq"]) / correction for p in group["params"]])
+        return np.array([total(states[p]["exp_avg_sq"]) / correction for p in group["params"]])
 
     def score(self, losses: Sequence[float]) -> float:
         """The loss that counts."""
@@ -101,20 +101,22 @@ def start(workload: Workload, seed: int, steps: int, *, falls: bool) -> Training
 
 def compare(training: Training, freezes: Sequence[int]) -> list[tuple[int, float, str]]:
     """Loss by step of the freeze, as a share of that without, and the changes of v."""
-    kept, sums, losses = {}, {}, []
+    copies, sums, losses = {}, {}, []
     for begin, end in zip([0, *(edges := _edges(training.steps, freezes))], edges, strict=False):
         losses += training.run(begin, end)
         sums[end] = training.sums()
-        kept[end] = copy.deepcopy((training.model, training.optimizer)) if end in freezes else None
-    reference, found = training.score(losses), []
+        copies[end] = (
+            copy.deepcopy((training.model, training.optimizer)) if end in freezes else None
+        )
+    reference, outcomes = training.score(losses), []
     for at in freezes:
-        model, optimizer = kept[at] or (training.model, training.optimizer)
+        model, optimizer = copies[at] or (training.model, training.optimizer)
         frozen = replace(training, model=model, optimizer=optimizer)
         optimizer.freeze_now()
         loss = frozen.score(frozen.run(at, training.steps))
         sizes = [parameter.numel() for parameter in model.parameters()]
-        found.append((at, loss / reference - 1, _changes(sums[at // 2], sums[at], sizes)))
-    return found
+        outcomes.append((at, loss / reference - 1, _changes(sums[at // 2], sums[at], sizes)))
+    return outcomes
 
 
 def _edges(steps: int, freezes: Sequence[int]) -> list[int]:
@@ -135,15 +137,15 @@ def main() -> None:
     parser.add_argument("freezes", help="numbers of steps, such as 40,60,150")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    freezes = [int(each) for each in given.freezes.split(",")]
-    for seed in range(1, 1 + given.seeds):
+    freezes = [int(each) for each in arguments.freezes.split(",")]
+    for seed in range(1, 1 + arguments.seeds):
         for falls in (False, True):
-            training = start(WORKLOADS[given.workload], seed, given.steps, falls=falls)
+            training = start(WORKLOADS[arguments.workload], seed, arguments.steps, falls=falls)
             course = "falling" if falls else "constant"
             for at, change, moved in compare(training, freezes):
-                place = f"{given.workload} seed {seed}, {course} rate, frozen after {at} steps"
+                place = f"{arguments.workload} seed {seed}, {course} rate, frozen after {at} steps"
                 print(f"{place}: loss {change:+.1%}; {moved}", flush=True)
 
 

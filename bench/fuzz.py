@@ -25,7 +25,7 @@ from typing import Annotated
 
 import typer
 
-from bench.commands import RESULTS, given, now, refusing
+from bench.commands import RESULTS, command_line, now, refusing
 from bench.fuzz_inputs import KINDS, quiet
 
 CHUNK = {"payloads": 20_000, "specs": 500, "rules": 500}  # trials of a process; others: 5000
@@ -111,8 +111,8 @@ def apart(kind: str, trials: int, seed: int, first: int, seconds: float) -> Tall
                 )
                 tally.trials += count
         at += count
-        told = ", ".join(f"{n} {what}" for what, n in sorted(tally.outcomes.items()))
-        print(f"{kind}: {tally.trials} of {trials}: {told}; {tally.seconds:.0f} s", flush=True)
+        outcomes = ", ".join(f"{n} {what}" for what, n in sorted(tally.outcomes.items()))
+        print(f"{kind}: {tally.trials} of {trials}: {outcomes}; {tally.seconds:.0f} s", flush=True)
     return tally
 
 
@@ -145,17 +145,17 @@ def main(
         "specs": specs,
         "files": files // sum(option == "files" for option, _ in KINDS.values()),
     }
-    found = 0
+    findings = 0
     for each in (name for name in KINDS if name in (kind or KINDS)):
         tally = apart(each, trials[KINDS[each][0]], seed, first, seconds)
-        found += len(tally.findings)
+        findings += len(tally.findings)
         for finding in tally.findings:
             print(f"{each}: {finding}")
-        about = {"command": given("bench.fuzz"), "date": now(), "seed": seed, "first": first}
-        told = {"findings": tally.findings[:TOLD], "found": len(tally.findings)}
-        rows[each] = about | asdict(tally) | told
+        about = {"command": command_line("bench.fuzz"), "date": now(), "seed": seed, "first": first}
+        summary = {"findings": tally.findings[:TOLD], "found": len(tally.findings)}
+        rows[each] = about | asdict(tally) | summary
         path.write_text(json.dumps(rows, indent=1) + "\n")
-    raise typer.Exit(int(found > 0))
+    raise typer.Exit(int(findings > 0))
 
 
 if __name__ == "__main__":

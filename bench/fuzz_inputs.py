@@ -153,17 +153,19 @@ def spec_outcome(text: str, path: Path, *, printed: bool) -> Any:
     return codec
 
 
-def _check_diagnostics(found: Any, text: str) -> None:
+def _check_diagnostics(diagnostics: Any, text: str) -> None:
     """Every problem has a message and a place inside the text."""
     last = len(text.splitlines()) + 2
-    assert found
-    assert all(d.message and 1 <= d.span.line <= last and d.span.col >= 1 for d in found), found
+    assert diagnostics
+    assert all(d.message and 1 <= d.span.line <= last and d.span.col >= 1 for d in diagnostics), (
+        diagnostics
+    )
 
 
 def states() -> Trial:
     """Saved states, as torch.load returns them."""
     params = describe(MODEL)
-    made = []
+    cases = []
     for name in ("onebit_group", "topk", "dgc", "powersgd"):
         codec = compile_codec(name, {}, "cpu")
         wanted = options.make(name, min_size=0)
@@ -173,10 +175,10 @@ def states() -> Trial:
             {p.index: Spans([(0, p.numel)]) for p in params},
         )
         residuals.place_all()
-        made.append((residuals, checkpoint.export(residuals, 3, 0, 2)))
+        cases.append((residuals, checkpoint.export(residuals, 3, 0, 2)))
 
     def trial(random: Random) -> str:
-        residuals, saved = random.choice(made)
+        residuals, saved = random.choice(cases)
         damaged = mutations.of_value(saved, random)
         try:
             fitting = checkpoint.validate(residuals, damaged, 0, 2, strict=random.random() < 0.5)
@@ -215,14 +217,14 @@ def rules() -> Trial:
     codec = compile_codec("bf16", {}, "reference")
 
     def trial(random: Random) -> str:
-        damaged = _damaged(text, known, random)
+        damaged = _damage(text, known, random)
         if random.random() < 0.3:
             damaged = yaml.dump(mutations.of_value(dict(RULES), random))
         path.write_text(damaged, "utf-8", errors="replace")
         try:
             wanted = options.make(codec, rules=path)
-            found = rules_.compiled(wanted, "reference")
-            rules_.decide(found, params, [codec], wanted, 2)
+            compiled = rules_.compiled(wanted, "reference")
+            rules_.decide(compiled, params, [codec], wanted, 2)
         except ConfigError:
             return REFUSED
         return TAKEN
@@ -230,7 +232,7 @@ def rules() -> Trial:
     return trial
 
 
-def _damaged(text: str, known: Sequence[str], random: Random) -> str:
+def _damage(text: str, known: Sequence[str], random: Random) -> str:
     """A text of YAML or JSON, damaged in one of three ways."""
     how = random.random()
     if how < 0.4:
@@ -248,16 +250,16 @@ def _files(texts: Sequence[str], read: Callable[[Path], Any], suffix: str) -> Tr
         if suffix == "json" and random.random() < 0.5:
             damaged = json.dumps(mutations.of_value(json.loads(text), random), default=str)
         else:
-            damaged = _damaged(text, known, random)
+            damaged = _damage(text, known, random)
         path.write_text(damaged, "utf-8", errors="replace")
         try:
             read(path)
         except ConfigError as error:
-            told = str(error)
+            message = str(error)
         else:
             return TAKEN
-        assert told.startswith(f"{path}:"), f"a message without its file: {told}"
-        assert len(told) < 200_000, "an endless message"
+        assert message.startswith(f"{path}:"), f"a message without its file: {message}"
+        assert len(message) < 200_000, "an endless message"
         return REFUSED
 
     return trial
@@ -272,9 +274,9 @@ def results() -> Trial:
     """Results of `hipress bench`, compared with themselves."""
 
     def compared(path: Path) -> None:
-        found = results_.Results.read(path)
-        results_.compare(found, found)
-        results_.differences(found, found)
+        results = results_.Results.read(path)
+        results_.compare(results, results)
+        results_.differences(results, results)
 
     seconds, losses = [0.1, 0.2], [2.0, 1.5]
     rows = [
@@ -302,7 +304,7 @@ def profiles() -> Trial:
 
     def trial(random: Random) -> str:
         if random.random() < 0.5:
-            path.write_text(_damaged(text, known, random), "utf-8")
+            path.write_text(_damage(text, known, random), "utf-8")
         else:
             damaged = mutations.of_value(whole, random)
             path.write_text(json.dumps(damaged, default=str, skipkeys=True), "utf-8")
@@ -313,10 +315,10 @@ def profiles() -> Trial:
             places = Places.read(
                 Search(params, Registry(here, wanted), wanted, read.topology), read.places
             )
-            made = places.plans(workload) if random.random() < 0.1 else ()
+            plans = places.plans(workload) if random.random() < 0.1 else ()
         except ConfigError:
             return REFUSED
-        assert all(each.seconds >= 0.1 * (1 - 1e-9) for each in made), "a plan below its floor"
+        assert all(each.seconds >= 0.1 * (1 - 1e-9) for each in plans), "a plan below its floor"
         return TAKEN
 
     return trial

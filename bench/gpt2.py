@@ -40,8 +40,8 @@ class Attention(nn.Module):
         parts = self.c_attn(x).chunk(3, -1)
         query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        found: torch.Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
-        return found
+        projected: torch.Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
+        return projected
 
 
 class Block(nn.Module):
@@ -58,8 +58,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attn(self.ln_1(x))
         wide = functional.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")
-        found: torch.Tensor = x + self.mlp["c_proj"](wide)
-        return found
+        y: torch.Tensor = x + self.mlp["c_proj"](wide)
+        return y
 
 
 class GPT2(nn.Module):

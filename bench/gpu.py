@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import compll
-from bench.commands import RESULTS, check_codecs, given, refusing
+from bench.commands import RESULTS, check_codecs, command_line, refusing
 from bench.gpu_times import Job, Times, require_gpu, timed
 from bench.plain_torch import METHODS
 from compll.backends.cuda.source import moved as moved_by
@@ -53,18 +53,18 @@ def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
     moved = moved_by(codec.module, feed=state is not None)
     used = codec.encode_batch(view, table, out, at).copy()
     share = float(used[0]) / n
-    found: dict[str, tuple[Job, float]] = {
+    by_name: dict[str, tuple[Job, float]] = {
         "encode": (lambda: codec.encode_batch(view, table, spare, at, state=state), moved),
         "decode_add": (
             lambda: codec.decode_batch(out, table, at, used, y, add=True),
             share * 5 if codec.module.selections else 8 + share,
         ),
     }
-    found |= round_jobs(codec, view, state)
+    by_name |= round_jobs(codec, view, state)
     if name in TORCH_BASELINES:
-        kept = torch.zeros(2 * n if name == "dgc" else n, device="cuda")
-        found["torch"] = (lambda: METHODS[name].encode(x, kept), moved)
-    return found
+        residual = torch.zeros(2 * n if name == "dgc" else n, device="cuda")
+        by_name["torch"] = (lambda: METHODS[name].encode(x, residual), moved)
+    return by_name
 
 
 def round_jobs(codec: compll.Codec, x: Any, state: Any) -> dict[str, tuple[Job, float]]:
@@ -72,19 +72,19 @@ def round_jobs(codec: compll.Codec, x: Any, state: Any) -> dict[str, tuple[Job, 
     n, at = len(x), np.zeros(1, np.int64)
     table, options = np.array([[0, n, 0, 0, 0]], np.int64), {"workers": 1, "state": state}
     residual = sum(s.item_bits / 8 for s in codec.module.states if s.name == "residual")
-    found: dict[str, tuple[Job, float]] = {}
+    by_name: dict[str, tuple[Job, float]] = {}
     sums: list[tuple[Any, Any]] = []
     for number, one in enumerate(codec.rounds):
         out = codec.arrays.zeros(one.payload_bytes(n), "uint8")
         job = partial(codec.encode_round, number, x, table, out, at, tuple(sums), **options)
         job()
-        found[f"round_{one.name}"] = (job, 4 + residual + len(out) / n)
+        by_name[f"round_{one.name}"] = (job, 4 + residual + len(out) / n)
         sums.append((out, at))
     if sums:
         sizes = sum(len(out) for out, _ in sums) / n
         last = partial(codec.decode_rounds, x.copy(), table, sums, **options)
-        found["decode_rounds"] = (last, sizes + 4 + (4 + 2 * residual) * bool(residual))
-    return found
+        by_name["decode_rounds"] = (last, sizes + 4 + (4 + 2 * residual) * bool(residual))
+    return by_name
 
 
 def release() -> None:
@@ -166,9 +166,9 @@ def label_of(name: str, megabytes: int) -> str:
 
 def read(path: Path) -> Report:
     """The rows of a file."""
-    found = json.loads(path.read_text())
-    rows = {label_of(row["codec"], row["megabytes"]): row for row in found["rows"]}
-    return Report(rows, found["left_out"])
+    data = json.loads(path.read_text())
+    rows = {label_of(row["codec"], row["megabytes"]): row for row in data["rows"]}
+    return Report(rows, data["left_out"])
 
 
 def in_ms(row: Mapping[str, Any]) -> dict[str, str]:
@@ -200,7 +200,7 @@ def about(repeat: int) -> dict[str, Any]:
     import cupy
 
     return {
-        "date": date.today().isoformat(), "command": given("bench.gpu"), "repeat": repeat,
+        "date": date.today().isoformat(), "command": command_line("bench.gpu"), "repeat": repeat,
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__, "cupy": cupy.__version__,
         "cuda": cupy.cuda.runtime.runtimeGetVersion(),

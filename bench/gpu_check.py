@@ -26,7 +26,7 @@ import typer
 from numpy.typing import NDArray
 
 import compll
-from bench.commands import RESULTS, check_codecs, given, now, refusing
+from bench.commands import RESULTS, check_codecs, command_line, now, refusing
 from bench.gpu_memory import Place, on_cuda, on_shim, rounded
 from compll.numerics.types import I64
 from compll.runtime.batches import Incoming
@@ -139,8 +139,8 @@ class Run:
         self.codec.encode_batch(mine, self.table, out, self.at, incoming=came, **how)
         its, want, at = x.copy(), np.zeros(self.size, np.uint8), np.array(self.at)
         if self.codec.fuses:
-            given = Incoming(payload, at, used)
-            self.cpu.encode_batch(its, self.rows, want, at, incoming=given, **how)
+            same_payload = Incoming(payload, at, used)
+            self.cpu.encode_batch(its, self.rows, want, at, incoming=same_payload, **how)
         else:  # the sum is rounded on its way
             self.cpu.decode_batch(payload, self.rows, at, used, its, add=True, step=step)
             its = self.round(its)
@@ -152,17 +152,17 @@ class Run:
         """Values rounded to the gradient's dtype, in float32."""
         return rounded(values, self.case.dtype)
 
-    def same(self, what: str, found: Any, want: Any) -> None:
+    def same(self, what: str, got: Any, want: Any) -> None:
         """Raise Differs unless bits are equal; all NaNs are alike."""
-        found, want = np.asarray(found), np.asarray(want)
-        unequal = found != want
-        if found.dtype.kind == "f":
-            unequal &= ~(np.isnan(found) & np.isnan(want))
+        got, want = np.asarray(got), np.asarray(want)
+        unequal = got != want
+        if got.dtype.kind == "f":
+            unequal &= ~(np.isnan(got) & np.isnan(want))
         if unequal.any():
             first = int(np.flatnonzero(unequal)[0])
             count = int(np.count_nonzero(unequal))
-            raise Differs(f"{what}: {count} of {found.size}, first at {first}: "
-                          f"{found.reshape(-1)[first]}, not {want.reshape(-1)[first]}")  # fmt: skip
+            raise Differs(f"{what}: {count} of {got.size}, first at {first}: "
+                          f"{got.reshape(-1)[first]}, not {want.reshape(-1)[first]}")  # fmt: skip
 
 
 def cases(spec: str, sizes: list[int], dtypes: list[str]) -> Iterator[Case]:
@@ -218,9 +218,9 @@ def main(
     with ThreadPoolExecutor(1 if rehearse else threads) as pool:
         for row in pool.map(lambda spec: check(spec, many, dtypes.split(","), make), chosen):
             rows.append(row)
-            told = row["wrong"][0] if row["wrong"] else "fine"
-            print(f"{row['spec']}: {row['cases']} cases, {row['seconds']} s: {told}", flush=True)
-            about = {"date": now(), "command": given("bench.gpu_check"), "steps": STEPS}
+            outcome = row["wrong"][0] if row["wrong"] else "fine"
+            print(f"{row['spec']}: {row['cases']} cases, {row['seconds']} s: {outcome}", flush=True)
+            about = {"date": now(), "command": command_line("bench.gpu_check"), "steps": STEPS}
             text = json.dumps({"about": about, "rows": rows}, indent=1) + "\n"
             (output / "gpu_check.json").write_text(text)
     print(summary(rows))

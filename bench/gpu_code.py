@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.commands import RESULTS, check_codecs, given, kept, refusing
+from bench.commands import RESULTS, check_codecs, command_line, other_rows, refusing
 from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import source as cuda_source
 from compll.errors import SpecError, UsageError
@@ -57,7 +57,7 @@ def ready_only(text: str) -> str:
     return re.sub(r"if \(back\)", "if (false)", text)
 
 
-def disassembled(cubin: bytes) -> dict[str, list[str]]:
+def disassemble(cubin: bytes) -> dict[str, list[str]]:
     """Names of the instructions of every kernel, without those in slow functions."""
     tool = next(
         file.locate()
@@ -67,20 +67,20 @@ def disassembled(cubin: bytes) -> dict[str, list[str]]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run(
+        listing = subprocess.run(
             [str(tool), "-c", file.name], capture_output=True, text=True, check=True
         )
-    found: dict[str, list[str]] = {}
+    by_kernel: dict[str, list[str]] = {}
     blocks: list[str] = []
     inside = False
-    for line in map(str.strip, told.stdout.splitlines()):
+    for line in map(str.strip, listing.stdout.splitlines()):
         if head := re.fullmatch(r"\.text\.(\w+):", line):
-            blocks, inside = found.setdefault(head[1], []), True
+            blocks, inside = by_kernel.setdefault(head[1], []), True
         elif line.startswith("$") and line.endswith(":"):
             inside = False
         elif inside and (one := re.match(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?(\w+)", line)):
             blocks.append(one[1])
-    return found
+    return by_kernel
 
 
 def rows_of(name: str, arch: str) -> list[Row]:
@@ -89,7 +89,7 @@ def rows_of(name: str, arch: str) -> list[Row]:
     source = cuda_source.source(module)
     cubin, _ = cuda_nvrtc.compiled(ready_only(source.full()), arch)
     _, used = cuda_nvrtc.compiled(source.full(), arch)  # as it is launched
-    code, rows = disassembled(cubin), list[Row]()
+    code, rows = disassemble(cubin), list[Row]()
     fed = "feed" in source.plans
     begin = "feed" if fed else "encode"
     walks = {
@@ -147,7 +147,7 @@ def main(
     """Count the instructions and write gpu_code.json."""
     path = output / "gpu_code.json"
     about = {
-        "date": date.today().isoformat(), "command": given("bench.gpu_code"), "arch": arch,
+        "date": date.today().isoformat(), "command": command_line("bench.gpu_code"), "arch": arch,
         "nvrtc": importlib.metadata.version("nvidia-cuda-nvrtc"),
         "nvdisasm": importlib.metadata.version("nvidia-cuda-nvdisasm"),
         "copy_bytes_per_s": COPY, "processors": PROCESSORS, "clock_hz": CLOCK,
@@ -156,7 +156,7 @@ def main(
     with refusing():
         check_codecs(names or ())
         check_output(output)
-        others = kept(path, about, names, "spec") if names else []
+        others = other_rows(path, about, names, "spec") if names else []
     rows: list[Row] = []
     for name in track(names or library.list_specs(), "compiling"):
         try:

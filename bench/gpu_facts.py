@@ -19,7 +19,7 @@ import torch
 import typer
 
 import compll
-from bench.commands import RESULTS, given, now, refusing
+from bench.commands import RESULTS, command_line, now, refusing
 from bench.gpu_memory import on_cuda, on_shim
 from bench.gpu_times import require_gpu, timed
 from hipress.tools.refusals import check_output
@@ -58,10 +58,10 @@ def one_encode(rehearse: bool) -> dict[str, Any]:
     out, want = place.zeros(codec.payload_bytes(len(x))), np.zeros(0, np.uint8)
     begin = perf_counter()
     codec.encode_batch(place.put(x), table, out, at, seed=1)
-    found, seconds = place.host(out), perf_counter() - begin
-    want = np.zeros_like(found)
+    payload, seconds = place.host(out), perf_counter() - begin
+    want = np.zeros_like(payload)
     compll.compile("int4_group").encode_batch(x, table, want, at, seed=1)
-    return {"first_encode_s": round(seconds, 3), "bits_of_the_cpu": bool((found == want).all())}
+    return {"first_encode_s": round(seconds, 3), "bits_of_the_cpu": bool((payload == want).all())}
 
 
 def main(
@@ -73,13 +73,13 @@ def main(
         check_output(output)
         if not rehearse:
             require_gpu()
-    facts: dict[str, Any] = {"date": now(), "command": given("bench.gpu_facts")}
+    facts: dict[str, Any] = {"date": now(), "command": command_line("bench.gpu_facts")}
     facts["python"] = platform.python_version()
-    facts |= {name: found for name in PACKAGES if (found := version(name))}
+    facts |= {name: installed for name in PACKAGES if (installed := version(name))}
     facts |= one_encode(rehearse) | ({} if rehearse else device_facts())
     (output / "gpu_facts.json").write_text(json.dumps(facts, indent=1) + "\n")
-    told = ("device", "cuda", "nccl", "copy_GBps", "first_encode_s", "bits_of_the_cpu")
-    print(", ".join(f"{name} {facts[name]}" for name in told if name in facts))
+    shown = ("device", "cuda", "nccl", "copy_GBps", "first_encode_s", "bits_of_the_cpu")
+    print(", ".join(f"{name} {facts[name]}" for name in shown if name in facts))
     raise typer.Exit(int(not facts["bits_of_the_cpu"]))
 
 

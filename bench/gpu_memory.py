@@ -23,8 +23,8 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Values rounded to nearest even in a dtype, in float32."""
     if dtype == "float32":
         return values
-    found: NDArray[Any] = torch.from_numpy(values).to(_KINDS[dtype]).float().numpy()
-    return found
+    floats: NDArray[Any] = torch.from_numpy(values).to(_KINDS[dtype]).float().numpy()
+    return floats
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Place:
 
     def host(self, array: Any) -> NDArray[Any]:
         """A copy in host memory; waits."""
-        found: NDArray[Any] = array.get() if self.gpu else np.array(array)
-        return found
+        copy: NDArray[Any] = array.get() if self.gpu else np.array(array)
+        return copy
 
     def gradient(self, values: NDArray[Any], dtype: str) -> Any:
         """Float32 values that this dtype can hold, as an array of it; for bfloat16 their bits."""

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import typer
 
-from bench.commands import RESULTS, given, now
+from bench.commands import RESULTS, command_line, now
 
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_CUMEM_ENABLE": "0"}
 SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
@@ -74,32 +74,32 @@ def _capture(values: torch.Tensor) -> None:
     assert values.eq(12).all()
 
 
-def tried(rehearse: bool) -> dict[str, dict[str, Any]]:
+def try_ways(rehearse: bool) -> dict[str, dict[str, Any]]:
     """Results by way: if it worked, and the end of each rank's output."""
     with tempfile.TemporaryDirectory() as folder:
         ways = list(WAYS.items())[: 1 if rehearse else None]
         begun = {way: _begin(env, Path(folder, str(number)), rehearse)
                  for number, (way, env) in enumerate(ways)}  # fmt: skip
         end = monotonic() + (PATIENT if rehearse else SECONDS)
-        return {way: _ended(ranks, end) for way, ranks in begun.items()}
+        return {way: _end(ranks, end) for way, ranks in begun.items()}
 
 
 def _begin(
     env: dict[str, str], path: Path, rehearse: bool
 ) -> list[tuple[subprocess.Popen[bytes], Path]]:
-    made = []
+    ranks = []
     for rank in (0, 1):
         log = path.with_suffix(f".{rank}")
         command = [sys.executable, "-m", "bench.gpu_nccl", "--rank", str(rank), "--at", str(path)]
         with log.open("wb") as out:
-            made.append((subprocess.Popen(
+            ranks.append((subprocess.Popen(
                 command + ["--rehearse"] * rehearse, stdout=out, stderr=out,
                 env=os.environ | {"NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "lo"} | env,
             ), log))  # fmt: skip
-    return made
+    return ranks
 
 
-def _ended(ranks: list[tuple[subprocess.Popen[bytes], Path]], end: float) -> dict[str, Any]:
+def _end(ranks: list[tuple[subprocess.Popen[bytes], Path]], end: float) -> dict[str, Any]:
     statuses = []
     for process, _ in ranks:
         try:
@@ -107,8 +107,8 @@ def _ended(ranks: list[tuple[subprocess.Popen[bytes], Path]], end: float) -> dic
         except subprocess.TimeoutExpired:
             process.kill()
             statuses.append(process.wait())
-    told = [log.read_text(errors="replace")[-1500:] for _, log in ranks]
-    return {"works": statuses == [0, 0], "statuses": statuses, "told": told}
+    ends = [log.read_text(errors="replace")[-1500:] for _, log in ranks]
+    return {"works": statuses == [0, 0], "statuses": statuses, "told": ends}
 
 
 def main(
@@ -121,12 +121,12 @@ def main(
     if rank is not None:
         attempt(rank, at, rehearse)
         return
-    found = tried(rehearse)
-    works = next((way for way, each in found.items() if each["works"]), None)
-    about = {"date": now(), "command": given("bench.gpu_nccl"), "rehearsed": rehearse}
-    facts = {**about, "works": works, "env": WAYS[works] if works else {}, "ways": found}
+    by_way = try_ways(rehearse)
+    works = next((way for way, each in by_way.items() if each["works"]), None)
+    about = {"date": now(), "command": command_line("bench.gpu_nccl"), "rehearsed": rehearse}
+    facts = {**about, "works": works, "env": WAYS[works] if works else {}, "ways": by_way}
     (output / "gpu_nccl.json").write_text(json.dumps(facts, indent=1) + "\n")
-    for way, each in found.items():
+    for way, each in by_way.items():
         print(f"{way}: {'works' if each['works'] else each['told']}")
     print(f"NCCL between two processes: {works or 'by no way'}")
     raise typer.Exit(int(works is None))

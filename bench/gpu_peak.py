@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
-from bench.commands import RESULTS, given, refusing
+from bench.commands import RESULTS, command_line, refusing
 from hipress.tools.refusals import check_output
 
 METHODS = ("ddp", "int4_group", "auto")
@@ -48,12 +48,15 @@ def memory(device: torch.device) -> dict[str, Any]:
                 files[known] = files.get(known, 0.0) + size
             else:
                 own += size
-    found: dict[str, Any] = {"own": round(own), "files": {k: round(v) for k, v in files.items()}}
+    megabytes: dict[str, Any] = {
+        "own": round(own),
+        "files": {k: round(v) for k, v in files.items()},
+    }
     if device.type == "cuda":
         torch.cuda.synchronize()
-        found["gpu"] = round(MB * torch.cuda.memory_allocated())
-        found["gpu_most"] = round(MB * torch.cuda.max_memory_allocated())
-    return found
+        megabytes["gpu"] = round(MB * torch.cuda.memory_allocated())
+        megabytes["gpu_most"] = round(MB * torch.cuda.max_memory_allocated())
+    return megabytes
 
 
 def train(rank: int, store: str, out: str, method: str, steps: int, width: int) -> None:
@@ -83,9 +86,9 @@ def train(rank: int, store: str, out: str, method: str, steps: int, width: int) 
         if step in (2, steps - 1):
             marks[f"step {step}"] = memory(device)
     tried = () if method == "ddp" else getattr(hipress.report(ddp), "tried", ())
-    told = [each.plan for each in tried]
+    plans = [each.plan for each in tried]
     if rank == 0:
-        Path(out).write_text(json.dumps({"method": method, "marks": marks, "tried": told}))
+        Path(out).write_text(json.dumps({"method": method, "marks": marks, "tried": plans}))
     dist.destroy_process_group()
 
 
@@ -106,7 +109,11 @@ def main(
             rows.append(json.loads(Path(out).read_text()))
             last = {mark: each for mark, each in rows[-1]["marks"].items() if "step" in mark}
             typer.echo(f"{method}: {json.dumps(last)}")
-    about = {"date": date.today().isoformat(), "command": given("bench.gpu_peak"), "rows": rows}
+    about = {
+        "date": date.today().isoformat(),
+        "command": command_line("bench.gpu_peak"),
+        "rows": rows,
+    }
     (output / "gpu_peak.json").write_text(json.dumps(about, indent=1) + "\n")
 
 

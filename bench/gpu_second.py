@@ -35,7 +35,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.commands import RESULTS, given, now, refusing
+from bench.commands import RESULTS, command_line, now, refusing
 from bench.gpu_nccl import SHARING, SOCKETS
 from hipress.tools.refusals import check_output
 
@@ -199,7 +199,7 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
     ]
 
 
-def selected(phases: Sequence[Sequence[Lane]], only: str) -> list[list[Lane]]:
+def select(phases: Sequence[Sequence[Lane]], only: str) -> list[list[Lane]]:
     """Phases with the steps that `only` names, and that which probes NCCL."""
     names = {*only.split(","), "nccl"}
     known = {step.name for phase in phases for lane in phase for step in lane}
@@ -265,19 +265,25 @@ class Day:
             try_to_end(process.pid)  # and what it started
             process.wait()
         took = round(monotonic() - begin, 1)
-        return {**row, "green": status == 0, "status": status, "seconds": took, **told(log, status)}
+        return {
+            **row,
+            "green": status == 0,
+            "status": status,
+            "seconds": took,
+            **summarize(log, status),
+        }
 
     def _keep(self, row: dict[str, Any]) -> None:
         with self._lock:
             self._rows.append(row)
             color = "green" if row["green"] else "RED"
             print(f"{row['step']}: {color}, {row.get('seconds', 0)} s: {row['told']}", flush=True)
-            facts = {**self._about, "steps": self._rows, "files": found(self._folder)}
+            facts = {**self._about, "steps": self._rows, "files": read_results(self._folder)}
             (self._output / "gpu_second.json").write_text(json.dumps(facts, indent=1) + "\n")
-            with tarfile.open(self._output / "logs.tgz", "w:gz") as made:
+            with tarfile.open(self._output / "logs.tgz", "w:gz") as archive:
                 for path in sorted(self._folder.rglob("*")):
                     if path.suffix in (".log", ".json", ".md") and path.is_file():
-                        made.add(path, path.relative_to(self._folder))
+                        archive.add(path, path.relative_to(self._folder))
 
 
 def try_to_end(group: int) -> None:
@@ -288,25 +294,25 @@ def try_to_end(group: int) -> None:
         return
 
 
-def told(log: Path, status: int | str) -> dict[str, Any]:
+def summarize(log: Path, status: int | str) -> dict[str, Any]:
     """The last line of a log; its failures, and its end, if the step is red."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    found: dict[str, Any] = {"told": lines[-1][:300] if lines else ""}
+    summary: dict[str, Any] = {"told": lines[-1][:300] if lines else ""}
     if status != 0:
-        found["failed"] = [x[:400] for x in lines if re.match(r"(FAILED|ERROR) |E  ", x)][:60]
-        found["end"] = lines[-25:]
-    return found
+        summary["failed"] = [x[:400] for x in lines if re.match(r"(FAILED|ERROR) |E  ", x)][:60]
+        summary["end"] = lines[-25:]
+    return summary
 
 
-def found(folder: Path) -> dict[str, Any]:
+def read_results(folder: Path) -> dict[str, Any]:
     """The JSON files of steps, by their paths."""
-    made = {}
+    results = {}
     for path in sorted(folder.rglob("*.json")):
         try:
-            made[str(path.relative_to(folder))] = json.loads(path.read_text())
+            results[str(path.relative_to(folder))] = json.loads(path.read_text())
         except ValueError:  # it is being written
             continue
-    return made
+    return results
 
 
 def refuse_missing() -> None:
@@ -337,15 +343,15 @@ def put_nccl(packed: Path, scratch: Path) -> dict[str, str]:
         return {"NUMBA_NCCLLIB": str(scratch), "LD_PRELOAD": str(library)}
 
 
-def built_throttle(scratch: Path) -> str:
+def build_throttle(scratch: Path) -> str:
     """The library that slows sockets; "" if there is no compiler."""
-    made = scratch / "slow_sockets.so"
+    library = scratch / "slow_sockets.so"
     source = str(ROOT / "bench" / "slow_sockets.c")
-    command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(made), source, "-ldl", "-lpthread"]
+    command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), source, "-ldl", "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"no throttle: {done.stderr}")
-    return "" if done.returncode else str(made)
+    return "" if done.returncode else str(library)
 
 
 def main(
@@ -359,18 +365,18 @@ def main(
     refuse_missing()
     with refusing():
         check_output(output)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "GLOO_SOCKET_IFNAME": "lo",
             "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         env |= put_nccl(nccl, folder) if nccl else {}
-        about = {"date": now(), "command": given("bench.gpu_second"), "rehearsed": rehearse}
+        about = {"date": now(), "command": command_line("bench.gpu_second"), "rehearsed": rehearse}
         with refusing():
-            phases = (rehearsal if rehearse else day)(folder, built_throttle(folder))
-            phases = selected(phases, only) if only else phases
+            phases = (rehearsal if rehearse else day)(folder, build_throttle(folder))
+            phases = select(phases, only) if only else phases
         rows = Day(folder, output, env, 3600 if rehearse else seconds, about).run(phases)
     raise typer.Exit(int(not all(row["green"] for row in rows)))
 

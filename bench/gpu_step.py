@@ -27,10 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 from bench.absent import alone
-from bench.commands import RESULTS, given, refusing
+from bench.commands import RESULTS, command_line, refusing
 from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
-from bench.samples import sampled
+from bench.samples import sample
 from casync.codec import Codec
 from hipress.plan.codecs import compile_codec
 from hipress.tools.refusals import check_output
@@ -85,7 +85,7 @@ def rows(
                 )
                 ms, host = measure(ddp, tokens, repeat)
                 again = partial(measure, ddp, tokens, repeat, 0)
-                seen = sampled(again) if samples else {}
+                seen = sample(again) if samples else {}
                 hipress.detach(ddp)
                 del ddp, again
         which = {"codec": name, "ranks": ranks, "captured": capture}
@@ -119,17 +119,17 @@ def main(
     device = torch.device("cuda", torch.cuda.current_device())
     codecs = {name: compile_codec(name, {}, "cuda") for name in names or ["int4_group", "topk"]}
     tokens = torch.randint(50257, (batch, length), device=device)
-    found = []
+    measured = []
     for size in sizes:
         for row in rows(
             partial(_gpt2, device), tokens, codecs, repeat, ranks=size, samples=samples
         ):
-            found.append(row)
+            measured.append(row)
             typer.echo(json.dumps({name: row[name] for name in row.keys() - {"tops", "whole"}}))
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-             "date": date.today().isoformat(), "command": given("bench.gpu_step"),
+             "date": date.today().isoformat(), "command": command_line("bench.gpu_step"),
              "ranks": sizes, "batch": batch, "length": length, "repeat": repeat}  # fmt: skip
-    text = json.dumps({**about, "rows": found}, indent=1) + "\n"
+    text = json.dumps({**about, "rows": measured}, indent=1) + "\n"
     (output / "gpu_step.json").write_text(text)
 
 

@@ -43,7 +43,7 @@ def timed(work: Mapping[str, Job], repeat: int) -> dict[str, Times]:
     for _ in range(WARM + repeat):
         for name, job in work.items():
             turns[name].append(device_ms(job, spin_for(host[name])))
-    return {name: times(host[name], found[WARM:]) for name, found in turns.items()}
+    return {name: times(host[name], turn[WARM:]) for name, turn in turns.items()}
 
 
 def times(host: float, turns: Sequence[tuple[float, bool]]) -> Times:
@@ -54,13 +54,13 @@ def times(host: float, turns: Sequence[tuple[float, bool]]) -> Times:
 
 def host_ms(job: Job) -> float:
     """Median milliseconds until a call returns; the first calls compile and upload."""
-    found = []
+    times = []
     for _ in range(WARM + HOST_CALLS):
         torch.cuda.synchronize()
         begin = perf_counter()
         job()
-        found.append(1e3 * (perf_counter() - begin))
-    return statistics.median(found[WARM:])
+        times.append(1e3 * (perf_counter() - begin))
+    return statistics.median(times[WARM:])
 
 
 def spin_for(host: float) -> int:

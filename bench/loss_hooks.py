@@ -31,12 +31,12 @@ def curve(workload: str, method: str, seed: int, steps: int, ranks: int) -> Curv
     with TemporaryDirectory() as folder:
         arguments = (ranks, workload, method, seed, steps, folder)
         start_processes(_rank, arguments, ranks)  # type: ignore[no-untyped-call]
-        found: list[Curve] = [
+        curves: list[Curve] = [
             torch.load(_result(folder, rank), weights_only=False) for rank in range(ranks)
         ]
-    by_step = zip(*(each.losses for each in found), strict=True)
-    final = statistics.fmean(each.final for each in found)
-    return Curve([statistics.fmean(losses) for losses in by_step], found[0].sent, final)
+    by_step = zip(*(each.losses for each in curves), strict=True)
+    final = statistics.fmean(each.final for each in curves)
+    return Curve([statistics.fmean(losses) for losses in by_step], curves[0].sent, final)
 
 
 def _rank(
@@ -51,10 +51,10 @@ def _rank(
     chosen = ALL[workload]
     model = chosen.build(seed)
     if method.startswith(SHARDED):
-        made = _sharded(model, method.removeprefix(SHARDED))
+        synchronized = _sharded(model, method.removeprefix(SHARDED))
     else:
-        made = synchronize(model, methods.parse(method), chosen.training)
-    torch.save(train(chosen, None, made, seed, steps, [rank]), _result(folder, rank))
+        synchronized = synchronize(model, methods.parse(method), chosen.training)
+    torch.save(train(chosen, None, synchronized, seed, steps, [rank]), _result(folder, rank))
     dist.destroy_process_group()
 
 

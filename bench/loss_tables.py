@@ -47,13 +47,13 @@ class Row:
         """True if the loss is surely more than 1% above that of fp32."""
         return self.finding("", {}, {}).lost
 
-    def finding(self, codec: str, params: dict[str, Any], given: dict[str, Any]) -> Finding:
+    def finding(self, codec: str, params: dict[str, Any], options: dict[str, Any]) -> Finding:
         """The finding in hipress's form."""
         kind = ALL[self.workload].kind
         if self.method.startswith(MOMENTUM):
             kind = f"momentum-{kind.removeprefix('plain-')}".removesuffix("-adam")
         return Finding(
-            codec, params, given, kind, self.workload, self.steps, self.seeds,
+            codec, params, options, kind, self.workload, self.steps, self.seeds,
             None if math.isnan(self.difference) else round(self.difference, 5),
             0.0 if math.isnan(self.error) else round(self.error, 5),
             self.method.startswith(TRIAL),
@@ -66,14 +66,14 @@ def rows(cells: Sequence[Cell]) -> list[Row]:
     for cell in cells:
         methods_ = losses.setdefault((cell.workload, cell.steps, cell.data), {})
         methods_.setdefault(cell.method, {})[cell.seed] = cell
-    found: dict[tuple[str, str, int], Row] = {}
+    by_key: dict[tuple[str, str, int], Row] = {}
     for by_method in losses.values():
         for seeds in by_method.values():
             row = _row(seeds, by_method.get(FP32, {}))
             if row is not None:
                 key = (row.method, row.workload, row.steps)
-                found[key] = max(found.get(key, row), row, key=lambda each: each.seeds)
-    return list(found.values())
+                by_key[key] = max(by_key.get(key, row), row, key=lambda each: each.seeds)
+    return list(by_key.values())
 
 
 def _row(seeds: dict[int, Cell], plain: dict[int, Cell]) -> Row | None:
@@ -97,22 +97,22 @@ def _error(differences: Sequence[float]) -> float:
     return float(np.std(differences, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
 
 
-def evidence(found: Iterable[Row]) -> str:
+def evidence(measured: Iterable[Row]) -> str:
     """The text of hipress/plan/evidence.json: a finding a line."""
-    lines = [json.dumps(asdict(each)) for each in _findings(found)]
+    lines = [json.dumps(asdict(each)) for each in _findings(measured)]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
-def _findings(found: Iterable[Row]) -> Iterator[Finding]:
-    for row in sorted(found, key=lambda row: (row.method, row.workload, row.steps)):
+def _findings(measured: Iterable[Row]) -> Iterator[Finding]:
+    for row in sorted(measured, key=lambda row: (row.method, row.workload, row.steps)):
         if row.method not in BASELINES.values() and _counts(row):
             method = methods.parse(f"hipress:{spec_of(row.method)}")
             assert method.codec is not None
             codec = compll.compile(method.codec, "reference", **method.options)
             usual = compll.compile(method.codec, "reference").params
             for each in (codec, *_recoded(codec)):
-                given = {k: v for k, v in each.params.items() if v != usual.get(k)}
-                yield row.finding(each.name, dict(each.params), given)
+                options = {k: v for k, v in each.params.items() if v != usual.get(k)}
+                yield row.finding(each.name, dict(each.params), options)
 
 
 def _recoded(codec: compll.Codec) -> Iterator[compll.Codec]:
@@ -151,9 +151,9 @@ def head(steps: int) -> tuple[str, ...]:
     return (f"{steps} steps", "bits", *(each.about for each in WORKLOADS.values()))
 
 
-def table(found: Sequence[Row], steps: int, only: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+def table(every: Sequence[Row], steps: int, only: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
     """A line for each method, in the order of their measurement."""
-    here = {(row.method, row.workload): row for row in found if row.steps == steps}
+    here = {(row.method, row.workload): row for row in every if row.steps == steps}
     for method in only or dict.fromkeys(method for method, _ in here):
         measured = [here[method, w] for w in WORKLOADS if (method, w) in here]
         if measured:

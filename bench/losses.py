@@ -25,7 +25,7 @@ import typer
 from torch import nn
 
 from bench import loss_hooks
-from bench.commands import check_codecs, given, now, refusing
+from bench.commands import check_codecs, command_line, now, refusing
 from bench.loss_cells import BASELINES, CELLS, FP32, MOMENTUM, SHARDED, TRIAL, Cell, read, spec_of
 from bench.loss_ranks import Averaged, Compressed, Curve, Tried, fp32, train
 from bench.loss_workloads import ALL, WORKLOADS, Workload
@@ -58,8 +58,8 @@ def curve(workload: str, method: str, seed: int, steps: int) -> tuple[Curve, int
         return _averaged(chosen, model, method, seed, steps), numel
     average: Any = nullcontext(fp32)
     if method != FP32:
-        made = Tried if method.startswith(TRIAL) else Compressed
-        average = made(model, methods_.parse(f"hipress:{spec_of(method)}"), chosen.ranks, seed)
+        kind = Tried if method.startswith(TRIAL) else Compressed
+        average = kind(model, methods_.parse(f"hipress:{spec_of(method)}"), chosen.ranks, seed)
     with average as mean:
         return train(chosen, mean, Synchronized(model), seed, steps, range(chosen.ranks)), numel
 
@@ -69,22 +69,22 @@ def _averaged(chosen: Workload, model: nn.Module, method: str, seed: int, steps:
     codec = methods_.parse(f"hipress:{spec_of(method)}")
     optimizer = chosen.training.averaged(model.parameters(), round(FREEZE * steps))
     with Averaged(model, optimizer, codec, chosen.ranks, seed) as average:
-        made = Synchronized(model, optimizer=optimizer)
-        return train(chosen, average, made, seed, steps, range(chosen.ranks))
+        synchronized = Synchronized(model, optimizer=optimizer)
+        return train(chosen, average, synchronized, seed, steps, range(chosen.ranks))
 
 
 def measure(workload: str, method: str, seed: int, steps: int, data: str) -> Cell:
     """Train and evaluate."""
     start = time.perf_counter()
-    found, numel = curve(workload, method, seed, steps)
+    trained, numel = curve(workload, method, seed, steps)
     return Cell(
         workload, method, seed, steps, data,
-        loss=round(found.final, 5),
-        curve=[round(each, 4) for each in smoothed(found.losses)],
-        bits=round(8 * found.sent / steps / numel, 3),
+        loss=round(trained.final, 5),
+        curve=[round(each, 4) for each in smoothed(trained.losses)],
+        bits=round(8 * trained.sent / steps / numel, 3),
         seconds=round(time.perf_counter() - start, 1),
         date=now(),
-        command=given("bench.losses"),
+        command=command_line("bench.losses"),
         versions={name: version(name) for name in ("hipress", "torch", "numpy")},
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ class Recipe:
     unit: str
     loss: roofline.Loss = roofline.mean
 
-    def measured(self, name: str) -> Model:
+    def measure(self, name: str) -> Model:
         """The work of the network."""
         about = {"source": self.source, "batch": self.batch, "unit": self.unit}
         return roofline.measure(name, lambda: (self.make(), self.inputs()), self.loss, **about)
@@ -61,8 +61,8 @@ def _vision(name: str) -> Callable[[], nn.Module]:
                 torch.library.define(operator, "(Tensor dets, Tensor scores, float t) -> Tensor")
         from torchvision import models as vision
 
-        made: nn.Module = getattr(vision, name)()
-        return made
+        model: nn.Module = getattr(vision, name)()
+        return model
 
     return make
 
@@ -72,8 +72,8 @@ def _language(kind: str, config: str, **changes: Any) -> Callable[[], nn.Module]
         import transformers
 
         settings = getattr(transformers, config)(**changes, attn_implementation="eager")
-        made: nn.Module = getattr(transformers, kind)(settings)
-        return made
+        model: nn.Module = getattr(transformers, kind)(settings)
+        return model
 
     return make
 
@@ -149,9 +149,9 @@ def main(
         for name in names or RECIPES:
             if name not in RECIPES:
                 raise unknown("model", name, RECIPES)
-            made = RECIPES[name].measured(name)
-            write(made, PATH / f"{name}.json")
-            print(_line(made), flush=True)
+            model = RECIPES[name].measure(name)
+            write(model, PATH / f"{name}.json")
+            print(_line(model), flush=True)
 
 
 def _line(model: Model) -> str:

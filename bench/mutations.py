@@ -30,10 +30,10 @@ ODD_VALUES: tuple[Any, ...] = (
 
 def of_bytes(data: NDArray[np.uint8], random: Random) -> NDArray[np.uint8]:
     """Bytes with one to four faults: other values, words repeated, moved, cut off or added."""
-    found = bytearray(data.tobytes())
+    mutated = bytearray(data.tobytes())
     for _ in range(random.choice((1, 1, 2, 4))):
-        random.choice(_FAULTS)(found, random)
-    return np.frombuffer(bytes(found), np.uint8).copy()
+        random.choice(_FAULTS)(mutated, random)
+    return np.frombuffer(bytes(mutated), np.uint8).copy()
 
 
 def _other_byte(data: bytearray, random: Random) -> None:
@@ -49,12 +49,12 @@ def _head_byte(data: bytearray, random: Random) -> None:
         data[random.randrange(min(12, len(data)))] = random.randrange(256)
 
 
-def _flipped_bit(data: bytearray, random: Random) -> None:
+def _flip_bit(data: bytearray, random: Random) -> None:
     if data:
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
 
 
-def _copied_word(data: bytearray, random: Random) -> None:
+def _copy_word(data: bytearray, random: Random) -> None:
     """Copy a word to another place, which may repeat positions, or make them descend."""
     if len(data) >= 8:
         here, there = (4 * random.randrange(len(data) // 4) for _ in range(2))
@@ -74,7 +74,7 @@ def _noise(data: bytearray, random: Random) -> None:
 
 
 _FAULTS: Sequence[Callable[[bytearray, Random], None]] = (
-    _other_byte, _other_byte, _head_byte, _flipped_bit, _copied_word, _cut, _longer, _noise,
+    _other_byte, _other_byte, _head_byte, _flip_bit, _copy_word, _cut, _longer, _noise,
 )  # fmt: skip
 
 
@@ -144,13 +144,13 @@ def by_bulk(text: str, random: Random) -> str:
 
 def of_value(value: Any, random: Random) -> Any:
     """A copy of nested mappings and lists with one to three other values or keys."""
-    found = copy.deepcopy(value)
+    mutated = copy.deepcopy(value)
     for _ in range(random.randint(1, 3)):
-        found = _changed(found, random)
-    return found
+        mutated = _change(mutated, random)
+    return mutated
 
 
-def _changed(value: Any, random: Random) -> Any:
+def _change(value: Any, random: Random) -> Any:
     """The value, changed in one place."""
     if not isinstance(value, dict | list) or not value or random.random() < 0.15:
         return copy.deepcopy(random.choice(ODD_VALUES))
@@ -163,5 +163,5 @@ def _changed(value: Any, random: Random) -> Any:
     elif kind < 0.3:
         value[key] = copy.deepcopy(value[random.choice(keys)])
     else:
-        value[key] = _changed(value[key], random)
+        value[key] = _change(value[key], random)
     return value

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from bench import loss_hooks, time_chart
-from bench.commands import RESULTS, given, now, refusing
+from bench.commands import RESULTS, command_line, now, refusing
 from bench.loss_cells import FP32, Cell, read
 from bench.loss_workloads import ALL
 from bench.losses import smoothed
@@ -74,10 +74,10 @@ def losses(
 ) -> None:
     """Measure the loss by step of two sites."""
     loop = Loop(codec, every, delay, fragments, lr, momentum)
-    found = loss_hooks.curve(workload, loop.method, seed, steps, 2)
-    curve = [round(each, 4) for each in smoothed(found.losses)]
+    trained = loss_hooks.curve(workload, loop.method, seed, steps, 2)
+    curve = [round(each, 4) for each in smoothed(trained.losses)]
     line = {"kind": "losses", "workload": workload, "seed": seed, "steps": steps, **asdict(loop)}
-    line |= {"curve": curve, "date": now(), "command": given("bench.outer")}
+    line |= {"curve": curve, "date": now(), "command": command_line("bench.outer")}
     with LINES.open("a") as file:
         file.write(json.dumps(line) + "\n")
     print({key: value for key, value in line.items() if key != "curve"})
@@ -97,18 +97,18 @@ def table(
     lines = [line for line in _lines("losses") if line["workload"] == workload]
     if not ALL[workload].decays:  # then a curve is the same for each number of steps
         lines = [{**line, "steps": None} for line in lines]
-    found: dict[str, list[Reached]] = {}
+    by_place: dict[str, list[Reached]] = {}
     for times in places:
-        rows = found.setdefault(times.place, [])
+        rows = by_place.setdefault(times.place, [])
         rows += reach(cells, workload, 1000, times, slack)
         for method, seconds in times.seconds.items():
             rows += [_reached(each, cells, seconds, slack) for each in _by_loop(lines, method)]
     head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
-    for place, rows in found.items():
-        told = markdown_table(head, [each.row for each in rows])
-        print(f"{place}, within {100 * slack:g}%\n\n{told}\n")
+    for place, rows in by_place.items():
+        text = markdown_table(head, [each.row for each in rows])
+        print(f"{place}, within {100 * slack:g}%\n\n{text}\n")
     if chart is not None:
-        time_chart.draw(found, 1000, slack, chart)
+        time_chart.draw(by_place, 1000, slack, chart)
 
 
 def _by_loop(lines: list[dict[str, Any]], method: str) -> list[list[dict[str, Any]]]:
@@ -117,12 +117,12 @@ def _by_loop(lines: list[dict[str, Any]], method: str) -> list[list[dict[str, An
         return []
     wanted = parse(method)
     rounds = {name: wanted.options.get(name, asdict(Loop())[name]) for name in ROUNDS}
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in lines:
         if line["codec"] == wanted.codec and rounds == {name: line[name] for name in ROUNDS}:
             key = (line["steps"], *(line[name] for name in asdict(Loop())))
-            found.setdefault(key, []).append(line)
-    return [*found.values()]
+            by_key.setdefault(key, []).append(line)
+    return [*by_key.values()]
 
 
 def _reached(
@@ -143,8 +143,8 @@ def _reached(
 
 def _lines(kind: str) -> list[dict[str, Any]]:
     """Recorded results of a kind."""
-    found = map(json.loads, LINES.read_text().splitlines()) if LINES.exists() else ()
-    return [line for line in found if line["kind"] == kind]
+    lines = map(json.loads, LINES.read_text().splitlines()) if LINES.exists() else ()
+    return [line for line in lines if line["kind"] == kind]
 
 
 if __name__ == "__main__":

@@ -141,11 +141,11 @@ def _shares(method: str, ddp: DistributedDataParallel) -> dict[str, float]:
         return {}
     decisions = hipress.report(ddp).decisions
     total = sum(each.numel for each in decisions)
-    found: dict[str, float] = {}
+    by_kind: dict[str, float] = {}
     for each in decisions:
         name = "" if each.codec is None else str(RATIOS[int(each.codec.split()[-1])])
-        found[name] = found.get(name, 0.0) + each.numel / total
-    return found
+        by_kind[name] = by_kind.get(name, 0.0) + each.numel / total
+    return by_kind
 
 
 def _sent(method: str, ddp: DistributedDataParallel) -> float:
@@ -210,8 +210,8 @@ def main(
     with Network(HOSTS, rate) as network:
         for seed in range(1, seeds + 1):
             for method in METHODS:
-                (made,) = ranks.told(network, "bench.policies", [method, str(seed)])
-                runs.append(Run(**made))
+                (figures,) = ranks.run_module(network, "bench.policies", [method, str(seed)])
+                runs.append(Run(**figures))
                 print(f"seed {seed} {' | '.join(_row(METHODS[method], runs[-1:]))}")
     title = f"Policies, {HOSTS} hosts at {rate}"
     data = [asdict(run) for run in runs]

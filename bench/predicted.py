@@ -58,22 +58,22 @@ def methods(rate: str) -> Iterator[tuple[str, str]]:
     yield "huge", ALONE
 
 
-def measured(hosts: int, rate: str, steps: int) -> list[Measured]:
+def measure(hosts: int, rate: str, steps: int) -> list[Measured]:
     """Measured steps of each kind of model. Raises NetworkError if a rank fails."""
-    found: dict[str, dict[str, float]] = {}
+    by_kind: dict[str, dict[str, float]] = {}
     with Network(hosts, rate) as network:
-        for told in ranks.told(network, "bench.predicted", [rate, str(steps)]):
-            print(f"{hosts} hosts, {rate}, {told['kind']}: {told['method']}", end=" ", flush=True)
-            print(f"{1e3 * told['seconds']:.0f} ms", flush=True)
-            known = found.setdefault(told["kind"], {})
-            known[told["method"]] = min(told["seconds"], known.get(told["method"], math.inf))
-    alone = {kind: steps.pop(ALONE) for kind, steps in found.items() if ALONE in steps}
+        for row in ranks.run_module(network, "bench.predicted", [rate, str(steps)]):
+            print(f"{hosts} hosts, {rate}, {row['kind']}: {row['method']}", end=" ", flush=True)
+            print(f"{1e3 * row['seconds']:.0f} ms", flush=True)
+            known = by_kind.setdefault(row["kind"], {})
+            known[row["method"]] = min(row["seconds"], known.get(row["method"], math.inf))
+    alone = {kind: steps.pop(ALONE) for kind, steps in by_kind.items() if ALONE in steps}
     return [
         Measured(
             f"{hosts} hosts, {rate}, {kind}", hosts, rate, "sgd", alone.get(kind, alone["lstm"]),
             steps, kind, LATE * (kind == "late"),
         )
-        for kind, steps in found.items()
+        for kind, steps in by_kind.items()
     ]  # fmt: skip
 
 
@@ -134,16 +134,13 @@ def main(
             require(max(hosts or HOSTS), each, least=2)
         check_output(output)
     os.environ.update(runner.STEADY)
-    found = [
-        each
-        for n in hosts or HOSTS
-        for speed in rate or RATES
-        for each in measured(n, speed, steps)
+    places = [
+        each for n in hosts or HOSTS for speed in rate or RATES for each in measure(n, speed, steps)
     ]
-    cells = [*Emulated.of(data_.load()["emulated"]).cells(found)]
+    cells = [*Emulated.of(data_.load()["emulated"]).cells(places)]
     ranks.record(
         output, "bench.predicted", "Steps on emulated hosts, predicted and measured", text(cells),
-        rows=[asdict(each) for each in found],
+        rows=[asdict(each) for each in places],
     )  # fmt: skip
 
 

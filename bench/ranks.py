@@ -21,7 +21,7 @@ _MARK = b"measured "  # others print, too
 
 
 def run(main: Callable[..., None], rank: Callable[..., None]) -> None:
-    """Run a module's `main`, or its `rank` in a process that `told` started."""
+    """Run a module's `main`, or its `rank` in a process that `run_module` started."""
     if "RANK" in os.environ:
         typer.run(rank)
     else:
@@ -29,7 +29,7 @@ def run(main: Callable[..., None], rank: Callable[..., None]) -> None:
             typer.run(main)
 
 
-def told(network: Network, module: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+def run_module(network: Network, module: str, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Start `python -m module arguments` on every host, and yield rank 0's results as they come.
 
     Raises NetworkError if a rank fails. All processes have ended when this has.
@@ -63,7 +63,7 @@ def tell(**data: Any) -> None:
 def record(output: Path, module: str, title: str, text: str, **data: Any) -> None:
     """Write data as JSON and the text as Markdown into an existing folder, in files named after the
     module, and print the text."""
-    command, date = commands.given(module), commands.now()
+    command, date = commands.command_line(module), commands.now()
     about = {"command": command, "date": date, "versions": versions_here()}
     file = output / module.rpartition(".")[2]
     file.with_suffix(".json").write_text(json.dumps(about | data) + "\n")

@@ -13,15 +13,15 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
-def sampled(work: Callable[[], object], seconds: float = 0.0005, most: int = 40) -> dict[str, Any]:
+def sample(work: Callable[[], object], seconds: float = 0.0005, most: int = 40) -> dict[str, Any]:
     """Shares of samples, in percent, in which functions were at the top of a stack, and in which
     functions of this project were anywhere in it; the `most` largest of each."""
-    tops, whole, over, taken = Counter[str](), Counter[str](), threading.Event(), [0]
+    tops, whole, over, count = Counter[str](), Counter[str](), threading.Event(), [0]
 
     def look() -> None:
         mine = threading.get_ident()
         while not over.wait(seconds):
-            taken[0] += 1
+            count[0] += 1
             for thread, frame in sys._current_frames().items():
                 if thread != mine:
                     names = [*_names(frame)]
@@ -36,8 +36,10 @@ def sampled(work: Callable[[], object], seconds: float = 0.0005, most: int = 40)
         over.set()
         looking.join()
     return {
-        name: {each: round(100 * n / max(1, taken[0]), 2) for each, n in found.most_common(most)}
-        for name, found in (("tops", tops), ("whole", whole))
+        name: {
+            each: round(100 * n / max(1, count[0]), 2) for each, n in functions.most_common(most)
+        }
+        for name, functions in (("tops", tops), ("whole", whole))
     }
 
 

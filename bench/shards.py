@@ -74,7 +74,7 @@ class Method:
 
     def train(self, steps: int) -> list[float]:
         """Seconds of each step."""
-        found = []
+        seconds = []
         for _ in range(steps):
             shape = self.workload.batch, self.workload.length + 1
             words = torch.randint(self.workload.vocabulary, shape)
@@ -84,8 +84,8 @@ class Method:
             self.after()
             self._optimizer.step()
             self._optimizer.zero_grad()
-            found.append(time.perf_counter() - begin)
-        return found
+            seconds.append(time.perf_counter() - begin)
+        return seconds
 
     def measure(self, steps: int) -> None:
         """Measure one turn."""
@@ -169,16 +169,16 @@ def _compare(
     methods: Mapping[str, _Make], workload: Workload, steps: int, only: Sequence[str]
 ) -> None:
     """Measure in turns the methods whose titles contain one of the texts, or all without any."""
-    made = [
+    chosen = [
         Method(title, make, workload, TRIAL if title.endswith("auto") else WARM_UP)
         for title, make in methods.items()
         if not only or any(text in title for text in only)
     ]
     for _ in range(ROUNDS):
-        for method in made:
+        for method in chosen:
             method.measure(steps)
     if dist.get_rank() == 0:
-        for method in made:
+        for method in chosen:
             print(method.line(), flush=True)
     dist.destroy_process_group()
 
@@ -207,9 +207,9 @@ def plain(
 
 def synchronized(mesh: DeviceMesh, codec: str) -> tuple[nn.Module, Callable[[], None]]:
     """The model sharded within a host, and averaged between hosts by a Synchronizer."""
-    told = "adamw" if codec == "auto" else None
+    kind = "adamw" if codec == "auto" else None
     model, group = sharded(GPT, mesh["shard"]), mesh["replicate"].get_group()
-    return model, hipress.Synchronizer(model, codec, optimizer=told, process_group=group).step
+    return model, hipress.Synchronizer(model, codec, optimizer=kind, process_group=group).step
 
 
 def averaged(mesh: DeviceMesh, codec: str) -> tuple[nn.Module, Callable[[], None]]:

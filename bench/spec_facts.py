@@ -50,7 +50,7 @@ def facts(name: str) -> Facts:
     """All facts that follow from one spec."""
     codec = library.compile(name, "reference")
     module, spec = codec.module, library.load(name)
-    found = explain.found_traffic(module)
+    traffic = explain.found_traffic(module)
     return Facts(
         name=name,
         lines=logic_lines(library.locate(name).read_text("utf-8")[:LIMIT_BYTES]),
@@ -58,10 +58,10 @@ def facts(name: str) -> Facts:
         payload=formula(module),
         limits=limits(module),
         bits=codec.payload_bytes(1 << 24) * 8 / (1 << 24),
-        walks=len(found.walks),
-        walks_least=found.chain,
-        moved=found.moved,
-        least=found.least,
+        walks=len(traffic.walks),
+        walks_least=traffic.chain,
+        moved=traffic.moved,
+        least=traffic.least,
         states=tuple(s.name for s in module.states),
     )
 

@@ -69,7 +69,7 @@ def speeds(data: Data) -> str:
             "times", "decode-add", "merge", "of copy bound")  # fmt: skip
     about = data["about"]
     rows = [list(cells(row)) for row in data["rows"]]
-    text = [markdown_table(*filled(head, rows)), "", *summary(data["rows"])]
+    text = [markdown_table(*without_empty(head, rows)), "", *summary(data["rows"])]
     text.append(
         f"{about['elements']:,} elements, median of {about['repeat']} turns, one core of "
         f"{about['cpu']}, {about['date']}; torch {about['torch']}, "
@@ -78,10 +78,12 @@ def speeds(data: Data) -> str:
     return "\n".join(text)
 
 
-def filled(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+def without_empty(
+    head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
     """A table without columns that are empty in all rows."""
-    kept = [c for c in range(len(head)) if any(row[c] != "-" for row in rows)]
-    return [head[c] for c in kept], [[row[c] for c in kept] for row in rows]
+    columns = [c for c in range(len(head)) if any(row[c] != "-" for row in rows)]
+    return [head[c] for c in columns], [[row[c] for c in columns] for row in rows]
 
 
 def cells(row: Data) -> Iterator[str]:
@@ -106,13 +108,13 @@ def versus(row: Data, job: str) -> tuple[str, str]:
 def summary(rows: Sequence[Data]) -> Iterator[str]:
     """The median speedups, and the codecs that are slower than plain torch."""
     for job in ("encode", "decode"):
-        found = {r["codec"]: t for r in rows if (t := speedup(r, job)) is not None}
-        slower = [f"`{name}` ({t:.2f}x)" for name, t in found.items() if t < 1]
-        if found:
-            middle = statistics.median(found.values())
+        by_codec = {r["codec"]: t for r in rows if (t := speedup(r, job)) is not None}
+        slower = [f"`{name}` ({t:.2f}x)" for name, t in by_codec.items() if t < 1]
+        if by_codec:
+            middle = statistics.median(by_codec.values())
             yield (
                 f"{job.capitalize()} is {middle:.1f}x as fast as plain torch in the median of "
-                f"{len(found)} methods; slower: {', '.join(slower) or 'none'}."
+                f"{len(by_codec)} methods; slower: {', '.join(slower) or 'none'}."
             )
     copies = sorted(row["copy"] for row in rows)
     yield f"Copy bandwidth in the same run: {copies[0]:.0f} to {copies[-1]:.0f} GB/s."
@@ -122,38 +124,38 @@ def fill(text: str, tables: dict[str, str]) -> str:
     """The text with each table between its marks, <!-- NAME --> and <!-- /NAME -->."""
     for name, table in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, found, rest = text.partition(begin)
+        before, mark, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
-        if not (found and closed):
+        if not (mark and closed):
             raise ValueError(f"no {begin.strip()} and {end} in the text")
         text = f"{before}{begin}\n{table}\n\n{end}{after}"
     return text
 
 
-def losses(found: Sequence[Row], only: Sequence[str] = ()) -> str:
+def losses(measured_rows: Sequence[Row], only: Sequence[str] = ()) -> str:
     """A table for each number of steps."""
-    steps = sorted({row.steps for row in found})
-    tables = ((each, [*loss_tables.table(found, each, only)]) for each in steps)
+    steps = sorted({row.steps for row in measured_rows})
+    tables = ((each, [*loss_tables.table(measured_rows, each, only)]) for each in steps)
     return "\n\n".join(markdown_table(loss_tables.head(n), rows) for n, rows in tables if rows)
 
 
-def described(text: str, results: Path = RESULTS) -> str:
+def readme(text: str, results: Path = RESULTS) -> str:
     """README.md with new tables of step times and losses."""
     speed = markdown_table(step_times.HEAD, step_times.cells(results))
-    found = [row for row in measured(results) if row.steps == 200]
-    return fill(text, {"SPEED": speed, "LOSS": losses(found, SHOWN)})
+    rows = [row for row in read_losses(results) if row.steps == 200]
+    return fill(text, {"SPEED": speed, "LOSS": losses(rows, SHOWN)})
 
 
-def measured(results: Path) -> list[Row]:
+def read_losses(results: Path) -> list[Row]:
     """The measured losses."""
     return loss_tables.rows(loss_cells.read(results / loss_cells.CELLS.name))
 
 
-def made(text: str, results: Path = RESULTS) -> str:
+def compressors_page(text: str, results: Path = RESULTS) -> str:
     """docs/compressors.md with all its tables made again."""
     known = [facts(name) for name in compll.list_specs()]
     tables = {"SPECS": derived(known), "LINES": lines_of_code(known)}
-    tables["LOSS"] = losses(measured(results))
+    tables["LOSS"] = losses(read_losses(results))
     speed = results / "codecs.json"
     if speed.is_file():
         tables["SPEED"] = speeds(json.loads(speed.read_text()))
@@ -162,19 +164,21 @@ def made(text: str, results: Path = RESULTS) -> str:
 
 def evidence(text: str, results: Path = RESULTS) -> str:
     """The content of hipress/plan/evidence.json."""
-    return loss_tables.evidence(measured(results))
+    return loss_tables.evidence(read_losses(results))
 
 
 def main(
     check: Annotated[bool, typer.Option("--check", help="only check the tables")] = False,
 ) -> None:
     """Rewrite the tables of docs/compressors.md and README.md, and the evidence."""
-    for path, make in ((DOCS, made), (README, described), (EVIDENCE, evidence)):
+    for path, make in ((DOCS, compressors_page), (README, readme), (EVIDENCE, evidence)):
         text = path.read_text("utf-8") if path.exists() else ""
         new = make(text)
         if check and new != text:
-            told = f"{path.name} is not what the specs and results say: python -m bench.spec_table"
-            typer.echo(told)
+            message = (
+                f"{path.name} is not what the specs and results say: python -m bench.spec_table"
+            )
+            typer.echo(message)
             raise typer.Exit(1)
         if not check:
             path.write_text(new, "utf-8")

@@ -20,12 +20,12 @@ _LEFT_OUT = ("ddp-noop", "sync:")
 
 def cells(results: Path) -> list[tuple[str, ...]]:
     """A line for each method: median milliseconds a step by group, empty if not measured."""
-    found = {name: rows(Report.read(results / f"{name}.json").results) for name in COLUMNS}
-    every = [row.result for group in found.values() for row in group]
+    by_column = {name: rows(Report.read(results / f"{name}.json").results) for name in COLUMNS}
+    every = [row.result for group in by_column.values() for row in group]
     labels = dict.fromkeys(each.label for each in every if not each.method.startswith(_LEFT_OUT))
     medians = {
         (name, row.result.label): f"{1e3 * row.median:.0f}"
-        for name, group in found.items()
+        for name, group in by_column.items()
         for row in group
     }
     return [(label, *(medians.get((name, label), "") for name in COLUMNS)) for label in labels]

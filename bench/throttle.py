@@ -62,10 +62,10 @@ def changes(steps: Sequence[Step], at: Mapping[int, str]) -> list[Change]:
 
 def _change(rate: str, before: Sequence[Step], steps: Sequence[Step]) -> Change:
     looked = next((n for n, each in enumerate(steps) if each.trying), None)
-    kept = None
+    settled = None
     if looked is not None:
-        kept = next((n for n, each in enumerate(steps) if n > looked and not each.trying), None)
-    return Change(rate, looked, kept, steps[-1].plan, _median(before), _median(steps))
+        settled = next((n for n, each in enumerate(steps) if n > looked and not each.trying), None)
+    return Change(rate, looked, settled, steps[-1].plan, _median(before), _median(steps))
 
 
 def _median(steps: Sequence[Step]) -> float:
@@ -78,26 +78,26 @@ def apart(one: Sequence[Step], other: Sequence[Step]) -> float:
     return max((abs(a / b - 1) for a, b in zip(*curves, strict=True)), default=0.0)
 
 
-def trained(optimizer: str, rate: str, steps: int, at: Mapping[int, str]) -> list[Step]:
+def train(optimizer: str, rate: str, steps: int, at: Mapping[int, str]) -> list[Step]:
     """A training, and the links' rates from some steps on. NetworkError if it fails."""
-    found: list[Step] = []
+    taken_steps: list[Step] = []
     with Network(HOSTS, rate) as network:
-        for step in ranks.told(network, "bench.throttle", [optimizer, str(steps)]):
-            found.append(Step(**step))
-            if len(found) in at:
-                network.throttle(at[len(found)])
-    return found
+        for step in ranks.run_module(network, "bench.throttle", [optimizer, str(steps)]):
+            taken_steps.append(Step(**step))
+            if len(taken_steps) in at:
+                network.throttle(at[len(taken_steps)])
+    return taken_steps
 
 
-def text(found: Sequence[Change], disturbance: float) -> str:
+def text(changed: Sequence[Change], disturbance: float) -> str:
     """The lines of the report."""
     head = ("links", "looked again after", "kept one after", "plan", "step before, ms", "after, ms")
     rows = [
         (c.rate, _steps(c.looked), _steps(c.kept), c.plan, f"{1e3 * c.before:.0f}",
          f"{1e3 * c.after:.0f}")
-        for c in found
+        for c in changed
     ]  # fmt: skip
-    met = all(c.looked is not None and c.looked <= AIM for c in found)
+    met = all(c.looked is not None and c.looked <= AIM for c in changed)
     return "\n".join(
         [
             markdown_table(head, rows), "",
@@ -129,11 +129,11 @@ def rank(optimizer: str, steps: int) -> None:
     for step in range(steps):
         trainer.step(step)
         verdicts = {each["verdict"]: each["plan"] for each in synchronized.tried()}
-        made = Step(
+        report = Step(
             round(trainer.seconds[-1], 4), round(trainer.losses[-1], 4), "being tried" in verdicts,
             verdicts.get("kept", ""),
         )  # fmt: skip
-        ranks.tell(**asdict(made))
+        ranks.tell(**asdict(report))
     dist.destroy_process_group()
 
 
@@ -153,12 +153,12 @@ def main(
             require(HOSTS, rate)
         check_output(output)
     at = {each: slow, 2 * each: fast}
-    throttled = trained(optimizer, fast, 3 * each, at)
-    steady = trained(optimizer, fast, 3 * each, {})
-    found, off = changes(throttled, at), apart(throttled, steady)
+    throttled = train(optimizer, fast, 3 * each, at)
+    steady = train(optimizer, fast, 3 * each, {})
+    changed, off = changes(throttled, at), apart(throttled, steady)
     ranks.record(
-        output, "bench.throttle", "Links throttled while auto trains", text(found, off),
-        changes=[asdict(c) for c in found], losses_apart=off,
+        output, "bench.throttle", "Links throttled while auto trains", text(changed, off),
+        changes=[asdict(c) for c in changed], losses_apart=off,
         throttled=[asdict(s) for s in throttled], steady=[asdict(s) for s in steady],
     )  # fmt: skip
 

@@ -33,13 +33,15 @@ class Timed(Protocol):
     def minutes(self) -> list[float]: ...
 
 
-def draw(found: Mapping[str, Sequence[Timed]], steps: int, slack: float, path: Path) -> None:
+def draw(by_place: Mapping[str, Sequence[Timed]], steps: int, slack: float, path: Path) -> None:
     """Draw the methods of each place into a PNG, those of LABELS in its order."""
-    every = dict.fromkeys(each.method for methods in found.values() for each in methods)
+    every = dict.fromkeys(each.method for methods in by_place.values() for each in methods)
     names = sorted(every, key=lambda name: [*LABELS, name].index(name))
     size = (11, 1.2 + 0.42 * len(names))
-    figure, panels = plt.subplots(1, len(found), figsize=size, squeeze=False, layout="constrained")
-    for axes, (place, methods) in zip(panels[0], found.items(), strict=True):
+    figure, panels = plt.subplots(
+        1, len(by_place), figsize=size, squeeze=False, layout="constrained"
+    )
+    for axes, (place, methods) in zip(panels[0], by_place.items(), strict=True):
         style(axes, _rate(place))
         _bars(axes, {each.method: each for each in methods}, names, steps)
     for axes in panels[0][1:]:
@@ -53,7 +55,7 @@ def draw(found: Mapping[str, Sequence[Timed]], steps: int, slack: float, path: P
 def _rate(place: str) -> str:
     """The link of a place, such as 100 Mbit/s."""
     link = place.rpartition("links of ")[2]
-    return re.sub(r"(\d+)([mg])bit$", lambda found: f"{found[1]} {found[2].upper()}bit/s", link)
+    return re.sub(r"(\d+)([mg])bit$", lambda match: f"{match[1]} {match[2].upper()}bit/s", link)
 
 
 def _bars(axes: Axes, methods: Mapping[str, Timed], names: Sequence[str], steps: int) -> None:

@@ -54,10 +54,10 @@ class Times:
     def read(cls, path: Path) -> list[Times]:
         """Times from a file of bench.training, or by link from one of `hipress bench`. Raises
         ValueError for another file."""
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict) or not found.keys() & {"results", "reports"}:
+        data = json.loads(path.read_text())
+        if not isinstance(data, dict) or not data.keys() & {"results", "reports"}:
             raise ValueError(f"{path} is no file of bench.training or of hipress bench")
-        return [cls._of(each) for each in found.get("reports", [found])]
+        return [cls._of(each) for each in data.get("reports", [data])]
 
     @classmethod
     def _of(cls, report: dict[str, Any]) -> Times:
@@ -93,8 +93,8 @@ def reached(curve: Sequence[float], loss: float) -> int | None:
     window; None if that never happens."""
     width = WINDOW // FINAL
     means = [statistics.fmean(curve[at - width : at]) for at in range(width, len(curve) + 1)]
-    found = next((at for at, mean in enumerate(means) if mean <= loss), None)
-    return None if found is None else (found + width) * FINAL
+    window = next((at for at, mean in enumerate(means) if mean <= loss), None)
+    return None if window is None else (window + width) * FINAL
 
 
 def _goal(plain: Cell, slack: float) -> float:
@@ -171,15 +171,15 @@ def main(
     """Print a table for each file, and draw a chart of all."""
     with refusing():
         every = [times for path in measured for times in Times.read(path)]
-    cells, found = read(), {}
+    cells, by_place = read(), {}
     for times in every:
-        found[times.place] = [*reach(cells, workload, steps, times, slack)]
+        by_place[times.place] = [*reach(cells, workload, steps, times, slack)]
         head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
-        table = markdown_table(head, [each.row for each in found[times.place]])
+        table = markdown_table(head, [each.row for each in by_place[times.place]])
         print(f"{times.place}\n\n{table}\n")
         print(*in_full(cells, workload, steps, times, slack), sep="\n")
     if chart is not None:
-        time_chart.draw(found, steps, slack, chart)
+        time_chart.draw(by_place, steps, slack, chart)
 
 
 if __name__ == "__main__":

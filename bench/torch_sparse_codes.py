@@ -57,8 +57,8 @@ def _largest(p: Tensor) -> Tensor:
     return positive & (p >= sample.topk(k).values[-1])
 
 
-def _mean(p: Tensor, kept: Tensor) -> Tensor:
-    values = p[kept]
+def _mean(p: Tensor, mask: Tensor) -> Tensor:
+    values = p[mask]
     return values.sum() / max(1, len(values))
 
 
@@ -72,8 +72,8 @@ def _encode_adacomp(x: Tensor, residual: Tensor | None) -> Payload:
     p = fed(x, residual)
     binned = rows(p, 512)
     top = binned.abs().amax(1, keepdim=True)
-    kept = (rows(p + x, 512).abs() >= top) & (binned != 0)
-    index = kept.view(-1).nonzero().view(-1)[: ceil(p.numel() * 0.5)]
+    mask = (rows(p + x, 512).abs() >= top) & (binned != 0)
+    index = mask.view(-1).nonzero().view(-1)[: ceil(p.numel() * 0.5)]
     return sent(p, index, residual)
 
 

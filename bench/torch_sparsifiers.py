@@ -60,13 +60,13 @@ def _corrected(size: Tensor) -> Tensor:
     n = size.numel()
     k = max(1, n // 1000)
     threshold = _sampled(size, max(2000, n // 100), 0.001)
-    kept = int((size >= threshold).sum())
+    count = int((size >= threshold).sum())
     for _ in range(10):
-        if kept >= 0.8 * k:
+        if count >= 0.8 * k:
             break
         threshold = threshold * 0.8
-        kept = int((size >= threshold).sum())
-    return size.topk(k).values[-1] if kept > 1.3 * k else threshold
+        count = int((size >= threshold).sum())
+    return size.topk(k).values[-1] if count > 1.3 * k else threshold
 
 
 def _encode_threshold(x: Tensor, residual: Tensor | None) -> Payload:
@@ -107,10 +107,10 @@ def _encode_redsync(x: Tensor, residual: Tensor | None) -> Payload:
     for _ in range(3):
         middle = (low + high) / 2
         threshold = mean + middle * (top - mean)
-        kept = int((size >= threshold).sum())
-        if kept <= k:
+        count = int((size >= threshold).sum())
+        if count <= k:
             high = middle
-        elif kept >= 2 * k:
+        elif count >= 2 * k:
             low = middle
         else:
             break
@@ -124,10 +124,10 @@ def _encode_gaussiank(x: Tensor, residual: Tensor | None) -> Payload:
     k = max(1, p.numel() // 100)
     threshold = size.mean() + size.std(unbiased=False) * 2.5758293035489004
     for _ in range(10):
-        kept = int((size >= threshold).sum())
-        if kept < 2 * k / 3:
+        count = int((size >= threshold).sum())
+        if count < 2 * k / 3:
             threshold = threshold * 0.5
-        elif kept > 4 * k / 3:
+        elif count > 4 * k / 3:
             threshold = threshold * 1.5
         else:
             break

@@ -29,7 +29,7 @@ from typing import Annotated
 
 import typer
 
-from bench.commands import RESULTS, given, refusing
+from bench.commands import RESULTS, command_line, refusing
 from hipress.tools.bench.measure import Suite, measure, predictions
 from hipress.tools.demo_command import trained_by
 from hipress.tools.refusals import check_device, check_output
@@ -86,12 +86,14 @@ TARGETS = (
 def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
     """A line for each target of the group: met, missed, or not measured. A method with further
     options stands for the target's own."""
-    found = {row.result.method: row for row in rows(results)}
+    by_method = {row.result.method: row for row in rows(results)}
     for target in (each for each in TARGETS if each.group == name):
-        method = next((each for each in found if f"{each}:".startswith(f"{target.method}:")), "")
+        method = next(
+            (each for each in by_method if f"{each}:".startswith(f"{target.method}:")), ""
+        )
         what = f"{method or target.method} against {target.versus}, step time"
-        if method and target.versus in found:
-            ratio = found[method].median / found[target.versus].median
+        if method and target.versus in by_method:
+            ratio = by_method[method].median / by_method[target.versus].median
             met = "met" if ratio <= target.limit else "MISSED"
             yield f"{what}: {ratio:.3f}, at most {target.limit:g}: {met}"
         else:
@@ -114,15 +116,18 @@ def times(name: str, method: str, group: Suite, root: Path) -> list[float]:
         options = {"group": name, "methods": method, "steps": group.steps, "rounds": 1,
                    "rate": group.rate, "device": group.device, "optimizer": group.optimizer,
                    "output": folder}  # fmt: skip
-        given = [text for key, value in options.items() for text in (f"--{key}", str(value))]
-        program, path = [sys.executable, "-m", "bench.training", *given], {"PYTHONPATH": str(root)}
+        arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        program, path = (
+            [sys.executable, "-m", "bench.training", *arguments],
+            {"PYTHONPATH": str(root)},
+        )
         subprocess.run(
             program, cwd=root, env=os.environ | path, stdout=subprocess.DEVNULL, check=True
         )
-        (found,) = json.loads(Path(folder, f"{name}.json").read_text())["results"]
-    if found["error"]:
-        raise ValueError(f"{root}: {method}: {found['error']}")
-    return list(found["seconds"])
+        (result,) = json.loads(Path(folder, f"{name}.json").read_text())["results"]
+    if result["error"]:
+        raise ValueError(f"{root}: {method}: {result['error']}")
+    return list(result["seconds"])
 
 
 def compare(name: str, group: Suite, other: Path) -> Iterator[str]:
@@ -130,12 +135,14 @@ def compare(name: str, group: Suite, other: Path) -> Iterator[str]:
     Which of them begins changes from round to round."""
     here = Path(__file__).parents[1]
     for method in group.methods:
-        found: dict[Path, list[float]] = {here: [], other: []}
+        medians: dict[Path, list[float]] = {here: [], other: []}
         for number in range(group.rounds):
             for root in (here, other) if number % 2 else (other, here):
-                found[root].append(statistics.median(times(name, method, group, root)))
-        ratios = sorted(new / old for new, old in zip(found[here], found[other], strict=True))
-        new, old, ratio = (statistics.median(each) for each in (found[here], found[other], ratios))
+                medians[root].append(statistics.median(times(name, method, group, root)))
+        ratios = sorted(new / old for new, old in zip(medians[here], medians[other], strict=True))
+        new, old, ratio = (
+            statistics.median(each) for each in (medians[here], medians[other], ratios)
+        )
         yield (
             f"{name} {method}: {1e3 * new:.1f} ms a step, {1e3 * old:.1f} in {other.name}; "
             f"ratio {ratio:.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f} by round"
@@ -206,7 +213,7 @@ def _measure_and_write(name: str, group: Suite, output: Path) -> None:
 def _write_and_tell(
     name: str, where: str, rate: str, group: Suite, results: list[Result], output: Path
 ) -> None:
-    command = given("bench.training")
+    command = command_line("bench.training")
     report = Report(where, group.hosts, rate, group.steps, group.workload, results, command)
     write(name, report, output)
     print("\n".join([markdown(report), *verdicts(name, report.results)]))

@@ -126,11 +126,11 @@ def line(name: str, counting: Counting) -> str:
 
 def names(counting: Counting) -> str:
     """Calls by file and function."""
-    found = sorted((c.co_filename, c.co_firstlineno, c.co_qualname) for c in counting.calls)
+    codes = sorted((c.co_filename, c.co_firstlineno, c.co_qualname) for c in counting.calls)
     by_code = {(c.co_filename, c.co_firstlineno): n for c, n in counting.calls.items()}
     return "\n".join(
         f"    {by_code[file, first]:3} {Path(file).relative_to(ROOT)}:{first} {name}"
-        for file, first, name in found
+        for file, first, name in codes
     )
 
 

@@ -36,7 +36,7 @@ def main(
         data = data_.load()
     paper, console = Paper(data["hipress"]), Console()
     hosts = emulated.Emulated.of(data["emulated"])
-    places = [*emulated.measured(data["emulated"])]
+    places = [*emulated.read_places(data["emulated"])]
     if fit:
         console.print(paper.fitted(), hosts.fitted(places))
         return

@@ -35,11 +35,11 @@ def ablation(data: Data) -> Iterator[Cell]:
     c = plain(data["cluster"])
     for model in MODELS:
         row = data[model]
-        found = _Row(c, _training(model, data["passes"][model].value), row["strategy"])
-        server, share = found.fitted(1e-3 * row["default"].value)
+        predicted = _Row(c, _training(model, data["passes"][model].value), row["strategy"])
+        server, share = predicted.fitted(1e-3 * row["default"].value)
         for name, number in row.items():
             if isinstance(number, Number):
-                got = 1e3 * found.seconds(name, server, share)
+                got = 1e3 * predicted.seconds(name, server, share)
                 where = f"{model} / {row['strategy']}"
                 yield Cell("hipress ablation", where, name, number.value, got, number.kind)
 
@@ -52,9 +52,9 @@ def in_order(cells: list[Cell]) -> bool:
 
 def _training(model: str, backward: float) -> Training:
     """The backward pass alone, since the paper's milliseconds begin with it."""
-    made = Training.of(model_of(model), 1.0)
-    scale = backward / made.backward
-    return Training(made.sizes, tuple(scale * each for each in made.ready), 0.0, backward)
+    whole = Training.of(model_of(model), 1.0)
+    scale = backward / whole.backward
+    return Training(whole.sizes, tuple(scale * each for each in whole.ready), 0.0, backward)
 
 
 class _Row:

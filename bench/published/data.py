@@ -62,16 +62,16 @@ class Cell:
 def load(path: Path = FOLDER / "published.yaml") -> Data:
     """Read the file. Raises ConfigError with the place of every number without a kind."""
     fields = reading.read(path, "published results", "begin with `hipress:`")
-    found: dict[str, Any] = {name: _value(value, fields.problems) for name, value in _pairs(fields)}
+    data: dict[str, Any] = {name: _value(value, fields.problems) for name, value in _pairs(fields)}
     reading.refuse(fields.problems)
-    return found
+    return data
 
 
 def curves(data: Data) -> Data:
     """The points of scaling curves, by cluster, model and system."""
     text = (FOLDER / data["hipress"]["curves"]["file"]).read_text("utf-8")
-    found: Data = json.loads(text)
-    return found
+    points: Data = json.loads(text)
+    return points
 
 
 def kinds(data: Any) -> Counter[str]:
@@ -99,13 +99,13 @@ def _number(text: Text, problems: Problems) -> Number | str:
     """A number with its kind, or a text that does not begin with a digit."""
     if not text.value[:1].isdigit():
         return text.value
-    given, _, kind = text.value.rpartition(" ")
+    digits, _, kind = text.value.rpartition(" ")
     if kind not in KINDS:
         problems.add(text.span, f"{text.value!r} does not say what it is: {', '.join(KINDS)}")
         return text.value
-    found = [unit.read(given) for unit in (_PLAIN, BANDWIDTH, TIME)]
-    numbers = [each for each in found if isinstance(each, float)]
+    readings = [unit.read(digits) for unit in (_PLAIN, BANDWIDTH, TIME)]
+    numbers = [each for each in readings if isinstance(each, float)]
     if not numbers:
-        problems.add(text.span, f"{given!r} is no number, bandwidth or time")
+        problems.add(text.span, f"{digits!r} is no number, bandwidth or time")
         return text.value
     return Number(numbers[0], kind)

@@ -38,7 +38,7 @@ from hipress.tools.simulate.cluster import Cluster, Link
 from hipress.tools.simulate.compared import Method
 from hipress.tools.simulate.costs import costs
 
-__all__ = ["Emulated", "Measured", "measured", "quality"]
+__all__ = ["Emulated", "Measured", "quality", "read_places"]
 
 CORES = 2  # that all hosts share
 LOOPBACK = 6e9  # bytes a second
@@ -62,7 +62,7 @@ class Measured:
     late: float = 0.0  # seconds by which a rank's gradients are late, except the last layer's
 
 
-def measured(data: Data) -> Iterator[Measured]:
+def read_places(data: Data) -> Iterator[Measured]:
     """Places from bench/results: the cells of auto.jsonl, groups with a measured floor, and those
     of bench.predicted."""
     alone = plain(data["alone"])
@@ -137,9 +137,9 @@ class Emulated:
         params = _params(place.kind)
         suited = {p.index for p in params if method.suits(p)}
         kinds = [tuple(p for p in params if (p.index in suited) == x) for x in (True, False)]
-        made = costs(cluster, {text: self.cost(method, place)} if codecs else {})
+        priced = costs(cluster, {text: self.cost(method, place)} if codecs else {})
         work = self.workload(place, method)
-        objective = Objective(kinds, codecs, cluster.topology, made, work)
+        objective = Objective(kinds, codecs, cluster.topology, priced, work)
         ways = method.ways(cluster.topology)
         return min(objective.step([method.way(way), None]).seconds for way in ways)
 
@@ -159,8 +159,8 @@ class Emulated:
     def cost(self, method: Method, place: Measured) -> CodecCost:
         """The codec's cost on a shared core."""
         assert method.codec is not None
-        found, slower = speeds.cost(method.codec, DEVICES["cpu"]), self.shared(place)
-        lines = ((found.encode, self.encode), (found.decode, 0.0), (found.hop, 0.0))
+        fast, slower = speeds.cost(method.codec, DEVICES["cpu"]), self.shared(place)
+        lines = ((fast.encode, self.encode), (fast.decode, 0.0), (fast.hop, 0.0))
         return CodecCost(*(Line(x.latency, slower * (x.per_byte + more)) for x, more in lines))
 
     def workload(self, place: Measured, method: Method) -> Workload:
@@ -179,8 +179,8 @@ class Emulated:
         if words is not None and codec is not None and codec.fixed and codec.additive is None:
             rows = min(1.0, TRAINED.batch * TRAINED.length / TRAINED.vocabulary)
             rates[method.text, words.index] *= rows
-        made = timed([named[name] for name in names], ready, alone.forward)
-        return replace(made, payloads=rates)
+        on_time = timed([named[name] for name in names], ready, alone.forward)
+        return replace(on_time, payloads=rates)
 
     def fitted(self, places: Sequence[Measured]) -> tuple[float, float, float]:
         """The three numbers that predict the steps of FITTED under SGD best."""
@@ -193,13 +193,15 @@ class Emulated:
         ]  # fmt: skip
 
         def off(x: Any) -> list[float]:
-            made = self._of(x)
-            return [math.log(made.step(place, text) / seconds) for place, text, seconds in known]
+            emulated = self._of(x)
+            return [
+                math.log(emulated.step(place, text) / seconds) for place, text, seconds in known
+            ]
 
         residuals: Callable[..., list[float]] = off
         start = np.array([2.0, math.log(5e-10), math.log(5e-10)])
-        found = self._of(least_squares(residuals, start, diff_step=np.array(1e-3)).x)
-        return found.reach, found.core, found.encode
+        best = self._of(least_squares(residuals, start, diff_step=np.array(1e-3)).x)
+        return best.reach, best.core, best.encode
 
     def _of(self, x: Any) -> Emulated:
         """Itself with numbers from unbounded ones."""

@@ -32,9 +32,9 @@ PLACE = "EC2, 16 nodes x 8 V100, 100 Gbit/s"
 def kernels(name: str, memory: float) -> Kernels:
     """Kernels of a spec, by the bytes that they touch; memory: bytes a second."""
     codec = compile_codec(name, {}, "reference")
-    found, n = touched(codec), 1 << 22
+    traffic, n = touched(codec), 1 << 22
     rate = codec.payload_bytes(n) / (4 * n)
-    return Kernels(rate, found.encode / memory, found.decode / memory)
+    return Kernels(rate, traffic.encode / memory, traffic.decode / memory)
 
 
 @cache
@@ -62,8 +62,8 @@ class Paper:
     @property
     def models(self) -> Data:
         """Models by name."""
-        found: Data = self.data["models"]
-        return found
+        by_name: Data = self.data["models"]
+        return by_name
 
     @property
     def ranks(self) -> int:
@@ -155,16 +155,16 @@ class Paper:
     def fitted(self) -> dict[str, float]:
         """The seven numbers with the best prediction of the fitted cells: least squares of
         logarithms, for each system by itself."""
-        found = self._fit("Ring", ("ring_share", "ring_hop", "ring_slows"))
+        ring = self._fit("Ring", ("ring_share", "ring_hop", "ring_slows"))
         names = ("byteps_share", "byteps_message", "byteps_slows", "byteps_server")
-        return found | self._fit("BytePS", names)
+        return ring | self._fit("BytePS", names)
 
     def _fit(self, system: str, names: Sequence[str]) -> dict[str, float]:
         from scipy.optimize import least_squares
 
         start = np.array([_inner(name, self.data["fit"][name].value) for name in names])
-        made = least_squares(self._residuals(system, names), start, diff_step=_STEP)
-        return {name: _outer(name, x) for name, x in zip(names, made.x, strict=True)}
+        fit = least_squares(self._residuals(system, names), start, diff_step=_STEP)
+        return {name: _outer(name, x) for name, x in zip(names, fit.x, strict=True)}
 
     def _residuals(self, system: str, names: Sequence[str]) -> Callable[..., list[float]]:
         def off(values: Sequence[float], *_: object) -> list[float]:

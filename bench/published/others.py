@@ -81,10 +81,10 @@ def _sidco(c: Data, share: float) -> Sidco:
 
 def sidco_cells(data: Data) -> Iterator[Cell]:
     """The published factors ("up to"), at the lowest efficiency of TCP in the curve."""
-    found = min(sidco(data), key=lambda each: abs(each.share - 0.08))
-    for column, got in (("over_none", found.over_none), ("over_dgc", found.over_dgc)):
+    nearest = min(sidco(data), key=lambda each: abs(each.share - 0.08))
+    for column, got in (("over_none", nearest.over_none), ("over_dgc", nearest.over_dgc)):
         number = data[column]
-        row = f"LSTM, TCP at {found.share:.0%}"
+        row = f"LSTM, TCP at {nearest.share:.0%}"
         yield Cell("sidco", row, column, number.value, got, number.kind)
 
 

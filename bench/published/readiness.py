@@ -33,15 +33,15 @@ class Readiness:
 
 def measured(name: str) -> tuple[Floats, Floats]:
     """Numbers of elements, and seconds since the first gradient was ready, from a profile."""
-    found = json.loads((FOLDER / "espresso_profiles.json").read_text("utf-8"))
-    rows = np.array(found["profiles"][name], np.float64)
+    data = json.loads((FOLDER / "espresso_profiles.json").read_text("utf-8"))
+    rows = np.array(data["profiles"][name], np.float64)
     return rows[:, 0], 1e-6 * np.cumsum(rows[:, 1])
 
 
 def readiness() -> Iterator[Readiness]:
     """Results for all profiles. Times since the first gradient, as in the profiles."""
-    found = json.loads((FOLDER / "espresso_profiles.json").read_text("utf-8"))
-    for name in found["profiles"]:
+    data = json.loads((FOLDER / "espresso_profiles.json").read_text("utf-8"))
+    for name in data["profiles"]:
         sizes, times = measured(name)
         model = model_of(name)
         ours = np.array([float(each.numel) for each in model.gradients])

@@ -146,8 +146,8 @@ def byteps(work: Training, cluster: Cluster, stack: Stack, kernels: Kernels | No
         )
         for size, ready in zip(work.sizes, work.ready, strict=True)
     ]
-    made = simulate_step(loads, work.backward, 0.0)
-    return _finished(work, made.done, made.backward, cluster, stack.crosses)
+    step = simulate_step(loads, work.backward, 0.0)
+    return _finished(work, step.done, step.backward, cluster, stack.crosses)
 
 
 def _served(
@@ -212,9 +212,9 @@ def hipress(
     loads = []
     for size, ready in zip(work.sizes, work.ready, strict=True):
         packed = size >= LEAST
-        made = _Compressed(size, cluster, kernels, features)
-        chain = made.chain(strategy) if packed else made.raw()
-        pieces = made.cuts if packed else 1
+        compressed = _Compressed(size, cluster, kernels, features)
+        chain = compressed.chain(strategy) if packed else compressed.raw()
+        pieces = compressed.cuts if packed else 1
         if not features.pipeline:
             total = sum(stage.seconds + stage.delay for stage in chain)
             chain, pieces = (Stage(WIRE, total, slows=cluster.device.slows),), 1

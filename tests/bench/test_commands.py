@@ -13,7 +13,7 @@ def nothing_runs(monkeypatch):
     monkeypatch.setattr(netns, "unavailable", lambda: None)
     for module in (policies, throttle):
         monkeypatch.setattr(module, "Network", None)
-    monkeypatch.setattr(auto, "measured", None)
+    monkeypatch.setattr(auto, "run_cell", None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.gpu_code import disassembled, ready_only, rows_of
+from bench.gpu_code import disassemble, ready_only, rows_of
 from compll.backends.cuda import nvrtc, source
 from compll.runtime.library import type_check
 
@@ -52,4 +52,4 @@ def test_keys_are_stored_four_at_once():
     """A thread stores 32 keys with 8 stores."""
     module, _ = type_check("topk", {})
     cubin, _ = nvrtc.compiled(ready_only(source.source(module).full()), "sm_90")
-    assert disassembled(cubin)["feed_keys0"].count("STG") == 8
+    assert disassemble(cubin)["feed_keys0"].count("STG") == 8

@@ -90,11 +90,11 @@ def test_the_second_day_leaves_out_what_no_time_is_left_for(tmp_path):
 
 def test_chosen_steps_of_the_second_day_keep_their_order(tmp_path):
     phases = gpu_second.day(tmp_path, "")
-    left = gpu_second.selected(phases, "others,gpt2,kernels")
+    left = gpu_second.select(phases, "others,gpt2,kernels")
     names = [[step.name for lane in phase for step in lane] for phase in left]
     assert names == [["nccl", "kernels"], ["gpt2"], ["others"]]
     with pytest.raises(ValueError, match="no steps \\['gpt3'\\]; choose from auto"):
-        gpu_second.selected(phases, "gpt3")
+        gpu_second.select(phases, "gpt3")
 
 
 def test_kernels_of_a_spec_without_a_hop_are_compiled():

@@ -10,7 +10,7 @@ import typer
 
 import compll
 from bench import codecs, torch_shared
-from bench.commands import kept
+from bench.commands import other_rows
 from bench.plain_torch import METHODS
 from compll.ir.layout import limits
 
@@ -158,11 +158,11 @@ def test_atomo_is_unbiased_and_sends_whole_what_has_few_triples():
 def test_rows_of_other_codecs_are_kept(tmp_path):
     path = tmp_path / "codecs.json"
     codecs.save([{"codec": "onebit"}, {"codec": "gone"}, {"codec": "none"}], path, {"cpu": "A"})
-    assert kept(path, {"cpu": "A", "date": "now"}, ["onebit"], "codec") == [{"codec": "none"}]
+    assert other_rows(path, {"cpu": "A", "date": "now"}, ["onebit"], "codec") == [{"codec": "none"}]
     with pytest.raises(ValueError, match="measured with cpu A, not B: name no codec"):
-        kept(path, {"cpu": "B"}, ["onebit"], "codec")
-    assert kept(path, {"cpu": "B"}, ["onebit", "none"], "codec") == []
-    assert kept(tmp_path / "none.json", {"cpu": "B"}, [], "codec") == []
+        other_rows(path, {"cpu": "B"}, ["onebit"], "codec")
+    assert other_rows(path, {"cpu": "B"}, ["onebit", "none"], "codec") == []
+    assert other_rows(tmp_path / "none.json", {"cpu": "B"}, [], "codec") == []
 
 
 FREED = """

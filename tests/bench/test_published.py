@@ -137,7 +137,7 @@ def test_orders_of_systems():
 def test_emulated_hosts_are_predicted_from_a_description(published):
     """Three numbers are fitted, to float32 and int4_group under SGD; all others are predicted."""
     hosts = emulated.Emulated.of(published["emulated"])
-    cells = [*hosts.cells([*emulated.measured(published["emulated"])])]
+    cells = [*hosts.cells([*emulated.read_places(published["emulated"])])]
     assert {each.column for each in cells if each.kind == "fitted"} == set(emulated.FITTED)
     count, median, _ = emulated.quality(cells)
     assert count > 160

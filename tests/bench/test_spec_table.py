@@ -82,7 +82,7 @@ def test_the_docs_are_current():
     text = spec_table.DOCS.read_text("utf-8")
     for name in SPECS:
         assert f"| `{name}` |" in text, "run python -m bench.spec_table"
-    assert spec_table.made(text) == text, "run python -m bench.spec_table"
+    assert spec_table.compressors_page(text) == text, "run python -m bench.spec_table"
 
 
 def test_hipress_ships_the_evidence_that_was_measured():
@@ -92,7 +92,7 @@ def test_hipress_ships_the_evidence_that_was_measured():
 
 def test_readme_shows_the_losses_that_were_measured():
     text = spec_table.README.read_text("utf-8")
-    assert spec_table.described(text) == text, "run python -m bench.spec_table"
+    assert spec_table.readme(text) == text, "run python -m bench.spec_table"
 
 
 def test_check_finds_what_is_out_of_date(tmp_path, monkeypatch):
