@@ -16,12 +16,14 @@ all sums are NaN.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.numerics.bits import INFINITE, magnitude_bits, maximum
+from compll.numerics.elementary import BIAS, FRACTION, NAN, power_of_two
+from compll.numerics.traced import bits, convert, where
 from compll.numerics.types import F32
 
 LANES = 128
@@ -60,28 +62,29 @@ def total(values: F32, tile: int) -> float:
     return float(lane_sums(parts, size)[0])
 
 
-def sum_units(x: F32) -> tuple[float, float]:
-    """Factors for elements before they are added up, and for sums after it; NaN if an element is
-    not finite.
+def sum_units(largest: Any, n: Any) -> tuple[Any, Any]:
+    """Factors, float64, for n elements before they are added up, and for sums after it; NaN if the
+    largest magnitude, float32, is not finite. NumPy's numbers or a printer's (see traced.py).
 
     See [Note: sums by index].
     """
-    bits = int((np.ascontiguousarray(x).view(np.int32) & np.int32(0x7FFFFFFF)).max(initial=0))
-    if bits >= 0x7F800000:
-        return math.nan, math.nan
-    shift = 62 - len(x).bit_length() - (max(bits >> 23, 1) - 126)
-    return 2.0**shift, 2.0**-shift
+    size = magnitude_bits(largest)
+    length = (bits(convert(maximum(n, 1), "f64")) >> FRACTION) - (BIAS - 1)
+    shift = 62 - length - (convert(maximum(size >> 23, 1), "i64") - 126)
+    up, down = power_of_two(shift), power_of_two(-shift)
+    return where(size < INFINITE, up, NAN), where(size < INFINITE, down, NAN)
 
 
 def sum_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
     """Sums of x for each index (clipped to the row); see [Note: sums by index]."""
-    up, down = sum_units(x)
-    if math.isnan(up):
+    up, down = sum_units(np.abs(x).max(initial=np.float32(0)), np.int64(len(x)))
+    if np.isnan(up):
         return np.full(size, np.nan, np.float32)
     sums = np.zeros(size, np.int64)
     whole = np.rint(x.astype(np.float64) * up).astype(np.int64)
     np.add.at(sums, np.clip(index, 0, size - 1), whole)
-    return (sums.astype(np.float64) * down).astype(np.float32)
+    found: F32 = (sums.astype(np.float64) * down).astype(np.float32)
+    return found
 
 
 def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:

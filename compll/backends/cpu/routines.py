@@ -14,9 +14,9 @@ from compll.backends.cpu.sources import Source, wide
 from compll.backends.cpu.types import F32, F64, I1, I32, I64, PTR, VOID, c, number
 from compll.numerics import draws
 from compll.numerics import shared_draws as shared
-from compll.numerics.bits import INFINITE, clamp
+from compll.numerics.bits import clamp
 from compll.numerics.matrices import TINY
-from compll.numerics.numbers import LANES
+from compll.numerics.numbers import LANES, sum_units
 
 #: elements of a transform that the first-level cache holds, as a power of two
 CACHED = 12
@@ -214,13 +214,9 @@ def sum_by(
 
     sums: int64 [size]; largest: the largest magnitude, float64.
     """
-    biased = b.lshr(ins.ROWS["magnitude_bits"](b, b.fptrunc(largest, F32)), number(I32, 23))
-    finite = b.icmp_signed("<", biased, number(I32, INFINITE >> 23))
-    one = b.icmp_signed(">", biased, number(I32, 1))
-    exponent = b.sub(b.select(one, biased, number(I32, 1)), number(I32, 126))
-    length = b.sub(c(64), b.ctlz(x.size, number(I1, 0)))
-    shift = b.sub(b.sub(c(62), length), b.sext(exponent, I64))
-    up, down = (b.bitcast(b.shl(b.add(c(1023), k), c(52)), F64) for k in (shift, b.neg(shift)))
+    given = ins.numbers(b, b.fptrunc(largest, F32), x.size)
+    up, down = (one.value for one in sum_units(*given))
+    finite = b.fcmp_ordered("==", up, up)
     b.clear(sums, b.mul(size, c(8)))
     most = b.trunc(b.sub(size, c(1)), I32)
     with b.if_then(finite), loop(b, x.size) as i:
@@ -230,8 +226,8 @@ def sum_by(
         units = b.intrinsic("rint", b.fmul(wide(b, x.load(i, 0)), up))
         b.put(b.add(b.get(sums, I64, place), b.fptosi(units, I64)), sums, place)
     with loop(b, size) as k:
-        total = b.fptrunc(b.fmul(b.sitofp(b.get(sums, I64, k), F64), down), F32)
-        b.put(b.select(finite, total, number(F32, float("nan"))), out, k)
+        total = b.sitofp(b.get(sums, I64, k), F64)
+        b.put(b.fptrunc(b.fmul(total, down), F32), out, k)
 
 
 def _keys(printer: Printer, seed: ir.Value, draw: int, upper: ir.Value) -> ir.Value:

@@ -158,15 +158,17 @@ class Calls:
         def sums(b: Body) -> str:
             return self.memory(b, name, "int64", call)
 
-        def shift(b: Body) -> str:
-            return f"sum_shift((float){b.value(call.numbers[0])}, {b.count(items)})"
+        def units(b: Body) -> str:
+            return f"(float){b.value(call.numbers[0])}, {b.count(items)}"
 
         self.zeros(sums, domain)
         with self.over("sums", items) as b:
             to = f"{sums(b)} + inside({index(b)}.get(i), {b.count(domain)})"
-            b.add(f"atomicAdd((u64*)({to}), (u64)sum_item({x(b)}.get(i), {shift(b)}));")
+            b.add(f"atomicAdd((u64*)({to}), (u64)sum_item({x(b)}.get(i), sum_up({units(b)})));")
         with self.over("rounded", domain) as b:
-            b.add(f"{self.made(b, call)}[i] = sum_value({sums(b)}[i], {shift(b)});")
+            b.add(
+                f"{self.made(b, call)}[i] = (float)((double){sums(b)}[i] * sum_down({units(b)}));"
+            )
 
     def hadamard(self, call: Call, views: list[Text]) -> None:
         """The transform: blocks mix near elements in shared memory, then threads mix distant ones.

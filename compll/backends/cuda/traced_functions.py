@@ -7,6 +7,7 @@ from typing import Any
 
 from compll.backends.cuda.instructions import C_TYPES, Lines, double
 from compll.numerics import bits, draws
+from compll.numerics.numbers import sum_units
 from compll.numerics.traced import Number, convert, kind_of
 from compll.numerics.tries import SIZE, Tries
 
@@ -154,6 +155,8 @@ def text() -> str:
     made += [function("stream", draws.keys, *["i64"] * 5, head="SLOW")]
     made += [function("uniform", draws.uniform_of, "i64", "i64")]
     made += [function("sample_position", draws.sampled, "i32", "i64", "i64", "i64")]
+    for k, name in enumerate(("sum_up", "sum_down")):
+        made += [function(name, lambda *given, k=k: sum_units(*given)[k], "f32", "i64")]
     made += [function("circle_start", draws.circle_start, "i64", "i64")]
     made += [function("on_circle", draws.on_circle, *["i64"] * 5)]
     return "".join([*made, *searches()])

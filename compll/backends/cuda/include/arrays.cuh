@@ -108,17 +108,7 @@ D void place_columns(const View<i32>& at, const View<float>& x, i64 r, i64 cols,
 
 // ---- sums by index: see [Note: sums by index] in numbers.py ----
 
-// the power of two that elements are multiplied by; NO_SUM if one is not finite
-#define NO_SUM 4096
-D int sum_shift(float largest, i64 n) {
-  const int biased = (int)(op_magnitude_bits(largest) >> 23);
-  return biased == 255 ? NO_SUM : 62 - (64 - __clzll(n)) - (biased > 1 ? biased - 126 : -125);
-}
-D double two_to(int k) { return __longlong_as_double((i64)(1023 + k) << 52); }
-D i64 sum_item(float x, int shift) { return shift == NO_SUM ? 0 : (i64)rint((double)x * two_to(shift)); }
-D float sum_value(i64 sum, int shift) {
-  return shift == NO_SUM ? NAN_F : (float)((double)sum * two_to(-shift));
-}
+D i64 sum_item(float x, double up) { return up == up ? (i64)rint((double)x * up) : 0; }
 
 // ---- drawn selections: shared.positions ----
 // for a piece: keys, the start of the circle, and the number of positions beyond its end
