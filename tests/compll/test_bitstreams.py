@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compll.backends.reference import bitstreams
-from compll.ir.storage import STORAGES
+from compll.ir.storage import STORAGES, rice_parameter
 from tests.compll.routines import stream
 
 
@@ -29,7 +29,7 @@ def test_round_trip_within_the_bound(drawn):
     positions = np.array(sorted(chosen), np.int64)
     data = bitstreams.encode_golomb(positions, n)
     assert len(data) <= most_bytes(len(positions), n)
-    assert bitstreams.decode_golomb(data, len(positions)).tolist() == positions.tolist()
+    assert bitstreams.decode_golomb(data, len(positions), n).tolist() == positions.tolist()
     out = np.full(len(data) + 9, 7, np.uint8)
     end = stream("golomb").store(positions, n, out[4:])
     assert out[4 : 4 + end].tolist() == data.tolist()
@@ -38,10 +38,12 @@ def test_round_trip_within_the_bound(drawn):
     assert stream("golomb").load(data, len(positions), n) == positions.tolist()
 
 
-@given(st.binary(max_size=40), st.integers(0, 40), st.integers(1, 300))
-def test_arbitrary_bytes(raw, count, n):
-    data = np.frombuffer(raw, np.uint8)
-    positions = bitstreams.decode_golomb(data, count)
+@given(st.binary(max_size=40), st.integers(0, 40), st.integers(1, 300), st.integers(0, 1))
+def test_arbitrary_bytes(raw, count, n, other):
+    head = bytes([rice_parameter(count, n) + other])
+    data = np.frombuffer(head + raw if count % 7 else raw, np.uint8)
+    positions = bitstreams.decode_golomb(data, count, n)
+    assert positions is None or not other or not count % 7
     good = positions is not None and (count == 0 or int(positions.max()) < n)
     assert stream("golomb").load(data, count, n) == (positions.tolist() if good else None)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import compll
 from compll.errors import PayloadError
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 from tests.tiers import first_fast
@@ -61,7 +62,7 @@ def test_good_and_broken_streams_of_many_chunks(share, tmp_path, rng):
 
 @pytest.mark.parametrize("length", [1, 30, 4000])
 def test_streams_that_encode_never_makes(length, tmp_path):
-    """With another parameter than encode's, so the stream is longer than any of encode's."""
+    """With another parameter than encode's: refused, so the stream is no longer than encode's."""
     device, reference = compiled(STREAM.replace("scatter(s,", "scatter(i,"), tmp_path, most=0.01)
     n, at = 50_000, np.zeros(1, np.int64)
     x = np.zeros(n, np.float32)
@@ -76,6 +77,10 @@ def test_streams_that_encode_never_makes(length, tmp_path):
     out = np.zeros(n, np.float32)
     table = np.array([[0, n, 0, 0, 0]])
     device.decode_batch(data, table, at, np.array([len(data)]), out, add=False)
-    device.raise_found()
-    np.testing.assert_array_equal(out, x)
-    np.testing.assert_array_equal(reference.decode(data, n), x)
+    with pytest.raises(PayloadError, match="length"):
+        device.raise_found()
+    assert not out.any()
+    with pytest.raises(PayloadError):
+        reference.decode(data, n)
+    with pytest.raises(PayloadError):
+        compll.compile(tmp_path / "spec.yaml", "cpu", most=0.01).decode(data, n)

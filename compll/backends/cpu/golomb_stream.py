@@ -15,7 +15,7 @@ from llvmlite import ir
 from compll.backends.cpu.builder import Builder, Cursor, Variable, at, loop, repeat_while, routine
 from compll.backends.cpu.types import I1, I8, I32, I64, PTR, c, number
 
-WORD, HALF, MOST_BITS, AHEAD = 57, 32, 40, 64
+WORD, HALF, AHEAD = 57, 32, 64
 
 
 def ones_below(b: Builder, count: ir.Value) -> ir.Value:
@@ -138,12 +138,17 @@ def last_word(b: Builder, data: ir.Value, first: ir.Value, length: ir.Value) -> 
     return found.get()
 
 
+def _parameter(b: Builder, count: ir.Value, n: ir.Value) -> ir.Value:
+    """The Rice parameter: see storage.rice_parameter."""
+    some = b.select(b.icmp_signed(">", count, c(1)), count, c(1))
+    mean = b.udiv(b.mul(n, c(9624)), b.mul(some, c(10000)))
+    return b.select(b.icmp_signed(">", mean, c(1)), log2(b, b.or_(mean, c(1))), c(0))
+
+
 @routine(I64, PTR, I64, I64, PTR)
 def store(b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value) -> ir.Value:
     """The address behind the last byte, as int64."""
-    some = b.select(b.icmp_signed(">", count, c(1)), count, c(1))
-    mean = b.udiv(b.mul(n, c(9624)), b.mul(some, c(10000)))
-    rice = b.select(b.icmp_signed(">", mean, c(1)), log2(b, b.or_(mean, c(1))), c(0))
+    rice = _parameter(b, count, n)
     b.store(b.trunc(rice, I8), out)
     writer, codes = Writer(b, at(b, out, c(1))), at(b, out, c(1))
 
@@ -191,13 +196,12 @@ def load(
 ) -> ir.Value:
     """1 if these bytes are `count` positions, else 0."""
     reader = Reader(b, data, b.sub(b.ptrtoint(end, I64), b.ptrtoint(data, I64)))
-    before, rice = Variable(b, c(-1)), Variable(b, c(0))
+    before, rice = Variable(b, c(-1)), _parameter(b, count, n)
     reader.require(b.icmp_signed(">=", reader.length, c(1)))
     with b.if_then(reader.good.get()):
-        rice.set(b.zext(b.load(reader.data, typ=I8), I64))
-    reader.require(b.icmp_signed("<=", rice.get(), c(MOST_BITS)))
+        reader.require(b.icmp_signed("==", b.zext(b.load(reader.data, typ=I8), I64), rice))
     reader.bit.set(c(8))
-    bitmap = b.and_(reader.good.get(), b.icmp_signed("==", rice.get(), c(0)))
+    bitmap = b.and_(reader.good.get(), b.icmp_signed("==", rice, c(0)))
     with b.if_then(bitmap):
         _read_bitmap(b, reader, count, n, positions)
     with loop(b, b.select(bitmap, c(0), count)) as j, b.if_then(reader.good.get()):
@@ -206,11 +210,11 @@ def load(
         fits = _next_ones(b, word, ones, rice)
         with b.if_then(b.not_(fits), likely=False):
             _more_ones(b, reader, word, ones)
-        bits = b.add(b.add(ones.get(), c(1)), rice.get())
-        rest = b.and_(word.get(), ones_below(b, rice.get()))
+        bits = b.add(b.add(ones.get(), c(1)), rice)
+        rest = b.and_(word.get(), ones_below(b, rice))
         reader.skip(bits)
-        whole = b.shl(ones.get(), rice.get())
-        reader.require(b.icmp_signed("<", ones.get(), b.add(b.lshr(n, rice.get()), c(1))))
+        whole = b.shl(ones.get(), rice)
+        reader.require(b.icmp_signed("<", ones.get(), b.add(b.lshr(n, rice), c(1))))
         before.set(b.add(b.add(before.get(), whole), b.add(rest, c(1))))
         reader.require(b.icmp_signed("<", before.get(), n))
         b.put(b.trunc(before.get(), I32), positions, j)
@@ -239,11 +243,11 @@ def _read_bitmap(
     reader.require(b.icmp_signed("<", last.get(), n))
 
 
-def _next_ones(b: Builder, word: Variable, ones: Variable, rice: Variable) -> ir.Value:
+def _next_ones(b: Builder, word: Variable, ones: Variable, rice: ir.Value) -> ir.Value:
     """The word's leading ones, put into `ones`; true if the word holds the whole code. Shifts the
     ones out of the word."""
     ones.set(b.cttz(b.not_(word.get()), number(I1, 0)))
-    bits = b.add(b.add(ones.get(), c(1)), rice.get())
+    bits = b.add(b.add(ones.get(), c(1)), rice)
     fits = b.icmp_unsigned("<=", bits, c(WORD))
     by = b.select(fits, b.add(ones.get(), c(1)), c(0))
     word.set(b.lshr(word.get(), by))

@@ -89,10 +89,7 @@ def store_positions(p: Any, step: Stream) -> None:
 
 
 def read_positions(p: Any, step: Stream) -> None:
-    """Read chunks in parallel for every possible start, then find the real start of each.
-
-    A single thread reads a stream that is longer than any that encode makes.
-    """
+    """Read chunks in parallel for every possible start, then find the real start of each."""
     f, units = step.field, f"{step.field.storage}_units"
     chunks = p.plan.grid(Domain("chunks", f.name), CHUNKS)
     groups = p.plan.grid(Domain("groups", f.name), 1)
@@ -107,11 +104,6 @@ def read_positions(p: Any, step: Stream) -> None:
         b.add(f"const Stream stream = opened<{units}>({given}, {room} + 1] - {room}]);")
         return "stream"
 
-    def bad(b: Body) -> str:
-        """The positions to write, and arguments by which to find the payload bad."""
-        among = b.fields["in"].among(f.of)
-        return f"{among}, {array(b, step.array)}, wrong + p, errors"
-
     with p.kernel("chunks", chunks, CHUNKS * PLACES) as b:
         b.call(f"read_chunks<{units}, {CHUNKS}>", stream(b), "own")
     with p.kernel("groups", groups, PLACES) as b:
@@ -119,11 +111,12 @@ def read_positions(p: Any, step: Stream) -> None:
         b.call(f"join_chunks<{GROUP}>", stream(b), "own", to)
     with p.kernel("stream", -1, 32) as b:
         first = f"first[{groups} * (pieces + 1) + p"
-        own = f"{first}], {first} + 1]"
-        b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, {bad(b)});")
+        own = f"{first}], {first} + 1], {b.fields['in'].among(f.of)}"
+        b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, wrong + p, errors);")
     with p.kernel("positions", groups, THREADS) as b:
-        entry = f"{entries} + blockIdx.x * 3"
-        b.call(f"write_positions<{units}, {GROUP}>", stream(b), "own", entry, bad(b))
+        own, n = f"own, {entries} + blockIdx.x * 3", b.fields["in"].among(f.of)
+        to = f"{array(b, step.array)}, wrong + p, errors"
+        b.call(f"write_positions<{units}, {GROUP}>", stream(b), own, n, to)
 
 
 def ascending(p: Any, step: Ascending) -> None:

@@ -6,7 +6,8 @@ zeros. d is the number of elements between a selected one and the one before it.
 golomb: the first byte is b; then for every d, d div 2**b ones, a zero, and the b low bits of d,
 lowest first. b = floor(log2(.9624 n / k)) for k of n positions is the best Rice parameter if
 positions are independent (Golomb 1966; sparse ternary compression uses it). If more
-than half of the elements are selected, b is 0: a bit for each element, as in a bitmap.
+than half of the elements are selected, b is 0: a bit for each element, as in a bitmap. Another b is
+refused: no stream is longer than encode makes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ import numpy as np
 
 from compll.ir.storage import rice_parameter
 from compll.numerics.types import I64, U8
-
-MOST_BITS = 40
 
 
 class _Writer:
@@ -64,11 +63,11 @@ def encode_golomb(positions: I64, n: int) -> U8:
     return np.concatenate([np.array([b], np.uint8), out.data()])
 
 
-def decode_golomb(data: U8, count: int) -> I64 | None:
+def decode_golomb(data: U8, count: int, n: int) -> I64 | None:
     """Inverse of encode_golomb; None if the bytes are not `count` positions."""
-    if len(data) == 0 or data[0] > MOST_BITS:
+    b, reader = rice_parameter(count, n), _Reader(data[1:])
+    if len(data) == 0 or data[0] != b:
         return None
-    b, reader = int(data[0]), _Reader(data[1:])
 
     def gap() -> int:
         return (reader.run(1) << b) + reader.take(b)

@@ -24,7 +24,7 @@ class PayloadType(NamedTuple):
     values from bytes; None if these are not so many `values`."""
 
     write: Callable[[Field, Any, int, int], U8]
-    read: Callable[[Field, U8, int, int], Any]
+    read: Callable[[Field, U8, int, int, int], Any]
     values: str = ""
 
 
@@ -33,7 +33,9 @@ def _plain(dtype: str, bits: Callable[[Any], Any], value: Callable[[Any], Any]) 
     size = np.dtype(dtype).itemsize
     return PayloadType(
         lambda f, x, n, tile: np.ascontiguousarray(bits(x).astype(dtype)).view(np.uint8),
-        lambda f, data, count, tile: value(np.ascontiguousarray(data[: count * size]).view(dtype)),
+        lambda f, data, count, n, tile: value(
+            np.ascontiguousarray(data[: count * size]).view(dtype)
+        ),
     )
 
 
@@ -60,23 +62,23 @@ TYPES = {
     "byte": _integer("u1"), **{name: _short_float(form) for name, form in FORMATS.items()},
     "uint": PayloadType(
         lambda f, x, n, tile: numbers.pack(_codes(f, x).astype(np.uint8), f.bits, tile),
-        lambda f, data, count, tile: numbers.unpack(data, count, f.bits, tile)),
+        lambda f, data, count, n, tile: numbers.unpack(data, count, f.bits, tile)),
     "trit": PayloadType(
         lambda f, x, n, tile: trits.pack(x, tile),
-        lambda f, data, count, tile: trits.unpack(data, count, tile)),
+        lambda f, data, count, n, tile: trits.unpack(data, count, tile)),
     "runs": PayloadType(
         lambda f, x, n, tile: trits.shorten(trits.pack(x, tile)),
-        lambda f, data, count, tile: trits.unpack_runs(data, count, tile), "runs of {} trits"),
+        lambda f, data, count, n, tile: trits.unpack_runs(data, count, tile), "runs of {} trits"),
     "huffman": PayloadType(
         lambda f, x, n, tile: huffman.encode(_codes(f, x), f.bits),
-        lambda f, data, count, tile: huffman.decode(data, count, f.bits),
+        lambda f, data, count, n, tile: huffman.decode(data, count, f.bits),
         "Huffman codes of {} numbers"),
     "gaps": PayloadType(
         lambda f, at, n, tile: numbers.encode_gaps(at),
-        lambda f, data, count, tile: numbers.decode_gaps(data, count), "{} positions"),
+        lambda f, data, count, n, tile: numbers.decode_gaps(data, count), "{} positions"),
     "golomb": PayloadType(
         lambda f, at, n, tile: bitstreams.encode_golomb(at, n),
-        lambda f, data, count, tile: bitstreams.decode_golomb(data, count), "{} positions"),
+        lambda f, data, count, n, tile: bitstreams.decode_golomb(data, count, n), "{} positions"),
 }  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     counts = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept, "matrix": rows * cols}
     count = int(field.of) if field.shape == "table" else counts[field.shape]
     type_ = TYPES[field.storage]
-    values = type_.read(field, data, count, tile)
+    values = type_.read(field, data, count, n, tile)
     if values is None:
         raise PayloadError(f"{field.name!r} does not hold {type_.values.format(count)}")
     values = values.astype(np.int32) if field.packed else values

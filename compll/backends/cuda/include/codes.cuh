@@ -56,37 +56,7 @@ template <class CODE> D void store_code(const i32* idx, i64 j, i64 count, i64 n,
     out[byte] = (u8)value;
   }
 }
-D i64 take_bits(const u8* data, i64 bit, i64 end, i64 count) {
-  if (bit + count > end) return -1;
-  i64 value = 0;
-  for (i64 i = 0; i < count; ++i) value |= (i64)(data[(bit + i) >> 3] >> ((bit + i) & 7) & 1) << i;
-  return value;
-}
-D i64 run_of_bits(const u8* data, i64 bit, i64 end, int kind) {
-  for (i64 count = 0; bit + count < end; ++count)
-    if ((data[(bit + count) >> 3] >> ((bit + count) & 7) & 1) != kind) return count;
-  return -1;
-}
+// true if only zeros of the last byte follow
 D bool stream_ended(const u8* data, i64 bit, i64 end) {
-  return end - bit < 8 && take_bits(data, bit, end, end - bit) == 0;
-}
-// True if `length` bytes are exactly `count` positions below n, which are left in idx (room for most).
-// With another parameter than encode uses, the bytes may be more than encode ever makes; those of gaps
-// may not, because these have a single form.
-D bool load_golomb(const u8* data, i64 length, i64 count, i64 n, i32* idx) {
-  if (length < 1 || data[0] > 40) return false;
-  const i64 b = data[0], end = 8 * length;
-  i64 bit = 8, before = -1;
-  for (i64 j = 0; j < count; ++j) {
-    const i64 ones = run_of_bits(data, bit, end, 1);
-    if (ones < 0 || ones << b >= n) return false;
-    bit += ones + 1;
-    const i64 rest = take_bits(data, bit, end, b);
-    if (rest < 0) return false;
-    bit += b;
-    before += (ones << b) + rest + 1;
-    if (before >= n) return false;
-    idx[j] = (i32)before;
-  }
-  return stream_ended(data, bit, end);
+  return bit == end || (end - bit < 8 && data[bit >> 3] >> (bit & 7) == 0);
 }

@@ -16,7 +16,7 @@ struct Unit {
 };
 struct gaps_units {
   static constexpr int head = 0;
-  static __device__ bool load(const u8*, i64, i64, i64, i32*) { return false; }
+  static __device__ int parameter(i64, i64) { return 0; }
   static __device__ Unit at(u64 w, i64 left, int) {
     i64 value = 0;
     for (int k = 0; k < 6 && 8 * k < left; ++k) {
@@ -29,7 +29,7 @@ struct gaps_units {
 };
 struct golomb_units {
   static constexpr int head = 1;
-  static __device__ bool load(const u8* data, i64 length, i64 count, i64 n, i32* idx) { return load_golomb(data, length, count, n, idx); }
+  static __device__ int parameter(i64 count, i64 n) { return rice_parameter(count, n); }
   static __device__ Unit at(u64 w, i64 left, int b) {
     if (left < 1) return {0, 0, false};
     if (w & 1) return {1, 1ll << b, false};
@@ -85,20 +85,21 @@ D void then_chunk(Read& read, const u64* table) {
 }
 
 // A stream's codes after its head: bits (0 where they are not read here), chunks of them, and room for
-// what is read of each chunk from each place. b: what the head tells.
+// what is read of each chunk from each place. b: the parameter, which the head tells. good: false for
+// streams that are longer than encode makes.
 struct Stream {
-  const u8 *data, *codes;
-  i64 length, bits, chunks, count;
+  const u8* codes;
+  i64 bits, chunks, count;
   int b;
-  bool fits, good;
+  bool good;
   u64* reads;
 };
 template <class UNITS> D Stream opened(const u8* data, i64 length, i64 count, u64* reads, i64 room) {
-  Stream s = {data, data + UNITS::head, length, 0, 0, count, 0, false, false, reads};
-  s.fits = length - UNITS::head <= CHUNK / 8 * room;
+  Stream s = {data + UNITS::head, 0, 0, count, 0, false, reads};
+  const i64 bytes = length - UNITS::head;
   s.b = UNITS::head && length > 0 ? data[0] : 0;
-  s.good = s.fits && length >= UNITS::head && s.b <= 40;
-  s.bits = s.good ? 8 * (length - UNITS::head) : 0;
+  s.good = bytes >= 0 && bytes <= CHUNK / 8 * room && s.b <= 40;
+  s.bits = s.good ? 8 * bytes : 0;
   s.chunks = (s.bits + CHUNK - 1) / CHUNK;
   return s;
 }
@@ -122,8 +123,8 @@ template <int GROUP> D void join_chunks(const Stream& s, i64 own, i64* to) {
   to += threadIdx.x * 3;
   to[0] = read.codes, to[1] = read.sum, to[2] = read.place;
 }
-// One thread finds the true start of every group, and checks the number of codes.
-template <class UNITS> D void join_groups(const Stream& s, const i64* group_reads, i64* entries, i64 first, i64 last, i64 n, i32* idx, u32* wrong, u32* errors) {
+// One thread finds the true start of every group, and checks the parameter and the number of codes.
+template <class UNITS> D void join_groups(const Stream& s, const i64* group_reads, i64* entries, i64 first, i64 last, i64 n, u32* wrong, u32* errors) {
   Read read = {0, 0, 0};
   for (i64 g = first; g < last; ++g) {
     entries[3 * g] = read.codes, entries[3 * g + 1] = read.sum, entries[3 * g + 2] = read.place;
@@ -132,8 +133,8 @@ template <class UNITS> D void join_groups(const Stream& s, const i64* group_read
     then(read, (u64)group[1], group[0], (int)group[2]);
   }
   const bool ended = s.count > 0 || stream_ended(s.codes, 0, s.bits);
-  if (s.fits ? s.good && read.codes >= s.count && ended : UNITS::load(s.data, s.length, s.count, n, idx)) return;
-  refuse(wrong, errors, 1);
+  const bool good = s.good && s.b == UNITS::parameter(s.count, n);
+  if (!good || read.codes < s.count || !ended) refuse(wrong, errors, 1);
 }
 // A thread per chunk, from its true start; the last code must end the stream.
 template <class UNITS, int GROUP> D void write_positions(const Stream& s, i64 own, const i64* entry, i64 n, i32* idx, u32* wrong, u32* errors) {
