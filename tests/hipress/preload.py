@@ -11,7 +11,7 @@ import torch.nn.parallel
 import torch.optim
 
 import compll
-import compll.backends.cpu.printer
+import compll.backends.cpu.kernels
 import hipress.engine.engine
 import hipress.frontends.ddp
 
