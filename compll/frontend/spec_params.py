@@ -27,11 +27,7 @@ class ParamReader:
         if isinstance(value, Text):
             return self.allowed(self.shorthand(name, value))
         if not isinstance(value, Section):
-            self.problems.add(
-                value.span,
-                f"parameter {name!r} is a value or a mapping",
-                PARAM_HINT,
-            )
+            self.problems.add(value.span, f"parameter {name!r} is a value or a mapping", PARAM_HINT)
             return None
         return self.full(name, mended(value, PARAM_KEYS, "key {!r} of a parameter", self.problems))
 

@@ -38,10 +38,7 @@ from compll.tools.cli_common import (
 
 LINE = 200  # characters
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def show_version(wanted: bool) -> None:

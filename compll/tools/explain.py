@@ -14,16 +14,7 @@ from compll.ir.places import places
 from compll.ir.rounds import rounds
 from compll.ir.static import evaluate
 from compll.ir.tile import Call as Routine
-from compll.ir.tile import (
-    Kernel,
-    Op,
-    Search,
-    Store,
-    Stream,
-    Value,
-    When,
-    order,
-)
+from compll.ir.tile import Kernel, Op, Search, Store, Stream, Value, When, order
 from compll.ir.tile import Walk as TileWalk
 from compll.ir.tile_text import text as tile_text
 from compll.passes import feedback, fusion, lower
