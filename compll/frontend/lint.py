@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from compll.errors import Diagnostic, Problems
 from compll.frontend.operators import OPERATORS
 from compll.frontend.spec import Binding, Declared, Spec
-from compll.frontend.syntax import Call, Name, Syntax, names
+from compll.frontend.syntax import Call, Name, Syntax, names, parts
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.module import Module
 from compll.ir.static import depends, evaluate
@@ -117,10 +117,8 @@ def _fields(spec: Spec, needed: set[str], problems: Problems) -> None:
 
 def _combined(tree: Syntax) -> set[str]:
     """Payload fields whose combined value the tree uses."""
-    if not isinstance(tree, Call):
-        return set()
-    own = {a.name for a in tree.args if isinstance(a, Name) and tree.op == "combined"}
-    return own.union(*map(_combined, tree.args))
+    calls = (part for part in parts(tree) if isinstance(part, Call) and part.op == "combined")
+    return {a.name for call in calls for a in call.args if isinstance(a, Name)}
 
 
 def _negatives(spec: Spec, module: Module, problems: Problems) -> None:
@@ -149,8 +147,8 @@ def _unbiased(spec: Spec, module: Module, problems: Problems) -> None:
 
 def _negative(x: Expr) -> bool:
     """True if x is certainly negative for some gradients."""
-    parts = x.args[1:] if x.op in ("where", "choose") else (x,)
-    return any(map(_below_zero, parts)) or _either(x)
+    values = x.args[1:] if x.op in ("where", "choose") else (x,)
+    return any(map(_below_zero, values)) or _either(x)
 
 
 def _below_zero(x: Expr) -> bool:

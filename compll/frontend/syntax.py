@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compll.errors import Problems, Span
@@ -246,17 +247,18 @@ def described(node: ast.AST) -> str:
     return FOREIGN.get(type(node), type(node).__name__)
 
 
+def parts(tree: Syntax) -> Iterator[Syntax]:
+    """The tree and all trees in it."""
+    yield tree
+    for argument in tree.args if isinstance(tree, Call) else ():
+        yield from parts(argument)
+
+
 def names(tree: Syntax) -> set[str]:
     """All names that the tree mentions."""
-    if isinstance(tree, Name):
-        return {tree.name}
-    if isinstance(tree, Call):
-        return set().union(*(names(a) for a in tree.args)) if tree.args else set()
-    return set()
+    return {part.name for part in parts(tree) if isinstance(part, Name)}
 
 
 def called(tree: Syntax) -> set[str]:
     """All operators that the tree uses."""
-    if not isinstance(tree, Call):
-        return set()
-    return {tree.op}.union(*(called(a) for a in tree.args))
+    return {part.op for part in parts(tree) if isinstance(part, Call)}

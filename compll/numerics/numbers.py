@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from compll.numerics.bits import INFINITE, magnitude_bits, maximum
 from compll.numerics.elementary import BIAS, FRACTION, NAN, power_of_two
 from compll.numerics.traced import bits, convert, where
-from compll.numerics.types import F32
+from compll.numerics.types import F32, U8
 
 LANES = 128
 
@@ -87,7 +87,7 @@ def sum_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
     return found
 
 
-def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
+def encode_gaps(positions: NDArray[np.int64]) -> U8:
     """Ascending positions as LEB128 gaps (see Gaps in ir/storage.py)."""
     out, before = bytearray(), -1
     for position in positions.tolist():
@@ -99,7 +99,7 @@ def encode_gaps(positions: NDArray[np.int64]) -> NDArray[np.uint8]:
     return np.frombuffer(bytes(out), np.uint8)
 
 
-def decode_gaps(data: NDArray[np.uint8], count: int) -> NDArray[np.int64] | None:
+def decode_gaps(data: U8, count: int) -> NDArray[np.int64] | None:
     """Inverse of encode_gaps; None if the bytes are not `count` gaps, each as short as possible."""
     positions, before, gap, shift = [], -1, 0, 0
     for byte in data.tolist():
@@ -114,35 +114,43 @@ def decode_gaps(data: NDArray[np.uint8], count: int) -> NDArray[np.int64] | None
     return np.array(positions, np.int64) if len(positions) == count and shift == 0 else None
 
 
-def pack(codes: NDArray[np.uint8], bits: int, tile: int) -> NDArray[np.uint8]:
+def pack(codes: U8, bits: int, tile: int) -> U8:
     """Pack codes of `bits` bits, in tiles (see [Note: packing] in layout.py)."""
-    if bits == 8:
-        return codes
-    parts = [_pack_tile(codes[i : i + tile], bits) for i in range(0, len(codes), tile)]
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+    return codes if bits == 8 else pack_digits(codes, _weights(bits), 0, tile)
 
 
-def _pack_tile(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    width, planes = (len(codes) * bits + 7) // 8, 8 // bits
-    padded = np.zeros(width * planes, np.uint8)
-    padded[: len(codes)] = codes
-    shifts = (np.arange(planes, dtype=np.uint8) * np.uint8(bits))[:, None]
-    packed: NDArray[np.uint8] = np.bitwise_or.reduce(
-        padded.reshape(planes, width) << shifts, axis=0
-    )
-    return packed
-
-
-def unpack(data: NDArray[np.uint8], count: int, bits: int, tile: int) -> NDArray[np.uint8]:
+def unpack(data: U8, count: int, bits: int, tile: int) -> U8:
     """Inverse of pack."""
     if bits == 8:
         return data[:count]
+    return unpack_digits(data, count, _weights(bits), 1 << bits, tile)
+
+
+def _weights(bits: int) -> U8:
+    return np.left_shift(np.uint8(1), np.arange(0, 8, bits, dtype=np.uint8))[:, None]
+
+
+def pack_digits(digits: U8, weights: U8, fill: int, tile: int) -> U8:
+    """Several digits in a byte, neighbours in neighbouring bytes, tile after tile.
+
+    weights: of the digits of a byte, [digits, 1]. fill: the digit of a tile's last places.
+    """
+    parts = [np.zeros(0, np.uint8)]
+    for i in range(0, len(digits), tile):
+        part = digits[i : i + tile]
+        padded = np.full((len(weights), -(-len(part) // len(weights))), fill, np.uint8)
+        padded.reshape(-1)[: len(part)] = part
+        parts.append((padded * weights).sum(0, dtype=np.uint8))
+    return np.concatenate(parts)
+
+
+def unpack_digits(data: U8, count: int, weights: U8, base: int, tile: int) -> U8:
+    """Inverse of pack_digits, for digits below `base`."""
     out, at = np.empty(count, np.uint8), 0
-    shifts = (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))[:, None]
     for i in range(0, count, tile):
         size = min(tile, count - i)
-        width = (size * bits + 7) // 8
-        planes = (data[at : at + width] >> shifts) & np.uint8((1 << bits) - 1)
+        width = -(-size // len(weights))
+        planes = data[at : at + width] // weights % np.uint8(base)
         out[i : i + size] = planes.reshape(-1)[:size]
         at += width
     return out

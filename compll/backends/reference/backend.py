@@ -7,7 +7,7 @@ write and read payloads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,15 @@ class Kernels:
         self.module, self.params = module, dict(params)
         self.rounds = rounds(module)
 
-    def run(self, row: list[int], how: Encoding, most: int | None = None) -> Run:
-        """A fresh run over a piece, a row of a batch's table."""
-        _, n, tensor, offset, _ = row
-        place = Place(how.seed, how.step, tensor, offset)
-        return Run(self.module, self.params, n, place, most)
+    def runs(
+        self, x: F32, table: I64, state: State | None, how: Encoding
+    ) -> Iterator[tuple[int, Run, F32, State | None]]:
+        """The number, a fresh run, the part of x and the states of every piece."""
+        for i, (start, n, tensor, offset, first) in enumerate(table.tolist()):
+            most = None if how.most is None else int(how.most[i])
+            place = Place(how.seed, how.step, tensor, offset)
+            states = views(self.module, state, first, n, tensor)
+            yield i, Run(self.module, self.params, n, place, most), x[start : start + n], states
 
     def encode_batch(
         self, x: F32, table: I64, out: U8, at: I64, state: State | None, how: Encoding
@@ -44,29 +48,20 @@ class Kernels:
         """Encode piece after piece, as the only rank."""
         assert how.incoming is None
         used = np.zeros(len(table), np.int64)
-        for i, row in enumerate(table.tolist()):
-            run = self.run(row, how, None if how.most is None else int(how.most[i]))
-            states = self.states(state, row)
-            payload = pieces.encode(run, x[row[0] : row[0] + row[1]], states, how)
+        for i, run, piece, states in self.runs(x, table, state, how):
+            payload = pieces.encode(run, piece, states, how)
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)
         return used
-
-    def states(self, state: State | None, row: list[int]) -> State | None:
-        """The states of a piece."""
-        _, n, tensor, _, first = row
-        return views(self.module, state, first, n, tensor)
 
     def decode_batch(
         self, payload: U8, table: I64, at: I64, used: I64, out: F32, *, add: bool, step: int = 0
     ) -> None:
         """Decode all pieces, then write them."""
         values = []
-        for a, u, row in zip(at.tolist(), used.tolist(), table.tolist(), strict=True):
-            run = self.run(row, Encoding(0, step))
-            values.append(pieces.decode(payload[a : a + u], run))
-        for (start, length), value in zip(table[:, :2].tolist(), values, strict=True):
-            piece = out[start : start + length]
+        for i, run, piece, _ in self.runs(out, table, None, Encoding(0, step)):
+            values.append((piece, pieces.decode(payload[at[i] : at[i] + used[i]], run)))
+        for piece, value in values:
             piece[:] = piece + value if add else value
 
     def raise_found(self) -> None:
@@ -80,14 +75,12 @@ class Kernels:
     ) -> I64:  # fmt: skip
         """Encode a round's payload for every piece; see Codec.encode_round."""
         used = np.zeros(len(table), np.int64)
-        for i, row in enumerate(table.tolist()):
-            if (n := row[1]) == 0:
+        for i, run, piece, states in self.runs(x, table, state, how):
+            if run.n == 0:
                 continue
-            run = self.run(row, how)
             with np.errstate(all="ignore"):
-                piece = x[row[0] : row[0] + n]
-                pieces.begin(run, piece, self.states(state, row), np.float32(1))
-                run.combined = self.combined(before, i, n, how.workers)
+                pieces.begin(run, piece, states, np.float32(1))
+                run.combined = self.combined(before, i, run.n, how.workers)
                 payload = run.stored(self.rounds[number].field)
             out[at[i] : at[i] + len(payload)] = payload
             used[i] = len(payload)
@@ -97,13 +90,12 @@ class Kernels:
         self, x: F32, table: I64, sums: Before, state: State | None, how: Encoding
     ) -> None:
         """Decode all ranks' sums and update the states; see Codec.decode_rounds."""
-        for i, row in enumerate(table.tolist()):
-            if (n := row[1]) == 0:
+        for i, run, piece, states in self.runs(x, table, state, how):
+            if run.n == 0:
                 continue
-            run = self.run(row, how)
             with np.errstate(all="ignore"):
-                run.combined = self.combined(sums, i, n, how.workers)
-                pieces.close(run, x[row[0] : row[0] + n], self.states(state, row))
+                run.combined = self.combined(sums, i, run.n, how.workers)
+                pieces.close(run, piece, states)
 
     def combined(
         self, sums: Sequence[tuple[Any, Any]], piece: int, n: int, workers: int

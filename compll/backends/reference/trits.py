@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.numerics import numbers
 from compll.numerics.types import U8
 
 DIGITS = 5
@@ -22,29 +23,12 @@ ONES, FIRST, LONGEST = 121, 243, 14
 
 def pack(codes: NDArray[Any], tile: int) -> U8:
     """Trits as bytes, tile after tile."""
-    codes = codes.astype(np.uint8)
-    parts = [_pack_tile(codes[i : i + tile]) for i in range(0, len(codes), tile)]
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-
-
-def _pack_tile(codes: U8) -> U8:
-    width = -(-len(codes) // DIGITS)
-    padded = np.ones(width * DIGITS, np.uint8)
-    padded[: len(codes)] = codes
-    packed: U8 = (padded.reshape(DIGITS, width) * WEIGHTS).sum(0, dtype=np.uint8)
-    return packed
+    return numbers.pack_digits(codes.astype(np.uint8), WEIGHTS, 1, tile)
 
 
 def unpack(data: U8, count: int, tile: int) -> U8:
     """Inverse of pack."""
-    out, at = np.empty(count, np.uint8), 0
-    for i in range(0, count, tile):
-        size = min(tile, count - i)
-        width = -(-size // DIGITS)
-        planes = data[at : at + width] // WEIGHTS % np.uint8(3)
-        out[i : i + size] = planes.reshape(-1)[:size]
-        at += width
-    return out
+    return numbers.unpack_digits(data, count, WEIGHTS, 3, tile)
 
 
 def unpack_runs(data: U8, count: int, tile: int) -> U8 | None:
