@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from casync import strategies
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, Codec
 from casync.predict.stages import PREDICTED
 from hipress.errors import ConfigError
+from hipress.model.params import Param
 from hipress.optim.optimizer_kinds import AVERAGED
 from hipress.options import Options
 from hipress.plan import evidence
@@ -22,10 +23,6 @@ from hipress.plan.codecs import (
     strategy_for,
 )
 from hipress.plan.evidence import Finding
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
-    from hipress.model.params import Param
 
 __all__ = ["candidates", "expected", "refuses", "within"]
 
@@ -44,7 +41,7 @@ def candidates(
             f'"auto" cannot predict strategy {options.strategy!r}: name a compressor, or use '
             f"strategy {' or '.join(map(repr, PREDICTED))}"
         )
-    found, refusal, accepted = {}, None, within(options)
+    suited, refusal, accepted = {}, None, within(options)
     for key, (name, params) in _allowed(options).items():
         if only is not None and key not in only:
             continue
@@ -53,12 +50,12 @@ def candidates(
             continue
         try:
             strategy_for(codec, options.strategy)
-            found[key] = codec
+            suited[key] = codec
         except ConfigError as error:
             refusal = error
-    if refusal is not None and not found:
+    if refusal is not None and not suited:
         raise ConfigError(f'"auto" has no codec for this strategy: {refusal}')
-    return found
+    return suited
 
 
 def within(options: Options) -> dict[str, Finding]:
@@ -70,8 +67,8 @@ def within(options: Options) -> dict[str, Finding]:
 
 def _allowed(options: Options) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Name and given parameters of specs whose loss is known to suit, by key."""
-    found = {key: (name, params) for key, name, params in evidence.trusted(options.optimizer)}
-    return found | {key: (each.codec, each.given) for key, each in within(options).items()}
+    trusted = {key: (name, params) for key, name, params in evidence.trusted(options.optimizer)}
+    return trusted | {key: (each.codec, each.given) for key, each in within(options).items()}
 
 
 def _takes_turns(codec: Codec, options: Options, *, drops: bool) -> bool:

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from casync.codec import Codec
 from hipress.auto.objective import Objective, Predicted, Way, cuttable
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["Choices", "LocalSearch"]
 
@@ -96,10 +93,10 @@ class LocalSearch:
     def _options(self, kind: int, ways: Sequence[Way]) -> list[Way | None]:
         """Candidates for a kind: its present way, none, others, or the present with more cuts."""
         now = self.best[kind]
-        found = [now, None, *(way for way in ways if way.codec in self._suited[kind])]
+        options = [now, None, *(way for way in ways if way.codec in self._suited[kind])]
         if now is not None and cuttable(self._codecs[now.codec]):
-            found += [replace(now, cut=cut) for cut in CUTS]
-        return list(dict.fromkeys(found))
+            options += [replace(now, cut=cut) for cut in CUTS]
+        return list(dict.fromkeys(options))
 
     def _with(self, kind: int, way: Way | None) -> Choices:
         return (*self.best[:kind], way, *self.best[kind + 1 :])
@@ -116,6 +113,6 @@ class LocalSearch:
 
     def _turn(self) -> None:
         """Use a group of NCCL for each turn of a phase, if that is faster."""
-        found = self._objective.turning().step(self.best)
-        if found.seconds < (1 - WORTH) * self.predict(self.best).seconds:
-            self.known[self.best], self.turning = found, self.best
+        predicted = self._objective.turning().step(self.best)
+        if predicted.seconds < (1 - WORTH) * self.predict(self.best).seconds:
+            self.known[self.best], self.turning = predicted, self.best

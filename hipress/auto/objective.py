@@ -15,11 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from casync import strategies
-from casync.building.parts import Choice, Tensor
-from casync.codec import FLOAT_BYTES
+from casync.building.parts import Choice, Part, Tensor
+from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import Costs
 from casync.graph.plan import partition
 from casync.graph.shares import LEAST_BYTES, Shares, share_out
@@ -30,10 +29,6 @@ from casync.topology import Topology
 from hipress.auto.workload import Bucket, Workload
 from hipress.model.params import Param
 from hipress.plan.plan import partitions
-
-if TYPE_CHECKING:
-    from casync.building.parts import Part
-    from casync.codec import Codec
 
 LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
 PIECES = 4  # most pieces of a bucket
@@ -111,21 +106,21 @@ class Objective:
 
     def costing(self, costs: Costs) -> Objective:
         """The same objective with costs of another cluster of this topology; parts stay counted."""
-        made = copy(self)
-        made.steps, made._costs, made._known = 0, costs, {}
-        return made
+        other = copy(self)
+        other.steps, other._costs, other._known = 0, costs, {}
+        return other
 
     def turning(self) -> Objective:
         """The same with a group of NCCL for each turn of a phase; parts are the same, too."""
-        made = copy(self)
-        made._turns, made._known = True, {}
-        return made
+        other = copy(self)
+        other._turns, other._known = True, {}
+        return other
 
     def step(self, choices: Sequence[Way | None]) -> Predicted:
         """The predicted step with these ways of the kinds."""
-        made = self.simulated(choices)
-        waiting = max(0.0, made.seconds - self._workload.backward)
-        return Predicted(made.seconds + self._workload.rest, waiting, made.backward)
+        simulated = self.simulated(choices)
+        waiting = max(0.0, simulated.seconds - self._workload.backward)
+        return Predicted(simulated.seconds + self._workload.rest, waiting, simulated.backward)
 
     def simulated(self, choices: Sequence[Way | None], events: bool = False) -> PredictedStep:
         """The simulated backward pass and synchronization, from the first bucket on."""
@@ -153,21 +148,21 @@ class Objective:
             by_way: dict[Way | None, list[int]] = {}
             for kind in members:
                 by_way.setdefault(choices[kind], []).append(kind)
-            for way, taken in by_way.items():
-                key = (number, way, tuple(taken))
+            for way, some in by_way.items():
+                key = (number, way, tuple(some))
                 if key not in self._known:
                     self._known[key] = self._load(*key)
                 yield self._known[key]
 
-    def _load(self, number: int, way: Way | None, taken: tuple[int, ...]) -> Load:
+    def _load(self, number: int, way: Way | None, kinds: tuple[int, ...]) -> Load:
         ready, buckets = self._buckets[number]
-        some = [[p for kind in taken for p in bucket.get(kind, ())] for bucket in buckets]
+        members = [[p for kind in kinds for p in bucket.get(kind, ())] for bucket in buckets]
         if way is None:
-            size = sum(param.numel * param.dtype.itemsize for params in some for param in params)
+            size = sum(param.numel * param.dtype.itemsize for params in members for param in params)
             return Load(ready, native(size, self._costs))
-        key = (number, way, taken)
+        key = (number, way, kinds)
         if key not in self._items:
-            self._items[key] = self._item([params for params in some if params], way)
+            self._items[key] = self._item([params for params in members if params], way)
         item = self._items[key]
         pieces = min(self._pieces, max(1, round(item.parts)))
         return Load(ready, self._stages(item, way), pieces)
@@ -227,8 +222,8 @@ class Objective:
     def _shared(self, least: int) -> Mapping[str, Shares]:
         """Shares of each tensor."""
         if least not in self._shares:
-            made = share_out([*self._lengths.values()], self._topology.world_size, least)
-            self._shares[least] = dict(zip(self._lengths, made, strict=True))
+            shares = share_out([*self._lengths.values()], self._topology.world_size, least)
+            self._shares[least] = dict(zip(self._lengths, shares, strict=True))
         return self._shares[least]
 
     def _payload(self, param: Param, key: str) -> float:
@@ -242,11 +237,11 @@ def _members(
     bucket: Bucket, kind_of: Mapping[int, int], params: Mapping[int, Param]
 ) -> dict[int, list[Param]]:
     """Parameters of a bucket by kind."""
-    found: dict[int, list[Param]] = {}
+    members: dict[int, list[Param]] = {}
     for index in bucket.indices:
         if index in kind_of:  # sparse ones have no kind
-            found.setdefault(kind_of[index], []).append(params[index])
-    return found
+            members.setdefault(kind_of[index], []).append(params[index])
+    return members
 
 
 def joined(buckets: Sequence[Bucket], most: int) -> Iterator[Sequence[Bucket]]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from casync.codec import Codec
 from casync.cost import Costs
 from casync.memory.host import HostMemory
 from casync.topology import Topology
@@ -26,9 +26,6 @@ from hipress.model.devices import NCCL, Placement
 from hipress.plan.plan import HOSTED, Plan
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.nccl_transport import start_slots
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 __all__ = ["Device", "Places"]
 
@@ -150,11 +147,11 @@ class Places:
     def promising(self) -> Places:
         """The places with those codecs that promise to pay; without places that have none."""
         native = self.first.search.native(self.costs[0])
-        found = [
+        pairs = [
             (replace(each, search=each.search.promising(costs, native)), costs)
             for each, costs in zip(self.every, self.costs, strict=True)
         ]
-        kept = [found[0], *(pair for pair in found[1:] if pair[0].search.codecs)]
+        kept = [pairs[0], *(pair for pair in pairs[1:] if pair[0].search.codecs)]
         return Places(tuple(place for place, _ in kept), tuple(costs for _, costs in kept))
 
     def compile(self) -> dict[str, Codec]:
@@ -181,7 +178,7 @@ class Places:
         if not others:
             return first
         *tried, native = first
-        for plan in (plan for found in others for plan in found[:-1]):
+        for plan in (plan for plans in others for plan in plans[:-1]):
             tried.append(replace(plan, why=why_tried(plan.seconds, native.seconds)))
         least = min((plan.seconds for plan in (*tried, native)), default=0.0)
         near = sorted((p for p in tried if p.seconds <= FAR * least), key=lambda p: p.seconds)

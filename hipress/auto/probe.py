@@ -18,19 +18,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from casync.codec import Codec
 from casync.cost import FREE, Copies, Costs, Transfer, fit
 from casync.topology import Topology
 from hipress.auto.probe_setup import HOST, ProbeSetup, TimedStream, Wire
 from hipress.auto.timing import BURST, REPEATS, codec_cost, overlap_of, slows_of
 from hipress.ranks.link import all_reduce_max
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 SMALL, LARGE, HUGE = 4 << 10, 1 << 20, 4 << 20  # bytes on the link
 QUICK, SLOW = 0.005, 0.03  # seconds: below, HUGE is measured too; above, nothing is repeated
@@ -73,8 +71,8 @@ def measure_link(
             for peers, targets in _rounds(topology).items()
         }
         slows = slows_of(group, setup, _reduce(wire, DTYPES["float32"])(MESSAGE))
-    made = Costs(exchange, _fit_reduces(reduces, share), {}, inside, copies=_copies(group, setup))
-    return made if slows == 0 else _slowing(made, slows)
+    costs = Costs(exchange, _fit_reduces(reduces, share), {}, inside, copies=_copies(group, setup))
+    return costs if slows == 0 else _slowing(costs, slows)
 
 
 def _slowing(costs: Costs, slows: float) -> Costs:
@@ -132,8 +130,8 @@ def _fit_reduces(curves: Mapping[str, _Curve], share: float) -> dict[str, Transf
     least: dict[float, float] = {}
     for size, seconds in (point for curve in curves.values() for point in curve.points):
         least[size] = min(seconds, least.get(size, seconds))
-    found = {name: _transfer(curve, share) for name, curve in curves.items()}
-    return found | {"float32": replace(found["float32"], line=fit([*least.items()]))}
+    transfers = {name: _transfer(curve, share) for name, curve in curves.items()}
+    return transfers | {"float32": replace(transfers["float32"], line=fit([*least.items()]))}
 
 
 @dataclass(frozen=True)

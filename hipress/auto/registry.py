@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from casync.codec import Codec
 from hipress.auto import candidates
 from hipress.model.params import Param
 from hipress.options import Options
 from hipress.plan.plan import HOSTED, own_codec, too_large, unsuited
 
-if TYPE_CHECKING:
-    from casync.codec import Codec
-
 __all__ = ["Registry"]
 
 
-class Registry(Mapping[str, "Codec"]):
+class Registry(Mapping[str, Codec]):
     """Candidates by key, and their variants for shapes of parameters."""
 
     def __init__(self, codecs: Mapping[str, Codec], options: Options, target: str = "cpu") -> None:
@@ -68,9 +65,9 @@ class Registry(Mapping[str, "Codec"]):
     def compile(self, params: Sequence[Param]) -> dict[str, Codec]:
         """The result of `every`, compiled, for `use_compiled`; from any thread."""
         bare = {key.removesuffix(HOSTED): key for key in self._codecs}
-        found = candidates.candidates(self._options, self._target, only=bare)
-        compiled = {key: found[name] for name, key in bare.items()}
-        return Registry(compiled, self._options, self._target).every(params)
+        compiled = candidates.candidates(self._options, self._target, only=bare)
+        codecs = {key: compiled[name] for name, key in bare.items()}
+        return Registry(codecs, self._options, self._target).every(params)
 
     def use_compiled(self, compiled: Mapping[str, Codec]) -> None:
         """Replace the candidates by compiled ones; plans made from now on have these."""

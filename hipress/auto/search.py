@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from casync.codec import FLOAT_BYTES
+from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import FREE, CodecCost, Costs, Line
 from casync.graph.shares import LEAST_BYTES
 from casync.rounds import refuse_workers
@@ -32,9 +31,6 @@ from hipress.plan.evidence import Finding
 from hipress.plan.messages import least_share
 from hipress.plan.plan import HOSTED, Decision, Plan, excluded, raw
 from hipress.plan.rules import NO_RULES, Overrides
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 TRIED = 3  # plans, besides the native all-reduce
 ALIKE = 2  # of these, at most, with the same codec
@@ -62,19 +58,19 @@ class Search:
         no other is. workload: by default from `estimate`."""
         workload = self._expecting(workload or estimate(self.params))
         objective = self._calibrated(costs, workload)
-        found = self._local(objective)
-        found.run([*self._ways()], fuses=self.options.scope == "tensor", turns=self.slots)
-        return _PlanMaker(self, found, objective.least).plans()
+        local = self._local(objective)
+        local.run([*self._ways()], fuses=self.options.scope == "tensor", turns=self.slots)
+        return _PlanMaker(self, local, objective.least).plans()
 
     def promising(self, costs: Costs, native: float | None = None) -> Search:
         """The search with those codecs that would make a step faster on this link if they cost no
         time. native: seconds of the native step, if by other costs."""
         free = CodecCost(FREE, FREE)
         costs = replace(costs, codecs=dict.fromkeys(self._all_codecs, free))
-        found = self._local(self._objective(costs, self._expecting(estimate(self.params))))
-        limit = found.predict(found.native).seconds if native is None else native
+        local = self._local(self._objective(costs, self._expecting(estimate(self.params))))
+        limit = local.predict(local.native).seconds if native is None else native
         limit -= MIN_GAIN_SECONDS
-        ways = [way for way in self._ways() if found.predict(found.everywhere(way)).seconds < limit]
+        ways = [way for way in self._ways() if local.predict(local.everywhere(way)).seconds < limit]
         return replace(self, codecs=self.codecs.only(way.codec for way in ways))
 
     def native(self, costs: Costs) -> float:
@@ -90,8 +86,8 @@ class Search:
     @cached_property
     def left_out(self) -> Mapping[int, str]:
         """Reasons why no codec may compress a parameter, by index."""
-        found = {param.index: excluded(param, self.options) for param in self.params}
-        return {index: why for index, why in found.items() if why is not None}
+        reasons = {param.index: excluded(param, self.options) for param in self.params}
+        return {index: why for index, why in reasons.items() if why is not None}
 
     @cached_property
     def free(self) -> list[Kind]:
@@ -116,8 +112,8 @@ class Search:
 
     def loss_of(self, key: str) -> str:
         """The measured loss of a codec that `accept_loss` allows; else ""."""
-        found = self._accepted.get(key.removesuffix(HOSTED))
-        return "" if found is None else f", within accept_loss={self.options.accept_loss}: {found}"
+        finding, loss = self._accepted.get(key.removesuffix(HOSTED)), self.options.accept_loss
+        return "" if finding is None else f", within accept_loss={loss}: {finding}"
 
     @cached_property
     def _accepted(self) -> Mapping[str, Finding]:
@@ -182,20 +178,20 @@ class Search:
         low, high = AS_PROBED
         for _ in range(HALVINGS):
             factor = math.sqrt(low * high)
-            found = self._undisturbed(_slower(costs, factor), workload)
-            if found.step(self._native).seconds < workload.step:
+            objective = self._undisturbed(_slower(costs, factor), workload)
+            if objective.step(self._native).seconds < workload.step:
                 low = factor
             else:
                 high = factor
-        return found
+        return objective
 
     def _undisturbed(self, costs: Costs, workload: Workload) -> Objective:
         """The objective with a backward pass freed of the slow-down by the native all-reduce, with
         which the workload was watched."""
-        found = self._objective(costs, workload)
+        objective = self._objective(costs, workload)
         if workload.backward <= 0:
-            return found
-        share = workload.backward / max(workload.backward, found.step(self._native).backward)
+            return objective
+        share = workload.backward / max(workload.backward, objective.step(self._native).backward)
         buckets = tuple(Bucket(each.indices, share * each.ready) for each in workload.buckets)
         less = replace(workload, buckets=buckets, backward=share * workload.backward)
         return self._objective(costs, less)
@@ -213,23 +209,23 @@ def _slower(costs: Costs, factor: float) -> Costs:
 class _PlanMaker:
     """Makes plans of the choices that a local search has tried, with reasons."""
 
-    def __init__(self, search: Search, found: LocalSearch, least: Mapping[str, int]) -> None:
-        """found: has run. least: as for Objective."""
-        self._search, self._found, self._least = search, found, least
+    def __init__(self, search: Search, local: LocalSearch, least: Mapping[str, int]) -> None:
+        """local: has run. least: as for Objective."""
+        self._search, self._local, self._least = search, local, least
         self._kinds: list[Kind] = [*search.free, *((param,) for param in search.bound)]
 
     def plans(self) -> tuple[Plan, ...]:
         """Plans for Search.plans: the best, and the best of each with one codec and strategy, which
         depend less on details of a prediction."""
-        found = self._found
-        native = self._plan(found.native)
-        plain = [each for each in found.known if len(self._ways(each)) == 1]
+        local = self._local
+        native = self._plan(local.native)
+        plain = [each for each in local.known if len(self._ways(each)) == 1]
         by_ways: dict[frozenset[Way], Choices] = {}
-        for choices in (found.best, *sorted(plain, key=found.weigh)):
+        for choices in (local.best, *sorted(plain, key=local.weigh)):
             if self._mainly(choices) is not None:
                 by_ways.setdefault(self._ways(choices), choices)
-        least = min(map(found.weigh, found.known))
-        near = [each for each in by_ways.values() if found.weigh(each) <= FAR * least]
+        least = min(map(local.weigh, local.known))
+        near = [each for each in by_ways.values() if local.weigh(each) <= FAR * least]
         tried = [self._plan(each) for each in self._varied(near)[:TRIED]]
         why = f"a step is predicted to take {_ms(native.seconds)}"
         if not tried:
@@ -247,13 +243,13 @@ class _PlanMaker:
     def _varied(self, plans: Sequence[Choices]) -> list[Choices]:
         """At most ALIKE plans of one codec: an error in its prediction affects all of them."""
         codecs: Counter[str | None] = Counter()
-        found = []
+        varied = []
         for choices in plans:
             codec = self._mainly(choices)
             codecs[codec] += 1
             if codecs[codec] <= ALIKE:
-                found.append(choices)
-        return found
+                varied.append(choices)
+        return varied
 
     def _mainly(self, choices: Choices) -> str | None:
         """The codec of most compressed elements; None if few are compressed."""
@@ -266,7 +262,7 @@ class _PlanMaker:
         return None if few else max(elements, key=lambda codec: elements[codec])
 
     def _plan(self, choices: Choices) -> Plan:
-        search, found = self._search, self._found
+        search, local = self._search, self._local
         decisions = {
             param.index: self._decision(number, param, way, choices)
             for number, (kind, way) in enumerate(zip(self._kinds, choices, strict=True))
@@ -282,14 +278,14 @@ class _PlanMaker:
             tuple(decisions[param.index] for param in search.params),
             search.topology,
             {key: codec for key, codec in known.items() if key in used},
-            seconds=found.predict(choices).seconds,
+            seconds=local.predict(choices).seconds,
             fused=any(way is not None and way.fused for way in choices),
             least=self._least.get(self._mainly(choices) or "", LEAST_BYTES),
-            turns=choices == found.turning,
+            turns=choices == local.turning,
         )
 
     def _decision(self, kind: int, param: Param, way: Way | None, choices: Choices) -> Decision:
-        around = self._found.around.get(kind, {}) if choices == self._found.best else {}
+        around = self._local.around.get(kind, {}) if choices == self._local.best else {}
         if way is None:
             decision = raw(param, self._why_raw(kind))
         elif (refusal := self._search.refuses(way.codec, param)) is not None:
@@ -315,7 +311,7 @@ class _PlanMaker:
         )
 
     def _why_raw(self, kind: int) -> str:
-        around = self._found.around.get(kind, {None: 0.0})
+        around = self._local.around.get(kind, {None: 0.0})
         return "no compressor would make the step faster" if len(around) > 1 else "too small"
 
 

@@ -7,22 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from casync.codec import one_piece
+from casync.codec import Codec, one_piece
 from casync.cost import CodecCost, fit
+from casync.memory import Memory, Moment
 from casync.rounds import as_rounds
 from hipress.auto.probe_setup import ProbeSetup, TimedStream
 from hipress.plan.codecs import state_of
 from hipress.ranks.link import all_reduce_max
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
-    from casync.memory import Memory, Moment
 
 __all__ = ["BURST", "REPEATS", "codec_cost", "overlap_of", "slows_of"]
 
@@ -79,7 +76,7 @@ def slows_of(group: dist.ProcessGroup, setup: ProbeSetup, send: Callable[[], Non
     take cores instead."""
     if setup.backward.host:
         return 0.0
-    side, took = SIDES[False], [0.0]
+    side, sent = SIDES[False], [0.0]
     matrix = setup.backward.zeros(side * side, torch.float32).view(side, side)
     product = setup.backward.zeros(side * side, torch.float32).view(side, side)
     passing = _Loop(setup.backward, lambda: product.addmm_(matrix, matrix))
@@ -89,7 +86,7 @@ def slows_of(group: dist.ProcessGroup, setup: ProbeSetup, send: Callable[[], Non
         with setup.memory.current():
             for _ in range(SENDS):
                 send()
-        took[0] = time.perf_counter() - start
+        sent[0] = time.perf_counter() - start
 
     rounds = passing.rounds_in(BURST)
     group.barrier().wait()
@@ -99,7 +96,7 @@ def slows_of(group: dist.ProcessGroup, setup: ProbeSetup, send: Callable[[], Non
     other.start()
     both = passing.run(rounds)
     other.join()
-    lost = (both - alone) / max(1e-9, min(both, took[0]))
+    lost = (both - alone) / max(1e-9, min(both, sent[0]))
     return all_reduce_max([min(1.0, max(0.0, lost))], group)[0]
 
 
@@ -127,8 +124,8 @@ class _Loop:
 def _medians(run: Callable[[int], Sequence[Moment]], repeats: int) -> list[float]:
     """Median seconds between the moments of a run, which takes the step; the first is a warm-up."""
     times = [run(step) for step in range(repeats + 1)][1:]
-    taken = [[end.since(start) for start, end in pairwise(each)] for each in times]
-    return [statistics.median(each) for each in zip(*taken, strict=True)]
+    durations = [[end.since(start) for start, end in pairwise(each)] for each in times]
+    return [statistics.median(each) for each in zip(*durations, strict=True)]
 
 
 def _rounds(

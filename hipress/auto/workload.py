@@ -76,5 +76,5 @@ def kinds(params: Sequence[Param]) -> list[tuple[Param, ...]]:
     others: dict[int, list[Param]] = defaultdict(list)
     for param in order[ALONE:]:
         others[param.numel].append(param)
-    found = [*((param,) for param in order[:ALONE]), *map(tuple, others.values())]
-    return sorted(found, key=lambda kind: -sum(p.numel for p in kind))
+    grouped = [*((param,) for param in order[:ALONE]), *map(tuple, others.values())]
+    return sorted(grouped, key=lambda kind: -sum(p.numel for p in kind))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from casync.memory import Moment
 from casync.runtime.options import Capture
 from hipress.auto.trial import Trial, Tried, results
 from hipress.control.fixed import FixedPlan
 from hipress.plan.plan import Plan
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement
-
-if TYPE_CHECKING:
-    from casync.memory import Moment
 
 STEADY = 3  # steps before the trial; DDP rebuilds its buckets after the first
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from casync.runtime.options import Capture
+from hipress.control.plan_controller import Measurements, StepObserver, Trials
 from hipress.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from hipress.control.plan_controller import Measurements, StepObserver, Trials
 
 __all__ = ["FixedPlan"]
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from casync.codec import FLOAT_BYTES, one_piece
+from casync.codec import FLOAT_BYTES, Codec, one_piece
 from casync.memory import Memory, Moment
 from casync.memory.repeat_elision import MARK, promises, squeeze
 from hipress.auto.workload import Bucket, Workload, kinds
 from hipress.control.plan_controller import StepEvent
 from hipress.model.params import Param
 from hipress.plan.codecs import state_of
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
 
 RUNS, RUN = 16, 1 << 14  # number and elements of the runs sampled from a large gradient
 WORD = 8  # bytes

@@ -5,27 +5,24 @@ from __future__ import annotations
 import logging
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from casync.codec import Codec
 from casync.runtime.options import Capture
-from hipress.control.plan_controller import StepEvent
+from hipress.control.plan_controller import (
+    Measurements,
+    PlanController,
+    StepEvent,
+    StepObserver,
+    Trials,
+)
 from hipress.errors import StateError, SyncError
+from hipress.optim.adam import Freezing
 from hipress.plan.plan import Plan
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement
-
-if TYPE_CHECKING:
-    import torch
-
-    from casync.codec import Codec
-    from hipress.control.plan_controller import (
-        Measurements,
-        PlanController,
-        StepObserver,
-        Trials,
-    )
-    from hipress.optim.adam import Freezing
-
 
 log = logging.getLogger("hipress")
 
@@ -44,7 +41,7 @@ class Phases:
         """after: used from the step in which the optimizer is frozen."""
         self._optimizer, self._before, self._after = optimizer, before, after
         #: a view: a tuner replaces its codecs by compiled ones
-        self.codecs = ChainMap[str, "Codec"]({}, after.codecs, before.codecs)
+        self.codecs = ChainMap[str, Codec]({}, after.codecs, before.codecs)
         self._rank = coordinator.rank
         self._agreement = Agreement(coordinator, "freeze")
 
@@ -93,8 +90,8 @@ class Phases:
         equal kernels and numbers of threads; they are asked nevertheless."""
         due, steps = self._optimizer.due(), self._optimizer.steps
         ours = [-float(due), float(steps), -float(steps)]
-        found = self._agreement.largest(ours, "agreeing on a freeze")
-        all_due, most, fewest = -found[0], found[1], -found[2]
+        largest = self._agreement.largest(ours, "agreeing on a freeze")
+        all_due, most, fewest = -largest[0], largest[1], -largest[2]
         if most != fewest:
             raise SyncError(
                 f"ranks have taken between {fewest:.0f} and {most:.0f} steps of their optimizer, "

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from casync.codec import Codec
-    from casync.cost import Costs
-    from casync.runtime.options import Capture
-    from hipress.auto.trial import Tried
-    from hipress.plan.plan import Plan
+from casync.codec import Codec
+from casync.cost import Costs
+from casync.runtime.options import Capture
+from hipress.auto.trial import Tried
+from hipress.plan.plan import Plan
 
 
 class StepEvent(Enum):

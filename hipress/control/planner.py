@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from casync import strategies
+from casync.codec import Codec
 from casync.memory.host import HostMemory
 from casync.shutdown import start_thread
 from casync.topology import Topology
@@ -21,6 +21,7 @@ from hipress.auto.search import Search
 from hipress.control.capture_trial import CaptureTrial
 from hipress.control.fixed import FixedPlan
 from hipress.control.phases import Phases
+from hipress.control.plan_controller import PlanController
 from hipress.control.policy_controller import PolicyController
 from hipress.control.tuner import Tuner
 from hipress.model.devices import Placement
@@ -37,10 +38,6 @@ from hipress.policies.policies import Policy
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement
 from hipress.ranks.store import fulfil
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
-    from hipress.control.plan_controller import PlanController
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,10 @@ def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     if options.policy is not None:
         return levels.compiled(options.policy, options, placement.target)
     if options.automatic:  # compiled for the device only if they are tried
-        found = candidates.candidates(options, "reference")
+        codecs = candidates.candidates(options, "reference")
         if not placement.on_host:  # report a missing compiler now
-            candidates.candidates(options, placement.target, only=[*found][:1])
-        return found
+            candidates.candidates(options, placement.target, only=[*codecs][:1])
+        return codecs
     codec = resolve(options, placement.target)
     down = resolve_down(options, codec, placement.target)
     strategy_for(codec, options.strategy, down)
@@ -105,21 +102,22 @@ class Planner:
         refuse_misplaced(after.plan, self.placement)
 
         def phases() -> PlanController:
-            made = [each.controller or partial(FixedPlan, each.plan) for each in (before, after)]
-            first, second = (make() for make in made)
+            makers = [each.controller or partial(FixedPlan, each.plan) for each in (before, after)]
+            first, second = (make() for make in makers)
             return Phases(optimizer, first, second, self.coordinator)
 
         return Planned(before.plan, before.probe or after.probe, phases, after.plan)
 
     def _one_phase(self, codecs: Mapping[str, Codec], when: str = "") -> Planned:
         """A plan, or more to choose from; connections are named by `when`."""
-        every, given = list(codecs.values()), (self.options, self.topology)
         if self.options.policy is not None:
-            return self._by_policy(self.options.policy, every)
-        if not self.options.automatic:
-            plan = self.overrides.apply(fixed_plan(self.params, every[0], *given, *every[1:]))
-            return Planned(plan, controller=self._capturing(plan))
-        return self._automatic(codecs, when)
+            return self._by_policy(self.options.policy, [*codecs.values()])
+        if self.options.automatic:
+            return self._automatic(codecs, when)
+        codec, *down = codecs.values()
+        plan = fixed_plan(self.params, codec, self.options, self.topology, *down)
+        plan = self.overrides.apply(plan)
+        return Planned(plan, controller=self._capturing(plan))
 
     def _capturing(self, plan: Plan) -> Callable[[], PlanController] | None:
         """A controller that tries the plan with CUDA graphs, if that may be tried."""
@@ -141,7 +139,7 @@ class Planner:
             return Planned(search.unplanned(why), probe)
 
         def tuner() -> PlanController:
-            compiling = Future[dict[str, "Codec"]]()  # training need not wait for a compiler
+            compiling = Future[dict[str, Codec]]()  # training need not wait for a compiler
             work = partial(fulfil, compiling, places.compile)
             start_thread(work, "hipress-compile")
             return Tuner(places, compiling, self.coordinator, when)

@@ -7,22 +7,19 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from casync.codec import Codec
+from casync.memory import Moment
 from casync.runtime.options import Capture
-from hipress.control.plan_controller import StepEvent
+from hipress.control.plan_controller import StepEvent, Trials
+from hipress.model.params import Param
 from hipress.plan.plan import Plan, raw, restored
 from hipress.policies.policy_state import DENSE, PolicyState
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, all_reduce_sum
-
-if TYPE_CHECKING:
-    from casync.codec import Codec
-    from casync.memory import Moment
-    from hipress.control.plan_controller import Trials
-    from hipress.model.params import Param
 
 log = logging.getLogger("hipress")
 
@@ -120,9 +117,9 @@ class PolicyController:
         steps = pairwise(self._moments)
         middle = statistics.median(end.since(begin) for begin, end in steps)
         del self._moments[:-1]
-        taken = self._state.measured()
+        measured = self._state.measured()
         what = "comparing the measurements of a policy"
-        sums = self._agreement.run_in_step(lambda group: all_reduce_sum(taken, group), what)
+        sums = self._agreement.run_in_step(lambda group: all_reduce_sum(measured, group), what)
         (slowest,) = self._agreement.largest([middle], what)
         self._state.decide(sums, slowest)
 

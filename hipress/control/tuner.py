@@ -14,31 +14,29 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import torch.distributed as dist
+
+from casync.codec import Codec
+from casync.cost import Costs
+from casync.memory import Moment
 from casync.runtime.options import Capture
+from hipress.auto.places import Places
 from hipress.auto.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.auto.workload import Workload
 from hipress.control.capture_trial import use_of
 from hipress.control.observer import Observer
+from hipress.control.plan_controller import Measurements
 from hipress.plan.captured import turns
 from hipress.plan.plan import Plan, restored
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, all_reduce_max
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-    from casync.codec import Codec
-    from casync.cost import Costs
-    from casync.memory import Moment
-    from hipress.auto.places import Places
-    from hipress.control.plan_controller import Measurements
-
 WATCHED = 3  # least number of observed steps; DDP rebuilds its buckets after the first
 MOST_PATIENCE = 64  # windows
 T = TypeVar("T")
-Span: TypeAlias = tuple["Moment", "Moment"]  # beginning and end of a step
+Span: TypeAlias = tuple[Moment, Moment]  # beginning and end of a step
 log = logging.getLogger("hipress")
 
 
@@ -207,8 +205,8 @@ class Tuner:
         if not self.costs.codecs:  # after `hold`
             self._places = self._agree(self._places.measure_codecs)
         plans = self._places.plans(self._workload)
-        found = self._turns(plan.owned_as(before) for plan in plans)
-        others = [plan for plan in found if plan.facts() != before.facts()]
+        variants = self._turns(plan.owned_as(before) for plan in plans)
+        others = [plan for plan in variants if plan.facts() != before.facts()]
         self._try((before, *others), kept=0)
 
     def _end_trial(self) -> None:
@@ -218,9 +216,9 @@ class Tuner:
         step = self._trial.median(self._trial.current)
         self._watch = Watch(step, patience=patience)
         if self._coordinator.rank == 0:
-            took = "" if step is None else f": {step * 1e3:.4g} ms a step"
+            seconds = "" if step is None else f": {step * 1e3:.4g} ms a step"
             log.info("hipress: after a trial of %d steps, keeps %s%s", self._trial.steps,
-                     self.plan.label, took)  # fmt: skip
+                     self.plan.label, seconds)  # fmt: skip
 
 
 def _seconds(span: Span) -> float:

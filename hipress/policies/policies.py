@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from torch.optim import Optimizer
+
+from casync.codec import Codec
 from hipress.errors import ConfigError
 from hipress.policies.policy_state import Gains, Norms, PolicyState, Scheduled
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from casync.codec import Codec
 
 #: a value of the compressor's `ratio`, or values of its parameters
 Setting: TypeAlias = float | Mapping[str, Any]
@@ -154,8 +152,8 @@ class Accordion:
         return sum(float(group["lr"]) for group in groups)
 
 
-def _settings(given: Sequence[Setting]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(each if isinstance(each, Mapping) else {"ratio": each} for each in given)
+def _settings(settings: Sequence[Setting]) -> tuple[Mapping[str, Any], ...]:
+    return tuple(each if isinstance(each, Mapping) else {"ratio": each} for each in settings)
 
 
 def _check(policy: object, name: str, good: bool, wanted: str) -> None:
@@ -164,20 +162,20 @@ def _check(policy: object, name: str, good: bool, wanted: str) -> None:
         raise ConfigError(f"{type(policy).__name__}: {name} is {wanted}, not {value!r}")
 
 
-def _check_levels(policy: Policy, given: Any, least: int) -> None:
+def _check_levels(policy: Policy, settings: Any, least: int) -> None:
     name = type(policy).__name__
     if not isinstance(policy.compressor, str):
         raise ConfigError(
             f"{name}: the compressor is the name or path of a spec, not {policy.compressor!r}"
         )
-    listed = isinstance(given, Sequence) and not isinstance(given, str)
-    if not listed or len(given) < least or not all(map(_is_setting, given)):
+    listed = isinstance(settings, Sequence) and not isinstance(settings, str)
+    if not listed or len(settings) < least or not all(map(_is_setting, settings)):
         raise ConfigError(
             f"{name}: levels are at least {least} ratios, or mappings of the compressor's "
-            f"parameters such as {{'rank': 2}}, from the least compressed on; not {given!r}"
+            f"parameters such as {{'rank': 2}}, from the least compressed on; not {settings!r}"
         )
 
 
-def _is_setting(given: object) -> bool:
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    return isinstance(given, Mapping) or number
+def _is_setting(setting: object) -> bool:
+    number = isinstance(setting, int | float) and not isinstance(setting, bool)
+    return isinstance(setting, Mapping) or number

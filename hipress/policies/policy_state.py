@@ -6,15 +6,12 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from casync.codec import one_piece
+from casync.codec import Codec, State, one_piece
 from hipress.errors import StateError
-
-if TYPE_CHECKING:
-    from casync.codec import Codec, State
 
 DENSE = -1  # uncompressed, instead of a level
 
@@ -98,8 +95,8 @@ class Gains(PolicyState):
 
     def measured(self) -> list[float]:
         """Implements PolicyState.measured."""
-        taken, self._energies = self._energies, [0.0, 0.0, 0.0]
-        return list(map(float, taken))
+        energies, self._energies = self._energies, [0.0, 0.0, 0.0]
+        return list(map(float, energies))
 
     def decide(self, sums: Sequence[float], seconds: float) -> None:
         """Implements PolicyState.decide."""
