@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from compll.errors import Span
 from compll.ir.expr import Expr, Pool
-from compll.ir.storage import STORAGES, Codes, Huffman, Storage, Trits
+from compll.ir.storage import STORAGES, Codes, Huffman, Storage
 
 #: states of feedback: of errors, and of differences; MEAN is that of all ranks' references, which
 #: whoever averages payloads updates
@@ -47,13 +47,13 @@ class Field:
         """The storage type, which lays the values out in bytes."""
         sized: dict[str, type[Storage]] = {"uint": Codes, "huffman": Huffman}
         if self.storage in sized:
-            return sized[self.storage](self.bits)
+            return sized[self.storage](bits=self.bits)
         return STORAGES.get(self.storage, Storage())
 
     @property
     def item_bits(self) -> int:
-        """Bits of one value in the payload. A trit counts as an unpacked code."""
-        return self.bits if self.packed else self.layout.bits
+        """Bits of one value in the payload."""
+        return self.layout.bits
 
     @property
     def dtype(self) -> str:
@@ -82,17 +82,12 @@ class Field:
     def trits(self) -> bool:
         """True if it holds values 0, 1 and 2, five in a byte (see [Note: trits] in
         reference/trits.py)."""
-        return isinstance(self.layout, Trits)
+        return self.layout.trits
 
     @property
     def recoded(self) -> bool:
         """True if its bytes are made from an array of all codes: runs and Huffman codes."""
-        return self.packed and self.layout.varying
-
-    @property
-    def parts(self) -> bool:
-        """True if a value takes some bits of a byte and shares it with other values."""
-        return self.storage == "uint" and self.bits < 8
+        return self.layout.recoded
 
     def packed_bytes(self, count: int) -> int:
         """Bytes of one tile of `count` packed values."""

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Storage:
-    """A type whose values have bytes of their own. bits: of one value.
+    """A type whose values have bytes of their own. bits: of one value, or of a trit while it is a
+    code.
 
     whole: for integers, the range they are clamped to; None for floats.
     """
 
+    name: str = "float32"
     bits: int = 32
     whole: tuple[int, int] | None = None
 
@@ -24,6 +26,18 @@ class Storage:
     packed = positions = False
     #: true if the payload stores the field's length in bytes
     varying = False
+    #: true if it holds values 0, 1 and 2, five in a byte
+    trits = False
+
+    @property
+    def recoded(self) -> bool:
+        """True if its bytes are made from an array of all codes: runs and Huffman codes."""
+        return self.packed and self.varying
+
+    @property
+    def parts(self) -> bool:
+        """True if a value takes some bits of a byte and shares it with other values."""
+        return self.name == "uint" and self.bits < 8
 
     def tile_bytes(self, count: int) -> int:
         """Bytes of a tile of `count` values."""
@@ -43,6 +57,7 @@ class Storage:
 class Codes(Storage):
     """Numbers of `bits` bits, from 0 (see [Note: packing] in layout.py)."""
 
+    name: str = "uint"
     packed = True
 
     def tile_bytes(self, count: int) -> int:
@@ -60,7 +75,7 @@ class Trits(Storage):
     """
 
     varying: bool = False
-    packed = True
+    packed = trits = True
 
     def tile_bytes(self, count: int) -> int:
         return -(-count // 5)
@@ -117,6 +132,7 @@ class Huffman(Storage):
     """Numbers of at most `bits` bits, from 0, in Huffman codes of their own frequencies (see
     [Note: huffman] in reference/huffman.py)."""
 
+    name: str = "huffman"
     packed = varying = True
 
     def head(self, count: int) -> int:
@@ -135,17 +151,21 @@ class Huffman(Storage):
 
 #: storage types by name; `uint` and `huffman` are made with their bits by Field.layout
 STORAGES: dict[str, Storage] = {
-    "float32": Storage(),
-    "float16": Storage(16),
-    "bfloat16": Storage(16),
-    "float8_e4m3": Storage(8),
-    "int32": Storage(whole=(-(2**31), 2**31 - 1)),
-    "uint32": Storage(whole=(0, 2**32 - 1)),
-    "uint16": Storage(16, (0, 2**16 - 1)),
-    "byte": Storage(8, (0, 255)),  # `uint8` of one number, or one per group
-    "trit": Trits(2),
-    "runs": Trits(2, varying=True),
-    "huffman": Huffman(8),
-    "gaps": Gaps(),
-    "golomb": Golomb(),
+    one.name: one
+    for one in (
+        Storage("float32"),
+        Storage("float16", 16),
+        Storage("bfloat16", 16),
+        Storage("float8_e4m3", 8),
+        Storage("int32", whole=(-(2**31), 2**31 - 1)),
+        Storage("uint32", whole=(0, 2**32 - 1)),
+        Storage("uint16", 16, (0, 2**16 - 1)),
+        Storage("byte", 8, (0, 255)),  # `uint8` of one number, or one per group
+        Trits("trit", 2),
+        Trits("runs", 2, varying=True),
+        Huffman(bits=8),
+        Gaps("gaps"),
+        Golomb("golomb"),
+    )
 }
+FLOAT32, INT32 = STORAGES["float32"], STORAGES["int32"]

@@ -14,21 +14,74 @@ from typing import Any
 
 from compll.ir.expr import Expr
 from compll.ir.module import Field, Module
+from compll.ir.storage import FLOAT32, INT32, Storage
 
 LEVELS = ("piece", "tile", "lane")
-#: shape of a scratch array with room for every lane
-SCRATCH = "scratch"
 #: the payload's last byte: 1 if the gradient was not finite, and no field tells
 STATUS = Field("(status)", "byte", 8, "scalar")
-#: suffix of the name of a payload field that is a sum over the ranks
-ALL = "__all"
+#: roles of arrays. gradient: what an encode reads and a decode writes, also float16; state;
+#: payload: a field that the kernel stores; incoming: a field that it is given; sum: that field's
+#: sum over the ranks; scratch: the kernel's own; wrong: see WRONG
+ROLES = ("gradient", "state", "payload", "incoming", "sum", "scratch", "wrong")
+#: kinds of kernels. hop: an encode of the gradient plus an incoming payload; cut: one whose filters
+#: keep at most a given number of elements; round: one that stores a single field, given the sums of
+#: earlier rounds; rounds: the decode of all sums, with states; set and add: decodes; check: of an
+#: incoming payload, before a decode
+KINDS = ("encode", "hop", "cut", "round", "rounds", "set", "add", "check")
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The items that an array has a value for each of, or that a walk runs over.
+
+    kind: scalar (one), table (`of` numbers), group (tiles), n (elements), kept (elements of the
+    selection `of`) or matrix (of `dims`: rows and columns).
+    """
+
+    kind: str
+    of: str = ""
+    dims: tuple[Expr, ...] = ()
+
+    @staticmethod
+    def matrix(dims: tuple[Expr, ...]) -> Domain:
+        """The elements of a matrix."""
+        return Domain("matrix", dims=dims)
+
+
+ELEMENTS = Domain("n")
+
+
+@dataclass(frozen=True)
+class Array:
+    """Memory of a piece: a value of the storage type for each item of the domain. role: see
+    ROLES."""
+
+    name: str
+    role: str
+    storage: Storage = FLOAT32
+    domain: Domain = ELEMENTS
+
+    @staticmethod
+    def of(f: Field, role: str) -> Array:
+        """The array of a payload field or state."""
+        return Array(f.name, role, f.layout, Domain(f.shape, f.of, f.dims))
+
+    @property
+    def received(self) -> bool:
+        """True if it is read from a payload, where it may start at any byte."""
+        return self.role in ("incoming", "sum")
+
+
+GRADIENT = Array("g", "gradient")
+#: where a check stores a number that is not 0 for a payload that is no payload
+WRONG = Array("wrong", "wrong", INT32, Domain("scalar"))
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
     """An instruction and its result. kind: f32, i32, bool, f64 or i64. level: see LEVELS.
 
-    attr: a constant, a number (of a draw, a static), or the Field or array that it reads.
+    attr: a constant, a number (of a draw, a static), or the Array that it reads.
     """
 
     op: str
@@ -40,39 +93,28 @@ class Value:
 
 @dataclass(frozen=True)
 class Store:
-    """A value that is written to memory. target: payload | state | gradient | kept | scratch.
+    """A value that is written to an array.
 
-    fill: one number everywhere in the gradient. wrong: a check's number that is not 0 for a payload
-    that is no payload.
     A state ignores NaN and infinity. back: store only if the caller wants the gradient decoded.
-    place: for a scattered value, its element.
+    place: for a scattered value, its element, which `adds` adds it to. A number of the piece that
+    is stored in the gradient fills it.
     """
 
-    target: str
-    field: Field | None
+    array: Array
     value: Value
     back: bool = False
     place: Value | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the payload field or state; "g" for the gradient."""
-        return self.field.name if self.field is not None else "g"
+    adds: bool = False
 
     @property
     def in_place(self) -> bool:
         """True if it overwrites memory that later loads read."""
-        return self.target in ("state", "gradient", "scatter", "scatter_add")
-
-    @property
-    def placed(self) -> bool:
-        """True if each lane has a place of its own."""
-        return self.place is not None
+        return self.array.role in ("state", "gradient")
 
     @property
     def packed(self) -> bool:
         """True if several lanes share a byte."""
-        return not self.in_place and self.field is not None and self.field.packed
+        return self.array.storage.packed
 
 
 @dataclass(frozen=True)
@@ -91,7 +133,7 @@ class Compact:
     `limit` for which `first` does. parts: the arrays, and the values appended to each."""
 
     selection: str
-    parts: list[tuple[Field, Value]]
+    parts: list[tuple[Array, Value]]
     always: Value | None = None
     first: Value | None = None
     limit: Value | None = None
@@ -105,7 +147,7 @@ class Compact:
 
 @dataclass
 class Walk:
-    """A loop over the tiles of a piece, of the elements of a selection (`of`), or of a matrix.
+    """A loop over the tiles of a domain: the elements of a piece, of a selection or of a matrix.
 
     folds: values that are totalled over all tiles. Random draws of a matrix are numbered from its
     own first element.
@@ -114,8 +156,7 @@ class Walk:
     stores: list[Store] = field(default_factory=list)
     folds: list[Value] = field(default_factory=list)
     compacts: list[Compact] = field(default_factory=list)
-    of: str = ""
-    matrix: Extents | None = None
+    domain: Domain = ELEMENTS
 
     @property
     def roots(self) -> list[Value]:
@@ -127,7 +168,7 @@ class Walk:
     @property
     def placed(self) -> bool:
         """True if a value depends on its element's position, or the elements are selected ones."""
-        return bool(self.of) or any(v.op in ("draw", "position") for v in self.values)
+        return bool(self.domain.of) or any(v.op in ("draw", "position") for v in self.values)
 
     @property
     def spreads(self) -> list[Value]:
@@ -146,8 +187,8 @@ class Search:
 
     walk: of the lanes that are searched. chosen: values of the piece that the step sets for it: a
     lower bound of keys, or thresholds to try. numbers: values of the piece that the search takes.
-    made: those that it makes, the result first. arrays: its scratch arrays. attr: a number that is
-    known when compiling.
+    made: those that it makes, the result first. arrays: its scratch arrays; those that a sample is
+    collected in. attr: a number that is known when compiling.
     """
 
     how: str
@@ -155,13 +196,22 @@ class Search:
     numbers: list[Value]
     made: tuple[Value, ...]
     chosen: list[Value] = field(default_factory=list)
-    arrays: list[Field] = field(default_factory=list)
+    arrays: list[Array] = field(default_factory=list)
     attr: int = 0
 
     @property
     def sample(self) -> Value | None:
         """The number of elements drawn, among which it looks for the k-th largest; None: all."""
         return self.numbers[1] if self.how == "kth_largest" and self.numbers[1:] else None
+
+    @property
+    def sampled(self) -> list[Array]:
+        """The arrays that a sample is collected from: the inputs of keys, or the keys if they
+        depend on positions."""
+        if self.walk.placed:
+            return [array for one in self.walk.compacts for array, _ in one.parts]
+        loads = [v.attr for v in self.walk.values if v.op == "load" and v.level == "lane"]
+        return list(dict.fromkeys(loads))
 
 
 #: kth_largest: the k-th largest order key, and the number of larger ones, of the lanes whose keys
@@ -185,7 +235,7 @@ class Stream:
     """Values of varying length: an encode stores the array in the field, other kernels load it."""
 
     field: Field
-    array: Field
+    array: Array
 
 
 @dataclass(frozen=True)
@@ -219,7 +269,7 @@ class Call:
 
     routine: str
     views: tuple[View, ...]
-    made: tuple[Field, ...]
+    made: tuple[Array, ...]
     matrix: Extents | None = None
     numbers: tuple[Value, ...] = ()
     attr: int = 0
@@ -238,28 +288,35 @@ Op = Walk | Store | Search | Stream | Ascending | When | Call
 
 @dataclass
 class Kernel:
-    """encode, decode or check. steps: walks, in order; searches and stores of the piece between
-    them.
+    """A function over the pieces of a batch. kind: see KINDS. steps: walks, in order; searches,
+    routines and stores of the piece between them.
 
     statics: numbers that the host computes for each piece. limits: the most elements of each
-    selection. added: fields whose sums over the ranks are given. own: arrays that steps leave for
-    others. sizes: of payload fields that are matrices. rooms: matrices that hold the elements of a
-    piece ("matrix"), that replace them ("flat"), and others (""). exprs: values that compute
-    expressions of the spec, and these, by the values' ids.
+    selection. sums: given ones of fields over the ranks. scratch: its own arrays; those of streams
+    come first in decodes, which find them where a check has left them. extents: of matrices, by
+    their dimensions. rooms: matrices that hold the elements of a piece ("matrix"), that replace
+    them ("flat"), and others (""). exprs: values that compute expressions of the spec, and these,
+    by the values' ids.
     """
 
     name: str
+    kind: str
     module: Module
     tile: int
     steps: list[Op] = field(default_factory=list)
     statics: list[Expr] = field(default_factory=list)
-    states: list[Field] = field(default_factory=list)
+    states: list[Array] = field(default_factory=list)
     limits: dict[str, Value] = field(default_factory=dict)
-    added: list[Field] = field(default_factory=list)
-    own: list[Field] = field(default_factory=list)
-    sizes: dict[str, Extents] = field(default_factory=dict)
+    sums: list[Array] = field(default_factory=list)
+    scratch: list[Array] = field(default_factory=list)
+    extents: dict[tuple[Expr, ...], Extents] = field(default_factory=dict)
     rooms: dict[tuple[str, tuple[Expr, ...]], None] = field(default_factory=dict)
     exprs: dict[int, tuple[Value, Expr]] = field(default_factory=dict)
+
+    @property
+    def decodes(self) -> bool:
+        """True if it is given a payload and stores none."""
+        return self.kind in ("set", "add", "check")
 
     @property
     def walks(self) -> list[Walk]:
@@ -270,23 +327,6 @@ class Kernel:
     def writes_back(self) -> bool:
         """True if an encode can overwrite the gradient with its decoded values."""
         return any(s.back for w in self.walks for s in w.stores)
-
-    @property
-    def scratch(self) -> list[Field]:
-        """Arrays of its own: contents of streams, selected elements, samples, and results of
-        calls.
-
-        Streams come first, so that a decode finds them where its check has left them.
-        """
-        names = [f.name for f in self.module.fields]
-        streams = [s for s in self.steps if isinstance(s, Stream)]
-        found = [s.array for s in sorted(streams, key=lambda s: names.index(s.field.name))]
-        found += [f for w in self.walks for one in w.compacts for f, _ in one.parts]
-        stores = [s for w in self.walks for s in w.stores]
-        found += [s.field for s in stores if s.target in (SCRATCH, "kept") and s.field]
-        found += self.own
-        found += [f for s in flat(self.steps) if isinstance(s, Search) for f in s.arrays]
-        return list({f.name: f for f in found}.values())
 
 
 def flat(steps: Iterable[Op]) -> Iterator[Op]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from compll.ir.module import Field
+from compll.ir.expr import Expr
+from compll.ir.storage import Storage
 from compll.ir.tile import (
+    ELEMENTS,
+    Array,
     Ascending,
     Call,
     Compact,
+    Domain,
     Kernel,
     Op,
     Search,
@@ -18,24 +22,24 @@ from compll.ir.tile import (
     walk_of,
 )
 
-#: the unit that has one value of a field or state, by its shape
-PER = {"scalar": "piece", "table": "piece", "group": "tile", "n": "lane", "kept": "selected lane",
-       "matrix": "element"}  # fmt: skip
+#: the unit that has one value of an array, by its domain
+UNITS = {"scalar": "piece", "group": "tile", "n": "lane"}
 
 
 def text(kernel: Kernel) -> str:
     """A kernel as text; kernels of equal text are equal."""
     lines = [f"kernel {kernel.name}, tiles of {kernel.tile}"]
     status = ["status"] * kernel.module.status
-    lines.append(f"  payload {', '.join([*map(_declared, kernel.module.fields), *status])}")
-    lines += [f"  state {_declared(s)}" for s in kernel.states]
+    fields = [Array.of(f, "payload") for f in kernel.module.fields]
+    lines.append(f"  payload {', '.join([*map(_declared, fields), *status])}")
+    lines += [f"  state {_declared(a)}" for a in kernel.states]
     names: dict[int, str] = {}
     for number, static in enumerate(kernel.statics):
         lines.append(f"  static {number} = {static}")
-    for name, one in kernel.sizes.items():
-        lines += [*_known([one.size], names), f"  size {name}: {names[id(one.size)]}"]
-    lines += [f"  sum over ranks {_declared(f)}" for f in kernel.added]
-    lines += [f"  array {f.name}: {f.storage} {_of(f)}" for f in kernel.own]
+    for dims, one in kernel.extents.items():
+        lines += [*_known([one.size], names), f"  matrix {_sides(dims)}: {names[id(one.size)]}"]
+    lines += [f"  sum over ranks {_declared(a)}" for a in kernel.sums]
+    lines += [f"  array {_declared(a)}" for a in kernel.scratch]
     for name, limit in kernel.limits.items():
         lines += _known([limit], names)
         lines.append(f"  limit {name}: {names[id(limit)]}")
@@ -61,11 +65,8 @@ def _step(step: Op, names: dict[int, str]) -> list[str]:
     assert walk is not None
     limits = [one.limit for one in walk.compacts if one.limit is not None]
     roots = [*walk.roots, *limits, *(step.numbers if isinstance(step, Search) else ())]
-    size, over = [], f" of {walk.of}" * bool(walk.of)
-    if walk.matrix is not None:
-        size = _known([walk.matrix.size], names)
-        over = f" of a matrix, {names[id(walk.matrix.size)]}"
-    lines = [*size, f"for each tile{over}:", *_known(roots, names)]
+    over = f" of {_set(walk.domain)}" * (walk.domain != ELEMENTS)
+    lines = [f"for each tile{over}:", *_known(roots, names)]
     lines += [f"  {_store(s, names)}" for s in walk.stores]
     lines += [line for one in walk.compacts for line in _compact(one, names)]
     return lines + _searched(step, names)
@@ -87,9 +88,15 @@ def _call(call: Call, names: dict[int, str]) -> list[str]:
     return [*lines, f"{made} = {call.routine} {call.attr}, {', '.join(parts)}"]
 
 
-def _of(f: Field) -> str:
-    """The unit that has an element of the array."""
-    return f"[{', '.join(map(str, f.dims))}]" if f.dims else f"per {f.of or 'lane'}"
+def _set(domain: Domain) -> str:
+    """A selection, a table or a matrix."""
+    if domain.kind == "matrix":
+        return f"matrix {_sides(domain.dims)}"
+    return f"a table of {domain.of}" if domain.kind == "table" else domain.of
+
+
+def _sides(dims: tuple[Expr, ...]) -> str:
+    return f"[{', '.join(map(str, dims))}]"
 
 
 def _known(roots: list[Value], names: dict[int, str]) -> list[str]:
@@ -114,7 +121,7 @@ def _searched(step: Op, names: dict[int, str]) -> list[str]:
 
 
 def _line(value: Value, names: dict[int, str]) -> str:
-    what = value.attr.name if isinstance(value.attr, Field) else value.attr
+    what = value.attr.name if isinstance(value.attr, Array) else value.attr
     shown = [] if what is None else [str(what)]
     parts = ", ".join([*shown, *(names[id(a)] for a in value.args)])
     return f"{names[id(value)]} = {value.op} {parts}".rstrip() + f" : {value.kind} {value.level}"
@@ -129,16 +136,18 @@ def _compact(one: Compact, names: dict[int, str]) -> list[str]:
 
 
 def _store(store: Store, names: dict[int, str]) -> str:
-    kind = "" if store.field is None else f" as {_type(store.field)}"
-    verb = "pack" if store.packed else "store"
+    array = store.array
+    verb = "pack" if store.packed else "add" if store.adds else "store"
     where = "if back: " if store.back else ""
     to = "" if store.place is None else f" at {names[id(store.place)]}"
-    return f"{where}{verb} {store.target} {store.name}{to}, {names[id(store.value)]}{kind}"
+    kind = "" if array.role == "gradient" else f" as {_type(array.storage)}"
+    return f"{where}{verb} {array.role} {array.name}{to}, {names[id(store.value)]}{kind}"
 
 
-def _declared(f: Field) -> str:
-    return f"{f.name}: {_type(f)} per {PER[f.shape]}"
+def _declared(a: Array) -> str:
+    per = UNITS.get(a.domain.kind) or f"lane of {_set(a.domain)}"
+    return f"{a.name}: {_type(a.storage)} per {per}"
 
 
-def _type(f: Field) -> str:
-    return f"{f.storage}{f.bits}" if f.packed and not f.trits else f.storage
+def _type(storage: Storage) -> str:
+    return storage.name + str(storage.bits) * (storage.name in ("uint", "huffman"))

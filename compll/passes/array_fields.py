@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from compll.ir.expr import Expr
 from compll.ir.module import POSITIONS, WHOLE, Field
-from compll.ir.tile import (
-    ALL,
-    SCRATCH,
-    Store,
-    Stream,
-    Value,
-    Walk,
-)
+from compll.ir.tile import Array, Store, Stream, Value, Walk
 from compll.numerics.bits import FORMATS
 from compll.passes.arrays import ARRAYS, Arrays
 from compll.passes.values import SHAPES
@@ -34,11 +25,10 @@ def combined(values: Arrays, e: Expr) -> Value:
 
 def read_sum(values: Arrays, f: Field, e: Expr) -> Value:
     """The mean over the ranks, or their maximum; see [Note: combined]."""
-    given = summed(f)
-    if all(f.name != given.name for f in values.kernel.added):
-        values.kernel.added.append(given)
-    given = next(f for f in values.kernel.added if f.name == given.name)
-    found = read(values, given, e)
+    given = Array.of(f, "sum")
+    if given not in values.kernel.sums:
+        values.kernel.sums.append(given)
+    found = loaded(values, given, e)
     if f.name in values.extremes:
         return found
     single = values.make("convert", [found], "f32", found.level)
@@ -48,19 +38,22 @@ def read_sum(values: Arrays, f: Field, e: Expr) -> Value:
 
 
 def read(values: Arrays, f: Field, e: Expr) -> Value:
-    """A payload field's value."""
-    if f.shape == "table":
-        return values.make("load", (), "table", "piece", f)
+    """The value of an incoming payload's field."""
+    array = Array.of(f, "incoming")
     if f.layout.varying:
-        positions = f.storage in POSITIONS
-        array = Field(f.name, "int32", 0, "kept", f.of) if positions else values.codes_of(f)
+        array = values.contents(f)
         values.kernel.steps.append(Stream(f, array))
-        if positions:
-            return values.load(array)
-        f = array
-    level, whole = SHAPES[e.type.shape], f.packed or f.storage in WHOLE
+    return loaded(values, array, e)
+
+
+def loaded(values: Arrays, array: Array, e: Expr) -> Value:
+    """The value of an array that has the values of a payload field."""
+    if array.domain.kind == "table":
+        return values.make("load", (), "table", "piece", array)
+    level, storage = SHAPES[e.type.shape], array.storage
+    whole = storage.packed or storage.whole is not None
     kind = ("i64" if whole else "f64") if level == "piece" else "i32" if whole else "f32"
-    found = values.make("unpack" if f.packed else "load", (), kind, level, f)
+    found = values.make("unpack" if storage.packed else "load", (), kind, level, array)
     return typed(values, found, e)
 
 
@@ -120,14 +113,9 @@ def store(values: Arrays, f: Field) -> None:
         values.kernel.steps.append(Stream(f, value.attr))
         return
     if f.recoded:
-        array = values.codes_of(f)
-        values.kernel.steps += [Walk([Store(SCRATCH, array, value)]), Stream(f, array)]
+        array = values.contents(f)
+        values.kernel.steps += [Walk([Store(array, value)]), Stream(f, array)]
         return
-    store = Store("payload", f, value)
+    store = Store(Array.of(f, "payload"), value)
     elements = f.shape not in ("scalar", "table")
     values.kernel.steps.append(values.walk(f.expr.type, store) if elements else store)
-
-
-def summed(f: Field) -> Field:
-    """The field that holds the sum over the ranks of a payload field."""
-    return replace(f, name=f.name + ALL)

@@ -7,7 +7,7 @@ from compll.ir.tile import (
     Value,
 )
 from compll.numerics.matrices import DRAW
-from compll.passes.arrays import Arrays, own
+from compll.passes.arrays import Arrays
 
 
 def matrix(values: Arrays, e: Expr) -> Value:
@@ -19,7 +19,8 @@ def flat(values: Arrays, e: Expr) -> Value:
     (x,) = e.args
     values.kernel.rooms["flat", x.type.dims] = None
     value = values.of(x)
-    return value if value.op == "load" and own(value) else values.stored_array(value, x.type)
+    stored = value.op == "load" and value.attr.role == "scratch"
+    return value if stored else values.stored_array(value, x.type)
 
 
 def transpose(values: Arrays, e: Expr) -> Value:

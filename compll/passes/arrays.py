@@ -11,8 +11,21 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from compll.ir.expr import LIBRARY, Expr, Type, walk
-from compll.ir.module import Field, Module
-from compll.ir.tile import SCRATCH, Compact, Extents, Kernel, Store, Value, Walk, order
+from compll.ir.module import Module
+from compll.ir.storage import FLOAT32, INT32
+from compll.ir.tile import (
+    ELEMENTS,
+    GRADIENT,
+    Array,
+    Compact,
+    Domain,
+    Extents,
+    Kernel,
+    Store,
+    Value,
+    Walk,
+    order,
+)
 from compll.passes.refusal import Unsupported
 from compll.passes.searches import Searches
 from compll.passes.values import FOLDS, KINDS, SHAPES, Args, Values
@@ -37,7 +50,7 @@ class Selecting:
 
     compact: Compact
     walk: Walk
-    parts: dict[int, Field] = field(default_factory=dict)
+    parts: dict[int, Array] = field(default_factory=dict)
     late: dict[int, bool] = field(default_factory=dict)
 
 
@@ -75,7 +88,8 @@ class Arrays(Values):
         rows, cols = (pool.make("max", (d, pool.const(1)), whole) for d in dims)
         size = pool.make("mul", (rows, cols), whole)
         self.kernel.rooms["", dims] = None
-        return Extents(dims, *map(self.number, (rows, cols, size)))
+        found = Extents(dims, *map(self.number, (rows, cols, size)))
+        return self.kernel.extents.setdefault(dims, found)
 
     def number(self, e: Expr) -> Value:
         """A static integer as a value of the piece."""
@@ -85,24 +99,25 @@ class Arrays(Values):
             return self.make("const", (), "i64", "piece", found)
         return self.static(e)
 
+    def domain(self, type_: Type) -> Domain:
+        """The elements of a type."""
+        if type_.shape == "matrix":
+            return Domain.matrix(self.extents(type_.dims).dims)
+        return Domain("kept", type_.of) if type_.shape == "kept" else ELEMENTS
+
     def walk(self, type_: Type, *stores: Store) -> Walk:
         """A walk over the elements of a type."""
-        matrix = self.extents(type_.dims) if type_.shape == "matrix" else None
-        return Walk(list(stores), of=type_.of if type_.shape == "kept" else "", matrix=matrix)
+        return Walk(list(stores), domain=self.domain(type_))
 
-    def array(self, type_: Type) -> Field:
+    def array(self, type_: Type) -> Array:
         """A new scratch array for the elements of a type."""
-        storage = "float32" if type_.dtype == "float" else "int32"
-        of = type_.of if type_.shape == "kept" else ""
-        number = len(self.kernel.own)
-        f = Field(f"a{number}", storage, 32, SCRATCH, of, None, type_.dims)
-        self.kernel.own.append(f)
-        return f
+        storage = FLOAT32 if type_.dtype == "float" else INT32
+        return self.scratch(f"a{len(self.kernel.scratch)}", storage, self.domain(type_))
 
-    def load(self, f: Field) -> Value:
+    def load(self, array: Array) -> Value:
         """A lane's element of an array."""
-        kind = "i32" if f.storage == "int32" else "f32"
-        return self.make("load", (), kind, "lane", f)
+        kind = "i32" if array.storage == INT32 else "f32"
+        return self.make("load", (), kind, "lane", array)
 
     def stored_array(self, value: Value, type_: Type) -> Value:
         """The value, loaded from a scratch array that a walk stores it in."""
@@ -115,7 +130,7 @@ class Arrays(Values):
         if key not in self.arrays:
             whole = self.whole(value) if value.kind == "bool" else value
             f = self.array(replace(type_, dtype="float" if whole.kind == "f32" else "int"))
-            self.kernel.steps.append(self.walk(type_, Store(SCRATCH, f, whole)))
+            self.kernel.steps.append(self.walk(type_, Store(f, whole)))
             found = self.load(f)
             self.arrays[key] = self.truth(found) if value.kind == "bool" else found
         return self.arrays[key]
@@ -224,7 +239,8 @@ class Arrays(Values):
 
     def moved(self, value: Value, place: Value, type_: Type) -> Value:
         """The value that the lane at `place` has."""
-        if any(v.level == "lane" and (v.op in OWN or received(v)) for v in order([value])):
+        lanes = [v for v in order([value]) if v.level == "lane"]
+        if any(v.op in OWN or (v.op == "load" and v.attr.received) for v in lanes):
             value = self.stored_array(value, type_)
         return self.at(value, place)
 
@@ -254,7 +270,7 @@ class Arrays(Values):
         if row.op == "field" and not (self.own or self.summed) and row.type.dims[1].op == "const":
             f = self.fields[str(row.value)]
             if f.storage == "float32":  # its bytes are a table
-                table = self.make("load", (), "table", "piece", f)
+                table = self.make("load", (), "table", "piece", Array.of(f, "incoming"))
                 size = int(row.type.dims[1].value)
                 return self.make("lookup", [table, index], "f32", level, size)
         last = self.do("sub", self.cols(e.args[0]), self.constant(1))
@@ -273,7 +289,7 @@ class Arrays(Values):
 
     def op_input(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         """The gradient; with feedback plus the residual, or minus the reference."""
-        g = self.make("load", (), "f32", "lane", "g")
+        g = self.load(GRADIENT)
         if self.incoming is not None:
             g = self.make("add", [g, self.incoming], "f32", "lane")
         g = self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
@@ -311,13 +327,3 @@ class Arrays(Values):
         return self.operations[e.op](self, e)
 
     op_combined = op_field
-
-
-def own(value: Value) -> bool:
-    """True for an element of a scratch array."""
-    return isinstance(value.attr, Field) and value.attr.shape == SCRATCH
-
-
-def received(value: Value) -> bool:
-    """True for a value that is read from a payload, where it may start at any byte."""
-    return isinstance(value.attr, Field) and value.attr.expr is not None

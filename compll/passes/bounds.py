@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from compll.ir.module import Field
 from compll.ir.tile import Value
 
 Pair = tuple[float, float]
@@ -90,10 +89,10 @@ def _own(v: Value, args: list[Pair]) -> Pair:
 
 def _stored(v: Value) -> Pair:
     """The bounds of numbers in a field of whole ones."""
-    f = v.attr
-    if isinstance(f, Field) and f.packed:
-        return 0.0, 2.0 if f.trits else float((1 << f.bits) - 1)
-    return v.attr.layout.whole or ANY if isinstance(f, Field) else ANY
+    storage = v.attr.storage
+    if storage.packed:
+        return 0.0, 2.0 if storage.trits else float((1 << storage.bits) - 1)
+    return storage.whole or ANY
 
 
 def _extreme(v: Value, a: Pair, b: Pair) -> Pair:

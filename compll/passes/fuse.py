@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from compll.ir.module import Field
 from compll.ir.tile import Compact, Store, Value, Walk
 from compll.numerics.numbers import lane_count
 
@@ -92,8 +91,8 @@ def _stages(walk: Walk) -> dict[int, int]:
 
 def _stride(store: Store, tile: int) -> int:
     """Distance of lanes that share a byte of the tile's packed codes; 0: any stride will do."""
-    f = store.field
-    return f.packed_bytes(tile) if store.packed and f is not None and f.parts else 0
+    storage = store.array.storage
+    return storage.tile_bytes(tile) if storage.parts else 0
 
 
 def _loop(found: list[Loop], stage: int, stride: int) -> Loop:
@@ -152,5 +151,5 @@ def order_of_lanes(
 
 def cost(v: Value) -> int:
     """Approximate number of instructions that a lane of a value takes, with its arguments."""
-    own = 2 if v.op == "load" and isinstance(v.attr, Field) and v.attr.item_bits < 32 else 1
+    own = 2 if v.op == "load" and v.attr.storage.bits < 32 else 1
     return COSTS.get(v.op, own) + sum(cost(a) for a in v.args if a.level == "lane")

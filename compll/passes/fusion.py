@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from compll.ir.module import Field, Module
+from compll.ir.module import Module
 from compll.ir.tile import (
-    SCRATCH,
+    ELEMENTS,
+    Array,
     Call,
+    Domain,
     Kernel,
     Op,
     Search,
@@ -51,15 +53,15 @@ class Node:
         one = self.step
         if isinstance(one, When) and len(one.steps) == 1 and isinstance(one.steps[0], Walk):
             one = one.steps[0] if not one.steps[0].stores else one
-        if not isinstance(one, Walk) or any(s.placed and not s.in_place for s in one.stores):
+        if not isinstance(one, Walk) or any(s.place and not s.in_place for s in one.stores):
             return None  # lanes that are stored at places of their own take a loop of one lane
         return one
 
     @property
-    def domain(self) -> object:
+    def domain(self) -> Domain:
         """The elements that its walk runs over."""
         assert self.walk is not None
-        return self.walk.of, self.walk.matrix
+        return self.walk.domain
 
 
 def fuse(kernel: Kernel) -> None:
@@ -90,16 +92,16 @@ def chosen(waiting: dict[int, Node], ready: list[int]) -> list[int]:
             sizes[n.domain] += 1
     # a walk for which others of its domain need not wait any longer; else one over all elements
     whole = [b for domain, b in batches.items() if b and len(b) == sizes[domain]]
-    rest = [b for domain, b in sorted(batches.items(), key=lambda one: one[0] != ("", None)) if b]
+    rest = [b for domain, b in sorted(batches.items(), key=lambda one: one[0] != ELEMENTS) if b]
     return next(iter([*whole, *rest, stores[:1]]))
 
 
 def last(store: Op) -> bool:
     """True for a number of the piece, which is stored when all walks are done."""
-    return isinstance(store, Store) and store.target != "fill"
+    return isinstance(store, Store) and store.array.role != "gradient"
 
 
-def batch(waiting: dict[int, Node], ready: list[int], domain: object) -> list[int]:
+def batch(waiting: dict[int, Node], ready: list[int], domain: Domain) -> list[int]:
     """The nodes of a domain that can be one walk now."""
     found = [i for i in ready if waiting[i].walk is not None and waiting[i].domain == domain]
     while True:
@@ -118,7 +120,7 @@ def joined(nodes: list[Node]) -> Op:
         [s for w in walks for s in w.stores],
         list(dict.fromkeys(f for w in walks for f in w.folds)),
         [c for w in walks for c in w.compacts],
-        of=walks[0].of, matrix=walks[0].matrix,
+        domain=walks[0].domain,
     )  # fmt: skip
     guards = {(id(s.condition), s.wanted) if isinstance(s := n.step, When) else None for n in nodes}
     first = nodes[0].step
@@ -133,7 +135,7 @@ def joined(nodes: list[Node]) -> Op:
 def nodes(kernel: Kernel) -> Iterator[Node]:
     """The steps with what they wait for."""
     makers = makers_of(kernel.steps)
-    readers: dict[Key, list[tuple[int, object]]] = {}
+    readers: dict[Key, list[tuple[int, Domain | None]]] = {}
     writers: dict[Key, list[int]] = {}
     for i, step in enumerate(kernel.steps):
         for key, own in read(step):
@@ -145,7 +147,7 @@ def nodes(kernel: Kernel) -> Iterator[Node]:
         for key in needs(step, kernel.module):
             found.before |= makers.get(key, set())
         for key in makes(step):  # zeros of an array, and then some elements
-            found.before |= {j for j in makers[key] if j < i and isinstance(key, Field)}
+            found.before |= {j for j in makers[key] if j < i and isinstance(key, Array)}
         for key in overwritten(step):
             found.before |= {j for j in writers[key] if j < i}
             for j, domain in readers.get(key, []):
@@ -188,9 +190,9 @@ def followers(kernel: Kernel, target: Op) -> set[int]:
     return found
 
 
-def domain_of(step: Op) -> object:
+def domain_of(step: Op) -> Domain | None:
     """The elements that a walk runs over; None for other steps."""
-    return (step.of, step.matrix) if isinstance(step, Walk) else None
+    return step.domain if isinstance(step, Walk) else None
 
 
 def inner(step: Op) -> list[Op]:
@@ -209,10 +211,10 @@ def makes(step: Op) -> Iterator[Key]:
             yield "length", one.field.name
         if isinstance(walk := one, Walk):
             yield from map(id, walk.folds)
-            yield from (s.field for s in walk.stores if s.target in (SCRATCH, "kept"))
+            yield from (s.array for s in walk.stores if s.array.role == "scratch")
             for compact in walk.compacts:
                 yield "count", compact.selection
-                yield from (f for f, _ in compact.parts)
+                yield from (a for a, _ in compact.parts)
 
 
 def overwritten(step: Op) -> Iterator[Key]:
@@ -220,10 +222,8 @@ def overwritten(step: Op) -> Iterator[Key]:
     for one in inner(step):
         stores = one.stores if isinstance(one, Walk) else [one] if isinstance(one, Store) else []
         for s in stores:
-            if s.target == "state" and s.field is not None and s.field.shape != "scalar":
-                yield s.field
-            elif s.target in ("gradient", "scatter", "scatter_add", "fill"):
-                yield "g"
+            if s.in_place and s.array.domain.kind != "scalar":
+                yield s.array
 
 
 def needs(step: Op, module: Module) -> Iterator[Key]:
@@ -232,19 +232,19 @@ def needs(step: Op, module: Module) -> Iterator[Key]:
     for one in inner(step):
         if isinstance(one, Stream):
             yield one.array
-            yield from place(one.field, module)
+            yield from place(one.field.name, module)
         walk = one if isinstance(one, Walk) else None
-        if walk is not None and walk.of:
-            yield "count", walk.of
+        if walk is not None and walk.domain.of:
+            yield "count", walk.domain.of
         for s in walk.stores if walk else [one] if isinstance(one, Store) else []:
-            if s.target == "payload" and s.field is not None:
-                yield from place(s.field, module)
+            if s.array.role == "payload":
+                yield from place(s.array.name, module)
 
 
-def place(f: Field, module: Module) -> Iterator[Key]:
+def place(name: str, module: Module) -> Iterator[Key]:
     """Counts and lengths that decide the start of a payload field."""
     for before in module.fields:
-        if before.name == f.name:
+        if before.name == name:
             return
         yield "count", before.of
         yield "length", before.name

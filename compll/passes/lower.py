@@ -10,7 +10,7 @@ from compll.ir.capacity import capped, cuts
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.layout import is_fixed, tile_of
 from compll.ir.module import HALVES, Module
-from compll.ir.tile import STATUS, Kernel, Store, Value, Walk, When
+from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Store, Value, Walk, When
 from compll.passes import array_fields, feedback, selections
 from compll.passes.array_operations import OPERATIONS
 from compll.passes.arrays import Arrays
@@ -54,9 +54,9 @@ def _kernels(module: Module) -> dict[str, list[Kernel]]:
         one = encode(module, fed)
         (home if module.rounds else usual).append(one)
         if hops(module, one):
-            found["hop"].append(encode(module, fed, hop=True))
+            found["hop"].append(encode(module, fed, "hop"))
     if cuts(module):
-        found["cut"].append(encode(capped(module), True, name="cut_encode_feed"))
+        found["cut"].append(encode(capped(module), True, "cut"))
     checked = check(module) if checks(module) else None
     home += [checked] if checked else []
     home += [decode(module, adds, checked) for adds in (False, True)]
@@ -71,12 +71,15 @@ def hops(module: Module, encode: Kernel) -> bool:
 
 
 def opened(module: Module, kernel: Kernel, **how: bool) -> Arrays:
-    """A maker of a kernel's values. Sets the kernel's limits and sizes."""
+    """A maker of a kernel's values. Sets the kernel's limits, and sizes of matrices."""
     conditions = guards(roots(module)) if how.get("alone") else {}
     values = Arrays(module, kernel, OPERATIONS, conditions=conditions, **how)
     kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
-    known = (*kernel.module.fields, *(array_fields.summed(f) for f in module.fields))
-    kernel.sizes = {f.name: values.extents(f.dims) for f in known if f.shape == "matrix"}
+    for f in module.fields:
+        if f.shape == "matrix":
+            values.extents(f.dims)
+        if kernel.decodes and f.layout.varying:
+            values.contents(f)
     return values
 
 
@@ -91,13 +94,13 @@ def roots(module: Module) -> list[Expr]:
 # encode
 
 
-def encode(module: Module, fed: bool, *, hop: bool = False, name: str = "") -> Kernel:
+def encode(module: Module, fed: bool, kind: str = "encode") -> Kernel:
     """The kernel that stores every payload field, with states also these, and the decoded gradient
-    if the caller wants it. hop: its input is the gradient plus an incoming payload, decoded."""
-    name = name or f"{'hop_' * hop}encode{'_feed' * fed}"
-    kernel = Kernel(name, module, tile_of(module), states=list(module.states) if fed else [])
+    if the caller wants it. kind: encode, hop or cut."""
+    name = f"{f'{kind}_' * (kind != 'encode')}encode{'_feed' * fed}"
+    kernel = Kernel(name, kind, module, tile_of(module), states=states(module, fed))
     values = opened(module, kernel, fed=fed, alone=True, own=True)
-    if hop:
+    if kind == "hop":
         values.incoming = incoming(values)
     for f in module.fields:
         with blamed(f.name):
@@ -112,6 +115,10 @@ def encode(module: Module, fed: bool, *, hop: bool = False, name: str = "") -> K
             settle(values, decoded, left, back=True, told=told)
     fuse(kernel)
     return kernel
+
+
+def states(module: Module, fed: bool) -> list[Array]:
+    return [Array.of(s, "state") for s in module.states if fed]
 
 
 def incoming(values: Arrays) -> Value:
@@ -133,7 +140,7 @@ def status(values: Arrays) -> Value:
     largest = values.make("total", [fold], "i32", "piece", "max")
     least = values.make("const", (), "i32", "piece", INFINITE)
     told = values.make("ge", [largest, least], "bool", "piece")
-    values.kernel.steps.append(Store("payload", STATUS, values.whole(told)))
+    values.kernel.steps.append(Store(Array.of(STATUS, "payload"), values.whole(told)))
     return told
 
 
@@ -150,11 +157,11 @@ def update(values: Arrays, decoded: Expr) -> None:
         new[module.fed_state] = feedback.update(module, gradient(module), decoded)
     selections.store_states(values, {n: e for n, e in new.items() if e.type.shape == "n"})
     if not module.selections:
-        back = Store("gradient", None, values.lanes(values.of(decoded)), back=True)
+        back = Store(GRADIENT, values.lanes(values.of(decoded)), back=True)
         values.kernel.steps.append(Walk([back]))
     for name, e in new.items():
         if e.type.shape == "scalar":
-            values.kernel.steps.append(Store("state", values.states[name], values.of(e)))
+            values.kernel.steps.append(Store(values.states[name], values.of(e)))
 
 
 # decode
@@ -163,26 +170,26 @@ def update(values: Arrays, decoded: Expr) -> None:
 def decode(module: Module, adds: bool, check: Kernel | None) -> Kernel:
     """The kernel from a payload to the gradient; `adds`: adds to it. check: the kernel that it
     calls, with which it shares statics."""
-    name = f"decode_{'add' if adds else 'set'}"
-    kernel = Kernel(name, module, tile_of(module), statics=check.statics if check else [])
+    kind = "add" if adds else "set"
+    kernel = Kernel(
+        f"decode_{kind}", kind, module, tile_of(module), statics=check.statics if check else []
+    )
     values = opened(module, kernel, fed=False)
     found, steps = result(values), kernel.steps
     told = values.make("told", (), "bool", "piece") if module.status else None
     if isinstance(found, Placed):
         zero = values.make("const", (), "f32", "piece", 0.0)
-        fill = Store("fill", None, or_nan(values, zero, told))
-        target = "scatter_add" if adds else "scatter"
-        scattered = Store(target, None, found.value, place=found.place)
-        walk = Walk([scattered], of=found.selection)
+        fill = Store(GRADIENT, or_nan(values, zero, told))
+        scattered = Store(GRADIENT, found.value, place=found.place, adds=adds)
+        walk = Walk([scattered], domain=Domain("kept", found.selection))
         if told is None:
             steps += [walk] if adds else [fill, walk]
         else:
             steps += [When(told, True, [fill]) if adds else fill, When(told, False, [walk])]
     else:
         if adds:
-            there = values.make("load", (), "f32", "lane", "g")
-            found = values.make("add", [there, found], "f32", "lane")
-        steps.append(Walk([Store("gradient", None, or_nan(values, found, told))]))
+            found = values.make("add", [values.load(GRADIENT), found], "f32", "lane")
+        steps.append(Walk([Store(GRADIENT, or_nan(values, found, told))]))
     fuse(kernel)
     return kernel
 
@@ -208,7 +215,7 @@ def or_nan(values: Arrays, value: Value, told: Value | None) -> Value:
 def check(module: Module) -> Kernel:
     """The kernel that finds payloads with wrong lengths, or positions outside their tensors. Both
     decodes call it with their own arguments, so the three have one list of statics."""
-    kernel = Kernel("check", module, tile_of(module))
+    kernel = Kernel("check", "check", module, tile_of(module))
     selections.check(opened(module, kernel, fed=False), kernel, module.decode)
     fuse(kernel)
     return kernel
@@ -226,8 +233,8 @@ def added(module: Module, number: int, fed: bool) -> Kernel:
     """The kernel of round `number`: stores its payload, given the sums of the rounds before."""
     field = next(f for f in module.fields if f.name == module.rounds[number][0])
     name = f"round{number}{'_feed' * fed}"
-    kernel = Kernel(name, replace(module, fields=(field,), status=False), tile_of(module))
-    kernel.states = list(module.states) if fed else []
+    part = replace(module, fields=(field,), status=False)
+    kernel = Kernel(name, "round", part, tile_of(module), states=states(module, fed))
     values = opened(module, kernel, fed=fed)
     with blamed(field.name):
         array_fields.store(values, field)
@@ -239,8 +246,8 @@ def closing(module: Module, fed: bool) -> Kernel:
     """The kernel behind the last round: decodes the sums of all rounds into the gradient, and
     updates the states."""
     name = f"rounds{'_feed' * fed}"
-    kernel = Kernel(name, replace(module, fields=(), status=False), tile_of(module))
-    kernel.states = list(module.states) if fed else []
+    part = replace(module, fields=(), status=False)
+    kernel = Kernel(name, "rounds", part, tile_of(module), states=states(module, fed))
     own = opened(module, kernel, fed=fed, own=True)
     values = opened(module, kernel, fed=fed, summed=True)
     decoded = result(values)
@@ -268,11 +275,11 @@ def settle(
         if e.type.shape == "matrix" or (e.type.shape == "n" and moves(e)):
             v.known[id(e)] = v.stored_array(v.of(e), e.type)
     stores = [
-        Store("state", v.states[name], v.lanes(v.of(e)))
+        Store(v.states[name], v.lanes(v.of(e)))
         for name, e in updates.items() if e.type.shape == "n"
     ]  # fmt: skip
     numbers = [
-        Store("state", v.states[name], v.of(e))
+        Store(v.states[name], v.of(e))
         for name, e in updates.items() if e.type.shape == "scalar"
     ]  # fmt: skip
     after: list[Store] = []
@@ -280,14 +287,14 @@ def settle(
         stores.append(residual(values, left, after, told))
     if isinstance(decoded, Placed):
         zero = or_nan(v, v.lanes(v.make("const", (), "f32", "piece", 0.0)), told)
-        stores.append(Store("gradient", None, zero, back=back))
-        after.append(Store("scatter", None, decoded.value, back=back, place=decoded.place))
-        steps += [Walk(stores), Walk(after, of=decoded.selection)]
+        stores.append(Store(GRADIENT, zero, back=back))
+        after.append(Store(GRADIENT, decoded.value, back=back, place=decoded.place))
+        steps += [Walk(stores), Walk(after, domain=Domain("kept", decoded.selection))]
     else:
-        steps.append(Walk([*stores, Store("gradient", None, decoded, back=back)]))
+        steps.append(Walk([*stores, Store(GRADIENT, decoded, back=back)]))
     for name, e in updates.items():
         if e.type.shape == "matrix":
-            one = v.walk(e.type, Store("state", v.states[name], v.of(e)))
+            one = v.walk(e.type, Store(v.states[name], v.of(e)))
             steps.append(When(v.fits(e.type), True, [one]))
     steps += numbers
 
@@ -298,18 +305,19 @@ def residual(values: Arrays, left: Value | Placed, after: list[Store], told: Val
     v = values
     f, given = v.states["residual"], v.of(gradient(v.module))
     if not isinstance(left, Placed):
-        return Store("state", f, v.make("sub", [given, left], "f32", "lane"))
+        return Store(f, v.make("sub", [given, left], "f32", "lane"))
     place, type_ = left.place, Type("float", "kept", left.selection)
     own = v.stored_array(v.moved(given, place, type_), type_)
-    held = v.make("load", (), "f32", "lane", f)
+    held = v.load(f)
     before = v.stored_array(v.moved(held, place, type_), type_)
     rest = v.make("sub", [own, left.value], "f32", "lane")
     # a walk over all elements changed the state: restore it if the new value is not finite
-    stored = v.make(f.storage, [rest], "f32", "lane") if f.storage in HALVES else rest
+    how = f.storage.name
+    stored = v.make(how, [rest], "f32", "lane") if how in HALVES else rest
     finite = v.make("isfinite", [stored], "bool", "lane")
     kept = v.make("where", [finite, rest, before], "f32", "lane")
-    after.append(Store("state", f, kept, place=place))
-    return Store("state", f, or_nan(v, given, told))
+    after.append(Store(f, kept, place=place))
+    return Store(f, or_nan(v, given, told))
 
 
 def moves(e: Expr) -> bool:

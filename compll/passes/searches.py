@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compll.ir.expr import Expr
-from compll.ir.module import Field
+from compll.ir.storage import INT32
 from compll.ir.tile import (
-    SCRATCH,
+    ELEMENTS,
     Compact,
+    Domain,
     Op,
     Search,
     Store,
@@ -60,10 +61,13 @@ class Searches:
         least, found = (values.make(op, (), "i32", "piece", name) for op in ("least", "found"))
         larger = values.make("larger", (), "i64", "piece", name)
         enough = values.make("ge", [key, least], "bool", "lane")
-        keys = Field(name, "int32", 0, "kept", name)
-        walk = Walk(compacts=[Compact(name, [(keys, key)], always=enough)], of=of)
+        keys = values.scratch(name, INT32)
+        domain = Domain("kept", of) if of else ELEMENTS
+        walk = Walk(compacts=[Compact(name, [(keys, key)], always=enough)], domain=domain)
         numbers = [self.count(k, sample or whole), *([sample] if sample is not None else [])]
-        step = Search("kth_largest", walk, numbers, (found, larger), [least], sampled(walk))
+        step = Search("kth_largest", walk, numbers, (found, larger), [least])
+        names = [(f"sample of {a.name}", a.storage) for a in step.sampled]
+        step.arrays = [values.scratch(name, storage) for name, storage in names]
         self.kth[id(e)] = step
         single = values.make("from_key", [found], "f32", "piece")
         return step, values.make("convert", [single], "f64", "piece")
@@ -94,18 +98,7 @@ class Searches:
         values = self.values
         found = values.one(e, ())
         key = values.order_key(values.lanes(values.of(e.args[0])))
-        keys, *rest = (
-            Field(f"{what} of {found.attr.name}", "int32", 32, SCRATCH) for what in ARRAYS
-        )
-        walk = Walk([Store(SCRATCH, keys, key)])
+        keys, *rest = (values.scratch(f"{what} of {found.attr.name}", INT32) for what in ARRAYS)
+        walk = Walk([Store(keys, key)])
         step = Search("quantiles", walk, [], (found,), arrays=[keys, *rest], attr=int(e.value))
         return step, found
-
-
-def sampled(walk: Walk) -> list[Field]:
-    """Arrays that a sample is collected in: the inputs of keys, or the keys if they depend on
-    positions."""
-    loads = [v.attr for v in walk.values if v.op == "load" and v.level == "lane"]
-    names = [f"state {a.name}" if isinstance(a, Field) else "g" for a in loads]
-    names = ["keys"] if walk.placed else names
-    return [Field(f"sample of {name}", "float32", 0, "kept") for name in dict.fromkeys(names)]

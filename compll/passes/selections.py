@@ -5,8 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compll.ir.expr import Expr, Type, walk
-from compll.ir.module import POSITIONS, Field, Selection
-from compll.ir.tile import SCRATCH, Ascending, Call, Compact, Kernel, Store, Value, Walk
+from compll.ir.module import POSITIONS, Selection
+from compll.ir.storage import FLOAT32, INT32
+from compll.ir.tile import (
+    ELEMENTS,
+    WRONG,
+    Array,
+    Ascending,
+    Call,
+    Compact,
+    Domain,
+    Kernel,
+    Store,
+    Value,
+    Walk,
+)
 from compll.passes import fusion
 from compll.passes.arrays import Arrays, Selecting
 from compll.passes.values import Values
@@ -35,7 +48,7 @@ def select(values: Arrays, name: str) -> Selecting:
     if name not in values.selecting:
         s = next(s for s in values.module.selections if s.name == name)
         one = compact(values, s)
-        step = Walk(compacts=[one], of=s.of)
+        step = Walk(compacts=[one], domain=Domain("kept", s.of) if s.of else ELEMENTS)
         values.selecting[name] = Selecting(one, step)
         values.kernel.steps.append(step)
     return values.selecting[name]
@@ -75,10 +88,10 @@ def captured(values: Arrays, name: str, value: Value) -> Value:
     if value.kind == "bool":
         return values.truth(captured(values, name, values.whole(value)))
     if id(value) not in one.parts:
-        storage = {"f32": "float32", "i32": "int32"}[value.kind]
-        f = Field(f"{name}.{len(one.parts)}", storage, 32, "kept", name)
-        one.parts[id(value)] = f
-        one.compact.parts.append((f, value))
+        storage = {"f32": FLOAT32, "i32": INT32}[value.kind]
+        array = values.scratch(f"{name}.{len(one.parts)}", storage, Domain("kept", name))
+        one.parts[id(value)] = array
+        one.compact.parts.append((array, value))
     return values.load(one.parts[id(value)])
 
 
@@ -148,12 +161,12 @@ def placed(values: Arrays, e: Expr) -> Placed:
     return Placed(e.args[0].type.of, place, value)
 
 
-def filled(values: Arrays, type_: Type, of: Type, value: Value, place: Value) -> Field:
+def filled(values: Arrays, type_: Type, of: Type, value: Value, place: Value) -> Array:
     """A new array of zeros, with some lanes stored at their places."""
     f = values.array(type_)
     zero = values.lanes(values.make("const", (), value.kind, "piece", 0))
-    values.kernel.steps.append(values.walk(type_, Store(SCRATCH, f, zero)))
-    values.kernel.steps.append(values.walk(of, Store(SCRATCH, f, value, place=place)))
+    values.kernel.steps.append(values.walk(type_, Store(f, zero)))
+    values.kernel.steps.append(values.walk(of, Store(f, value, place=place)))
     return f
 
 
@@ -177,7 +190,7 @@ def store_states(values: Arrays, new: dict[str, Expr]) -> None:
         if name not in marked and chooses(values, e):
             choose(values, name, e)
         else:
-            store = Store("state", values.states[name], values.lanes(values.of(e)))
+            store = Store(values.states[name], values.lanes(values.of(e)))
             values.kernel.steps.append(values.walk(e.type, store))
 
 
@@ -225,17 +238,17 @@ def stays(name: str, e: Expr) -> bool:
 def choose(values: Arrays, name: str, e: Expr) -> None:
     """Add the stores of where(selection, a, b)."""
     f, selection = values.states[name], str(e.args[0].value)
-    one, after = select(values, selection), Walk(of=selection)
+    one, after = select(values, selection), Walk(domain=Domain("kept", selection))
     a, b = (values.narrow(values.of(part), "lane") for part in e.args[1:])
     if stays(name, e) or late(values, one, a):
         place = captured(values, selection, values.position())
         mended = captured(values, selection, values.lanes(a))
-        after.stores = [Store("state", f, mended, place=place)]
+        after.stores = [Store(f, mended, place=place)]
     if not stays(name, e):
         taken = values.make("selected", (), "bool", "lane", selection)
         here = values.load(f) if after.stores else a
         value = values.make("where", [taken, here, b], "f32", "lane")
-        one.walk.stores.append(Store("state", f, value))
+        one.walk.stores.append(Store(f, value))
     if after.stores:
         values.kernel.steps.append(after)
 
@@ -274,4 +287,4 @@ def check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:
             wrong = values.make("add", [wrong, other], "i32", "piece")
     if folds:
         kernel.steps.append(Walk(folds=folds))
-        kernel.steps.append(Store("wrong", None, wrong))
+        kernel.steps.append(Store(WRONG, wrong))

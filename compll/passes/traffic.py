@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compll.ir.expr import Expr
 from compll.ir.layout import limit
 from compll.ir.matrices import extent
-from compll.ir.module import Field, Module
+from compll.ir.module import Module
+from compll.ir.storage import Storage
 from compll.ir.tile import (
-    SCRATCH,
+    Array,
     Call,
-    Extents,
+    Domain,
     Kernel,
     Op,
     Search,
@@ -102,25 +102,19 @@ class Sizes:
         self.kept = {s.name: 0 for s in kernel.module.selections}
         self.kept |= {name: limit(s, {}, SIZE) for name, s in drawn.items()}
         #: fields whose codes are made into bytes of varying length, which are about as many
-        self.recoded = {f.name: f for f in kernel.module.fields if f.recoded}
+        self.recoded = {f.name: f.layout for f in kernel.module.fields if f.recoded}
 
-    def of(self, shape: str, of: str, dims: tuple[Expr, ...]) -> float:
+    def domain(self, domain: Domain) -> float:
         """Elements of a domain, per element of the gradient."""
-        if dims:
-            rows, cols = (extent(d, SIZE) for d in dims)  # also sizes that no tensor may have
+        if domain.kind == "matrix":
+            rows, cols = (extent(d, SIZE) for d in domain.dims)  # also sizes no tensor may have
             return rows * cols / SIZE
-        if shape in ("scalar", "table"):
-            return 0.0
-        if shape == "group":
-            return 1 / self.kernel.tile
-        return self.kept[of] / SIZE if of in self.kept else 1.0
+        kept = self.kept.get(domain.of, 0) / SIZE
+        return {"kept": kept, "group": 1 / self.kernel.tile, "n": 1.0}.get(domain.kind, 0.0)
 
-    def array(self, f: object) -> float:
+    def array(self, array: Array) -> float:
         """Bytes of an array, per element of the gradient."""
-        return item(f) * (self.of(f.shape, f.of, f.dims) if isinstance(f, Field) else 1.0)
-
-    def domain(self, of: str, matrix: Extents | None) -> float:
-        return self.of("", of, matrix.dims if matrix else ())
+        return item(array.storage) * self.domain(array.domain)
 
     def walk(self, step: Op) -> Walk | None:
         """Bytes that a step reads and writes; None if they are few."""
@@ -132,15 +126,15 @@ class Sizes:
         if isinstance(step, Call):
             for v in (v for view in step.views for v in order([view.value])):
                 self.read(v, 1e9, reads)
-            writes = {f.name: self.array(f) for f in step.made}
+            writes = {a.name: self.array(a) for a in step.made}
         elif (one := walk_of(step)) is not None:
             if one.stores and all(s.back for s in one.stores) and not (one.folds or one.compacts):
                 return None  # for the write-back alone, which an encode for training does not need
-            size = self.domain(one.of, one.matrix)
+            size = self.domain(one.domain)
             for v in one.values:
                 self.read(v, size, reads)
             stores = [s for s in one.stores if not s.back]
-            writes = {s.name: self.stored(s, size) for s in stores}
+            writes = {s.array.name: self.stored(s, size) for s in stores}
             needs = tuple(v for v in one.values if v.level == "piece")
             if isinstance(step, Search) and step.how in KEYS:  # which are read again
                 writes, reads["keys"] = {"keys": WORD * size}, WORD * size
@@ -151,29 +145,29 @@ class Sizes:
 
     def stored(self, s: Store, size: float) -> float:
         """Bytes that a walk over so many elements stores."""
-        per_group = s.field is not None and s.field.shape == "group"
-        field = self.recoded.get(s.name, s.field)
-        return item(field) * (1 / self.kernel.tile if per_group else size)
+        per_group = s.array.domain.kind == "group"
+        storage = self.recoded.get(s.array.name, s.array.storage)
+        return item(storage) * (1 / self.kernel.tile if per_group else size)
 
     def read(self, v: Value, size: float, found: dict[str, float]) -> None:
         """Add the array that a lane reads to `found`."""
         if v.level == "lane" and v.op in ("load", "unpack", "at"):
-            name = v.attr.name if isinstance(v.attr, Field) else "g"
-            found[name] = min(self.array(v.attr), item(v.attr) * size)
+            found[v.attr.name] = min(self.array(v.attr), item(v.attr.storage) * size)
 
     def least(self) -> float:
         """Bytes of inputs, states and results, each once."""
         reads: dict[str, float] = {}
         writes: dict[str, float] = {}
         for one in self.kernel.walks:
-            size, found = self.domain(one.of, one.matrix), dict[str, float]()
+            size, found = self.domain(one.domain), dict[str, float]()
             for v in one.values:
-                if not isinstance(v.attr, Field) or v.attr.shape not in (SCRATCH, "kept"):
+                if not (isinstance(v.attr, Array) and v.attr.role == "scratch"):
                     self.read(v, size, found)
             reads = {k: max(reads.get(k, 0.0), found.get(k, 0.0)) for k in reads | found}
             for s in one.stores:
-                if s.target in ("payload", "state") or s.name in self.recoded:
-                    writes[s.name] = max(writes.get(s.name, 0.0), self.stored(s, size))
+                name = s.array.name
+                if s.array.role in ("payload", "state") or name in self.recoded:
+                    writes[name] = max(writes.get(name, 0.0), self.stored(s, size))
         return sum(reads.values()) + sum(writes.values())
 
     def depth(self) -> int:
@@ -190,7 +184,7 @@ class Sizes:
     def stores(self, step: Op) -> bool:
         """True for a walk over all elements that stores or selects some."""
         one = walk_of(step)
-        if one is None or self.domain(one.of, one.matrix) <= SMALL:
+        if one is None or self.domain(one.domain) <= SMALL:
             return False
         return bool(one.compacts) or any(not s.back for s in one.stores)
 
@@ -202,15 +196,13 @@ class Sizes:
         one = walk_of(step)
         if one is None or (isinstance(step, Search) and step.sample is not None):
             return False
-        whole = self.domain(one.of, one.matrix) > SMALL
+        whole = self.domain(one.domain) > SMALL
         return whole and (isinstance(step, Search) or bool(one.folds))
 
 
-def item(f: object) -> float:
+def item(storage: Storage) -> float:
     """Bytes of an element of an array."""
-    if not isinstance(f, Field):
-        return WORD
-    return 1.6 / 8 if f.trits else f.item_bits / 8
+    return 1.6 / 8 if storage.trits else storage.bits / 8
 
 
 @dataclass(frozen=True)
@@ -234,7 +226,8 @@ def merge_traffic(module: Module, encode: Traffic) -> Merge:
     A fused kernel neither writes the sum nor reads it again.
     """
     sizes = Sizes(encode.kernel)
-    payload = sum(sizes.array(f) for f in module.fields if f.shape in ("n", "group"))
+    fields = [Array.of(f, "payload") for f in module.fields if f.shape in ("n", "group")]
+    payload = sum(map(sizes.array, fields))
     apart = payload + 8 + encode.moved
     fused = payload + encode.moved if lower.hops(module, encode.kernel) else None
     return Merge(payload, payload + 4, payload + 8, apart, fused)

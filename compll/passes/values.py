@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from compll.ir.expr import Expr
-from compll.ir.module import Field, Module
-from compll.ir.tile import SCRATCH, Kernel, Store, Value, Walk
+from compll.ir.module import POSITIONS, Field, Module
+from compll.ir.storage import FLOAT32, INT32, STORAGES, Codes, Storage
+from compll.ir.tile import ELEMENTS, Array, Domain, Kernel, Store, Value, Walk
 from compll.numerics import shared_draws as shared
 from compll.numerics.bits import NAN_KEY, order_key
 from compll.passes.bounds import Bounds
@@ -38,7 +39,7 @@ class Values:
     def __init__(self, module: Module, kernel: Kernel) -> None:
         self.module, self.kernel = module, kernel
         self.fields = {f.name: f for f in module.fields}
-        self.states = {s.name: s for s in module.states}
+        self.states = {s.name: Array.of(s, "state") for s in module.states}
         self.made: dict[Any, Value] = {}
         self.bounds = Bounds()
         #: for each `adjust`, the number of elements that reach its threshold, as float64
@@ -51,7 +52,7 @@ class Values:
     ) -> Value:
         """The only instruction with these parts."""
         args = tuple(args)
-        known = id(attr) if isinstance(attr, Field) else (attr.__class__, repr(attr))
+        known = attr if isinstance(attr, Array) else (attr.__class__, repr(attr))
         key = (op, *map(id, args), kind, level, known)
         if key not in self.made:
             self.made[key] = Value(op, args, kind, level, attr)
@@ -203,31 +204,38 @@ class Values:
         value = self.narrow(value, "lane")
         return self.make("code", [value], "i32", value.level, most.bit_length())
 
-    @staticmethod
-    def codes_of(f: Field) -> Field:
-        """The scratch array of codes that a recoded field is made from."""
-        storage, bits = ("trit", f.bits) if f.trits else ("uint", 8)
-        return Field(f.name, storage, bits, SCRATCH)
+    def scratch(self, name: str, storage: Storage, domain: Domain = ELEMENTS) -> Array:
+        """An array of the kernel's own."""
+        found = Array(name, "scratch", storage, domain)
+        if found not in self.kernel.scratch:
+            self.kernel.scratch.append(found)
+        return found
+
+    def contents(self, f: Field) -> Array:
+        """The array that a field of varying length is made into: its positions, or its codes."""
+        if f.storage in POSITIONS:
+            return self.scratch(f.name, INT32, Domain(f.shape, f.of))
+        return self.scratch(f.name, STORAGES["trit"] if f.trits else Codes(bits=8))
 
     def op_spread(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         inside, value = map(self.lanes, args)
-        f = value.attr if value.op == "load" else None
-        if not (isinstance(f, Field) and f.storage == "float32"):
-            selection = e.args[1].type.of
-            f = Field(f"spread {self.spreads}", "float32", 32, "kept", selection)
+        array = value.attr if value.op == "load" else None
+        if not (isinstance(array, Array) and array.storage == FLOAT32):
+            kept = Domain("kept", e.args[1].type.of)
+            array = self.scratch(f"spread {self.spreads}", FLOAT32, kept)
             self.spreads += 1
             if value.kind != "f32":
                 value = self.make("convert", [value], "f32", "lane")
-            self.kernel.steps.append(Walk([Store("kept", f, value)], of=selection))
-        return self.make("spread", [inside], "f32", "lane", f)
+            self.kernel.steps.append(Walk([Store(array, value)], domain=kept))
+        return self.make("spread", [inside], "f32", "lane", array)
 
     def op_adjusted_count(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.counts[id(e.args[0])]
 
     def op_quantiles(self, e: Expr, args: Args, kind: str, level: str) -> Value:
-        f = Field(f"table {self.tables}", "float32", 32, "table", e.type.of)
+        table = Array(f"table {self.tables}", "scratch", FLOAT32, Domain("table", e.type.of))
         self.tables += 1
-        return self.make("table", (), "table", "piece", f)
+        return self.make("table", (), "table", "piece", table)
 
     def op_literal(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.make("table", (), kind, level, e.value)  # nobody's: see op_bucket, op_lookup

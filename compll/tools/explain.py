@@ -143,7 +143,8 @@ def passes(module: Module) -> Iterator[str]:
             when = f", only where {text.named(step.condition)} is {step.wanted}"
         if isinstance(inner, TileWalk):
             number += 1
-            over = f"elements of {inner.of}" if inner.of else "a matrix" if inner.matrix else tile
+            kept = f"elements of {inner.domain.of}"
+            over = {"kept": kept, "matrix": "a matrix"}.get(inner.domain.kind, tile)
             yield f"pass {number}, over {over}{when}:"
             yield from text.walk(inner)
         elif line := text.line(inner):
@@ -183,7 +184,7 @@ class _Passes:
 
     def walk(self, walk: TileWalk) -> Iterator[str]:
         """The parts of a walk."""
-        reads = {v.attr if v.attr == "g" else v.attr.name for v in walk.values
+        reads = {v.attr.name for v in walk.values
                  if v.level == "lane" and v.op in ("load", "unpack", "at", "spread")}  # fmt: skip
         yield f"  reads {', '.join(sorted(reads)) or 'nothing'}"
         totals = {id(v.args[0]): v for v, _ in self.kernel.exprs.values() if v.op == "total"}
@@ -202,10 +203,10 @@ class _Passes:
         """A store of a walk."""
         if s.back:
             return "  writes back on request g"
-        what = "updates" if s.target == "state" else "stores"
-        known = self.states if s.target == "state" else self.fields
-        value = self.text(known[s.name]) if s.name in known else self.named(s.value)
-        return f"  {what} {s.name} = {value}"
+        name, updates = s.array.name, s.array.role == "state"
+        known = self.states if updates else self.fields
+        value = self.text(known[name]) if name in known else self.named(s.value)
+        return f"  {'updates' if updates else 'stores'} {name} = {value}"
 
 
 def rounds_text(module: Module) -> Iterator[str]:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compll.ir.module import Field
-from compll.ir.tile import Kernel
+from compll.ir.tile import Array, Kernel
 from compll.passes import lower
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES, label
@@ -26,19 +25,19 @@ def moved(kernel: Kernel) -> list[float]:
     total = 0.0
     for walk in kernel.walks:
         reads = {
-            v.attr if isinstance(v.attr, str) else (v.op, v.attr.name): bytes_of(v.attr)
+            (v.op, v.attr.name): bytes_of(v.attr)
             for v in walk.values
             if v.op in READS and v.level == "lane"
         }
-        parts = [field for one in walk.compacts for field, _ in one.parts]
-        writes = [bytes_of(s.field) for s in walk.stores if s.value.level == "lane"]
+        parts = [array for one in walk.compacts for array, _ in one.parts]
+        writes = [bytes_of(s.array) for s in walk.stores if s.value.level == "lane"]
         total += sum(reads.values()) + sum(writes) + sum(map(bytes_of, parts))
     return [len(kernel.walks), round(total, 4)]
 
 
-def bytes_of(array: Field | str | None) -> float:
-    """Bytes of an element; the gradient's have four."""
-    return array.item_bits / 8 if isinstance(array, Field) else 4.0
+def bytes_of(array: Array) -> float:
+    """Bytes of an element."""
+    return array.storage.bits / 8
 
 
 def found(case) -> dict[str, list[float]]:

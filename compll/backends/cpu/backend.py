@@ -20,7 +20,7 @@ from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.module import Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
-from compll.ir.tile import ALL, Kernel
+from compll.ir.tile import Kernel
 from compll.ir.tile_text import text
 from compll.numerics.held import Memo
 from compll.numerics.types import F32, I64, U8
@@ -191,7 +191,7 @@ class TileKernels:
             "step": how.step, "scale": how.scale, "back": True, "workers": float(how.workers),
         }  # fmt: skip
         by_name = {one.name: pair for one, pair in zip(self.rounds, sums, strict=False)}
-        pairs = [by_name[f.name.removesuffix(ALL)] for f in kernel.added]
+        pairs = [by_name[a.name] for a in kernel.sums]
         held = [] if state is None else [state[s.name] for s in kernel.states]
         self.call(name, given, [*held, *(array for pair in pairs for array in pair)])
         return used

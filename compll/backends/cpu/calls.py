@@ -15,9 +15,7 @@ from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.sources import Source, evaluated, values_of_piece
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
 from compll.backends.cpu.types import c
-from compll.backends.cpu.walk_params import store_name
-from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, Call, Extents, Kernel, Store, Walk, order
+from compll.ir.tile import ELEMENTS, Call, Extents, Kernel, Store, Walk, order
 
 
 def emit(printer: Printer, call: Call) -> None:
@@ -38,7 +36,7 @@ def know(printer: Printer, call: Call) -> None:
 
 def made(p: Printer, call: Call) -> ir.Value:
     """Pointer to the array that the routine fills."""
-    return p.pointers[f"{SCRATCH} {call.made[0].name}"]
+    return p.pointers[call.made[0]]
 
 
 def sides_of(p: Printer, matrix: Extents | None) -> tuple[ir.Value, ir.Value]:
@@ -89,9 +87,9 @@ def solid(p: Printer, source: Source, sides: tuple[ir.Value, ir.Value], room: ir
 
 def as_stored(p: Printer, source: Source, room: ir.Value) -> ir.Value:
     """A matrix in memory, by columns if its view is turned."""
-    b, view, f = p.b, source.view, source.view.value.attr
-    if view.value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH:
-        own = p.pointers[f"{SCRATCH} {f.name}"]
+    b, view = p.b, source.view
+    if view.value.op == "load" and view.value.attr.role == "scratch":
+        own = p.pointers[view.value.attr]
         if not view.ends:
             return own
         filled = b.mul(source.valid, c(4))
@@ -148,7 +146,7 @@ def walk(printer: Printer, walk: Walk, call: Call) -> None:
     """A walk that computes the elements of a product where it stores them."""
     for v in (v for s in walk.stores for v in values_of_piece(s.value)):
         printer.value(v)
-    of_product = next(v for v in walk.values if v.attr is call.made[0])
+    of_product = next(v for v in walk.values if v.attr == call.made[0])
     know(printer, call)
     with printer.apart(call.routine) as p:
 
@@ -165,9 +163,9 @@ def walk(printer: Printer, walk: Walk, call: Call) -> None:
 
 def store(p: Printer, s: Store, value: ir.Value, place: ir.Value, count: int) -> None:
     """Store lanes from `place` on."""
-    b, storage = p.b, "float32" if s.field is None else s.field.storage
-    to = at(b, p.pointers[store_name(s)], b.mul(place, c(item_bytes(s.field))))
-    if s.target == "state":
+    b, storage = p.b, s.array.storage.name
+    to = at(b, p.pointers[s.array], b.mul(place, c(item_bytes(s.array))))
+    if s.array.role == "state":
         value = finite_or(b, value, load_as(b, to, storage, count), storage)
     b.store(stored_as(b, value, storage), to, align=1)
 
@@ -180,8 +178,8 @@ def fused(kernel: Kernel) -> dict[int, Call]:
     ]:
         (f,) = call.made
         others = [s for s in kernel.steps if isinstance(s, Call)]
-        walks = [w for w in kernel.walks if any(v.attr is f for v in w.values)]
-        seen = any(v.attr is f for s in others for view in s.views for v in order([view.value]))
+        walks = [w for w in kernel.walks if any(v.attr == f for v in w.values)]
+        seen = any(v.attr == f for s in others for view in s.views for v in order([view.value]))
         if len(walks) == 1 and not seen and simple(walks[0]):
             found[id(walks[0])] = call
     return found
@@ -190,22 +188,14 @@ def fused(kernel: Kernel) -> dict[int, Call]:
 def simple(walk: Walk) -> bool:
     """True if a walk only stores values made of the same elements of arrays."""
     stores = all(
-        s.target in ("state", "gradient", SCRATCH) and not s.packed and not s.placed
+        s.array.role in ("state", "gradient", "scratch") and not s.packed and s.place is None
         for s in walk.stores
     )
     lanes = [v for v in walk.values if v.level == "lane"]
     plain = not any(v.op in OTHERS for v in lanes)
-    products = {
-        id(v.attr)
-        for v in lanes
-        if v.op == "load" and isinstance(v.attr, Field) and v.attr.shape == SCRATCH
-    }
-    return (
-        stores
-        and plain
-        and not (walk.folds or walk.compacts or walk.of or walk.matrix)
-        and len(products) == 1
-    )
+    products = {v.attr for v in lanes if v.op == "load" and v.attr.role == "scratch"}
+    alone = not (walk.folds or walk.compacts) and walk.domain == ELEMENTS
+    return stores and plain and alone and len(products) == 1
 
 
 #: instructions whose lanes are known only in a walk over tiles

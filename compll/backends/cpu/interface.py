@@ -30,7 +30,7 @@ GIVEN: dict[str, Any] = {
 
 def signature(kernel: Kernel) -> list[Any]:
     """The types of a kernel's arguments, for ctypes."""
-    return [*GIVEN.values(), *[ADDRESS] * (len(kernel.states) + 2 * len(kernel.added))]
+    return [*GIVEN.values(), *[ADDRESS] * (len(kernel.states) + 2 * len(kernel.sums))]
 
 
 def passed(value: Any) -> Any:
@@ -60,9 +60,9 @@ def array_bytes(kernel: Kernel, n: int) -> int:
     Raises UsageError if a matrix is too large, or does not hold the elements.
     """
     check_rooms(kernel.rooms, n)
-    item = 1 if all(f.packed for f in kernel.scratch) else 4  # bytes of an element, at most
-    most = [item * (n + kernel.tile + SLACK)]
-    most += [4 * (elements(f.dims, n) + kernel.tile + SLACK) for f in kernel.own if f.dims]
+    sizes = [n, *(elements(a.domain.dims, n) for a in kernel.scratch if a.domain.dims)]
+    item = 1 if all(a.storage.packed for a in kernel.scratch) else 4  # bytes, at most
+    most = [item * (size + kernel.tile + SLACK) for size in sizes]
     most += [size for s in kernel.steps if isinstance(s, Call) for size in wanted(s, n)]
     return max(most) + 63 & -64
 

@@ -20,10 +20,22 @@ from compll.backends.cpu.printer import COLUMNS, Printer
 from compll.backends.cpu.searches import SEARCHES
 from compll.backends.cpu.storages import finite_or, stored_as
 from compll.backends.cpu.streams import ascending, stream
-from compll.backends.cpu.types import F32, F64, I1, I32, I64, KINDS, c, number
+from compll.backends.cpu.types import F32, I1, I32, I64, KINDS, c, number
 from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
-from compll.ir.tile import Ascending, Call, Kernel, Op, Search, Store, Stream, Walk, When
+from compll.ir.tile import (
+    GRADIENT,
+    WRONG,
+    Ascending,
+    Call,
+    Kernel,
+    Op,
+    Search,
+    Store,
+    Stream,
+    Walk,
+    When,
+)
 
 
 def module_text(name: str, kernels: Sequence[Kernel]) -> str:
@@ -49,7 +61,7 @@ class KernelPrinter:
         """Build the function's body."""
         b, p = self.b, self.printer
         export(p.module, self.kernel.name, p.function)
-        if self.kernel.name.startswith("decode") and "check body" in p.module.globals:
+        if self.kernel.kind in ("set", "add") and "check body" in p.module.globals:
             b.call(p.module.globals["check body"], p.function.args, attrs=("noinline",))
             with b.if_then(b.icmp_signed("!=", self.bad(), c(0)), likely=False):
                 b.ret_void()
@@ -60,7 +72,7 @@ class KernelPrinter:
             }
             with b.if_then(b.icmp_signed(">", columns["n"], c(0))):
                 p.open_piece(i, columns)
-                self.check() if self.kernel.name == "check" else self.piece()
+                self.check() if self.kernel.kind == "check" else self.piece()
         if self.walks.past:
             b.fence("seq_cst")  # from here on other threads see stores that bypassed the cache
         b.ret_void()
@@ -68,14 +80,14 @@ class KernelPrinter:
     def piece(self) -> None:
         """A piece of an encode or a decode."""
         p = self.printer
-        if not p.encodes:
+        if self.kernel.decodes:
             p.read_header()
-        p.fields("payload", "out" if p.encodes else "in", "at")
-        if "hop" in self.kernel.name:
-            p.fields("data", "in", "data_at")
+        p.fields()
+        if self.kernel.kind == "hop":
+            p.fields(hop=True)
         self.steps(self.kernel.steps)
-        if p.encodes:
-            self.b.store(self.length(p.fields("payload", "out", "at")), self.used())
+        if not self.kernel.decodes:
+            self.b.store(self.length(p.fields()), self.used())
 
     def length(self, fields: ir.Value) -> ir.Value:
         """Bytes of a payload with fields of this many bytes."""
@@ -102,7 +114,7 @@ class KernelPrinter:
             for name, size in p.sizes.items():
                 most = p.value(self.kernel.limits[name])
                 fits = b.and_(fits, b.icmp_signed("<=", size, most))
-            end = self.length(p.fields("payload", "in", "at"))
+            end = self.length(p.fields())
             with b.if_then(b.and_(fits, b.icmp_signed("==", end, used))):
                 self.good: ir.Value = number(I1, 1)
                 self.steps(self.kernel.steps)
@@ -114,14 +126,14 @@ class KernelPrinter:
     def steps(self, steps: list[Op]) -> None:
         """Steps in order; states of one number are stored at the end."""
         b, p = self.b, self.printer
-        states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
+        states = [s for s in steps if isinstance(s, Store) and s.array.role == "state"]
         for step in steps:
             if step not in states:
                 STEPS[type(step)](self, step)
         for s, value in [(s, p.value(s.value)) for s in states]:
-            assert s.field is not None
-            value = finite_or(b, ins.convert(b, value, F32), p.before[s.name], s.field.storage)
-            b.store(value, p.pointers[f"state {s.name}"])
+            before, storage = p.before[s.array], s.array.storage.name
+            value = finite_or(b, ins.convert(b, value, F32), before, storage)
+            b.store(value, p.pointers[s.array])
 
     def walk(self, walk: Walk) -> None:
         """A walk. Stores counts of its selections, which decide the places of fields."""
@@ -131,7 +143,7 @@ class KernelPrinter:
         for one in walk.compacts:
             most = c(0) if one.limit is None else p.value(one.limit)
             self.walks.open_counts(one.selection, most)
-        self.walks.run(walk, p.value(walk.matrix.size) if walk.matrix else p.kept(walk.of))
+        self.walks.run(walk, p.items(walk.domain))
         for name in [one.selection for one in walk.compacts]:
             if name in header(p.spec)[0]:
                 p.write_header(name, self.b.load(p.counts[name], typ=I64), length=False)
@@ -178,17 +190,15 @@ class KernelPrinter:
     def store(self, s: Store) -> None:
         """A value of the piece: for a check, for the whole gradient, or for the payload."""
         b, p, value = self.b, self.printer, self.printer.value(s.value)
-        if s.target == "wrong":
+        if s.array is WRONG:
             return self.require(b.icmp_signed("==", value, number(I32, 0)))
-        if s.target == "fill":
+        if s.array is GRADIENT:
             return self.fill(value)
-        assert s.field is not None
-        out = p.pointers[f"out {s.name}"]
+        out = p.pointers[s.array]
         if s.value.kind == "table":
-            return b.copy(out, value, c(4 * int(s.field.of)))
+            return b.copy(out, value, c(4 * int(s.array.domain.of)))
         kind = I32 if s.value.kind in ("i32", "i64") else F32
-        kind = F64 if s.field.storage == "float64" else kind
-        b.store(stored_as(b, ins.convert(b, value, kind), s.field.storage), out, align=1)
+        b.store(stored_as(b, ins.convert(b, value, kind), s.array.storage.name), out, align=1)
         return None
 
     def fill(self, value: ir.Value) -> None:
@@ -196,9 +206,9 @@ class KernelPrinter:
         b, p = self.b, self.printer
         with b.if_else(b.fcmp_ordered("==", value, number(F32, 0.0))) as (then, otherwise):
             with then:
-                zero(b, p.pointers["g"], p.bytes(p.row["n"], 4))
+                zero(b, p.pointers[GRADIENT], p.bytes(p.row["n"], 4))
             with otherwise, loop(b, p.row["n"]) as i:
-                b.store(value, at(b, p.pointers["g"], p.bytes(i, 4)))
+                b.store(value, at(b, p.pointers[GRADIENT], p.bytes(i, 4)))
 
 
 #: how steps are printed, by their class

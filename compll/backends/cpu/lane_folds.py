@@ -9,7 +9,6 @@ from llvmlite import ir
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import Builder, Variable
 from compll.backends.cpu.types import F32, F64, I32, I64, number
-from compll.ir.module import Field
 from compll.ir.tile import Value
 from compll.numerics.bits import magnitude_key
 from compll.numerics.numbers import LANES, lane_count
@@ -130,7 +129,7 @@ def halved(b: Builder, parts: list[ir.Value], count: int) -> ir.Value:
 def zero_at_zero(v: Value) -> bool:
     """True if lanes are zero when the gradient and the states are zero."""
     if v.op in ("load", "unpack"):
-        return not (isinstance(v.attr, Field) and v.attr.expr is not None)
+        return not v.attr.received
     if v.op in ("add", "sub"):
         return all(map(zero_at_zero, v.args))
     if v.op in ("neg", "abs", "floor", "ceil", "round", "sqrt", "float16", "magnitude_bits"):

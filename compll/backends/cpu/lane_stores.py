@@ -9,7 +9,7 @@ from llvmlite import ir
 from compll.backends.cpu.builder import at
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
 from compll.backends.cpu.types import F32, I8, I32, I64, number
-from compll.backends.cpu.walk_params import store_name, streamed
+from compll.backends.cpu.walk_params import streamed
 from compll.ir.tile import Store, Value, order
 
 
@@ -27,11 +27,10 @@ class Stores:
             return self.pack(s, value)
         if s.place is not None:
             return self.scatter(s, value, self.lanes.value(s.place))
-        storage = "float32" if s.field is None else s.field.storage
-        pointer = self.lanes.pointer(store_name(s), item_bytes(s.field))
-        if s.target == "state":
+        pointer = self.lanes.pointer(s.array)
+        if s.array.role == "state":
             value = self.finite_or_before(s, value)
-        made = b.store(stored_as(b, value, storage), pointer, align=1)
+        made = b.store(stored_as(b, value, s.array.storage.name), pointer, align=1)
         if self.lanes.past and s in streamed(self.walk.walk):
             made.align = 16
             one = b.module.add_metadata([number(I32, 1)])
@@ -40,42 +39,38 @@ class Stores:
 
     def scatter(self, s: Store, value: ir.Value, place: ir.Value) -> None:
         """Store or add one lane at its own element. LLVM would split longer vectors."""
-        b, lane, size = self.b, number(I32, 0), item_bytes(s.field)
+        b, lane, storage = self.b, number(I32, 0), s.array.storage.name
         with b.if_then(b.icmp_signed("<", self.lanes.index, self.walk.numbers["m"])):
             element = b.zext(b.extract_element(place, lane), I64)
-            to = at(b, self.walk.pointers[store_name(s)], b.mul(element, number(I64, size)))
-            if s.target == "state" and s.field is not None:
-                before = load_as(b, to, s.field.storage, 1)
-                kept = stored_as(b, finite_or(b, value, before, s.field.storage), s.field.storage)
-                b.store(kept, to, align=1)
+            to = at(b, self.walk.whole[s.array], b.mul(element, number(I64, item_bytes(s.array))))
+            if s.array.role == "state":
+                kept = finite_or(b, value, load_as(b, to, storage, 1), storage)
+                b.store(stored_as(b, kept, storage), to, align=1)
                 return
             own = b.extract_element(value, lane)
-            b.store(b.fadd(b.load(to, typ=F32), own) if s.target == "scatter_add" else own, to)
+            b.store(b.fadd(b.load(to, typ=F32), own) if s.adds else own, to)
 
     def finite_or_before(self, s: Store, value: ir.Value) -> ir.Value:
         """A state's value; the old value if the new one is NaN or infinite once stored."""
-        f = s.field
-        assert f is not None
-        load = Value("load", (), "f32", "lane", f)
-        loaded = [v for v in order([s.value]) if v.op == "load" and v.attr is f]
+        load = Value("load", (), "f32", "lane", s.array)
+        loaded = [v for v in order([s.value]) if v.op == "load" and v.attr == s.array]
         before = self.lanes.value(loaded[0]) if loaded else self.lanes.op_load(load)
-        return finite_or(self.b, value, before, f.storage)
+        return finite_or(self.b, value, before, s.array.storage.name)
 
     def pack(self, s: Store, value: ir.Value) -> None:
         """Collect codes that share bytes; write_words writes the complete bytes."""
-        b, f = self.b, s.field
-        assert f is not None
+        b, bits = self.b, s.array.storage.bits
         codes = b.trunc(value, ir.VectorType(I8, self.lanes.width))
-        if f.trits:
-            b.store(codes, at(b, self.walk.trits.codes[store_name(s)], self.lanes.index), align=1)
+        if s.array.storage.trits:
+            b.store(codes, at(b, self.walk.trits.codes[s.array], self.lanes.index), align=1)
             return
-        width = f.packed_bytes(self.walk.tile)
-        if f.bits == 8:
+        width = s.array.storage.tile_bytes(self.walk.tile)
+        if bits == 8:
             self.write_bytes(s, codes, self.lanes.index, width)
             return
         assert self.lanes.offset is not None
         first, plane = self.lanes.offset % width, self.lanes.offset // width
-        moved = b.shl(codes, ir.Constant(codes.type, [plane * f.bits] * self.lanes.width))
+        moved = b.shl(codes, ir.Constant(codes.type, [plane * bits] * self.lanes.width))
         word = self.words.get((id(s), first))
         self.words[id(s), first] = moved if word is None else b.or_(word, moved)
 
@@ -83,11 +78,10 @@ class Stores:
         """Write the bytes of a place, which are complete."""
         for (key, first), word in self.words.items():
             (s,) = [s for s in self.stores if id(s) == key]
-            assert s.field is not None
             byte = self.b.add(self.lanes.place, number(I64, first))
-            self.write_bytes(s, word, byte, s.field.packed_bytes(self.walk.tile))
+            self.write_bytes(s, word, byte, s.array.storage.tile_bytes(self.walk.tile))
 
     def write_bytes(self, s: Store, codes: ir.Value, byte: ir.Value, width: int) -> None:
         b = self.b
         start = b.mul(self.walk.t, number(I64, width))
-        b.store(codes, at(b, self.walk.pointers[store_name(s)], b.add(start, byte)), align=1)
+        b.store(codes, at(b, self.walk.pointers[s.array], b.add(start, byte)), align=1)

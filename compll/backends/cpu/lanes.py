@@ -15,9 +15,9 @@ from compll.backends.cpu.lane_folds import Folds
 from compll.backends.cpu.lane_stores import Stores
 from compll.backends.cpu.storages import item_bytes, load_as, of_raw, raw
 from compll.backends.cpu.types import F32, I8, I32, I64, KINDS, PTR, VOID, const, element, number
-from compll.backends.cpu.walk_params import array_of, streamed
-from compll.ir.module import Field
-from compll.ir.tile import Compact, Store, Value
+from compll.backends.cpu.walk_params import streamed
+from compll.ir.storage import Storage
+from compll.ir.tile import Array, Compact, Store, Value
 from compll.numerics import draws
 from compll.passes.fuse import Loop, order_of_lanes
 
@@ -38,24 +38,23 @@ class Lanes:
         self.walk, self.b, self.one, self.written = walk, walk.b, one, stores
         self.from_buffers = set(kept)
         self.tile, self.stride = walk.tile, one.stride
-        widths = [f.packed_bytes(self.tile) for f in self.small_codes()]
+        widths = [codes.tile_bytes(self.tile) for codes in self.small_codes()]
         self.width = min([WIDTH, self.stride, *widths])
-        if any(s.placed for s in stores):
+        if any(s.place for s in stores):
             self.width = 1
         # next to other stores, partial lines that bypass the cache are slower than usual stores
         large = [s for s in stores if s.value.level == "lane" and not s.packed]
         past = [s for s in large if s in streamed(walk.walk)]
-        whole = all(self.width * item_bytes(s.field) >= LINE for s in past)
+        whole = all(self.width * item_bytes(s.array) >= LINE for s in past)
         self.past = walk.past and (whole or len(past) == len(large))
         self.folds = Folds(self, one.folds)
-        self.mine: set[str] = set()
+        self.mine: set[Array] = set()
 
-    def small_codes(self) -> list[Field]:
-        """Fields with several codes in a byte."""
-        fields = [s.field for s in self.written if s.packed and s.field is not None]
+    def small_codes(self) -> list[Storage]:
+        """The types of arrays with several codes in a byte."""
         values = order_of_lanes(self.one, self.from_buffers)
-        fields += [v.attr for v in values if v.op == "unpack"]
-        return [f for f in fields if f.parts]
+        arrays = [s.array for s in self.written] + [v.attr for v in values if v.op == "unpack"]
+        return [a.storage for a in arrays if a.storage.parts]
 
     def emit(self) -> None:
         b, w = self.b, self.width
@@ -81,7 +80,7 @@ class Lanes:
         b = self.b
         self.offset, self.index = known, b.add(self.place, offset)
         self.values: dict[int, ir.Value] = {}
-        self.asked: set[str] = set()
+        self.asked: set[Array] = set()
         for v in self.one.kept:
             b.put(self.value(v), self.walk.buffers[id(v)], self.index)
         for f in self.one.folds:
@@ -127,23 +126,22 @@ class Lanes:
             return special(v)
         return ins.apply(b, v, [self.value(a) for a in v.args])
 
-    def pointer(self, name: str, size: int) -> ir.Value:
-        """Address of the current lanes in an array with elements of `size` bytes."""
-        b = self.b
+    def pointer(self, array: Array) -> ir.Value:
+        """Address of the current lanes in an array."""
+        b, size = self.b, item_bytes(array)
         base = b.mul(self.walk.t, number(I64, self.tile))
         element = b.add(base, self.index)
-        self.ask(name, size)
-        return at(b, self.walk.pointers[name], b.mul(element, number(I64, size)))
+        self.ask(array, size)
+        return at(b, self.walk.pointers[array], b.mul(element, number(I64, size)))
 
-    def ask(self, name: str, size: int) -> None:
+    def ask(self, array: Array, size: int) -> None:
         """Prefetch the array, once a walk: line after line, with any stride."""
-        asked_before = name in self.asked or (name in self.walk.asked and name not in self.mine)
+        asked_before = array in self.asked or (array in self.walk.asked and array not in self.mine)
         parts = self.stride == self.tile and self.width * size < LINE  # would be prefetched twice
         if asked_before or self.past or self.width == 1 or parts:
             return
-        self.walk.asked.add(name)
-        self.mine.add(name)
-        self.asked.add(name)
+        for each in (self.walk.asked, self.mine, self.asked):
+            each.add(array)
         b, turn = self.b, self.width * size  # bytes of a visit
         if self.offset is not None and self.offset // self.stride * turn % LINE:
             return  # a part of a prefetched line
@@ -152,7 +150,7 @@ class Lanes:
         tiles = b.mul(self.walk.t, number(I64, self.tile * size))
         offset = b.add(b.add(tiles, before), b.mul(visit, number(I64, turn)))
         known = b.declared("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
-        ahead = at(b, self.walk.pointers[name], b.add(offset, number(I64, AHEAD)))
+        ahead = at(b, self.walk.pointers[array], b.add(offset, number(I64, AHEAD)))
         b.call(known, [ahead, number(I32, 0), number(I32, self.walk.level), number(I32, 1)])
 
     def op_spread(self, v: Value) -> ir.Value:
@@ -160,10 +158,8 @@ class Lanes:
         others."""
         b, w = self.b, self.width
         inside = self.masked(self.value(v.args[0]), 0)
-        taken = self.walk.taken[v.attr.name]
-        place = at(
-            b, self.walk.pointers[f"spread {v.attr.name}"], b.mul(taken.get(), number(I64, 4))
-        )
+        taken = self.walk.taken[v.attr]
+        place = at(b, self.walk.whole[v.attr], b.mul(taken.get(), number(I64, 4)))
         bits = b.zext(b.bitcast(inside, ir.IntType(w)), I32)
         found = expanded(b, place, inside, bits)
         taken.set(b.add(taken.get(), count_bits(b, bits)))
@@ -179,17 +175,14 @@ class Lanes:
         return table_routines.gathered(self.b, self.walk.of_tile(table), own, F32)
 
     def op_load(self, v: Value) -> ir.Value:
-        f = v.attr if isinstance(v.attr, Field) else None
-        storage = "float32" if f is None else f.storage
-        found = load_as(self.b, self.pointer(array_of(v), item_bytes(f)), storage, self.width)
+        found = load_as(self.b, self.pointer(v.attr), v.attr.storage.name, self.width)
         return ins.convert(self.b, found, KINDS[v.kind])
 
     def op_at(self, v: Value) -> ir.Value:
         """Elements of an array at places, one a lane."""
-        b, w, f = self.b, self.width, v.attr if isinstance(v.attr, Field) else None
+        b, w, storage = self.b, self.width, v.attr.storage.name
         places = self.masked(self.value(v.args[0]), 0)
-        storage = "float32" if f is None else f.storage
-        pointer, size = self.walk.pointers[f"at {array_of(v)}"], number(I64, item_bytes(f))
+        pointer, size = self.walk.whole[v.attr], number(I64, item_bytes(v.attr))
         kind = raw(storage)
         found = ir.Constant(ir.VectorType(kind, w), ir.Undefined)
         for lane in range(w):
@@ -207,20 +200,20 @@ class Lanes:
         return ins.traced(draws.unit)(b, own, b.splat(second, w))
 
     def op_unpack(self, v: Value) -> ir.Value:
-        b, w, f = self.b, self.width, v.attr
-        if f.trits:
-            place = at(b, self.walk.trits.codes[array_of(v)], self.index)
+        b, w, codes = self.b, self.width, v.attr.storage
+        if codes.trits:
+            place = at(b, self.walk.trits.codes[v.attr], self.index)
             return b.zext(b.load(place, typ=ir.VectorType(I8, w), align=1), ir.VectorType(I32, w))
-        width = f.packed_bytes(self.tile)
+        width = codes.tile_bytes(self.tile)
         byte, plane = self.byte_and_plane(width)
         start = b.mul(self.walk.t, number(I64, width))
-        pointer = at(b, self.walk.pointers[array_of(v)], b.add(start, byte))
+        pointer = at(b, self.walk.pointers[v.attr], b.add(start, byte))
         x = b.zext(b.load(pointer, typ=ir.VectorType(I8, w), align=1), ir.VectorType(I32, w))
-        if f.bits == 8:
+        if codes.bits == 8:
             return x
         # as words: processors have no shifts of bytes
-        shift = b.splat(b.trunc(b.mul(plane, number(I64, f.bits)), I32), w)
-        return b.and_(b.lshr(x, shift), const(I32, x, (1 << f.bits) - 1))
+        shift = b.splat(b.trunc(b.mul(plane, number(I64, codes.bits)), I32), w)
+        return b.and_(b.lshr(x, shift), const(I32, x, (1 << codes.bits) - 1))
 
     def byte_and_plane(self, width: int) -> tuple[ir.Value, ir.Value]:
         """The byte, of `width` bytes, that holds the current codes, and their plane within

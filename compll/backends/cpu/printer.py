@@ -7,7 +7,7 @@ where its fields are.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from copy import copy
 
@@ -22,7 +22,8 @@ from compll.backends.cpu.storages import code_bytes, item_bytes, load_as
 from compll.backends.cpu.types import F32, F64, I8, I32, I64, KINDS, PTR, VOID, c, number
 from compll.ir.layout import header
 from compll.ir.module import Field
-from compll.ir.tile import STATUS, Kernel, Value
+from compll.ir.storage import Storage
+from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Value
 from compll.numerics.numbers import LANES
 
 #: columns of a batch's table
@@ -48,10 +49,8 @@ class Printer:
         kinds = [TYPES[kind] for kind in signature(kernel)]
         self.function = ir.Function(module, ir.FunctionType(VOID, kinds), f"{kernel.name} body")
         self.function.linkage = "internal"
-        names = [*GIVEN, *(f"state {s.name}" for s in kernel.states)]
-        names += [f"{what} {f.name}" for f in kernel.added for what in ("sum", "sum at")]
-        self.given: dict[str, ir.Value] = dict(zip(names, self.function.args, strict=True))
-        self.encodes = not kernel.name.startswith(("decode", "check"))
+        names = [*GIVEN, *kernel.states, *(key for a in kernel.sums for key in (a, (a, "at")))]
+        self.given: dict[Hashable, ir.Value] = dict(zip(names, self.function.args, strict=True))
         self.b = Builder(self.function.append_basic_block("entry"))
 
     def open_piece(self, p: ir.Value, row: dict[str, ir.Value]) -> None:
@@ -64,26 +63,28 @@ class Printer:
         self.sizes: dict[str, ir.Value] = {}
         self.lengths: dict[str, ir.Value] = {}
         self.tiles = b.udiv(b.add(row["n"], c(self.tile - 1)), c(self.tile))
-        self.pointers = {"g": at(b, self.given["x"], self.bytes(row["start"], 4))}
+        self.pointers = {GRADIENT: at(b, self.given["x"], self.bytes(row["start"], 4))}
         self.open_states()
-        for f in self.kernel.added:  # the piece's sums over the ranks
-            begin = b.load(at(b, self.given[f"sum at {f.name}"], self.bytes(p, 8)), typ=I64)
-            self.pointers[f"in {f.name}"] = at(b, self.given[f"sum {f.name}"], begin)
-        for i, f in enumerate(self.kernel.scratch):
-            self.pointers[f"{f.shape} {f.name}"] = self.scratch(i)
-        self.counts: dict[str, ir.Value] = {}
+        for array in self.kernel.sums:
+            begin = b.load(at(b, self.given[array, "at"], self.bytes(p, 8)), typ=I64)
+            self.pointers[array] = at(b, self.given[array], begin)
+        for i, array in enumerate(self.kernel.scratch):
+            self.pointers[array] = self.scratch(i)
+        #: places for the numbers of selected elements, and of those that arrays have spread
+        self.counts: dict[str | Array, ir.Value] = {}
         for name in [one.selection for w in self.kernel.walks for one in w.compacts]:
-            self.counts[name] = self.pointers[f"count {name}"] = b.room(I64, 2)
+            self.counts[name] = b.room(I64, 2)
 
     def open_states(self) -> None:
         """Set pointers to the piece's states. Loads states of one number before any is stored."""
         b = self.b
-        self.before: dict[str, ir.Value] = {}
+        self.before: dict[Array, ir.Value] = {}
         for s in self.kernel.states:
-            name, index = f"state {s.name}", self.row["tensor" if s.shape == "scalar" else "state"]
-            self.pointers[name] = at(b, self.given[name], self.bytes(index, item_bytes(s)))
-            if s.shape == "scalar":
-                self.before[s.name] = b.load(self.pointers[name], typ=F32)
+            single = s.domain.kind == "scalar"
+            index = self.row["tensor" if single else "state"]
+            self.pointers[s] = at(b, self.given[s], self.bytes(index, item_bytes(s)))
+            if single:
+                self.before[s] = b.load(self.pointers[s], typ=F32)
 
     def scratch(self, index: int) -> ir.Value:
         """Address of an array of scratch memory."""
@@ -147,44 +148,46 @@ class Printer:
         (self.lengths if length else self.sizes)[name] = value
         place = self.header_place(name, length=length)
         self.b.store(self.b.trunc(value, I32), place, align=1)
-        self.fields("payload", "out", "at")
+        self.fields()
 
-    def fields(self, payload: str, prefix: str, starts: str) -> ir.Value:
-        """Set pointers to a payload's fields; returns its length without the status byte."""
-        b = self.b
-        start = self.start_of(payload, starts)
+    def fields(self, *, hop: bool = False) -> ir.Value:
+        """Set pointers to a payload's fields; returns its length without the status byte. hop: to
+        those of the payload that an encode is given."""
+        b, role = self.b, "incoming" if hop or self.kernel.decodes else "payload"
+        start = self.start_of(*(("data", "data_at") if hop else ("payload", "at")))
         length: ir.Value = c(4 * sum(map(len, header(self.spec))))
         for f in self.spec.fields:
-            self.pointers[f"{prefix} {f.name}"] = at(b, start, length)
+            self.pointers[Array.of(f, role)] = at(b, start, length)
             size = self.size(f)
             if size is None:
                 return length  # places of later fields are not known yet
             length = b.add(length, size)
-        self.pointers[f"{prefix} {STATUS.name}"] = at(b, start, length)
+        self.pointers[Array.of(STATUS, role)] = at(b, start, length)
         return length
 
     def size(self, f: Field) -> ir.Value:
         """Bytes of a field; None while unknown."""
         if f.layout.varying:
             return self.lengths.get(f.name)
-        if f.shape == "table":
-            return c(int(f.of) * item_bytes(f))
-        if f.shape == "matrix":
-            return self.bytes_of(f, self.value(self.kernel.sizes[f.name].size))
-        n = self.kept(f.of)
-        if n is None:
-            return None
-        if f.packed:
-            return self.bytes_of(f, n)
-        return self.bytes({"scalar": c(1), "group": self.tiles}.get(f.shape, n), item_bytes(f))
+        n = self.items(Domain(f.shape, f.of, f.dims))
+        return None if n is None else self.bytes_of(f.layout, n)
 
-    def bytes_of(self, f: Field, n: ir.Value) -> ir.Value:
-        """Bytes of n values of a field."""
+    def items(self, domain: Domain) -> ir.Value:
+        """Items of a domain; None while unknown."""
+        if domain.kind == "matrix":
+            return self.value(self.kernel.extents[domain.dims].size)
+        if domain.kind in ("scalar", "table"):
+            return c(int(domain.of or 1))
+        return self.tiles if domain.kind == "group" else self.kept(domain.of)
+
+    def bytes_of(self, storage: Storage, n: ir.Value) -> ir.Value:
+        """Bytes of n values."""
         b = self.b
-        if not f.packed:
-            return self.bytes(n, item_bytes(f))
+        if not storage.packed:
+            return self.bytes(n, storage.bits // 8)
         full, rest = b.udiv(n, c(self.tile)), b.urem(n, c(self.tile))
-        return b.add(self.bytes(full, f.packed_bytes(self.tile)), code_bytes(b, f, rest))
+        whole = self.bytes(full, storage.tile_bytes(self.tile))
+        return b.add(whole, code_bytes(b, storage, rest))
 
     def among(self, selection: str) -> ir.Value:
         """Number of elements among which the selection chooses."""
@@ -246,18 +249,18 @@ class Printer:
         return self.kept(v.attr)
 
     def op_told(self, v: Value) -> ir.Value:
-        status = self.b.load(self.pointers[f"in {STATUS.name}"], typ=I8)
+        status = self.b.load(self.pointers[Array.of(STATUS, "incoming")], typ=I8)
         return self.b.icmp_unsigned("!=", status, number(I8, 0))
 
     def op_load(self, v: Value) -> ir.Value:
-        b, f = self.b, v.attr
-        if f.name in self.before:
-            return ins.convert(b, self.before[f.name], KINDS[v.kind])
-        place = self.pointers[f"in {f.name}"]
+        b, storage = self.b, v.attr.storage.name
+        if v.attr in self.before:
+            return ins.convert(b, self.before[v.attr], KINDS[v.kind])
+        place = self.pointers[v.attr]
         if v.kind == "table":
             return place
-        found = load_as(b, place, f.storage, 0)
-        return b.zext(found, I64) if f.storage == "uint32" else ins.convert(b, found, KINDS[v.kind])
+        found = load_as(b, place, storage, 0)
+        return b.zext(found, I64) if storage == "uint32" else ins.convert(b, found, KINDS[v.kind])
 
     def op_total(self, v: Value) -> ir.Value:
         """The total of a fold over all tiles."""
@@ -275,7 +278,7 @@ class Printer:
 
     def op_table(self, v: Value) -> ir.Value:
         """Memory for a table that a step makes."""
-        return self.b.room(F32, int(v.attr.of))
+        return self.b.room(F32, int(v.attr.domain.of))
 
     def op_buckets(self, v: Value) -> ir.Value:
         """The data that finds the bucket of a number in a table."""

@@ -9,11 +9,11 @@ from llvmlite import ir
 from compll.backends.cpu import table_routines
 from compll.backends.cpu.builder import Builder, Variable, loop, repeat_while, routine
 from compll.backends.cpu.instructions import draw_keys, numbers, traced
-from compll.backends.cpu.last_tile import where
 from compll.backends.cpu.printer import Printer
+from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.types import F32, F64, I16, I32, I64, PTR, c, number
 from compll.backends.cpu.walk_calls import WalkCalls
-from compll.ir.tile import Search
+from compll.ir.tile import Array, Search
 from compll.numerics import draws
 from compll.numerics.tries import Tries
 
@@ -71,8 +71,8 @@ class KthLargestSearch:
     def __init__(self, printer: Printer, walks: WalkCalls, step: Search) -> None:
         self.printer, self.walks, self.b, self.step = printer, walks, printer.b, step
         (one,) = step.walk.compacts
-        ((field, _),) = one.parts
-        self.keys = printer.pointers[f"kept {field.name}"]
+        ((keys, _),) = one.parts
+        self.keys = printer.pointers[keys]
         self.name = one.selection
 
     def emit(self) -> None:
@@ -88,8 +88,8 @@ class KthLargestSearch:
         elif step.walk.placed:
             self.collect(LOWEST, n)
             count = p.value(step.sample)
-            keys = p.pointers["kept sample of keys"]
-            self.gather(count, self.key(), {"keys": (self.keys, 4)})
+            keys = p.pointers[step.arrays[0]]
+            self.gather(count, self.key())
         else:
             count = p.value(step.sample)
             self.sample(count, self.key())
@@ -99,7 +99,7 @@ class KthLargestSearch:
 
     def elements(self) -> ir.Value:
         """Number of elements that have keys."""
-        return self.printer.kept(self.step.walk.of)
+        return self.printer.items(self.step.walk.domain)
 
     def all(self, k: ir.Value) -> None:
         """Collect all keys that can be the k-th largest."""
@@ -153,20 +153,19 @@ class KthLargestSearch:
         p, usual = self.printer, self.printer.pointers
         if self.step.walk.placed:  # the first elements: any sample will do for a bracket
             return self.collect(LOWEST, count)
-        names = [f.name.removeprefix("sample of ") for f in self.step.arrays]
-        inputs = {name: (usual[name], where(p, name, c(0))[1]) for name in names}
-        self.gather(count, key, inputs)
-        p.pointers = usual | {name: usual[f"kept sample of {name}"] for name in names}
+        self.gather(count, key)
+        p.pointers = usual | {a: usual[sample] for a, sample in self.samples()}
         self.collect(LOWEST, count)
         p.pointers = usual
         return None
 
-    def gather(
-        self, count: ir.Value, key: ir.Value, inputs: dict[str, tuple[ir.Value, int]]
-    ) -> None:
-        """Copy elements of arrays at the sample's positions. inputs: arrays, and bytes of their
-        items."""
-        b, n = self.b, self.printer.row["n"]
+    def samples(self) -> list[tuple[Array, Array]]:
+        """The arrays that a sample is collected from, each with that which it is collected in."""
+        return list(zip(self.step.sampled, self.step.arrays, strict=True))
+
+    def gather(self, count: ir.Value, key: ir.Value) -> None:
+        """Copy elements of arrays at the sample's positions."""
+        b, n, pointers = self.b, self.printer.row["n"], self.printer.pointers
         step, more = (how(n, count) for how in (b.udiv, b.urem))
         low, over = Variable(b, c(0)), Variable(b, c(0))  # j * n / count, quotient and remainder
         with loop(b, count) as j:
@@ -178,9 +177,9 @@ class KthLargestSearch:
             counter = traced(draws.counter)(b, b.trunc(j, I32), key)
             drawn = b.lshr(traced(draws.mixed)(b, counter, number(I32, 0)), number(I32, 8))
             i = b.add(start, b.zext(b.urem(drawn, b.trunc(width, I32)), I64))
-            for name, (place, size) in inputs.items():
-                found = b.get(place, {2: I16, 4: I32}[size], i)
-                b.put(found, self.printer.pointers[f"kept sample of {name}"], j)
+            for array, sample in self.samples():
+                kind = {2: I16, 4: I32}[item_bytes(array)]
+                b.put(b.get(pointers[array], kind, i), pointers[sample], j)
 
 
 def threshold_search(printer: Printer, walks: WalkCalls, step: Search) -> None:
@@ -205,8 +204,8 @@ def threshold_search(printer: Printer, walks: WalkCalls, step: Search) -> None:
 
 def quantiles(printer: Printer, walks: WalkCalls, step: Search) -> None:
     """Walk over the elements for their keys, and find the quantiles in them."""
-    walks.run(step.walk, printer.kept(step.walk.of))
-    keys, some, other = (printer.pointers[f"{f.shape} {f.name}"] for f in step.arrays)
+    walks.run(step.walk, printer.items(step.walk.domain))
+    keys, some, other = (printer.pointers[a] for a in step.arrays)
     table = printer.value(step.made[0])
     table_routines.quantiles(step.attr)(printer.b, keys, printer.row["n"], some, other, table)
 

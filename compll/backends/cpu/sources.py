@@ -13,8 +13,6 @@ from compll.backends.cpu.builder import Builder, Variable, at
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.storages import item_bytes, load_as
 from compll.backends.cpu.types import F64, KINDS, c, lanes, number
-from compll.backends.cpu.walk_params import array_of
-from compll.ir.module import Field
 from compll.ir.tile import Value, View
 
 
@@ -94,9 +92,8 @@ def evaluated(
     if v.level == "piece":
         found = every(b, printer.value(v), count)
     elif v.op == "load":
-        f = v.attr if isinstance(v.attr, Field) else None
-        place = at(b, printer.pointers[array_of(v)], b.mul(index, c(item_bytes(f))))
-        found = load_as(b, place, "float32" if f is None else f.storage, count)
+        place = at(b, printer.pointers[v.attr], b.mul(index, c(item_bytes(v.attr))))
+        found = load_as(b, place, v.attr.storage.name, count)
         found = ins.convert(b, found, KINDS[v.kind])
     else:
         found = ins.apply(b, v, [evaluated(printer, a, index, count, known) for a in v.args])

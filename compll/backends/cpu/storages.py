@@ -8,7 +8,8 @@ from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import Builder
 from compll.backends.cpu.processor import FEATURES
 from compll.backends.cpu.types import F32, I8, I16, I32, I64, const, lanes, number
-from compll.ir.module import Field
+from compll.ir.storage import Storage
+from compll.ir.tile import Array
 from compll.numerics.bits import FORMATS, INFINITE
 
 #: true if this processor stores some lanes of a vector as fast as all of them
@@ -17,16 +18,16 @@ MASKED = bool(FEATURES.get("avx512f"))
 NARROW = {"uint16": 16, "byte": 8} | {name: one.width for name, one in FORMATS.items()}
 
 
-def item_bytes(f: Field | None) -> int:
-    """Bytes of one value in memory; without a field, of the gradient."""
-    return 4 if f is None else f.item_bits // 8
+def item_bytes(array: Array) -> int:
+    """Bytes of one value in memory."""
+    return array.storage.bits // 8
 
 
-def code_bytes(b: Builder, f: Field, count: ir.Value) -> ir.Value:
+def code_bytes(b: Builder, codes: Storage, count: ir.Value) -> ir.Value:
     """Bytes of `count` packed codes of one tile."""
-    if f.trits:
+    if codes.trits:
         return b.udiv(b.add(count, number(I64, 4)), number(I64, 5))
-    return b.lshr(b.add(b.mul(count, number(I64, f.bits)), number(I64, 7)), number(I64, 3))
+    return b.lshr(b.add(b.mul(count, number(I64, codes.bits)), number(I64, 7)), number(I64, 3))
 
 
 def load_as(b: Builder, pointer: ir.Value, storage: str, count: int) -> ir.Value:

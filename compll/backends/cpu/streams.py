@@ -10,7 +10,7 @@ from compll.backends.cpu import gap_stream, golomb_stream, huffman_stream, run_s
 from compll.backends.cpu.builder import Builder, Variable, at, loop, routine
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.types import I32, I64, PTR, c, number
-from compll.ir.tile import Ascending, Stream
+from compll.ir.tile import Array, Ascending, Stream
 
 #: routines that store and load fields of varying length
 STREAMS: dict[str, ModuleType] = {
@@ -22,19 +22,19 @@ def stream(printer: Printer, step: Stream) -> ir.Value:
     """Store values of varying length in the payload, or load them from it. A check's result is true
     if they are as they should be."""
     b, f, kind = printer.b, step.field, STREAMS[step.field.storage]
-    array = printer.pointers[f"{step.array.shape} {step.array.name}"]
-    # codes are counted in bytes, not in positions
-    count = printer.size(step.array) if f.recoded else printer.kept(f.of)
+    array, count = printer.pointers[step.array], printer.items(step.array.domain)
+    if f.recoded:  # counted in bytes, not in positions
+        count = printer.bytes_of(step.array.storage, count)
     among = c(f.bits) if f.storage == "huffman" else printer.among(f.of)
     b.store(number(I32, -1), at(b, array, c(-4)))
-    if printer.encodes:
-        out = printer.pointers[f"out {f.name}"]
+    if not printer.kernel.decodes:
+        out = printer.pointers[Array.of(f, "payload")]
         end = kind.store(b, array, count, among, out)
         printer.write_header(f.name, b.sub(end, b.ptrtoint(out, I64)), length=True)
         return None
-    data = printer.pointers[f"in {f.name}"]
+    data = printer.pointers[Array.of(f, "incoming")]
     given = [data, at(b, data, printer.lengths[f.name]), count, among, array]
-    if printer.kernel.name == "check":
+    if printer.kernel.kind == "check":
         return b.icmp_signed("!=", kind.load(b, *given), c(0))
     with b.if_then(b.icmp_signed("!=", printer.given["rows"], c(1))):
         kind.load(b, *given)  # check loaded them for a single piece
@@ -44,7 +44,7 @@ def stream(printer: Printer, step: Stream) -> ir.Value:
 def ascending(printer: Printer, step: Ascending) -> ir.Value:
     """True if positions ascend within the tensor."""
     f = step.field
-    place = printer.pointers[f"in {f.name}"]
+    place = printer.pointers[Array.of(f, "incoming")]
     found = _ascending(printer.b, place, printer.kept(f.of), printer.among(f.of))
     return printer.b.icmp_signed("!=", found, c(0))
 

@@ -12,43 +12,44 @@ from llvmlite import ir
 
 from compll.backends.cpu.builder import Builder, at, loop
 from compll.backends.cpu.types import I8, I16, I32, I64, number
+from compll.ir.tile import Array, Walk
 
 DIGITS, ONES = 5, 121
 CHUNK = 16
 
 
 class Tiles:
-    """Codes of the current tile, a byte each, for a walk's arrays of trits."""
+    """Codes of the current tile, a byte each, for a walk's arrays of trits. pointers: to all of the
+    walk's arrays."""
 
     def __init__(
-        self,
-        b: Builder,
-        tile: int,
-        arrays: tuple[list[str], list[str]],
-        pointers: dict[str, ir.Value],
-    ) -> None:
+        self, b: Builder, tile: int, walk: Walk, pointers: dict[Array, ir.Value]
+    ) -> None:  # fmt: skip
         self.b, self.pointers = b, pointers
         self.width = -(-tile // DIGITS)
-        self.read, self.written = map(set, arrays)
-        names = sorted(self.read | self.written)
-        self.codes = {name: b.room(I8, DIGITS * self.width) for name in names}
+        read = [v.attr for v in walk.values if v.op == "unpack"]
+        written = [s.array for s in walk.stores]
+        self.read, self.written = (
+            list(dict.fromkeys(a for a in arrays if a.storage.trits)) for arrays in (read, written)
+        )
+        self.codes = {a: b.room(I8, DIGITS * self.width) for a in (*self.read, *self.written)}
         for room in self.codes.values():
             for i in range(tile, DIGITS * self.width):  # padding of the last byte
                 b.store(number(I8, 1), at(b, room, number(I64, i)))
 
-    def bytes(self, name: str, t: ir.Value) -> ir.Value:
+    def bytes(self, array: Array, t: ir.Value) -> ir.Value:
         """The bytes of tile t in an array."""
-        return at(self.b, self.pointers[name], self.b.mul(t, number(I64, self.width)))
+        return at(self.b, self.pointers[array], self.b.mul(t, number(I64, self.width)))
 
     def unpack(self, t: ir.Value) -> None:
         """Unpack the codes of all arrays that the walk reads."""
-        for name in sorted(self.read):
-            unpack(self.b, self.bytes(name, t), self.codes[name], self.width)
+        for array in self.read:
+            unpack(self.b, self.bytes(array, t), self.codes[array], self.width)
 
     def pack(self, t: ir.Value) -> None:
         """Pack the codes of all arrays that the walk writes."""
-        for name in sorted(self.written):
-            pack(self.b, self.codes[name], self.bytes(name, t), self.width)
+        for array in self.written:
+            pack(self.b, self.codes[array], self.bytes(array, t), self.width)
 
 
 @contextmanager

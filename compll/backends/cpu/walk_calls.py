@@ -13,9 +13,9 @@ from compll.backends.cpu.nontemporal_stores import gains, large
 from compll.backends.cpu.printer import TOTALS, Printer
 from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.types import F64, I8, PTR, VOID, c, number
-from compll.backends.cpu.walk_params import Arrays, given, signature_of, store_name, streamed
+from compll.backends.cpu.walk_params import Params, given, signature_of, streamed
 from compll.backends.cpu.walks import WalkPrinter
-from compll.ir.tile import Value, Walk
+from compll.ir.tile import Array, Value, Walk
 from compll.numerics.numbers import LANES
 
 
@@ -24,7 +24,7 @@ class WalkFunction:
     """A function, which other walks may share, and the arguments of this walk."""
 
     function: ir.Function
-    needs: Arrays
+    needs: Params
     matrix: bool
 
 
@@ -46,7 +46,7 @@ class WalkCalls:
                 for past in (False, True)[: 1 + bool(gains() and streamed(walk))]
             ]
         return [
-            WalkFunction(one.function, given(walk), walk.matrix is not None)
+            WalkFunction(one.function, given(walk), walk.domain.kind == "matrix")
             for one in self.printed[key]
         ]
 
@@ -68,15 +68,13 @@ class WalkCalls:
         usual, *past = self.functions[id(walk)]
         for f in walk.folds:
             self.open_total(f)
-        for one in (v.attr for v in walk.spreads):
-            array = f"{one.shape} {one.name}" if one.expr is None else f"in {one.name}"
-            p.pointers[f"spread {one.name}"] = p.pointers[array]
-            p.pointers[f"count spread {one.name}"] = Variable(b, c(0)).place
+        for v in walk.spreads:
+            p.counts[v.attr] = Variable(b, c(0)).place
         pieces = [p.value(v) for v in usual.needs.pieces]
         full, rest = (how(n, c(p.tile)) for how in (b.udiv, b.urem))
         if past:
-            arrays = {store_name(s): item_bytes(s.field) for s in streamed(walk)}
-            places = [(p.pointers[name], p.bytes(n, size)) for name, size in arrays.items()]
+            arrays = dict.fromkeys(s.array for s in streamed(walk))
+            places = [(p.pointers[a], p.bytes(n, item_bytes(a))) for a in arrays]
             with b.if_else(large(b, places)) as (then, otherwise):
                 with then:
                     self.call(past[0], p.pointers, pieces, full)
@@ -107,21 +105,21 @@ class WalkCalls:
     ) -> None:
         """Walk over a copy of the last tile, of `rest` elements, as over a full one."""
         tile = LastTile(self.printer, full, rest)
-        pointers, copies = tile.copied(one.needs.arrays, walk)
-        self.call(one, pointers, pieces, c(1), rest, full)
-        for copied in copies:
-            tile.copy_out(*copied)
+        copies = {array: tile.copied(array) for array in one.needs.lanes}
+        self.call(one, copies, pieces, c(1), rest, full)
+        for array in dict.fromkeys(s.array for s in walk.stores if s.place is None):
+            tile.copy_out(array, copies[array])
 
     def call(
-        self, one: WalkFunction, pointers: ir.Value, pieces: list[ir.Value], count: ir.Value, m: ir.Value = None,
+        self, one: WalkFunction, pointers: dict[Array, ir.Value], pieces: list[ir.Value], count: ir.Value, m: ir.Value = None,
         done: ir.Value | None = None
     ) -> None:  # fmt: skip
         """Call a walk's function for `count` tiles of m elements, after `done` others."""
         p, b = self.printer, self.printer.b
         first = c(0) if one.matrix else p.row["first"]
         done = c(0) if done is None else done
-        names = one.needs.arrays
-        arrays = [pointers.get(n) or pointers[n.removeprefix("at ")] for n in names]
+        arrays = [pointers[a] for a in one.needs.lanes]
+        arrays += [p.pointers[a] for a in one.needs.whole] + [p.counts[k] for k in one.needs.counts]
         sums = [p.totals[id(v)] for v in one.needs.sums]
         numbers = {
             "count": count, "m": c(p.tile) if m is None else m, "done": done,

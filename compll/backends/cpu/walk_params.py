@@ -1,86 +1,73 @@
-"""Arrays, values of the piece and accumulators of a walk's function, by name."""
+"""Parameters of a walk's function: arrays, counts, values of the piece and accumulators."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, Store, Value, Walk
+from compll.ir.tile import Array, Store, Value, Walk
 
 
 @dataclass
-class Arrays:
-    """Parameters of a walk's function, by name. arrays: pointers to elements of the first tile."""
+class Params:
+    """Parameters of a walk's function, in order.
 
-    arrays: list[str]
-    pieces: list[Value]
+    lanes: arrays with values of the walk's own items, as pointers to those of the first tile.
+    whole: arrays of which any item may be read or stored. counts: selections, of which elements are
+    counted, and arrays, of which elements are spread.
+    """
+
+    lanes: list[Array]
+    whole: list[Array]
+    counts: list[str | Array]
     sums: list[Value]
+    pieces: list[Value]
 
 
-def given(walk: Walk) -> Arrays:
-    """The arrays, values of the piece and accumulators that a walk needs, as parameters."""
+def given(walk: Walk) -> Params:
+    """The parameters of a walk's function."""
     found = walk.values
-    names = [array_of(v) for v in found if v.op in ("load", "unpack") and v.level != "piece"]
-    names += [f"at {array_of(v)}" for v in found if v.op == "at"]
-    names += [store_name(s) for s in walk.stores]
-    names += [how + v.attr.name for v in walk.spreads for how in ("spread ", "count spread ")]
-    for one in walk.compacts:
-        names += [f"kept {f.name}" for f, _ in one.parts] + [f"count {one.selection}"]
+    lanes = [v.attr for v in found if v.op in ("load", "unpack") and v.level != "piece"]
+    lanes += [s.array for s in walk.stores if s.place is None]
+    whole = [v.attr for v in found if v.op in ("at", "spread")]
+    whole += [s.array for s in walk.stores if s.place is not None]
+    whole += [array for one in walk.compacts for array, _ in one.parts]
+    counts = [*(v.attr for v in walk.spreads), *(one.selection for one in walk.compacts)]
     pieces = [v for v in found if v.level == "piece" and v.op != "const"]
-    return Arrays(list(dict.fromkeys(names)), pieces, list(dict.fromkeys(walk.folds)))
+    lanes, whole, counts, sums = (
+        list(dict.fromkeys(each)) for each in (lanes, whole, counts, walk.folds)
+    )
+    return Params(lanes, whole, counts, sums, pieces)
 
 
 def signature_of(walk: Walk) -> str:
     """A text that is equal for walks that can share a function: only values of the piece differ."""
     names: dict[int, str] = {}
-    lines = [f"of {bool(walk.of)}"]
+    lines = [f"of {bool(walk.domain.of)}"]
     for v in walk.values:
         names[id(v)] = f"%{len(names)}"
         made = v.level == "piece" and v.op != "const"
-        attr = array_of(v) if isinstance(v.attr, Field) else v.attr
-        parts = [] if made else [v.op, repr(attr), *(names[id(a)] for a in v.args)]
+        attr = f"{v.attr.role} {v.attr.name}" if isinstance(v.attr, Array) else repr(v.attr)
+        parts = [] if made else [v.op, attr, *(names[id(a)] for a in v.args)]
         lines.append(" ".join([v.kind, v.level, *parts]))
     for s in walk.stores:
         place = "" if s.place is None else names[id(s.place)]
-        lines.append(f"{s.target} {s.name} {s.back} {names[id(s.value)]} {place}")
+        lines.append(
+            f"{s.array.role} {s.array.name} {s.back} {s.adds} {names[id(s.value)]} {place}"
+        )
     for one in walk.compacts:
         found = [str(v and names[id(v)]) for v in (one.always, one.first)]
-        parts = [f"{f.name} {names[id(v)]}" for f, v in one.parts]
+        parts = [f"{array.name} {names[id(v)]}" for array, v in one.parts]
         lines.append(" ".join([one.selection, *found, *parts]))
     return "\n".join([*lines, *(names[id(f)] for f in walk.folds)])
-
-
-def array_of(v: Value) -> str:
-    """The array that a load reads: the gradient, a state, or an incoming payload's field."""
-    if v.attr == "g":
-        return "g"
-    assert isinstance(v.attr, Field)
-    if v.attr.shape in ("kept", SCRATCH) and v.attr.expr is None:
-        return f"{v.attr.shape} {v.attr.name}"
-    return f"state {v.attr.name}" if v.attr.expr is None else f"in {v.attr.name}"
-
-
-def store_name(s: Store) -> str:
-    """The array that a store writes."""
-    own = {"state": "state", "payload": "out", SCRATCH: SCRATCH, "kept": "kept"}
-    prefix = own.get(s.target)
-    return "at " * s.placed + (f"{prefix} {s.name}" if prefix else "g")
-
-
-def trit_arrays(walk: Walk) -> tuple[list[str], list[str]]:
-    """Arrays of trits that a walk reads, and arrays of trits that it writes."""
-    read = [v for v in walk.values if v.op == "unpack" and v.attr.trits]
-    written = [s for s in walk.stores if s.packed and s.field and s.field.trits]
-    return list(map(array_of, read)), list(map(store_name, written))
 
 
 def streamed(walk: Walk) -> list[Store]:
     """Stores of floats per lane to arrays that the walk does not read: these may bypass the
     cache."""
-    read = {array_of(v) for v in walk.values if v.op == "load" and v.level == "lane"}
+    read = {v.attr for v in walk.values if v.op == "load" and v.level == "lane"}
     return [
         s
         for s in walk.stores
-        if not walk.of and s.target in ("gradient", "payload") and not s.packed
-        and s.value.level == "lane" and store_name(s) not in read
+        if not walk.domain.of and s.array.role in ("gradient", "payload") and not s.packed
+        and s.value.level == "lane" and s.place is None and s.array not in read
     ]  # fmt: skip

@@ -15,9 +15,8 @@ from compll.backends.cpu.lanes import Lanes
 from compll.backends.cpu.storages import item_bytes, load_as, stored_as
 from compll.backends.cpu.trit_tiles import Tiles
 from compll.backends.cpu.types import F32, I1, I32, I64, KINDS, PTR, VOID, number
-from compll.backends.cpu.walk_params import array_of, given, store_name, trit_arrays
-from compll.ir.module import Field
-from compll.ir.tile import Compact, Value, Walk, order_inside
+from compll.backends.cpu.walk_params import given
+from compll.ir.tile import Array, Compact, Value, Walk, order_inside
 from compll.numerics import draws
 from compll.numerics.numbers import lane_count
 from compll.passes.fuse import Loop, loops, order_of_lanes
@@ -39,16 +38,20 @@ class WalkPrinter:
     def __init__(self, module: ir.Module, name: str, walk: Walk, tile: int, past: bool) -> None:
         self.walk, self.tile, self.past = walk, tile, past
         self.needs = given(walk)
-        kinds = [PTR] * (len(self.needs.arrays) + len(self.needs.sums))
+        needs = self.needs
+        arrays = len(needs.lanes) + len(needs.whole) + len(needs.counts)
+        kinds = [PTR] * (arrays + len(needs.sums))
         kinds += [KINDS[v.kind] for v in self.needs.pieces] + [k for _, k in self.NUMBERS]
         self.function = ir.Function(module, ir.FunctionType(VOID, kinds), name)
         self.function.linkage = "internal"
-        for pointer in self.function.args[: len(self.needs.arrays)]:
+        for pointer in self.function.args[:arrays]:
             pointer.add_attribute("noalias")
         args = iter(self.function.args)
-        self.pointers = {n: next(args) for n in self.needs.arrays}
-        self.sums = {id(v): next(args) for v in self.needs.sums}
-        self.known: dict[int, ir.Value] = {id(v): next(args) for v in self.needs.pieces}
+        self.pointers = {a: next(args) for a in needs.lanes}
+        self.whole = {a: next(args) for a in needs.whole}
+        self.counts = {key: next(args) for key in needs.counts}
+        self.sums = {id(v): next(args) for v in needs.sums}
+        self.known: dict[int, ir.Value] = {id(v): next(args) for v in needs.pieces}
         self.numbers = {n: next(args) for n, _ in self.NUMBERS}
         self.b = Builder(self.function.append_basic_block("entry"))
         self.loops = loops(walk, tile)
@@ -58,10 +61,10 @@ class WalkPrinter:
         sums = [f for one in self.loops for f in one.folds if f.attr == "sum"]
         self.lanes = {id(f): self.b.room(F32, lane_count(tile)) for f in sums}
         self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
-        self.asked: set[str] = set()
+        self.asked: set[Array] = set()
         # tiles of two arrays evict each other from a small first-level cache
-        arrays = [n for n in self.needs.arrays if n == "g" or n.startswith("state")]
-        self.level = 3 if len(arrays) == 1 else 2
+        large = [a for a in needs.lanes if a.role in ("gradient", "state")]
+        self.level = 3 if len(large) == 1 else 2
         self.written: set[int] = set()
 
     def emit(self) -> None:
@@ -70,8 +73,8 @@ class WalkPrinter:
         slots = {d: [Variable(b, number(I32, 0)) for _ in range(2)] for d in self.draws}
         high = Variable(b, number(I64, -1))
         self.compactions = {one.selection: self.open_compaction(one) for one in self.walk.compacts}
-        self.taken = {v.attr.name: self.taken_before(v.attr) for v in self.walk.spreads}
-        self.trits = Tiles(b, self.tile, trit_arrays(self.walk), self.pointers)
+        self.taken = {v.attr: self.taken_before(v.attr) for v in self.walk.spreads}
+        self.trits = Tiles(b, self.tile, self.walk, self.pointers)
         with loop(b, self.numbers["count"]) as t:
             self.t, self.local = t, dict(self.known)
             self.element = b.add(self.numbers["first"], b.mul(t, number(I64, self.tile)))
@@ -86,18 +89,18 @@ class WalkPrinter:
             self.trits.pack(t)
         for compaction in self.compactions.values():
             compaction.close()
-        for name, taken in self.taken.items():
-            b.store(taken.get(), self.pointers[f"count spread {name}"])
+        for array, taken in self.taken.items():
+            b.store(taken.get(), self.counts[array])
         b.ret_void()
 
     def open_compaction(self, one: Compact) -> Compaction:
         """The compaction of a selection's lanes."""
-        arrays = [self.pointers[f"kept {f.name}"] for f, _ in one.parts]
-        return Compaction(self.b, self.pointers[f"count {one.selection}"], arrays)
+        arrays = [self.whole[array] for array, _ in one.parts]
+        return Compaction(self.b, self.counts[one.selection], arrays)
 
-    def taken_before(self, f: Field) -> Variable:
+    def taken_before(self, array: Array) -> Variable:
         """The number of elements of an array that earlier tiles have spread."""
-        return Variable(self.b, self.b.load(self.pointers[f"count spread {f.name}"], typ=I64))
+        return Variable(self.b, self.b.load(self.counts[array], typ=I64))
 
     # values of a tile
 
@@ -135,8 +138,7 @@ class WalkPrinter:
             return b.sitofp(self.numbers["m"], F32)
         if v.op == "load":
             offset = b.mul(self.t, number(I64, item_bytes(v.attr)))
-            pointer = at(b, self.pointers[array_of(v)], offset)
-            return load_as(b, pointer, v.attr.storage, 0)
+            return load_as(b, at(b, self.pointers[v.attr], offset), v.attr.storage.name, 0)
         args = [self.of_tile(a) for a in v.args]
         return ins.apply(b, v, args)
 
@@ -147,12 +149,10 @@ class WalkPrinter:
             if s.value.level == "lane" or not ready or id(s) in self.written:
                 continue
             self.written.add(id(s))
-            assert s.field is not None
-            offset = self.b.mul(self.t, number(I64, item_bytes(s.field)))
-            pointer = at(self.b, self.pointers[store_name(s)], offset)
-            self.b.store(
-                stored_as(self.b, self.of_tile(s.value), s.field.storage), pointer, align=1
-            )
+            offset = self.b.mul(self.t, number(I64, item_bytes(s.array)))
+            pointer = at(self.b, self.pointers[s.array], offset)
+            value = stored_as(self.b, self.of_tile(s.value), s.array.storage.name)
+            self.b.store(value, pointer, align=1)
 
     # loops over lanes
 

@@ -6,23 +6,27 @@ from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 
 from compll.backends.cuda import instructions
-from compll.backends.cuda.domains import Domain
 from compll.backends.cuda.instructions import C_TYPES, MEMORY, Lines
 from compll.backends.cuda.payload_fields import PLACES, PayloadFields
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.ir.expr import Expr
-from compll.ir.module import HALVES, Field
-from compll.ir.tile import Value
+from compll.ir.module import HALVES
+from compll.ir.tile import Array, Domain, Value
 
 
-def state_params(states: Iterable[Field]) -> tuple[str, ...]:
+def state_params(states: Iterable[Array]) -> tuple[str, ...]:
     """Parameters for states, as C declarations."""
-    return tuple(f"{state_type(f)}* __restrict__ a_{f.name}" for f in states)
+    return tuple(f"{state_type(s)}* __restrict__ a_{s.name}" for s in states)
 
 
-def state_type(f: Field) -> str:
+def state_type(s: Array) -> str:
     """C type of a state's element."""
-    return MEMORY[f.storage] if f.storage in HALVES else "float"
+    return MEMORY[s.storage.name] if s.storage.name in HALVES else "float"
+
+
+def own_name(array: Array) -> str:
+    """The name of a scratch array's memory."""
+    return "own_" + "".join(ch if ch.isalnum() else "_" for ch in array.name)
 
 
 #: declarations about a piece, made on first use
@@ -114,14 +118,11 @@ class Body:
 
     # places in payloads
 
-    def source(self, f: Field) -> str:
-        """Pointer to read a field from."""
-        other = self.plan.sources.get(f.name)
-        return self.fields["in"].pointer(f) if other is None else other(self)
-
-    def target(self, f: Field) -> str:
-        """Pointer to store a field at."""
-        return self.fields["out"].pointer(f)
+    def payload(self, array: Array) -> str:
+        """Pointer to a payload field, to one that the kernel is given, or to a sum."""
+        if array.role == "sum":
+            return self.plan.sums[array.name]
+        return self.fields["in" if array.role == "incoming" else "out"].pointer(array.name)
 
     # integers of the piece
 
@@ -139,7 +140,7 @@ class Body:
         if domain.kind == "n":
             return self.given("n")
         if domain.kind == "kept":
-            return self.fields["out"].kept(str(domain.of))
+            return self.fields["out"].kept(domain.of)
         rows, cols = map(self.dim, domain.dims)
         return f"({rows} * {cols})"
 
@@ -169,10 +170,18 @@ class Body:
             return self.memory(name, "uint32", grid)
         return self.plan.of_blocks(name, "uint32", grid)
 
-    def state(self, f: Field) -> str:
-        """The piece's part of a state."""
-        text = f"{state_type(f)}* const s_{f.name} = a_{f.name} + table[5 * p + 4];"
-        return self.hoist(f"s_{f.name}", text)
+    def elements(self, array: Array) -> str:
+        """The piece's part of the gradient, of a state or of a scratch array."""
+        if array.role == "gradient":
+            return self.given("xs")
+        if array.role == "state":
+            text = f"{state_type(array)}* const s_{array.name} = a_{array.name}"
+            return self.hoist(f"s_{array.name}", f"{text} + table[5 * p + 4];")
+        tile, storage = self.plan.shape.tile, array.storage
+        grid, name = self.plan.tiles(array.domain), own_name(array)
+        if storage.packed:
+            return self.memory(name, "uint8", grid, storage.tile_bytes(tile))
+        return self.memory(name, storage.name, grid, tile)
 
     # numbers of the piece
 
@@ -229,12 +238,12 @@ class Body:
         """Pointer to a table: a payload's, or one that a step made."""
         if v.op == "buckets":
             return self.value(v.args[0])
-        if v.attr.expr is not None:
-            return self.source(v.attr)
-        return self.memory(v.attr.name.replace(" ", ""), "float32", -1, int(v.attr.of))
+        if v.attr.received:
+            return self.payload(v.attr)
+        return self.memory(v.attr.name.replace(" ", ""), "float32", -1, int(v.attr.domain.of))
 
-    def loaded(self, f: Field) -> str:
+    def loaded(self, array: Array) -> str:
         """A state of one number, or a number of a payload."""
-        if f.expr is None:
-            return f"a_{f.name}[{self.given('tensor')}]"
-        return f"load_{f.storage}({self.source(f)})"
+        if array.role == "state":
+            return f"a_{array.name}[{self.given('tensor')}]"
+        return f"load_{array.storage.name}({self.payload(array)})"

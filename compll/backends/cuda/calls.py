@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.domains import ELEMENTS, PIECE, Domain
-from compll.backends.cuda.lane_arrays import own_name
-from compll.ir.module import Field
-from compll.ir.tile import SCRATCH, Call, Extents, Store, Value, View, Walk
+from compll.backends.cuda.domains import PIECE
+from compll.ir.storage import FLOAT32, INT32
+from compll.ir.tile import ELEMENTS, Array, Call, Domain, Extents, Store, Value, View, Walk
 
 EACH = 2048  # elements of a block
 RADIX = 16  # elements that a thread mixes at a time
@@ -29,7 +28,7 @@ class Calls:
 
     def __init__(self, printer: Any) -> None:
         self.printer, self.plan = printer, printer.plan
-        self.arrays: dict[Any, tuple[Value, Field]] = {}
+        self.arrays: dict[Any, tuple[Value, Array]] = {}
 
     def emit(self, call: Call) -> None:
         """Add the kernels of a routine."""
@@ -41,50 +40,45 @@ class Calls:
 
     def view(self, view: View) -> Text:
         """The text of a matrix or array that a routine reads."""
-        f, domain = self.array(view), domain_of(view)
+        array, domain = self.array(view), domain_of(view)
 
         def text(b: Body) -> str:
-            count, pointer = b.count(domain), self.pointer(b, f)
+            count, pointer = b.count(domain), b.elements(array)
             if view.matrix is None:
-                return named(b, f, f"{pointer}, 1, {count}, 0, 1, {count}")
+                return named(b, array, f"{pointer}, 1, {count}, 0, 1, {count}")
             rows, cols = map(b.value, (view.matrix.rows, view.matrix.cols))
             down, across = ("1", rows) if view.turned else (cols, "1")
-            return named(b, f, f"{pointer}, {rows}, {cols}, {down}, {across}, {count}")
+            return named(b, array, f"{pointer}, {rows}, {cols}, {down}, {across}, {count}")
 
         return text
 
-    def array(self, view: View) -> Field:
+    def array(self, view: View) -> Array:
         """The scratch array that a view reads; stores the view's value in one if necessary."""
-        value, f = view.value, view.value.attr
-        plain = value.op == "load" and isinstance(f, Field) and f.shape == SCRATCH
-        if plain and f.name not in self.plan.elements:
-            return f  # type: ignore[no-any-return]
-        matrix = None if view.ends else view.matrix
-        key = (id(value), matrix)
+        value, array = view.value, view.value.attr
+        stored = value.op == "load" and array.role == "scratch"
+        if stored and array not in self.plan.elements:
+            return array  # type: ignore[no-any-return]
+        domain = domain_of(view)
+        key = (id(value), domain)
         if key not in self.arrays:
-            storage = "int32" if value.kind == "i32" else "float32"
-            dims = () if matrix is None else matrix.dims
-            made = Field(self.plan.fresh("v"), storage, 32, SCRATCH, "", None, dims)
-            walk = Walk([Store(SCRATCH, made, value)], matrix=matrix)
-            self.printer.walk_kernel("step", walk, {})
-            self.arrays[key] = value, made
+            storage = INT32 if value.kind == "i32" else FLOAT32
+            array = Array(self.plan.fresh("v"), "scratch", storage, domain)
+            self.printer.walk_kernel("step", Walk([Store(array, value)], domain=domain), {})
+            self.arrays[key] = value, array
         return self.arrays[key][1]
-
-    def pointer(self, b: Body, f: Field) -> str:
-        """Pointer to a scratch array."""
-        return b.memory(own_name(f), f.storage, self.plan.grid_of(f), self.plan.shape.tile)
 
     def made(self, b: Body, call: Call) -> str:
         """Pointer to the array that a routine fills."""
-        return self.pointer(b, call.made[0])
+        return b.elements(call.made[0])
 
     def memory(self, b: Body, name: str, dtype: str, call: Call) -> str:
         """Scratch memory with a number for each element of that array."""
-        return b.memory(name, dtype, self.plan.grid_of(call.made[0]), self.plan.shape.tile)
+        grid = self.plan.tiles(call.made[0].domain)
+        return b.memory(name, dtype, grid, self.plan.shape.tile)
 
     def lazily(self, call: Call, text: Callable[[Body, str], str]) -> None:
         """Have elements of that array computed on each read."""
-        self.plan.elements[call.made[0].name] = text
+        self.plan.elements[call.made[0]] = text
 
     # kernels
 
@@ -112,7 +106,7 @@ class Calls:
         a, other = views
         if call.attr:
             return self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
-        with self.blocks("product", Domain("products", "", extents(call).dims)) as b:
+        with self.blocks("product", Domain("products", dims=extents(call).dims)) as b:
             name = f"product<{self.plan.shape.threads}>"
             return b.call(name, a(b), other(b), "own", self.made(b, call))
 
@@ -134,7 +128,7 @@ class Calls:
 
     def rows(self, call: Call) -> Domain:
         """The domain of a matrix's rows."""
-        return Domain("matrix", "", (extents(call).dims[0], self.plan.module.pool.const(1)))
+        return Domain.matrix((extents(call).dims[0], self.plan.module.pool.const(1)))
 
     def zeros(self, to: Text, domain: Domain) -> None:
         """Zero an array."""
@@ -144,7 +138,7 @@ class Calls:
     def place_columns(self, call: Call, views: list[Text]) -> None:
         """Place the elements of a row in order: a thread per row."""
         at, x = views
-        self.zeros(lambda b: self.made(b, call), Domain("matrix", "", extents(call).dims))
+        self.zeros(lambda b: self.made(b, call), Domain.matrix(extents(call).dims))
         with self.over("place", self.rows(call)) as b:
             cols = b.value(extents(call).cols)
             b.call("place_columns", at(b), x(b), "i", cols, self.made(b, call))
@@ -152,7 +146,7 @@ class Calls:
     def sum_by(self, call: Call, views: list[Text]) -> None:
         """Sums by index. Integers add up to the same in any order: see [Note: sums by index]."""
         index, x = views
-        items, domain = domain_of(call.views[0]), Domain("matrix", "", extents(call).dims)
+        items, domain = domain_of(call.views[0]), Domain.matrix(extents(call).dims)
         name = self.plan.fresh("sums")
 
         def sums(b: Body) -> str:
@@ -225,8 +219,7 @@ def extents(call: Call) -> Extents:
 
 def domain_of(view: View) -> Domain:
     """The domain of a view's elements."""
-    matrix: Extents | None = None if view.ends else view.matrix
-    return ELEMENTS if matrix is None else Domain("matrix", "", matrix.dims)
+    return ELEMENTS if view.ends or view.matrix is None else Domain.matrix(view.matrix.dims)
 
 
 def distances(first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -238,11 +231,11 @@ def distances(first: int, end: int) -> Iterator[tuple[int, int]]:
         first *= radix
 
 
-def named(b: Body, f: Field, given: str) -> str:
+def named(b: Body, array: Array, given: str) -> str:
     """The name of a view in a kernel."""
     if ("view", given) not in b.named:
         name = b.name("view")
-        kind = "i32" if f.storage == "int32" else "float"
+        kind = "i32" if array.storage == INT32 else "float"
         b.hoist(name, f"const View<{kind}> {name} = {{{given}}};")
         b.named["view", given] = name
     return b.named["view", given]

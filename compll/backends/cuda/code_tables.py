@@ -48,7 +48,7 @@ class CodeTables:
             self.numbers[id(v)] = KINDS[v.kind](v.attr)
         if v.level != "lane" or v.kind not in KINDS:
             return
-        bits = v.attr if v.op == "code" else v.attr.bits if v.op == "unpack" else WARP
+        bits = v.attr if v.op == "code" else v.attr.storage.bits if v.op == "unpack" else WARP
         if 1 << bits <= WARP:
             self.codes[id(v)], self.costs[id(v)] = v, 0
             self.numbers[id(v)] = np.arange(1 << bits, dtype=np.int32)

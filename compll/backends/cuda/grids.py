@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from compll.backends.cuda.domains import Domain, told
+from compll.backends.cuda.domains import items, told
 from compll.backends.cuda.instructions import MEMORY
 from compll.ir.expr import Expr
 from compll.ir.module import Module
 from compll.ir.static import Number
+from compll.ir.tile import Domain
 
 #: walks for at most 100 tries and a look at the last one; a walk makes three tries
 MOST_ROUNDS = 34
@@ -106,7 +107,7 @@ class Items:
 
     def count(self, grid: Grid, n: int) -> int:
         """Items of a grid for a piece of n elements. Raises UsageError if a matrix is too large."""
-        count = grid.domain.count(self.module, self.params, n)
+        count = items(grid.domain, self.module, self.params, n)
         return -(-count // self.tile) if grid.tiles else count
 
     def rounds(self, tries: Expr | int, lengths: Iterable[int]) -> int:

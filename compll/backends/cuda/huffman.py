@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.domains import ELEMENTS
-from compll.backends.cuda.lane_arrays import own_name
 from compll.ir.storage import HUFFMAN_LONGEST, HUFFMAN_TILE
-from compll.ir.tile import Stream
+from compll.ir.tile import ELEMENTS, Stream
 
 TILES = 64  # of a block
 COUNTED = 1 << 14  # numbers that a block counts
@@ -28,11 +26,6 @@ class Huffman:
         of_blocks, name = p.plan.of_blocks, step.field.name
         self.sums = of_blocks(f"sums_{name}", "int64", self.grid)
         self.places = of_blocks(f"places_{name}", "int64", self.grid, TILES)
-
-    def numbers(self, b: Body) -> str:
-        """The array of numbers."""
-        grid, tile = b.plan.grid_of(self.array), b.plan.shape.tile
-        return b.memory(own_name(self.array), "uint8", grid, tile)
 
     def codes(self, b: Body) -> str:
         """Memory for the codes of all numbers."""
@@ -77,16 +70,16 @@ def store(p: Any, step: Stream, leave_length: Any) -> None:
         return b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
 
     def pointer(b: Body) -> str:
-        return b.fields["out"].pointer(f)
+        return b.fields["out"].pointer(f.name)
 
     with p.kernel("counts", p.plan.grid(ELEMENTS, COUNTED), 256) as b:
         end = f"op_min({b.given('n')}, (own + 1) * {COUNTED})"
-        b.call("count_numbers", own.numbers(b), f"own * {COUNTED}", end, counts(b))
+        b.call("count_numbers", b.elements(own.array), f"own * {COUNTED}", end, counts(b))
     b = p.open_phase()
     b.call("make_codes", counts(b), f.bits, pointer(b), own.codes(b))
     with p.kernel("sizes", own.grid, TILES) as b:
         own.tile(b)
-        b.add(f"const i64 size = stream_bytes({own.numbers(b)} + begin, m, {own.codes(b)});")
+        b.add(f"const i64 size = stream_bytes({b.elements(own.array)} + begin, m, {own.codes(b)});")
         b.add(f"if (m > 0) store_uint16({own.size_at(pointer(b))}, size);")
         own.leave(b, "size")
     b = p.open_phase()
@@ -94,7 +87,7 @@ def store(p: Any, step: Stream, leave_length: Any) -> None:
     with p.kernel("streams", own.grid, TILES) as b:
         own.tile(b)
         to = own.stream_at(b, pointer(b))
-        b.call("store_stream", f"{own.numbers(b)} + begin", "m", own.codes(b), to)
+        b.call("store_stream", f"{b.elements(own.array)} + begin", "m", own.codes(b), to)
 
 
 def load(p: Any, step: Stream) -> None:
@@ -104,17 +97,17 @@ def load(p: Any, step: Stream) -> None:
         own.tile(b)
         fields = b.fields["in"]
         fits = f"m > 0 && {fields.length(f)} >= {own.head(b)}"
-        own.leave(b, f"{fits} ? load_uint16({own.size_at(fields.pointer(f))}) : 0")
+        own.leave(b, f"{fits} ? load_uint16({own.size_at(fields.pointer(f.name))}) : 0")
     b = p.open_phase()
     fields = b.fields["in"]
     streams = b.declare("i64", f"scan_array({b.of_blocks(own.sums, own.grid)})")
     whole = f"{fields.length(f)} == {own.head(b)} + {streams}"
-    filled = f"fill_table({fields.pointer(f)}, {f.bits}, {own.table(b)})"
+    filled = f"fill_table({fields.pointer(f.name)}, {f.bits}, {own.table(b)})"
     good = b.declare("bool", f"{whole} && {filled}")
     b.refuse(f"threadIdx.x == 0 && !{good}")
     with p.kernel("numbers", own.grid, TILES) as b:
         own.tile(b)
-        data = b.fields["in"].pointer(f)
+        data = b.fields["in"].pointer(f.name)
         b.add(f"const int size = m > 0 ? (int)load_uint16({own.size_at(data)}) : 0;")
-        to = f"{own.table(b)}, {own.numbers(b)} + begin"
+        to = f"{own.table(b)}, {b.elements(own.array)} + begin"
         b.refuse(f"m > 0 && !load_stream({own.stream_at(b, data)}, size, m, {to})")

@@ -17,18 +17,13 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.grids import Shape
-from compll.ir.module import WHOLE, Field
-from compll.ir.tile import SCRATCH, Store, Value
+from compll.ir.storage import Storage
+from compll.ir.tile import Array, Value
 from compll.numerics.bits import FORMATS
 
 #: expression that turns a payload's bits into a value, by storage
 OF_BITS = {"float32": "__int_as_float((i32){})"}
 OF_BITS |= {name: f"{name}_value((i32){{}})" for name in FORMATS}
-
-
-def own_name(f: Field) -> str:
-    """The name of a scratch array's memory."""
-    return "own_" + "".join(ch if ch.isalnum() else "_" for ch in f.name)
 
 
 class PackedRow:
@@ -62,9 +57,9 @@ class PackedRow:
         return f"8 * {lane} + {self.bits} * {plane}"
 
 
-def in_words(f: Field, shape: Shape) -> bool:
+def in_words(storage: Storage, shape: Shape) -> bool:
     """True if codes of whole tiles are read and written by words."""
-    return f.packed and not f.trits and shape.tile * f.bits >= 32
+    return storage.packed and not storage.trits and shape.tile * storage.bits >= 32
 
 
 class LaneArrays:
@@ -73,81 +68,43 @@ class LaneArrays:
     def __init__(self, walk: Any) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
         reads = [v for v in walk.walk.values if v.op in ("load", "unpack") and v.level != "piece"]
-        reads = [v for v in reads if not self.made(v.attr)]
+        reads = [v for v in reads if v.attr not in self.body.plan.elements]
         lanes = [v for v in reads if v.level == "lane"]
         #: arrays held in registers, by name; then fields of payloads and bytes of trits
         self.held = {self.of(v.attr): v for v in lanes if self.of(v.attr)}
-        self.fields = {v.attr.name: v.attr for v in lanes if not self.of(v.attr)}
+        self.fields = list(dict.fromkeys(v.attr for v in lanes if not self.of(v.attr)))
         self.of_groups = [v.attr for v in reads if v.level == "tile"]
-
-    def made(self, a: Any) -> Any:
-        """The function that computes elements of an array on each read; None for other arrays."""
-        own = isinstance(a, Field) and a.shape == SCRATCH
-        return self.body.plan.elements.get(a.name) if own else None
 
     def at(self, v: Value, place: str) -> str:
         """The element at a place."""
-        made = self.made(v.attr)
-        if made is not None:
-            return str(made(self.body, place))
-        return f"{self.of(v.attr)}[{place}]"
+        computed = self.body.plan.elements.get(v.attr)
+        if computed is not None:
+            return str(computed(self.body, place))
+        return f"{self.pointer(v.attr)}[{place}]"
 
-    def of(self, a: Any) -> str:
+    def of(self, a: Array) -> str:
         """The piece's array whose lanes a thread holds in registers; "" for other arrays."""
-        remade = self.walk.remade
-        if isinstance(a, str):
-            return str(remade.get("g") or self.body.given("xs"))
-        if a.expr is not None or a.packed:
-            return ""
-        if a.shape == "kept" or a.shape == SCRATCH:
-            return self.own(a)
-        return str(remade.get(f"state {a.name}") or self.body.state(a))
+        return "" if a.received or a.storage.packed else self.pointer(a)
 
-    def own(self, f: Field) -> str:
-        """A scratch array, by lanes of tiles; for trits, their bytes."""
-        plan, tile = self.body.plan, self.shape.tile
-        grid = plan.grid_of(f)
-        name = own_name(f)
-        if name in self.walk.remade:
-            return str(self.walk.remade[name])
-        if f.packed:
-            return str(self.body.memory(name, "uint8", grid, f.packed_bytes(tile)))
-        kind = "int32" if f.storage == "int32" else "float32"
-        return str(self.body.memory(name, kind, grid, tile))
-
-    def codes(self, f: Field) -> str:
-        """Pointer to an incoming field, or to bytes of trits."""
-        if f.shape == SCRATCH:
-            return self.own(f)
-        return str(self.body.source(f))
-
-    def written(self, s: Store) -> str:
-        """Pointer to the array that a store of lanes writes."""
-        assert s.field is not None
-        if s.target == "payload":
-            return str(self.body.target(s.field))
-        return self.own(s.field)
-
-    def array(self, s: Store) -> str:
-        """The piece's array, of its elements or its own, that a store of lanes writes."""
-        if s.target == "gradient":
-            return str(self.body.given("xs"))
-        return str(self.body.state(s.field)) if s.target == "state" else self.written(s)
+    def pointer(self, a: Array) -> str:
+        """Pointer to the piece's array, or to bytes of a payload or of trits."""
+        if a in self.walk.remade:
+            return str(self.walk.remade[a])
+        payload = a.received or a.role == "payload"
+        return str(self.body.payload(a) if payload else self.body.elements(a))
 
     def aligned(self) -> list[str]:
         """Conditions under which a thread can access four lanes at once."""
         names = list(self.held)
         found = []
         for s in self.walk.walk.stores:
-            if s.target == "gradient":
-                names.append(self.body.given("xs"))
-            elif s.target == "state" and not s.placed:
-                names.append(self.body.state(s.field))
-            elif s.target == "payload" and s.field is not None and not s.field.trits:
-                found.append(f"aligned({self.written(s)}, {bytes_at_once(s.field)})")
-        for f in (*self.fields.values(), *self.of_groups):
-            if not f.trits:
-                found.append(f"aligned({self.codes(f)}, {bytes_at_once(f)})")
+            if s.in_place and s.place is None:
+                names.append(self.body.elements(s.array))
+            elif s.array.role == "payload" and not s.array.storage.trits:
+                found.append(f"aligned({self.pointer(s.array)}, {bytes_at_once(s.array)})")
+        for a in (*self.fields, *self.of_groups):
+            if not a.storage.trits:
+                found.append(f"aligned({self.pointer(a)}, {bytes_at_once(a)})")
         rows = [f"aligned({name}, 4 * sizeof(*{name}))" for name in names]
         return list(dict.fromkeys([*rows, *found]))
 
@@ -171,53 +128,51 @@ class LaneArrays:
 
     def load_row(self, values: list[Value]) -> None:
         """Declare the bits of fields for the four lanes of row k, as q_NAME."""
-        needed = {v.attr.name: v.attr for v in values if v.op in ("load", "unpack")
-                  and isinstance(v.attr, Field) and v.attr.name in self.fields}  # fmt: skip
-        for f in needed.values():
-            self.body.add(f"u32 q_{f.name}[4];")
-            if f.packed:
-                self.unpack_row(f)
+        read = (v.attr for v in values if v.op in ("load", "unpack"))
+        for a in dict.fromkeys(a for a in read if a in self.fields):
+            self.body.add(f"u32 q_{a.name}[4];")
+            if a.storage.packed:
+                self.unpack_row(a)
             else:
-                at = f"{self.codes(f)} + {f.item_bits // 8} * (o + l)"
-                self.body.call(f"get4<READY, u{f.item_bits}>", at, "m - l", f"q_{f.name}")
+                at = f"{self.pointer(a)} + {a.storage.bits // 8} * (o + l)"
+                self.body.call(f"get4<READY, u{a.storage.bits}>", at, "m - l", f"q_{a.name}")
 
-    def unpack_row(self, f: Field) -> None:
+    def unpack_row(self, a: Array) -> None:
         """Unpack the codes of row k."""
-        b, tile, name = self.body, self.shape.tile, f"q_{f.name}"
-        codes = f"{self.codes(f)} + t * {f.packed_bytes(tile)}"
+        b, tile, name, bits = self.body, self.shape.tile, f"q_{a.name}", a.storage.bits
+        codes = f"{self.pointer(a)} + t * {a.storage.tile_bytes(tile)}"
         each = "for (int e = 0; e < 4; ++e)"
-        if in_words(f, self.shape):
-            row = PackedRow(self.shape, f.bits)
+        if in_words(a.storage, self.shape):
+            row = PackedRow(self.shape, bits)
             with b.block(f"if (READY || m == {tile})"):
                 at = f"{codes} + {row.begin(f'({row.word})')}"
                 b.add(f"const u32 word = load_codes<READY>({at});")
-                b.add(f"{each} {name}[e] = word >> ({row.shift('e')}) & {(1 << f.bits) - 1}u;")
+                b.add(f"{each} {name}[e] = word >> ({row.shift('e')}) & {(1 << bits) - 1}u;")
             b.add("else")
-        how = "trit_at" if f.trits else f"code_at<{f.bits}>"
+        how = "trit_at" if a.storage.trits else f"code_at<{bits}>"
         b.add(f"{each} {name}[e] = l + e < m ? {how}({codes}, m, l + e) : 0;")
 
     def lane(self, v: Value) -> str:
         """The value that a lane reads."""
-        if self.made(v.attr) is not None:
+        if v.attr in self.body.plan.elements:
             return self.at(v, "(i < m ? o + i : 0)")
         array = self.of(v.attr)
         if array:
             return f"r_{array}[4 * row + j]"
         bits = f"q_{v.attr.name}[j]"
-        if v.op == "unpack" or v.attr.storage in WHOLE:
+        if v.op == "unpack" or v.attr.storage.whole:
             return f"(i32){bits}"
-        return OF_BITS[v.attr.storage].format(bits)
+        return OF_BITS[v.attr.storage.name].format(bits)
 
     def of_tile(self, v: Value) -> str:
         """The value that a tile reads."""
-        f = v.attr
-        at = f"{self.codes(f)} + t * {f.item_bits // 8}"
+        at = f"{self.pointer(v.attr)} + t * {v.attr.storage.bits // 8}"
         kind = "i32" if v.kind == "i32" else "float"
-        return f"m ? ({kind})load_{f.storage}<READY>({at}) : ({kind})0"
+        return f"m ? ({kind})load_{v.attr.storage.name}<READY>({at}) : ({kind})0"
 
 
-def bytes_at_once(f: Field) -> int:
+def bytes_at_once(a: Array) -> int:
     """Bytes that one thread accesses at once in a payload field."""
-    if f.shape == "group":
-        return f.item_bits // 8
-    return 2 if f.packed else f.item_bits // 2
+    if a.domain.kind == "group":
+        return a.storage.bits // 8
+    return 2 if a.storage.packed else a.storage.bits // 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.lane_arrays import PackedRow, in_words
-from compll.ir.module import WHOLE, Field
-from compll.ir.tile import SCRATCH, Store, order_inside
+from compll.ir.tile import Store, order_inside
 from compll.numerics.bits import FORMATS
 
 BITS = {"float32": "(u32)__float_as_int({})"}
@@ -25,7 +24,7 @@ class Stores:
     def share(self) -> None:
         """Declare shared memory for codes of trits, of tiles that are not whole, and for rows."""
         if self.walk.exchanges:
-            count = max(1, len([s for s in self.of_rows(self.stores) if s.target != "payload"]))
+            count = max(1, len(self.of_arrays()))
             size = self.shape.threads * self.shape.rows
             self.body.add(f"__shared__ Quad exchange[{count}][{size}];")
         if self.packed:
@@ -34,7 +33,7 @@ class Stores:
 
     def open(self) -> None:
         """Declare `whole`: true if codes of all the warp's tiles can be collected in registers."""
-        if any(s.field is not None and in_words(s.field, self.shape) for s in self.packed):
+        if any(in_words(s.array.storage, self.shape) for s in self.packed):
             whole = f"READY || __all_sync(FULL, m == 0 || m == {self.shape.tile})"
             self.body.add(f"const bool whole = {whole};")
 
@@ -45,31 +44,29 @@ class Stores:
             if s.value.level == "lane" or not ready or id(s) in self.done:
                 continue
             self.done.add(id(s))
-            f, value = s.field, self.walk.named(s.value)
-            assert f is not None
-            cast = "i64" if f.storage in WHOLE else "float"
-            at = f"{self.walk.arrays.written(s)} + t * {f.item_bits // 8}"
-            self.body.add(f"if (m && u == 0) store_{f.storage}<READY>({at}, ({cast}){value});")
+            storage, value = s.array.storage, self.walk.named(s.value)
+            cast = "i64" if storage.whole else "float"
+            at = f"{self.walk.arrays.pointer(s.array)} + t * {storage.bits // 8}"
+            self.body.add(f"if (m && u == 0) store_{storage.name}<READY>({at}, ({cast}){value});")
 
     # packed codes
 
     def open_codes(self, stores: list[Store]) -> None:
         """Declare registers for codes, before a loop."""
         for s in stores:
-            if s.packed and s.field is not None and in_words(s.field, self.shape):
-                words = PackedRow(self.shape, s.field.bits).words
-                self.body.add(f"u32 w_{s.name}[{words}] = {{}};")
+            if in_words(s.array.storage, self.shape):
+                words = PackedRow(self.shape, s.array.storage.bits).words
+                self.body.add(f"u32 w_{s.array.name}[{words}] = {{}};")
 
     def take_code(self, s: Store) -> None:
         """Keep the current lane's code: in registers if the tile is whole, else in shared
         memory."""
-        b, f, code = self.body, s.field, self.walk.named(s.value)
-        assert f is not None
+        b, code = self.body, self.walk.named(s.value)
         own = f"codes[{self.packed.index(s)}][team * {self.shape.tile} + i]"
         keep = f"if (i < m) {own} = (u8){code};"
-        if in_words(f, self.shape):
-            row = PackedRow(self.shape, f.bits)
-            word = f"w_{s.name}[{row.word}]"
+        if in_words(s.array.storage, self.shape):
+            row = PackedRow(self.shape, s.array.storage.bits)
+            word = f"w_{s.array.name}[{row.word}]"
             b.add(f"if (whole) {word} |= (u32){code} << ({row.shift('j')});")
             keep = f"else {keep}"
         b.add(keep)
@@ -78,24 +75,24 @@ class Stores:
         """Write packed codes, after a loop."""
         b, tile = self.body, self.shape.tile
         for s in stores:
-            f = s.field
-            if not s.packed or f is None:
+            storage = s.array.storage
+            if not s.packed:
                 continue
-            to = f"{self.walk.arrays.written(s)} + t * {f.packed_bytes(tile)}"
-            if in_words(f, self.shape):
+            to = f"{self.walk.arrays.pointer(s.array)} + t * {storage.tile_bytes(tile)}"
+            if in_words(storage, self.shape):
                 with b.block("if (whole)"):
-                    self.store_words(s, f, to)
+                    self.store_words(s, to)
                 b.add("else")
             with b.block(""):
                 own = f"codes[{self.packed.index(s)}] + team * {tile}"
                 b.add("__syncwarp();")
-                how = "pack_trits" if f.trits else f"pack_short<{f.bits}>"
+                how = "pack_trits" if storage.trits else f"pack_short<{storage.bits}>"
                 b.call(how, own, to, "m", "u", self.shape.team)
 
-    def store_words(self, s: Store, f: Field, to: str) -> None:
+    def store_words(self, s: Store, to: str) -> None:
         """Store a thread's words, once the threads that share one have joined their codes."""
-        b, team, name = self.body, self.shape.team, f"w_{s.name}"
-        row = PackedRow(self.shape, f.bits)
+        b, team, name = self.body, self.shape.team, f"w_{s.array.name}"
+        row = PackedRow(self.shape, s.array.storage.bits)
         step = row.threads
         while step < team:
             b.add(f"{name}[0] |= __shfl_xor_sync(FULL, {name}[0], {step}, {team});")
@@ -111,17 +108,20 @@ class Stores:
         """Stores of lanes in order."""
         return [s for s in stores if s.place is None and not s.packed]
 
+    def of_arrays(self) -> list[Store]:
+        """Stores to arrays with an element for each lane."""
+        return [s for s in self.of_rows(self.stores) if s.array.role != "payload"]
+
     def exchange(self, s: Store) -> str:
         """Shared memory that a store exchanges rows in; "" if it does not."""
-        if not self.walk.exchanges or s.target == "payload":
+        if not self.walk.exchanges or s.array.role == "payload":
             return ""
-        number = [one for one in self.of_rows(self.stores) if one.target != "payload"].index(s)
-        return f"exchange[{number}]"
+        return f"exchange[{self.of_arrays().index(s)}]"
 
     def open_sums(self, stores: list[Store]) -> None:
         """Declare a sum of what each state takes up."""
         for s in self.of_rows(stores):
-            if s.target == "state" and self.exchange(s):
+            if s.array.role == "state" and self.exchange(s):
                 self.body.add(f"float sum_{self.label(s)} = 0.0f;")
 
     def open_row(self, stores: list[Store]) -> None:
@@ -130,7 +130,7 @@ class Stores:
             self.body.add(f"{self.kind(s)} y_{self.label(s)}[4];")
 
     def kind(self, s: Store) -> str:
-        if s.target == "payload":
+        if s.array.role == "payload":
             return "u32"
         return "i32" if s.value.kind == "i32" else "float"
 
@@ -147,22 +147,20 @@ class Stores:
             elif s.packed:
                 self.take_code(s)
             else:
-                if s.target == "payload" and s.field is not None:
-                    value = BITS.get(s.field.storage, "(u32){}").format(value)
+                if s.array.role == "payload":
+                    value = BITS.get(s.array.storage.name, "(u32){}").format(value)
                 self.body.add(f"y_{self.label(s)}[j] = {value};")
 
     def place(self, s: Store, value: str) -> None:
         """Store a lane's value at a place of its own."""
-        b, at = self.body, self.walk.named(s.place)
-        if s.target == SCRATCH:
-            assert s.field is not None
-            b.add(f"if (i < m) {self.walk.arrays.own(s.field)}[(u32){at}] = {value};")
-        elif s.target == "state":
-            assert s.field is not None
-            b.add(f"if (i < m) keep1({b.state(s.field)}, {at}, {value});")
+        b, at, array = self.body, self.walk.named(s.place), self.walk.arrays.pointer(s.array)
+        if s.array.role == "scratch":
+            b.add(f"if (i < m) {array}[(u32){at}] = {value};")
+        elif s.array.role == "state":
+            b.add(f"if (i < m) keep1({array}, {at}, {value});")
         else:
-            to, back = f"{b.given('xs')}[{at}]", "back && " if s.back else ""
-            value = f"{to} + {value}" if s.target == "scatter_add" else value
+            to, back = f"{array}[{at}]", "back && " if s.back else ""
+            value = f"{to} + {value}" if s.adds else value
             b.add(f"if ({back}i < m) {to} = (XT)({value});")
 
     def row(self, stores: list[Store]) -> None:
@@ -170,26 +168,25 @@ class Stores:
         b = self.body
         for s in self.of_rows(stores):
             four, back = f"m - l, y_{self.label(s)}", "if (back) " if s.back else ""
-            if s.target == "payload":
-                assert s.field is not None
-                at = f"{self.walk.arrays.written(s)} + {s.field.item_bits // 8} * (o + l)"
-                b.call(f"put4<READY, u{s.field.item_bits}>", at, four)
+            bits, array = s.array.storage.bits, self.walk.arrays.pointer(s.array)
+            if s.array.role == "payload":
+                b.call(f"put4<READY, u{bits}>", f"{array} + {bits // 8} * (o + l)", four)
             elif shared := self.exchange(s):
-                own = f"{self.walk.arrays.array(s)}, o, m, k, y_{self.label(s)}"
-                kept = s.target == "state"
+                own = f"{array}, o, m, k, y_{self.label(s)}"
+                kept = s.array.role == "state"
                 own += f", sum_{self.label(s)}, {shared}" if kept else f", {shared}"
                 b.add(f"{back}put_{'kept' if kept else 'row'}<{self.walk.rows}>({own});")
             else:
-                how = "keep4" if s.target == "state" else "store4"
-                b.add(f"{back}{how}<READY>({self.walk.arrays.array(s)}, o + l, {four});")
+                how = "keep4" if s.array.role == "state" else "store4"
+                b.add(f"{back}{how}<READY>({array}, o + l, {four});")
 
     def rows(self, stores: list[Store]) -> None:
         """Write the rows that were handed over, after a loop."""
         for s in self.of_rows(stores):
             if not (shared := self.exchange(s)):
                 continue
-            back, array = "if (back) " if s.back else "", self.walk.arrays.array(s)
-            if s.target == "state":
+            back, array = "if (back) " if s.back else "", self.walk.arrays.pointer(s.array)
+            if s.array.role == "state":
                 own = f"{array}, o, m, sum_{self.label(s)}, {shared}"
                 self.body.add(f"keep_rows<{self.walk.rows}>({own});")
             else:

@@ -6,6 +6,7 @@ from typing import Any
 
 from compll.ir.layout import header
 from compll.ir.module import Field
+from compll.ir.storage import Storage
 from compll.ir.tile import STATUS
 
 #: incoming and outgoing payloads: the array, and the start of the piece's payload in it
@@ -41,9 +42,9 @@ class PayloadFields:
         """Start of the status byte."""
         return self.offset(len(self.module.fields))
 
-    def pointer(self, f: Field) -> str:
+    def pointer(self, name: str) -> str:
         """Pointer to a field."""
-        number = [*(one.name for one in self.module.fields), STATUS.name].index(f.name)
+        number = [*(one.name for one in self.module.fields), STATUS.name].index(name)
         return f"({self.data} + {self.offset(number)})"
 
     def size(self, f: Field) -> str:
@@ -56,19 +57,19 @@ class PayloadFields:
             return str(f.item_bits // 8)
         if f.shape == "matrix":
             rows, cols = map(self.body.dim, f.dims)
-            return self.bytes(f, f"({rows} * {cols})")
+            return self.bytes(f.layout, f"({rows} * {cols})")
         count = self.kept(f.of)
         if f.shape == "group":
             return f"({count} + {self.tile - 1}) / {self.tile} * {f.item_bits // 8}"
-        return self.bytes(f, count)
+        return self.bytes(f.layout, count)
 
-    def bytes(self, f: Field, count: str) -> str:
+    def bytes(self, storage: Storage, count: str) -> str:
         """Bytes of `count` values."""
-        if not f.packed:
-            return f"{count} * {f.item_bits // 8}"
+        if not storage.packed:
+            return f"{count} * {storage.bits // 8}"
         rest = f"({count} % {self.tile}"
-        rest = f"{rest} + 4) / 5" if f.trits else f"{rest} * {f.bits} + 7) / 8"
-        return f"({count} / {self.tile} * {f.packed_bytes(self.tile)} + {rest})"
+        rest = f"{rest} + 4) / 5" if storage.trits else f"{rest} * {storage.bits} + 7) / 8"
+        return f"({count} / {self.tile} * {storage.tile_bytes(self.tile)} + {rest})"
 
     def length(self, f: Field) -> str:
         """Bytes of a field of varying length."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from compll.backends.cuda.domains import ELEMENTS, Domain
 from compll.backends.cuda.grids import Grid, Launch, Scratch, Shape
 from compll.backends.cuda.plans import Plan
 from compll.ir.expr import Expr
-from compll.ir.module import Field
-from compll.ir.tile import Kernel
+from compll.ir.tile import ELEMENTS, Array, Domain, Kernel
 
 #: parameters of every kernel; states and scratch memory follow
 ENCODE = (
@@ -46,10 +44,10 @@ class PlanBuilder:
         self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]
         self.scratch: dict[str, Scratch] = {}
         self.slots: dict[Hashable, int] = {}
-        #: pointers to fields that are not in a payload
-        self.sources: dict[str, Callable[[Any], str]] = {}
+        #: pointers to sums over the ranks, by the field
+        self.sums: dict[str, str] = {}
         #: texts of elements that are computed on each read, from a kernel and an index
-        self.elements: dict[str, Callable[[Any, str], str]] = {}
+        self.elements: dict[Array, Callable[[Any, str], str]] = {}
         self.names = 0
         #: numbers in memory of their own: its name, its length, and the number's index
         self.elsewhere: dict[int, tuple[str, int, int]] = {}
@@ -72,13 +70,6 @@ class PlanBuilder:
         if wanted not in self.grids:
             self.grids.append(wanted)
         return self.grids.index(wanted)
-
-    def grid_of(self, f: Field) -> int:
-        """The grid of an array's tiles: those of a selection, or of the piece."""
-        if f.dims:
-            return self.tiles(Domain("matrix", "", f.dims))
-        selected = f.of in {s.name for s in self.module.selections}
-        return self.tiles(Domain("kept", f.of)) if selected else 0
 
     def tiles(self, domain: Domain) -> int:
         """The grid of a domain's tiles; 0 for those of the piece."""

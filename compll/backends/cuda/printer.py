@@ -10,15 +10,25 @@ from typing import Any
 from compll.backends.cuda import searches, streams
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.calls import Calls
-from compll.backends.cuda.domains import Domain
 from compll.backends.cuda.instructions import C_TYPES
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.backends.cuda.selected_lanes import counted, fold_of
 from compll.backends.cuda.walk_kernel import Region, WalkKernel
 from compll.ir.expr import Expr
 from compll.ir.layout import header
-from compll.ir.module import WHOLE, Field
-from compll.ir.tile import Ascending, Call, Op, Search, Store, Stream, Value, Walk, When
+from compll.ir.tile import (
+    GRADIENT,
+    WRONG,
+    Ascending,
+    Call,
+    Op,
+    Search,
+    Store,
+    Stream,
+    Value,
+    Walk,
+    When,
+)
 
 #: threads of a block that computes a piece's numbers
 THREADS = 256
@@ -126,35 +136,28 @@ class Printer:
 
     def region(self, walk: Walk) -> Region:
         """The tiles that a walk runs over."""
-        if walk.matrix is not None:
-            size = walk.matrix.size
+        domain, prefix = walk.domain, "in" if self.plan.decodes else "out"
+        grid = self.plan.tiles(domain)
+        if domain.kind == "matrix":
+            size = self.plan.kernel.extents[domain.dims].size
             self.require([size])
-            return Region(
-                self.plan.tiles(Domain("matrix", "", walk.matrix.dims)), lambda b: b.value(size)
-            )
-        grid = self.plan.tiles(Domain("kept", walk.of)) if walk.of else 0
-        prefix = "in" if self.plan.decodes else "out"
-        return Region(grid, lambda b: b.fields[prefix].kept(walk.of))
+            return Region(grid, lambda b: b.value(size))
+        return Region(grid, lambda b: b.fields[prefix].kept(domain.of))
 
     # steps
 
     def steps(self, steps: Sequence[Op]) -> None:
         """Steps in order; states of one number are stored at the end."""
-        states = [s for s in steps if isinstance(s, Store) and s.target == "state"]
+        states = [s for s in steps if isinstance(s, Store) and s.array.role == "state"]
         for step in steps:
             if step not in states:
                 self.step(step)
         for s in states:
             self.value(s.value)
         for s in states:
-            assert s.field is not None
-            self.store_state(s.field, s.value)
-
-    def store_state(self, f: Field, value: Value) -> None:
-        """Store a number in a state."""
-        name, b = self.value(value), self.open_phase()
-        to = f"a_{f.name} + {b.given('tensor')}"
-        b.first(f"keep1({to}, 0, (float){name});")
+            name, b = self.value(s.value), self.open_phase()
+            to = f"a_{s.array.name} + {b.given('tensor')}"
+            b.first(f"keep1({to}, 0, (float){name});")
 
     def step(self, step: Op) -> None:
         """Add the kernels of a step."""
@@ -172,24 +175,23 @@ class Printer:
         self.guard = None
 
     def store(self, s: Store) -> None:
-        """Store a number of the piece, or a table, in the payload; or see Store.target."""
-        if s.target == "fill":
+        """Store a number of the piece, or a table: in the payload, or in all of the gradient."""
+        if s.array is GRADIENT:
             lanes = Value("repeat", (s.value,), "f32", "lane")
-            self.walk_kernel("fill", Walk([Store("gradient", None, lanes)]), {})
+            self.walk_kernel("fill", Walk([Store(GRADIENT, lanes)]), {})
             return
         value = self.value(s.value)
         b = self.open_phase()
-        if s.target == "wrong":
+        if s.array is WRONG:
             b.refuse(f"threadIdx.x == 0 && {value} != 0")
             return
-        assert s.field is not None
-        to = b.target(s.field)
+        to, storage = b.payload(s.array), s.array.storage
         if s.value.kind == "table":
             each = f"store_float32({to} + 4 * k, {value}[k]);"
-            b.add(f"for (int k = threadIdx.x; k < {s.field.of}; k += blockDim.x) {each}")
+            b.add(f"for (int k = threadIdx.x; k < {s.array.domain.of}; k += blockDim.x) {each}")
             return
-        cast = "i64" if s.field.storage in WHOLE else "float"
-        b.first(f"store_{s.field.storage}({to}, ({cast}){value});")
+        cast = "i64" if storage.whole else "float"
+        b.first(f"store_{storage.name}({to}, ({cast}){value});")
 
     def walk(self, walk: Walk) -> None:
         """A walk's kernel, after the counts that it needs."""
@@ -228,7 +230,7 @@ class Printer:
         folds = [fold_of(one.condition) for one in conditions]
         places = {id(f): c.name for f, c in zip(folds, conditions, strict=True)}
         region = self.region(walk)
-        self.walk_kernel("count", Walk(folds=folds, of=walk.of), {}, region, places=places)
+        self.walk_kernel("count", Walk(folds=folds, domain=walk.domain), {}, region, places=places)
         b = self.open_phase()
         found = {
             c.name: b.declare("i64", f"scan_array({b.of_blocks(f'blocks_{c.name}', region.grid)})")

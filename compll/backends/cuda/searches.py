@@ -7,30 +7,25 @@ sample, the elements that keys are made of are collected first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from compll.backends.cuda.body import Body
-from compll.backends.cuda.domains import ELEMENTS, Domain
+from compll.backends.cuda.body import Body, own_name
 from compll.backends.cuda.grids import MOST_ROUNDS
-from compll.backends.cuda.lane_arrays import own_name
 from compll.backends.cuda.walk_kernel import Region
 from compll.ir.expr import Expr
-from compll.ir.module import Field
 from compll.ir.static import depends
-from compll.ir.tile import SCRATCH, Search, Store, Value, Walk
+from compll.ir.storage import INT32
+from compll.ir.tile import ELEMENTS, Array, Domain, Search, Store, Value, Walk
 from compll.numerics import tries
 
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
 EACH = 16384  # keys of a block, whose histogram has 2048 bins to clear and to add to the piece's
-KEYS = Field("keys", "int32", 0, SCRATCH)
+KEYS = Array("keys", "scratch", INT32)
 BINS = 8192  # most bins of the histograms of several ranks in a block's shared memory
 EACH_RANKED = 4096  # keys of a block with these
 #: a search's memory: the state of tries.py, of which LEFT is the number that are left, and the tree
 #: of thresholds from TREE on
 LEFT, TREE, SEARCH = 2, 3, 3 + tries.SIZE
-#: the array that a sample is taken from, in a kernel
-Source = Callable[[Body], str]
 
 
 def search(p: Any, step: Search) -> None:
@@ -49,12 +44,12 @@ def search(p: Any, step: Search) -> None:
 def kth_largest(p: Any, step: Search) -> None:
     """Search digit by digit: a histogram of keys with the digits found so far, then the next
     digit."""
-    of, plan = step.walk.of, p.plan
-    keys = Walk([Store(SCRATCH, KEYS, step.walk.compacts[0].parts[0][1])], of=of)
+    domain, plan = step.walk.domain, p.plan
+    keys = Walk([Store(KEYS, step.walk.compacts[0].parts[0][1])], domain=domain)
     if step.sample is None:
         p.walk_kernel("keys", keys, {})
-        name, tiles, length = own_name(KEYS), 0, plan.limits[of] if of else None
-        grid = plan.grid(Domain("kept", of) if of else ELEMENTS, EACH)
+        name, tiles, length = own_name(KEYS), 0, plan.limits.get(domain.of)
+        grid = plan.grid(domain, EACH)
     else:
         name, tiles, length = "sample_keys", sample(p, step, keys), step.sample
         grid = plan.grid(plan.grids[tiles].domain, EACH)
@@ -98,8 +93,7 @@ def quantiles(p: Any, step: Search) -> None:
     """Search all ranks at once: keys that have the digits found for a rank are counted by their
     next digit."""
     p.walk_kernel("keys", step.walk, {})
-    count, keys = step.attr - 1, step.walk.stores[0].field
-    assert keys is not None
+    count, keys = step.attr - 1, step.walk.stores[0].array
     rounds = round_bits(count)
     bins, shift = max(1 << rounds[0], count << max(rounds[1:])), 32
 
@@ -119,7 +113,7 @@ def quantiles(p: Any, step: Search) -> None:
         now, after = (f" + {(number + k) % 2 * count}" for k in (0, 1))
         with p.kernel("digits", p.plan.grid(ELEMENTS, EACH_RANKED), 256) as b:
             hist, known, _ = memory(b)
-            own = b.memory(own_name(keys), "int32", 0, p.plan.shape.tile)
+            own = b.elements(keys)
             digit = f"count_digits<{bits}, {shift}, {count if number else 0}>"
             at = f"own * {EACH_RANKED}"
             b.call(digit, own, at, b.given("n"), EACH_RANKED, known + now, hist)
@@ -152,36 +146,25 @@ def sample(p: Any, step: Search, keys: Walk) -> int:
     assert step.sample is not None
     plan = p.plan
     count = told_by_host(step.sample, plan.statics)
-    grid = 0 if count is None else plan.tiles(Domain("sample", count))
+    known = plan.module.pool.const(count) if isinstance(count, int) else count
+    grid = 0 if known is None else plan.tiles(Domain("sample", dims=(known,)))
     tile, size = plan.shape.tile, step.sample
     if step.walk.placed:
         p.walk_kernel("keys", keys, {})
-        gather(
-            p,
-            grid,
-            size,
-            "int32",
-            {"sample_keys": lambda b: b.memory("own_keys", "int32", 0, tile)},
-        )
+        gather(p, grid, size, {"sample_keys": KEYS})
         return grid
-    loads = [v.attr for v in step.walk.values if v.op == "load" and v.level == "lane"]
-    arrays = {("g" if a == "g" else f"state {a.name}"): a for a in loads}
-    names = {name: f"sample{k}" for k, name in enumerate(arrays)}
-    sources: dict[str, Source] = {
-        names[name]: lambda b, a=a: b.given("xs") if a == "g" else b.state(a)  # type: ignore[misc]
-        for name, a in arrays.items()
-    }
-    gather(p, grid, size, "float32", sources)
+    names = {a: f"sample{k}" for k, a in enumerate(step.sampled)}
+    gather(p, grid, size, {name: a for a, name in names.items()})
 
-    def remade(b: Body) -> dict[str, str]:
-        found = {name: b.memory(m, "float32", grid, tile) for name, m in names.items()}
-        return found | {"own_keys": b.memory("sample_keys", "int32", grid, tile)}
+    def remade(b: Body) -> dict[Array, str]:
+        found = {a: b.memory(name, "float32", grid, tile) for a, name in names.items()}
+        return found | {KEYS: b.memory("sample_keys", "int32", grid, tile)}
 
     p.walk_kernel("keys", keys, {}, Region(grid, lambda b: b.value(size), remade))
     return grid
 
 
-def gather(p: Any, grid: int, size: Value, dtype: str, sources: dict[str, Source]) -> None:
+def gather(p: Any, grid: int, size: Value, sources: dict[str, Array]) -> None:
     """Collect elements of a sample. sources: for each memory, the array it is copied from."""
     shape = p.plan.shape
     per = shape.teams * shape.tile
@@ -191,8 +174,9 @@ def gather(p: Any, grid: int, size: Value, dtype: str, sources: dict[str, Source
         b.add(f"const i64 end = op_min({count}, (own + 1) * {per});")
         with b.block(f"for (i64 j = own * {per} + threadIdx.x; j < end; j += 256)"):
             b.add(f"const i64 i = sample_position(key, {n}, {count}, j);")
-            for name, source in sources.items():
-                b.add(f"{b.memory(name, dtype, grid, shape.tile)}[j] = {source(b)}[i];")
+            for name, array in sources.items():
+                to = b.memory(name, "int32" if array is KEYS else "float32", grid, shape.tile)
+                b.add(f"{to}[j] = {b.elements(array)}[i];")
 
 
 # counts

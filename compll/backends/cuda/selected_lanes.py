@@ -102,8 +102,8 @@ class SelectedLanes:
             place.append(f"op_min(rank_first_{s}[j], {limit})")
         b.add(f"is_{s}[j] = {' || '.join(taken)};")
         b.add(f"const i64 rank = {' + '.join(place)};")
-        for f, value in one.parts:
-            to = f"{self.walk.arrays.own(f)}[rank]"
+        for array, value in one.parts:
+            to = f"{self.walk.arrays.pointer(array)}[rank]"
             b.add(f"if (is_{s}[j]) {to} = {self.walk.named(value)};")
 
     def lane(self, v: Value) -> str:
@@ -115,9 +115,10 @@ class SelectedLanes:
 
     def element(self, v: Value, place: str) -> str:
         """An element of the spread array."""
-        if v.attr.expr is None:
-            return f"{self.walk.arrays.own(v.attr)}[{place}]"
-        return f"load_float32({self.walk.arrays.codes(v.attr)} + 4 * {place})"
+        array = self.walk.arrays.pointer(v.attr)
+        if v.attr.received:
+            return f"load_float32({array} + 4 * {place})"
+        return f"{array}[{place}]"
 
 
 def fold_of(condition: Value) -> Value:

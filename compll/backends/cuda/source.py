@@ -13,7 +13,7 @@ from compll.backends.cuda.searches import ROUNDS
 from compll.backends.cuda.selected_lanes import counted, fold_of
 from compll.ir import layout
 from compll.ir.module import Module
-from compll.ir.tile import ALL, STATUS, Call, Kernel, Search, Store, Stream, Walk, When, order
+from compll.ir.tile import GRADIENT, STATUS, Call, Kernel, Search, Store, Stream, Walk, When, order
 from compll.passes import lower
 from compll.passes.refusal import Unsupported, refused
 from compll.passes.traffic import WORD, Sizes
@@ -26,17 +26,15 @@ def source(module: Module, threads: int = 256) -> Source:
     packed = sum(f.packed for f in module.fields)
     shape = shape_of(layout.tile_of(module), threads, packed)
     try:
-        kernels = {k.name: k for part in lower.kernels(module, "cuda").values() for k in part}
-        calls = any(isinstance(step, Call) for k in kernels.values() for step in k.steps)
+        kernels = [k for part in lower.kernels(module, "cuda").values() for k in part]
+        calls = any(isinstance(step, Call) for k in kernels for step in k.steps)
         result = Source(header("arrays") if calls else "", shape)
-        result.hops = [k for name, k in kernels.items() if name.startswith("hop")]
+        result.hops = [k for k in kernels if k.kind == "hop"]
         # an encode that cuts comes later, and replaces the one that does not
-        plans = {plan_of(k): k for name, k in kernels.items() if not name.startswith("hop")}
+        plans = {plan_of(k): k for k in kernels if k.kind != "hop"}
         checking = plans.pop("check", None)
         for name, k in plans.items():
-            decodes = name.startswith("decode")
-            plan = decode(k, shape, checking) if decodes else encode(k, name, shape)
-            add(result, name.removeprefix("decode_"), plan)
+            add(result, name, decode(k, shape, checking) if k.decodes else encode(k, name, shape))
         return result
     except Unsupported as why:
         raise refused(module, "cuda", why) from why
@@ -46,15 +44,15 @@ def hop_source(code: Source) -> Source:
     """The kernels that decode, add and encode: plans "encode" and "feed"."""
     result = Source("", code.shape)
     for kernel in code.hops:
-        add(result, plan_of(kernel), encode(kernel, f"hop_{plan_of(kernel)}", code.shape, TAKEN))
+        add(result, plan_of(kernel), encode(kernel, f"hop_{plan_of(kernel)}", code.shape))
     return result
 
 
 def plan_of(kernel: Kernel) -> str:
     """The name of a kernel's plan."""
-    if "encode" in kernel.name:
+    if kernel.kind in ("encode", "hop", "cut"):
         return "feed" if kernel.states else "encode"
-    return kernel.name
+    return kernel.kind if kernel.decodes else kernel.name
 
 
 def add(result: Source, name: str, plan: PlanBuilder) -> None:
@@ -68,7 +66,7 @@ def writes_back(kernel: Kernel) -> bool:
     """True if an encode overwrites the gradient, also one that is not finite."""
     stores = [s for w in kernel.walks for s in w.stores if s.back]
     known = [v for s in stores for v in order([s.value])]
-    status = [s.value for s in kernel.steps if isinstance(s, Store) and s.field is STATUS]
+    status = [s.value for s in kernel.steps if isinstance(s, Store) and s.array.name == STATUS.name]
     return bool(stores) and all(any(v is told.args[0] for v in known) for told in status)
 
 
@@ -81,18 +79,17 @@ def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
 # plans
 
 
-def encode(kernel: Kernel, name: str, shape: Shape, more: tuple[str, ...] = ()) -> PlanBuilder:
+def encode(kernel: Kernel, name: str, shape: Shape) -> PlanBuilder:
     """The plan of an encode or a round."""
+    more: tuple[str, ...] = TAKEN if kernel.kind == "hop" else ()
     rounds = [one for one, _ in kernel.module.rounds]
-    if name.startswith("round"):
-        own = name.removeprefix("round").removesuffix("_feed")
-        earlier = range(int(own) if own.isdigit() else len(rounds))
+    if kernel.kind in ("round", "rounds"):
+        own = kernel.module.fields[0].name if kernel.kind == "round" else ""
+        earlier = range(rounds.index(own) if own else len(rounds))
         sums = (param for k in earlier for param in (f"const u8* r{k}", f"const i64* r{k}_at"))
         more = ("float workers", *sums)
     plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *state_params(kernel.states)))
-    for f in kernel.added:
-        number = rounds.index(f.name.removesuffix(ALL))
-        plan.sources[f.name] = lambda b, k=number: f"(r{k} + r{k}_at[p])"  # type: ignore[misc]
+    plan.sums = {field: f"(r{k} + r{k}_at[p])" for k, field in enumerate(rounds)}
     p = Printer(plan)
     p.steps(kernel.steps)
     if any(layout.header(kernel.module)):  # the payload's length varies
@@ -110,7 +107,7 @@ def decode(kernel: Kernel, shape: Shape, checking: Kernel | None) -> PlanBuilder
         check(p, checking)
         p.end_phase()
     else:
-        plan.merges = kernel.name == "decode_add" and alone(kernel)
+        plan.merges = kernel.kind == "add" and alone(kernel)
     for step in kernel.steps:
         if not isinstance(step, Stream):  # the check loaded them
             p.step(step)
@@ -122,9 +119,9 @@ def alone(kernel: Kernel) -> bool:
     """True if each lane is decoded on its own, in one walk, so that a kernel can add payload after
     payload."""
     (first, *others) = kernel.steps
-    if others or not isinstance(first, Walk) or first.of or first.folds or first.compacts:
+    if others or not isinstance(first, Walk) or first.domain.of or first.folds or first.compacts:
         return False
-    adds = [s.target for s in first.stores] == ["gradient"]
+    adds = [s.array for s in first.stores] == [GRADIENT]
     return adds and not any(v.op in ("draw", "spread") for v in first.values)
 
 
@@ -142,7 +139,7 @@ def check(p: Printer, kernel: Kernel) -> None:
     good += [f"{fields.kept(s)} <= {b.value(p.plan.limits[s])}" for s in kept]
     for f in p.plan.module.fields:
         if f.storage == "runs":
-            good.append(f"{fields.length(f)} <= {fields.bytes(f, n)}")
+            good.append(f"{fields.length(f)} <= {fields.bytes(f.layout, n)}")
     good.append(f"{fields.end()} - at_in[p] + {int(p.plan.module.status)} == used_in[p]")
     b.add(f"const bool good = {' && '.join(good)};")
     b.refuse("threadIdx.x == 0 && !good")

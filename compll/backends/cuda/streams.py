@@ -11,10 +11,9 @@ from typing import Any
 
 from compll.backends.cuda import huffman
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.domains import GROUP, Domain
-from compll.backends.cuda.lane_arrays import own_name
+from compll.backends.cuda.domains import GROUP
 from compll.ir.module import Field
-from compll.ir.tile import Ascending, Stream
+from compll.ir.tile import Ascending, Domain, Stream
 
 POSITIONS = 256  # of a block
 PLACES = 64  # of a chunk, where its first unit may begin: as in streams.cuh
@@ -33,14 +32,6 @@ def stream(p: Any, step: Stream) -> None:
     else:
         (shorten if runs else store_positions)(p, step)
     return None
-
-
-def array(b: Body, f: Field) -> str:
-    """An array of positions, or of bytes of trits."""
-    grid, tile = b.plan.grid_of(f), b.plan.shape.tile
-    if f.packed:
-        return b.memory(own_name(f), "uint8", grid, f.packed_bytes(tile))
-    return b.memory(own_name(f), "int32", grid, tile)
 
 
 def leave_length(b: Body, f: Field, length: str) -> None:
@@ -73,7 +64,7 @@ def store_positions(p: Any, step: Stream) -> None:
     bits = p.plan.of_blocks(f"bits_{f.name}", "int64", grid)
 
     def own(b: Body) -> str:
-        return ", ".join((array(b, step.array), *place_of(b, f)))
+        return ", ".join((b.elements(step.array), *place_of(b, f)))
 
     with p.kernel("bits", grid, POSITIONS) as b:
         leave_sum(b, bits, f"bits_before<{code}>({own(b)}, &all)")
@@ -81,10 +72,10 @@ def store_positions(p: Any, step: Stream) -> None:
     total = b.declare("i64", f"scan_array({b.of_blocks(bits, grid)})")
     leave_length(b, f, f"{code}::head + (({total} + 7) >> 3)")
     fields = b.fields["out"]
-    b.first(f"{code}::begin({fields.pointer(f)}, {fields.kept(f.of)}, {fields.among(f.of)});")
+    b.first(f"{code}::begin({fields.pointer(f.name)}, {fields.kept(f.of)}, {fields.among(f.of)});")
     with p.kernel("codes", grid, POSITIONS) as b:
         b.add(f"i64 all; const i64 before = bits_before<{code}>({own(b)}, &all);")
-        to = b.fields["out"].pointer(f)
+        to = b.fields["out"].pointer(f.name)
         b.call(f"store_code<{code}>", own(b), f"{bits}[blockIdx.x] + before", to)
 
 
@@ -100,7 +91,7 @@ def read_positions(p: Any, step: Stream) -> None:
         """Declare the stream: its bytes, and memory for the results of its chunks."""
         fields, room = b.fields["in"], f"item_at[{chunks} * (pieces + 1) + p"
         memory = b.memory("chunk_reads", "uint64", chunks, PLACES)
-        given = f"{fields.pointer(f)}, {fields.length(f)}, {fields.kept(f.of)}, {memory}"
+        given = f"{fields.pointer(f.name)}, {fields.length(f)}, {fields.kept(f.of)}, {memory}"
         b.add(f"const Stream stream = opened<{units}>({given}, {room} + 1] - {room}]);")
         return "stream"
 
@@ -115,7 +106,7 @@ def read_positions(p: Any, step: Stream) -> None:
         b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, wrong + p, errors);")
     with p.kernel("positions", groups, THREADS) as b:
         own, n = f"own, {entries} + blockIdx.x * 3", b.fields["in"].among(f.of)
-        to = f"{array(b, step.array)}, wrong + p, errors"
+        to = f"{b.elements(step.array)}, wrong + p, errors"
         b.call(f"write_positions<{units}, {GROUP}>", stream(b), own, n, to)
 
 
@@ -124,7 +115,7 @@ def ascending(p: Any, step: Ascending) -> None:
     f = step.field
     with p.kernel("ascending", p.plan.grid(Domain("kept", f.of), POSITIONS), POSITIONS) as b:
         own = ", ".join(place_of(b, f))
-        b.refuse(f"!ascends({b.fields['in'].pointer(f)}, {own})", 2)
+        b.refuse(f"!ascends({b.fields['in'].pointer(f.name)}, {own})", 2)
 
 
 # runs of trits
@@ -143,8 +134,8 @@ def shorten(p: Any, step: Stream) -> None:
     made = p.plan.of_blocks(f"made_{f.name}", "int64", grid)
 
     def own(b: Body) -> str:
-        length = b.fields["out"].bytes(step.array, b.given("n"))
-        return f"{array(b, step.array)}, {over_bytes(b, length)}"
+        length = b.fields["out"].bytes(step.array.storage, b.given("n"))
+        return f"{b.elements(step.array)}, {over_bytes(b, length)}"
 
     with p.kernel("breaks", grid, 256) as b:
         leave_sum(b, breaks, f"block_max_before(last_break({own(b)}), -1, &all)")
@@ -155,7 +146,7 @@ def shorten(p: Any, step: Stream) -> None:
     b = p.open_phase()
     leave_length(b, f, f"scan_array({b.of_blocks(made, grid)})")
     with p.kernel("runs", grid, 256) as b:
-        to = f"{b.fields['out'].pointer(f)} + {made}[blockIdx.x]"
+        to = f"{b.fields['out'].pointer(f.name)} + {made}[blockIdx.x]"
         b.add(f"i64 all; shortened({own(b)}, {breaks}[blockIdx.x], {to}, &all);")
 
 
@@ -167,14 +158,14 @@ def lengthen(p: Any, step: Stream) -> None:
 
     def own(b: Body) -> str:
         fields = b.fields["in"]
-        return f"{fields.pointer(f)}, {over_bytes(b, fields.length(f))}"
+        return f"{fields.pointer(f.name)}, {over_bytes(b, fields.length(f))}"
 
     with p.kernel("stands", grid, 256) as b:
         leave_sum(b, stands, f"block_scan<256>(lengthened({own(b)}), &all)")
     b = p.open_phase()
     trits = b.declare("i64", f"scan_array({b.of_blocks(stands, grid)})")
-    size = b.fields["in"].bytes(step.array, b.given("n"))
+    size = b.fields["in"].bytes(step.array.storage, b.given("n"))
     b.refuse(f"threadIdx.x == 0 && {trits} != {size}")
     with p.kernel("trits", grid, 256) as b:
         b.add(f"i64 all; const i64 before = block_scan<256>(lengthened({own(b)}), &all);")
-        b.call("lengthen", own(b), f"{array(b, step.array)} + {stands}[blockIdx.x] + before")
+        b.call("lengthen", own(b), f"{b.elements(step.array)} + {stands}[blockIdx.x] + before")

@@ -19,7 +19,7 @@ from compll.backends.cuda.lane_arrays import LaneArrays
 from compll.backends.cuda.lane_folds import Folds
 from compll.backends.cuda.lane_stores import Stores
 from compll.backends.cuda.selected_lanes import SelectedLanes
-from compll.ir.tile import Value, Walk, order_inside
+from compll.ir.tile import Array, Value, Walk, order_inside
 from compll.passes.bounds import Bounds
 from compll.passes.fuse import Loop, loops, order_of_lanes
 
@@ -33,7 +33,7 @@ class Region:
 
     grid: int
     size: Callable[[Body], str]
-    remade: Callable[[Body], dict[str, str]] = lambda _: {}
+    remade: Callable[[Body], dict[Array, str]] = lambda _: {}
 
 
 class WalkKernel:
@@ -68,7 +68,7 @@ class WalkKernel:
 
     def computed(self, v: Value) -> bool:
         """True if a function computes the element that a lane reads."""
-        return getattr(v.attr, "name", "") in self.body.plan.elements
+        return isinstance(v.attr, Array) and v.attr in self.body.plan.elements
 
     def emit(self) -> None:
         """Add the kernel's text."""
@@ -76,7 +76,7 @@ class WalkKernel:
         b.hoist("size", f"const i64 size = {self.region.size(b)};")
         b.add(f"const int u = threadIdx.x % {s.team}, team = threadIdx.x / {s.team};")
         b.add(f"const i64 t = own * {s.teams} + team, o = t * {self.tile};")
-        if self.walk.of:
+        if self.walk.domain.of:
             b.add(f"if (own * {s.teams * self.tile} >= size) return;")
         self.keys()
         self.stores.share()
@@ -114,7 +114,7 @@ class WalkKernel:
             return
         b = self.body
         tensor, step = map(b.given, ("tensor", "step"))
-        offset = "0" if self.walk.matrix else b.given("offset")
+        offset = "0" if self.walk.domain.dims else b.given("offset")
         b.add(f"__shared__ i64 keys[{2 * len(self.draws)}];")
         b.add(f"const i64 block_begin = {offset} + own * {self.shape.teams * self.tile};")
         for k, draw in enumerate(self.draws):
@@ -126,7 +126,7 @@ class WalkKernel:
     def of_team(self) -> None:
         b = self.body
         if self.draws:
-            b.add(f"const i64 begin = {'0' if self.walk.matrix else 'offset'} + o;")
+            b.add(f"const i64 begin = {'0' if self.walk.domain.dims else 'offset'} + o;")
             b.add("const int high = (int)((begin >> 32) - (block_begin >> 32));")
             for k, draw in enumerate(self.draws):
                 b.add(f"const u64 {draw_name(draw)} = keys[{2 * k} + high];")
