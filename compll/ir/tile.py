@@ -262,8 +262,10 @@ class View:
 
 @dataclass(frozen=True)
 class Call:
-    """A routine that mixes elements; see ROUTINES. made: the scratch arrays that it fills.
+    """A routine that mixes elements, which backends have by its name: that of an operator, a
+    "product" of matrices (float32 sums if `attr` is 1) or "drawn" positions of a selection.
 
+    made: the scratch arrays that it fills.
     numbers: values of the piece that it takes. attr: a number that is known when compiling.
     """
 
@@ -274,14 +276,6 @@ class Call:
     numbers: tuple[Value, ...] = ()
     attr: int = 0
 
-
-#: routines of calls. product: of matrices, float32 sums if `attr` is 1; place_columns: at given
-#: columns of each row; chosen: positions in a row of chances, by draw `attr`; drawn: positions of
-#: a selection that all ranks draw
-ROUTINES = (
-    "product", "orthonormal", "hadamard", "top_columns", "place_columns", "sum_by", "chosen",
-    "drawn",
-)  # fmt: skip
 
 Op = Walk | Store | Search | Stream | Ascending | When | Call
 

@@ -1,4 +1,4 @@
-"""Calls of routines that mix elements (see ROUTINES in ir/tile.py), and views that they read."""
+"""Calls of routines that mix elements, and views that they read."""
 
 from __future__ import annotations
 

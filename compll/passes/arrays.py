@@ -1,8 +1,8 @@
 """Expressions as values and steps: ask for a value, and its steps appear in the order of need.
 
 An expression of single elements is a value of lanes, and stands in the walk that needs it. A total,
-a search and a selection are steps. An operator that mixes elements is a call (see ROUTINES in
-ir/tile.py), which fills a scratch array. fusion.py orders and joins the steps.
+a search and a selection are steps. An operator that mixes elements is a call of a routine, which
+fills a scratch array. fusion.py orders and joins the steps.
 """
 
 from __future__ import annotations
