@@ -50,7 +50,7 @@ def facts(name: str) -> Facts:
     """All facts that follow from one spec."""
     codec = library.compile(name, "reference")
     module, spec = codec.module, library.load(name)
-    traffic = explain.found_traffic(module)
+    traffic = explain.encode_traffic(module)
     return Facts(
         name=name,
         lines=logic_lines(library.locate(name).read_text("utf-8")[:LIMIT_BYTES]),

@@ -42,7 +42,7 @@ class ParamReader:
             self.problems.add(section.span, f"parameter {name!r} needs a default", PARAM_HINT)
             return None
         base = self.shorthand(name, default.value)
-        kind = self.one(section, "type") if section.get("type") else base.type
+        kind = self.value_of(section, "type") if section.get("type") else base.type
         low, high, fits = self.bounds(section, name, kind)
         choices = self.choices(section)
         if kind not in PARAM_TYPES:
@@ -62,7 +62,7 @@ class ParamReader:
             low,
             high,
             choices,
-            str(self.one(section, "about") or ""),
+            str(self.value_of(section, "about") or ""),
             self.side(section, name, kind),
         )
         self.possible(section, param)
@@ -91,7 +91,7 @@ class ParamReader:
         entry = section.get("from")
         if entry is None:
             return ""
-        value = str(self.one(section, "from"))
+        value = str(self.value_of(section, "from"))
         if value not in SIDES:
             self.problems.add(
                 entry.value.span, f"'from' is one of {', '.join(SIDES)}, not {value!r}",
@@ -103,7 +103,7 @@ class ParamReader:
             )
         return value
 
-    def one(self, section: Section, key: str) -> ParamValue | None:
+    def value_of(self, section: Section, key: str) -> ParamValue | None:
         entry = section.get(key)
         return scalar(entry.value) if entry and isinstance(entry.value, Text) else None
 

@@ -40,7 +40,7 @@ class Number:
     def __init__(self, machine: Machine, value: Any, kind: str) -> None:
         self.machine, self.value, self.kind = machine, value, kind
 
-    def made(self, op: str, kind: str, *args: Any) -> Number:
+    def instruction(self, op: str, kind: str, *args: Any) -> Number:
         """The result of an instruction. Constants have the kind of another argument that is no
         truth, else f64."""
         numbers = [a for a in args if isinstance(a, Number)]
@@ -53,16 +53,16 @@ class Number:
         return Number(self.machine, self.machine.emit(op, kind, *values), kind)
 
     def __neg__(self) -> Number:
-        return self.made("neg", self.kind, self)
+        return self.instruction("neg", self.kind, self)
 
     def __invert__(self) -> Number:
-        return self.made("not", "bool", self)
+        return self.instruction("not", "bool", self)
 
 
 def _infix(op: str, *, turned: bool = False) -> Callable[[Number, Any], Number]:
     def method(self: Number, other: Any) -> Number:
         kind = "bool" if op in COMPARISONS else self.kind
-        return self.made(op, kind, *((other, self) if turned else (self, other)))
+        return self.instruction(op, kind, *((other, self) if turned else (self, other)))
 
     return method
 
@@ -106,7 +106,7 @@ def _operation(op: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         for a in args:
             if isinstance(a, Number):
-                return a.made(op, "", *args)
+                return a.instruction(op, "", *args)
         return _NUMPY[op](*args)
 
     return call
@@ -131,11 +131,15 @@ def convert(x: Any, kind: str) -> Any:
     if kind_of(x) == kind:
         return x
     if isinstance(x, Number):
-        return x.made("convert", kind, x)
+        return x.instruction("convert", kind, x)
     return np.asarray(x).astype(DTYPES[kind])
 
 
 def bits(x: Any) -> Any:
     """The bits of a float as an integer, or the float with an integer's bits."""
     kind = SAME_BITS[kind_of(x)]
-    return x.made("bits", kind, x) if isinstance(x, Number) else np.asarray(x).view(DTYPES[kind])
+    return (
+        x.instruction("bits", kind, x)
+        if isinstance(x, Number)
+        else np.asarray(x).view(DTYPES[kind])
+    )

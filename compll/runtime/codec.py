@@ -126,13 +126,9 @@ class Codec:
         x = self.arrays.zeros(1, "float32")
         if self.fuses:
             payload = self.encode(x, state=self.init_state(1) or None)
-            table, at, used = (
-                np.array([[0, 1, 0, 0, 0]]),
-                np.zeros(1, np.int64),
-                np.array([len(payload)]),
-            )
+            incoming = Incoming(payload, np.zeros(1, np.int64), np.array([len(payload)]))
             state, out = self.init_state(1) or None, self.arrays.zeros(len(payload), "uint8")
-            self.encode_batch(x, table, out, at, state=state, incoming=Incoming(payload, at, used))
+            self.encode_batch(x, _one(1), out, incoming.at, state=state, incoming=incoming)
         elif self.vote and self.stateful:
             self.encode(x)
 

@@ -148,7 +148,7 @@ def build(
         typer.echo(str(SpecError(refused)), err=True)
     if refused and (specs or not made):
         raise typer.Exit(1)
-    apart(made)
+    refuse_same_names(made)
     if warn((one.spec for one in made), params) and strict:
         raise typer.Exit(1)
     for one in made:
@@ -168,7 +168,7 @@ def distinct(specs: list[str]) -> list[str]:
     return list(files.values())
 
 
-def apart(specs: list[Built]) -> None:
+def refuse_same_names(specs: list[Built]) -> None:
     """Exit 2 if two specs have the same name, and so the same files."""
     owners = dict[str, str]()
     for one in specs:
@@ -234,7 +234,7 @@ def summary(codecs: list[Codec]) -> Table:
     )
     for codec in codecs:
         parts = ", ".join(f"{p.name} {p.type}" for p in places(codec.module))
-        found = explain.found_traffic(codec.module)
+        found = explain.encode_traffic(codec.module)
         table.add_row(
             codec.name, escape(parts), f"{report.bits(codec):.4g}", str(len(found.passes)),
             f"{found.moved:.4g}", f"{found.least:.4g}",

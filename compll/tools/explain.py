@@ -26,7 +26,7 @@ STAGES = ("syntax", "types", "feedback", "layout", "passes", "tiles", "traffic",
 SIZES = (1, 1000, 1_000_000, 100_000_000)
 
 
-def found_traffic(module: Module) -> Traffic:
+def encode_traffic(module: Module) -> Traffic:
     """Memory traffic of the encode with state, or of the only encode."""
     return traffic_of(module, feed=bool(module.states))
 
@@ -223,7 +223,7 @@ def rounds_text(module: Module) -> Iterator[str]:
 
 
 def walks(module: Module) -> Iterator[str]:
-    text, found = Printer(module.bindings), found_traffic(module)
+    text, found = Printer(module.bindings), encode_traffic(module)
     before = set[str]()
     for number, one in enumerate(found.walks, 1):
         yield f"walk {number}: {_touched(one, before)}"

@@ -14,7 +14,7 @@ from compll.tools.explain import SIZES
 def facts(codec: Codec, target: str) -> dict[str, object]:
     """The report that `compll build` writes beside the source, as JSON."""
     module = codec.module
-    found = explain.found_traffic(module)
+    found = explain.encode_traffic(module)
     return {
         "name": codec.name,
         "about": module.about,

@@ -5,7 +5,7 @@ import pytest
 
 import compll
 from compll.numerics import halves
-from compll.tools.explain import found_traffic
+from compll.tools.explain import encode_traffic
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.tiers import first_fast
 
@@ -79,7 +79,7 @@ def test_a_bfloat16_residual_takes_half_the_memory_and_leaves_the_rest_as_it_is(
 
 def test_traffic_counts_two_bytes():
     moved = [
-        found_traffic(compll.compile(name, "reference", residual=r).module).moved
+        encode_traffic(compll.compile(name, "reference", residual=r).module).moved
         for name in ("onebit_group", "powersgd")
         for r in ("float32", "bfloat16")
     ]

@@ -98,7 +98,7 @@ def close(run: Run, x: F32, states: State | None) -> None:
             # a maximum is the ranks' one, since all ranks need it to decode
             for name, f in run.fields.items():
                 shared = name in run.extremes
-                own.inputs[name] = run.combined[name] if shared else run.own(f)
+                own.inputs[name] = run.combined[name] if shared else run.own_value(f)
             left = result(own)
         settle(run, states, left)
     x[:] = value

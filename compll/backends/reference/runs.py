@@ -125,7 +125,7 @@ class Run:
             value = np.where(np.isfinite(value), value, np.inf)
         return fields.stored(field, value, self.tile, self.among(field))
 
-    def own(self, field: Field) -> Any:
+    def own_value(self, field: Field) -> Any:
         """The value of this worker's own payload field, as a decoder reads it."""
         kept = len(self.pick(field.of)) if field.shape == "kept" else 0
         return fields.loaded(field, self.stored(field), self.among(field), self.tile, kept)
@@ -370,5 +370,5 @@ class Run:
     def op_combined(self, expr: Expr) -> Any:
         name = str(expr.value)
         if name not in self.combined:
-            self.combined[name] = self.own(self.fields[name])
+            self.combined[name] = self.own_value(self.fields[name])
         return self.combined[name]
