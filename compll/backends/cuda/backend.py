@@ -13,19 +13,16 @@ explains lifetimes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from compll.backends.cuda.device import CupyDevice, cupy
-from compll.backends.cuda.keeping import Device
 from compll.backends.cuda.launch import Batch, Launching
-from compll.backends.cuda.plans import Source
 from compll.backends.cuda.source import hop_source, source
 from compll.errors import UsageError
-from compll.ir.layout import is_fixed
 from compll.ir.module import Module
 from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
@@ -37,18 +34,7 @@ from compll.runtime.batches import Encoding, fresh
 class Kernels(Launching):
     """The backend's batch interface (see batches.Backend); arrays are the device's."""
 
-    def __init__(
-        self,
-        module: Module,
-        params: Mapping[str, Number],
-        make_device: Callable[[Source], Device],
-        code: Source,
-    ) -> None:
-        super().__init__(module, params, make_device, code)
-        self.fuses = bool(code.hops)
-        self.merges = code.merges
-        self.hop_kernels: Kernels | None = None
-        self.fixed = is_fixed(module)
+    hop_kernels: Kernels | None = None
 
     def encode_batch(
         self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, how: Encoding

@@ -146,15 +146,19 @@ class Body:
 
     # arrays of the piece
 
-    def items(self, grid: int) -> str:
-        """Index of the piece's first item of a grid, among those of all pieces."""
-        return f"item_at[{grid} * (pieces + 1) + p]"
+    def items(self, grid: int, of: str = "p") -> str:
+        """The first item of a grid of piece `of`, among those of all pieces."""
+        return f"item_at[{grid} * (pieces + 1) + {of}]"
 
     def of_blocks(self, name: str, grid: int) -> str:
         """The piece's part of an array with a value for each block of a grid, and their number, as
         two arguments."""
-        begin = f"first[{grid} * (pieces + 1) + p"
-        return f"{name} + {begin}], {begin} + 1] - {begin}]"
+        begin = self.first_block(grid)
+        return f"{name} + {begin}, {self.first_block(grid, of='p + 1')} - {begin}"
+
+    def first_block(self, grid: int, of: str = "p") -> str:
+        """The first block of a grid of piece `of`, among those of all pieces."""
+        return f"first[{grid} * (pieces + 1) + {of}]"
 
     def memory(self, name: str, dtype: str, grid: int, factor: int = 1) -> str:
         """The piece's part of scratch memory with `factor` values per item of a grid."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.domains import PIECE
+from compll.backends.cuda.grids import PIECE
 from compll.ir.storage import FLOAT32, INT32
 from compll.ir.tile import ELEMENTS, Array, Call, Domain, Extents, Store, Value, View, Walk
 

@@ -18,7 +18,7 @@ from compll.backends.cuda.keeping import Device, Keeper, Lent, Wanted
 from compll.backends.cuda.plans import Plan, Source
 from compll.errors import PayloadError, UsageError
 from compll.ir.expr import Expr
-from compll.ir.layout import payload_bytes
+from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.matrices import check_rooms
 from compll.ir.module import Module
 from compll.ir.static import Number
@@ -69,7 +69,6 @@ class Launching:
     """A source's kernels on a device. See [Note: what lives how long] in keeping.py."""
 
     arrays = DeviceArrays()
-    merges = False
 
     def __init__(
         self,
@@ -80,6 +79,7 @@ class Launching:
     ) -> None:
         self.module, self.params, self.source = module, dict(params), code
         self.make_device, self.device = make_device, make_device(code)
+        self.fuses, self.merges, self.fixed = bool(code.hops), code.merges, is_fixed(module)
         self.rows = Rows(params)
         self.items = Items(module, self.params, code.shape.tile)
         self.keeper = Keeper(self.device, module.name)

@@ -57,7 +57,7 @@ class Source:
 @cache
 def prelude() -> str:
     """The functions that all kernels share."""
-    others = ("searches", "runs", "codes", "streams", "huffman")
+    others = ("searches", "codes", "streams", "huffman")
     first = (numbers(), header("prelude"), traced_functions.in_payloads())
     return "".join([*first, *map(header, others)])
 

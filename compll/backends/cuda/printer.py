@@ -131,7 +131,7 @@ class Printer:
         shape, parts = self.plan.shape, b.parts(f, memory, region.grid)
         each = shape.tile * (1 if f.attr == "sum" else shape.teams)
         if f.attr != "sum":
-            parts = b.of_blocks(parts, region.grid).partition(",")[0]
+            parts = f"{parts} + {b.first_block(region.grid)}"
         return f"{parts}, ({region.size(b)} + {each - 1}) / {each}"
 
     def region(self, walk: Walk) -> Region:

@@ -1,5 +1,5 @@
-"""Fields of varying length: positions as codes of bits, and runs of trits. codes.cuh, streams.cuh
-and runs.cuh have the functions. huffman.py has Huffman codes.
+"""Fields of varying length: positions as codes of bits, and runs of trits. codes.cuh and
+streams.cuh have the functions. huffman.py has Huffman codes.
 
 The place of a code depends on all codes before it: blocks leave the lengths that they find, a block
 per piece adds these up, and the blocks run again.
@@ -11,7 +11,7 @@ from typing import Any
 
 from compll.backends.cuda import huffman
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.domains import GROUP
+from compll.backends.cuda.grids import GROUP
 from compll.ir.module import Field
 from compll.ir.tile import Ascending, Domain, Stream
 
@@ -89,10 +89,10 @@ def read_positions(p: Any, step: Stream) -> None:
 
     def stream(b: Body) -> str:
         """Declare the stream: its bytes, and memory for the results of its chunks."""
-        fields, room = b.fields["in"], f"item_at[{chunks} * (pieces + 1) + p"
+        fields, room = b.fields["in"], f"{b.items(chunks, of='p + 1')} - {b.items(chunks)}"
         memory = b.memory("chunk_reads", "uint64", chunks, PLACES)
         given = f"{fields.pointer(f.name)}, {fields.length(f)}, {fields.kept(f.of)}, {memory}"
-        b.add(f"const Stream stream = opened<{units}>({given}, {room} + 1] - {room}]);")
+        b.add(f"const Stream stream = opened<{units}>({given}, {room});")
         return "stream"
 
     with p.kernel("chunks", chunks, CHUNKS * PLACES) as b:
@@ -101,8 +101,8 @@ def read_positions(p: Any, step: Stream) -> None:
         to = f"{reads} + blockIdx.x * {3 * PLACES}"
         b.call(f"join_chunks<{GROUP}>", stream(b), "own", to)
     with p.kernel("stream", -1, 32) as b:
-        first = f"first[{groups} * (pieces + 1) + p"
-        own = f"{first}], {first} + 1], {b.fields['in'].among(f.of)}"
+        own = f"{b.first_block(groups)}, {b.first_block(groups, of='p + 1')}"
+        own = f"{own}, {b.fields['in'].among(f.of)}"
         b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, wrong + p, errors);")
     with p.kernel("positions", groups, THREADS) as b:
         own, n = f"own, {entries} + blockIdx.x * 3", b.fields["in"].among(f.of)
