@@ -285,7 +285,6 @@ class _PlanMaker:
         )
 
     def _decision(self, kind: int, param: Param, way: Way | None, choices: Choices) -> Decision:
-        around = self._local.around.get(kind, {}) if choices == self._local.best else {}
         if way is None:
             decision = raw(param, self._why_raw(kind))
         elif (refusal := self._search.refuses(way.codec, param)) is not None:
@@ -295,24 +294,30 @@ class _PlanMaker:
             cut = way.partitions(param.numel, codec, self._search.topology)
             why = "gains time" + self._search.loss_of(way.codec)
             decision = Decision(param.name, param.numel, key, way.strategy, cut, why)
-        others = {
-            each: seconds
-            for each, seconds in around.items()
-            if each != way and (each is None or way is None or replace(each, cut=way.cut) != way)
-        }
-        if not others:
-            return decision
-        runner_up = min(others, key=lambda each: others[each])
-        return replace(
-            decision,
-            gain=around[None] - around[way],
-            runner_up=runner_up.label if runner_up else "no compression",
-            margin=max(0.0, others[runner_up] - around[way]),  # gains below WORTH are ignored
-        )
+        around = self._local.around.get(kind, {}) if choices == self._local.best else {}
+        return _compared(decision, way, around)
 
     def _why_raw(self, kind: int) -> str:
         around = self._local.around.get(kind, {None: 0.0})
         return "no compressor would make the step faster" if len(around) > 1 else "too small"
+
+
+def _compared(decision: Decision, way: Way | None, around: Mapping[Way | None, float]) -> Decision:
+    """The decision with the seconds that it gains on others. around: of a step, by way."""
+    others = {
+        each: seconds
+        for each, seconds in around.items()
+        if each != way and (each is None or way is None or replace(each, cut=way.cut) != way)
+    }
+    if not others:
+        return decision
+    runner_up = min(others, key=lambda each: others[each])
+    return replace(
+        decision,
+        gain=around[None] - around[way],
+        runner_up=runner_up.label if runner_up else "no compression",
+        margin=max(0.0, others[runner_up] - around[way]),  # gains below WORTH are ignored
+    )
 
 
 def _decided(decision: Decision | None) -> Way | None:

@@ -23,7 +23,7 @@ class CaptureTrial(FixedPlan):
     def __init__(
         self, plans: tuple[Plan, ...], coordinator: Coordinator, moment: Callable[[], Moment]
     ) -> None:
-        """plans: as of `captured.turns`, two. moment: returns the present moment of the memory in
+        """plans: the two of `with_captured`. moment: returns the present moment of the memory in
         which gradients are compressed."""
         super().__init__(plans[0])
         self._plans, self._moment = plans, moment
@@ -35,7 +35,7 @@ class CaptureTrial(FixedPlan):
     @property
     def capture(self) -> Capture:
         """Implements PlanController.capture."""
-        return use_of(self.plan, self._trial)
+        return capture_of(self.plan, self._trial)
 
     @property
     def trials(self) -> CaptureTrial:
@@ -79,7 +79,7 @@ class CaptureTrial(FixedPlan):
         self.plan = self._plans[self._trial.current]
 
 
-def use_of(plan: Plan, trial: Trial) -> Capture:
+def capture_of(plan: Plan, trial: Trial) -> Capture:
     """The use of graphs in a step of a trial, or after it."""
     if not plan.captured:
         return Capture.NEVER

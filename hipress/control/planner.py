@@ -30,7 +30,7 @@ from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
 from hipress.plan import levels
-from hipress.plan.captured import turns
+from hipress.plan.captured import with_captured
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
 from hipress.plan.plan import Plan, fixed_plan, raw
 from hipress.plan.rules import Overrides
@@ -121,7 +121,7 @@ class Planner:
 
     def _capturing(self, plan: Plan) -> Callable[[], PlanController] | None:
         """A controller that tries the plan with CUDA graphs, if that may be tried."""
-        plans = turns(plan, self.options, by_nccl=self.placement.by_nccl)
+        plans = with_captured(plan, self.options, by_nccl=self.placement.by_nccl)
         if len(plans) == 1:
             return None
         return lambda: CaptureTrial(plans, self.coordinator, self.placement.memory().moment)

@@ -25,10 +25,10 @@ from casync.runtime.options import Capture
 from hipress.auto.places import Places
 from hipress.auto.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.auto.workload import Workload
-from hipress.control.capture_trial import use_of
+from hipress.control.capture_trial import capture_of
 from hipress.control.observer import Observer
 from hipress.control.plan_controller import Measurements
-from hipress.plan.captured import turns
+from hipress.plan.captured import with_captured
 from hipress.plan.plan import Plan, restored
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, all_reduce_max
@@ -105,7 +105,7 @@ class Tuner:
     @property
     def capture(self) -> Capture:
         """Implements PlanController.capture."""
-        return use_of(self.plan, self._trial)
+        return capture_of(self.plan, self._trial)
 
     def next(self, step: int, uncaptured: str = "") -> Plan:
         """Implements PlanController.next."""
@@ -127,7 +127,7 @@ class Tuner:
         if self._observer is not None:
             self._use_compiled(self._compiling.result())
             self._observer = None
-        self.plans = self._turns((plan,))
+        self.plans = self._with_captured((plan,))
         self._trial = Trial(len(self.plans), kept=0)
         self._watch, self._begun = Watch(), None
         self._window.clear()
@@ -161,7 +161,7 @@ class Tuner:
             lambda group: observer.workload(lambda values: all_reduce_max(values, group), codecs)
         )
         self._observer = None
-        plans = self._turns(self._places.plans(self._workload))
+        plans = self._with_captured(self._places.plans(self._workload))
         self._try(plans, kept=len(plans) - 1)  # the native all-reduce
 
     def _use_compiled(self, codecs: Mapping[str, Codec]) -> None:
@@ -174,10 +174,10 @@ class Tuner:
         if self._trial.over:
             self._end_trial()
 
-    def _turns(self, plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    def _with_captured(self, plans: Iterable[Plan]) -> tuple[Plan, ...]:
         """The plans, each followed by it captured if that may be tried."""
         search = self._places.first.search
-        each = (turns(plan, search.options, by_nccl=search.slots) for plan in plans)
+        each = (with_captured(plan, search.options, by_nccl=search.slots) for plan in plans)
         return tuple(chain.from_iterable(each))
 
     def _compare(self) -> None:
@@ -205,7 +205,7 @@ class Tuner:
         if not self.costs.codecs:  # after `hold`
             self._places = self._agree(self._places.measure_codecs)
         plans = self._places.plans(self._workload)
-        variants = self._turns(plan.owned_as(before) for plan in plans)
+        variants = self._with_captured(plan.owned_as(before) for plan in plans)
         others = [plan for plan in variants if plan.facts() != before.facts()]
         self._try((before, *others), kept=0)
 

@@ -16,7 +16,7 @@ from casync.runtime.capture import capture_obstacle
 from hipress.options import AUTO, Options
 from hipress.plan.plan import Plan
 
-__all__ = ["forbidden", "turns"]
+__all__ = ["forbidden", "with_captured"]
 
 
 def forbidden(plan: Plan, options: Options) -> str:
@@ -30,7 +30,7 @@ def forbidden(plan: Plan, options: Options) -> str:
     return capture_obstacle(plan.codecs)
 
 
-def turns(plan: Plan, options: Options, *, by_nccl: bool) -> tuple[Plan, ...]:
+def with_captured(plan: Plan, options: Options, *, by_nccl: bool) -> tuple[Plan, ...]:
     """The plan, and it captured if that may be tried."""
     if not by_nccl or forbidden(plan, options):
         return (plan,)
