@@ -40,7 +40,7 @@ class Number:
     def __init__(self, machine: Machine, value: Any, kind: str) -> None:
         self.machine, self.value, self.kind = machine, value, kind
 
-    def instruction(self, op: str, kind: str, *args: Any) -> Number:
+    def emit(self, op: str, kind: str, *args: Any) -> Number:
         """The result of an instruction. Constants have the kind of another argument that is no
         truth, else f64."""
         numbers = [a for a in args if isinstance(a, Number)]
@@ -53,16 +53,16 @@ class Number:
         return Number(self.machine, self.machine.emit(op, kind, *values), kind)
 
     def __neg__(self) -> Number:
-        return self.instruction("neg", self.kind, self)
+        return self.emit("neg", self.kind, self)
 
     def __invert__(self) -> Number:
-        return self.instruction("not", "bool", self)
+        return self.emit("not", "bool", self)
 
 
 def _infix(op: str, *, turned: bool = False) -> Callable[[Number, Any], Number]:
     def method(self: Number, other: Any) -> Number:
         kind = "bool" if op in COMPARISONS else self.kind
-        return self.instruction(op, kind, *((other, self) if turned else (self, other)))
+        return self.emit(op, kind, *((other, self) if turned else (self, other)))
 
     return method
 
@@ -106,7 +106,7 @@ def _operation(op: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         for a in args:
             if isinstance(a, Number):
-                return a.instruction(op, "", *args)
+                return a.emit(op, "", *args)
         return _NUMPY[op](*args)
 
     return call
@@ -131,15 +131,11 @@ def convert(x: Any, kind: str) -> Any:
     if kind_of(x) == kind:
         return x
     if isinstance(x, Number):
-        return x.instruction("convert", kind, x)
+        return x.emit("convert", kind, x)
     return np.asarray(x).astype(DTYPES[kind])
 
 
 def bits(x: Any) -> Any:
     """The bits of a float as an integer, or the float with an integer's bits."""
     kind = SAME_BITS[kind_of(x)]
-    return (
-        x.instruction("bits", kind, x)
-        if isinstance(x, Number)
-        else np.asarray(x).view(DTYPES[kind])
-    )
+    return x.emit("bits", kind, x) if isinstance(x, Number) else np.asarray(x).view(DTYPES[kind])
