@@ -130,9 +130,9 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
         yield f"gaps({field.of})", 1
     elif field.shape == "table":
         yield "", 4 * int(field.of)
-    elif field.trits:
+    elif field.layout.trits:
         tile = tile_of(module)
-        yield f"floor(n / {tile})", field.packed_bytes(tile)
+        yield f"floor(n / {tile})", field.layout.tile_bytes(tile)
         yield f"ceil(n % {tile} / 5)", 1
     elif field.storage == "huffman":
         tiles = f"ceil(n / {HUFFMAN_TILE})"

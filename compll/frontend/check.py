@@ -102,7 +102,7 @@ class _Checker(Expressions):
         self.planes = planes.split(self.context, found, set(env), {b.name for b in spec.rounds})
         fields = tuple(f for parts in self.planes.values() for f, _ in parts)
         # Fixed-size fields first: then their places do not depend on selections.
-        fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.recoded)))
+        fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.layout.recoded)))
         decode = self.decode(fields, {k: env[k] for k in bound if self.decode_knows(env[k])})
         updates = check_fields.updates(self, states, env)
         states = check_fields.owed(self, states)

@@ -78,21 +78,6 @@ class Field:
         """True if values are packed in bytes (see [Note: packing] in layout.py)."""
         return self.layout.packed
 
-    @property
-    def trits(self) -> bool:
-        """True if it holds values 0, 1 and 2, five in a byte (see [Note: trits] in
-        reference/trits.py)."""
-        return self.layout.trits
-
-    @property
-    def recoded(self) -> bool:
-        """True if its bytes are made from an array of all codes: runs and Huffman codes."""
-        return self.layout.recoded
-
-    def packed_bytes(self, count: int) -> int:
-        """Bytes of one tile of `count` packed values."""
-        return self.layout.tile_bytes(count)
-
 
 @dataclass(frozen=True)
 class Selection:

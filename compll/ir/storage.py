@@ -26,7 +26,7 @@ class Storage:
     packed = positions = False
     #: true if the payload stores the field's length in bytes
     varying = False
-    #: true if it holds values 0, 1 and 2, five in a byte
+    #: true if it holds values 0, 1 and 2, five in a byte (see [Note: trits] in reference/trits.py)
     trits = False
 
     @property

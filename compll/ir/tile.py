@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from compll.ir.expr import Expr
 from compll.ir.module import Field, Module
@@ -19,15 +19,15 @@ from compll.ir.storage import FLOAT32, INT32, Storage
 LEVELS = ("piece", "tile", "lane")
 #: the payload's last byte: 1 if the gradient was not finite, and no field tells
 STATUS = Field("(status)", "byte", 8, "scalar")
-#: roles of arrays. gradient: what an encode reads and a decode writes, also float16; state;
-#: payload: a field that the kernel stores; incoming: a field that it is given; sum: that field's
-#: sum over the ranks; scratch: the kernel's own; wrong: see WRONG
-ROLES = ("gradient", "state", "payload", "incoming", "sum", "scratch", "wrong")
+#: roles of arrays. gradient: what an encode reads and a decode writes, also float16; payload: a
+#: field that the kernel stores; incoming: a field that it is given; sum: that field's sum over the
+#: ranks; scratch: the kernel's own; wrong: see WRONG
+Role = Literal["gradient", "state", "payload", "incoming", "sum", "scratch", "wrong"]
 #: kinds of kernels. hop: an encode of the gradient plus an incoming payload; cut: one whose filters
 #: keep at most a given number of elements; round: one that stores a single field, given the sums of
 #: earlier rounds; rounds: the decode of all sums, with states; set and add: decodes; check: of an
 #: incoming payload, before a decode
-KINDS = ("encode", "hop", "cut", "round", "rounds", "set", "add", "check")
+Kind = Literal["encode", "hop", "cut", "round", "rounds", "set", "add", "check"]
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,15 @@ ELEMENTS = Domain("n")
 
 @dataclass(frozen=True)
 class Array:
-    """Memory of a piece: a value of the storage type for each item of the domain. role: see
-    ROLES."""
+    """Memory of a piece: a value of the storage type for each item of the domain."""
 
     name: str
-    role: str
+    role: Role
     storage: Storage = FLOAT32
     domain: Domain = ELEMENTS
 
     @staticmethod
-    def of(f: Field, role: str) -> Array:
+    def of(f: Field, role: Role) -> Array:
         """The array of a payload field or state."""
         return Array(f.name, role, f.layout, Domain(f.shape, f.of, f.dims))
 
@@ -282,19 +281,19 @@ Op = Walk | Store | Search | Stream | Ascending | When | Call
 
 @dataclass
 class Kernel:
-    """A function over the pieces of a batch. kind: see KINDS. steps: walks, in order; searches,
-    routines and stores of the piece between them.
+    """A function over the pieces of a batch.
 
-    statics: numbers that the host computes for each piece. limits: the most elements of each
-    selection. sums: given ones of fields over the ranks. scratch: its own arrays; those of streams
-    come first in decodes, which find them where a check has left them. extents: of matrices, by
-    their dimensions. rooms: matrices that hold the elements of a piece ("matrix"), that replace
-    them ("flat"), and others (""). exprs: values that compute expressions of the spec, and these,
-    by the values' ids.
+    steps: walks, in order; searches, routines and stores of the piece between them. statics:
+    numbers that the host computes for each piece. limits: the most elements of each selection.
+    sums: given ones of fields over the ranks. scratch: its own arrays; those of streams come first
+    in decodes, which find them where a check has left them. extents: of matrices, by their
+    dimensions. rooms: matrices that hold the elements of a piece ("matrix"), that replace them
+    ("flat"), and others (""). exprs: values that compute expressions of the spec, and these, by the
+    values' ids.
     """
 
     name: str
-    kind: str
+    kind: Kind
     module: Module
     tile: int
     steps: list[Op] = field(default_factory=list)

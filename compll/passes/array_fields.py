@@ -91,9 +91,9 @@ def leaving(values: Arrays, f: Field) -> Value:
         return value
     if f.expr.type.shape in ARRAYS:
         value = values.lanes(value)
-    if f.packed and not f.trits:
+    if f.packed and not f.layout.trits:
         value = values.code(f, value)
-    elif f.storage in WHOLE or f.trits:
+    elif f.storage in WHOLE or f.layout.trits:
         value = values.whole(value) if value.kind == "bool" else value
     elif value.kind not in ("f32", "f64"):
         value = values.make("convert", [value], "f32", value.level)
@@ -112,7 +112,7 @@ def store(values: Arrays, f: Field) -> None:
     if f.storage in POSITIONS:
         values.kernel.steps.append(Stream(f, value.attr))
         return
-    if f.recoded:
+    if f.layout.recoded:
         array = values.contents(f)
         values.kernel.steps += [Walk([Store(array, value)]), Stream(f, array)]
         return

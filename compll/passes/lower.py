@@ -10,7 +10,7 @@ from compll.ir.capacity import capped, cuts
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.layout import is_fixed, tile_of
 from compll.ir.module import HALVES, Module
-from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Store, Value, Walk, When
+from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Kind, Store, Value, Walk, When
 from compll.passes import array_fields, feedback, selections
 from compll.passes.array_operations import OPERATIONS
 from compll.passes.arrays import Arrays
@@ -94,7 +94,7 @@ def roots(module: Module) -> list[Expr]:
 # encode
 
 
-def encode(module: Module, fed: bool, kind: str = "encode") -> Kernel:
+def encode(module: Module, fed: bool, kind: Kind = "encode") -> Kernel:
     """The kernel that stores every payload field, with states also these, and the decoded gradient
     if the caller wants it. kind: encode, hop or cut."""
     name = f"{f'{kind}_' * (kind != 'encode')}encode{'_feed' * fed}"
@@ -170,7 +170,7 @@ def update(values: Arrays, decoded: Expr) -> None:
 def decode(module: Module, adds: bool, check: Kernel | None) -> Kernel:
     """The kernel from a payload to the gradient; `adds`: adds to it. check: the kernel that it
     calls, with which it shares statics."""
-    kind = "add" if adds else "set"
+    kind: Kind = "add" if adds else "set"
     kernel = Kernel(
         f"decode_{kind}", kind, module, tile_of(module), statics=check.statics if check else []
     )

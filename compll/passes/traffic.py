@@ -102,7 +102,7 @@ class Sizes:
         self.kept = {s.name: 0 for s in kernel.module.selections}
         self.kept |= {name: limit(s, {}, SIZE) for name, s in drawn.items()}
         #: fields whose codes are made into bytes of varying length, which are about as many
-        self.recoded = {f.name: f.layout for f in kernel.module.fields if f.recoded}
+        self.recoded = {f.name: f.layout for f in kernel.module.fields if f.layout.recoded}
 
     def domain(self, domain: Domain) -> float:
         """Elements of a domain, per element of the gradient."""

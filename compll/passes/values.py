@@ -196,7 +196,7 @@ class Values:
     def code(self, f: Field, value: Value) -> Value:
         """The code that a packed field stores for a value. Codes are rounded down, so `floor` is
         left out."""
-        if f.trits:
+        if f.layout.trits:
             return value  # it is a code already
         if value.op == "floor":
             (value,) = value.args
@@ -215,7 +215,7 @@ class Values:
         """The array that a field of varying length is made into: its positions, or its codes."""
         if f.storage in POSITIONS:
             return self.scratch(f.name, INT32, Domain(f.shape, f.of))
-        return self.scratch(f.name, STORAGES["trit"] if f.trits else Codes(bits=8))
+        return self.scratch(f.name, STORAGES["trit"] if f.layout.trits else Codes(bits=8))
 
     def op_spread(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         inside, value = map(self.lanes, args)

@@ -256,7 +256,7 @@ def _exprs(kernel: Kernel, value: Value) -> Iterator[Expr]:
 
 def merges(module: Module, encode: Traffic) -> Iterator[str]:
     """Traffic of a decode, and of a server or a ring hop: decode, add, encode."""
-    selects = any(f.shape == "kept" or f.recoded for f in module.fields)
+    selects = any(f.shape == "kept" or f.layout.recoded for f in module.fields)
     if module.decoded is None or selects:
         return
     found = merge_traffic(module, encode)

@@ -23,7 +23,7 @@ from compll.backends.cpu.types import F32, F64, I8, I32, I64, KINDS, PTR, VOID, 
 from compll.ir.layout import header
 from compll.ir.module import Field
 from compll.ir.storage import Storage
-from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Value
+from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Role, Value
 from compll.numerics.numbers import LANES
 
 #: columns of a batch's table
@@ -153,7 +153,8 @@ class Printer:
     def fields(self, *, hop: bool = False) -> ir.Value:
         """Set pointers to a payload's fields; returns its length without the status byte. hop: to
         those of the payload that an encode is given."""
-        b, role = self.b, "incoming" if hop or self.kernel.decodes else "payload"
+        b = self.b
+        role: Role = "incoming" if hop or self.kernel.decodes else "payload"
         start = self.start_of(*(("data", "data_at") if hop else ("payload", "at")))
         length: ir.Value = c(4 * sum(map(len, header(self.spec))))
         for f in self.spec.fields:

@@ -23,7 +23,7 @@ def stream(printer: Printer, step: Stream) -> ir.Value:
     if they are as they should be."""
     b, f, kind = printer.b, step.field, STREAMS[step.field.storage]
     array, count = printer.pointers[step.array], printer.items(step.array.domain)
-    if f.recoded:  # counted in bytes, not in positions
+    if f.layout.recoded:  # counted in bytes, not in positions
         count = printer.bytes_of(step.array.storage, count)
     among = c(f.bits) if f.storage == "huffman" else printer.among(f.of)
     b.store(number(I32, -1), at(b, array, c(-4)))

@@ -51,7 +51,7 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
     if any(field.shape == "kept" for field in module.fields):
         # scattered values: targets are read and written
         return 3 * payload, None
-    if module.decoded is None or any(field.recoded for field in module.fields):
+    if module.decoded is None or any(field.layout.recoded for field in module.fields):
         return payload + 2 * FLOAT_BYTES, None
     encode = traffic_of(module, feed=bool(module.states))
     traffic = merge_traffic(module, encode)
