@@ -277,9 +277,8 @@ def wrong(job: Job) -> list[str]:
             None if each.error is None or job.fault_at is None else each.error["at"] - job.fault_at
         )
         if each.error is None or late is None:
-            problems.append(
-                f"rank {rank}: " + ("hangs" if not each.ended else "ended without a word")
-            )
+            end = "ended without a word" if each.ended else "hangs"
+            problems.append(f"rank {rank}: {end}")
             continue
         said = each.error.get("text", "done")
         if not _named(run.victim, said):

@@ -105,12 +105,11 @@ def compare(training: Training, freezes: Sequence[int]) -> list[tuple[int, float
     for begin, end in zip([0, *(edges := _edges(training.steps, freezes))], edges, strict=False):
         losses += training.run(begin, end)
         sums[end] = training.sums()
-        copies[end] = (
-            copy.deepcopy((training.model, training.optimizer)) if end in freezes else None
-        )
+        if end in freezes:
+            copies[end] = copy.deepcopy((training.model, training.optimizer))
     reference, outcomes = training.score(losses), []
     for at in freezes:
-        model, optimizer = copies[at] or (training.model, training.optimizer)
+        model, optimizer = copies.get(at) or (training.model, training.optimizer)
         frozen = replace(training, model=model, optimizer=optimizer)
         optimizer.freeze_now()
         loss = frozen.score(frozen.run(at, training.steps))

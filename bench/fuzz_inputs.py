@@ -157,9 +157,8 @@ def _check_diagnostics(diagnostics: Any, text: str) -> None:
     """Every problem has a message and a place inside the text."""
     last = len(text.splitlines()) + 2
     assert diagnostics
-    assert all(d.message and 1 <= d.span.line <= last and d.span.col >= 1 for d in diagnostics), (
-        diagnostics
-    )
+    good = [d.message and 1 <= d.span.line <= last and d.span.col >= 1 for d in diagnostics]
+    assert all(good), diagnostics
 
 
 def states() -> Trial:

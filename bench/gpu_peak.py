@@ -48,15 +48,12 @@ def memory(device: torch.device) -> dict[str, Any]:
                 files[known] = files.get(known, 0.0) + size
             else:
                 own += size
-    megabytes: dict[str, Any] = {
-        "own": round(own),
-        "files": {k: round(v) for k, v in files.items()},
-    }
+    whole: dict[str, Any] = {"own": round(own), "files": {k: round(v) for k, v in files.items()}}
     if device.type == "cuda":
         torch.cuda.synchronize()
-        megabytes["gpu"] = round(MB * torch.cuda.memory_allocated())
-        megabytes["gpu_most"] = round(MB * torch.cuda.max_memory_allocated())
-    return megabytes
+        whole["gpu"] = round(MB * torch.cuda.memory_allocated())
+        whole["gpu_most"] = round(MB * torch.cuda.max_memory_allocated())
+    return whole
 
 
 def train(rank: int, store: str, out: str, method: str, steps: int, width: int) -> None:
@@ -109,12 +106,8 @@ def main(
             rows.append(json.loads(Path(out).read_text()))
             last = {mark: each for mark, each in rows[-1]["marks"].items() if "step" in mark}
             typer.echo(f"{method}: {json.dumps(last)}")
-    about = {
-        "date": date.today().isoformat(),
-        "command": command_line("bench.gpu_peak"),
-        "rows": rows,
-    }
-    (output / "gpu_peak.json").write_text(json.dumps(about, indent=1) + "\n")
+    about = {"date": date.today().isoformat(), "command": command_line("bench.gpu_peak")}
+    (output / "gpu_peak.json").write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -265,13 +265,8 @@ class Day:
             try_to_end(process.pid)  # and what it started
             process.wait()
         took = round(monotonic() - begin, 1)
-        return {
-            **row,
-            "green": status == 0,
-            "status": status,
-            "seconds": took,
-            **summarize(log, status),
-        }
+        row |= {"green": status == 0, "status": status, "seconds": took}
+        return row | summarize(log, status)
 
     def _keep(self, row: dict[str, Any]) -> None:
         with self._lock:

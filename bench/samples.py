@@ -36,10 +36,8 @@ def sample(work: Callable[[], object], seconds: float = 0.0005, most: int = 40) 
         over.set()
         looking.join()
     return {
-        name: {
-            each: round(100 * n / max(1, count[0]), 2) for each, n in functions.most_common(most)
-        }
-        for name, functions in (("tops", tops), ("whole", whole))
+        name: {each: round(100 * n / max(1, count[0]), 2) for each, n in tally.most_common(most)}
+        for name, tally in (("tops", tops), ("whole", whole))
     }
 
 

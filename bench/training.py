@@ -88,9 +88,8 @@ def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
     options stands for the target's own."""
     by_method = {row.result.method: row for row in rows(results)}
     for target in (each for each in TARGETS if each.group == name):
-        method = next(
-            (each for each in by_method if f"{each}:".startswith(f"{target.method}:")), ""
-        )
+        prefix = f"{target.method}:"
+        method = next((each for each in by_method if f"{each}:".startswith(prefix)), "")
         what = f"{method or target.method} against {target.versus}, step time"
         if method and target.versus in by_method:
             ratio = by_method[method].median / by_method[target.versus].median
@@ -117,13 +116,11 @@ def times(name: str, method: str, group: Suite, root: Path) -> list[float]:
                    "rate": group.rate, "device": group.device, "optimizer": group.optimizer,
                    "output": folder}  # fmt: skip
         arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
-        program, path = (
-            [sys.executable, "-m", "bench.training", *arguments],
-            {"PYTHONPATH": str(root)},
-        )
+        program = [sys.executable, "-m", "bench.training", *arguments]
         subprocess.run(
-            program, cwd=root, env=os.environ | path, stdout=subprocess.DEVNULL, check=True
-        )
+            program, cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
+            stdout=subprocess.DEVNULL, check=True,
+        )  # fmt: skip
         (result,) = json.loads(Path(folder, f"{name}.json").read_text())["results"]
     if result["error"]:
         raise ValueError(f"{root}: {method}: {result['error']}")
@@ -140,9 +137,8 @@ def compare(name: str, group: Suite, other: Path) -> Iterator[str]:
             for root in (here, other) if number % 2 else (other, here):
                 medians[root].append(statistics.median(times(name, method, group, root)))
         ratios = sorted(new / old for new, old in zip(medians[here], medians[other], strict=True))
-        new, old, ratio = (
-            statistics.median(each) for each in (medians[here], medians[other], ratios)
-        )
+        rows = medians[here], medians[other], ratios
+        new, old, ratio = map(statistics.median, rows)
         yield (
             f"{name} {method}: {1e3 * new:.1f} ms a step, {1e3 * old:.1f} in {other.name}; "
             f"ratio {ratio:.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f} by round"

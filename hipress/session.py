@@ -34,7 +34,7 @@ from hipress.options import AUTO, Options
 from hipress.plan import evidence, rules
 from hipress.plan.codecs import (
     call,
-    compiling_told_by,
+    compilations_told_by,
     full_name,
     resolve,
 )
@@ -172,9 +172,9 @@ def _tell_uncaught() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sessions = [SESSIONS[each] for each in synchronized() if not SESSIONS[each].broken]
+        sessions = [SESSIONS[each] for each in wrapped_modules() if not SESSIONS[each].broken]
         if sessions and compat.is_collective(error):
-            error.add_note(_known(sessions[0].coordinator) or "no rank is known to be gone")
+            error.add_note(_tell_gone(sessions[0].coordinator) or "no rank is known to be gone")
         before(kind, error, trace)
         if hasattr(sys, "ps1"):  # at a prompt the error ends only a line
             return
@@ -188,7 +188,7 @@ def _tell_uncaught() -> None:
     sys.excepthook = hook
 
 
-def _known(coordinator: Coordinator) -> str:
+def _tell_gone(coordinator: Coordinator) -> str:
     """A sentence on who is gone, of all ranks of the job; "" if nothing is known."""
     since = time.monotonic()
     coordinator.tell("the program")
@@ -205,7 +205,7 @@ def _end(engine: Engine | None, release: Callable[[], None]) -> None:
 SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
-def synchronized() -> list[Any]:
+def wrapped_modules() -> list[Any]:
     """The keys of SESSIONS; other threads may add to it meanwhile."""
     return [key for reference in SESSIONS.keyrefs() if (key := reference()) is not None]
 
@@ -232,7 +232,7 @@ def prepare(
     """
     _tell_uncaught()
     coordinator = coordinators.coordinator(group, options.timeout)
-    with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
+    with coordinator.failures_told(), compilations_told_by(coordinator.rank == 0):
         params = parameters(module)
         check_patterns(params, options)
         where = [(param.name, param.device) for param in params]
@@ -249,7 +249,7 @@ def prepare(
         rules.assign(ruled, params)
     ours = facts_of(params, options, codecs, ruled, placement)
     places = coordinator.require_equal({**ours, **facts}, nodes.place())
-    with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
+    with coordinator.failures_told(), compilations_told_by(coordinator.rank == 0):
         topology = nodes.topology_of(options.topology, places, coordinator.ranks)
         others = list(codecs.values())
         rules_ = rules.decide(ruled, params, others, options, topology.world_size)
@@ -356,7 +356,7 @@ def plain_options(options: Options) -> dict[str, Any]:
     down = options.down
     own["down"] = down if isinstance(down, str | None) else full_name(down)
     own["policy"] = None if options.policy is None else str(options.policy)
-    own["rules"] = rules.shown(options.rules)
+    own["rules"] = rules.for_json(options.rules)
     return own | {"compressor": label(options), "params": dict(options.params)}
 
 

@@ -64,26 +64,26 @@ class Stateful:
         own = f"rank {dist.get_rank()} of {dist.get_world_size()}"
         if self._resume is not None and _holds(self._resume, own):
             return {"own": {own: b""}}
-        exact = {"own": {own: _packed(state_dict(self._model))}} if self._exact else {}
+        exact = {"own": {own: _pack(state_dict(self._model))}} if self._exact else {}
         if isinstance(self._model, Outer) and self._model.round is not None and self._exact:
             return exact  # a round under way is of these sites
         if isinstance(self._model, Outer | dist.ProcessGroup):
             group = self._model.group if isinstance(self._model, Outer) else self._model
             first = dist.get_rank() if group is None else min(dist.get_process_group_ranks(group))
-            shared = _packed(state_dict(self._model, portable=True))
+            shared = _pack(state_dict(self._model, portable=True))
             return {"others": {f"ranks from {first} on": shared}, **exact}
         whole = state_of_shards(self._model)
         undelivered = {
             name: _like(parameter, whole["owed"].get(name))
             for name, parameter in compressible_parameters(self._model).items()
         }
-        return {"undelivered": undelivered, "others": _packed(whole | {"owed": {}}), **exact}
+        return {"undelivered": undelivered, "others": _pack(whole | {"owed": {}}), **exact}
 
     def load_state_dict(self, entries: Mapping[str, Any]) -> None:
         """Go on from loaded entries. Raises the errors of hipress.load_state_dict."""
         whole = entries.get("own", entries.get("others"))
         for packed in whole.values() if isinstance(whole, dict) else [whole]:
-            state = _unpacked(packed)
+            state = _unpack(packed)
             if "undelivered" in entries and "own" not in entries:
                 own = {name: local(each).cpu() for name, each in entries["undelivered"].items()}
                 state["owed"] = {name: values for name, values in own.items() if values.any()}
@@ -97,14 +97,14 @@ def _like(parameter: torch.Tensor, values: torch.Tensor | None) -> torch.Tensor:
     return as_gradient(values, parameter)
 
 
-def _packed(state: Mapping[str, Any]) -> bytes:
+def _pack(state: Mapping[str, Any]) -> bytes:
     """A state as one object, whose keys a loading rank need not know."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
-def _unpacked(packed: bytes) -> dict[str, Any]:
+def _unpack(packed: bytes) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True)
     return state
 

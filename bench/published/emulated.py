@@ -193,10 +193,8 @@ class Emulated:
         ]  # fmt: skip
 
         def off(x: Any) -> list[float]:
-            emulated = self._of(x)
-            return [
-                math.log(emulated.step(place, text) / seconds) for place, text, seconds in known
-            ]
+            own = self._of(x)
+            return [math.log(own.step(place, text) / seconds) for place, text, seconds in known]
 
         residuals: Callable[..., list[float]] = off
         start = np.array([2.0, math.log(5e-10), math.log(5e-10)])

@@ -20,7 +20,7 @@ from hipress.plan.codecs import compile_codec
 from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.models.known import Model, load
 from hipress.tools.simulate.cluster import Cluster, Link
-from hipress.tools.simulate.codec_speeds import touched
+from hipress.tools.simulate.codec_speeds import memory_traffic
 
 __all__ = ["PLACE", "Paper", "kernels", "model_of", "plain"]
 
@@ -32,7 +32,7 @@ PLACE = "EC2, 16 nodes x 8 V100, 100 Gbit/s"
 def kernels(name: str, memory: float) -> Kernels:
     """Kernels of a spec, by the bytes that they touch; memory: bytes a second."""
     codec = compile_codec(name, {}, "reference")
-    traffic, n = touched(codec), 1 << 22
+    traffic, n = memory_traffic(codec), 1 << 22
     rate = codec.payload_bytes(n) / (4 * n)
     return Kernels(rate, traffic.encode / memory, traffic.decode / memory)
 

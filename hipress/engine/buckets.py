@@ -78,7 +78,7 @@ class BucketPlans:
         named = zip(params, shares, strict=True) if not self._merges else ()
         self._shares = {param.name: mine for param, mine in named}
         self.residuals = Residuals(
-            params, plan, None if self._merges else self._owned(), memory or HostMemory()
+            params, plan, None if self._merges else self._owned_spans(), memory or HostMemory()
         )
         self._states = {} if self._merges else self.residuals.place_all()
         self._plans: dict[tuple[int, ...], BucketPlan | None] = {}
@@ -154,7 +154,7 @@ class BucketPlans:
         moved = set(indices)
         self._plans = {old: w for old, w in self._plans.items() if moved.isdisjoint(old)}
 
-    def _owned(self) -> dict[int, Spans]:
+    def _owned_spans(self) -> dict[int, Spans]:
         """Elements that this rank aggregates, by parameter, whatever their buckets."""
         owned: dict[int, Spans] = {}
         for param in self._params:

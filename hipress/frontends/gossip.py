@@ -134,7 +134,7 @@ class Gossip:
                 "frozen parameters and buffers": frozen_tensors(inner),
             }
         self.module = model
-        adapt = partial(_adapted, links=topology, neighbours=neighbours, schedule=schedule)
+        adapt = partial(_adapt, links=topology, neighbours=neighbours, schedule=schedule)
         self._session = prepare(inner, options, group, facts, _parameters, adapt)
         named = dict(trainable(inner))
         parameters = [named[param.name] for param in self._session.params]
@@ -184,7 +184,7 @@ class Gossip:
             self._mixing.run()
 
 
-def _adapted(plan: Plan, links: str, neighbours: list[int], schedule: Schedule) -> Plan:
+def _adapt(plan: Plan, links: str, neighbours: list[int], schedule: Schedule) -> Plan:
     if not neighbours:
         return plan
     more = [BEGIN] * (schedule.outer.lr != 1) + [LAST] * bool(schedule.outer.momentum)

@@ -15,7 +15,7 @@ from hipress.errors import ConfigError
 from hipress.model.params import refuse_broadcast, refuse_shared, trainable
 from hipress.model.shards import apart, is_sharded, local
 from hipress.model.snapshot import Snapshot
-from hipress.session import SESSIONS, Session, synchronized
+from hipress.session import SESSIONS, Session, wrapped_modules
 
 log = logging.getLogger("hipress")
 
@@ -37,7 +37,7 @@ def plain_module(model: object, frontend: Frontend) -> nn.Module:
             f"a {name} takes a module without DDP, but this is a DistributedDataParallel: "
             "pass its .module here, or it to hipress.attach"
         )
-    refuse_shared(inner, [each.module for each in synchronized()])
+    refuse_shared(inner, [each.module for each in wrapped_modules()])
     refuse_broadcast(inner)
     return inner
 

@@ -28,7 +28,7 @@ from hipress.model.params import (
 from hipress.model.shards import fsdp_parts
 from hipress.model.torch_modes import without_inference_mode
 from hipress.ranks import coordinator as coordinators
-from hipress.session import SESSIONS, Session, prepare, synchronized, tell_plan
+from hipress.session import SESSIONS, Session, prepare, tell_plan, wrapped_modules
 
 #: DDP cannot forget a hook, so a module's hook stays when hipress is detached
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
@@ -135,7 +135,7 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
             "pass it to hipress.Synchronizer, with the process_group of the ranks that hold the "
             "same shard"
         )
-    others = synchronized()
+    others = wrapped_modules()
     wrapped = [each for each in others if isinstance(each, DistributedDataParallel)]
     refuse_part(inner, wrapped)
     refuse_shared(inner, [each.module for each in others if each not in wrapped])

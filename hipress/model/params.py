@@ -83,7 +83,7 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     For a DDP module those that it was made with, whatever was frozen or freed since.
     """
     if isinstance(module, DistributedDataParallel):
-        return _held(module)
+        return _parameters_of_ddp(module)
     # DDP ignores parameters by these names; those of the outermost module begin with a dot.
     ignored = compat.names_ignored_by_ddp(module)
     names: dict[nn.Parameter, str] = {}
@@ -209,7 +209,7 @@ def as_ddp(model: nn.Module) -> DistributedDataParallel:
     return inner
 
 
-def _held(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
+def _parameters_of_ddp(ddp: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
     """The parameters in the buckets of a DDP module."""
     if _sparse_names(ddp.module):  # torch makes no zeros of these
         return trainable(ddp.module)

@@ -73,14 +73,14 @@ class _Lion(Optimizer):
                 state["exp_avg"] = torch.zeros_like(parameter)
         moments = [self.state[p]["exp_avg"] for p in params]
         gradients = [p.grad for p in params if p.grad is not None]
-        signs = _mixed(moments, gradients, b1)
+        signs = _mix(moments, gradients, b1)
         torch._foreach_sign_(signs)
         torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
         torch._foreach_add_(params, signs, alpha=-lr)
-        torch._foreach_copy_(moments, _mixed(moments, gradients, b2))
+        torch._foreach_copy_(moments, _mix(moments, gradients, b2))
 
 
-def _mixed(moments: list[Tensor], gradients: list[Tensor], b: float) -> list[Tensor]:
+def _mix(moments: list[Tensor], gradients: list[Tensor], b: float) -> list[Tensor]:
     """b m + (1 - b) g, each operation rounded by itself: see hipress/model/rounding.py."""
     shares = torch._foreach_mul(moments, b)
     torch._foreach_add_(shares, torch._foreach_mul(gradients, 1 - b))

@@ -25,7 +25,7 @@ from hipress.outer.schedule import Schedule
 from hipress.plan import rules as rules_
 from hipress.plan.codecs import resolve, resolve_down
 from hipress.plan.plan import Plan, check_patterns, fixed_plan
-from hipress.session import SESSIONS, facts_of, synchronized
+from hipress.session import SESSIONS, facts_of, wrapped_modules
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def refuse_averaged(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         for part in model.modules()
         if isinstance(part, DistributedDataParallel)
     }
-    for key in synchronized():
+    for key in wrapped_modules():
         module: nn.Module = key if isinstance(key, nn.Module) else key.module
         if mine & {*module.parameters()}:
             groups[type(key).__name__] = SESSIONS[key].group

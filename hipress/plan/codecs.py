@@ -71,7 +71,7 @@ def compile_codec(name: str, params: Mapping[str, Any], target: str = "cpu") -> 
 
 
 @contextmanager
-def compiling_told_by(first: bool) -> Iterator[None]:
+def compilations_told_by(first: bool) -> Iterator[None]:
     """Let only the first rank report compilations of compll: all ranks compile the same kernels."""
     logger = logging.getLogger("compll")
 
@@ -162,7 +162,7 @@ def strategy_for(codec: Codec, strategy: str = AUTO, down: Codec | None = None) 
     """
     from casync import strategies
 
-    suited = _suited(codec) if down is None else "ps"
+    suited = _suiting_strategy(codec) if down is None else "ps"
     name = strategies.current_name(suited if strategy == AUTO else strategy)
     if name not in strategies.list_strategies():
         raise unknown("strategy", name, (AUTO, *strategies.list_strategies()))
@@ -187,7 +187,7 @@ def ways_for(codec: Codec, strategy: str, topology: Topology) -> tuple[str, ...]
     return (name, "exchange", *ring, *(["hierarchical"] * topology.nested))
 
 
-def _suited(codec: Codec) -> str:
+def _suiting_strategy(codec: Codec) -> str:
     if codec.rounds or (codec.additive is not None and codec.fixed):
         return "allreduce"
     if codec.vote:

@@ -43,12 +43,12 @@ def plans(
     """A plan for each level."""
     by_level = []
     for number, codec in enumerate(codecs):
-        plan = _renamed(fixed_plan(params, codec, options, topology), f"level {number}")
+        plan = _rename(fixed_plan(params, codec, options, topology), f"level {number}")
         by_level.append(overrides.apply(replace(plan, why=f"by {policy}")))
     return by_level
 
 
-def _renamed(plan: Plan, suffix: str) -> Plan:
+def _rename(plan: Plan, suffix: str) -> Plan:
     """The plan with a suffix on its keys: the codecs of all levels have the same name."""
     decisions = [
         replace(d, codec=None if d.codec is None else f"{d.codec} {suffix}") for d in plan.decisions

@@ -94,14 +94,14 @@ def codec_of(wanted: Any, target: str) -> Codec | None:
     return compile_codec(name, params, target)
 
 
-def shown(rules: Any) -> Any:
+def for_json(rules: Any) -> Any:
     """Rules as values for JSON: a path, or compressors by pattern."""
     if not isinstance(rules, Mapping):
         return os.fspath(rules)
-    return {pattern: _shown(wanted) for pattern, wanted in rules.items()}
+    return {pattern: _for_json(wanted) for pattern, wanted in rules.items()}
 
 
-def _shown(wanted: Any) -> Any:
+def _for_json(wanted: Any) -> Any:
     if callable(getattr(wanted, "encode_batch", None)):
         return full_name(wanted)
     return dict(wanted) if isinstance(wanted, Mapping) else wanted and os.fspath(wanted)

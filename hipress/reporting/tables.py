@@ -61,7 +61,7 @@ def decision_table(decisions: Sequence[Decision]) -> Table:
         )
         table.add_columns([], ["gain"])
         table.add_columns(["otherwise"], ["ms"])
-    for group, members in _grouped(decisions):
+    for group, members in _group(decisions):
         first = members[0]
         row = [*group, first.name, f"{len(members):,}"]
         more = (_ms(first.gain), first.runner_up or "-", _ms(first.margin))
@@ -69,7 +69,7 @@ def decision_table(decisions: Sequence[Decision]) -> Table:
     return table
 
 
-def _grouped(decisions: Sequence[Decision]) -> list[tuple[tuple[str, str, str], list[Decision]]]:
+def _group(decisions: Sequence[Decision]) -> list[tuple[tuple[str, str, str], list[Decision]]]:
     """Decisions grouped by codec, strategy and reason. Groups with the most elements come first,
     and so do parameters within each."""
     groups: dict[tuple[str, str, str], list[Decision]] = {}

@@ -23,7 +23,7 @@ from hipress.errors import ConfigError, unknown
 from hipress.model.devices import Placement, backends_of, place
 from hipress.model.params import Param
 from hipress.options import AUTO, Options
-from hipress.plan.codecs import compiling_told_by, full_name
+from hipress.plan.codecs import compilations_told_by, full_name
 from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
@@ -121,7 +121,7 @@ def shard(
     compressors = {REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather, REPLICAS: replicas}
     coordinator = coordinators.coordinator(ranks, options.timeout)
     places = coordinator.require_equal({"topology": str(options.topology)}, nodes.place())
-    with coordinator.failures_told(), compiling_told_by(coordinator.rank == 0):
+    with coordinator.failures_told(), compilations_told_by(coordinator.rank == 0):
         hosts = nodes.topology_of(options.topology, places, coordinator.ranks)
         spread = dict.fromkeys(compressors, hosts)
         if replica_group is not None:

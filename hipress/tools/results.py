@@ -97,13 +97,13 @@ def times_to_loss(results: Sequence[Result]) -> list[TimeToLoss]:
         return []
     targets = [smooth(curve.losses)[-1] for curve in fp32.curves]
     return [
-        TimeToLoss(each.method, each.label, tuple(_reached(each, targets)))
+        TimeToLoss(each.method, each.label, tuple(_reach(each, targets)))
         for each in results
         if each.error is None and each.method not in ALONE
     ]
 
 
-def _reached(result: Result, targets: Sequence[float]) -> Iterator[float | None]:
+def _reach(result: Result, targets: Sequence[float]) -> Iterator[float | None]:
     for curve, target in zip(result.curves, targets, strict=False):
         clock = accumulate(curve.seconds)
         losses = smooth(curve.losses)
@@ -154,7 +154,7 @@ class Compared:
 def compare(before: Results, after: Results) -> list[Compared]:
     """All methods that both have, for the same place, link, model and optimizer."""
     old = dict(_by_key(before))
-    return [_compared(old[key], row, key[0]) for key, row in _by_key(after) if key in old]
+    return [_compare(old[key], row, key[0]) for key, row in _by_key(after) if key in old]
 
 
 def _by_key(results: Results) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -165,7 +165,7 @@ def _by_key(results: Results) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield (where, row.result.method), row
 
 
-def _compared(old: Any, new: Any, where: str) -> Compared:
+def _compare(old: Any, new: Any, where: str) -> Compared:
     spread = max((each.high - each.low) / 2 for each in (old, new))
     losses = final_loss(old.result), final_loss(new.result)
     return Compared(where, new.result.label, old.median, new.median, spread, *losses)

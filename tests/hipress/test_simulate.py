@@ -144,18 +144,18 @@ def test_link_costs():
 
 def test_bytes_touched_by_codecs():
     """int4_group reads a gradient and writes 4.25 bits per element; a joint kernel reads both."""
-    found = codec_speeds.touched(compile_codec("int4_group", {}, "reference"))
+    found = codec_speeds.memory_traffic(compile_codec("int4_group", {}, "reference"))
     payload = 4.25 / 8
     assert found.encode == pytest.approx((4 + payload) / 4)
     assert found.decode == pytest.approx((8 + payload) / 4)
     assert found.hop == pytest.approx((4 + 2 * payload) / 4)
-    kept = codec_speeds.touched(compile_codec("topk", {"ratio": 0.01}, "reference"))
+    kept = codec_speeds.memory_traffic(compile_codec("topk", {"ratio": 0.01}, "reference"))
     assert kept.decode < 0.1
     made = codec_speeds.cost(compile_codec("int4_group", {}, "reference"), DEVICES["h100"])
     assert made.encode.per_byte == pytest.approx(found.encode / (0.8 * 3.35e12))
     on_host = codec_speeds.cost(compile_codec("int4_group", {}, "reference"), DEVICES["cpu"])
     assert on_host == CodecCost(
-        *(Line(2e-6, each) for each in codec_speeds.measured()["int4_group"])
+        *(Line(2e-6, each) for each in codec_speeds.read_measured()["int4_group"])
     )
 
 

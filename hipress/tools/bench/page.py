@@ -51,7 +51,7 @@ def write(results: Results, path: Path) -> None:
         parts=[
             part
             for number, each in enumerate(results.reports)
-            for part in (*parts(each), *_predicted(each, results.traces[number : number + 1]))
+            for part in (*parts(each), *_predictions(each, results.traces[number : number + 1]))
         ],
         command=first.command,
         versions=", ".join(f"{name} {value}" for name, value in first.versions.items()),
@@ -84,7 +84,7 @@ def parts(report: Report) -> list[Part]:
     return sections
 
 
-def _predicted(report: Report, traces: Sequence[Sequence[Trace]]) -> list[Part]:
+def _predictions(report: Report, traces: Sequence[Sequence[Trace]]) -> list[Part]:
     """Predicted steps beside traced ones; empty without any."""
     flat = [trace for some in traces for trace in some]
     if not flat:

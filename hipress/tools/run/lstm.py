@@ -116,7 +116,7 @@ def make(workload: Workload, corpus: str) -> Task:
         return Task(build(workload), lambda rank, step: (draw(rank, step),), training)
     torch.manual_seed(workload.seed)
     module, inputs = _own(workload.model)
-    on_device = partial(_placed, inputs, torch.device(workload.device))
+    on_device = partial(_place, inputs, torch.device(workload.device))
     return Task(module.to(workload.device), on_device, USUAL[workload.optimizer])
 
 
@@ -135,7 +135,7 @@ def _own(name: str) -> tuple[nn.Module, Callable[[int, int], Any]]:
     )
 
 
-def _placed(
+def _place(
     inputs: Callable[[int, int], Any], device: torch.device, rank: int, step: int
 ) -> tuple[Any, ...]:
     values = inputs(rank, step)

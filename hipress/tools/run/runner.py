@@ -85,7 +85,7 @@ def watch(
 ) -> list[Event]:
     """Start ranks and wait for them; return their `done` events, in order. Raises RunError or
     OSError; all processes have ended afterwards."""
-    with _started(place, job, ranks) as started:
+    with _start_ranks(place, job, ranks) as started:
         return _watch(started, job, on_step)
 
 
@@ -164,7 +164,7 @@ class _Ranks:
 
 
 @contextmanager
-def _started(place: TestNetwork, job: Job, wanted: Ranks) -> Iterator[_Ranks]:
+def _start_ranks(place: TestNetwork, job: Job, wanted: Ranks) -> Iterator[_Ranks]:
     ranks = _Ranks()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hipress-")))

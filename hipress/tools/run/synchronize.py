@@ -104,14 +104,18 @@ def _hipress(model: nn.Module, method: Method, training: Training) -> Synchroniz
         options = {"transport": "staged", **options}
     if method.way == "sync":
         sync = hipress.Synchronizer(model, method.codec, **options)
-        return Synchronized(model, _sent(sync, model), sync.step, _tried(sync), _phases(sync))
+        return Synchronized(model, _bytes_sent(sync, model), sync.step, _plans(sync), _phases(sync))
     optimizer = None
     if method.way == MOMENTUM:
         optimizer = training.averaged(model.parameters(), method.options.get(FREEZE, "auto"))
         options = {"optimizer": optimizer, **options}
     ddp = hipress.wrap(model, method.codec, **options)
     return Synchronized(
-        ddp, _sent(ddp, model), tried=_tried(ddp), phases=_phases(ddp), optimizer=optimizer
+        ddp,
+        _bytes_sent(ddp, model),
+        tried=_plans(ddp),
+        phases=_phases(ddp),
+        optimizer=optimizer,
     )
 
 
@@ -134,7 +138,7 @@ def _outer(model: nn.Module, method: Method, training: Training) -> Synchronized
     )
 
 
-def _sent(synchronized: Any, model: nn.Module) -> Callable[[int], int]:
+def _bytes_sent(synchronized: Any, model: nn.Module) -> Callable[[int], int]:
     """Bytes sent, by the report of a wrapped model or a Synchronizer."""
     import hipress
 
@@ -148,7 +152,7 @@ def _sent(synchronized: Any, model: nn.Module) -> Callable[[int], int]:
     return sent
 
 
-def _tried(synchronized: Any) -> Callable[[], list[dict[str, Any]]]:
+def _plans(synchronized: Any) -> Callable[[], list[dict[str, Any]]]:
     import hipress
 
     def predicted() -> list[dict[str, Any]]:
@@ -174,7 +178,7 @@ def _phases(synchronized: Any) -> Callable[[], dict[str, float] | None]:
 
 def _native(model: nn.Module) -> Callable[[int], int]:
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
-    return lambda steps: steps * _allreduced(size)
+    return lambda steps: steps * _ring_bytes(size)
 
 
 _BASELINES: dict[str, Callable[[nn.Module], Synchronized]] = {
@@ -196,11 +200,11 @@ class _CountedAllReduce:
         dist.all_reduce = self._all_reduce
 
     def _all_reduce(self, tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        self.sent += _allreduced(tensor.numel() * tensor.element_size())
+        self.sent += _ring_bytes(tensor.numel() * tensor.element_size())
         return self._original(tensor, *arguments, **options)
 
 
-def _allreduced(size: int) -> int:
+def _ring_bytes(size: int) -> int:
     """Bytes that a rank sends in a ring all-reduce of `size` bytes."""
     world = dist.get_world_size()
     return 2 * (world - 1) * size // world

@@ -145,7 +145,7 @@ def _trace(order: Order) -> dict[str, Any]:
     costs = predicted.measure_costs(session)
     passes = [trainer.passes_alone(job.steps + number) for number in range(ALONE)]
     forward, alone = map(min, zip(*passes, strict=True))
-    spans, update = trainer.traced(job.steps + ALONE)
+    spans, update = trainer.trace(job.steps + ALONE)
     spans_then = predicted.predict(session, costs, alone, spans)
     rest = forward + update
     return {
@@ -204,7 +204,7 @@ class Trainer:
         self._optimizer.zero_grad()
         return middle - begin, end - middle
 
-    def traced(self, step: int) -> "tuple[list[Span], float]":
+    def trace(self, step: int) -> "tuple[list[Span], float]":
         """The spans of a backward pass with its synchronization, and seconds of the update."""
         from hipress.tools.tracing.record import record
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from compll.ir.module import Module
     from compll.runtime.codec import Codec as Compiled
 
-__all__ = ["CALL", "Touched", "cost", "measured", "touched"]
+__all__ = ["CALL", "Traffic", "cost", "memory_traffic", "read_measured"]
 
 CALL = {True: 2e-6, False: 1e-5}  # by Device.host: seconds of a call, or of a kernel's launch
 
 
 @dataclass(frozen=True)
-class Touched:
+class Traffic:
     """Bytes of memory read or written per byte of gradient."""
 
     encode: float
@@ -31,18 +31,18 @@ class Touched:
     hop: float  # decode, add and encode
 
 
-def touched(codec: Codec) -> Touched:
+def memory_traffic(codec: Codec) -> Traffic:
     """Memory traffic by the compiler's own account of its kernels; see `compll explain`."""
     from compll.passes.traffic import traffic_of
 
     module = cast("Compiled", codec).module
     encode = traffic_of(module, feed=bool(module.states)).moved
-    decode, fused = _decoded(codec, module)
+    decode, fused = _decode_traffic(codec, module)
     hop = decode + encode if fused is None else fused
-    return Touched(encode / FLOAT_BYTES, decode / FLOAT_BYTES, hop / FLOAT_BYTES)
+    return Traffic(encode / FLOAT_BYTES, decode / FLOAT_BYTES, hop / FLOAT_BYTES)
 
 
-def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
+def _decode_traffic(codec: Codec, module: Module) -> tuple[float, float | None]:
     """Bytes per element of a decode that adds, and of one that also encodes, if that is fused."""
     from compll.passes.traffic import merge_traffic, traffic_of
 
@@ -59,7 +59,7 @@ def _decoded(codec: Codec, module: Module) -> tuple[float, float | None]:
 
 
 @cache
-def measured() -> Mapping[str, tuple[float, float, float]]:
+def read_measured() -> Mapping[str, tuple[float, float, float]]:
     """Seconds per byte of gradient on a core: encode, decode and add, and both in one; by codec
     with the parameters of its spec. Measured by bench.codecs."""
     text = resources.files("hipress.tools.simulate").joinpath("cpu_codecs.json").read_text("utf-8")
@@ -69,8 +69,8 @@ def measured() -> Mapping[str, tuple[float, float, float]]:
 def cost(codec: Codec, device: Device) -> CodecCost:
     """Estimated cost of a codec on a device that was not measured."""
     call = CALL[device.host]
-    if device.host and codec.name in measured():
-        return CodecCost(*(Line(call, each) for each in measured()[codec.name]))
-    traffic = touched(codec)
+    if device.host and codec.name in read_measured():
+        return CodecCost(*(Line(call, each) for each in read_measured()[codec.name]))
+    traffic = memory_traffic(codec)
     each = (traffic.encode, traffic.decode, traffic.hop)
     return CodecCost(*(Line(call, bytes_ / device.memory) for bytes_ in each))

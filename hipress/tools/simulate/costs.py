@@ -34,13 +34,13 @@ def costs(cluster: Cluster, codecs: Mapping[str, CodecCost]) -> Costs:
 
 def codec_costs(cluster: Cluster, codecs: Mapping[str, Codec]) -> dict[str, CodecCost]:
     """Costs of codecs by key: of the cluster's profile, else by the bytes that they touch."""
-    known = _measured(cluster)
+    known = _measured_costs(cluster)
     return {
         key: known.get(key) or speeds.cost(codec, cluster.device) for key, codec in codecs.items()
     }
 
 
-def _measured(cluster: Cluster) -> Mapping[str, CodecCost]:
+def _measured_costs(cluster: Cluster) -> Mapping[str, CodecCost]:
     if cluster.profile is None:
         return {}
     return next(iter(cluster.profile.places.values())).codecs
@@ -48,9 +48,9 @@ def _measured(cluster: Cluster) -> Mapping[str, CodecCost]:
 
 def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, CodecCost], str]:
     """Costs of codecs by key, and a text on their source: a profile, or the device's memory."""
-    known, costs = _measured(cluster), codec_costs(cluster, codecs)
+    known, costs = _measured_costs(cluster), codec_costs(cluster, codecs)
     if BASELINE in costs:
-        costs[BASELINE] = _hooked(costs[BASELINE])
+        costs[BASELINE] = _cost_of_hook(costs[BASELINE])
     guessed = [key for key in costs if key not in known]
     if not guessed:
         return costs, ""
@@ -63,7 +63,7 @@ def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, Cod
     )
 
 
-def _hooked(cost: CodecCost) -> CodecCost:
+def _cost_of_hook(cost: CodecCost) -> CodecCost:
     """Cost of PyTorch's own hook: it casts a bucket at once, without the time of a task."""
     cast = Line(-TASK, cost.encode.per_byte)
     return CodecCost(cast, cast)

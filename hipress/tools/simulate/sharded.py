@@ -236,7 +236,7 @@ class ShardSimulation(Simulation):
         one = one.with_bandwidth(cluster.bandwidth / cluster.ranks_per_node)
         costs, shard_method = cost_tables.costs(one, self._costs), self._by_text[method]
         return [
-            self._packed(method, REPLICAS, each, 1, one.topology, costs)
+            self._compressed_stages(method, REPLICAS, each, 1, one.topology, costs)
             or native(shard_method.width * sum(p.numel for p in each), costs)
             for each in self._groups
         ]
@@ -247,10 +247,10 @@ class ShardSimulation(Simulation):
         """A gather or scatter among the ranks that hold the shards."""
         size = self._by_text[method].width * self._ranks * sum(each.numel for each in shards)
         topology = self.cluster.topology
-        packed = self._packed(method, argument, shards, self._ranks, topology, costs)
+        packed = self._compressed_stages(method, argument, shards, self._ranks, topology, costs)
         return packed or self._native(argument, size, costs)
 
-    def _packed(
+    def _compressed_stages(
         self,
         method: str,
         argument: str,
