@@ -158,7 +158,7 @@ class Objective:
         ready, buckets = self._buckets[number]
         members = [[p for kind in kinds for p in bucket.get(kind, ())] for bucket in buckets]
         if way is None:
-            size = sum(param.numel * param.dtype.itemsize for params in members for param in params)
+            size = sum(param.nbytes for params in members for param in params)
             return Load(ready, native(size, self._costs))
         key = (number, way, kinds)
         if key not in self._items:

@@ -47,7 +47,7 @@ def timed(params: Sequence[Param], ready: Sequence[float], forward: float) -> Wo
     """
     buckets = [
         Bucket(tuple(params[i].index for i in members), max(ready[i] for i in members))
-        for members in ddp_buckets([p.numel * p.dtype.itemsize for p in params])
+        for members in ddp_buckets([p.nbytes for p in params])
     ]
     if not buckets:
         return Workload((), 0.0, forward)

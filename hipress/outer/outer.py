@@ -154,7 +154,7 @@ class Outer:
         self.rounds = NEW  # rounds that all sites have ended
         self.steps = 0  # since the begin of the last round
         self._sites: Sites | None = None
-        self._told: list[dict[str, Any]] = []  # of the sites, by rank
+        self._notes: list[dict[str, Any]] = []  # of the sites, by rank
         self.round: Round | None = None
         self._ended: BaseException | str | None = None  # the reason why there are no more rounds
         self._handed_over = False  # this site, which leaves, has given what it had not delivered
@@ -277,8 +277,8 @@ class Outer:
                 self._undo(error)
                 return
         assert self._sites is not None
-        waiting = sum(each["rounds"] == NEW for each in self._told)
-        self._told = [{**each, "rounds": self.rounds} for each in self._told]
+        waiting = sum(each["rounds"] == NEW for each in self._notes)
+        self._notes = [{**each, "rounds": self.rounds} for each in self._notes]
         if waiting == self._sites.count:  # the first meeting of all: they have nothing to average
             self._members.commit(None)
             return
@@ -328,17 +328,17 @@ class Outer:
         self._part()
         own = {"rounds": self.rounds, "leaving": leaving}
         if self._members.changes:
-            told = coordinator.require_equal({}, {**own, "facts": self._model.facts})
-            self._refuse_others(told, coordinator)
+            notes = coordinator.require_equal({}, {**own, "facts": self._model.facts})
+            self._refuse_others(notes, coordinator)
         else:
-            told = coordinator.require_equal(self._model.facts, own)
-        self._catch_up([each["rounds"] for each in told], coordinator)
+            notes = coordinator.require_equal(self._model.facts, own)
+        self._catch_up([each["rounds"] for each in notes], coordinator)
         bundles = sum(len(fragment.bundles) for fragment in self.fragments)
         self._sites = Sites(
             coordinator, self._model.plan, self._options, calls=self.rounds * bundles,
             changes=self._members.changes,
         )  # fmt: skip
-        self._told = told
+        self._notes = notes
 
     def _catch_up(self, rounds: list[int], coordinator: Coordinator) -> None:
         """Take agreed weights and momentum from the first site that has ended most rounds."""
@@ -369,8 +369,8 @@ class Outer:
 
     def _hand_over(self) -> None:
         """Give what leaving sites have not delivered to the first that stays."""
-        leavers = [rank for rank, each in enumerate(self._told) if each["leaving"]]
-        stay = [rank for rank, each in enumerate(self._told) if not each["leaving"]]
+        leavers = [rank for rank, each in enumerate(self._notes) if each["leaving"]]
+        stay = [rank for rank, each in enumerate(self._notes) if not each["leaving"]]
         assert self._sites is not None
         coordinator = self._sites.coordinator
         self._handed_over = coordinator.rank in leavers
@@ -399,14 +399,14 @@ class Outer:
 
     # Parts of the above
 
-    def _refuse_others(self, told: list[dict[str, Any]], coordinator: Coordinator) -> None:
+    def _refuse_others(self, notes: list[dict[str, Any]], coordinator: Coordinator) -> None:
         """Raise ConfigMismatch if this site differs from the one that has ended most rounds, and
         SyncError if another does."""
-        first = max(range(len(told)), key=lambda rank: (told[rank]["rounds"], -rank))
+        first = max(range(len(notes)), key=lambda rank: (notes[rank]["rounds"], -rank))
         names = coordinator.ranks
-        for rank in (coordinator.rank, *range(len(told))):
+        for rank in (coordinator.rank, *range(len(notes))):
             try:
-                compare([told[first]["facts"], told[rank]["facts"]], [names[first], names[rank]])
+                compare([notes[first]["facts"], notes[rank]["facts"]], [names[first], names[rank]])
             except ConfigMismatch as error:
                 if rank == coordinator.rank:
                     self._ended = error  # others go on without it

@@ -111,11 +111,11 @@ def _check(outer: Outer, state: Mapping[str, Any]) -> None:
     if not state.get("outer") or state.get("format") != FORMAT:
         raise StateError("this is no state of a hipress.Outer, or one of a newer version")
     wanted = {p.name: p.shape for fragment in outer.fragments for p in fragment.params}
-    found = {name: tuple(each.shape) for name, each in state["agreed"].items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
+    other = {name: tuple(each.shape) for name, each in state["agreed"].items()}
+    for name in sorted(wanted.keys() | other.keys()):
+        if wanted.get(name) != other.get(name):
             raise StateError(
-                f"the state does not fit the model: {name!r} has the shape {found.get(name)} there "
+                f"the state does not fit the model: {name!r} has the shape {other.get(name)} there "
                 f"and {wanted.get(name)} here"
             )
     if outer.schedule.outer.momentum and not state["momentum"]:
@@ -139,12 +139,12 @@ def _check(outer: Outer, state: Mapping[str, Any]) -> None:
 
 def _split(outer: Outer, values: Any) -> _Named:
     """Values of all fragments by parameter's name, those that are not None."""
-    found: _Named = {}
+    tensors: _Named = {}
     for fragment in outer.fragments:
         flat: torch.Tensor | None = values(fragment)
         if flat is not None:
-            found |= {name: each.clone() for name, each in fragment.split(flat).items()}
-    return found
+            tensors |= {name: each.clone() for name, each in fragment.split(flat).items()}
+    return tensors
 
 
 def _round(under_way: Round | None) -> dict[str, Any] | None:

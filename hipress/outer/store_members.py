@@ -150,11 +150,11 @@ class StoreMembers:
         impatient = time.monotonic() + self.patience
         for pause in backoff():
             ended = self._ended(awaited - {self.id})
-            found, last = self._come_to(number)
+            present, last = self._come_to(number)
             if last != self._last:
                 return last
-            late = awaited - ended - found.keys()
-            few = not self._last and len(found) < self.expected
+            late = awaited - ended - present.keys()
+            few = not self._last and len(present) < self.expected
             waits = late or few
             patient = time.monotonic() < (impatient if member else end)
             if not (waits and patient):
@@ -165,14 +165,14 @@ class StoreMembers:
                     )
                 break
             time.sleep(pause)
-        if awaited and not member and not awaited & found.keys():
+        if awaited and not member and not awaited & present.keys():
             log.warning(
                 "hipress: site %d: all sites of round %d have ended: training goes on from what "
                 "newcomers have, and what those had agreed on is lost but for checkpoints",
                 self.id, number - 1,
             )  # fmt: skip
-        leavers = [site for site, leaves in found.items() if leaves]
-        own = json.dumps([number, sorted(found), sorted(leavers)])
+        leavers = [site for site, leaves in present.items() if leaves]
+        own = json.dumps([number, sorted(present), sorted(leavers)])
         return self._call(lambda store: store.compare_set("last", self._last, own)).decode()
 
     def _knows(self) -> bool:
@@ -210,16 +210,16 @@ class StoreMembers:
         """The result of a call that the site's first rank makes, at all of them."""
         if self._site is None:
             return call()
-        told: list[Any] = [None, None]
+        message: list[Any] = [None, None]
         if self._shard == 0:
             try:
-                told[0] = call()
+                message[0] = call()
             except HipressError as error:
-                told[1] = error
-        dist.broadcast_object_list(told, group=self._site, group_src=0)
-        if told[1] is not None:
-            raise told[1]
-        result: T = told[0]
+                message[1] = error
+        dist.broadcast_object_list(message, group=self._site, group_src=0)
+        if message[1] is not None:
+            raise message[1]
+        result: T = message[0]
         return result
 
     def _all_well(self, well: bool) -> bool:

@@ -141,15 +141,15 @@ class Epoch:
     def _looked(self, ranks: Iterable[int]) -> list[Watched]:
         """Connections to those that have come, with all that has arrived by now."""
         with self._lock:
-            found = []
+            ended = []
             for rank in ranks:
                 if rank in self.present and rank not in self._watched:
                     host = self.present[rank].host or compat.store_host(self.store) or "localhost"
                     self._watched[rank] = Watched(rank, self.present[rank], host)
                 if rank in self._watched:
                     self._watched[rank].look()
-                    found.append(self._watched[rank])
-            return found
+                    ended.append(self._watched[rank])
+            return ended
 
     @property
     def _presence(self) -> str:
@@ -168,8 +168,8 @@ def epoch_of(store: Store, rank: int) -> Epoch:
 
 def _claim(store: Store, key: str, value: str) -> str:
     """The value of a key: this one, if it had none."""
-    found: bytes = store.compare_set(key, "", value)
-    return found.decode()
+    claimed: bytes = store.compare_set(key, "", value)
+    return claimed.decode()
 
 
 #: epochs by store and rank; they do not refer to these stores, with which they end

@@ -90,9 +90,9 @@ class StoreMailbox:
         keys = {rank: self._key(round_, rank) for rank in ranks}
 
         def call(store: Store) -> tuple[dict[int, Any], dict[str, Any]]:
-            found = read_notes(store, keys, some=some)  # first: who has posted has come
+            notes = read_notes(store, keys, some=some)  # first: who has posted has come
             self.epoch.meet(self._all_others, store)
-            return found, read_notes(store, {"stop": self._key(round_, "stop")})
+            return notes, read_notes(store, {"stop": self._key(round_, "stop")})
 
         found, stop = self._call(call, deadline)
         return found, Stop(**stop["stop"]) if stop else self.heard(round_, ())[1]
@@ -110,10 +110,10 @@ class StoreMailbox:
         self, round_: int | str, missing: Sequence[int]
     ) -> tuple[dict[int, dict[str, Any]], Stop | None]:
         """Like `look`, but from notes that other processes sent to this one, without the store."""
-        told = self.epoch.heard(self._all_others)
+        notes = self.epoch.heard(self._all_others)
         keys = {rank: self._key(round_, rank) for rank in missing}
-        stop = told.get(self._key(round_, "stop"))
-        return {r: told[key] for r, key in keys.items() if key in told}, stop and Stop(**stop)
+        stop = notes.get(self._key(round_, "stop"))
+        return {r: notes[key] for r, key in keys.items() if key in notes}, stop and Stop(**stop)
 
     def ended(self) -> list[int]:
         """Ranks that have come and are known to have ended."""
@@ -125,8 +125,8 @@ class StoreMailbox:
 
     def lost(self, ended: Sequence[int]) -> Stop:
         """The stop for ranks that have ended."""
-        found = {self.ranks[rank] for rank in ended} | set(self.epoch.died())
-        names = ", ".join(map(str, sorted(found)))
+        gone = {self.ranks[rank] for rank in ended} | set(self.epoch.died())
+        names = ", ".join(map(str, sorted(gone)))
         return Stop("RankLost", f"rank {names} ended", ended=True)
 
     def of(self, some: Sequence[int]) -> StoreMailbox:

@@ -21,7 +21,7 @@ def place() -> dict[str, str | None]:
 
 
 def topology_of(
-    asked: int | Sequence[Sequence[int]] | None,
+    topology: int | Sequence[Sequence[int]] | None,
     places: Sequence[Mapping[str, Any]],
     ranks: Sequence[int],
 ) -> Topology:
@@ -29,10 +29,10 @@ def topology_of(
 
     Raises ConfigError if the requested topology does not fit the world size.
     """
-    if isinstance(asked, int):
-        return _even(asked, len(ranks))
-    if asked is not None:
-        return _listed(asked, len(ranks))
+    if isinstance(topology, int):
+        return _even(topology, len(ranks))
+    if topology is not None:
+        return _listed(topology, len(ranks))
     sizes = {place["local"] for place in places}
     local = sizes.pop() if len(sizes) == 1 else None
     if local is not None and local.isdigit() and int(local) > 0:  # torchrun numbers node by node
