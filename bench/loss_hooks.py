@@ -19,6 +19,7 @@ import hipress
 from bench.loss_cells import SHARDED
 from bench.loss_ranks import Curve, train
 from bench.loss_workloads import ALL
+from bench.torchft_loop import TORCHFT, torchft_loop
 from hipress.tools.run import methods
 from hipress.tools.run.synchronize import Synchronized, synchronize
 
@@ -27,7 +28,8 @@ TIMEOUT = timedelta(minutes=5)
 
 
 def curve(workload: str, method: str, seed: int, steps: int, ranks: int) -> Curve:
-    """Train with a method of `hipress demo`, or SHARDED. Raises the first failed rank's error."""
+    """Train with a method of `hipress demo`, or one that begins with SHARDED or TORCHFT. Raises the
+    first failed rank's error."""
     with TemporaryDirectory() as folder:
         arguments = (ranks, workload, method, seed, steps, folder)
         start_processes(_rank, arguments, ranks)  # type: ignore[no-untyped-call]
@@ -52,6 +54,10 @@ def _rank(
     model = chosen.build(seed)
     if method.startswith(SHARDED):
         synchronized = _sharded(model, method.removeprefix(SHARDED))
+    elif method.startswith(TORCHFT):
+        given = (option.split("=") for option in method.split(":")[1:])
+        options = {name: float(value) for name, value in given}
+        synchronized = torchft_loop(model, options, chosen.training, TIMEOUT)
     else:
         synchronized = synchronize(model, methods.parse(method), chosen.training)
     torch.save(train(chosen, None, synchronized, seed, steps, [rank]), _result(folder, rank))

@@ -1,6 +1,7 @@
 """Losses by step of an outer loop, and times until a loss.
 
     python -m bench.outer losses --workload gpt --every 10 --steps 2000 --lr 1 --momentum 0
+    python -m bench.outer losses --codec torchft --every 30 --steps 1400 --lr .7 --momentum .9
     python -m bench.outer table bench/results/outer-100mbit.json --workload lstm-adamw --slack 0.015
 
 `losses` trains a workload of bench.losses in two processes, since a loss by step does not depend on
@@ -20,12 +21,13 @@ from typing import Annotated, Any
 
 import typer
 
-from bench import loss_hooks, time_chart
+from bench import loss_hooks, time_chart, torchft_loop
 from bench.commands import RESULTS, command_line, now, refusing
 from bench.loss_cells import FP32, Cell, read
 from bench.loss_workloads import ALL
 from bench.losses import smoothed
 from bench.time_to_loss import WINDOW, Reached, Times, reach, reached
+from bench.torchft_loop import TORCHFT
 from hipress.tools.run.figures import FINAL, markdown_table
 from hipress.tools.run.methods import OUTER, parse
 
@@ -49,10 +51,11 @@ class Loop:
     def method(self) -> str:
         """The loop as a method of hipress.tools.run.methods."""
         options = {name: value for name, value in asdict(self).items() if name != "codec"}
-        return ":".join([OUTER, self.codec, *(f"{k}={v:g}" for k, v in options.items())])
+        way = [TORCHFT] if self.codec == TORCHFT else [OUTER, self.codec]
+        return ":".join([*way, *(f"{k}={v:g}" for k, v in options.items())])
 
 
-Codec = Annotated[str, typer.Option(help="A spec.")]
+Codec = Annotated[str, typer.Option(help="A spec; torchft for its own DiLoCo, in float32.")]
 Every = Annotated[int, typer.Option(help="Steps from round to round.")]
 Delay = Annotated[int, typer.Option(help="Steps that a round travels.")]
 Fragments = Annotated[int, typer.Option(help="Fragments of the model.")]
@@ -73,11 +76,21 @@ def losses(
     momentum: Momentum = 0.0,
 ) -> None:
     """Measure the loss by step of two sites."""
+    with refusing():
+        if codec == TORCHFT:
+            torchft_loop.check()
+            if delay or fragments > 1:
+                raise ValueError("torchft's DiLoCo is measured without delay and fragments")
     loop = Loop(codec, every, delay, fragments, lr, momentum)
     trained = loss_hooks.curve(workload, loop.method, seed, steps, 2)
     curve = [round(each, 4) for each in smoothed(trained.losses)]
     line = {"kind": "losses", "workload": workload, "seed": seed, "steps": steps, **asdict(loop)}
-    line |= {"curve": curve, "date": now(), "command": command_line("bench.outer")}
+    line |= {
+        "sent": round(trained.sent),
+        "curve": curve,
+        "date": now(),
+        "command": command_line("bench.outer"),
+    }
     with LINES.open("a") as file:
         file.write(json.dumps(line) + "\n")
     print({key: value for key, value in line.items() if key != "curve"})
