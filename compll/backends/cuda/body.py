@@ -90,9 +90,9 @@ class Body:
         """Have a check find the piece's payload bad if a condition holds; why: see REASONS."""
         self.add(f"if ({condition}) refuse(wrong + p, errors, {why});")
 
-    def block(self, head: str) -> AbstractContextManager[None]:
+    def block(self, head: str, end: str = "}") -> AbstractContextManager[None]:
         """Braces around the lines added within the `with`."""
-        return self.lines.block(head)
+        return self.lines.block(head, end)
 
     def name(self, prefix: str) -> str:
         """A new name."""
@@ -197,15 +197,22 @@ class Body:
         return self.named[key]
 
     def leave(self, key: Hashable, name: str) -> None:
-        """Leave a number, by its name here, for other kernels."""
+        """Leave a number, by its name here, for other kernels; stored if one of them reads it."""
         self.named[key] = name
-        self.first(f"{self.plan.place(key)} = slot_of({name});")
+        self.plan.left.add(key)
+        indent = "  " * self.lines.depth
+
+        def line() -> str:
+            store = f"{self.plan.place(key)} = slot_of({name});" if key in self.plan.slots else ""
+            return store and f"{indent}if (threadIdx.x == 0) {store}"
+
+        self.lines.lines.append(line)
 
     def value(self, v: Value) -> str:
         """A value of the piece: its name here."""
         if v.op == "const":
             return instructions.literal(v)
-        if id(v) in self.plan.slots:
+        if id(v) in self.plan.left:
             return self.slot(id(v), v.kind)
         if id(v) not in self.named:
             text = self.text(v)

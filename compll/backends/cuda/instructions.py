@@ -8,7 +8,7 @@ not contract a * b + c (`--fmad=false`): results are equal to the reference's bi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from compll.ir.tile import Value
@@ -71,7 +71,8 @@ class Lines:
     """Text under construction, with indentation."""
 
     def __init__(self, depth: int = 0) -> None:
-        self.lines: list[str] = []
+        #: functions give lines that are known when all is printed; "": none
+        self.lines: list[str | Callable[[], str]] = []
         self.depth = depth
 
     def add(self, text: str) -> None:
@@ -79,13 +80,14 @@ class Lines:
         self.lines.append("  " * self.depth + text)
 
     @contextmanager
-    def block(self, head: str) -> Iterator[None]:
+    def block(self, head: str, end: str = "}") -> Iterator[None]:
         """`with lines.block("for (...)"):` puts braces around the lines added within it."""
         self.add(f"{head} {{".lstrip())
         self.depth += 1
         yield
         self.depth -= 1
-        self.add("}")
+        self.add(end)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        texts = (line if isinstance(line, str) else line() for line in self.lines)
+        return "".join(f"{text}\n" for text in texts if text)

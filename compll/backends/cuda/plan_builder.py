@@ -25,8 +25,8 @@ DECODE = (
 
 
 class PlanBuilder:
-    """Collects what kernels need while they are printed. slots: numbers of a piece that one kernel
-    leaves for others, by identity."""
+    """Collects what kernels need while they are made. left: numbers of a piece that one kernel
+    leaves for others, by identity; slots: places of those that others read."""
 
     def __init__(
         self, name: str, kernel: Kernel, shape: Shape, params: tuple[str, ...], *,
@@ -39,10 +39,11 @@ class PlanBuilder:
         self.checks = False
         #: true if its kernel adds several payloads of each piece
         self.merges = False
-        #: launches, their bounds, and the texts within their kernels' braces
-        self.kernels: list[tuple[Launch, str, str]] = []
+        #: launches, their bounds, and their kernels' Bodies
+        self.kernels: list[tuple[Launch, str, object]] = []
         self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]
         self.scratch: dict[str, Scratch] = {}
+        self.left: set[Hashable] = set()
         self.slots: dict[Hashable, int] = {}
         #: pointers to sums over the ranks, by the field
         self.sums: dict[str, str] = {}
@@ -88,6 +89,7 @@ class PlanBuilder:
 
     def place(self, key: Hashable) -> str:
         """The place of a number of a piece that is kept between kernels."""
+        self.left.add(key)
         return f"sc[p * {self.name}_slots + {self.slots.setdefault(key, len(self.slots))}]"
 
     def known(self, number: int) -> str:
@@ -95,13 +97,13 @@ class PlanBuilder:
         return f"st[p * {self.name}_statics + {number}]"
 
     def launch(
-        self, what: str, grid: int, threads: int, text: str, repeat: Expr | int | None = None,
+        self, what: str, grid: int, threads: int, body: object, repeat: Expr | int | None = None,
         resident: int = 0,
     ) -> None:  # fmt: skip
-        """Add the next step: a kernel, by the text within its braces."""
+        """Add the next step: a kernel, by its Body."""
         name = f"{self.name}_{what}{len(self.kernels)}"
         bounds = f"{threads}, {resident}" if resident else str(threads)
-        self.kernels.append((Launch(name, grid, threads, repeat), bounds, text))
+        self.kernels.append((Launch(name, grid, threads, repeat), bounds, body))
 
     def text(self) -> str:
         """The text of all kernels, once all of them are known."""
@@ -110,9 +112,9 @@ class PlanBuilder:
             f"constexpr int {self.name}_{k} = {count};\n" for k, count in counts.items() if count
         ]
         params = ", ".join(self.params())
-        for step, bounds, text in self.kernels:
+        for step, bounds, body in self.kernels:
             head = f'extern "C" __global__ void __launch_bounds__({bounds}) {step.kernel}({params})'
-            found.append(f"{head} {{\n{text}}}\n")
+            found.append(f"{head} {{\n{body}}}\n")
         return "".join(found)
 
     def params(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class Printer:
     def end_phase(self) -> None:
         """Have the next kernel launch after the open phase."""
         if self.phase is not None:
-            self.plan.launch("piece", -1, THREADS, str(self.phase))
+            self.plan.launch("piece", -1, THREADS, self.phase)
             self.phase = None
 
     def body(self, grid: int, threads: int) -> Body:
@@ -81,14 +81,14 @@ class Printer:
             condition, wanted = self.guard
             b.skip(f"{'!' if wanted else ''}{b.value(condition)}")
         yield b
-        self.plan.launch(what, grid, threads, str(b), repeat, b.resident)
+        self.plan.launch(what, grid, threads, b, repeat, b.resident)
 
     # numbers of a piece
 
     def require(self, values: Sequence[Value]) -> None:
         """Make numbers that depend on totals known to the next kernel."""
         for v in values:
-            if v.level == "piece" and self.late(v) and id(v) not in self.plan.slots:
+            if v.level == "piece" and self.late(v) and id(v) not in self.plan.left:
                 self.value(v)
 
     def late(self, v: Value) -> bool:
@@ -103,7 +103,7 @@ class Printer:
         if v.op == "const" or not self.late(v):
             return self.open_phase().value(v)
         b = self.open_phase()
-        if id(v) in b.named or id(v) in self.plan.slots:
+        if id(v) in b.named or id(v) in self.plan.left:
             return b.value(v)
         if v.op == "total":
             name = self.total(b, v)

@@ -83,12 +83,11 @@ class WalkKernel:
         self.folds.begin()
         for name in self.places.values():
             b.add(f"i32 found_{name} = 0;")
-        with b.block("const auto tile = [&](auto ready)"):
+        with b.block("const auto tile = [&](auto ready)", "};"):
             b.add("constexpr bool READY = decltype(ready)::value;")
             whole = f"READY || size - o >= {self.tile}"
             b.add(f"const int m = {whole} ? {self.tile} : size > o ? (int)(size - o) : 0;")
             self.of_team()
-        b.lines.lines[-1] += ";"
         aligned = " && ".join(
             [*self.arrays.aligned(), f"__all_sync(FULL, size - o >= {self.tile})"]
         )

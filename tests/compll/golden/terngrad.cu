@@ -1,5 +1,5 @@
 constexpr int encode_statics = 2;
-constexpr int encode_slots = 17;
+constexpr int encode_slots = 3;
 extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
@@ -69,37 +69,26 @@ extern "C" __global__ void __launch_bounds__(256) encode_piece1(XT* __restrict__
   const i64 n = table[5 * p + 1];
   if (n == 0) return;
   const double s1 = (n ? (double)op_from_key(block_max(part1 + first[0 * (pieces + 1) + p], (n + 8191) / 8192)) : 0.0);
-  if (threadIdx.x == 0) sc[p * encode_slots + 0] = slot_of(s1);
   const double s2 = (double)st[p * encode_statics + 0];
   u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
   const double s3 = block_sum(part2_p, (n + 1023) / 1024);
-  if (threadIdx.x == 0) sc[p * encode_slots + 1] = slot_of(s3);
   const double s4 = (double)st[p * encode_statics + 1];
   const double s5 = s3 / s4;
-  if (threadIdx.x == 0) sc[p * encode_slots + 2] = slot_of(s5);
   u32* const part3_p = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
   const double s6 = block_sum(part3_p, (n + 1023) / 1024);
-  if (threadIdx.x == 0) sc[p * encode_slots + 3] = slot_of(s6);
   const double s7 = s6 / s4;
-  if (threadIdx.x == 0) sc[p * encode_slots + 4] = slot_of(s7);
   const double s8 = op_mul(s7, s7);
-  if (threadIdx.x == 0) sc[p * encode_slots + 5] = slot_of(s8);
   const double s9 = op_sub(s5, s8);
-  if (threadIdx.x == 0) sc[p * encode_slots + 6] = slot_of(s9);
   const double s10 = op_max(s9, 0.0);
-  if (threadIdx.x == 0) sc[p * encode_slots + 7] = slot_of(s10);
   const double s11 = op_sqrt(s10);
-  if (threadIdx.x == 0) sc[p * encode_slots + 8] = slot_of(s11);
   const double s12 = op_mul(s2, s11);
-  if (threadIdx.x == 0) sc[p * encode_slots + 9] = slot_of(s12);
   const double s13 = op_min(s1, s12);
-  if (threadIdx.x == 0) sc[p * encode_slots + 10] = slot_of(s13);
+  if (threadIdx.x == 0) sc[p * encode_slots + 2] = slot_of(s13);
   const float s14 = (float)s13;
-  if (threadIdx.x == 0) sc[p * encode_slots + 11] = slot_of(s14);
+  if (threadIdx.x == 0) sc[p * encode_slots + 0] = slot_of(s14);
   const double s15 = op_float32(s13);
-  if (threadIdx.x == 0) sc[p * encode_slots + 12] = slot_of(s15);
   const float s16 = (float)s15;
-  if (threadIdx.x == 0) sc[p * encode_slots + 13] = slot_of(s16);
+  if (threadIdx.x == 0) sc[p * encode_slots + 1] = slot_of(s16);
 }
 extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -111,9 +100,9 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
   const i64 tensor = table[5 * p + 2];
   const u64 step = base_step + (tick ? *tick : 0);
   const i64 offset = table[5 * p + 3];
-  const float s2 = held<float>(sc[p * encode_slots + 11]);
+  const float s2 = held<float>(sc[p * encode_slots + 0]);
   const float s5 = scale;
-  const float s15 = held<float>(sc[p * encode_slots + 13]);
+  const float s15 = held<float>(sc[p * encode_slots + 1]);
   const i64 out_at0 = at[p] + 0;
   const i64 out_at1 = out_at0 + 4;
   const int u = threadIdx.x % 32, team = threadIdx.x / 32;
@@ -179,15 +168,12 @@ extern "C" __global__ void __launch_bounds__(256) encode_piece3(XT* __restrict__
   const int p = blockIdx.x;
   const i64 n = table[5 * p + 1];
   if (n == 0) return;
-  const double s1 = held<double>(sc[p * encode_slots + 10]);
+  const double s1 = held<double>(sc[p * encode_slots + 2]);
   const i64 out_at0 = at[p] + 0;
   if (threadIdx.x == 0) store_float32((out + out_at0), (float)s1);
   const i32 s2 = block_max(part4 + first[0 * (pieces + 1) + p], (n + 8191) / 8192);
-  if (threadIdx.x == 0) sc[p * encode_slots + 14] = slot_of(s2);
   const bool s3 = s2 >= 2139095040;
-  if (threadIdx.x == 0) sc[p * encode_slots + 15] = slot_of(s3);
   const i32 s4 = (i32)s3;
-  if (threadIdx.x == 0) sc[p * encode_slots + 16] = slot_of(s4);
   const i64 out_at1 = out_at0 + 4;
   const i64 out_at2 = out_at1 + (n / 1024 * 256 + (n % 1024 * 2 + 7) / 8);
   if (threadIdx.x == 0) store_byte((out + out_at2), (i64)s4);
