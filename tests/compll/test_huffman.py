@@ -69,7 +69,7 @@ def test_both_backends_write_and_read_the_same(seed, bits, count):
     rng = np.random.default_rng(seed)
     values = skewed(rng, bits, count)
     field = huffman.encode(values, bits)
-    assert len(field) <= Huffman(bits).most_bytes(count, count)
+    assert len(field) <= Huffman(bits=bits).most_bytes(count, count)
     assert np.array_equal(huffman.decode(field, count, bits), values)
     out = np.full(len(field) + 16, 7, np.uint8)
     end = stream("huffman").store(values, bits, out)
@@ -98,7 +98,7 @@ def test_the_longest_field_is_within_the_bound(bits):
     for count in (1, 2, 1023, 1025, 5 * 1024 + 3):
         values = np.arange(count, dtype=np.uint8) & ((1 << bits) - 1)
         size = len(huffman.encode(values, bits))
-        bound = Huffman(bits).most_bytes(count, count)
+        bound = Huffman(bits=bits).most_bytes(count, count)
         assert size <= bound
         assert count < 1000 or bound - size < 2 * (1 + count / 1024)
 
