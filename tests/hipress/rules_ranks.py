@@ -5,7 +5,7 @@ from __future__ import annotations
 import hipress
 from tests.hipress.common import error_of, make, train
 from tests.hipress.fakes import Halves, Int8
-from tests.hipress.tuner_ranks import quick
+from tests.hipress.tuner_ranks import quick, through_trial
 
 
 def codecs(ddp):
@@ -22,7 +22,7 @@ def ruled(rank, world_size):
     train(fixed, rank, range(3))
     quick()
     auto = hipress.wrap(make(), rules=rules, verify=True)
-    train(auto, rank, range(45))
+    through_trial(auto, lambda: train(auto, rank, range(10)))
     tried = hipress.report(auto).tried
     assert len(tried) > 1
     assert all("half_fake" in each.plan for each in tried)
