@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Storage:
-    """A type whose values have bytes of their own. bits: of one value, or of a trit while it is a
-    code.
+    """A type whose values have bytes of their own.
 
-    whole: for integers, the range they are clamped to; None for floats.
+    bits: of one value in bytes of its own or among codes; 2 for trits, which take 8/5. whole: for
+    integers, the range they are clamped to; None for floats.
     """
 
     name: str = "float32"

@@ -186,8 +186,9 @@ class Search:
 
     walk: of the lanes that are searched. chosen: values of the piece that the step sets for it: a
     lower bound of keys, or thresholds to try. numbers: values of the piece that the search takes.
-    made: those that it makes, the result first. arrays: its scratch arrays; those that a sample is
-    collected in. attr: a number that is known when compiling.
+    made: those that it makes, the result first. arrays: scratch memory. kth_largest: an array for
+    each of `sampled`, in the same order; quantiles: the keys, and two for sorting. attr: a number
+    that is known when compiling.
     """
 
     how: str

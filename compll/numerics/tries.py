@@ -21,6 +21,11 @@ SIZE = 7
 MOST = 100
 
 
+def walks(tries: int) -> int:
+    """Walks for this many tries and a look at the last one: a walk makes one on each level."""
+    return -(-(1 + tries) // SIZE.bit_length())
+
+
 class Tries:
     """The rule of a search. The state between two tries: the interval that `bisect` halves, or the
     next threshold of `adjust` twice; and how many tries are left after the next one.

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from compll.backends.cuda import grids
+from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.errors import UsageError
+from compll.passes import lower
 from compll.runtime.batches import Encoding
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 
@@ -225,3 +228,47 @@ feedback: error
 def test_codes_of_a_matrix_that_are_read_flat(tmp_path, rng):
     """Unused codes of the last tile were once read as if all belonged to elements."""
     pieces_equal(ROWS, tmp_path, rng.standard_normal, lengths=(2000, 1, 31, 48, 1024, 300))
+
+
+SAMPLES = """
+name: samples
+encode:
+  r: random(0, 1)
+  s: kth_largest(sample(abs(g), 100), 5)
+  t: kth_largest(sample(abs(g), max(1, floor(n / 2))), 5)
+  u: kth_largest(sample(r * abs(g), 100), 5)
+  v: kth_largest(sample(r * abs(g), max(1, floor(n / 2))), 5)
+payload: {s: float32, t: float32, u: float32, v: float32}
+decode: s + t + u + v
+"""
+KEYS = """
+name: keys
+encode:
+  t: kth_largest(abs(g), 3)
+  keys: where(abs(g) >= t, 1, 2)
+payload: {t: float32, keys: "huffman[2][n]"}
+decode: keys * t
+"""
+POINTERS = """
+name: pointers
+encode:
+  x: where(g > 0, 1, 2)
+  x_p: where(g > 1, 1, 2)
+payload: {x: "huffman[2][n]", x_p: "huffman[2][n]"}
+decode: x + x_p
+"""
+
+
+@pytest.mark.parametrize("text", [SAMPLES, KEYS, POINTERS], ids=["samples", "keys", "pointers"])
+def test_scratch_memory_of_equal_names(text, tmp_path, rng):
+    """Samples of two searches, an array of a field's name, and a pointer of one."""
+    pieces_equal(text, tmp_path, rng.standard_normal)
+
+
+def test_memory_of_a_name_has_one_size(tmp_path):
+    module = compiled(KEYS, tmp_path)[1].module
+    (kernel, *_) = lower.kernels(module)["first"]
+    plan = PlanBuilder("encode", kernel, grids.shape_of(1024), ())
+    assert plan.memory("one", "int32", 0, 2) == plan.memory("one", "int32", 0, 2)
+    with pytest.raises(AssertionError, match="one"):
+        plan.memory("one", "int32", 0, 3)

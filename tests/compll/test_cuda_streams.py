@@ -33,6 +33,24 @@ def test_a_stream_of_one_far_position(tmp_path):
     pieces_equal(STREAM, tmp_path, lambda n: 2.0 * at[:n], lengths=(20_000,))
 
 
+OF_TWO = """name: two
+encode:
+  d: drawn(max(1, floor(n / 4)))
+  b: filter(g[d] >= 0)
+  j: indices(b)
+  k: indices(d)
+  t: max(g)
+payload: {j: "gaps[b]", k: "gaps[d]", t: float32}
+decode: scatter(k, scatter(j, t))
+"""
+
+
+@pytest.mark.parametrize("storage", ["gaps", "golomb"])
+def test_streams_of_two_lengths(storage, tmp_path, rng):
+    """Positions among drawn ones, which are computed on each read, and these."""
+    pieces_equal(OF_TWO.replace("gaps", storage), tmp_path, rng.standard_normal)
+
+
 @pytest.mark.parametrize("share", first_fast([0.003, 0.5]))
 def test_good_and_broken_streams_of_many_chunks(share, tmp_path, rng):
     text = STREAM.replace('i: "golomb[kept]", ', "").replace("  i: indices(kept)\n", "")

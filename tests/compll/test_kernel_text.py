@@ -8,6 +8,7 @@ import pytest
 import compll
 from compll.backends.cpu import backend
 from compll.backends.cpu.kernels import module_text
+from compll.ir.tile import Ascending, When
 from compll.passes import lower
 
 ROUNDS = """
@@ -64,3 +65,14 @@ def test_remainders_of_negative_integers(tmp_path, divisor):
     assert np.array_equal(
         reference.decode(reference.encode(x), 240), (np.arange(-180, 60)) % divisor
     )
+
+
+def test_a_condition_refuses_steps_whose_results_it_cannot_clear():
+    module = compll.compile("threshold", "reference").module
+    kernel = next(
+        k for part in lower.kernels(module).values() for k in part if k.name == "decode_set"
+    )
+    (when,) = (s for s in kernel.steps if isinstance(s, When))
+    when.steps.append(Ascending(module.fields[0]))
+    with pytest.raises(AssertionError, match="Ascending"):
+        module_text("threshold", [kernel])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compll.numerics.tries import SIZE, Tries
+from compll.numerics.tries import MOST, SIZE, Tries, walks
 
 #: numbers of `adjust` and `bisect`, as in the language, for different numbers of tries
 GIVEN = {
@@ -37,12 +37,22 @@ def test_a_tree_of_tries_is_the_tries_one_by_one(op):
     x = np.abs(np.random.default_rng(0).standard_normal(1000))
     count = lambda t: int(np.count_nonzero(x >= t))  # noqa: E731
     for given in GIVEN[op]:
-        rule, walks = Tries(op, given), 0
+        rule, done = Tries(op, given), 0
         state = rule.begin()
         while state[2] >= 0:
             counts = [count(t) for t in rule.tree(*state[:2])]
             assert len(counts) == SIZE
             found, reached, *state = rule.decide(state, counts)
-            walks += 1
+            done += 1
         assert (found, reached) == one_by_one(op, given, count)
-        assert walks <= 34
+        assert done <= walks(MOST)
+
+
+@pytest.mark.parametrize("tries", [0, 1, 2, 3, 11, MOST, MOST + 1])
+def test_walks_of_a_search_that_finds_nothing(tries):
+    rule, done = Tries("adjust", (2.0, 90, 110, 0.7, 1.3, tries)), 0
+    state = rule.begin()
+    while state[2] >= 0:
+        _, _, *state = rule.decide(state, [0] * SIZE)
+        done += 1
+    assert done == walks(min(tries, MOST))

@@ -182,6 +182,8 @@ class KernelPrinter:
             elif isinstance(one, Search):
                 for v in one.made:
                     b.store(number(KINDS[v.kind], 0), p.made(v))
+            else:
+                assert isinstance(one, Store), one
         before = dict(p.local)
         with b.if_then(condition if step.wanted else b.not_(condition)):
             self.steps(step.steps)

@@ -84,7 +84,7 @@ def _end_runs(b: Builder, end: Cursor, run: Variable) -> None:
 def load(
     b: Builder, data: ir.Value, stop: ir.Value, count: ir.Value, n: ir.Value, out: ir.Value
 ) -> ir.Value:
-    """1 if the data up to `stop` stand for `count` bytes of trits, else 0. A byte is written as a whole vector; the next one overwrites the surplus."""
+    """1 if the data up to `stop` stand for `count` bytes of trits, else 0."""
     length = b.sub(b.ptrtoint(stop, I64), b.ptrtoint(data, I64))
     done = Variable(b, c(0))
     too_many = b.add(count, c(1))
@@ -92,6 +92,7 @@ def load(
         byte, to = b.load(at(b, data, i), typ=I8), done.get()
         is_run = b.icmp_unsigned(">=", byte, number(I8, FIRST))
         run = b.sub(b.zext(byte, I64), c(FIRST - 2))
+        # a byte is written as a whole vector; the next one overwrites the surplus
         b.store(b.splat(b.select(is_run, number(I8, ONES), byte), CHUNK), at(b, out, to), align=1)
         to = b.add(to, b.select(is_run, run, c(1)))
         done.set(b.select(b.icmp_unsigned("<", to, too_many), to, too_many))

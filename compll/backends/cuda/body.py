@@ -24,11 +24,6 @@ def state_type(s: Array) -> str:
     return MEMORY[s.storage.name] if s.storage.name in HALVES else "float"
 
 
-def own_name(array: Array) -> str:
-    """The name of a scratch array's memory."""
-    return "own_" + "".join(ch if ch.isalnum() else "_" for ch in array.name)
-
-
 #: declarations about a piece, made on first use
 PIECE = {
     "n": "const i64 n = table[5 * p + 1];",
@@ -165,7 +160,7 @@ class Body:
         self.plan.memory(name, dtype, grid, factor)
         kind = MEMORY.get(dtype, "float")
         item = "p" if grid < 0 else self.items(grid)
-        return self.hoist(f"{name}_p", f"{kind}* const {name}_p = {name} + {item} * (i64){factor};")
+        return self.hoist(f"p_{name}", f"{kind}* const p_{name} = {name} + {item} * (i64){factor};")
 
     def parts(self, f: Value, name: str, grid: int) -> str:
         """Memory for a fold's parts of a total: of tiles if it is a sum, which has an order; else of
@@ -182,7 +177,7 @@ class Body:
             text = f"{state_type(array)}* const s_{array.name} = a_{array.name}"
             return self.hoist(f"s_{array.name}", f"{text} + table[5 * p + 4];")
         tile, storage = self.plan.shape.tile, array.storage
-        grid, name = self.plan.tiles(array.domain), own_name(array)
+        grid, name = self.plan.tiles(array.domain), self.plan.own(array)
         if storage.packed:
             return self.memory(name, "uint8", grid, storage.tile_bytes(tile))
         return self.memory(name, storage.name, grid, tile)
@@ -251,7 +246,7 @@ class Body:
             return self.value(v.args[0])
         if v.attr.received:
             return self.payload(v.attr)
-        return self.memory(v.attr.name.replace(" ", ""), "float32", -1, int(v.attr.domain.of))
+        return self.memory(self.plan.own(v.attr), "float32", -1, int(v.attr.domain.of))
 
     def loaded(self, array: Array) -> str:
         """A state of one number, or a number of a payload."""

@@ -40,7 +40,8 @@ class Calls:
 
     def view(self, view: View) -> Text:
         """The text of a matrix or array that a routine reads."""
-        array, domain = self.array(view), domain_of(view)
+        domain = domain_of(view)
+        array = self.array(view.value, domain)
 
         def text(b: Body) -> str:
             count, pointer = b.count(domain), b.elements(array)
@@ -52,17 +53,16 @@ class Calls:
 
         return text
 
-    def array(self, view: View) -> Array:
-        """The scratch array that a view reads; stores the view's value in one if necessary."""
-        value, array = view.value, view.value.attr
+    def array(self, value: Value, domain: Domain) -> Array:
+        """The scratch array of a value of lanes; stores the value in one if necessary."""
+        array = value.attr
         stored = value.op == "load" and array.role == "scratch"
         if stored and array not in self.plan.elements:
             return array  # type: ignore[no-any-return]
-        domain = domain_of(view)
         key = (id(value), domain)
         if key not in self.arrays:
             storage = INT32 if value.kind == "i32" else FLOAT32
-            array = Array(self.plan.fresh("v"), "scratch", storage, domain)
+            array = Array(self.plan.fresh("view "), "scratch", storage, domain)
             self.printer.walk_kernel("step", Walk([Store(array, value)], domain=domain), {})
             self.arrays[key] = value, array
         return self.arrays[key][1]
@@ -98,7 +98,7 @@ class Calls:
         with self.printer.kernel(what, grid, threads or self.plan.shape.threads) as b:
             yield b
 
-    # routines, by their names: see tile.ROUTINES
+    # routines, by their names: see Call in ir/tile.py
 
     def product(self, call: Call, views: list[Text]) -> None:
         """A product, a part of it per block; elements of short products are computed on each

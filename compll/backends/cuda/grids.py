@@ -13,9 +13,8 @@ from compll.ir.matrices import extents
 from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate
 from compll.ir.tile import Domain
+from compll.numerics.tries import MOST, walks
 
-#: walks for at most 100 tries and a look at the last one; a walk makes three tries
-MOST_ROUNDS = 34
 HELD = 8  # rows of a tile that a thread holds at a time: 32 elements
 #: bits of a stream that a thread reads, and number of these chunks in a group: as in streams.cuh
 CHUNK, GROUP = 2048, 64
@@ -138,8 +137,8 @@ class Scratch:
 class Launch:
     """A launch. grid: the number of a grid, or -1 for a block per piece.
 
-    repeat: number of rounds, or the number of tries from which they follow (see threshold_search);
-    neighbouring steps with the same number repeat together.
+    repeat: the number of tries from which rounds follow (see threshold_search); neighbouring steps
+    with the same number repeat together.
     """
 
     kernel: str
@@ -160,9 +159,6 @@ class Items:
         return -(-count // self.tile) if grid.tiles else count
 
     def rounds(self, tries: Expr | int, lengths: Iterable[int]) -> int:
-        """Rounds of three tries each, for at most 100 tries and a look at the last one."""
-        if tries == MOST_ROUNDS:
-            return MOST_ROUNDS
+        """Rounds of a search for a threshold, a walk each."""
         found = [told(tries, self.params, n) for n in lengths]
-        most = max((int(max(0.0, min(v, 100.0))) for v in found if v == v), default=0)
-        return -(-(1 + most) // 3)
+        return walks(max((int(max(0.0, min(v, MOST))) for v in found if v == v), default=0))

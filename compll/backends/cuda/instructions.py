@@ -1,8 +1,7 @@
 """CUDA C++: lines of text, and a tile program's instructions for a number or a lane.
 
-One row per instruction; numbers.cuh and traced_functions.py have the `op_`
-functions. The compiler must
-not contract a * b + c (`--fmad=false`): results are equal to the reference's bit for bit.
+One row per instruction; numbers.cuh and traced_functions.py have the `op_` functions. The compiler
+must not contract a * b + c (`--fmad=false`): results are equal to the reference's bit for bit.
 """
 
 from __future__ import annotations

@@ -43,6 +43,8 @@ class PlanBuilder:
         self.kernels: list[tuple[Launch, str, object]] = []
         self.grids: list[Grid] = [Grid(ELEMENTS, shape.teams, tiles=True)]
         self.scratch: dict[str, Scratch] = {}
+        #: names of scratch arrays' memory
+        self.owned: dict[Array, str] = {}
         self.left: set[Hashable] = set()
         self.slots: dict[Hashable, int] = {}
         #: pointers to sums over the ranks, by the field
@@ -80,8 +82,14 @@ class PlanBuilder:
         self, name: str, dtype: str, grid: int, factor: int = 1, *, of: str = "items"
     ) -> str:
         """Scratch memory (see Scratch); its name in kernels."""
-        self.scratch.setdefault(name, Scratch(name, dtype, grid, factor, of))
+        wanted = Scratch(name, dtype, grid, factor, of)
+        assert self.scratch.setdefault(name, wanted) == wanted, wanted
         return name
+
+    def own(self, array: Array) -> str:
+        """The name of a scratch array's memory. Numbers tell apart arrays of equal names."""
+        text = "".join(ch if ch.isalnum() else "_" for ch in array.name)
+        return self.owned.setdefault(array, f"own{len(self.owned)}_{text}")
 
     def of_blocks(self, name: str, dtype: str, grid: int, factor: int = 1) -> str:
         """Scratch memory for each block of a grid."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compll.backends.cuda.body import Body, own_name
-from compll.backends.cuda.grids import MOST_ROUNDS
+from compll.backends.cuda.body import Body
 from compll.backends.cuda.walk_kernel import Region
 from compll.ir.expr import Expr
 from compll.ir.static import depends
@@ -44,15 +43,14 @@ def search(p: Any, step: Search) -> None:
 def kth_largest(p: Any, step: Search) -> None:
     """Search digit by digit: a histogram of keys with the digits found so far, then the next
     digit."""
-    domain, plan = step.walk.domain, p.plan
-    keys = Walk([Store(KEYS, step.walk.compacts[0].parts[0][1])], domain=domain)
     if step.sample is None:
-        p.walk_kernel("keys", keys, {})
-        name, tiles, length = own_name(KEYS), 0, plan.limits.get(domain.of)
-        grid = plan.grid(domain, EACH)
+        keys, domain = KEYS, step.walk.domain
+        length = p.plan.limits.get(domain.of)
+        store_keys(p, step, keys)
     else:
-        name, tiles, length = "sample_keys", sample(p, step, keys), step.sample
-        grid = plan.grid(plan.grids[tiles].domain, EACH)
+        keys, length = sample(p, step), step.sample
+        domain = keys.domain
+    grid = p.plan.grid(domain, EACH)
 
     def memory(b: Body) -> tuple[str, str, str]:
         """The histogram, the digits found so far, and the rank among keys with these digits."""
@@ -67,7 +65,7 @@ def kth_largest(p: Any, step: Search) -> None:
     for number, (bits, shift) in enumerate(ROUNDS):
         with p.kernel("digits", grid, 256) as b:
             hist, prefix, _ = memory(b)
-            own = b.memory(name, "int32", tiles, plan.shape.tile)
+            own = b.elements(keys)
             size = b.given("n") if length is None else b.value(length)
             digit = f"count_digits<{bits}, {shift}, {min(number, 1)}>"
             b.call(digit, own, f"own * {EACH}", size, EACH, prefix, hist)
@@ -78,6 +76,12 @@ def kth_largest(p: Any, step: Search) -> None:
                 b.add("__syncthreads();")
                 b.leave(id(step.made[0]), b.declare("i32", f"(i32)(*{prefix} ^ 0x80000000u)"))
                 b.leave(id(step.made[1]), b.declare("i64", f"{b.value(step.numbers[0])} - *{rank}"))
+
+
+def store_keys(p: Any, step: Search, keys: Array, region: Region | None = None) -> None:
+    """Store the keys of all elements of a walk, or of a region's."""
+    key = step.walk.compacts[0].parts[0][1]
+    p.walk_kernel("keys", Walk([Store(keys, key)], domain=step.walk.domain), {}, region)
 
 
 def round_bits(ranks: int) -> list[int]:
@@ -141,42 +145,44 @@ def told_by_host(v: Value, statics: list[Expr]) -> Expr | int | None:
     return None if known is None or "step" in depends(known) else known
 
 
-def sample(p: Any, step: Search, keys: Walk) -> int:
-    """Leave the keys of a sample; returns the grid of its tiles."""
+def sample(p: Any, step: Search) -> Array:
+    """Leave the keys of a sample, in the array that it returns."""
     assert step.sample is not None
     plan = p.plan
     count = told_by_host(step.sample, plan.statics)
     known = plan.module.pool.const(count) if isinstance(count, int) else count
-    grid = 0 if known is None else plan.tiles(Domain("sample", dims=(known,)))
-    tile, size = plan.shape.tile, step.sample
+    domain, size = ELEMENTS if known is None else Domain("sample", dims=(known,)), step.sample
+    keys = Array("sampled keys", "scratch", INT32, domain)
     if step.walk.placed:
-        p.walk_kernel("keys", keys, {})
-        gather(p, grid, size, {"sample_keys": KEYS})
-        return grid
-    names = {a: f"sample{k}" for k, a in enumerate(step.sampled)}
-    gather(p, grid, size, {name: a for a, name in names.items()})
+        store_keys(p, step, KEYS)
+        gather(p, size, {KEYS: keys})
+        return keys
+    samples = {
+        a: Array(f"sample {k}", "scratch", domain=domain) for k, a in enumerate(step.sampled)
+    }
+    gather(p, size, samples)
 
     def remade(b: Body) -> dict[Array, str]:
-        found = {a: b.memory(name, "float32", grid, tile) for a, name in names.items()}
-        return found | {KEYS: b.memory("sample_keys", "int32", grid, tile)}
+        return {a: b.elements(of_sample) for a, of_sample in samples.items()}
 
-    p.walk_kernel("keys", keys, {}, Region(grid, lambda b: b.value(size), remade))
-    return grid
+    region = Region(plan.tiles(domain), lambda b: b.value(size), remade)
+    store_keys(p, step, keys, region)
+    return keys
 
 
-def gather(p: Any, grid: int, size: Value, sources: dict[str, Array]) -> None:
-    """Collect elements of a sample. sources: for each memory, the array it is copied from."""
+def gather(p: Any, size: Value, samples: dict[Array, Array]) -> None:
+    """Collect elements of a sample. samples: for each array, the one that they are copied to."""
     shape = p.plan.shape
     per = shape.teams * shape.tile
+    grid = p.plan.tiles(next(iter(samples.values())).domain)
     with p.kernel("sample", grid, 256) as b:
         count, n, tensor, step = b.value(size), *map(b.given, ("n", "tensor", "step"))
         b.add(f"const i32 key = (i32)(stream(seed, {step}, {tensor}, -1, 0) >> 32);")
         b.add(f"const i64 end = op_min({count}, (own + 1) * {per});")
         with b.block(f"for (i64 j = own * {per} + threadIdx.x; j < end; j += 256)"):
             b.add(f"const i64 i = sample_position(key, {n}, {count}, j);")
-            for name, array in sources.items():
-                to = b.memory(name, "int32" if array is KEYS else "float32", grid, shape.tile)
-                b.add(f"{to}[j] = {b.elements(array)}[i];")
+            for array, of_sample in samples.items():
+                b.add(f"{b.elements(of_sample)}[j] = {b.elements(array)}[i];")
 
 
 # counts
@@ -196,13 +202,13 @@ def threshold_search(p: Any, step: Search) -> None:
 
     with p.kernel("begin", -1, 32) as b:
         b.first(f"begin_{step.how}(given, {given(b)});")
-    rounds = told_by_host(step.numbers[-1], p.plan.statics)
-    rounds = MOST_ROUNDS if rounds is None else rounds
+    most = told_by_host(step.numbers[-1], p.plan.statics)
+    most = tries.MOST if most is None else most
     totals = {id(f): f"tried{q}_{name}" for q, f in enumerate(step.walk.folds)}
     region = p.region(step.walk)
     ended = f"{name}[p * {SEARCH} + {LEFT}] < 0.0"
-    p.walk_kernel("tries", step.walk, totals, region, repeat=rounds, until=ended)
-    with p.kernel("decide", -1, 256, rounds) as b:
+    p.walk_kernel("tries", step.walk, totals, region, repeat=most, until=ended)
+    with p.kernel("decide", -1, 256, most) as b:
         b.skip(ended)
         search = given(b)
         b.add(f"double counts[{len(totals)}];")

@@ -13,7 +13,7 @@ from compll.backends.cuda import huffman
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.grids import GROUP
 from compll.ir.module import Field
-from compll.ir.tile import Ascending, Domain, Stream
+from compll.ir.tile import Ascending, Domain, Stream, Value
 
 POSITIONS = 256  # of a block
 PLACES = 64  # of a chunk, where its first unit may begin: as in streams.cuh
@@ -62,9 +62,11 @@ def store_positions(p: Any, step: Stream) -> None:
     f, code = step.field, f"{step.field.storage}_code"
     grid = p.plan.grid(Domain("kept", f.of), POSITIONS)
     bits = p.plan.of_blocks(f"bits_{f.name}", "int64", grid)
+    # drawn positions are computed on each read
+    array = p.calls.array(Value("load", (), "i32", "lane", step.array), step.array.domain)
 
     def own(b: Body) -> str:
-        return ", ".join((b.elements(step.array), *place_of(b, f)))
+        return ", ".join((b.elements(array), *place_of(b, f)))
 
     with p.kernel("bits", grid, POSITIONS) as b:
         leave_sum(b, bits, f"bits_before<{code}>({own(b)}, &all)")
@@ -84,13 +86,13 @@ def read_positions(p: Any, step: Stream) -> None:
     f, units = step.field, f"{step.field.storage}_units"
     chunks = p.plan.grid(Domain("chunks", f.name), CHUNKS)
     groups = p.plan.grid(Domain("groups", f.name), 1)
-    reads = p.plan.memory("group_reads", "int64", groups, 3 * PLACES)
-    entries = p.plan.memory("entries", "int64", groups, 3)
+    reads = p.plan.memory(f"group_reads_{f.name}", "int64", groups, 3 * PLACES)
+    entries = p.plan.memory(f"entries_{f.name}", "int64", groups, 3)
 
     def stream(b: Body) -> str:
         """Declare the stream: its bytes, and memory for the results of its chunks."""
         fields, room = b.fields["in"], f"{b.items(chunks, of='p + 1')} - {b.items(chunks)}"
-        memory = b.memory("chunk_reads", "uint64", chunks, PLACES)
+        memory = b.memory(f"chunk_reads_{f.name}", "uint64", chunks, PLACES)
         given = f"{fields.pointer(f.name)}, {fields.length(f)}, {fields.kept(f.of)}, {memory}"
         b.add(f"const Stream stream = opened<{units}>({given}, {room});")
         return "stream"

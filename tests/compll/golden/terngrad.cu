@@ -4,8 +4,8 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
   const i64* const firsts = first + 0 * (pieces + 1);
   const int p = find(firsts, pieces, blockIdx.x);
   const i64 own = (i64)blockIdx.x - firsts[p];
-  u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  u32* const part3_p = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  u32* const p_part2 = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  u32* const p_part3 = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
   XT* const xs = x + table[5 * p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
@@ -46,9 +46,9 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
     }
     own_part1 = a1;
     const float v11 = team_sum<32>(a2[0], a2[1], a2[2], a2[3]);
-    if (m && u == 0) part2_p[t] = (u32)__float_as_int(v11);
+    if (m && u == 0) p_part2[t] = (u32)__float_as_int(v11);
     const float v12 = team_sum<32>(a3[0], a3[1], a3[2], a3[3]);
-    if (m && u == 0) part3_p[t] = (u32)__float_as_int(v12);
+    if (m && u == 0) p_part3[t] = (u32)__float_as_int(v12);
     own_part4 = a4;
   };
   if (aligned(xs, 4 * sizeof(*xs)) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
@@ -70,12 +70,12 @@ extern "C" __global__ void __launch_bounds__(256) encode_piece1(XT* __restrict__
   if (n == 0) return;
   const double s1 = (n ? (double)op_from_key(block_max(part1 + first[0 * (pieces + 1) + p], (n + 8191) / 8192)) : 0.0);
   const double s2 = (double)st[p * encode_statics + 0];
-  u32* const part2_p = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  const double s3 = block_sum(part2_p, (n + 1023) / 1024);
+  u32* const p_part2 = part2 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  const double s3 = block_sum(p_part2, (n + 1023) / 1024);
   const double s4 = (double)st[p * encode_statics + 1];
   const double s5 = s3 / s4;
-  u32* const part3_p = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
-  const double s6 = block_sum(part3_p, (n + 1023) / 1024);
+  u32* const p_part3 = part3 + item_at[0 * (pieces + 1) + p] * (i64)1;
+  const double s6 = block_sum(p_part3, (n + 1023) / 1024);
   const double s7 = s6 / s4;
   const double s8 = op_mul(s7, s7);
   const double s9 = op_sub(s5, s8);

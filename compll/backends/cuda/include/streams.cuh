@@ -86,7 +86,8 @@ D void then_chunk(Read& read, const u64* table) {
 
 // A stream's codes after its head: bits (0 where they are not read here), chunks of them, and room for
 // what is read of each chunk from each place. b: the parameter, which the head tells. good: false for
-// streams that are longer than encode makes.
+// streams that are shorter than their head or longer than encode makes, or whose parameter no shift
+// takes; join_groups compares it.
 struct Stream {
   const u8* codes;
   i64 bits, chunks, count;
