@@ -1,6 +1,6 @@
 """Sites of an outer loop that come, go, and die."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
@@ -108,7 +108,11 @@ def test_newcomers_do_not_begin_anew_while_one_with_agreed_weights_is_late(monke
         all_meet(first, leaver)
         assert all(pool.map(lambda one: one.commit(None), (first, leaver)))
         newcomer = StoreMembers(server, patience=0.01, timeout=HANG)
-        assert all_meet(first, leaver, newcomer) == [{1, 2, 3}] * 3
+        comes = pool.submit(newcomer.meet, leaving=False)
+        while not read_lines(dist.PrefixStore("hipress/outer", server), "round 1"):
+            wait([comes], timeout=0.01)  # the others would begin without it
+        assert all_meet(first, leaver) == [{1, 2, 3}] * 2
+        assert {*comes.result().ranks} == {1, 2, 3}
         undone = pool.map(lambda one: one.commit(SyncError("")), (first, leaver, newcomer))
         assert not any(undone)
         leaver.close()
