@@ -35,13 +35,13 @@ def torchft_loop(
     torchft = importlib.import_module(TORCHFT)
     rank, count = dist.get_rank(), dist.get_world_size()
     lighthouse = _lighthouse(count) if rank == 0 else None
-    told = [lighthouse and lighthouse.address()]
-    dist.broadcast_object_list(told)
+    address = [lighthouse and lighthouse.address()]
+    dist.broadcast_object_list(address)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(), load_state_dict=None, state_dict=None,
         min_replica_size=count, use_async_quorum=False, init_sync=False,  # all begin equal
-        replica_id=f"site{rank}", lighthouse_addr=told[0], rank=0, world_size=1,
+        replica_id=f"site{rank}", lighthouse_addr=address[0], rank=0, world_size=1,
         store_addr="127.0.0.1", store_port=store.port,
         timeout=timeout, quorum_timeout=timeout, connect_timeout=timeout,
     )  # fmt: skip

@@ -254,14 +254,14 @@ def prepare(
         others = list(codecs.values())
         rules_ = rules.decide(ruled, params, others, options, topology.world_size)
         planner = Planner(params, options, topology, rules_, coordinator, placement)
-        outcome = planner.plan(codecs, optimizer)
-        plan = adapt(outcome.plan)
+        planned = planner.plan(codecs, optimizer)
+        plan = adapt(planned.plan)
         refuse_misplaced(plan, placement)
         compile_ahead(plan)
     coordinator.require_equal({"plan": plan.facts()})
     return Session(
         params, options, plan, group, coordinator, placement,
-        outcome.probe, outcome.controller, optimizer, outcome.after,
+        planned.probe, planned.controller, optimizer, planned.after,
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ class DeviceDeferral(Deferral):
     def __init__(
         self, names: Sequence[str], table: Ints, memory: Memory, scratch: torch.Tensor
     ) -> None:
-        """kept: float32 scratch, as large as the states of all pieces."""
+        """scratch: float32, as large as the states of all pieces."""
         super().__init__(names, table)
         flags = memory.zeros(2 * len(table), torch.bool)
         self._flags = [(one[:1], one[1:]) for one in flags.view(-1, 2)]

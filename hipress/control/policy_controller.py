@@ -48,7 +48,7 @@ class PolicyController:
         self.codecs: dict[str, Codec] = {k: c for plan in plans for k, c in plan.codecs.items()}
         self._made: dict[tuple[int, ...], Plan] = {}
         self._buckets: list[tuple[Sequence[int], torch.Tensor]] = []
-        self._measured: list[tuple[Sequence[int], torch.Tensor]] = []  # with residuals
+        self._to_measure: list[tuple[Sequence[int], torch.Tensor]] = []  # with residuals
         self._moments: list[Moment] = []  # beginnings of the window's steps
         self._step = 0
         self.plan = self._choose(0)
@@ -73,7 +73,7 @@ class PolicyController:
         if before is not self.plan and self._coordinator.rank == 0:
             log.info("hipress: from step %d on %s", step, self.plan.label)
         self._buckets.clear()
-        self._measured.clear()
+        self._to_measure.clear()
         return self.plan
 
     def observe(
@@ -84,19 +84,19 @@ class PolicyController:
             return
         self._buckets.append((indices, buffer))
         if self._state.measures(self._step):
-            self._measured.append((indices, buffer.float() + undelivered()))
+            self._to_measure.append((indices, buffer.float() + undelivered()))
 
     def mark(self, event: StepEvent) -> None:
         """Implements StepObserver.mark."""
         if event is not StepEvent.AVERAGED:
             return
-        for indices, values in self._measured:
+        for indices, values in self._to_measure:
             for index, piece in self._pieces(indices, values):
                 self._state.observe(index, piece)
         for indices, buffer in self._buckets:
             for index, piece in self._pieces(indices, buffer.float()):
                 self._state.averaged(index, piece)
-        self._measured.clear()
+        self._to_measure.clear()
         self._buckets.clear()
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:

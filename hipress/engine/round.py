@@ -122,7 +122,7 @@ class Round:
         self._engine, self.step, self._scale = engine, step, scale
         self.averages: list[Average] = []
         self.closed = False  # True once the last bucket has come
-        self._comparison: Future[torch.Tensor] | None = None  # comparison of parameters
+        self._comparison: Future[torch.Tensor] | None = None  # of all ranks' parameters
         self._before: Copied = {}  # states of parameters from before the round
         self._owed: dict[int, torch.Tensor] = {}  # gradients of earlier plans that it took
 

@@ -51,7 +51,7 @@ def watch_scalers() -> None:
 
 def _recording(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def tell(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+    def record(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
         global _latest
         if scaler.is_enabled():
             _latest = weakref.ref(scaler)
@@ -60,7 +60,7 @@ def _recording(method: Callable[..., Any]) -> Callable[..., Any]:
                     set_scaler(scaler, argument)
         return method(scaler, *args, **kwargs)
 
-    return tell
+    return record
 
 
 def set_scaler(scaler: GradScaler, optimizer: Optimizer) -> None:

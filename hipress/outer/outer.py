@@ -6,8 +6,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("hipress")
 NEW = -1  # rounds of a site that has no agreed weights yet
 TRIES = 20  # rounds in a row that may be undone
+
+
+class _Refused(SyncError):
+    """Another site has a different model or options."""
 
 
 class Outer:
@@ -159,16 +163,14 @@ class Outer:
         self._ended: BaseException | str | None = None  # the reason why there are no more rounds
         self._handed_over = False  # this site, which leaves, has given what it had not delivered
         self.undone = 0  # rounds that were
-        self._tries = 0  # those of them since the last that was not
+        #: rounds undone since the last that was committed, but for those of a refused site
+        self._undone_in_a_row = 0
         self.stalled = 0.0  # seconds in step()
         self.sent_bytes = 0  # by connections that have ended
         self._started = time.perf_counter()
-        try:
+        with self._ends_on_error():
             while self.rounds == NEW:
                 self._begin()
-        except BaseException as error:
-            self._fail(error)
-            raise
 
     @classmethod
     def preset(cls, name: str, model: nn.Module, optimizer: Optimizer, **options: Any) -> Outer:
@@ -191,22 +193,21 @@ class Outer:
         a GradScaler skipped. Arguments are ignored, so that it may be a hook of the optimizer.
 
         With members that change, a failed round is undone, and the next one delivers what it had;
-        if 20 in a row are undone, this raises SyncError with the reason of the last. Otherwise it
-        raises the first failure, which names rank, peer and task (RankLost, AgreementTimeout or
-        SyncError). After an error every further step raises SyncError.
+        if 20 in a row are undone, other than to refuse a site, this raises SyncError with the
+        reason of the last. Otherwise it raises the first failure, which names rank, peer and task
+        (RankLost, AgreementTimeout or SyncError). After an error every further step raises
+        SyncError.
         """
         self._refuse_ended()
         begin = time.perf_counter()
         try:
-            self.steps += 1
-            if self.round is not None and self.steps == self.schedule.delay:
-                self._end()
-            if self.steps == self.schedule.spacing:
-                self.steps = 0
-                self._begin()
-        except BaseException as error:
-            self._fail(error)
-            raise
+            with self._ends_on_error():
+                self.steps += 1
+                if self.round is not None and self.steps == self.schedule.delay:
+                    self._end()
+                if self.steps == self.schedule.spacing:
+                    self.steps = 0
+                    self._begin()
         finally:
             self.stalled += time.perf_counter() - begin
 
@@ -216,18 +217,19 @@ class Outer:
         sites come to theirs, hand the rest of what this site has not delivered to another one, and
         end.
 
-        Raises ConfigError if sites do not change."""
+        Raises ConfigError if sites do not change, and else as `step` does."""
         self._refuse_ended()
         if not self._members.changes:
             raise ConfigError("the ranks of a group cannot leave: all of them hipress.detach")
-        if self.round is not None:
-            self._end()
-        self.steps = 0
-        while self._ended is None and not self._handed_over:
-            self._begin(leaving=True)
+        with self._ends_on_error():
             if self.round is not None:
                 self._end()
-        self.close("it has left")
+            self.steps = 0
+            while self._ended is None and not self._handed_over:
+                self._begin(leaving=True)
+                if self.round is not None:
+                    self._end()
+            self.close("it has left")
 
     def close(self, why: str = "hipress is detached from it") -> None:
         """End connections; further steps raise SyncError."""
@@ -301,12 +303,13 @@ class Outer:
         else:
             round_.commit(seed=self.rounds)
             self.rounds += 1
-            self._tries = 0
+            self._undone_in_a_row = 0
             self._hand_over()
 
     def _undo(self, error: HipressError | None, round_: Round | None = None) -> None:
         """Go back to the begin of a round. Raises the error if sites do not change, and SyncError
-        after TRIES in a row."""
+        after TRIES in a row, but for rounds in which a site was refused: a scheduler may start it
+        again and again."""
         if self._sites is not None and error is not None:
             self._sites.close()
         if error is not None:
@@ -314,13 +317,14 @@ class Outer:
         if round_ is not None:
             round_.undo()
         self.undone += 1
-        self._tries += 1
+        if not isinstance(error, _Refused):
+            self._undone_in_a_row += 1
         why = error or "another site could not end it"
         log.warning(
             "hipress: round %d of the outer loop is undone, the next has what it had: %s",
             self.rounds, why,
         )  # fmt: skip
-        if self._tries == TRIES:
+        if self._undone_in_a_row == TRIES:
             raise SyncError(f"{TRIES} rounds in a row were undone, the last because: {why}")
 
     def _gather(self, coordinator: Coordinator, leaving: bool) -> None:
@@ -401,7 +405,7 @@ class Outer:
 
     def _refuse_others(self, notes: list[dict[str, Any]], coordinator: Coordinator) -> None:
         """Raise ConfigMismatch if this site differs from the one that has ended most rounds, and
-        SyncError if another does."""
+        _Refused if another does."""
         first = max(range(len(notes)), key=lambda rank: (notes[rank]["rounds"], -rank))
         names = coordinator.ranks
         for rank in (coordinator.rank, *range(len(notes))):
@@ -411,7 +415,7 @@ class Outer:
                 if rank == coordinator.rank:
                     self._ended = error  # others go on without it
                     raise
-                raise SyncError(f"site {names[rank]} is refused: {error}") from error
+                raise _Refused(f"site {names[rank]} is refused: {error}") from error
 
     def left(self, fragment: Fragment) -> torch.Tensor:
         """Pseudo-gradient of this site that has not been delivered, with that of its steps since
@@ -439,6 +443,15 @@ class Outer:
             assert isinstance(named, HipressError)
             return named
         return None
+
+    @contextmanager
+    def _ends_on_error(self) -> Iterator[None]:
+        """End after an error."""
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _fail(self, error: BaseException) -> None:
         """End after an error, and let the other sites know."""

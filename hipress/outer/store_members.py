@@ -45,7 +45,8 @@ class StoreMembers:
     average, unless another has proposed before to undo it, since it waited in vain. Who has come,
     has the average, or has left adds a line to a list, which a site reads by one request: its
     requests in a round do not grow with the number of sites. What a round leaves in the store is
-    deleted when all its sites have come to the next: a site that is late may still have to read it.
+    deleted when all its sites have come to the next: one of them that is late may still have to
+    read it. Any other site that then reads its list finds it empty, and a later round.
     """
 
     changes = True

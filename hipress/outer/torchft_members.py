@@ -19,7 +19,8 @@ from hipress.ranks.mailbox import unless_silent
 from hipress.ranks.store import call_store, read_notes
 
 T = TypeVar("T")
-KNOWN = " is known"  # ends the name of the decision that all know another one
+KNOWN = " is known"  # suffix: all sites have read the decision of that name
+KNOWN_SECONDS = 5.0  # seconds at most to wait for that
 LEAVES = " leaves"  # ends the key of the note that a site leaves after the next round
 _USED = ("start_quorum", "wait_quorum", "should_commit", "report_error", "shutdown", "_pg")
 
@@ -98,10 +99,10 @@ class TorchftMembers:
         """Implements Members.commit, by a vote of the sites, and then the manager's."""
         assert self._coordinator is not None
         mailbox, store = self._coordinator.mailbox, self._coordinator.mailbox.store
+        patience = self.patience
 
         def call(asked: Callable[[Store], T]) -> T:
-            end = time.monotonic() + self.patience
-            return call_store(store, asked, end, mailbox.here)
+            return call_store(store, asked, time.monotonic() + patience, mailbox.here)
 
         def ended(sites: set[int]) -> set[int]:
             call(lambda store: mailbox.epoch.meet(sites, store))
@@ -113,13 +114,14 @@ class TorchftMembers:
         with unless_silent():  # the quorum's store ends with its site
             if self._leaving:  # first: whoever sees that all are well sees this, too
                 call(lambda store: store.set(leaves, "true"))
-            agreed = decide(call, name, mailbox.here, others, well, ended, self.patience)
+            agreed = decide(call, name, mailbox.here, others, well, ended, patience)
             self._parting = 0 in call(lambda store: read_notes(store, {0: leaves}))
-            if agreed and mailbox.rank == 0:  # all have come here from the round before
-                call(lambda store: forget(store, _keys(before)))
+        patience = min(patience, KNOWN_SECONDS)  # of `call`, too
         with suppress(HipressError):  # its site ends only when all know how the round ended
             if agreed:
-                decide(call, name + KNOWN, mailbox.here, others, True, ended, self.patience)
+                decide(call, name + KNOWN, mailbox.here, others, True, ended, patience)
+            if agreed and mailbox.rank == 0:  # all have come here from the round before
+                call(lambda store: forget(store, _keys(before)))
         if not agreed:
             self._manager.report_error(error or HipressError("another site undid the round"))
         self._committed = self._manager.should_commit() and agreed

@@ -31,8 +31,8 @@ def owed_names(codec: Codec) -> set[str]:
 
 
 def gradient_units(codec: Codec, *, sums: bool = True) -> dict[str, float]:
-    """Gradient not sent yet that a unit of a state is, by name: 1 of a residual, and of sums of the
-    spec's own what its `owed:` says. sums: False leaves those out."""
+    """Undelivered gradient that a value of 1 in a state stands for, by the state's name. sums:
+    False leaves out those that the spec's `owed:` names."""
     own = {state.name: state.gradient for state in codec.states if sums and state.gradient}
     return own | dict.fromkeys(owed_names(codec), 1.0)
 

@@ -17,8 +17,8 @@ DENSE = -1  # uncompressed, instead of a level
 
 
 class PolicyState:
-    """State of a policy in one training; this base measures nothing. It measures this rank's
-    gradients, and decides by sums that are the same on all ranks. Gradients are flat float32 on the
+    """State of a policy in one training. A policy measures this rank's gradients, and decides by
+    sums that are the same on all ranks; this base does neither. Gradients are flat float32 on the
     device that compresses: only `measured` may wait for that device."""
 
     window = 0  # steps between decisions; 0: none follows from measurements

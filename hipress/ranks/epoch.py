@@ -141,15 +141,15 @@ class Epoch:
     def _looked(self, ranks: Iterable[int]) -> list[Watched]:
         """Connections to those that have come, with all that has arrived by now."""
         with self._lock:
-            ended = []
+            watched = []
             for rank in ranks:
                 if rank in self.present and rank not in self._watched:
                     host = self.present[rank].host or compat.store_host(self.store) or "localhost"
                     self._watched[rank] = Watched(rank, self.present[rank], host)
                 if rank in self._watched:
                     self._watched[rank].look()
-                    ended.append(self._watched[rank])
-            return ended
+                    watched.append(self._watched[rank])
+            return watched
 
     @property
     def _presence(self) -> str:

@@ -7,8 +7,8 @@ cannot be ended; while it waits, the store is not used again, since its next rep
 call. It does not delay the exit, and torch releases the GIL around the call. A later call, also on
 another connection to that host, first waits for that reply, but keeps MIN_CALL_SECONDS of its time
 for itself: a host that is slow delays, and a rank that explains a failure, which asks several times
-with little time, learns at once that there is no answer. Of a time in which this process itself was
-stopped, or got no CPU, a wait counts a MOMENT: the answer may have come meanwhile.
+with little time, learns at once that there is no answer. If this process is stopped or gets no CPU
+during a wait, at most MOMENT of that counts.
 
 [Note: polling] Ranks that wait for each other's notes ask again and again whether all are there, in
 one request; for a note of each rank only to name the missing ones, at the end. The store's own
@@ -34,12 +34,13 @@ from hipress.errors import AgreementTimeout, HipressError
 
 MIN_CALL_SECONDS = 2.0  # least seconds of a call, however little is left of a time-out
 MOMENT = 0.5  # seconds to wait for an answer that is on its way
+_NO_LINES = " "  # no list is equal to it
 K = TypeVar("K")
 T = TypeVar("T")
 
-# Calls without an answer in time, which may still wait, and when they began: the last one to each
-# host, by address; or to a store without one, by its id, which is taken as long as a call waits.
-_UNANSWERED: dict[str | int, tuple[Future[Any], float]] = {}
+# Calls without an answer in time, which may still wait, and when they began: to each host, by
+# address; or to a store without one, by its id, which is taken as long as a call waits.
+_UNANSWERED: dict[str | int, list[tuple[Future[Any], float]]] = {}
 
 
 def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: int) -> T:
@@ -49,8 +50,7 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
     an earlier call still waits then, and HipressError for the store's own errors.
     """
     host = compat.store_address(store) or id(store)
-    if host in _UNANSWERED:
-        earlier, since = _UNANSWERED[host]
+    for earlier, since in _UNANSWERED.get(host, ()):
         if not _ends(earlier, max(deadline - MIN_CALL_SECONDS - time.monotonic(), 0.0)):
             raise _silence(store, rank, since, "an earlier answer of ")
     start = time.monotonic()
@@ -59,7 +59,8 @@ def call_store(store: Store, call: Callable[[Store], T], deadline: float, rank: 
         in_time = _ends(outcome, max(deadline - start, MIN_CALL_SECONDS))
     finally:  # after a KeyboardInterrupt, too
         if not outcome.done():
-            _UNANSWERED[host] = outcome, start
+            waiting = [each for each in _UNANSWERED.get(host, ()) if not each[0].done()]
+            _UNANSWERED[host] = [*waiting, (outcome, start)]
     if not in_time:
         raise _silence(store, rank, start)
     try:
@@ -94,8 +95,10 @@ def add_line(store: Any, key: str, line: Any) -> None:
 
 
 def read_lines(store: Store, key: str) -> list[Any]:
-    """The lines of a list: two requests, however many there are; [] for no list."""
-    return [*map(json.loads, store.get(key).splitlines())] if store.check([key]) else []
+    """The lines of a list; [] for no list. One request, so that another rank may delete the list at
+    any time: `get` would wait for a key that is deleted after a `check`."""
+    lines = store.compare_set(key, _NO_LINES, _NO_LINES)  # changes nothing
+    return [*map(json.loads, lines.strip().splitlines())]
 
 
 def run_in_thread(call: Callable[[], T]) -> Future[T]:

@@ -104,7 +104,7 @@ def stopped(pid):
 
 
 def wait_for_answer(store):
-    outcome, _ = stores._UNANSWERED[compat.store_address(store)]
+    ((outcome, _),) = stores._UNANSWERED[compat.store_address(store)]
     wait([outcome], HANG)
 
 
@@ -119,6 +119,27 @@ def test_a_stopped_host_before_the_meeting(host, client):
     wait_for_answer(client)
     name = coordinators.coordinator(None, HANG).mailbox.name
     assert name == "0,1,2 of group None/3"  # the others count each attempt, too
+
+
+def test_each_call_without_an_answer_is_waited_for(monkeypatch):
+    """Two threads wait for one store; the one that gives up last gets its answer first."""
+    store, answers = dist.HashStore(), [threading.Event(), threading.Event()]
+
+    def asks(number):
+        end = time.monotonic() + number
+        with pytest.raises(AgreementTimeout):
+            stores.call_store(store, lambda _: answers[number].wait(HANG), end, number)
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(asks, range(2)))
+        answers[1].set()
+        with pytest.raises(AgreementTimeout, match="for an earlier answer of"):
+            stores.call_store(store, lambda _: True, time.monotonic(), 2)
+    finally:
+        for each in answers:
+            each.set()
+    assert stores.call_store(store, lambda _: True, time.monotonic() + HANG, 2)
 
 
 def test_a_stopped_host_during_the_meeting(host, client):
@@ -275,7 +296,7 @@ class Requests:
         self.store, self.count = store, 0
 
     def __getattr__(self, name):
-        self.count += name in ("check", "get", "multi_get")
+        self.count += name in ("check", "compare_set", "get", "multi_get")
         return getattr(self.store, name)
 
 

@@ -1,17 +1,19 @@
 """Sites of an outer loop that come, go, and die."""
 
 from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import hipress
-from hipress import SyncError, compat
+from hipress import HipressError, SyncError, compat
 from hipress.outer.store_members import StoreMembers
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import Epoch
-from hipress.ranks.store import read_lines
+from hipress.ranks.store import add_line, read_lines
 from tests.hipress import churn
 from tests.hipress import members_ranks as ranks
 from tests.hipress.common import make
@@ -124,28 +126,81 @@ def test_newcomers_do_not_begin_anew_while_one_with_agreed_weights_is_late(monke
 
 
 class Refusing:
-    """Members of a lone site whose rounds are never committed."""
+    """Members of a lone site whose rounds are never committed. Strangers may come to it."""
 
     changes, patience = True, HANG
+    strangers = silent = closed = False
 
     def meet(self, *, leaving):
+        if self.silent:
+            raise HipressError("no answer")
+        if self.strangers:
+            return SimpleNamespace(rank=0, ranks=(0, 1), require_equal=self.notes)
         return Coordinator.on(dist.HashStore(), 0, (0,), "alone", HANG)
+
+    def notes(self, _, own):
+        return [own, {**own, "facts": {**own["facts"], "seed": -1}}]
 
     def commit(self, error):
         return False
 
     def close(self):
-        pass
+        self.closed = True
+
+
+def alone_with(members, **options):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    return hipress.Outer(model, optimizer, members=members, **options)
 
 
 def test_a_site_that_can_end_no_round_does_not_try_for_ever():
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    outer = hipress.Outer(model, optimizer, every=1, members=Refusing())
+    members = Refusing()
+    outer = alone_with(members, every=1)
+    members.strangers = True
+    for _ in range(21):
+        outer.step()  # others that are refused, however often, end no training
+    assert outer.undone == 21
+    members.strangers = False
     for _ in range(19):
         outer.step()
     with pytest.raises(SyncError, match="20 rounds in a row were undone, the last because: ano"):
         outer.step()
+
+
+def test_a_site_that_cannot_leave_has_ended():
+    members = Refusing()
+    outer = alone_with(members, every=2)
+    members.silent = True
+    with pytest.raises(HipressError, match="no answer"):
+        outer.leave()
+    assert members.closed
+    with pytest.raises(SyncError, match="the outer loop has failed: no answer"):
+        outer.step()
+
+
+def test_a_list_is_read_while_another_site_deletes_it():
+    class Deleting:
+        """A store in which a key is gone as soon as it has been seen."""
+
+        def __init__(self):
+            self.store = dist.HashStore()
+            self.store.set_timeout(timedelta(seconds=0.1))
+
+        def __getattr__(self, name):
+            return getattr(self.store, name)
+
+        def check(self, keys):
+            found = self.store.check(keys)
+            for key in keys:
+                self.store.delete_key(key)
+            return found
+
+    store = Deleting()
+    assert read_lines(store, "round 1") == []
+    for line in ([1, False], [2, True]):
+        add_line(store, "round 1", line)
+    assert read_lines(store, "round 1") == [[1, False], [2, True]]
 
 
 class Counted:
