@@ -165,11 +165,6 @@ class Walk:
         return [*self.folds, *compacted, *places, *(s.value for s in self.stores)]
 
     @property
-    def placed(self) -> bool:
-        """True if a value depends on its element's position, or the elements are selected ones."""
-        return bool(self.domain.of) or any(v.op in ("draw", "position") for v in self.values)
-
-    @property
     def spreads(self) -> list[Value]:
         """Values whose lanes take the next element of an array if a condition holds."""
         return [v for v in self.values if v.op == "spread"]
@@ -178,47 +173,6 @@ class Walk:
     def values(self) -> list[Value]:
         """Values that it computes, arguments first, and the piece's values that they need."""
         return list(order_inside(self.roots))
-
-
-@dataclass
-class Search:
-    """A number or a table of the piece that takes more than a walk. how: see SEARCHES.
-
-    walk: of the lanes that are searched. chosen: values of the piece that the step sets for it: a
-    lower bound of keys, or thresholds to try. numbers: values of the piece that the search takes.
-    made: those that it makes, the result first. arrays: scratch memory. kth_largest: an array for
-    each of `sampled`, in the same order; quantiles: the keys, and two for sorting. attr: a number
-    that is known when compiling.
-    """
-
-    how: str
-    walk: Walk
-    numbers: list[Value]
-    made: tuple[Value, ...]
-    chosen: list[Value] = field(default_factory=list)
-    arrays: list[Array] = field(default_factory=list)
-    attr: int = 0
-
-    @property
-    def sample(self) -> Value | None:
-        """The number of elements drawn, among which it looks for the k-th largest; None: all."""
-        return self.numbers[1] if self.how == "kth_largest" and self.numbers[1:] else None
-
-    @property
-    def sampled(self) -> list[Array]:
-        """The arrays that a sample is collected from: the inputs of keys, or the keys if they
-        depend on positions."""
-        if self.walk.placed:
-            return [array for one in self.walk.compacts for array, _ in one.parts]
-        loads = [v.attr for v in self.walk.values if v.op == "load" and v.level == "lane"]
-        return list(dict.fromkeys(loads))
-
-
-#: kth_largest: the k-th largest order key, and the number of larger ones, of the lanes whose keys
-#: the walk compacts; adjust, bisect: a threshold that the wanted number of lanes reaches, and their
-#: number, where the walk counts for each chosen one; quantiles: the table of numbers that divide
-#: the order keys that the walk stores into `attr` equal parts
-SEARCHES = ("kth_largest", "adjust", "bisect", "quantiles")
 
 
 @dataclass
@@ -231,53 +185,59 @@ class When:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Values of varying length: an encode stores the array in the field, other kernels load it."""
-
-    field: Field
-    array: Array
-
-
-@dataclass(frozen=True)
-class Ascending:
-    """A check of a payload's positions: each is inside the tensor and above the one before."""
-
-    field: Field
-
-
-@dataclass(frozen=True)
 class View:
     """An array that a routine reads, in the order of its lanes: loads, and values computed from
     them.
 
-    matrix: its rows and columns; None: the elements of the piece. turned: the matrix is stored by
-    columns instead of rows. ends: lanes are the piece's, and zeros fill the rest of the matrix.
+    matrix: its rows and columns; None: the elements of the piece, or of the selection `of`.
+    turned: the matrix is stored by columns instead of rows. ends: lanes are the piece's, and zeros
+    fill the rest of the matrix.
     """
 
     value: Value
     matrix: Extents | None = None
     turned: bool = False
     ends: bool = False
+    of: str = ""
+
+    @property
+    def domain(self) -> Domain:
+        """The elements that it has in memory."""
+        if self.of:
+            return Domain("kept", self.of)
+        return ELEMENTS if self.ends or self.matrix is None else Domain.matrix(self.matrix.dims)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A routine that mixes elements, which backends have by its name: that of an operator, a
-    "product" of matrices (float32 sums if `attr` is 1) or "drawn" positions of a selection.
+    """A routine, which backends have by its name: one of SEARCHES, one of FIELDS, that of an
+    operator that mixes elements, a "product" of matrices (float32 sums if `attr` is 1) or "drawn"
+    positions of a selection.
 
-    made: the scratch arrays that it fills.
-    numbers: values of the piece that it takes. attr: a number that is known when compiling.
+    made: the arrays that it fills. results: the values of the piece that it computes. numbers:
+    those that it takes. attr: a number or a payload field that is known when compiling.
     """
 
     routine: str
-    views: tuple[View, ...]
-    made: tuple[Array, ...]
+    views: tuple[View, ...] = ()
+    made: tuple[Array, ...] = ()
     matrix: Extents | None = None
     numbers: tuple[Value, ...] = ()
-    attr: int = 0
+    results: tuple[Value, ...] = ()
+    attr: Any = 0
 
 
-Op = Walk | Store | Search | Stream | Ascending | When | Call
+#: routines that search. kth_largest: the k-th largest order key of all lanes, or of a sample of as
+#: many as the second number says, and the number of larger ones; adjust, bisect: a threshold that
+#: the wanted number of lanes reaches, and their number; quantiles: the table of numbers that divide
+#: the order keys into `attr` equal parts
+SEARCHES = ("kth_largest", "adjust", "bisect", "quantiles")
+#: routines of the payload field `attr`. Those of storages of varying length make the field of an
+#: array, or an array of the field; ascending: a check that each position is inside the tensor and
+#: above the one before
+FIELDS = ("gaps", "golomb", "runs", "huffman", "ascending")
+
+Op = Walk | Store | Call | When
 
 
 @dataclass
@@ -314,8 +274,8 @@ class Kernel:
 
     @property
     def walks(self) -> list[Walk]:
-        """All walks, including those within other steps."""
-        return [w for s in flat(self.steps) if (w := walk_of(s)) is not None]
+        """All walks, including those within `When`."""
+        return [s for s in flat(self.steps) if isinstance(s, Walk)]
 
     @property
     def writes_back(self) -> bool:
@@ -329,13 +289,6 @@ def flat(steps: Iterable[Op]) -> Iterator[Op]:
         yield step
         if isinstance(step, When):
             yield from flat(step.steps)
-
-
-def walk_of(step: Op) -> Walk | None:
-    """The walk that a step is or has; None for other steps."""
-    if isinstance(step, Search):
-        return step.walk
-    return step if isinstance(step, Walk) else None
 
 
 def order(
@@ -353,6 +306,11 @@ def order(
             seen.add(id(value))
             stack.append((value, True))
             stack.extend((a, False) for a in reversed(value.args if into(value) else ()))
+
+
+def count_of(condition: Value) -> Value:
+    """The number of lanes of a tile for which a condition holds."""
+    return Value("fold", (condition,), "i32", "tile", "count")
 
 
 def order_inside(roots: Iterable[Value]) -> Iterator[Value]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from compll.ir.expr import Expr
+from compll.ir.module import Field
 from compll.ir.storage import Storage
 from compll.ir.tile import (
     ELEMENTS,
     Array,
-    Ascending,
     Call,
     Compact,
     Domain,
     Kernel,
     Op,
-    Search,
     Store,
-    Stream,
     Value,
     When,
     order,
-    walk_of,
 )
 
 #: the unit that has one value of an array, by its domain
@@ -49,10 +46,6 @@ def text(kernel: Kernel) -> str:
 
 
 def _step(step: Op, names: dict[int, str]) -> list[str]:
-    if isinstance(step, Stream):
-        return [f"stream {step.field.name}, {step.array.name} as {step.field.storage}"]
-    if isinstance(step, Ascending):
-        return [f"ascending {step.field.name}"]
     if isinstance(step, When):
         inner = [f"  {line}" for one in step.steps for line in _step(one, names)]
         known = _known([step.condition], names)
@@ -61,31 +54,32 @@ def _step(step: Op, names: dict[int, str]) -> list[str]:
         return _call(step, names)
     if isinstance(step, Store):
         return [*_known([step.value], names), f"  {_store(step, names)}"]
-    walk = walk_of(step)
-    assert walk is not None
-    limits = [one.limit for one in walk.compacts if one.limit is not None]
-    roots = [*walk.roots, *limits, *(step.numbers if isinstance(step, Search) else ())]
-    over = f" of {_set(walk.domain)}" * (walk.domain != ELEMENTS)
-    lines = [f"for each tile{over}:", *_known(roots, names)]
-    lines += [f"  {_store(s, names)}" for s in walk.stores]
-    lines += [line for one in walk.compacts for line in _compact(one, names)]
-    return lines + _searched(step, names)
+    limits = [one.limit for one in step.compacts if one.limit is not None]
+    over = f" of {_set(step.domain)}" * (step.domain != ELEMENTS)
+    lines = [f"for each tile{over}:", *_known([*step.roots, *limits], names)]
+    lines += [f"  {_store(s, names)}" for s in step.stores]
+    return lines + [line for one in step.compacts for line in _compact(one, names)]
 
 
 def _call(call: Call, names: dict[int, str]) -> list[str]:
-    """Lines for a call: its inputs, and the arrays that it makes."""
-    lines, parts = [], []
+    """Lines for a call: its inputs, and the arrays and values that it makes."""
+    lines: list[str] = []
+    parts = [call.attr.name if isinstance(call.attr, Field) else str(call.attr)]
     for view in call.views:
         matrix = [] if view.matrix is None else [view.matrix.rows, view.matrix.cols]
         lines += _known([view.value, *matrix], names)
         sides = " x ".join(names[id(v)] for v in matrix)
         how = " turned" * view.turned + " ended by zeros" * view.ends
+        how += f" of {view.of}" * bool(view.of)
         parts.append(f"{names[id(view.value)]}{f' as {sides}' * bool(matrix)}{how}")
     given = [*call.numbers, *([call.matrix.rows, call.matrix.cols] if call.matrix else [])]
     lines += _known(given, names)
     parts += [names[id(v)] for v in given]
-    made = ", ".join(f.name for f in call.made)
-    return [*lines, f"{made} = {call.routine} {call.attr}, {', '.join(parts)}"]
+    for value in call.results:
+        names[id(value)] = f"%{len(names)}"
+    made = [*(a.name for a in call.made), *(names[id(v)] for v in call.results)]
+    left = f"{', '.join(made)} = " * bool(made)
+    return [*lines, f"{left}{call.routine} {', '.join(parts)}"]
 
 
 def _set(domain: Domain) -> str:
@@ -107,17 +101,6 @@ def _known(roots: list[Value], names: dict[int, str]) -> list[str]:
             names[id(value)] = f"%{len(names)}"
             lines.append(f"  {_line(value, names)}")
     return lines
-
-
-def _searched(step: Op, names: dict[int, str]) -> list[str]:
-    """A line for the results of a search."""
-    if not isinstance(step, Search):
-        return []
-    for value in step.made:
-        names[id(value)] = f"%{len(names)}"
-    how = step.how.replace("_", " ") + " of a sample" * (step.sample is not None)
-    given = ", ".join([*(names[id(v)] for v in step.numbers), *[str(step.attr)] * bool(step.attr)])
-    return [f"{', '.join(names[id(v)] for v in step.made)} = {how}, {given}"]
 
 
 def _line(value: Value, names: dict[int, str]) -> str:

@@ -51,7 +51,7 @@ def call(
     key = (routine or e.op, views, matrix, attr, numbers)
     if key not in values.arrays:
         f = values.array(e.type)
-        values.kernel.steps.append(Call(routine or e.op, views, (f,), matrix, numbers, attr))
+        values.kernel.steps.append(Call(routine or e.op, views, (f,), matrix, numbers, attr=attr))
         values.arrays[key] = values.load(f)
     return values.arrays[key]
 

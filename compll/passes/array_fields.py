@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compll.ir.expr import Expr
 from compll.ir.module import POSITIONS, WHOLE, Field
-from compll.ir.tile import Array, Store, Stream, Value, Walk
+from compll.ir.tile import Array, Call, Store, Value, View, Walk
 from compll.numerics.bits import FORMATS
 from compll.passes.arrays import ARRAYS, Arrays
 from compll.passes.values import SHAPES
@@ -42,7 +42,7 @@ def read(values: Arrays, f: Field, e: Expr) -> Value:
     array = Array.of(f, "incoming")
     if f.layout.varying:
         array = values.contents(f)
-        values.kernel.steps.append(Stream(f, array))
+        values.kernel.steps.append(Call(f.storage, made=(array,), attr=f))
     return loaded(values, array, e)
 
 
@@ -107,15 +107,15 @@ def leaving(values: Arrays, f: Field) -> Value:
 
 def store(values: Arrays, f: Field) -> None:
     """Add the steps that store a payload field."""
-    value = leaving(values, f)
+    value, made = leaving(values, f), Array.of(f, "payload")
     assert f.expr is not None
-    if f.storage in POSITIONS:
-        values.kernel.steps.append(Stream(f, value.attr))
-        return
     if f.layout.recoded:
         array = values.contents(f)
-        values.kernel.steps += [Walk([Store(array, value)]), Stream(f, array)]
+        values.kernel.steps.append(Walk([Store(array, value)]))
+        value = values.load(array)
+    if f.layout.varying:
+        values.kernel.steps.append(Call(f.storage, (View(value),), (made,), attr=f))
         return
-    store = Store(Array.of(f, "payload"), value)
+    store = Store(made, value)
     elements = f.shape not in ("scalar", "table")
     values.kernel.steps.append(values.walk(f.expr.type, store) if elements else store)

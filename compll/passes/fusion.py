@@ -20,21 +20,18 @@ from compll.ir.tile import (
     Domain,
     Kernel,
     Op,
-    Search,
     Store,
-    Stream,
     Value,
     Walk,
     When,
     order,
-    walk_of,
 )
 from compll.passes.refusal import Unsupported
 
-#: the identity of a result of a step: an array, the fold of a total, a search's number, or a count
+#: the identity of a result of a step: an array, the fold of a total, a routine's value, or a count
 Key = Any
-#: numbers of the piece that steps make
-MADE = ("total", "found", "larger", "threshold", "reached", "counted", "table")
+#: values of the piece that steps make
+MADE = ("total", "result", "counted", "table")
 
 
 @dataclass
@@ -164,9 +161,6 @@ def makers_of(steps: list[Op]) -> dict[Key, set[int]]:
     for i, step in enumerate(steps):
         for key in makes(step):
             makers.setdefault(key, set()).add(i)
-    for i, step in enumerate(steps):  # an encode's stream reads its array, a decode's makes it
-        if isinstance(step, Stream):
-            makers.setdefault(step.array, {i})
     return makers
 
 
@@ -203,16 +197,13 @@ def inner(step: Op) -> list[Op]:
 def makes(step: Op) -> Iterator[Key]:
     """The results of a step that others read."""
     for one in inner(step):
-        if isinstance(one, Search):
-            yield from map(id, one.made)
-        elif isinstance(one, Call):
+        if isinstance(one, Call):
             yield from one.made
-        elif isinstance(one, Stream):
-            yield "length", one.field.name
-        if isinstance(walk := one, Walk):
-            yield from map(id, walk.folds)
-            yield from (s.array for s in walk.stores if s.array.role == "scratch")
-            for compact in walk.compacts:
+            yield from map(id, one.results)
+        elif isinstance(one, Walk):
+            yield from map(id, one.folds)
+            yield from (s.array for s in one.stores if s.array.role == "scratch")
+            for compact in one.compacts:
                 yield "count", compact.selection
                 yield from (a for a, _ in compact.parts)
 
@@ -220,34 +211,34 @@ def makes(step: Op) -> Iterator[Key]:
 def overwritten(step: Op) -> Iterator[Key]:
     """The gradient and states that a step overwrites."""
     for one in inner(step):
-        stores = one.stores if isinstance(one, Walk) else [one] if isinstance(one, Store) else []
-        for s in stores:
+        for s in stores_of(one):
             if s.in_place and s.array.domain.kind != "scalar":
                 yield s.array
+
+
+def stores_of(step: Op) -> list[Store]:
+    """The stores of a walk, or the step itself."""
+    return step.stores if isinstance(step, Walk) else [step] if isinstance(step, Store) else []
 
 
 def needs(step: Op, module: Module) -> Iterator[Key]:
     """Results of other steps that a step reads, and those that decide where it stores."""
     yield from (key for key, _ in read(step))
     for one in inner(step):
-        if isinstance(one, Stream):
-            yield one.array
-            yield from place(one.field.name, module)
-        walk = one if isinstance(one, Walk) else None
-        if walk is not None and walk.domain.of:
-            yield "count", walk.domain.of
-        for s in walk.stores if walk else [one] if isinstance(one, Store) else []:
-            if s.array.role == "payload":
-                yield from place(s.array.name, module)
+        if isinstance(one, Walk) and one.domain.of:
+            yield "count", one.domain.of
+        for array in one.made if isinstance(one, Call) else (s.array for s in stores_of(one)):
+            if array.role == "payload":
+                yield from place(array.name, module)
 
 
 def place(name: str, module: Module) -> Iterator[Key]:
-    """Counts and lengths that decide the start of a payload field."""
+    """Counts, and fields of varying length, that decide the start of a payload field."""
     for before in module.fields:
         if before.name == name:
             return
         yield "count", before.of
-        yield "length", before.name
+        yield Array.of(before, "payload")
 
 
 def read(step: Op) -> Iterator[tuple[Key, bool]]:
@@ -261,11 +252,9 @@ def read(step: Op) -> Iterator[tuple[Key, bool]]:
             yield from inputs(one.numbers)
         elif isinstance(one, Store):
             yield from inputs([one.value])
-        elif (walk := walk_of(one)) is not None:
-            limits = [c.limit for c in walk.compacts if c.limit is not None]
-            yield from inputs([*walk.roots, *limits])
-        if isinstance(one, Search):
-            yield from inputs(one.numbers)
+        elif isinstance(one, Walk):
+            limits = [c.limit for c in one.compacts if c.limit is not None]
+            yield from inputs([*one.roots, *limits])
 
 
 def inputs(roots: Iterable[Value]) -> Iterator[tuple[Key, bool]]:

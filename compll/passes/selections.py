@@ -11,7 +11,6 @@ from compll.ir.tile import (
     ELEMENTS,
     WRONG,
     Array,
-    Ascending,
     Call,
     Compact,
     Domain,
@@ -63,7 +62,7 @@ def compact(values: Arrays, s: Selection) -> Compact:
         return Compact(s.name, [], first=key, limit=limit(values, s))
     assert s.threshold is not None
     values.of(s.threshold)
-    found, larger = values.searches.kth[id(s.threshold)].made
+    found, larger = values.searches.kth[id(s.threshold)].results
     key = values.order_key(values.lanes(values.of(s.key)))
     return Compact(
         s.name, [],
@@ -112,7 +111,7 @@ def positions(values: Arrays, name: str) -> Value:
         return captured(values, name, values.position())
     if id(s) not in values.arrays:  # all ranks draw the same
         f = values.array(Type("int", "kept", name))
-        values.kernel.steps.append(Call("drawn", (), (f,), numbers=(values.kernel.limits[name],)))
+        values.kernel.steps.append(Call("drawn", made=(f,), numbers=(values.kernel.limits[name],)))
         values.arrays[id(s)] = values.load(f)
     return values.arrays[id(s)]
 
@@ -271,7 +270,7 @@ def check(values: Arrays, kernel: Kernel, decode: Expr) -> None:
         elif e.op == "scatter" and e.args[0].op == "field":
             f = values.fields[str(e.args[0].value)]
             if f.storage not in POSITIONS:
-                kernel.steps.append(Ascending(f))
+                kernel.steps.append(Call("ascending", attr=f))
 
 
 def check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:

@@ -9,26 +9,26 @@ from compll.ir.matrices import extent
 from compll.ir.module import Module
 from compll.ir.storage import Storage
 from compll.ir.tile import (
+    FIELDS,
+    SEARCHES,
     Array,
     Call,
     Domain,
     Kernel,
     Op,
-    Search,
     Store,
     Value,
-    When,
     flat,
-    order,
-    walk_of,
+    order_inside,
 )
+from compll.ir.tile import Walk as TileWalk
 from compll.passes import fusion, lower
 
 #: elements of the tensor for which sizes are given; steps that move less than SMALL bytes an
 #: element are left out
 SIZE, SMALL = 1 << 24, 0.1
 #: calls that read all of their input before they give a result, as totals do
-WHOLE = ("product", "orthonormal", "top_columns", "sum_by")
+WHOLE = ("product", "orthonormal", "top_columns", "sum_by", *SEARCHES)
 #: searches that store the keys of all elements
 KEYS = ("kth_largest", "quantiles")
 WORD = 4.0  # bytes of an element of the gradient, or of its key
@@ -87,10 +87,8 @@ def traffic_of(module: Module, *, feed: bool) -> Traffic:
 
 def searched(steps: list[Op]) -> list[Op]:
     """The steps that every encode runs, with walks under conditions."""
-    found: list[Op] = []
-    for step in steps:
-        found += [s for s in step.steps if walk_of(s) is s] if isinstance(step, When) else [step]
-    return found
+    every = ((step, one) for step in steps for one in fusion.inner(step))
+    return [one for step, one in every if one is step or isinstance(one, TileWalk)]
 
 
 class Sizes:
@@ -121,23 +119,27 @@ class Sizes:
         reads: dict[str, float] = {}
         writes: dict[str, float] = {}
         needs: tuple[Value, ...] = ()
-        if isinstance(step, Search) and step.sample is not None:
-            return None
         if isinstance(step, Call):
-            for v in (v for view in step.views for v in order([view.value])):
-                self.read(v, 1e9, reads)
-            writes = {a.name: self.array(a) for a in step.made}
-        elif (one := walk_of(step)) is not None:
-            if one.stores and all(s.back for s in one.stores) and not (one.folds or one.compacts):
+            if step.routine in FIELDS or samples(step):
+                return None
+            for view in step.views:
+                values = list(order_inside([view.value]))
+                needs += tuple(v for v in values if v.level == "piece")
+                for v in values:
+                    self.read(v, self.domain(view.domain), reads)
+            if step.routine in KEYS:  # of all elements, which are read again
+                writes["keys"] = reads["keys"] = WORD * self.domain(step.views[0].domain)
+            elif step.routine not in SEARCHES:
+                writes = {a.name: self.array(a) for a in step.made}
+        elif isinstance(step, TileWalk):
+            stores = [s for s in step.stores if not s.back]
+            if step.stores and not (stores or step.folds or step.compacts):
                 return None  # for the write-back alone, which an encode for training does not need
-            size = self.domain(one.domain)
-            for v in one.values:
+            size = self.domain(step.domain)
+            for v in step.values:
                 self.read(v, size, reads)
-            stores = [s for s in one.stores if not s.back]
             writes = {s.array.name: self.stored(s, size) for s in stores}
-            needs = tuple(v for v in one.values if v.level == "piece")
-            if isinstance(step, Search) and step.how in KEYS:  # which are read again
-                writes, reads["keys"] = {"keys": WORD * size}, WORD * size
+            needs = tuple(v for v in step.values if v.level == "piece")
         reads, writes = ({k: v for k, v in each.items() if v} for each in (reads, writes))
         read, written = sum(reads.values()), sum(writes.values())
         large = max([0.0, *reads.values(), *writes.values()]) > SMALL
@@ -183,21 +185,21 @@ class Sizes:
 
     def stores(self, step: Op) -> bool:
         """True for a walk over all elements that stores or selects some."""
-        one = walk_of(step)
-        if one is None or self.domain(one.domain) <= SMALL:
+        if not isinstance(step, TileWalk) or self.domain(step.domain) <= SMALL:
             return False
-        return bool(one.compacts) or any(not s.back for s in one.stores)
+        return bool(step.compacts) or any(not s.back for s in step.stores)
 
     def waits(self, step: Op) -> bool:
         """True if a step reads all elements before it gives a result."""
         if isinstance(step, Call):
-            inputs = (v.attr for view in step.views for v in order([view.value]) if v.op == "load")
-            return step.routine in WHOLE and any(self.array(f) > SMALL for f in inputs)
-        one = walk_of(step)
-        if one is None or (isinstance(step, Search) and step.sample is not None):
-            return False
-        whole = self.domain(one.domain) > SMALL
-        return whole and (isinstance(step, Search) or bool(one.folds))
+            large = any(self.domain(view.domain) > SMALL for view in step.views)
+            return step.routine in WHOLE and large and not samples(step)
+        return isinstance(step, TileWalk) and bool(step.folds) and self.domain(step.domain) > SMALL
+
+
+def samples(call: Call) -> bool:
+    """True for a search among a sample alone."""
+    return call.routine == "kth_largest" and len(call.numbers) > 1
 
 
 def item(storage: Storage) -> float:

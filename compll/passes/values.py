@@ -65,14 +65,9 @@ class Values:
     def one(self, e: Expr, args: Args) -> Value:
         """The value of an operator, given its arguments' values."""
         level = SHAPES[e.type.shape]
-        if e.type.shape == "static":
-            return self.static(e)
         if e.op in FOLDS and level == "tile":
             fold = self.fold(e)
             return fold if fold.kind == "f32" else self.make("convert", [fold], "f32", "tile")
-        if e.op in FOLDS and e.args[0].type.shape in ("n", "kept"):
-            fold = self.fold(e)
-            return self.make("total", [fold], "f64", "piece", fold.attr)
         special = getattr(self, f"op_{e.op}", None)
         kind = (WIDE if level == "piece" else KINDS).get(e.type.dtype, "")
         kind = "table" if e.type.shape == "table" else kind

@@ -13,8 +13,8 @@ from compll.ir.module import REFERENCE, Module
 from compll.ir.places import places
 from compll.ir.rounds import rounds
 from compll.ir.static import evaluate
+from compll.ir.tile import FIELDS, Kernel, Op, Store, Value, When, order
 from compll.ir.tile import Call as Routine
-from compll.ir.tile import Kernel, Op, Search, Store, Stream, Value, When, order
 from compll.ir.tile import Walk as TileWalk
 from compll.ir.tile_text import text as tile_text
 from compll.passes import feedback, fusion, lower
@@ -175,12 +175,14 @@ class _Passes:
 
     def line(self, step: Op) -> str:
         """A step that is no walk; "" for a number that is stored."""
-        if isinstance(step, Search):
-            return self.named(step.made[0])
-        if isinstance(step, Routine):
-            made = (e for v, e in self.kernel.exprs.values() if v.attr in step.made)
-            return next(map(self.text, made), step.routine)
-        return f"{step.field.name} as {step.field.storage}" if isinstance(step, Stream) else ""
+        if not isinstance(step, Routine):
+            return ""
+        if step.results:
+            return self.named(step.results[0])
+        if step.routine in FIELDS:
+            return f"{step.attr.name} as {step.routine}"
+        made = (e for v, e in self.kernel.exprs.values() if v.attr in step.made)
+        return next(map(self.text, made), step.routine)
 
     def walk(self, walk: TileWalk) -> Iterator[str]:
         """The parts of a walk."""

@@ -8,7 +8,7 @@ import pytest
 import compll
 from compll.backends.cpu import backend
 from compll.backends.cpu.kernels import module_text
-from compll.ir.tile import Ascending, When
+from compll.ir.tile import Call, When
 from compll.passes import lower
 
 ROUNDS = """
@@ -73,6 +73,6 @@ def test_a_condition_refuses_steps_whose_results_it_cannot_clear():
         k for part in lower.kernels(module).values() for k in part if k.name == "decode_set"
     )
     (when,) = (s for s in kernel.steps if isinstance(s, When))
-    when.steps.append(Ascending(module.fields[0]))
-    with pytest.raises(AssertionError, match="Ascending"):
+    when.steps.append(Call("ascending", attr=module.fields[0]))
+    with pytest.raises(AssertionError, match="ascending"):
         module_text("threshold", [kernel])

@@ -5,12 +5,14 @@ This net catches a lost fusion. After a change that moves less, or one that must
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from compll.ir.tile import Array, Kernel
+from compll.ir.tile import SEARCHES, Array, Call, Kernel, Value, flat, order_inside
 from compll.passes import lower
+from compll.passes.traffic import KEYS
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES, label
 
@@ -24,15 +26,24 @@ def moved(kernel: Kernel) -> list[float]:
     selection or a matrix as if these had all of the gradient's."""
     total = 0.0
     for walk in kernel.walks:
-        reads = {
-            (v.op, v.attr.name): bytes_of(v.attr)
-            for v in walk.values
-            if v.op in READS and v.level == "lane"
-        }
         parts = [array for one in walk.compacts for array, _ in one.parts]
         writes = [bytes_of(s.array) for s in walk.stores if s.value.level == "lane"]
-        total += sum(reads.values()) + sum(writes) + sum(map(bytes_of, parts))
-    return [len(kernel.walks), round(total, 4)]
+        total += read(walk.values) + sum(writes) + sum(map(bytes_of, parts))
+    for call in searches(kernel):
+        keys = call.made[:1] if call.routine in KEYS else ()
+        total += read(order_inside([call.views[0].value])) + sum(map(bytes_of, keys))
+    return [len(kernel.walks) + len(searches(kernel)), round(total, 4)]
+
+
+def searches(kernel: Kernel) -> list[Call]:
+    """Calls that walk over elements themselves."""
+    return [s for s in flat(kernel.steps) if isinstance(s, Call) and s.routine in SEARCHES]
+
+
+def read(values: Iterable[Value]) -> float:
+    """Bytes that lanes read of each array, once."""
+    lanes = (v for v in values if v.op in READS and v.level == "lane")
+    return sum(bytes_of(array) for _, array in {(v.op, v.attr) for v in lanes})
 
 
 def bytes_of(array: Array) -> float:

@@ -15,8 +15,8 @@ from compll.numerics.numbers import LANES
 
 #: spare elements of arrays of selected elements: whole vectors are written
 SLACK = 64
-#: arrays that a routine may need for its own use
-ROOMS = 2
+#: routines that need one or two arrays for their own use
+ROOMS = ("product", "orthonormal", "top_columns", "sum_by")
 _START = ctypes.c_char * 0
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
 #: arguments of a kernel before its states, and their types
@@ -50,8 +50,8 @@ def narrow(call: Call) -> bool:
 
 def array_count(kernel: Kernel) -> int:
     """The number of a kernel's arrays, of equal size: scratch arrays, then those of routines."""
-    calls = any(isinstance(step, Call) for step in flat(kernel.steps))
-    return len(kernel.scratch) + (ROOMS if calls else 0)
+    calls = any(isinstance(s, Call) and s.routine in ROOMS for s in flat(kernel.steps))
+    return len(kernel.scratch) + (2 if calls else 0)
 
 
 def array_bytes(kernel: Kernel, n: int) -> int:

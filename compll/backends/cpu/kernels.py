@@ -11,28 +11,23 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from compll.backends.cpu import calls
+from compll.backends.cpu import calls, searches, streams
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import at, loop
 from compll.backends.cpu.exports import export
 from compll.backends.cpu.nontemporal_stores import zero
 from compll.backends.cpu.printer import COLUMNS, Printer
-from compll.backends.cpu.searches import SEARCHES
 from compll.backends.cpu.storages import finite_or, stored_as
-from compll.backends.cpu.streams import ascending, stream
 from compll.backends.cpu.types import F32, I1, I32, I64, KINDS, c, number
 from compll.backends.cpu.walk_calls import WalkCalls
 from compll.ir.layout import header
 from compll.ir.tile import (
     GRADIENT,
     WRONG,
-    Ascending,
     Call,
     Kernel,
     Op,
-    Search,
     Store,
-    Stream,
     Walk,
     When,
 )
@@ -54,8 +49,7 @@ class KernelPrinter:
         self.b = self.printer.b
         #: calls of products whose elements a walk computes where it stores them, by the walk's id
         self.fused = calls.fused(kernel)
-        usual = [w for w in kernel.walks if id(w) not in self.fused]
-        self.walks = WalkCalls(self.printer, usual)
+        self.walks = WalkCalls(self.printer)
 
     def emit(self) -> None:
         """Build the function's body."""
@@ -150,23 +144,15 @@ class KernelPrinter:
         return None
 
     def call(self, step: Call) -> None:
-        """A routine, unless a walk calls it."""
-        if not any(step is call for call in self.fused.values()):
+        """A routine, unless a walk calls it. That of a field may find the payload wrong."""
+        if step.routine in searches.ROUTINES:
+            searches.ROUTINES[step.routine](self.printer, self.walks, step)
+        elif step.routine in streams.ROUTINES:
+            good = streams.ROUTINES[step.routine](self.printer, step)
+            if self.kernel.kind == "check":
+                self.require(good)
+        elif not any(step is call for call in self.fused.values()):
             calls.emit(self.printer, step)
-
-    def search(self, step: Search) -> None:
-        """A search, which runs its walk itself."""
-        SEARCHES[step.how](self.printer, self.walks, step)
-
-    def stream(self, step: Stream) -> None:
-        """Values of varying length. A check loads them, too."""
-        good = stream(self.printer, step)
-        if good is not None:
-            self.require(good)
-
-    def ascending(self, step: Ascending) -> None:
-        """Positions that a check looks at."""
-        self.require(ascending(self.printer, step))
 
     def require(self, good: ir.Value) -> None:
         """Let a check find the payload wrong unless this is true."""
@@ -179,8 +165,9 @@ class KernelPrinter:
             if isinstance(one, Walk):
                 for f in one.folds:
                     self.walks.clear_total(f)
-            elif isinstance(one, Search):
-                for v in one.made:
+            elif isinstance(one, Call):
+                assert one.routine in searches.ROUTINES, one
+                for v in one.results:
                     b.store(number(KINDS[v.kind], 0), p.made(v))
             else:
                 assert isinstance(one, Store), one
@@ -215,7 +202,6 @@ class KernelPrinter:
 
 #: how steps are printed, by their class
 STEPS: dict[type, Callable[..., None]] = {
-    Walk: KernelPrinter.walk, Call: KernelPrinter.call, Search: KernelPrinter.search,
-    Stream: KernelPrinter.stream, Ascending: KernelPrinter.ascending, When: KernelPrinter.when,
+    Walk: KernelPrinter.walk, Call: KernelPrinter.call, When: KernelPrinter.when,
     Store: KernelPrinter.store,
 }  # fmt: skip

@@ -180,15 +180,9 @@ class Lanes:
 
     def op_at(self, v: Value) -> ir.Value:
         """Elements of an array at places, one a lane."""
-        b, w, storage = self.b, self.width, v.attr.storage.name
+        b, storage = self.b, v.attr.storage.name
         places = self.masked(self.value(v.args[0]), 0)
-        pointer, size = self.walk.whole[v.attr], number(I64, item_bytes(v.attr))
-        kind = raw(storage)
-        found = ir.Constant(ir.VectorType(kind, w), ir.Undefined)
-        for lane in range(w):
-            place = b.zext(b.extract_element(places, number(I32, lane)), I64)
-            one = b.load(at(b, pointer, b.mul(place, size)), typ=kind, align=1)
-            found = b.insert_element(found, one, number(I32, lane))
+        found = table_routines.gathered(b, self.walk.whole[v.attr], places, raw(storage))
         return ins.convert(b, of_raw(b, found, storage), KINDS[v.kind])
 
     def op_draw(self, v: Value) -> ir.Value:

@@ -24,6 +24,7 @@ from compll.ir.layout import header
 from compll.ir.module import Field
 from compll.ir.storage import Storage
 from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Role, Value
+from compll.numerics import draws
 from compll.numerics.numbers import LANES
 
 #: columns of a batch's table
@@ -72,8 +73,6 @@ class Printer:
             self.pointers[array] = self.scratch(i)
         #: places for the numbers of selected elements, and of those that arrays have spread
         self.counts: dict[str | Array, ir.Value] = {}
-        for name in [one.selection for w in self.kernel.walks for one in w.compacts]:
-            self.counts[name] = b.room(I64, 2)
 
     def open_states(self) -> None:
         """Set pointers to the piece's states. Loads states of one number before any is stored."""
@@ -221,10 +220,15 @@ class Printer:
         return ins.apply(self.b, v, args)
 
     def made(self, v: Value) -> ir.Value:
-        """Memory for a value that a search makes."""
+        """Memory for a result of a routine."""
         if id(v) not in self.rooms:
             self.rooms[id(v)] = self.b.room(KINDS[v.kind])
         return self.rooms[id(v)]
+
+    def draw_keys(self, seed: ir.Value, draw: int, upper: ir.Value) -> ir.Value:
+        """The keys of a draw of the piece (see [Note: random draws] in draws.py)."""
+        words = [seed, self.given["step"], self.row["tensor"], c(draw & draws.MASK), upper]
+        return ins.draw_keys(self.b, *words)
 
     def op_const(self, v: Value) -> ir.Value:
         return number(KINDS[v.kind], v.attr)

@@ -230,16 +230,10 @@ def sum_by(
         b.put(b.fptrunc(b.fmul(total, down), F32), out, k)
 
 
-def _keys(printer: Printer, seed: ir.Value, draw: int, upper: ir.Value) -> ir.Value:
-    """The keys of a draw."""
-    words = [seed, printer.given["step"], printer.row["tensor"], c(draw & draws.MASK), upper]
-    return ins.draw_keys(printer.b, *words)
-
-
 def drawn(printer: Printer, count: ir.Value, out: ir.Value) -> None:
     """out, int32: `count` positions, the same on all ranks; see shared_draws.positions."""
     b, n = printer.b, printer.row["n"]
-    keys = _keys(printer, c(0), shared.DRAWN, printer.row["first"])
+    keys = printer.draw_keys(c(0), shared.DRAWN, printer.row["first"])
     begin = ins.traced(draws.circle_start)(b, keys, n)
 
     def position(j: ir.Value) -> ir.Value:
@@ -264,7 +258,7 @@ def drawn(printer: Printer, count: ir.Value, out: ir.Value) -> None:
 def chosen(printer: Printer, chances: Source, draw: int, most: ir.Value, out: ir.Value) -> None:
     """out [most], int32: positions by systematic sampling, then -1; see matrices.chosen."""
     b, first = printer.b, printer.row["first"]
-    keys = _keys(printer, printer.given["seed"], draw, b.lshr(first, c(32)))
+    keys = printer.draw_keys(printer.given["seed"], draw, b.lshr(first, c(32)))
     u = wide(b, ins.traced(draws.uniform_of)(b, first, keys))
     with loop(b, most) as j:
         b.put(number(I32, -1), out, j)

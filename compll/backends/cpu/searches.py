@@ -8,18 +8,19 @@ from llvmlite import ir
 
 from compll.backends.cpu import table_routines
 from compll.backends.cpu.builder import Builder, Variable, loop, repeat_while, routine
-from compll.backends.cpu.instructions import draw_keys, numbers, traced
+from compll.backends.cpu.instructions import numbers, traced
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.types import F32, F64, I16, I32, I64, PTR, c, number
 from compll.backends.cpu.walk_calls import WalkCalls
-from compll.ir.tile import Array, Search
+from compll.ir.tile import Call, Compact, Store, Value, Walk
 from compll.numerics import draws
 from compll.numerics.tries import Tries
+from compll.passes.searches import counting, sampled
 
 #: elements of the sample; bits of a digit
 SAMPLE, DIGIT = 4096, 8
-LOWEST = -(2**31)
+LOWEST = number(I32, -(2**31))
 
 
 @routine(I64, PTR, I64, I64)
@@ -35,14 +36,14 @@ def kth(b: Builder, keys: ir.Value, count: ir.Value, k: ir.Value) -> ir.Value:
     for shift in range(32 - DIGIT, -1, -DIGIT):
         b.clear(histogram, c(8 * bins))
         with loop(b, count) as i:
-            key = b.xor(b.get(keys, I32, i), number(I32, LOWEST))
+            key = b.xor(b.get(keys, I32, i), LOWEST)
             digit = b.zext(b.and_(b.lshr(key, number(I32, shift)), number(I32, bins - 1)), I64)
             alike = b.icmp_unsigned("==", b.and_(key, number(I32, known)), prefix)
             b.put(b.add(b.get(histogram, I64, digit), b.zext(alike, I64)), histogram, digit)
         digit, larger = _found(b, histogram, bins, k, larger)
         prefix = b.or_(prefix, b.shl(b.trunc(digit, I32), number(I32, shift)))
         known |= (bins - 1) << shift
-    key = b.zext(b.xor(prefix, number(I32, LOWEST)), I64)
+    key = b.zext(b.xor(prefix, LOWEST), I64)
     return b.or_(b.shl(larger, c(32)), key)
 
 
@@ -68,43 +69,47 @@ class KthLargestSearch:
     these, digit by digit. If the bound is too high, all keys are searched.
     """
 
-    def __init__(self, printer: Printer, walks: WalkCalls, step: Search) -> None:
-        self.printer, self.walks, self.b, self.step = printer, walks, printer.b, step
-        (one,) = step.walk.compacts
-        ((keys, _),) = one.parts
-        self.keys = printer.pointers[keys]
-        self.name = one.selection
+    def __init__(self, printer: Printer, walks: WalkCalls, call: Call) -> None:
+        self.printer, self.walks, self.b, self.call = printer, walks, printer.b, call
+        (view,), (keys, *samples) = call.views, call.made
+        self.keys, self.name = printer.pointers[keys], keys.name
+        inputs = sampled(view)
+        self.placed = not inputs
+        #: arrays that a sample is collected from, each with that which it is collected in
+        self.samples = list(zip(inputs or [keys], samples, strict=True))
+        self.least = Value("least", (), "i32", "piece")
+        enough = Value("ge", (view.value, self.least), "bool", "lane")
+        compact = Compact(self.name, [(keys, view.value)], always=enough)
+        self.walk = Walk(compacts=[compact], domain=view.domain)
 
     def emit(self) -> None:
-        """Compute the step's two values."""
-        b, p, step = self.b, self.printer, self.step
-        k, n = p.value(step.numbers[0]), self.elements()
-        p.local[id(step.chosen[0])] = number(I32, LOWEST)
-        self.walks.know(step.walk, step.chosen)
+        """Compute the call's two results."""
+        b, p, (k, *size) = self.b, self.printer, map(self.printer.value, self.call.numbers)
+        p.local[id(self.least)] = LOWEST
+        self.walks.know(self.walk, [self.least])
         keys = self.keys
-        if step.sample is None:
+        if not size:
             self.all(k)
-            count = self.count()
-        elif step.walk.placed:
-            self.collect(LOWEST, n)
-            count = p.value(step.sample)
-            keys = p.pointers[step.arrays[0]]
-            self.gather(count, self.key())
+        elif self.placed:
+            self.collect(LOWEST, self.elements())
+            keys = p.pointers[self.samples[0][1]]
+            self.gather(size[0], self.key())
         else:
-            count = p.value(step.sample)
-            self.sample(count, self.key())
-        both = kth(b, keys, count, k)
-        b.store(b.trunc(both, I32), p.made(step.made[0]))
-        b.store(b.lshr(both, c(32)), p.made(step.made[1]))
+            self.sample(size[0], self.key())
+        both = kth(b, keys, size[0] if size else self.count(), k)
+        for v, found in zip(
+            self.call.results, (b.trunc(both, I32), b.lshr(both, c(32))), strict=True
+        ):
+            b.store(found, p.made(v))
 
     def elements(self) -> ir.Value:
         """Number of elements that have keys."""
-        return self.printer.items(self.step.walk.domain)
+        return self.printer.items(self.walk.domain)
 
     def all(self, k: ir.Value) -> None:
         """Collect all keys that can be the k-th largest."""
         b, n = self.b, self.elements()
-        least = Variable(b, number(I32, LOWEST))
+        least = Variable(b, LOWEST)
         wanted = self.generous(k, 16)
         few = b.icmp_signed("<=", n, c(4 * SAMPLE))
         most = b.icmp_signed(">=", b.mul(wanted, c(2)), n)
@@ -128,8 +133,8 @@ class KthLargestSearch:
         """Collect the keys of n elements that are at least `least`."""
         p = self.printer
         self.walks.open_counts(self.name, c(0))
-        p.local[id(self.step.chosen[0])] = number(I32, least) if isinstance(least, int) else least
-        self.walks.run(self.step.walk, n)
+        p.local[id(self.least)] = least
+        self.walks.run(self.walk, n)
 
     def bracket(self, wanted: ir.Value) -> ir.Value:
         """A key that is most likely below the k-th largest, from a sample."""
@@ -144,24 +149,19 @@ class KthLargestSearch:
 
     def key(self) -> ir.Value:
         """The key of the draws that choose a spec's own sample (see sample_positions)."""
-        b, p = self.b, self.printer
-        words = [p.given["seed"], p.given["step"], p.row["tensor"], c(-1), c(0)]
-        return b.trunc(b.lshr(draw_keys(b, *words), c(32)), I32)
+        keys = self.printer.draw_keys(self.printer.given["seed"], -1, c(0))
+        return self.b.trunc(self.b.lshr(keys, c(32)), I32)
 
     def sample(self, count: ir.Value, key: ir.Value) -> None:
         """Collect the keys of `count` elements, one from each of `count` equal stretches."""
         p, usual = self.printer, self.printer.pointers
-        if self.step.walk.placed:  # the first elements: any sample will do for a bracket
+        if self.placed:  # the first elements: any sample will do for a bracket
             return self.collect(LOWEST, count)
         self.gather(count, key)
-        p.pointers = usual | {a: usual[sample] for a, sample in self.samples()}
+        p.pointers = usual | {a: usual[sample] for a, sample in self.samples}
         self.collect(LOWEST, count)
         p.pointers = usual
         return None
-
-    def samples(self) -> list[tuple[Array, Array]]:
-        """The arrays that a sample is collected from, each with that which it is collected in."""
-        return list(zip(self.step.sampled, self.step.arrays, strict=True))
 
     def gather(self, count: ir.Value, key: ir.Value) -> None:
         """Copy elements of arrays at the sample's positions."""
@@ -177,40 +177,41 @@ class KthLargestSearch:
             counter = traced(draws.counter)(b, b.trunc(j, I32), key)
             drawn = b.lshr(traced(draws.mixed)(b, counter, number(I32, 0)), number(I32, 8))
             i = b.add(start, b.zext(b.urem(drawn, b.trunc(width, I32)), I64))
-            for array, sample in self.samples():
+            for array, sample in self.samples:
                 kind = {2: I16, 4: I32}[item_bytes(array)]
                 b.put(b.get(pointers[array], kind, i), pointers[sample], j)
 
 
-def threshold_search(printer: Printer, walks: WalkCalls, step: Search) -> None:
+def threshold_search(printer: Printer, walks: WalkCalls, call: Call) -> None:
     """adjust or bisect: walk until a count fits; see [Note: tries] in numerics/tries.py."""
     p, b, (low, high, left) = printer, printer.b, range(3)
-    rule = Tries(step.how, numbers(b, *map(p.value, step.numbers)))
-    walks.know(step.walk, step.chosen)
+    rule = Tries(call.routine, numbers(b, *map(p.value, call.numbers)))
+    tried, walk = counting(call.views[0])
+    walks.know(walk, tried)
     state = [Variable(b, x.value) for x in rule.begin()]
     with repeat_while(b, lambda: b.fcmp_ordered(">=", state[left].get(), number(F64, 0))):
         now = numbers(b, *(one.get() for one in state))
-        for v, t in zip(step.chosen, rule.tree(now[low], now[high]), strict=True):
+        for v, t in zip(tried, rule.tree(now[low], now[high]), strict=True):
             p.local[id(v)] = b.fptrunc(t.value, F32)
-        walks.run(step.walk, p.row["n"])
-        totals = [b.load(p.totals[id(f)], typ=I64) for f in step.walk.folds]
+        walks.run(walk, p.row["n"])
+        totals = [b.load(p.totals[id(f)], typ=I64) for f in walk.folds]
         counts = numbers(b, *(b.sitofp(total, F64) for total in totals))
         found = [x.value for x in rule.decide(now, counts)]
-        for v, value in zip(step.made, found[:2], strict=True):
+        for v, value in zip(call.results, found[:2], strict=True):
             b.store(value, p.made(v))
         for one, value in zip(state, found[2:], strict=True):
             one.set(value)
 
 
-def quantiles(printer: Printer, walks: WalkCalls, step: Search) -> None:
+def quantiles(printer: Printer, walks: WalkCalls, call: Call) -> None:
     """Walk over the elements for their keys, and find the quantiles in them."""
-    walks.run(step.walk, printer.items(step.walk.domain))
-    keys, some, other = (printer.pointers[a] for a in step.arrays)
-    table = printer.value(step.made[0])
-    table_routines.quantiles(step.attr)(printer.b, keys, printer.row["n"], some, other, table)
+    walks.run(Walk([Store(call.made[0], call.views[0].value)]), printer.row["n"])
+    keys, some, other = (printer.pointers[a] for a in call.made)
+    table = printer.value(call.results[0])
+    table_routines.quantiles(call.attr)(printer.b, keys, printer.row["n"], some, other, table)
 
 
-SEARCHES: dict[str, Callable[[Printer, WalkCalls, Search], None]] = {
+ROUTINES: dict[str, Callable[[Printer, WalkCalls, Call], None]] = {
     "kth_largest": lambda *given: KthLargestSearch(*given).emit(),
     "adjust": threshold_search,
     "bisect": threshold_search,

@@ -13,7 +13,7 @@ from compll.backends.cpu.builder import Builder, Variable, at
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.storages import item_bytes, load_as
 from compll.backends.cpu.types import F64, KINDS, c, lanes, number
-from compll.ir.tile import Value, View
+from compll.ir.tile import Value, View, order_inside
 
 
 def every(b: Builder, value: ir.Value, count: int) -> ir.Value:
@@ -72,14 +72,7 @@ class Source:
 
 def values_of_piece(value: Value) -> list[Value]:
     """The piece's values in an expression of lanes."""
-    found, stack = [], [value]
-    while stack:
-        v = stack.pop()
-        if v.level == "piece":
-            found.append(v)
-        else:
-            stack.extend(v.args)
-    return found
+    return [v for v in order_inside([value]) if v.level == "piece"]
 
 
 def evaluated(

@@ -1,7 +1,8 @@
-"""Fields of varying length: the routines that store and load them, and their calls."""
+"""Routines of payload fields: those of varying length are stored and loaded, positions checked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 from llvmlite import ir
@@ -10,7 +11,7 @@ from compll.backends.cpu import gap_stream, golomb_stream, huffman_stream, run_s
 from compll.backends.cpu.builder import Builder, Variable, at, loop, routine
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.types import I32, I64, PTR, c, number
-from compll.ir.tile import Array, Ascending, Stream
+from compll.ir.tile import Array, Call
 
 #: routines that store and load fields of varying length
 STREAMS: dict[str, ModuleType] = {
@@ -18,17 +19,18 @@ STREAMS: dict[str, ModuleType] = {
 }  # fmt: skip
 
 
-def stream(printer: Printer, step: Stream) -> ir.Value:
+def stream(printer: Printer, call: Call) -> ir.Value:
     """Store values of varying length in the payload, or load them from it. A check's result is true
     if they are as they should be."""
-    b, f, kind = printer.b, step.field, STREAMS[step.field.storage]
-    array, count = printer.pointers[step.array], printer.items(step.array.domain)
+    b, f, kind = printer.b, call.attr, STREAMS[call.routine]
+    own = call.made[0] if printer.kernel.decodes else call.views[0].value.attr
+    array, count = printer.pointers[own], printer.items(own.domain)
     if f.layout.recoded:  # counted in bytes, not in positions
-        count = printer.bytes_of(step.array.storage, count)
+        count = printer.bytes_of(own.storage, count)
     among = c(f.bits) if f.storage == "huffman" else printer.among(f.of)
     b.store(number(I32, -1), at(b, array, c(-4)))
     if not printer.kernel.decodes:
-        out = printer.pointers[Array.of(f, "payload")]
+        out = printer.pointers[call.made[0]]
         end = kind.store(b, array, count, among, out)
         printer.write_header(f.name, b.sub(end, b.ptrtoint(out, I64)), length=True)
         return None
@@ -41,9 +43,9 @@ def stream(printer: Printer, step: Stream) -> ir.Value:
     return None
 
 
-def ascending(printer: Printer, step: Ascending) -> ir.Value:
+def ascending(printer: Printer, call: Call) -> ir.Value:
     """True if positions ascend within the tensor."""
-    f = step.field
+    f = call.attr
     place = printer.pointers[Array.of(f, "incoming")]
     found = _ascending(printer.b, place, printer.kept(f.of), printer.among(f.of))
     return printer.b.icmp_signed("!=", found, c(0))
@@ -60,3 +62,8 @@ def _ascending(b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value) ->
         good.set(b.and_(good.get(), b.zext(above, I64)))
         before.set(position)
     return b.and_(good.get(), b.zext(b.icmp_signed("<", before.get(), n), I64))
+
+
+ROUTINES: dict[str, Callable[[Printer, Call], ir.Value]] = {
+    **dict.fromkeys(STREAMS, stream), "ascending": ascending,
+}  # fmt: skip

@@ -191,7 +191,7 @@ def bucket(b: Builder, table: ir.Value, keys: ir.Value, edges: int) -> ir.Value:
 
 
 def gathered(b: Builder, array: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
-    """Elements of 32 bits at the index of each lane."""
+    """Elements at the index of each lane."""
     found: ir.Value = ir.Constant(ir.VectorType(kind, index.type.count), ir.Undefined)
     for lane in range(index.type.count):
         own = b.zext(b.extract_element(index, number(I32, lane)), I64)

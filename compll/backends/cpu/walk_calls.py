@@ -12,7 +12,7 @@ from compll.backends.cpu.last_tile import LastTile
 from compll.backends.cpu.nontemporal_stores import gains, large
 from compll.backends.cpu.printer import TOTALS, Printer
 from compll.backends.cpu.storages import item_bytes
-from compll.backends.cpu.types import F64, I8, PTR, VOID, c, number
+from compll.backends.cpu.types import F64, I8, I64, PTR, VOID, c, number
 from compll.backends.cpu.walk_params import Params, given, signature_of, streamed
 from compll.backends.cpu.walks import WalkPrinter
 from compll.ir.tile import Array, Value, Walk
@@ -29,26 +29,25 @@ class WalkFunction:
 
 
 class WalkCalls:
-    """Walks of the kernel that the printer builds."""
+    """Walks of the kernel that the printer builds. known: functions by the walk's id, with the walk
+    itself, so that no other has its id."""
 
-    def __init__(self, printer: Printer, walks: list[Walk]) -> None:
+    def __init__(self, printer: Printer) -> None:
         self.printer = printer
         self.printed: dict[str, list[WalkPrinter]] = {}
-        self.functions = {id(w): self.printed_as(w) for w in walks}
+        self.known: dict[int, tuple[Walk, list[WalkFunction]]] = {}
 
-    def printed_as(self, walk: Walk) -> list[WalkFunction]:
+    def functions(self, walk: Walk) -> list[WalkFunction]:
         """The functions of a walk: with usual stores, and with stores that bypass the cache if that
         gains."""
-        key = signature_of(walk)
-        if key not in self.printed:
-            self.printed[key] = [
-                self.printed_now(walk, past)
-                for past in (False, True)[: 1 + bool(gains() and streamed(walk))]
-            ]
-        return [
-            WalkFunction(one.function, given(walk), walk.domain.kind == "matrix")
-            for one in self.printed[key]
-        ]
+        if id(walk) not in self.known:
+            key, matrix = signature_of(walk), walk.domain.kind == "matrix"
+            if key not in self.printed:
+                kinds = (False, True)[: 1 + bool(gains() and streamed(walk))]
+                self.printed[key] = [self.printed_now(walk, past) for past in kinds]
+            found = [WalkFunction(one.function, given(walk), matrix) for one in self.printed[key]]
+            self.known[id(walk)] = walk, found
+        return self.known[id(walk)][1]
 
     def printed_now(self, walk: Walk, past: bool) -> WalkPrinter:
         p = self.printer
@@ -60,12 +59,12 @@ class WalkCalls:
     @property
     def past(self) -> bool:
         """True if a function has stores that bypass the cache."""
-        return any(len(found) > 1 for found in self.functions.values())
+        return any(len(found) > 1 for found in self.printed.values())
 
     def run(self, walk: Walk, n: ir.Value) -> None:
         """Walk over all full tiles of n elements, then over the last one if it is shorter."""
         p, b = self.printer, self.printer.b
-        usual, *past = self.functions[id(walk)]
+        usual, *past = self.functions(walk)
         for f in walk.folds:
             self.open_total(f)
         for v in walk.spreads:
@@ -90,13 +89,15 @@ class WalkCalls:
 
     def open_counts(self, selection: str, limit: ir.Value) -> None:
         """Reset a selection's counts: nothing is compacted, and `limit` elements may be."""
+        b, counts = self.printer.b, self.printer.counts
+        counts[selection] = counts.get(selection) or b.room(I64, 2)
         for i, value in enumerate((c(0), limit)):
-            self.printer.b.put(value, self.printer.counts[selection], c(i))
+            b.put(value, counts[selection], c(i))
 
     def know(self, walk: Walk, but: Sequence[Value]) -> None:
         """Compute the values of the piece that a walk needs, except some that are set for each run:
         within branches and loops they would not dominate later uses."""
-        for v in self.functions[id(walk)][0].needs.pieces:
+        for v in self.functions(walk)[0].needs.pieces:
             if v not in but:
                 self.printer.value(v)
 

@@ -10,7 +10,7 @@ from compll.backends.cuda.instructions import C_TYPES, MEMORY, Lines
 from compll.backends.cuda.payload_fields import PLACES, PayloadFields
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.ir.expr import Expr
-from compll.ir.module import HALVES
+from compll.ir.module import HALVES, Field
 from compll.ir.tile import Array, Domain, Value
 
 
@@ -130,18 +130,16 @@ class Body:
         name = f"dim{number}"
         return self.hoist(name, f"const i64 {name} = (i64){self.plan.known(number)};")
 
-    def count(self, domain: Domain) -> str:
+    def items(self, domain: Domain) -> str:
         """The number of items of a domain."""
-        if domain.kind == "n":
-            return self.given("n")
-        if domain.kind == "kept":
-            return self.fields["out"].kept(domain.of)
-        rows, cols = map(self.dim, domain.dims)
-        return f"({rows} * {cols})"
+        if domain.kind == "matrix":
+            rows, cols = map(self.dim, domain.dims)
+            return f"({rows} * {cols})"
+        return self.fields["in" if self.plan.decodes else "out"].kept(domain.of)
 
     # arrays of the piece
 
-    def items(self, grid: int, of: str = "p") -> str:
+    def first_item(self, grid: int, of: str = "p") -> str:
         """The first item of a grid of piece `of`, among those of all pieces."""
         return f"item_at[{grid} * (pieces + 1) + {of}]"
 
@@ -159,7 +157,7 @@ class Body:
         """The piece's part of scratch memory with `factor` values per item of a grid."""
         self.plan.memory(name, dtype, grid, factor)
         kind = MEMORY.get(dtype, "float")
-        item = "p" if grid < 0 else self.items(grid)
+        item = "p" if grid < 0 else self.first_item(grid)
         return self.hoist(f"p_{name}", f"{kind}* const p_{name} = {name} + {item} * (i64){factor};")
 
     def parts(self, f: Value, name: str, grid: int) -> str:
@@ -203,6 +201,12 @@ class Body:
 
         self.lines.lines.append(line)
 
+    def leave_length(self, f: Field, text: str) -> None:
+        """Leave the length of a payload field, and store it in the payload."""
+        name = self.declare("i64", text)
+        self.leave(("length", f.name), name)
+        self.first(f"store_uint32({self.fields['out'].place(f.name, length=True)}, {name});")
+
     def value(self, v: Value) -> str:
         """A value of the piece: its name here."""
         if v.op == "const":
@@ -218,8 +222,7 @@ class Body:
 
     def text(self, v: Value) -> str:
         if id(v) in self.plan.elsewhere:
-            name, count, index = self.plan.elsewhere[id(v)]
-            return f"({C_TYPES[v.kind]}){self.memory(name, 'float64', -1, count)}[{index}]"
+            return f"({C_TYPES[v.kind]}){self.plan.elsewhere[id(v)][1]}"
         if v.op == "size":
             return self.given("n")
         if v.op == "scale":

@@ -8,11 +8,10 @@ as one first. An element that takes few steps has no kernel: it is computed on e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.grids import PIECE
 from compll.ir.storage import FLOAT32, INT32
 from compll.ir.tile import ELEMENTS, Array, Call, Domain, Extents, Store, Value, View, Walk
 
@@ -32,19 +31,18 @@ class Calls:
 
     def emit(self, call: Call) -> None:
         """Add the kernels of a routine."""
-        values = [v for m in (call.matrix, *(view.matrix for view in call.views)) if m for v in (m.rows, m.cols, m.size)]  # fmt: skip
-        self.printer.require([*call.numbers, *values])
+        self.printer.require(call.numbers)
         getattr(self, call.routine)(call, [self.view(v) for v in call.views])
 
     # arrays
 
     def view(self, view: View) -> Text:
         """The text of a matrix or array that a routine reads."""
-        domain = domain_of(view)
+        domain = view.domain
         array = self.array(view.value, domain)
 
         def text(b: Body) -> str:
-            count, pointer = b.count(domain), b.elements(array)
+            count, pointer = b.items(domain), b.elements(array)
             if view.matrix is None:
                 return named(b, array, f"{pointer}, 1, {count}, 0, 1, {count}")
             rows, cols = map(b.value, (view.matrix.rows, view.matrix.cols))
@@ -87,16 +85,14 @@ class Calls:
         """A kernel with a thread for each item i of a domain."""
         grid, threads = self.plan.grid(domain, EACH), self.plan.shape.threads
         with self.printer.kernel(what, grid, threads) as b:
-            end = f"i < {b.count(domain)} && i < own * {EACH} + {EACH}"
+            end = f"i < {b.items(domain)} && i < own * {EACH} + {EACH}"
             with b.block(f"for (i64 i = own * {EACH} + threadIdx.x; {end}; i += {threads})"):
                 yield b
 
-    @contextmanager
-    def blocks(self, what: str, domain: Domain, each: int = 1, threads: int = 0) -> Iterator[Body]:
+    def blocks(self, what: str, domain: Domain, each: int = 1) -> AbstractContextManager[Body]:
         """A kernel with a block for every `each` items of a domain."""
-        grid = -1 if domain.kind == "piece" else self.plan.grid(domain, each)
-        with self.printer.kernel(what, grid, threads or self.plan.shape.threads) as b:
-            yield b
+        grid = self.plan.grid(domain, each)
+        return self.printer.kernel(what, grid, self.plan.shape.threads)  # type: ignore[no-any-return]
 
     # routines, by their names: see Call in ir/tile.py
 
@@ -113,7 +109,7 @@ class Calls:
     def orthonormal(self, call: Call, views: list[Text]) -> None:
         """Orthonormal columns: a block makes all of them in order; see [Note: orthonormal]."""
         name = self.plan.fresh("basis")
-        with self.blocks("orthonormal", PIECE, threads=BASIS) as b:
+        with self.printer.kernel("orthonormal", -1, BASIS) as b:
             spare, spared = views[-1](b), str(len(views) > 1).lower()
             basis = self.memory(b, name, "float64", call)
             b.call("orthonormal", views[0](b), spare, spared, basis, self.made(b, call))
@@ -146,18 +142,18 @@ class Calls:
     def sum_by(self, call: Call, views: list[Text]) -> None:
         """Sums by index. Integers add up to the same in any order: see [Note: sums by index]."""
         index, x = views
-        items, domain = domain_of(call.views[0]), Domain.matrix(extents(call).dims)
+        items, domain = call.views[0].domain, Domain.matrix(extents(call).dims)
         name = self.plan.fresh("sums")
 
         def sums(b: Body) -> str:
             return self.memory(b, name, "int64", call)
 
         def units(b: Body) -> str:
-            return f"(float){b.value(call.numbers[0])}, {b.count(items)}"
+            return f"(float){b.value(call.numbers[0])}, {b.items(items)}"
 
         self.zeros(sums, domain)
         with self.over("sums", items) as b:
-            to = f"{sums(b)} + inside({index(b)}.get(i), {b.count(domain)})"
+            to = f"{sums(b)} + inside({index(b)}.get(i), {b.items(domain)})"
             b.add(f"atomicAdd((u64*)({to}), (u64)sum_item({x(b)}.get(i), sum_up({units(b)})));")
         with self.over("rounded", domain) as b:
             b.add(
@@ -190,7 +186,7 @@ class Calls:
         """Positions that all ranks draw: one thread finds the start of the circle, then each
         position is computed on its own."""
         name = self.plan.fresh("drawn")
-        with self.blocks("draw", PIECE, threads=32) as b:
+        with self.printer.kernel("draw", -1, 32) as b:
             step, tensor, offset, n = map(b.given, ("step", "tensor", "offset", "n"))
             keys = f"stream(0, {step}, {tensor}, -3, {offset})"
             to, count = b.memory(name, "int64", -1, 3), b.value(call.numbers[0])
@@ -204,7 +200,7 @@ class Calls:
 
     def chosen(self, call: Call, views: list[Text]) -> None:
         """Columns chosen by their chances: one thread goes along them."""
-        with self.blocks("choose", PIECE, threads=32) as b:
+        with self.printer.kernel("choose", -1, 32) as b:
             step, tensor, offset = map(b.given, ("step", "tensor", "offset"))
             keys = f"stream(seed, {step}, {tensor}, {call.attr}, {offset} >> 32)"
             to = f"{b.value(extents(call).cols)}, {self.made(b, call)}"
@@ -215,11 +211,6 @@ def extents(call: Call) -> Extents:
     """Rows and columns of a routine's result."""
     assert call.matrix is not None
     return call.matrix
-
-
-def domain_of(view: View) -> Domain:
-    """The domain of a view's elements."""
-    return ELEMENTS if view.ends or view.matrix is None else Domain.matrix(view.matrix.dims)
 
 
 def distances(first: int, end: int) -> Iterator[tuple[int, int]]:

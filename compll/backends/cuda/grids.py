@@ -20,18 +20,15 @@ HELD = 8  # rows of a tile that a thread holds at a time: 32 elements
 CHUNK, GROUP = 2048, 64
 #: elements of a product that a block computes: as in arrays.cuh
 ROWS, COLUMNS = 32, 64
-PIECE = Domain("piece")
 
 
 def items(domain: Domain, module: Module, params: Mapping[str, Number], n: int) -> int:
     """Items of a domain of a piece of n elements. Raises UsageError if a matrix is too large.
 
-    kinds beside those of arrays: piece (one item, even without elements); sample (as many as
-    `dims` says); trits (the packed bytes of field `of`); chunks and groups of chunks (of the most
-    bits of field `of`); products (blocks of ROWS x COLUMNS elements of a matrix).
+    kinds beside those of arrays: sample (as many as `dims` says); trits (the packed bytes of field
+    `of`); chunks and groups of chunks (of the most bits of field `of`); products (blocks of ROWS x
+    COLUMNS elements of a matrix).
     """
-    if domain.kind == "piece":
-        return 1
     if n == 0 or domain.kind == "n":
         return n
     if domain.kind in ("trits", "chunks", "groups"):

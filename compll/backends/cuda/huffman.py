@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from compll.backends.cuda.body import Body
+from compll.ir.module import Field
 from compll.ir.storage import HUFFMAN_LONGEST, HUFFMAN_TILE
-from compll.ir.tile import ELEMENTS, Stream
+from compll.ir.tile import ELEMENTS, Array, Call
 
 TILES = 64  # of a block
 COUNTED = 1 << 14  # numbers that a block counts
@@ -20,10 +21,10 @@ NUMBERS = 256
 class Huffman:
     """The kernels of one field. p: the Printer."""
 
-    def __init__(self, p: Any, step: Stream) -> None:
-        self.p, self.field, self.array = p, step.field, step.array
+    def __init__(self, p: Any, field: Field, array: Array) -> None:
+        self.p, self.field, self.array = p, field, array
         self.grid = p.plan.grid(ELEMENTS, HUFFMAN_TILE * TILES)
-        of_blocks, name = p.plan.of_blocks, step.field.name
+        of_blocks, name = p.plan.of_blocks, field.name
         self.sums = of_blocks(f"sums_{name}", "int64", self.grid)
         self.places = of_blocks(f"places_{name}", "int64", self.grid, TILES)
 
@@ -62,9 +63,10 @@ class Huffman:
         return f"{data} + {self.head(b)} + {before}"
 
 
-def store(p: Any, step: Stream, leave_length: Any) -> None:
+def store(p: Any, call: Call) -> None:
     """Store numbers: count them, make codes, find the sizes of streams, store these."""
-    own, f = Huffman(p, step), step.field
+    f = call.attr
+    own = Huffman(p, f, call.views[0].value.attr)
 
     def counts(b: Body) -> str:
         return b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
@@ -83,16 +85,17 @@ def store(p: Any, step: Stream, leave_length: Any) -> None:
         b.add(f"if (m > 0) store_uint16({own.size_at(pointer(b))}, size);")
         own.leave(b, "size")
     b = p.open_phase()
-    leave_length(b, f, f"{own.head(b)} + scan_array({b.of_blocks(own.sums, own.grid)})")
+    b.leave_length(f, f"{own.head(b)} + scan_array({b.of_blocks(own.sums, own.grid)})")
     with p.kernel("streams", own.grid, TILES) as b:
         own.tile(b)
         to = own.stream_at(b, pointer(b))
         b.call("store_stream", f"{b.elements(own.array)} + begin", "m", own.codes(b), to)
 
 
-def load(p: Any, step: Stream) -> None:
+def load(p: Any, call: Call) -> None:
     """Load numbers. The payload is bad if the head's sizes or lengths are, or a stream's end."""
-    own, f = Huffman(p, step), step.field
+    f = call.attr
+    own = Huffman(p, f, call.made[0])
     with p.kernel("sizes", own.grid, TILES) as b:
         own.tile(b)
         fields = b.fields["in"]

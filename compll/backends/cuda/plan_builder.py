@@ -8,7 +8,7 @@ from typing import Any
 from compll.backends.cuda.grids import Grid, Launch, Scratch, Shape
 from compll.backends.cuda.plans import Plan
 from compll.ir.expr import Expr
-from compll.ir.tile import ELEMENTS, Array, Domain, Kernel
+from compll.ir.tile import ELEMENTS, Array, Domain, Kernel, Value
 
 #: parameters of every kernel; states and scratch memory follow
 ENCODE = (
@@ -52,8 +52,8 @@ class PlanBuilder:
         #: texts of elements that are computed on each read, from a kernel and an index
         self.elements: dict[Array, Callable[[Any, str], str]] = {}
         self.names = 0
-        #: numbers in memory of their own: its name, its length, and the number's index
-        self.elsewhere: dict[int, tuple[str, int, int]] = {}
+        #: values that are in memory of their own, and the texts of their places
+        self.elsewhere: dict[int, tuple[Value, str]] = {}
 
     def fresh(self, prefix: str) -> str:
         """A new name."""

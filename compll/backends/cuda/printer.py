@@ -12,22 +12,20 @@ from compll.backends.cuda.body import Body
 from compll.backends.cuda.calls import Calls
 from compll.backends.cuda.instructions import C_TYPES
 from compll.backends.cuda.plan_builder import PlanBuilder
-from compll.backends.cuda.selected_lanes import counted, fold_of
+from compll.backends.cuda.selected_lanes import counted
 from compll.backends.cuda.walk_kernel import Region, WalkKernel
 from compll.ir.expr import Expr
 from compll.ir.layout import header
 from compll.ir.tile import (
     GRADIENT,
     WRONG,
-    Ascending,
     Call,
     Op,
-    Search,
     Store,
-    Stream,
     Value,
     Walk,
     When,
+    count_of,
 )
 
 #: threads of a block that computes a piece's numbers
@@ -136,13 +134,7 @@ class Printer:
 
     def region(self, walk: Walk) -> Region:
         """The tiles that a walk runs over."""
-        domain, prefix = walk.domain, "in" if self.plan.decodes else "out"
-        grid = self.plan.tiles(domain)
-        if domain.kind == "matrix":
-            size = self.plan.kernel.extents[domain.dims].size
-            self.require([size])
-            return Region(grid, lambda b: b.value(size))
-        return Region(grid, lambda b: b.fields[prefix].kept(domain.of))
+        return Region(self.plan.tiles(walk.domain), lambda b: b.items(walk.domain))
 
     # steps
 
@@ -167,7 +159,7 @@ class Printer:
         """Steps under a condition; their results are 0 if it does not hold."""
         self.guard = (step.condition, step.wanted)
         for one in step.steps:
-            for v in one.made if isinstance(one, Search) else ():
+            for v in one.results if isinstance(one, Call) else ():
                 self.open_phase().first(f"{self.plan.place(id(v))} = 0;")
             for f in one.folds if isinstance(one, Walk) else ():
                 self.guards[id(f)] = self.guard
@@ -193,17 +185,19 @@ class Printer:
         cast = "i64" if storage.whole else "float"
         b.first(f"store_{storage.name}({to}, ({cast}){value});")
 
-    def walk(self, walk: Walk) -> None:
-        """A walk's kernel, after the counts that it needs."""
-        self.count(walk)
-        self.fold(walk, self.region(walk))
+    def call(self, call: Call) -> None:
+        """The kernels of a routine."""
+        own = searches.ROUTINES | (streams.LOADS if self.plan.decodes else streams.STORES)
+        if call.routine in own:
+            own[call.routine](self, call)
+        else:
+            self.calls.emit(call)
 
-    def fold(self, walk: Walk, region: Region) -> None:
-        """A walk's kernel, which leaves the parts of its totals."""
-        totals = {}
-        for f in walk.folds:
-            totals[id(f)] = self.plan.fresh("part")
-            self.parts[id(f)] = (totals[id(f)], region)
+    def walk(self, walk: Walk) -> None:
+        """A walk's kernel, after the counts that it needs. It leaves the parts of its totals."""
+        self.count(walk)
+        region, totals = self.region(walk), {id(f): self.plan.fresh("part") for f in walk.folds}
+        self.parts |= {fold: (name, region) for fold, name in totals.items()}
         self.walk_kernel("walk", walk, totals, region)
 
     def walk_kernel(
@@ -227,14 +221,14 @@ class Printer:
         conditions = counted(walk)
         if not conditions:
             return
-        folds = [fold_of(one.condition) for one in conditions]
-        places = {id(f): c.name for f, c in zip(folds, conditions, strict=True)}
-        region = self.region(walk)
-        self.walk_kernel("count", Walk(folds=folds, domain=walk.domain), {}, region, places=places)
+        folds = {name: count_of(condition) for name, condition in conditions.items()}
+        places = {id(f): name for name, f in folds.items()}
+        region, count = self.region(walk), Walk(folds=[*folds.values()], domain=walk.domain)
+        self.walk_kernel("count", count, {}, region, places=places)
         b = self.open_phase()
         found = {
-            c.name: b.declare("i64", f"scan_array({b.of_blocks(f'blocks_{c.name}', region.grid)})")
-            for c in conditions
+            name: b.declare("i64", f"scan_array({b.of_blocks(f'blocks_{name}', region.grid)})")
+            for name in conditions
         }
         for one in walk.compacts:
             if one.selection not in header(self.plan.module)[0]:
@@ -249,7 +243,5 @@ class Printer:
 
 
 STEPS: dict[type[Op], Callable[[Printer, Any], None]] = {
-    Walk: Printer.walk, When: Printer.when, Store: Printer.store,
-    Call: lambda p, step: p.calls.emit(step),
-    Search: searches.search, Stream: streams.stream, Ascending: streams.ascending,
+    Walk: Printer.walk, When: Printer.when, Store: Printer.store, Call: Printer.call,
 }  # fmt: skip

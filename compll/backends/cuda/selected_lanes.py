@@ -6,30 +6,21 @@ counted, and within the tile, by ballots of the team.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from compll.ir.tile import Compact, Value, Walk
+from compll.ir.tile import Compact, Value, Walk, count_of
 from compll.passes.fuse import Loop
 
 
-@dataclass(frozen=True)
-class Counted:
-    """A condition whose lanes have places."""
-
-    name: str
-    condition: Value
-
-
-def counted(walk: Walk) -> list[Counted]:
-    """Conditions that must be counted before a walk."""
-    found = []
-    for one in walk.compacts:
-        for kind, condition in (("always", one.always), ("first", one.first)):
-            if condition is not None:
-                found.append(Counted(f"{kind}_{one.selection}", condition))
-    found += [Counted(f"spread{k}", v.args[0]) for k, v in enumerate(walk.spreads)]
-    return found
+def counted(walk: Walk) -> dict[str, Value]:
+    """Conditions whose lanes must be counted before a walk, by their names."""
+    selected = {
+        f"{kind}_{one.selection}": condition
+        for one in walk.compacts
+        for kind, condition in (("always", one.always), ("first", one.first))
+        if condition is not None
+    }
+    return selected | {f"spread{k}": v.args[0] for k, v in enumerate(walk.spreads)}
 
 
 class SelectedLanes:
@@ -42,16 +33,16 @@ class SelectedLanes:
 
     def open(self) -> None:
         """Declarations before all loops."""
-        for one in self.counted:
-            self.body.add(f"i64 next_{one.name};")
+        for name in self.counted:
+            self.body.add(f"i64 next_{name};")
 
     def begin(self) -> None:
         """Set the number of selected lanes before the tile."""
         grid = self.walk.region.grid
-        for one in self.counted:
-            before = self.body.memory(f"before_{one.name}", "uint32", grid)
-            blocks = f"(i64)blocks_{one.name}[blockIdx.x]"
-            self.body.add(f"next_{one.name} = m ? {blocks} + {before}[t] : 0;")
+        for name in self.counted:
+            before = self.body.memory(f"before_{name}", "uint32", grid)
+            blocks = f"(i64)blocks_{name}[blockIdx.x]"
+            self.body.add(f"next_{name} = m ? {blocks} + {before}[t] : 0;")
 
     def row(self, loop: Loop) -> None:
         """Find the places of a row's selected lanes."""
@@ -66,7 +57,7 @@ class SelectedLanes:
     def hits(self, name: str, condition: Value) -> None:
         """Declare, for four lanes, if a condition holds for each."""
         self.body.add(f"bool is_{name}[4];")
-        with self.walk.each_of_row(self.walk.order(Loop(0, 0, folds=[fold_of(condition)]))):
+        with self.walk.each_of_row(self.walk.order(Loop(0, 0, folds=[count_of(condition)]))):
             self.body.add(f"is_{name}[j] = i < m && {self.walk.named(condition)};")
 
     def ranks(self, name: str) -> None:
@@ -119,8 +110,3 @@ class SelectedLanes:
         if v.attr.received:
             return f"load_float32({array} + 4 * {place})"
         return f"{array}[{place}]"
-
-
-def fold_of(condition: Value) -> Value:
-    """The number of lanes of a tile for which a condition holds."""
-    return Value("fold", (condition,), "i32", "tile", "count")

@@ -10,13 +10,26 @@ from compll.backends.cuda.plan_builder import DECODE, ENCODE, TAKEN, PlanBuilder
 from compll.backends.cuda.plans import GRADIENTS, Source, header
 from compll.backends.cuda.printer import THREADS, Printer
 from compll.backends.cuda.searches import ROUNDS
-from compll.backends.cuda.selected_lanes import counted, fold_of
+from compll.backends.cuda.selected_lanes import counted
 from compll.ir import layout
 from compll.ir.module import Module
-from compll.ir.tile import GRADIENT, STATUS, Call, Kernel, Search, Store, Stream, Walk, When, order
+from compll.ir.tile import (
+    FIELDS,
+    GRADIENT,
+    SEARCHES,
+    STATUS,
+    Call,
+    Kernel,
+    Op,
+    Store,
+    Walk,
+    When,
+    count_of,
+    order,
+)
 from compll.passes import lower
 from compll.passes.refusal import Unsupported, refused
-from compll.passes.traffic import WORD, Sizes
+from compll.passes.traffic import WORD, Sizes, samples
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
@@ -27,8 +40,8 @@ def source(module: Module, threads: int = 256) -> Source:
     shape = shape_of(layout.tile_of(module), threads, packed)
     try:
         kernels = [k for part in lower.kernels(module, "cuda").values() for k in part]
-        calls = any(isinstance(step, Call) for k in kernels for step in k.steps)
-        result = Source(header("arrays") if calls else "", shape)
+        mixing = any(mixes(step) for k in kernels for step in k.steps)
+        result = Source(header("arrays") if mixing else "", shape)
         result.hops = [k for k in kernels if k.kind == "hop"]
         # an encode that cuts comes later, and replaces the one that does not
         plans = {plan_of(k): k for k in kernels if k.kind != "hop"}
@@ -38,6 +51,11 @@ def source(module: Module, threads: int = 256) -> Source:
         return result
     except Unsupported as why:
         raise refused(module, "cuda", why) from why
+
+
+def mixes(step: Op) -> bool:
+    """True for a routine that mixes elements."""
+    return isinstance(step, Call) and step.routine not in (*SEARCHES, *FIELDS)
 
 
 def hop_source(code: Source) -> Source:
@@ -109,7 +127,7 @@ def decode(kernel: Kernel, shape: Shape, checking: Kernel | None) -> PlanBuilder
     else:
         plan.merges = kernel.kind == "add" and alone(kernel)
     for step in kernel.steps:
-        if not isinstance(step, Stream):  # the check loaded them
+        if not (isinstance(step, Call) and step.routine in FIELDS):  # the check loaded them
             p.step(step)
     p.end_phase()
     return plan
@@ -160,10 +178,10 @@ def moved(module: Module, *, feed: bool) -> float:
     for step in kernel.steps:
         if isinstance(step, When):
             continue
-        conditions = counted(step) if isinstance(step, Walk) else []
-        counts = [Walk(folds=[fold_of(one.condition) for one in conditions])] if conditions else []
+        conditions = counted(step).values() if isinstance(step, Walk) else ()
+        counts = [Walk(folds=[*map(count_of, conditions)])] if conditions else []
         for walk in filter(None, map(sizes.walk, (*counts, step))):
             total += walk.read + walk.written
-        if isinstance(step, Search) and step.how == "kth_largest" and step.sample is None:
+        if isinstance(step, Call) and step.routine == "kth_largest" and not samples(step):
             total += WORD * (len(ROUNDS) - 1)
     return total

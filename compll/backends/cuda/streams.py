@@ -7,38 +7,20 @@ per piece adds these up, and the blocks run again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from compll.backends.cuda import huffman
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.grids import GROUP
 from compll.ir.module import Field
-from compll.ir.tile import Ascending, Domain, Stream, Value
+from compll.ir.tile import Call, Domain
 
 POSITIONS = 256  # of a block
 PLACES = 64  # of a chunk, where its first unit may begin: as in streams.cuh
 CHUNKS = 4  # of a block
 THREADS = 64
 BYTES = 2048  # of trits, of a block
-
-
-def stream(p: Any, step: Stream) -> None:
-    """Store values of varying length in the payload, or load them from it. p: the Printer."""
-    if step.field.storage == "huffman":
-        return huffman.load(p, step) if p.plan.decodes else huffman.store(p, step, leave_length)
-    runs = step.field.storage == "runs"
-    if p.plan.decodes:
-        (lengthen if runs else read_positions)(p, step)
-    else:
-        (shorten if runs else store_positions)(p, step)
-    return None
-
-
-def leave_length(b: Body, f: Field, length: str) -> None:
-    """Store a field's length."""
-    b.leave(("length", f.name), b.declare("i64", length))
-    place = b.fields["out"].place(f.name, length=True)
-    b.first(f"store_uint32({place}, {b.named['length', f.name]});")
 
 
 def leave_sum(b: Body, name: str, text: str) -> None:
@@ -57,13 +39,13 @@ def place_of(b: Body, f: Field) -> tuple[str, str, str]:
     return f"own * {POSITIONS} + threadIdx.x", fields.kept(f.of), fields.among(f.of)
 
 
-def store_positions(p: Any, step: Stream) -> None:
+def store_positions(p: Any, call: Call) -> None:
     """Store positions, a thread each: first lengths of codes, then places, then the codes."""
-    f, code = step.field, f"{step.field.storage}_code"
+    (view,), f, code = call.views, call.attr, f"{call.routine}_code"
     grid = p.plan.grid(Domain("kept", f.of), POSITIONS)
     bits = p.plan.of_blocks(f"bits_{f.name}", "int64", grid)
     # drawn positions are computed on each read
-    array = p.calls.array(Value("load", (), "i32", "lane", step.array), step.array.domain)
+    array = p.calls.array(view.value, view.value.attr.domain)
 
     def own(b: Body) -> str:
         return ", ".join((b.elements(array), *place_of(b, f)))
@@ -72,7 +54,7 @@ def store_positions(p: Any, step: Stream) -> None:
         leave_sum(b, bits, f"bits_before<{code}>({own(b)}, &all)")
     b = p.open_phase()
     total = b.declare("i64", f"scan_array({b.of_blocks(bits, grid)})")
-    leave_length(b, f, f"{code}::head + (({total} + 7) >> 3)")
+    b.leave_length(f, f"{code}::head + (({total} + 7) >> 3)")
     fields = b.fields["out"]
     b.first(f"{code}::begin({fields.pointer(f.name)}, {fields.kept(f.of)}, {fields.among(f.of)});")
     with p.kernel("codes", grid, POSITIONS) as b:
@@ -81,9 +63,9 @@ def store_positions(p: Any, step: Stream) -> None:
         b.call(f"store_code<{code}>", own(b), f"{bits}[blockIdx.x] + before", to)
 
 
-def read_positions(p: Any, step: Stream) -> None:
+def read_positions(p: Any, call: Call) -> None:
     """Read chunks in parallel for every possible start, then find the real start of each."""
-    f, units = step.field, f"{step.field.storage}_units"
+    f, units = call.attr, f"{call.routine}_units"
     chunks = p.plan.grid(Domain("chunks", f.name), CHUNKS)
     groups = p.plan.grid(Domain("groups", f.name), 1)
     reads = p.plan.memory(f"group_reads_{f.name}", "int64", groups, 3 * PLACES)
@@ -91,7 +73,8 @@ def read_positions(p: Any, step: Stream) -> None:
 
     def stream(b: Body) -> str:
         """Declare the stream: its bytes, and memory for the results of its chunks."""
-        fields, room = b.fields["in"], f"{b.items(chunks, of='p + 1')} - {b.items(chunks)}"
+        fields = b.fields["in"]
+        room = f"{b.first_item(chunks, of='p + 1')} - {b.first_item(chunks)}"
         memory = b.memory(f"chunk_reads_{f.name}", "uint64", chunks, PLACES)
         given = f"{fields.pointer(f.name)}, {fields.length(f)}, {fields.kept(f.of)}, {memory}"
         b.add(f"const Stream stream = opened<{units}>({given}, {room});")
@@ -108,13 +91,13 @@ def read_positions(p: Any, step: Stream) -> None:
         b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, wrong + p, errors);")
     with p.kernel("positions", groups, THREADS) as b:
         own, n = f"own, {entries} + blockIdx.x * 3", b.fields["in"].among(f.of)
-        to = f"{b.elements(step.array)}, wrong + p, errors"
+        to = f"{b.elements(call.made[0])}, wrong + p, errors"
         b.call(f"write_positions<{units}, {GROUP}>", stream(b), own, n, to)
 
 
-def ascending(p: Any, step: Ascending) -> None:
+def ascending(p: Any, call: Call) -> None:
     """Have a check report positions that do not ascend within the tensor, a thread each."""
-    f = step.field
+    f = call.attr
     with p.kernel("ascending", p.plan.grid(Domain("kept", f.of), POSITIONS), POSITIONS) as b:
         own = ", ".join(place_of(b, f))
         b.refuse(f"!ascends({b.fields['in'].pointer(f.name)}, {own})", 2)
@@ -128,16 +111,17 @@ def over_bytes(b: Body, length: str) -> str:
     return f"{b.hoist('length', f'const i64 length = {length};')}, own * {BYTES} + threadIdx.x * 8"
 
 
-def shorten(p: Any, step: Stream) -> None:
+def shorten(p: Any, call: Call) -> None:
     """Shorten runs: for every block find the last byte before it that is not of ones; count bytes;
     store them."""
-    f, grid = step.field, p.plan.grid(Domain("trits", step.field.name), BYTES)
+    f, array = call.attr, call.views[0].value.attr
+    grid = p.plan.grid(Domain("trits", f.name), BYTES)
     breaks = p.plan.of_blocks(f"breaks_{f.name}", "int64", grid)
     made = p.plan.of_blocks(f"made_{f.name}", "int64", grid)
 
     def own(b: Body) -> str:
-        length = b.fields["out"].bytes(step.array.storage, b.given("n"))
-        return f"{b.elements(step.array)}, {over_bytes(b, length)}"
+        length = b.fields["out"].bytes(array.storage, b.given("n"))
+        return f"{b.elements(array)}, {over_bytes(b, length)}"
 
     with p.kernel("breaks", grid, 256) as b:
         leave_sum(b, breaks, f"block_max_before(last_break({own(b)}), -1, &all)")
@@ -146,16 +130,17 @@ def shorten(p: Any, step: Stream) -> None:
     with p.kernel("made", grid, 256) as b:
         leave_sum(b, made, f"shortened({own(b)}, {breaks}[blockIdx.x], 0, &all)")
     b = p.open_phase()
-    leave_length(b, f, f"scan_array({b.of_blocks(made, grid)})")
+    b.leave_length(f, f"scan_array({b.of_blocks(made, grid)})")
     with p.kernel("runs", grid, 256) as b:
         to = f"{b.fields['out'].pointer(f.name)} + {made}[blockIdx.x]"
         b.add(f"i64 all; shortened({own(b)}, {breaks}[blockIdx.x], {to}, &all);")
 
 
-def lengthen(p: Any, step: Stream) -> None:
+def lengthen(p: Any, call: Call) -> None:
     """Lengthen runs. The payload is bad if they do not stand for as many trits as there are
     elements."""
-    f, grid = step.field, p.plan.grid(Domain("trits", step.field.name), BYTES)
+    f, (array,) = call.attr, call.made
+    grid = p.plan.grid(Domain("trits", f.name), BYTES)
     stands = p.plan.of_blocks(f"stands_{f.name}", "int64", grid)
 
     def own(b: Body) -> str:
@@ -166,8 +151,18 @@ def lengthen(p: Any, step: Stream) -> None:
         leave_sum(b, stands, f"block_scan<256>(lengthened({own(b)}), &all)")
     b = p.open_phase()
     trits = b.declare("i64", f"scan_array({b.of_blocks(stands, grid)})")
-    size = b.fields["in"].bytes(step.array.storage, b.given("n"))
+    size = b.fields["in"].bytes(array.storage, b.given("n"))
     b.refuse(f"threadIdx.x == 0 && {trits} != {size}")
     with p.kernel("trits", grid, 256) as b:
         b.add(f"i64 all; const i64 before = block_scan<256>(lengthened({own(b)}), &all);")
-        b.call("lengthen", own(b), f"{b.elements(step.array)} + {stands}[blockIdx.x] + before")
+        b.call("lengthen", own(b), f"{b.elements(array)} + {stands}[blockIdx.x] + before")
+
+
+#: the routines of payload fields, by their names: to store, and to load
+STORES: dict[str, Callable[[Any, Call], None]] = {
+    "gaps": store_positions, "golomb": store_positions, "runs": shorten, "huffman": huffman.store,
+}  # fmt: skip
+LOADS: dict[str, Callable[[Any, Call], None]] = {
+    "gaps": read_positions, "golomb": read_positions, "runs": lengthen, "huffman": huffman.load,
+    "ascending": ascending,
+}  # fmt: skip
