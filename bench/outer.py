@@ -5,10 +5,10 @@
     python -m bench.outer table bench/results/outer-100mbit.json --workload lstm-adamw --slack 0.015
 
 `losses` trains a workload of bench.losses in two processes, since a loss by step does not depend on
-the link. Results are lines of bench/results/outer.jsonl. `table` compares: minutes until the
-training loss is within a slack of float32's after 1000 steps (bench.time_to_loss), with step times
-of bench.training or `hipress bench`, in which an outer loop is a method such as
-outer:int4_group:every=30:delay=15.
+the link. Results are lines of bench/results/outer.jsonl, one for each loop, workload, seed and
+number of steps. `table` compares: minutes until the training loss is within a slack of float32's
+after 1000 steps (bench.time_to_loss), with step times of bench.training or `hipress bench`, in
+which an outer loop is a method such as outer:int4_group:every=30:delay=15.
 """
 
 from __future__ import annotations
@@ -76,15 +76,22 @@ def losses(
     momentum: Momentum = 0.0,
 ) -> None:
     """Measure the loss by step of two sites."""
+    loop = Loop(codec, every, delay, fragments, lr, momentum)
+    line: dict[str, Any] = {"kind": "losses", "workload": workload, "seed": seed, "steps": steps}
+    line |= asdict(loop)
     with refusing():
+        for recorded in _lines("losses"):
+            if line.items() <= recorded.items():
+                raise ValueError(
+                    f"{LINES.name} has {workload}, {loop.method}, seed {seed}, {steps} steps since "
+                    f"{recorded['date']}: give another seed, or delete that line to measure anew"
+                )
         if codec == TORCHFT:
             torchft_loop.check()
             if delay or fragments > 1:
                 raise ValueError("torchft's DiLoCo is measured without delay and fragments")
-    loop = Loop(codec, every, delay, fragments, lr, momentum)
     trained = loss_hooks.curve(workload, loop.method, seed, steps, 2)
     curve = [round(each, 4) for each in smoothed(trained.losses)]
-    line = {"kind": "losses", "workload": workload, "seed": seed, "steps": steps, **asdict(loop)}
     line |= {
         "sent": round(trained.sent),
         "curve": curve,

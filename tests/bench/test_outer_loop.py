@@ -1,7 +1,13 @@
 """Rows of the outer loop in a table of times to a loss."""
 
+import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
+import pytest
+import typer
+
+from bench import outer
 from bench.loss_cells import Cell
 from bench.outer import Loop, _by_loop, _reached
 from bench.time_to_loss import Times
@@ -28,3 +34,26 @@ def test_seconds_of_a_round_count_each_step():
     result = {"method": METHOD, "seconds": spent, "warmup": 1, "error": None, "losses": []}
     (times,) = (Times._of({"place": "", "results": [result]}),)
     assert times.seconds == {METHOD: 2.0}
+
+
+def test_a_loss_is_recorded_once(monkeypatch, tmp_path, capsys):
+    """The second seed once stood twice, as if one of them were the third."""
+    trained = []
+
+    def curve(*arguments):
+        trained.append(arguments)
+        return SimpleNamespace(losses=[3.0] * 10, sent=8.0)
+
+    monkeypatch.setattr(outer, "LINES", tmp_path / "outer.jsonl")
+    monkeypatch.setattr(outer.loss_hooks, "curve", curve)
+    for seed in (1, 2):
+        outer.losses(seed=seed)
+    outer.losses(seed=2, every=30)
+    with pytest.raises(typer.Exit) as exit:
+        outer.losses(seed=2)
+    assert exit.value.exit_code == 2
+    method = "outer:int4_group:every=10:delay=0:fragments=1:lr=1:momentum=0"
+    assert f"outer.jsonl has gpt, {method}, seed 2, 1000 steps since 20" in capsys.readouterr().err
+    lines = map(json.loads, outer.LINES.read_text().splitlines())
+    assert [(each["seed"], each["every"]) for each in lines] == [(1, 10), (2, 10), (2, 30)]
+    assert len(trained) == 3
