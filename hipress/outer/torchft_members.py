@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,12 +16,13 @@ from hipress.errors import ConfigError, HipressError
 from hipress.outer.store_members import decide, decision_keys, forget
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.liveness import address_towards
-from hipress.ranks.mailbox import unless_silent
+from hipress.ranks.mailbox import StoreMailbox, backoff
 from hipress.ranks.store import call_store, read_notes
 
+log = logging.getLogger("hipress")
+
 T = TypeVar("T")
-KNOWN = " is known"  # suffix: all sites have read the decision of that name
-KNOWN_SECONDS = 5.0  # seconds at most to wait for that
+HEARD_SECONDS = 5.0  # seconds at most to wait for another site's word on how a round ended
 LEAVES = " leaves"  # ends the key of the note that a site leaves after the next round
 _USED = ("start_quorum", "wait_quorum", "should_commit", "report_error", "shutdown", "_pg")
 
@@ -37,9 +39,10 @@ class TorchftMembers:
     group is not connected: hipress connects the sites itself, and newcomers get agreed weights from
     it, not from the manager's checkpoints, so `state_dict` of the manager may be empty. A commit of
     torchft is a replica group's own; here all sites also settle it in the quorum's store, so that
-    all of them undo a round, or none. torchft does not tell who leaves, so a site that does tells
-    it at the end of a round, takes part in one more, hands over what it has not delivered, and ends
-    its manager.
+    all of them undo a round, or none. That store may end with the site that keeps it before all
+    have read there that a round went well, so those that have tell it to the others. torchft does
+    not tell who leaves, so a site that does tells it at the end of a round, takes part in one more,
+    hands over what it has not delivered, and ends its manager.
 
     For torchft 0.2, and its nightly versions, where a process group is reconfigured by handles.
     """
@@ -110,18 +113,21 @@ class TorchftMembers:
 
         others = {*mailbox.ranks} - {mailbox.here}
         before, name = (f"end of {self._meetings}.{self._number - back}" for back in (1, 0))
-        agreed, well, leaves = False, error is None, name + LEAVES
-        with unless_silent():  # the quorum's store ends with its site
+        well, leaves = error is None, name + LEAVES
+        try:
             if self._leaving:  # first: whoever sees that all are well sees this, too
                 call(lambda store: store.set(leaves, "true"))
             agreed = decide(call, name, mailbox.here, others, well, ended, patience)
+        except HipressError as silence:
+            log.warning("hipress: how a round ended is asked of other sites: %s", silence)
+            agreed = well and _heard(mailbox, name, others)
+        if agreed:
+            mailbox.epoch.tell(_told_key(mailbox, name), True)
+        patience = min(patience, HEARD_SECONDS)  # of `call`, too
+        with suppress(HipressError):  # then the next quorum has another store
             self._parting = 0 in call(lambda store: read_notes(store, {0: leaves}))
-        patience = min(patience, KNOWN_SECONDS)  # of `call`, too
-        with suppress(HipressError):  # its site ends only when all know how the round ended
-            if agreed:
-                decide(call, name + KNOWN, mailbox.here, others, True, ended, patience)
             if agreed and mailbox.rank == 0:  # all have come here from the round before
-                call(lambda store: forget(store, _keys(before)))
+                call(lambda store: forget(store, (*decision_keys(before), before + LEAVES)))
         if not agreed:
             self._manager.report_error(error or HipressError("another site undid the round"))
         self._committed = self._manager.should_commit() and agreed
@@ -132,9 +138,22 @@ class TorchftMembers:
         self._manager.shutdown(wait=False)
 
 
-def _keys(name: str) -> tuple[str, ...]:
-    """All keys of a round's end."""
-    return *decision_keys(name), *decision_keys(name + KNOWN), name + LEAVES
+def _heard(mailbox: StoreMailbox, name: str, others: set[int]) -> bool:
+    """True if another site tells, within HEARD_SECONDS, that all have a round's average."""
+    end, key = time.monotonic() + HEARD_SECONDS, _told_key(mailbox, name)
+    for pause in backoff():
+        gone = {*mailbox.epoch.ended(others)}  # first: all that they told has been heard then
+        if key in mailbox.epoch.heard(others):
+            return True
+        if others <= gone or time.monotonic() > end:
+            return False
+        time.sleep(pause)
+    raise AssertionError
+
+
+def _told_key(mailbox: StoreMailbox, name: str) -> str:
+    """Key of the note, from site to site, that all have a round's average."""
+    return f"{mailbox.name}, {name}"
 
 
 class QuorumGroup:

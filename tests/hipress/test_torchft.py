@@ -1,23 +1,16 @@
 """Sites that torchft finds, or a double of it."""
 
 import importlib.util
-import time
-from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import hipress
 from bench import torchft_loop
-from hipress.outer import torchft_members
-from hipress.outer.store_members import decision_keys
-from hipress.ranks.store import add_line
 from tests.hipress import torchft_ranks as ranks
 from tests.hipress.common import make
 from tests.hipress.launch import DIED, launch
 from tests.hipress.test_members import agreeing
-from tests.patience import HANG
 
 needed = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="needs torchft")
 
@@ -44,22 +37,11 @@ def test_a_site_that_ends_leaves_no_other_in_doubt_on_the_last_round():
     assert first == second
 
 
-def test_a_peer_that_does_not_say_that_it_knows_is_not_waited_for_long(monkeypatch):
-    """It had the average, and then could not reach the store."""
-    monkeypatch.setattr(torchft_members, "KNOWN_SECONDS", 0.1)
-    manager = SimpleNamespace(**dict.fromkeys(torchft_members._USED, lambda: True))
-    members = hipress.TorchftMembers(manager, patience=HANG)
-    epoch = SimpleNamespace(meet=lambda *_: None, ended=lambda _: [])
-    mailbox = SimpleNamespace(store=dist.HashStore(), epoch=epoch, ranks=(0, 1), rank=0, here=0)
-    members._coordinator, members._meetings, members._number = (
-        SimpleNamespace(mailbox=mailbox),
-        1,
-        1,
-    )
-    add_line(mailbox.store, decision_keys("end of 1.1")[1], 1)
-    begin = time.monotonic()
-    assert members.commit(None)
-    assert time.monotonic() - begin < HANG
+def test_a_round_that_one_site_knows_went_well_is_undone_by_none():
+    """Its store ends with its keeper. A site that then undid the round delivered its part twice."""
+    dead, first, second = launch(ranks.keeper_dies, 3, may_die=[0])
+    assert dead == DIED
+    assert (first, second) == (True, True)
 
 
 def test_another_version_is_refused():

@@ -15,17 +15,19 @@ from torch import nn
 
 import hipress
 from hipress import compat
+from hipress.errors import HipressError
 from hipress.outer import torchft_members
 from tests.hipress.common import data, digest, make, raised_by
 from tests.patience import SILENCE
 
 
 class FakeManager:
-    """Two sites, always, as a torchft.Manager of either kind tells them. refused: the step that it
-    does not commit."""
+    """The same sites, always, as a torchft.Manager of either kind tells them. refused: the step
+    that it does not commit."""
 
-    def __init__(self, rank, nightly, refused=3):
+    def __init__(self, rank, nightly, refused=3, sites=2):
         self.rank, self.nightly, self.steps, self.refused = rank, nightly, 0, refused
+        self.sites = sites
         self.store, self._pg, self.errors = compat.job_store(), SimpleNamespace(), []
         self.configured = False
 
@@ -36,11 +38,11 @@ class FakeManager:
         store = compat.another_client(self.store)
         if self.nightly:
             store.set(f"handle {self.rank}", self._pg.get_reconfigure_handle())
-            handles = [store.get(f"handle {rank}").decode() for rank in range(2)]
+            handles = [store.get(f"handle {rank}").decode() for rank in range(self.sites)]
             self._pg.reconfigure(SimpleNamespace(uuid="quorum", handles=handles))
         else:
             address = compat.store_address(self.store)
-            self._pg.configure(f"{address}/torchft/1/0", "site", self.rank, 2, 1, 0, 1, [0, 1])
+            self._pg.configure(f"{address}/torchft/1/0", "site", self.rank, self.sites, 0, 1, [])
 
     def wait_quorum(self):
         pass
@@ -108,6 +110,38 @@ def ends_first(rank, world_size):
         gc.collect()
         store.set("ended", "")
     return seen
+
+
+def keeper_dies(rank, world_size):
+    """The first site, which keeps the quorum's store, is killed when the second has read there that
+    their round went well, and the third has yet to. The outcome of the round, by site."""
+    store, decide = compat.job_store(), torchft_members.decide
+
+    def late(call, *arguments):
+        def patient(asked):
+            answer = call(asked)  # first, that this site has the average
+            if rank == 2:
+                store.wait(["killed"])
+                with suppress(HipressError):
+                    while True:
+                        call(lambda quorum: quorum.check(["the end of its store"]))
+            return answer
+
+        return decide(patient, *arguments)
+
+    torchft_members.decide = late
+    members = hipress.TorchftMembers(FakeManager(rank, True, refused=0, sites=3))
+    members.meet(leaving=False).require_equal({})
+    store.set(f"process {rank}", str(os.getpid()))
+    agreed = members.commit(None)
+    if rank == 0:
+        store.wait(["never"])
+    if rank == 1:
+        os.kill(int(store.get("process 0")), signal.SIGKILL)
+        store.set("killed", "")
+        store.wait(["the third site has ended"])
+    store.set("the third site has ended", "")
+    return agreed
 
 
 def managed(rank, address, seconds=60.0):
