@@ -41,12 +41,14 @@ class StoreMembers:
     of a round that is no longer the last, so all sites have the same, and one that was away goes on
     from there. A newcomer comes to the next round and waits until it is proposed. As long as it has
     ended no round, and others have, it does not go on without them, however late they are: it would
-    begin anew. In the same way a round is committed: by the first that sees that all sites have the
-    average, unless another has proposed before to undo it, since it waited in vain. Who has come,
-    has the average, or has left adds a line to a list, which a site reads by one request: its
-    requests in a round do not grow with the number of sites. What a round leaves in the store is
-    deleted when all its sites have come to the next: one of them that is late may still have to
-    read it. Any other site that then reads its list finds it empty, and a later round.
+    begin anew. Nor does a site that was away, until it has ended a round again: the others may have
+    agreed on other weights meanwhile. In the same way a round is committed: by the first that sees
+    that all sites have the average, unless another has proposed before to undo it, since it waited
+    in vain. Who has come, has the average, or has left adds a line to a list, which a site reads by
+    one request: its requests in a round do not grow with the number of sites. What a round leaves
+    in the store is deleted when all its sites have come to the next: one of them that is late may
+    still have to read it. Any other site that then reads its list finds it empty, and a later
+    round.
     """
 
     changes = True
@@ -86,15 +88,17 @@ class StoreMembers:
         self._last = ""  # the last round of all that this site knows of, as in the store
         self._coordinator: Coordinator | None = None
         self._committed = False
-        self._ended_one = False  # this site has ended a round well
+        self._current = False  # this site has ended a round well, and has not been away since
         self.id = 0  # until the store has given one
         self.id = self._by_leader(self._come)
 
     def meet(self, *, leaving: bool) -> Coordinator:
         """Implements Members.meet. See [Note: rounds in a store]."""
-        before = self._sites
+        before, sites_before = self._round, self._sites
         self._round, self._sites, gone = self._by_leader(lambda: self._meet(leaving))
-        kept = self._committed and self._sites == before and not gone
+        was_there = self._round == before + 1  # else others have made connections since
+        self._current = self._current and was_there
+        kept = was_there and self._committed and self._sites == sites_before and not gone
         if self._coordinator is None or not kept:
             rank = self._sites.index(self.id)
             name = f"round {self._round}"
@@ -105,7 +109,7 @@ class StoreMembers:
         """Implements Members.commit."""
         well = self._all_well(error is None)
         self._committed = self._by_leader(lambda: self._decide(well))
-        self._ended_one = self._ended_one or self._committed
+        self._current = self._current or self._committed
         return self._committed
 
     def close(self) -> None:
@@ -147,7 +151,7 @@ class StoreMembers:
         number += 1
         self._call(lambda store: add_line(store, f"round {number}", [self.id, leaving]))
         awaited = {*sites} - {*leavers}
-        member = not self._last or (self.id in awaited and self._knows())
+        member = not self._last or (self.id in awaited and self._has_agreed())
         impatient = time.monotonic() + self.patience
         for pause in backoff():
             ended = self._ended(awaited - {self.id})
@@ -166,7 +170,7 @@ class StoreMembers:
                     )
                 break
             time.sleep(pause)
-        if awaited and not member and not awaited & present.keys():
+        if awaited and not member and not (awaited - {self.id}) & present.keys():
             log.warning(
                 "hipress: site %d: all sites of round %d have ended: training goes on from what "
                 "newcomers have, and what those had agreed on is lost but for checkpoints",
@@ -176,9 +180,9 @@ class StoreMembers:
         own = json.dumps([number, sorted(present), sorted(leavers)])
         return self._call(lambda store: store.compare_set("last", self._last, own)).decode()
 
-    def _knows(self) -> bool:
-        """False if others have ended a round, and this site has not."""
-        return self._ended_one or not self._call(lambda store: read_notes(store, {0: "begun"}))
+    def _has_agreed(self) -> bool:
+        """False if others may have agreed on weights that this site does not have."""
+        return self._current or not self._call(lambda store: read_notes(store, {0: "begun"}))
 
     def _come_to(self, number: int) -> tuple[dict[int, bool], str]:
         """The sites that have come to a round, True for those that leave after it; the last round,
@@ -192,7 +196,7 @@ class StoreMembers:
         number, sites, _ = _parsed(self._last)
         others, name = {*sites} - {self.id}, f"end of {number}"
         ended = decide(self._call, name, self.id, others, well, self._ended, self.patience)
-        if ended and not self._ended_one:
+        if ended and not self._current:
             self._call(lambda store: store.set("begun", "true"))
         return ended
 

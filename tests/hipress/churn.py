@@ -7,15 +7,18 @@ python -m tests.hipress.churn 40 60 1      # events, rounds, seed
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
+import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,8 +33,35 @@ from tests.patience import HANG
 SITES = 4
 PATIENCE = 5.0  # seconds
 EVENTS = ("kill", "stop", "leave", "refuse", "silence")
+LAST = 5  # rounds whose losses count
+MOMENTUM = hipress.OuterSGD().momentum
+TOLERANCE = 1e-3  # of a gap of sums, by rounding
 SILENCE = 0.6 * PATIENCE  # of the store
 STOP = 1.5 * PATIENCE  # of a site
+
+
+class Line(NamedTuple):
+    """A site after a round. [Note: sums] Values with the unit "sum" are those of all elements, with
+    signs drawn at random, so that sites can compare them by a single number."""
+
+    round: int  # rounds that have ended
+    agreed: str  # digest of agreed weights
+    loss: float  # of its last step
+    steps: int  # of its own, so far
+    counted: bool  # False for a newcomer's first round: it has sent nothing
+    sites: int  # of the round; 0 for a site that has left
+    undone: int  # rounds so far
+    sent: float  # sum: what its steps have changed so far, less what it has not delivered
+    momentum: float  # sum: of the outer optimizer
+    left: float  # norm of what it has not delivered, or has handed over
+
+
+class Event(NamedTuple):
+    """Something that happens to a site, or to the store."""
+
+    round: int  # rounds that had ended
+    kind: str  # of EVENTS
+    site: int
 
 
 def keep(pipe) -> None:
@@ -56,28 +86,49 @@ def site(port: int, number: int, folder: str) -> None:
         if asked.exists():
             asked.unlink()
             error = error or SyncError("refused for a test")
-        return commit(error)
+        nonlocal in_round
+        in_round = commit(error)
+        return in_round
 
-    members.commit = maybe
+    members.commit, in_round = maybe, False
     outer = hipress.Outer(model, optimizer, "onebit_group", every=4, members=members)
-    step, known = 0, None
+    (fragment,) = outer.fragments
+    signs = torch.randint(2, (fragment.elements,), generator=torch.Generator().manual_seed(0))
+    signs = signs.double().mul_(2).sub_(1)
+
+    def total(values: torch.Tensor) -> float:
+        return float(signs @ values.double())
+
+    def tell(counted: bool = True, handed_over: bool = False) -> None:
+        left, agreed = outer.left(fragment), nn.ParameterList([nn.Parameter(fragment.agreed)])
+        line = Line(
+            outer.rounds, digest(agreed), loss, step, counted, hipress.report(outer).sites,
+            outer.undone, moved - (0.0 if handed_over else total(left)), total(fragment.momentum),
+            float(left.norm()),
+        )  # fmt: skip
+        with (here / f"site-{number}").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    step, moved, loss, known = 0, 0.0, math.nan, outer.rounds
+    if in_round:
+        tell(counted=False)
     while not (here / "done").exists():
         if (here / f"leave-{number}").exists():
             outer.leave()
+            tell(handed_over=True)
             return
         x, y = data(number, step)
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
+        error = nn.functional.mse_loss(model(x), y)
+        error.backward()
+        before = total(fragment.weights())
         optimizer.step()
+        moved += before - total(fragment.weights())
+        step, loss = step + 1, float(error.detach())
         outer.step()
-        step += 1
-        if outer.rounds != known and not (here / "done").exists():
+        if in_round and outer.rounds != known and not (here / "done").exists():
             known = outer.rounds
-            flat = nn.Parameter(torch.cat([f.agreed for f in outer.fragments]))
-            line = [known, digest(nn.ParameterList([flat])), float(loss.detach())]
-            with (here / f"site-{number}").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            tell()
 
 
 @dataclass
@@ -102,18 +153,18 @@ class Churn:
         self.processes[self.started] = process
         self.started += 1
 
-    def lines(self) -> dict[int, list]:
+    def lines(self) -> dict[int, list[Line]]:
         found = {}
         for number in range(self.started):
             path = self.folder / f"site-{number}"
             text = path.read_text() if path.exists() else ""
             whole = text[: text.rfind("\n") + 1]  # a killed site may have written a part
             if whole:
-                found[number] = [json.loads(line) for line in whole.splitlines()]
+                found[number] = [Line(*json.loads(line)) for line in whole.splitlines()]
         return found
 
     def rounds(self) -> int:
-        return max((line[-1][0] for line in self.lines().values()), default=0)
+        return max((lines[-1].round for lines in self.lines().values()), default=0)
 
     def able(self) -> list[int]:
         """Sites to which something may happen: another one that trains has agreed weights."""
@@ -162,9 +213,9 @@ class Churn:
             process.join()
 
 
-def run(events: int, rounds: int, seed: int) -> tuple[dict[int, list], Counter[str]]:
-    """Lines of all sites, and the events by kind. Raises AssertionError if rounds do not end."""
-    draw, told = random.Random(seed), Counter()
+def run(events: int, rounds: int, seed: int) -> tuple[dict[int, list[Line]], list[Event]]:
+    """Lines of all sites, and the events. Raises AssertionError if rounds do not end."""
+    draw, acted = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
         churn = Churn(Path(folder))
         try:
@@ -181,36 +232,78 @@ def run(events: int, rounds: int, seed: int) -> tuple[dict[int, list], Counter[s
                     assert not churn.ended(), f"of themselves: {churn.ended()}"
                     assert time.monotonic() < moved + HANG, f"no round after {before}"
                 if number <= events and (able := churn.able()):
-                    event = draw.choice(EVENTS)
-                    told[event] += 1
-                    churn.act(event, draw.choice(able))
+                    event = Event(churn.rounds(), draw.choice(EVENTS), draw.choice(able))
+                    acted.append(event)
+                    churn.act(event.kind, event.site)
             (churn.folder / "done").touch()
-            return churn.lines(), told
+            return churn.lines(), acted
         finally:
             churn.end()
 
 
-def disagreements(lines: dict[int, list]) -> list[int]:
-    """Rounds after which sites had different agreed weights."""
-    found: dict[int, set[str]] = {}
+def by_round(lines: dict[int, list[Line]]) -> dict[int, list[tuple[Line, Line]]]:
+    """Lines of the sites that were in a round, each with that of its site before."""
+    found: dict[int, list[tuple[Line, Line]]] = {}
     for each in lines.values():
-        for number, weights, _ in each:
-            found.setdefault(number, set()).add(weights)
-    return sorted(number for number, weights in found.items() if len(weights) > 1)
+        first = each[0]._replace(sent=0.0)  # of before its first round
+        for before, line in pairwise([first, *each]):
+            found.setdefault(line.round, []).append((before, line))
+    return dict(sorted(found.items()))
 
 
-def last_loss(lines: dict[int, list], rounds: int) -> float:
-    """Mean loss of all sites in the last rounds. A newcomer's first one is of its own weights."""
-    known = [line for each in lines.values() for line in each[1:]]
-    found = [loss for number, _, loss in known if number > rounds - 5]
-    return sum(found) / len(found)
+def disagreements(lines: dict[int, list[Line]]) -> list[int]:
+    """Rounds after which sites had different agreed weights."""
+    rounds = by_round(lines).items()
+    return [r for r, found in rounds if len({line.agreed for _, line in found}) > 1]
+
+
+def gaps(lines: dict[int, list[Line]]) -> dict[int, float]:
+    """The sum that the sites of a round delivered, less that by which agreed weights then went on.
+    By round, and zero but for rounding, unless a part was lost or counted twice. Rounds of which a
+    killed site told nothing are left out."""
+    rounds, gaps = by_round(lines), {}
+    for number, found in rounds.items():
+        if len(found) == max(line.sites for _, line in found) and number - 1 in rounds:
+            sent = sum(line.sent - before.sent for before, line in found)
+            average = found[0][1].momentum - MOMENTUM * rounds[number - 1][0][1].momentum
+            gaps[number] = sent - average * sum(line.counted for _, line in found)
+    return gaps
+
+
+def losses(lines: dict[int, list[Line]], rounds: int) -> dict[int, list[float]]:
+    """Losses in the last rounds, by site."""
+    found = {
+        number: [line.loss for line in each if line.round > rounds - LAST and line.steps]
+        for number, each in lines.items()
+    }
+    return {number: each for number, each in found.items() if each}
+
+
+def mean_loss(lines: dict[int, list[Line]], rounds: int) -> float:
+    """Mean of the losses in the last rounds."""
+    return statistics.fmean(loss for each in losses(lines, rounds).values() for loss in each)
+
+
+def told(lines: dict[int, list[Line]], rounds: int) -> str:
+    """Text on a churn, with all that stands out."""
+    known = [(line.loss, n, line.round) for n, each in lines.items() for line in each if line.steps]
+    loss, site, number = max(each for each in known if each[2] > rounds // 4)
+    found = {n: [round(each, 4) for each in some] for n, some in losses(lines, rounds).items()}
+    checked = gaps(lines)
+    lost = {number: gap for number, gap in checked.items() if abs(gap) > TOLERANCE}
+    return (
+        f"rounds on which sites disagree: {disagreements(lines)}\n"
+        f"gaps of sums, of {len(checked)} rounds: {lost}\n"
+        f"loss {mean_loss(lines, rounds):.4f}, of the last rounds by site: {found}\n"
+        f"the largest after a quarter of the rounds: {loss:.4f}, of site {site} in round {number}"
+    )
 
 
 if __name__ == "__main__":
     events, rounds, seed = map(int, sys.argv[1:])
     begin = time.monotonic()
-    found, told = run(events, rounds, seed)
-    quiet, _ = run(0, rounds, seed)
-    print(f"{dict(told)}, {len(found)} sites, {time.monotonic() - begin:.0f} s")
-    print(f"rounds on which sites disagree: {disagreements(found)}")
-    print(f"loss {last_loss(found, rounds):.4f}, undisturbed {last_loss(quiet, rounds):.4f}")
+    found, acted = run(events, rounds, seed)
+    print(", ".join(f"{event.round} {event.kind} {event.site}" for event in acted))
+    print(f"{len(found)} sites, {time.monotonic() - begin:.0f} s")
+    print(told(found, rounds))
+    print("undisturbed:", told(run(0, rounds, seed)[0], rounds), sep="\n")

@@ -88,13 +88,16 @@ def test_sites_of_several_ranks_go_on_without_one():
 
 @pytest.mark.slow
 def test_churn():
-    """Sites that are killed, stopped, leave, come and refuse: all agree after every round."""
-    found, told = churn.run(12, 20, seed=3)
-    assert len(told) >= 3
-    assert churn.disagreements(found) == []
-    quiet, _ = churn.run(0, 20, seed=3)
-    first = next(iter(quiet.values()))[0][2]
-    assert churn.last_loss(found, 20) < (first + churn.last_loss(quiet, 20)) / 2
+    """Sites that are killed, stopped, leave, come and refuse: all agree after every round, and no
+    part is lost or counts twice."""
+    found, acted = churn.run(12, 20, seed=3)
+    told = churn.told(found, 20)
+    assert len({event.kind for event in acted}) >= 3
+    assert churn.disagreements(found) == [], told
+    gaps = churn.gaps(found)
+    assert len(gaps) > 10, told
+    assert max(map(abs, gaps.values())) < churn.TOLERANCE, told
+    assert churn.mean_loss(found, 20) < 1.0, told
 
 
 def test_newcomers_do_not_begin_anew_while_one_with_agreed_weights_is_late(monkeypatch):
@@ -123,6 +126,33 @@ def test_newcomers_do_not_begin_anew_while_one_with_agreed_weights_is_late(monke
             waits.result(timeout=1.0)  # a hundred times its patience
         first.meet(leaving=False)
         assert {*waits.result().ranks} == {1, 3}
+
+
+def test_a_site_that_was_away_needs_the_others_and_new_connections(monkeypatch):
+    """Others may have agreed on weights meanwhile: when the round in which it comes again is undone
+    and they are silent, it waits. It once went on alone, and tried connections that had ended."""
+    gone = []
+    monkeypatch.setattr(Epoch, "ended", lambda _, ranks: [rank for rank in gone if rank in ranks])
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    *here, away = [StoreMembers(server, expected=3, patience=HANG) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        assert ending([*here, away], pool) == (1, 2, 3)
+        gone.append(away.id)
+        assert ending(here, pool) == (1, 2)
+        gone.clear()
+        comes = pool.submit(away.meet, leaving=False)
+        while not read_lines(dist.PrefixStore("hipress/outer", server), "round 2"):
+            wait([comes], timeout=0.01)  # the others would begin without it
+        met = [*pool.map(lambda one: one.meet(leaving=False), here), comes.result()]
+        assert [each.ranks for each in met] == [(1, 2, 3)] * 3
+        assert len({each.mailbox.name for each in met}) == 1
+        assert not any(pool.map(lambda one: one.commit(SyncError("")), [*here, away]))
+        away.patience = 0.01
+        waits = pool.submit(away.meet, leaving=False)
+        with pytest.raises(TimeoutError):
+            waits.result(timeout=1.0)  # a hundred times its patience
+        assert [*pool.map(lambda one: one.meet(leaving=False).ranks, here)] == [(1, 2, 3)] * 2
+        assert waits.result().ranks == (1, 2, 3)
 
 
 class Refusing:
