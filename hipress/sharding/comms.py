@@ -124,10 +124,11 @@ class _Comm:
     sent: Traffic
     strategy: str
 
+    @without_inference_mode()
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Memory for inputs and outputs, by torch's own allocator."""
+        """Memory for inputs and outputs, by torch's own allocator; threads write to it."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     @property

@@ -168,6 +168,17 @@ def beside_native(rank, world_size, cases):
     return found
 
 
+def evaluated(rank, world_size):
+    """The loss of a trained model in inference mode and outside of it, and of a further step."""
+    model, words = hipress.shard(sharded(Net(), mp_policy=MIXED)), torch.arange(8)[None]
+    fit(model, rank, 1)
+    with torch.inference_mode():
+        inside = model(words).item()
+    with torch.no_grad():
+        outside = model(words).item()
+    return inside, outside, fit(model, rank, 1)[0]
+
+
 def kept_in_halves(rank, world_size):
     """The same for forward passes after which each pair of ranks keeps all weights."""
     pair = []

@@ -19,6 +19,13 @@ def test_uncompressed_steps_are_those_of_fsdp2_bit_for_bit(cases):
             assert sent, case
 
 
+def test_weights_are_gathered_in_inference_mode():
+    """With mixed precision threads could not write to FSDP's memory, which that mode had made."""
+    for inside, outside, further in launch(ranks.evaluated, 2):
+        assert inside == outside
+        assert further > 0
+
+
 @pytest.mark.slow
 def test_weights_that_nodes_keep_after_the_forward_pass_are_gathered_inside():
     for (theirs, their_shards), (ours, our_shards) in launch(ranks.kept_in_halves, 4):
