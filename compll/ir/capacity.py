@@ -62,7 +62,7 @@ def most_in(module: Module, params: Mapping[str, Number], n: int, capacity: int)
 
     def fits(most: int) -> bool:
         kept = {name: min(k, most) if name in counted else k for name, k in whole.items()}
-        return layout(module, n, kept).total <= capacity
+        return layout(module, n, kept)[-1] <= capacity
 
     low, high = -1, max((whole[name] for name in counted), default=0)
     while low < high:

@@ -12,8 +12,10 @@ byte where strict.py finds that one is needed. Numbers are little-endian.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any
 
 from compll.ir import exclusive
 from compll.ir.matrices import extents
@@ -28,29 +30,19 @@ def tile_of(module: Module) -> int:
     return module.group or TILE
 
 
+def items(field: Field, n: int, tile: int, kept: int) -> int:
+    """Values of a field of a tensor of n elements, of whose selection `kept` are."""
+    if field.shape == "matrix":
+        return math.prod(extents(field.dims, n))
+    counts = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept}
+    return int(field.of) if field.shape == "table" else counts[field.shape]
+
+
 def field_bytes(field: Field, module: Module, n: int, kept: Mapping[str, int]) -> int:
     """Bytes of one field, for so many `kept` elements of each selection."""
-    tile = tile_of(module)
-    if field.shape == "table":
-        return 4 * int(field.of)
-    if field.shape == "matrix":
-        rows, cols = extents(field.dims, n)
-        return field.layout.most_bytes(rows * cols, n, tile)
-    if field.shape == "kept":
-        among = module.among(field.of)
-        return field.layout.most_bytes(kept[field.of], kept[among] if among else n, tile)
-    count = {"scalar": 1, "group": -(-n // tile), "n": n}[field.shape]
-    return field.layout.most_bytes(count, n, tile)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Starts of a payload's fields in bytes, for a tensor of n elements and given selection
-    sizes."""
-
-    starts: tuple[int, ...]
-    total: int
-    counts: tuple[int, ...]
+    tile, among = tile_of(module), module.among(field.of)
+    count = items(field, n, tile, kept.get(field.of, 0))
+    return field.layout.most_bytes(count, kept[among] if among else n, tile)
 
 
 def limits(module: Module, n: int, params: Mapping[str, Number]) -> dict[str, int]:
@@ -73,22 +65,25 @@ def header(module: Module) -> tuple[list[str], list[str]]:
 
 def layout(
     module: Module, n: int, kept: Mapping[str, int], lengths: Mapping[str, int] | None = None
-) -> Layout:
-    """The layout for selections of these sizes, and fields of these lengths (else the most)."""
+) -> list[int]:
+    """Starts of the payload's parts in bytes, and its end, for selections of these sizes, and
+    fields of these lengths (else the most). A tensor without elements has an empty payload."""
     known = lengths or {}
-    at = 4 * sum(map(len, header(module)))
-    starts = []
-    for field in module.fields:
-        starts.append(at)
-        at += known.get(field.name, field_bytes(field, module, n, kept))
-    total = (at + module.status) if n else 0
-    return Layout(tuple(starts), total, tuple(kept[s.name] for s in module.selections))
+    found = starts(module, lambda f: known.get(f.name, field_bytes(f, module, n, kept)))
+    return found if n else [0]
+
+
+def starts(module: Module, bytes_of: Callable[[Field], Any]) -> list[Any]:
+    """Starts of the payload's parts, and its end. bytes_of: those of a part, as an int or as a
+    Number of a program (see numerics/traced.py)."""
+    head = 4 * sum(map(len, header(module)))
+    return list(accumulate(map(bytes_of, module.parts), initial=head))
 
 
 def payload_bytes(module: Module, n: int, params: Mapping[str, Number]) -> int:
     """The most bytes that a payload of n elements can take."""
     most = limits(module, n, params)
-    longest = exclusive.longest(module, most, lambda kept: layout(module, n, kept).total)
+    longest = exclusive.longest(module, most, lambda kept: layout(module, n, kept)[-1])
     return longest + (exclusive.roundings(module) if n else 0)
 
 

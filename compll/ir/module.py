@@ -79,6 +79,10 @@ class Field:
         return self.layout.packed
 
 
+#: the payload's last byte: 1 if the gradient was not finite, and no field tells
+STATUS = Field("(status)", "byte", 8, "scalar")
+
+
 @dataclass(frozen=True)
 class Selection:
     """A set of elements. kind `top`: the largest keys; kind `filter`: the first true ones.
@@ -144,6 +148,11 @@ class Module:
     #: the spec's file, and the places of its names, as "section.name"
     path: str = ""
     spans: Mapping[str, Span] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[Field, ...]:
+        """The payload behind its header: the fields, and the status byte."""
+        return (*self.fields, STATUS) if self.status else self.fields
 
     @property
     def fed_state(self) -> str:

@@ -1,4 +1,5 @@
-"""Payload types: the bytes of a field's values, and the most bytes that they take.
+"""Payload types: the bytes of a field's values, and the most bytes that they take. Counts are ints;
+those of types of fixed length may be Numbers of a program, too (see numerics/traced.py).
 
 A type is a class or an instance here. Its reading and writing is in reference/fields.py for the
 reference, in cpu/storages.py for the CPU, and in a module of routines (cpu/streams.py) for types of
@@ -41,12 +42,13 @@ class Storage:
 
     def tile_bytes(self, count: int) -> int:
         """Bytes of a tile of `count` values."""
-        return count * self.bits // 8
+        return count * (self.bits // 8)
 
     def most_bytes(self, count: int, n: int, tile: int) -> int:
         """The most bytes of `count` values from a tensor of n elements."""
-        full, rest = divmod(count, tile)
-        return full * self.tile_bytes(tile) + self.tile_bytes(rest)
+        if not self.packed:
+            return self.tile_bytes(count)
+        return count // tile * self.tile_bytes(tile) + self.tile_bytes(count % tile)
 
     def formula(self, count: str, tile: int) -> str:
         """Bytes of `count` values, as a formula to read."""
@@ -78,7 +80,7 @@ class Trits(Storage):
     packed = trits = True
 
     def tile_bytes(self, count: int) -> int:
-        return -(-count // 5)
+        return (count + 4) // 5
 
     def formula(self, count: str, tile: int) -> str:
         full = f"{self.tile_bytes(tile)} * floor({count} / {tile}) + ceil({count} % {tile} / 5)"

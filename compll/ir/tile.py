@@ -17,12 +17,12 @@ from compll.ir.module import Field, Module
 from compll.ir.storage import FLOAT32, INT32, Storage
 
 LEVELS = ("piece", "tile", "lane")
-#: the payload's last byte: 1 if the gradient was not finite, and no field tells
-STATUS = Field("(status)", "byte", 8, "scalar")
+#: instructions for sizes that steps make: elements of a selection, bytes of a field
+SIZES = ("counted", "length")
 #: roles of arrays. gradient: what an encode reads and a decode writes, also float16; payload: a
 #: field that the kernel stores; incoming: a field that it is given; sum: that field's sum over the
-#: ranks; scratch: the kernel's own; wrong: see WRONG
-Role = Literal["gradient", "state", "payload", "incoming", "sum", "scratch", "wrong"]
+#: ranks; scratch: the kernel's own; wrong, used: see WRONG and USED
+Role = Literal["gradient", "state", "payload", "incoming", "sum", "scratch", "wrong", "used"]
 #: kinds of kernels. hop: an encode of the gradient plus an incoming payload; cut: one whose filters
 #: keep at most a given number of elements; round: one that stores a single field, given the sums of
 #: earlier rounds; rounds: the decode of all sums, with states; set and add: decodes; check: of an
@@ -74,6 +74,8 @@ class Array:
 GRADIENT = Array("g", "gradient")
 #: where a check stores a number that is not 0 for a payload that is no payload
 WRONG = Array("wrong", "wrong", INT32, Domain("scalar"))
+#: where an encode stores the payload's bytes
+USED = Array("used", "used", Storage("int64", 64), Domain("scalar"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,12 +247,13 @@ class Kernel:
     """A function over the pieces of a batch.
 
     steps: walks, in order; searches, routines and stores of the piece between them. statics:
-    numbers that the host computes for each piece. limits: the most elements of each selection.
-    sums: given ones of fields over the ranks. scratch: its own arrays; those of streams come first
-    in decodes, which find them where a check has left them. extents: of matrices, by their
-    dimensions. rooms: matrices that hold the elements of a piece ("matrix"), that replace them
-    ("flat"), and others (""). exprs: values that compute expressions of the spec, and these, by the
-    values' ids.
+    numbers that the host computes for each piece. counts: elements of each selection; "": of the
+    piece. starts: of parts of payloads, in bytes. sizes: bytes of fields of varying length, and of
+    the codes that they are made of. sums: given ones of fields over the ranks. scratch: its own
+    arrays; those of streams come first in decodes, which find them where a check has left them.
+    extents: of matrices, by their dimensions. rooms: matrices that hold the elements of a piece
+    ("matrix"), that replace them ("flat"), and others (""). exprs: values that compute expressions
+    of the spec, and these, by the values' ids.
     """
 
     name: str
@@ -260,7 +263,9 @@ class Kernel:
     steps: list[Op] = field(default_factory=list)
     statics: list[Expr] = field(default_factory=list)
     states: list[Array] = field(default_factory=list)
-    limits: dict[str, Value] = field(default_factory=dict)
+    counts: dict[str, Value] = field(default_factory=dict)
+    starts: dict[Array, Value] = field(default_factory=dict)
+    sizes: dict[Array, Value] = field(default_factory=dict)
     sums: list[Array] = field(default_factory=list)
     scratch: list[Array] = field(default_factory=list)
     extents: dict[tuple[Expr, ...], Extents] = field(default_factory=dict)

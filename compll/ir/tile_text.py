@@ -26,9 +26,6 @@ UNITS = {"scalar": "piece", "group": "tile", "n": "lane"}
 def text(kernel: Kernel) -> str:
     """A kernel as text; kernels of equal text are equal."""
     lines = [f"kernel {kernel.name}, tiles of {kernel.tile}"]
-    status = ["status"] * kernel.module.status
-    fields = [Array.of(f, "payload") for f in kernel.module.fields]
-    lines.append(f"  payload {', '.join([*map(_declared, fields), *status])}")
     lines += [f"  state {_declared(a)}" for a in kernel.states]
     names: dict[int, str] = {}
     for number, static in enumerate(kernel.statics):
@@ -37,9 +34,10 @@ def text(kernel: Kernel) -> str:
         lines += [*_known([one.size], names), f"  matrix {_sides(dims)}: {names[id(one.size)]}"]
     lines += [f"  sum over ranks {_declared(a)}" for a in kernel.sums]
     lines += [f"  array {_declared(a)}" for a in kernel.scratch]
-    for name, limit in kernel.limits.items():
-        lines += _known([limit], names)
-        lines.append(f"  limit {name}: {names[id(limit)]}")
+    for name, count in kernel.counts.items():
+        lines += [*_known([count], names), f"  elements of {name or 'g'}: {names[id(count)]}"]
+    for a, start in kernel.starts.items():
+        lines += [*_known([start], names), f"  {a.role} {_declared(a)} at {names[id(start)]}"]
     for step in kernel.steps:
         lines += [f"  {line}" for line in _step(step, names)]
     return "\n".join(lines) + "\n"

@@ -5,7 +5,8 @@ arrays, which it computes; or Numbers of a program that is being printed, each o
 is an instruction. So the meaning of an operator is written once (bits.py, draws.py, elementary.py).
 
 Numbers have a kind: f32, f64, i32, i64 or bool. Both sides of an operation have the same kind, or
-one is a constant of Python. Integers wrap around.
+one is a constant of Python. Integers wrap around; // and % of a program's Numbers take those that
+are not negative.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def _infix(op: str, *, turned: bool = False) -> Callable[[Number, Any], Number]:
 
 for _name, _op in {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "and": "and", "or": "or",
-    "xor": "xor", "lshift": "left", "rshift": "right", **{op: op for op in COMPARISONS},
+    "xor": "xor", "lshift": "left", "rshift": "right", "floordiv": "quotient", "mod": "remainder",
+    **{op: op for op in COMPARISONS},
 }.items():  # fmt: skip
     setattr(Number, f"__{_name}__", _infix(_op))
     if _op not in COMPARISONS:

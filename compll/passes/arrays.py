@@ -283,7 +283,7 @@ class Arrays(Values):
     def op_count_kept(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         if self.own:  # a decoder is given the number
             self.operations[e.op](self, e)  # have them selected
-        return self.make("counted", (), "i64", "piece", str(e.value or e.type.of))
+        return self.kernel.counts[str(e.value or e.type.of)]
 
     # input, states, fields, and sums over ranks
 

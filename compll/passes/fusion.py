@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from compll.ir.module import Module
 from compll.ir.tile import (
     ELEMENTS,
+    SIZES,
     Array,
     Call,
     Domain,
@@ -31,7 +31,7 @@ from compll.passes.refusal import Unsupported
 #: the identity of a result of a step: an array, the fold of a total, a routine's value, or a count
 Key = Any
 #: values of the piece that steps make
-MADE = ("total", "result", "counted", "table")
+MADE = ("total", "result", *SIZES, "table")
 
 
 @dataclass
@@ -95,7 +95,7 @@ def chosen(waiting: dict[int, Node], ready: list[int]) -> list[int]:
 
 def last(store: Op) -> bool:
     """True for a number of the piece, which is stored when all walks are done."""
-    return isinstance(store, Store) and store.array.role != "gradient"
+    return isinstance(store, Store) and store.array.role not in ("gradient", "wrong")
 
 
 def batch(waiting: dict[int, Node], ready: list[int], domain: Domain) -> list[int]:
@@ -141,7 +141,7 @@ def nodes(kernel: Kernel) -> Iterator[Node]:
             writers.setdefault(key, []).append(i)
     for i, step in enumerate(kernel.steps):
         found = Node(step)
-        for key in needs(step, kernel.module):
+        for key in needs(step, kernel):
             found.before |= makers.get(key, set())
         for key in makes(step):  # zeros of an array, and then some elements
             found.before |= {j for j in makers[key] if j < i and isinstance(key, Array)}
@@ -176,8 +176,7 @@ def followers(kernel: Kernel, target: Op) -> set[int]:
     makers = makers_of(kernel.steps)
     found = {i for i, step in enumerate(kernel.steps) if step is target}
     before = [
-        {i for key in needs(step, kernel.module) for i in makers.get(key, ())}
-        for step in kernel.steps
+        {i for key in needs(step, kernel) for i in makers.get(key, ())} for step in kernel.steps
     ]
     while more := {i for i, needed in enumerate(before) if needed & found} - found:
         found |= more
@@ -200,11 +199,12 @@ def makes(step: Op) -> Iterator[Key]:
         if isinstance(one, Call):
             yield from one.made
             yield from map(id, one.results)
+            yield from (("length", a.name) for a in one.made)
         elif isinstance(one, Walk):
             yield from map(id, one.folds)
             yield from (s.array for s in one.stores if s.array.role == "scratch")
             for compact in one.compacts:
-                yield "count", compact.selection
+                yield "counted", compact.selection
                 yield from (a for a, _ in compact.parts)
 
 
@@ -221,24 +221,15 @@ def stores_of(step: Op) -> list[Store]:
     return step.stores if isinstance(step, Walk) else [step] if isinstance(step, Store) else []
 
 
-def needs(step: Op, module: Module) -> Iterator[Key]:
+def needs(step: Op, kernel: Kernel) -> Iterator[Key]:
     """Results of other steps that a step reads, and those that decide where it stores."""
     yield from (key for key, _ in read(step))
     for one in inner(step):
         if isinstance(one, Walk) and one.domain.of:
-            yield "count", one.domain.of
-        for array in one.made if isinstance(one, Call) else (s.array for s in stores_of(one)):
-            if array.role == "payload":
-                yield from place(array.name, module)
-
-
-def place(name: str, module: Module) -> Iterator[Key]:
-    """Counts, and fields of varying length, that decide the start of a payload field."""
-    for before in module.fields:
-        if before.name == name:
-            return
-        yield "count", before.of
-        yield Array.of(before, "payload")
+            yield "counted", one.domain.of
+        stored = one.made if isinstance(one, Call) else [s.array for s in stores_of(one)]
+        starts = [kernel.starts[a] for a in stored if a in kernel.starts]
+        yield from (key for key, _ in inputs(starts))
 
 
 def read(step: Op) -> Iterator[tuple[Key, bool]]:
@@ -262,8 +253,8 @@ def inputs(roots: Iterable[Value]) -> Iterator[tuple[Key, bool]]:
     for v in order(roots, into=lambda v: v.op not in MADE):
         if v.op == "total":
             yield id(v.args[0]), True
-        elif v.op == "counted":
-            yield ("count", v.attr), True
+        elif v.op in SIZES:
+            yield (v.op, v.attr), True
         elif v.op in MADE:
             yield id(v), True
         elif v.op in ("load", "unpack", "at", "spread") and v.level != "piece":

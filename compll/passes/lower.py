@@ -9,13 +9,14 @@ from dataclasses import replace
 from compll.ir.capacity import capped, cuts
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.layout import is_fixed, tile_of
-from compll.ir.module import HALVES, Module
-from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Kind, Store, Value, Walk, When
+from compll.ir.module import HALVES, STATUS, Module
+from compll.ir.tile import GRADIENT, Array, Domain, Kernel, Kind, Store, Value, Walk, When
 from compll.passes import array_fields, feedback, selections
 from compll.passes.array_operations import OPERATIONS
 from compll.passes.arrays import Arrays
 from compll.passes.fusion import fuse
 from compll.passes.guards import guards
+from compll.passes.payload import Payload
 from compll.passes.refusal import Unsupported, refused
 from compll.passes.selections import Placed
 
@@ -71,15 +72,10 @@ def hops(module: Module, encode: Kernel) -> bool:
 
 
 def opened(module: Module, kernel: Kernel, **how: bool) -> Arrays:
-    """A maker of a kernel's values. Sets the kernel's limits, and sizes of matrices."""
+    """A maker of a kernel's values, which knows the payload's layout."""
     conditions = guards(roots(module)) if how.get("alone") else {}
     values = Arrays(module, kernel, OPERATIONS, conditions=conditions, **how)
-    kernel.limits = {s.name: selections.limit(values, s) for s in module.selections}
-    for f in module.fields:
-        if f.shape == "matrix":
-            values.extents(f.dims)
-        if kernel.decodes and f.layout.varying:
-            values.contents(f)
+    Payload(values).lay_out()
     return values
 
 
@@ -125,10 +121,16 @@ def incoming(values: Arrays) -> Value:
     """The decoded incoming payload; NaN if its status byte tells of a NaN or infinity."""
     reader = Arrays(values.module, values.kernel, OPERATIONS, fed=False)
     reader.made = values.made
-    value = reader.of(values.module.decode)
+    return or_nan(values, reader.of(values.module.decode), told_by(values))
+
+
+def told_by(values: Arrays) -> Value | None:
+    """The condition that an incoming payload's status byte tells of a NaN or infinity; None if
+    payloads have none."""
     if not values.module.status:
-        return value
-    return or_nan(values, value, values.make("told", (), "bool", "piece"))
+        return None
+    array = Array.of(STATUS, "incoming")
+    return values.truth(values.make("load", (), "i32", "piece", array))
 
 
 def status(values: Arrays) -> Value:
@@ -176,7 +178,7 @@ def decode(module: Module, adds: bool, check: Kernel | None) -> Kernel:
     )
     values = opened(module, kernel, fed=False)
     found, steps = result(values), kernel.steps
-    told = values.make("told", (), "bool", "piece") if module.status else None
+    told = told_by(values)
     if isinstance(found, Placed):
         zero = values.make("const", (), "f32", "piece", 0.0)
         fill = Store(GRADIENT, or_nan(values, zero, told))

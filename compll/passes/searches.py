@@ -46,7 +46,7 @@ class Searches:
         """The k-th largest of all elements, or of a sample."""
         values, (x, k) = self.values, e.args
         sample, of = None, x.type.of if x.type.shape == "kept" else ""
-        whole = values.kernel.limits[of] if of else values.make("size", (), "i64", "piece")
+        whole = values.kernel.counts[of]
         if x.op == "sample":
             x, count = x.args
             sample = self.count(count, whole)

@@ -111,7 +111,7 @@ def positions(values: Arrays, name: str) -> Value:
         return captured(values, name, values.position())
     if id(s) not in values.arrays:  # all ranks draw the same
         f = values.array(Type("int", "kept", name))
-        values.kernel.steps.append(Call("drawn", made=(f,), numbers=(values.kernel.limits[name],)))
+        values.kernel.steps.append(Call("drawn", made=(f,), numbers=(values.kernel.counts[name],)))
         values.arrays[id(s)] = values.load(f)
     return values.arrays[id(s)]
 
@@ -281,7 +281,7 @@ def check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:
             folds.append(values.make("fold", [inside], "i32", "tile", "count"))
             found = values.make("total", [folds[-1]], "f64", "piece", "count")
             found = values.make("convert", [found], "i64", "piece")
-            size = values.make("counted", (), "i64", "piece", e.args[1].type.of)
+            size = kernel.counts[e.args[1].type.of]
             other = values.whole(values.make("ne", [found, size], "bool", "piece"))
             wrong = values.make("add", [wrong, other], "i32", "piece")
     if folds:

@@ -18,11 +18,11 @@ from compll.backends.cpu.exports import export
 from compll.backends.cpu.nontemporal_stores import zero
 from compll.backends.cpu.printer import COLUMNS, Printer
 from compll.backends.cpu.storages import finite_or, stored_as
-from compll.backends.cpu.types import F32, I1, I32, I64, KINDS, c, number
+from compll.backends.cpu.types import F32, I32, I64, KINDS, c, number
 from compll.backends.cpu.walk_calls import WalkCalls
-from compll.ir.layout import header
 from compll.ir.tile import (
     GRADIENT,
+    USED,
     WRONG,
     Call,
     Kernel,
@@ -66,54 +66,32 @@ class KernelPrinter:
             }
             with b.if_then(b.icmp_signed(">", columns["n"], c(0))):
                 p.open_piece(i, columns)
-                self.check() if self.kernel.kind == "check" else self.piece()
+                p.fields()
+                self.check() if self.kernel.kind == "check" else self.steps(self.kernel.steps)
         if self.walks.past:
             b.fence("seq_cst")  # from here on other threads see stores that bypassed the cache
         b.ret_void()
 
-    def piece(self) -> None:
-        """A piece of an encode or a decode."""
-        p = self.printer
-        if self.kernel.decodes:
-            p.read_header()
-        p.fields()
-        if self.kernel.kind == "hop":
-            p.fields(hop=True)
-        self.steps(self.kernel.steps)
-        if not self.kernel.decodes:
-            self.b.store(self.length(p.fields()), self.used())
-
-    def length(self, fields: ir.Value) -> ir.Value:
-        """Bytes of a payload with fields of this many bytes."""
-        return self.b.add(fields, c(int(self.printer.spec.status)))
-
-    def used(self) -> ir.Value:
-        """Address of the length of the piece's payload."""
-        return at(self.b, self.printer.given["used"], self.printer.bytes(self.printer.p, 8))
-
     def bad(self) -> ir.Value:
-        """The number, from 1, of a piece with positions outside its tensor; 0 if there is none."""
+        """The number, from 1, of a piece with positions outside its tensor; negative for one with a
+        wrong length; 0 if there is none."""
         return self.b.load(self.printer.given["bad"], typ=I64)
 
     def check(self) -> None:
-        """Report a payload with another length than its counts say, and bad positions."""
-        b, p = self.b, self.printer
-        piece, bad = b.add(p.p, c(1)), p.given["bad"]
-        used, before = b.load(self.used(), typ=I64), self.bad()
-        b.store(b.neg(piece), bad)
-        head = 4 * sum(map(len, header(p.spec)))
-        with b.if_then(b.icmp_signed(">=", used, c(head))):
-            p.read_header()
-            fits: ir.Value = number(I1, 1)
-            for name, size in p.sizes.items():
-                most = p.value(self.kernel.limits[name])
-                fits = b.and_(fits, b.icmp_signed("<=", size, most))
-            end = self.length(p.fields())
-            with b.if_then(b.and_(fits, b.icmp_signed("==", end, used))):
-                self.good: ir.Value = number(I1, 1)
-                self.steps(self.kernel.steps)
-                wrong = piece if p.spec.decode.op == "scatter" else b.neg(piece)
-                b.store(b.select(self.good, before, wrong), bad)
+        """The steps of a check, which end at the first that finds the piece's payload wrong."""
+        before, self.wrong = self.bad(), self.b.append_basic_block("wrong")
+        self.steps(self.kernel.steps)
+        self.b.store(before, self.printer.given["bad"])
+        self.b.branch(self.wrong)
+        self.b.position_at_end(self.wrong)
+
+    def require(self, good: ir.Value, *, positions: bool = False) -> None:
+        """Go on with a check if this holds; else report the piece. positions: these are bad."""
+        b, piece = self.b, self.b.add(self.printer.p, c(1))
+        b.store(piece if positions else b.neg(piece), self.printer.given["bad"])
+        go_on = b.append_basic_block("good")
+        b.cbranch(good, go_on, self.wrong)
+        b.position_at_end(go_on)
 
     # steps
 
@@ -130,7 +108,7 @@ class KernelPrinter:
             b.store(value, p.pointers[s.array])
 
     def walk(self, walk: Walk) -> None:
-        """A walk. Stores counts of its selections, which decide the places of fields."""
+        """A walk, which makes counts of its selections."""
         p = self.printer
         if id(walk) in self.fused:
             return calls.walk(p, walk, self.fused[id(walk)])
@@ -139,9 +117,8 @@ class KernelPrinter:
             self.walks.open_counts(one.selection, most)
         self.walks.run(walk, p.items(walk.domain))
         for name in [one.selection for one in walk.compacts]:
-            if name in header(p.spec)[0]:
-                p.write_header(name, self.b.load(p.counts[name], typ=I64), length=False)
-        return None
+            p.sizes["counted", name] = self.b.load(p.counts[name], typ=I64)
+        return p.fields()
 
     def call(self, step: Call) -> None:
         """A routine, unless a walk calls it. That of a field may find the payload wrong."""
@@ -150,13 +127,9 @@ class KernelPrinter:
         elif step.routine in streams.ROUTINES:
             good = streams.ROUTINES[step.routine](self.printer, step)
             if self.kernel.kind == "check":
-                self.require(good)
+                self.require(good, positions=self.printer.spec.decode.op == "scatter")
         elif not any(step is call for call in self.fused.values()):
             calls.emit(self.printer, step)
-
-    def require(self, good: ir.Value) -> None:
-        """Let a check find the payload wrong unless this is true."""
-        self.good = self.b.and_(self.good, good)
 
     def when(self, step: When) -> None:
         """Steps under a condition. Their results are in memory, and are set to 0 before."""
@@ -183,6 +156,9 @@ class KernelPrinter:
             return self.require(b.icmp_signed("==", value, number(I32, 0)))
         if s.array is GRADIENT:
             return self.fill(value)
+        if s.array is USED:
+            b.store(value, p.used())
+            return None
         out = p.pointers[s.array]
         if s.value.kind == "table":
             return b.copy(out, value, c(4 * int(s.array.domain.of)))

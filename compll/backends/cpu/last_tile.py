@@ -6,8 +6,9 @@ from llvmlite import ir
 
 from compll.backends.cpu import trit_tiles
 from compll.backends.cpu.builder import Builder, Routine, at, loop
+from compll.backends.cpu.instructions import traced
 from compll.backends.cpu.printer import Printer
-from compll.backends.cpu.storages import code_bytes, item_bytes
+from compll.backends.cpu.storages import item_bytes
 from compll.backends.cpu.types import I8, I32, I64, PTR, VOID, number
 from compll.ir.storage import Storage
 from compll.ir.tile import Array
@@ -55,7 +56,7 @@ def codes(storage: Storage, tile: int, *, wide: bool) -> Routine:
         return b.trunc(b.mul(plane, number(I64, storage.bits)), I32)
 
     def body(b: Builder, source: ir.Value, into: ir.Value, m: ir.Value) -> None:
-        full, short = number(I64, storage.tile_bytes(tile)), code_bytes(b, storage, m)
+        full, short = number(I64, storage.tile_bytes(tile)), traced(storage.tile_bytes)(b, m)
         before, after = (short, full) if wide else (full, short)
         with loop(b, after) as j:
             b.put(number(I8, trit_tiles.ONES if storage.trits else 0), into, j)

@@ -1,8 +1,4 @@
-"""A kernel's function while it is built: pointers to its arrays, and values of the current piece.
-
-The payload's layout is here, too: counts and lengths that differ from payload to payload decide
-where its fields are.
-"""
+"""A kernel's function while it is built: pointers to its arrays, and values of the current piece."""
 
 from __future__ import annotations
 
@@ -15,15 +11,12 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu import table_routines as tables
-from compll.backends.cpu.builder import Builder, at
+from compll.backends.cpu.builder import Builder, Variable, at
 from compll.backends.cpu.interface import GIVEN, signature
 from compll.backends.cpu.lane_folds import LEAST, MOST
-from compll.backends.cpu.storages import code_bytes, item_bytes, load_as
+from compll.backends.cpu.storages import item_bytes, load_as
 from compll.backends.cpu.types import F32, F64, I8, I32, I64, KINDS, PTR, VOID, c, number
-from compll.ir.layout import header
-from compll.ir.module import Field
-from compll.ir.storage import Storage
-from compll.ir.tile import GRADIENT, STATUS, Array, Domain, Kernel, Role, Value
+from compll.ir.tile import GRADIENT, SIZES, Array, Domain, Kernel, Role, Value, order
 from compll.numerics import draws
 from compll.numerics.numbers import LANES
 
@@ -38,11 +31,7 @@ TOTALS: dict[str, tuple[ir.Value, int, float]] = {
 
 
 class Printer:
-    """Builds the function of one kernel, and knows what its current piece has.
-
-    sizes: elements of selections, and lengths: bytes of fields, by name, for those that differ from
-    payload to payload, once they are known.
-    """
+    """Builds the function of one kernel, and knows what its current piece has."""
 
     def __init__(self, module: ir.Module, kernel: Kernel) -> None:
         self.module, self.kernel = module, kernel
@@ -61,9 +50,8 @@ class Printer:
         self.local: dict[int, ir.Value] = {}
         self.rooms: dict[int, ir.Value] = {}
         self.totals: dict[int, ir.Value] = {}
-        self.sizes: dict[str, ir.Value] = {}
-        self.lengths: dict[str, ir.Value] = {}
-        self.tiles = b.udiv(b.add(row["n"], c(self.tile - 1)), c(self.tile))
+        #: counts of selections and lengths of fields that steps have made, by instruction and name
+        self.sizes: dict[tuple[str, str], ir.Value] = {}
         self.pointers = {GRADIENT: at(b, self.given["x"], self.bytes(row["start"], 4))}
         self.open_states()
         for array in self.kernel.sums:
@@ -123,71 +111,29 @@ class Printer:
 
     # the payload
 
-    def start_of(self, payload: str, starts: str) -> ir.Value:
-        """Address of the piece's payload."""
-        b = self.b
+    def payload(self, role: Role) -> ir.Value:
+        """Address of the piece's payload, or of the one that a hop is given."""
+        b, given = self.b, role == "incoming" and not self.kernel.decodes
+        payload, starts = ("data", "data_at") if given else ("payload", "at")
         begin = b.load(at(b, self.given[starts], self.bytes(self.p, 8)), typ=I64)
         return at(b, self.given[payload], begin)
 
-    def header_place(self, name: str, *, length: bool) -> ir.Value:
-        """Address of a selection's count or a field's length in the payload."""
-        counted, lengths = header(self.spec)
-        index = len(counted) + lengths.index(name) if length else counted.index(name)
-        return at(self.b, self.start_of("payload", "at"), c(4 * index))
+    def fields(self) -> None:
+        """Set pointers to fields whose starts are known by now: steps make counts and lengths."""
+        for array, start in self.kernel.starts.items():
+            needed = [(v.op, v.attr) for v in order([start]) if v.op in SIZES]
+            if array not in self.pointers and all(size in self.sizes for size in needed):
+                self.pointers[array] = at(self.b, self.payload(array.role), self.value(start))
 
-    def read_header(self) -> None:
-        """Read the counts and lengths that a payload begins with."""
-        for names, into in zip(header(self.spec), (self.sizes, self.lengths), strict=True):
-            for name in names:
-                place = self.header_place(name, length=into is self.lengths)
-                into[name] = self.b.zext(self.b.load(place, typ=I32, align=1), I64)
-
-    def write_header(self, name: str, value: ir.Value, *, length: bool) -> None:
-        """Store a count or a length, which decides the places of later fields."""
-        (self.lengths if length else self.sizes)[name] = value
-        place = self.header_place(name, length=length)
-        self.b.store(self.b.trunc(value, I32), place, align=1)
-        self.fields()
-
-    def fields(self, *, hop: bool = False) -> ir.Value:
-        """Set pointers to a payload's fields; returns its length without the status byte. hop: to
-        those of the payload that an encode is given."""
-        b = self.b
-        role: Role = "incoming" if hop or self.kernel.decodes else "payload"
-        start = self.start_of(*(("data", "data_at") if hop else ("payload", "at")))
-        length: ir.Value = c(4 * sum(map(len, header(self.spec))))
-        for f in self.spec.fields:
-            self.pointers[Array.of(f, role)] = at(b, start, length)
-            size = self.size(f)
-            if size is None:
-                return length  # places of later fields are not known yet
-            length = b.add(length, size)
-        self.pointers[Array.of(STATUS, role)] = at(b, start, length)
-        return length
-
-    def size(self, f: Field) -> ir.Value:
-        """Bytes of a field; None while unknown."""
-        if f.layout.varying:
-            return self.lengths.get(f.name)
-        n = self.items(Domain(f.shape, f.of, f.dims))
-        return None if n is None else self.bytes_of(f.layout, n)
+    def used(self) -> ir.Value:
+        """Address of the length of the piece's payload."""
+        return at(self.b, self.given["used"], self.bytes(self.p, 8))
 
     def items(self, domain: Domain) -> ir.Value:
-        """Items of a domain; None while unknown."""
+        """Items of a domain."""
         if domain.kind == "matrix":
             return self.value(self.kernel.extents[domain.dims].size)
-        if domain.kind in ("scalar", "table"):
-            return c(int(domain.of or 1))
-        return self.tiles if domain.kind == "group" else self.kept(domain.of)
-
-    def bytes_of(self, storage: Storage, n: ir.Value) -> ir.Value:
-        """Bytes of n values."""
-        b = self.b
-        if not storage.packed:
-            return self.bytes(n, storage.bits // 8)
-        full, rest = b.udiv(n, c(self.tile)), b.urem(n, c(self.tile))
-        whole = self.bytes(full, storage.tile_bytes(self.tile))
-        return b.add(whole, code_bytes(b, storage, rest))
+        return self.kept(domain.of)
 
     def among(self, selection: str) -> ir.Value:
         """Number of elements among which the selection chooses."""
@@ -195,9 +141,7 @@ class Printer:
 
     def kept(self, selection: str) -> ir.Value:
         """Elements of a selection; "": of the piece."""
-        if selection in header(self.spec)[0]:
-            return self.sizes.get(selection)
-        return self.value(self.kernel.limits[selection]) if selection else self.row["n"]
+        return self.value(self.kernel.counts[selection])
 
     # values of the piece
 
@@ -251,11 +195,20 @@ class Printer:
         return ins.convert(b, found, KINDS[v.kind])
 
     def op_counted(self, v: Value) -> ir.Value:
-        return self.kept(v.attr)
+        return self.sizes[v.op, v.attr]
 
-    def op_told(self, v: Value) -> ir.Value:
-        status = self.b.load(self.pointers[Array.of(STATUS, "incoming")], typ=I8)
-        return self.b.icmp_unsigned("!=", status, number(I8, 0))
+    op_length = op_counted
+
+    def op_used(self, v: Value) -> ir.Value:
+        return self.b.load(self.used(), typ=I64)
+
+    def op_header(self, v: Value) -> ir.Value:
+        """A number of the header; 0 if the payload is too short for it."""
+        b, found = self.b, Variable(self.b, c(0))
+        with b.if_then(b.icmp_signed(">=", self.op_used(v), c(v.attr + 4))):
+            place = at(b, self.payload("incoming"), c(v.attr))
+            found.set(b.zext(b.load(place, typ=I32, align=1), I64))
+        return found.get()
 
     def op_load(self, v: Value) -> ir.Value:
         b, storage = self.b, v.attr.storage.name

@@ -7,8 +7,7 @@ from llvmlite import ir
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import Builder
 from compll.backends.cpu.processor import FEATURES
-from compll.backends.cpu.types import F32, I8, I16, I32, I64, const, lanes, number
-from compll.ir.storage import Storage
+from compll.backends.cpu.types import F32, I8, I16, I32, const, lanes, number
 from compll.ir.tile import Array
 from compll.numerics.bits import FORMATS, INFINITE
 
@@ -21,13 +20,6 @@ NARROW = {"uint16": 16, "byte": 8} | {name: one.width for name, one in FORMATS.i
 def item_bytes(array: Array) -> int:
     """Bytes of one value in memory."""
     return array.storage.bits // 8
-
-
-def code_bytes(b: Builder, codes: Storage, count: ir.Value) -> ir.Value:
-    """Bytes of `count` packed codes of one tile."""
-    if codes.trits:
-        return b.udiv(b.add(count, number(I64, 4)), number(I64, 5))
-    return b.lshr(b.add(b.mul(count, number(I64, codes.bits)), number(I64, 7)), number(I64, 3))
 
 
 def load_as(b: Builder, pointer: ir.Value, storage: str, count: int) -> ir.Value:

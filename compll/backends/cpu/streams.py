@@ -26,16 +26,17 @@ def stream(printer: Printer, call: Call) -> ir.Value:
     own = call.made[0] if printer.kernel.decodes else call.views[0].value.attr
     array, count = printer.pointers[own], printer.items(own.domain)
     if f.layout.recoded:  # counted in bytes, not in positions
-        count = printer.bytes_of(own.storage, count)
+        count = printer.value(printer.kernel.sizes[own])
     among = c(f.bits) if f.storage == "huffman" else printer.among(f.of)
     b.store(number(I32, -1), at(b, array, c(-4)))
     if not printer.kernel.decodes:
         out = printer.pointers[call.made[0]]
         end = kind.store(b, array, count, among, out)
-        printer.write_header(f.name, b.sub(end, b.ptrtoint(out, I64)), length=True)
-        return None
+        printer.sizes["length", f.name] = b.sub(end, b.ptrtoint(out, I64))
+        return printer.fields()
     data = printer.pointers[Array.of(f, "incoming")]
-    given = [data, at(b, data, printer.lengths[f.name]), count, among, array]
+    length = printer.value(printer.kernel.sizes[Array.of(f, "incoming")])
+    given = [data, at(b, data, length), count, among, array]
     if printer.kernel.kind == "check":
         return b.icmp_signed("!=", kind.load(b, *given), c(0))
     with b.if_then(b.icmp_signed("!=", printer.given["rows"], c(1))):

@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.instructions import C_TYPES, MEMORY, Lines
-from compll.backends.cuda.payload_fields import PLACES, PayloadFields
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.ir.expr import Expr
 from compll.ir.module import HALVES, Field
-from compll.ir.tile import Array, Domain, Value
+from compll.ir.tile import SIZES, Array, Domain, Value
 
 
 def state_params(states: Iterable[Array]) -> tuple[str, ...]:
@@ -31,6 +30,8 @@ PIECE = {
     "offset": "const i64 offset = table[5 * p + 3];",
     "step": "const u64 step = base_step + (tick ? *tick : 0);",
     "xs": "XT* const xs = x + table[5 * p];",
+    "payload": "u8* const payload = out + at[p];",
+    "incoming": "const u8* const incoming = data + at_in[p];",
 }
 
 
@@ -59,7 +60,6 @@ class Body:
             self.head.add("for (int q = 0; q < payloads; ++q, at_in += pieces) {")
         self.hoisted: set[str] = set()
         self.named: dict[Hashable, str] = {}
-        self.fields = {prefix: PayloadFields(self, prefix) for prefix in PLACES}
         self.fresh = 0
 
     def __str__(self) -> str:
@@ -117,7 +117,15 @@ class Body:
         """Pointer to a payload field, to one that the kernel is given, or to a sum."""
         if array.role == "sum":
             return self.plan.sums[array.name]
-        return self.fields["in" if array.role == "incoming" else "out"].pointer(array.name)
+        return f"({self.given(array.role)} + {self.value(self.plan.kernel.starts[array])})"
+
+    def field(self, f: Field) -> str:
+        """Pointer to a field of the payload that is stored, or decoded."""
+        return self.payload(Array.of(f, "incoming" if self.plan.decodes else "payload"))
+
+    def length(self, f: Field) -> str:
+        """Bytes of a field of varying length in the payload that is decoded."""
+        return self.value(self.plan.kernel.sizes[Array.of(f, "incoming")])
 
     # integers of the piece
 
@@ -135,7 +143,15 @@ class Body:
         if domain.kind == "matrix":
             rows, cols = map(self.dim, domain.dims)
             return f"({rows} * {cols})"
-        return self.fields["in" if self.plan.decodes else "out"].kept(domain.of)
+        return self.kept(domain.of)
+
+    def kept(self, selection: str) -> str:
+        """Elements of a selection; "": of the piece."""
+        return self.value(self.plan.kernel.counts[selection])
+
+    def among(self, selection: str) -> str:
+        """Number of elements among which the selection chooses."""
+        return self.kept(self.plan.module.among(selection))
 
     # arrays of the piece
 
@@ -202,15 +218,17 @@ class Body:
         self.lines.lines.append(line)
 
     def leave_length(self, f: Field, text: str) -> None:
-        """Leave the length of a payload field, and store it in the payload."""
-        name = self.declare("i64", text)
-        self.leave(("length", f.name), name)
-        self.first(f"store_uint32({self.fields['out'].place(f.name, length=True)}, {name});")
+        """Leave the length of a payload field."""
+        self.leave(("length", f.name), self.declare("i64", text))
 
     def value(self, v: Value) -> str:
         """A value of the piece: its name here."""
         if v.op == "const":
             return instructions.literal(v)
+        if v.op == "size":
+            return self.given("n")
+        if v.op in SIZES:
+            return self.slot((v.op, v.attr), v.kind)
         if id(v) in self.plan.left:
             return self.slot(id(v), v.kind)
         if id(v) not in self.named:
@@ -223,20 +241,16 @@ class Body:
     def text(self, v: Value) -> str:
         if id(v) in self.plan.elsewhere:
             return f"({C_TYPES[v.kind]}){self.plan.elsewhere[id(v)][1]}"
-        if v.op == "size":
-            return self.given("n")
-        if v.op == "scale":
-            return "scale"
+        if v.op in ("scale", "workers"):
+            return v.op
         if v.op == "static":
             number = self.plan.known(v.attr)
             return f"{number} != 0.0" if v.kind == "bool" else f"({C_TYPES[v.kind]}){number}"
-        if v.op == "counted":
-            return self.fields["in" if self.plan.decodes else "out"].kept(v.attr)
-        if v.op == "told":
-            own = self.fields["in"]
-            return f"{own.data}[{own.end()}] != 0"
-        if v.op == "workers":
-            return "workers"
+        if v.op == "used":
+            return "used_in[p]"
+        if v.op == "header":  # 0 if the payload is too short for it
+            place = f"{self.given('incoming')} + {v.attr}"
+            return f"used_in[p] < {v.attr + 4} ? 0 : load_uint32({place})"
         if v.kind == "table":
             return self.table(v)
         if v.op == "load":

@@ -71,24 +71,21 @@ def store(p: Any, call: Call) -> None:
     def counts(b: Body) -> str:
         return b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
 
-    def pointer(b: Body) -> str:
-        return b.fields["out"].pointer(f.name)
-
     with p.kernel("counts", p.plan.grid(ELEMENTS, COUNTED), 256) as b:
         end = f"op_min({b.given('n')}, (own + 1) * {COUNTED})"
         b.call("count_numbers", b.elements(own.array), f"own * {COUNTED}", end, counts(b))
     b = p.open_phase()
-    b.call("make_codes", counts(b), f.bits, pointer(b), own.codes(b))
+    b.call("make_codes", counts(b), f.bits, b.field(f), own.codes(b))
     with p.kernel("sizes", own.grid, TILES) as b:
         own.tile(b)
         b.add(f"const i64 size = stream_bytes({b.elements(own.array)} + begin, m, {own.codes(b)});")
-        b.add(f"if (m > 0) store_uint16({own.size_at(pointer(b))}, size);")
+        b.add(f"if (m > 0) store_uint16({own.size_at(b.field(f))}, size);")
         own.leave(b, "size")
     b = p.open_phase()
     b.leave_length(f, f"{own.head(b)} + scan_array({b.of_blocks(own.sums, own.grid)})")
     with p.kernel("streams", own.grid, TILES) as b:
         own.tile(b)
-        to = own.stream_at(b, pointer(b))
+        to = own.stream_at(b, b.field(f))
         b.call("store_stream", f"{b.elements(own.array)} + begin", "m", own.codes(b), to)
 
 
@@ -98,19 +95,17 @@ def load(p: Any, call: Call) -> None:
     own = Huffman(p, f, call.made[0])
     with p.kernel("sizes", own.grid, TILES) as b:
         own.tile(b)
-        fields = b.fields["in"]
-        fits = f"m > 0 && {fields.length(f)} >= {own.head(b)}"
-        own.leave(b, f"{fits} ? load_uint16({own.size_at(fields.pointer(f.name))}) : 0")
+        fits = f"m > 0 && {b.length(f)} >= {own.head(b)}"
+        own.leave(b, f"{fits} ? load_uint16({own.size_at(b.field(f))}) : 0")
     b = p.open_phase()
-    fields = b.fields["in"]
     streams = b.declare("i64", f"scan_array({b.of_blocks(own.sums, own.grid)})")
-    whole = f"{fields.length(f)} == {own.head(b)} + {streams}"
-    filled = f"fill_table({fields.pointer(f.name)}, {f.bits}, {own.table(b)})"
+    whole = f"{b.length(f)} == {own.head(b)} + {streams}"
+    filled = f"fill_table({b.field(f)}, {f.bits}, {own.table(b)})"
     good = b.declare("bool", f"{whole} && {filled}")
     b.refuse(f"threadIdx.x == 0 && !{good}")
     with p.kernel("numbers", own.grid, TILES) as b:
         own.tile(b)
-        data = b.fields["in"].pointer(f.name)
+        data = b.field(f)
         b.add(f"const int size = m > 0 ? (int)load_uint16({own.size_at(data)}) : 0;")
         to = f"{own.table(b)}, {b.elements(own.array)} + begin"
         b.refuse(f"m > 0 && !load_stream({own.stream_at(b, data)}, size, m, {to})")

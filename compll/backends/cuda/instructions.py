@@ -26,7 +26,8 @@ ROWS = {
     "div": "{} / {}", "where": "op_where({}, {}, {})", "lt": "{} < {}", "le": "{} <= {}",
     "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}", "and": "{} && {}",
     "or": "{} || {}", "not": "!{}", "bitand": "{} & {}", "bitor": "{} | {}",
-    "bitxor": "{} ^ {}", "repeat": "{}", "buckets": "{}",
+    "bitxor": "{} ^ {}", "quotient": "{} / {}", "remainder": "{} % {}", "repeat": "{}",
+    "buckets": "{}",
 }  # fmt: skip
 
 

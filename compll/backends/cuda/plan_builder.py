@@ -33,7 +33,7 @@ class PlanBuilder:
         decodes: bool = False,
     ) -> None:  # fmt: skip
         self.name, self.kernel, self.shape, self.given = name, kernel, shape, params
-        self.module, self.limits, self.decodes = kernel.module, kernel.limits, decodes
+        self.module, self.decodes = kernel.module, decodes
         self.statics = [*kernel.statics]
         #: true if a check marked bad payloads
         self.checks = False

@@ -15,9 +15,10 @@ from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.backends.cuda.selected_lanes import counted
 from compll.backends.cuda.walk_kernel import Region, WalkKernel
 from compll.ir.expr import Expr
-from compll.ir.layout import header
+from compll.ir.layout import is_fixed
 from compll.ir.tile import (
     GRADIENT,
+    USED,
     WRONG,
     Call,
     Op,
@@ -167,13 +168,19 @@ class Printer:
         self.guard = None
 
     def store(self, s: Store) -> None:
-        """Store a number of the piece, or a table: in the payload, or in all of the gradient."""
+        """Store a number of the piece, or a table: in the payload, or in all of the gradient. The
+        host knows the length of payloads that do not vary."""
         if s.array is GRADIENT:
             lanes = Value("repeat", (s.value,), "f32", "lane")
             self.walk_kernel("fill", Walk([Store(GRADIENT, lanes)]), {})
             return
+        if s.array is USED and is_fixed(self.plan.module):
+            return
         value = self.value(s.value)
         b = self.open_phase()
+        if s.array is USED:
+            b.first(f"used[p] = {value};")
+            return
         if s.array is WRONG:
             b.refuse(f"threadIdx.x == 0 && {value} != 0")
             return
@@ -231,15 +238,12 @@ class Printer:
             for name in conditions
         }
         for one in walk.compacts:
-            if one.selection not in header(self.plan.module)[0]:
+            if self.plan.kernel.counts[one.selection].op != "counted":
                 continue
             counts = [found[f"always_{one.selection}"]] if one.always is not None else []
             if one.first is not None and one.limit is not None:
                 counts.append(f"op_min({found[f'first_{one.selection}']}, {self.value(one.limit)})")
-            name = b.declare("i64", " + ".join(counts))
-            b.leave(("count", one.selection), name)
-            place = b.fields["out"].place(one.selection, length=False)
-            b.first(f"store_uint32({place}, {name});")
+            b.leave(("counted", one.selection), b.declare("i64", " + ".join(counts)))
 
 
 STEPS: dict[type[Op], Callable[[Printer, Any], None]] = {

@@ -12,12 +12,11 @@ from compll.backends.cuda.printer import THREADS, Printer
 from compll.backends.cuda.searches import ROUNDS
 from compll.backends.cuda.selected_lanes import counted
 from compll.ir import layout
-from compll.ir.module import Module
+from compll.ir.module import STATUS, Module
 from compll.ir.tile import (
     FIELDS,
     GRADIENT,
     SEARCHES,
-    STATUS,
     Call,
     Kernel,
     Op,
@@ -110,9 +109,6 @@ def encode(kernel: Kernel, name: str, shape: Shape) -> PlanBuilder:
     plan.sums = {field: f"(r{k} + r{k}_at[p])" for k, field in enumerate(rounds)}
     p = Printer(plan)
     p.steps(kernel.steps)
-    if any(layout.header(kernel.module)):  # the payload's length varies
-        b = p.open_phase()
-        b.first(f"used[p] = {b.fields['out'].end()} - at[p] + {int(kernel.module.status)};")
     p.end_phase()
     return plan
 
@@ -147,20 +143,11 @@ def check(p: Printer, kernel: Kernel) -> None:
     """Add kernels that check if payloads are as long as their headers say, and if positions lie in
     their tensors."""
     b = p.phase = Body(p.plan, -1, THREADS)
-    n, wrong, fields = b.given("n"), b.memory("wrong", "uint32", -1), b.fields["in"]
+    n, wrong = b.given("n"), b.memory("wrong", "uint32", -1)
     b.first(f"*{wrong} = 0;")
     b.refuse(f"threadIdx.x == 0 && {n} == 0 && used_in[p] != 0")
     b.skip(f"{n} == 0")
     p.plan.checks = True
-    kept, lengths = layout.header(p.plan.module)
-    good = [f"used_in[p] >= {4 * len(kept + lengths)}"]
-    good += [f"{fields.kept(s)} <= {b.value(p.plan.limits[s])}" for s in kept]
-    for f in p.plan.module.fields:
-        if f.storage == "runs":
-            good.append(f"{fields.length(f)} <= {fields.bytes(f.layout, n)}")
-    good.append(f"{fields.end()} - at_in[p] + {int(p.plan.module.status)} == used_in[p]")
-    b.add(f"const bool good = {' && '.join(good)};")
-    b.refuse("threadIdx.x == 0 && !good")
     p.steps(kernel.steps)
 
 

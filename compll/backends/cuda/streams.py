@@ -35,8 +35,7 @@ def leave_sum(b: Body, name: str, text: str) -> None:
 def place_of(b: Body, f: Field) -> tuple[str, str, str]:
     """A thread's position in a field's array; the numbers of positions, and of elements among which
     they choose."""
-    fields = b.fields["in" if b.plan.decodes else "out"]
-    return f"own * {POSITIONS} + threadIdx.x", fields.kept(f.of), fields.among(f.of)
+    return f"own * {POSITIONS} + threadIdx.x", b.kept(f.of), b.among(f.of)
 
 
 def store_positions(p: Any, call: Call) -> None:
@@ -55,12 +54,10 @@ def store_positions(p: Any, call: Call) -> None:
     b = p.open_phase()
     total = b.declare("i64", f"scan_array({b.of_blocks(bits, grid)})")
     b.leave_length(f, f"{code}::head + (({total} + 7) >> 3)")
-    fields = b.fields["out"]
-    b.first(f"{code}::begin({fields.pointer(f.name)}, {fields.kept(f.of)}, {fields.among(f.of)});")
+    b.first(f"{code}::begin({b.field(f)}, {b.kept(f.of)}, {b.among(f.of)});")
     with p.kernel("codes", grid, POSITIONS) as b:
         b.add(f"i64 all; const i64 before = bits_before<{code}>({own(b)}, &all);")
-        to = b.fields["out"].pointer(f.name)
-        b.call(f"store_code<{code}>", own(b), f"{bits}[blockIdx.x] + before", to)
+        b.call(f"store_code<{code}>", own(b), f"{bits}[blockIdx.x] + before", b.field(f))
 
 
 def read_positions(p: Any, call: Call) -> None:
@@ -73,10 +70,9 @@ def read_positions(p: Any, call: Call) -> None:
 
     def stream(b: Body) -> str:
         """Declare the stream: its bytes, and memory for the results of its chunks."""
-        fields = b.fields["in"]
         room = f"{b.first_item(chunks, of='p + 1')} - {b.first_item(chunks)}"
         memory = b.memory(f"chunk_reads_{f.name}", "uint64", chunks, PLACES)
-        given = f"{fields.pointer(f.name)}, {fields.length(f)}, {fields.kept(f.of)}, {memory}"
+        given = f"{b.field(f)}, {b.length(f)}, {b.kept(f.of)}, {memory}"
         b.add(f"const Stream stream = opened<{units}>({given}, {room});")
         return "stream"
 
@@ -87,10 +83,10 @@ def read_positions(p: Any, call: Call) -> None:
         b.call(f"join_chunks<{GROUP}>", stream(b), "own", to)
     with p.kernel("stream", -1, 32) as b:
         own = f"{b.first_block(groups)}, {b.first_block(groups, of='p + 1')}"
-        own = f"{own}, {b.fields['in'].among(f.of)}"
+        own = f"{own}, {b.among(f.of)}"
         b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, wrong + p, errors);")
     with p.kernel("positions", groups, THREADS) as b:
-        own, n = f"own, {entries} + blockIdx.x * 3", b.fields["in"].among(f.of)
+        own, n = f"own, {entries} + blockIdx.x * 3", b.among(f.of)
         to = f"{b.elements(call.made[0])}, wrong + p, errors"
         b.call(f"write_positions<{units}, {GROUP}>", stream(b), own, n, to)
 
@@ -100,7 +96,7 @@ def ascending(p: Any, call: Call) -> None:
     f = call.attr
     with p.kernel("ascending", p.plan.grid(Domain("kept", f.of), POSITIONS), POSITIONS) as b:
         own = ", ".join(place_of(b, f))
-        b.refuse(f"!ascends({b.fields['in'].pointer(f.name)}, {own})", 2)
+        b.refuse(f"!ascends({b.field(f)}, {own})", 2)
 
 
 # runs of trits
@@ -120,7 +116,7 @@ def shorten(p: Any, call: Call) -> None:
     made = p.plan.of_blocks(f"made_{f.name}", "int64", grid)
 
     def own(b: Body) -> str:
-        length = b.fields["out"].bytes(array.storage, b.given("n"))
+        length = b.value(p.plan.kernel.sizes[array])
         return f"{b.elements(array)}, {over_bytes(b, length)}"
 
     with p.kernel("breaks", grid, 256) as b:
@@ -132,7 +128,7 @@ def shorten(p: Any, call: Call) -> None:
     b = p.open_phase()
     b.leave_length(f, f"scan_array({b.of_blocks(made, grid)})")
     with p.kernel("runs", grid, 256) as b:
-        to = f"{b.fields['out'].pointer(f.name)} + {made}[blockIdx.x]"
+        to = f"{b.field(f)} + {made}[blockIdx.x]"
         b.add(f"i64 all; shortened({own(b)}, {breaks}[blockIdx.x], {to}, &all);")
 
 
@@ -144,14 +140,13 @@ def lengthen(p: Any, call: Call) -> None:
     stands = p.plan.of_blocks(f"stands_{f.name}", "int64", grid)
 
     def own(b: Body) -> str:
-        fields = b.fields["in"]
-        return f"{fields.pointer(f.name)}, {over_bytes(b, fields.length(f))}"
+        return f"{b.field(f)}, {over_bytes(b, b.length(f))}"
 
     with p.kernel("stands", grid, 256) as b:
         leave_sum(b, stands, f"block_scan<256>(lengthened({own(b)}), &all)")
     b = p.open_phase()
     trits = b.declare("i64", f"scan_array({b.of_blocks(stands, grid)})")
-    size = b.fields["in"].bytes(array.storage, b.given("n"))
+    size = b.value(p.plan.kernel.sizes[array])
     b.refuse(f"threadIdx.x == 0 && {trits} != {size}")
     with p.kernel("trits", grid, 256) as b:
         b.add(f"i64 all; const i64 before = block_scan<256>(lengthened({own(b)}), &all);")

@@ -10,7 +10,7 @@ import numpy as np
 from compll.backends.reference import bitstreams, huffman, trits
 from compll.errors import PayloadError
 from compll.ir.expr import walk
-from compll.ir.layout import header, limits
+from compll.ir.layout import header, items, limits
 from compll.ir.matrices import extents
 from compll.ir.module import Field, Module
 from compll.ir.static import Number
@@ -88,34 +88,23 @@ def stored(field: Field, value: Any, tile: int, n: int) -> U8:
     return TYPES[field.storage].write(field, values, n, tile)
 
 
-def read_counts(
+def read_header(
     module: Module, params: Mapping[str, Number], payload: U8, n: int
-) -> dict[str, int]:
-    """The size of each selection of a payload. Raises PayloadError."""
-    most, counts, at = limits(module, n, params), {}, 0
-    for selection in module.selections:
-        counts[selection.name] = most[selection.name]
-        if selection.dynamic:
-            if len(payload) < at + 4:
-                raise PayloadError(f"{module.name}: a payload begins with 4 bytes per selection")
-            count = int(payload[at : at + 4].view("<u4")[0])
-            if count > most[selection.name]:
-                raise PayloadError(
-                    f"{module.name}: {count} selected elements, where at most "
-                    f"{most[selection.name]} are possible"
-                )
-            counts[selection.name] = count
-            at += 4
-    return counts
-
-
-def read_lengths(module: Module, payload: U8) -> dict[str, int]:
-    """The bytes of each field of varying length. Raises PayloadError."""
-    counted, gaps = header(module)
-    head = payload[4 * len(counted) : 4 * (len(counted) + len(gaps))]
-    if len(head) < 4 * len(gaps):
-        raise PayloadError(f"{module.name}: a payload begins with 4 bytes per field of gaps")
-    return dict(zip(gaps, np.ascontiguousarray(head).view("<u4").tolist(), strict=True))
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Elements of each selection of a payload, and bytes of each field of varying length. Raises
+    PayloadError."""
+    most, (counted, varying) = limits(module, n, params), header(module)
+    head = payload[: 4 * len(counted + varying)]
+    if len(head) < 4 * len(counted + varying):
+        raise PayloadError(f"{module.name}: {len(head)} bytes are no payload")
+    numbers = np.ascontiguousarray(head).view("<u4").tolist()
+    counts = dict(zip(counted, numbers, strict=False))
+    for name, count in counts.items():
+        if count > most[name]:
+            raise PayloadError(
+                f"{module.name}: {count} selected elements, where at most {most[name]} are possible"
+            )
+    return most | counts, dict(zip(varying, numbers[len(counted) :], strict=True))
 
 
 def check_indices(
@@ -137,14 +126,11 @@ def check_indices(
 
 def loaded(field: Field, data: U8, n: int, tile: int, kept: int) -> Any:
     """The value of a field, from the start of `data`; kept: elements of its selection."""
-    rows, cols = extents(field.dims, n) if field.shape == "matrix" else (0, 0)
-    counts = {"scalar": 1, "group": -(-n // tile), "n": n, "kept": kept, "matrix": rows * cols}
-    count = int(field.of) if field.shape == "table" else counts[field.shape]
-    type_ = TYPES[field.storage]
+    count, type_ = items(field, n, tile, kept), TYPES[field.storage]
     values = type_.read(field, data, count, n, tile)
     if values is None:
         raise PayloadError(f"{field.name!r} does not hold {type_.values.format(count)}")
     values = values.astype(np.int32) if field.packed else values
     if field.shape == "matrix":
-        return values.reshape(rows, cols)
+        return values.reshape(extents(field.dims, n))
     return values[0] if field.shape == "scalar" else values

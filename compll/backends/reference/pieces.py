@@ -111,11 +111,11 @@ def written(run: Run) -> U8:
     stored = {f.name: run.stored(f) for f in module.fields}
     counted, gaps = header(module)
     lengths = {name: len(stored[name]) for name in gaps}
-    place = layout(module, run.n, kept, lengths)
-    out = np.zeros(place.total, np.uint8)
+    starts = layout(module, run.n, kept, lengths)
+    out = np.zeros(starts[-1], np.uint8)
     head = [kept[name] for name in counted] + [lengths[name] for name in gaps]
     out[: 4 * len(head)] = np.array(head, "<u4").view(np.uint8)
-    for start, data in zip(place.starts, stored.values(), strict=True):
+    for start, data in zip(starts, stored.values(), strict=False):
         out[start : start + len(data)] = data
     if module.status:
         out[-1] = not np.isfinite(run.inputs["g"]).all()
@@ -140,17 +140,16 @@ def result(run: Run) -> F32:
 
 def read(module: Module, payload: U8, n: int, run: Run) -> None:
     """Give `run` the fields of a payload. Raises PayloadError."""
-    kept = fields.read_counts(module, run.env, payload, n)
-    lengths = fields.read_lengths(module, payload)
-    where = layout(module, n, kept, lengths)
-    if len(payload) != where.total:
+    kept, lengths = fields.read_header(module, run.env, payload, n)
+    starts = layout(module, n, kept, lengths)
+    if len(payload) != starts[-1]:
         raise PayloadError(
-            f"{module.name}: a payload of {n} elements has {where.total} bytes here, "
+            f"{module.name}: a payload of {n} elements has {starts[-1]} bytes here, "
             f"this one {len(payload)}"
         )
     drawn = {s.name for s in module.selections if s.kind == "drawn"}
     run.picked = {name: np.arange(count) for name, count in kept.items() if name not in drawn}
-    for field, start in zip(module.fields, where.starts, strict=True):
+    for field, start in zip(module.fields, starts, strict=False):
         data = payload[start : start + lengths.get(field.name, len(payload))]
         size = kept.get(module.among(field.of), n)
         run.inputs[field.name] = fields.loaded(field, data, size, run.tile, kept.get(field.of, 0))

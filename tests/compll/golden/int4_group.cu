@@ -12,8 +12,11 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
   const float s3 = scale;
   const double s9 = (double)st[p * encode_statics + 0];
   const float s10 = (float)s9;
-  const i64 out_at0 = at[p] + 0;
-  const i64 out_at1 = out_at0 + (n + 63) / 64 * 2;
+  u8* const payload = out + at[p];
+  const i64 s28 = op_add(n, 63ll);
+  const i64 s29 = s28 / 64ll;
+  const i64 s30 = op_mul(s29, 2ll);
+  const i64 s31 = op_add(0ll, s30);
   const int u = threadIdx.x % 4, team = threadIdx.x / 4;
   const i64 t = own * 64 + team, o = t * 64;
   __shared__ i64 keys[2];
@@ -53,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
     const float v11 = op_max(s10, v7);
     const float v12 = op_where(v8, v11, v7);
     const float v13 = op_bfloat16_up(v12);
-    if (m && u == 0) store_bfloat16<READY>((out + out_at0) + t * 2, (float)v13);
+    if (m && u == 0) store_bfloat16<READY>((payload + 0ll) + t * 2, (float)v13);
     const float v14 = (float)7.0 / v13;
     const float v15 = op_bfloat16(v13);
     const float v16 = v15 / (float)7.0;
@@ -86,15 +89,15 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk0(XT* __restrict__ 
     }
     if (whole) {
       #pragma unroll
-      for (int q = 0; q < 2; ++q) if (m) store_codes<READY>((out + out_at1) + t * 32 + 16 * q + 4 * u, w_q[q]);
+      for (int q = 0; q < 2; ++q) if (m) store_codes<READY>((payload + s31) + t * 32 + 16 * q + 4 * u, w_q[q]);
     }
     else
     {
       __syncwarp();
-      pack_short<4>(codes[0] + team * 64, (out + out_at1) + t * 32, m, u, 4);
+      pack_short<4>(codes[0] + team * 64, (payload + s31) + t * 32, m, u, 4);
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at0), 2) && aligned((out + out_at1), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((payload + 0ll), 2) && aligned((payload + s31), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -102,8 +105,11 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
   const i64 own = (i64)blockIdx.x - firsts[p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
-  const i64 in_at0 = at_in[p] + 0;
-  const i64 in_at1 = in_at0 + (n + 63) / 64 * 2;
+  const u8* const incoming = data + at_in[p];
+  const i64 s3 = op_add(n, 63ll);
+  const i64 s4 = s3 / 64ll;
+  const i64 s5 = op_mul(s4, 2ll);
+  const i64 s6 = op_add(0ll, s5);
   XT* const xs = x + table[5 * p];
   const int u = threadIdx.x % 4, team = threadIdx.x / 4;
   const i64 t = own * 64 + team, o = t * 64;
@@ -111,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
     constexpr bool READY = decltype(ready)::value;
     const int m = READY || size - o >= 64 ? 64 : size > o ? (int)(size - o) : 0;
     const int c = 0;
-    const float v1 = m ? (float)load_bfloat16<READY>((data + in_at0) + t * 2) : (float)0;
+    const float v1 = m ? (float)load_bfloat16<READY>((incoming + 0ll) + t * 2) : (float)0;
     const float v2 = v1 / (float)7.0;
     {
       #pragma unroll
@@ -119,26 +125,26 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
         const int k = c * 4 + row, l = k * 16 + 4 * u;
         u32 q_q[4];
         if (READY || m == 64) {
-          const u32 word = load_codes<READY>((data + in_at1) + t * 32 + 16 * (k % 2) + 4 * u);
+          const u32 word = load_codes<READY>((incoming + s6) + t * 32 + 16 * (k % 2) + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 4 * (k / 2)) & 15u;
         }
         else
-        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<4>((data + in_at1) + t * 32, m, l + e) : 0;
+        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<4>((incoming + s6) + t * 32, m, l + e) : 0;
         float y_0[4];
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int i = l + j;
-          const i32 v3 = (i32)q_q[j];
-          const i32 v4 = op_sub(v3, 7);
-          const float v5 = (float)v4;
-          const float v6 = op_mul(v5, v2);
-          y_0[j] = v6;
+          const i32 v7 = (i32)q_q[j];
+          const i32 v8 = op_sub(v7, 7);
+          const float v9 = (float)v8;
+          const float v10 = op_mul(v9, v2);
+          y_0[j] = v10;
         }
         store4<READY>(xs, o + l, m - l, y_0);
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((incoming + s6), 2) && aligned((incoming + 0ll), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -148,8 +154,11 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
   XT* const xs = x + table[5 * p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
-  const i64 in_at0 = at_in[p] + 0;
-  const i64 in_at1 = in_at0 + (n + 63) / 64 * 2;
+  const u8* const incoming = data + at_in[p];
+  const i64 s3 = op_add(n, 63ll);
+  const i64 s4 = s3 / 64ll;
+  const i64 s5 = op_mul(s4, 2ll);
+  const i64 s6 = op_add(0ll, s5);
   const int u = threadIdx.x % 4, team = threadIdx.x / 4;
   const i64 t = own * 64 + team, o = t * 64;
   const auto tile = [&](auto ready) {
@@ -159,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
     float r_xs[16];
     #pragma unroll
     for (int k = 0; k < 4; ++k) load4<READY>(xs, o + (c * 4 + k) * 16 + 4 * u, m - ((c * 4 + k) * 16 + 4 * u), r_xs + 4 * k);
-    const float v1 = m ? (float)load_bfloat16<READY>((data + in_at0) + t * 2) : (float)0;
+    const float v1 = m ? (float)load_bfloat16<READY>((incoming + 0ll) + t * 2) : (float)0;
     const float v2 = v1 / (float)7.0;
     {
       #pragma unroll
@@ -167,27 +176,27 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
         const int k = c * 4 + row, l = k * 16 + 4 * u;
         u32 q_q[4];
         if (READY || m == 64) {
-          const u32 word = load_codes<READY>((data + in_at1) + t * 32 + 16 * (k % 2) + 4 * u);
+          const u32 word = load_codes<READY>((incoming + s6) + t * 32 + 16 * (k % 2) + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 4 * (k / 2)) & 15u;
         }
         else
-        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<4>((data + in_at1) + t * 32, m, l + e) : 0;
+        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<4>((incoming + s6) + t * 32, m, l + e) : 0;
         float y_0[4];
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int i = l + j;
-          const float v3 = r_xs[4 * row + j];
-          const i32 v4 = (i32)q_q[j];
-          const i32 v5 = op_sub(v4, 7);
-          const float v6 = (float)v5;
-          const float v7 = op_mul(v6, v2);
-          const float v8 = op_add(v3, v7);
-          y_0[j] = v8;
+          const float v7 = r_xs[4 * row + j];
+          const i32 v8 = (i32)q_q[j];
+          const i32 v9 = op_sub(v8, 7);
+          const float v10 = (float)v9;
+          const float v11 = op_mul(v10, v2);
+          const float v12 = op_add(v7, v11);
+          y_0[j] = v12;
         }
         store4<READY>(xs, o + l, m - l, y_0);
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && aligned((data + in_at0), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((incoming + s6), 2) && aligned((incoming + 0ll), 2) && __all_sync(FULL, size - o >= 64)) tile(Ready<true>()); else tile(Ready<false>());
   }
 }

@@ -103,8 +103,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
   const float s2 = held<float>(sc[p * encode_slots + 0]);
   const float s5 = scale;
   const float s15 = held<float>(sc[p * encode_slots + 1]);
-  const i64 out_at0 = at[p] + 0;
-  const i64 out_at1 = out_at0 + 4;
+  u8* const payload = out + at[p];
   const int u = threadIdx.x % 32, team = threadIdx.x / 32;
   const i64 t = own * 8 + team, o = t * 1024;
   __shared__ i64 keys[2];
@@ -154,29 +153,35 @@ extern "C" __global__ void __launch_bounds__(256) encode_walk2(XT* __restrict__ 
     }
     if (whole) {
       #pragma unroll
-      for (int q = 0; q < 2; ++q) if (m) store_codes<READY>((out + out_at1) + t * 256 + 128 * q + 4 * u, w_q[q]);
+      for (int q = 0; q < 2; ++q) if (m) store_codes<READY>((payload + 4ll) + t * 256 + 128 * q + 4 * u, w_q[q]);
     }
     else
     {
       __syncwarp();
-      pack_short<2>(codes[0] + team * 1024, (out + out_at1) + t * 256, m, u, 32);
+      pack_short<2>(codes[0] + team * 1024, (payload + 4ll) + t * 256, m, u, 32);
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((out + out_at1), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((payload + 4ll), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) encode_piece3(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, u8* __restrict__ out, const i64* at, const double* st, u64 seed, u64 base_step, const u64* tick, float scale, int back, i64* used, u32* part1, u32* part2, u32* part3, u32* part4, u64* sc) {
   const int p = blockIdx.x;
   const i64 n = table[5 * p + 1];
   if (n == 0) return;
   const double s1 = held<double>(sc[p * encode_slots + 2]);
-  const i64 out_at0 = at[p] + 0;
-  if (threadIdx.x == 0) store_float32((out + out_at0), (float)s1);
+  u8* const payload = out + at[p];
+  if (threadIdx.x == 0) store_float32((payload + 0ll), (float)s1);
   const i32 s2 = block_max(part4 + first[0 * (pieces + 1) + p], (n + 8191) / 8192);
   const bool s3 = s2 >= 2139095040;
   const i32 s4 = (i32)s3;
-  const i64 out_at1 = out_at0 + 4;
-  const i64 out_at2 = out_at1 + (n / 1024 * 256 + (n % 1024 * 2 + 7) / 8);
-  if (threadIdx.x == 0) store_byte((out + out_at2), (i64)s4);
+  const i64 s5 = n / 1024ll;
+  const i64 s6 = op_mul(s5, 256ll);
+  const i64 s7 = n % 1024ll;
+  const i64 s8 = op_mul(s7, 2ll);
+  const i64 s9 = op_add(s8, 7ll);
+  const i64 s10 = s9 / 8ll;
+  const i64 s11 = op_add(s6, s10);
+  const i64 s12 = op_add(4ll, s11);
+  if (threadIdx.x == 0) store_byte((payload + s12), (i64)s4);
 }
 extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -184,12 +189,19 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
   const i64 own = (i64)blockIdx.x - firsts[p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
-  const i64 in_at0 = at_in[p] + 0;
-  const i64 in_at1 = in_at0 + 4;
-  const double s4 = (double)load_float32((data + in_at0));
+  const u8* const incoming = data + at_in[p];
+  const double s4 = (double)load_float32((incoming + 0ll));
   const float s5 = (float)s4;
-  const i64 in_at2 = in_at1 + (n / 1024 * 256 + (n % 1024 * 2 + 7) / 8);
-  const bool s7 = data[in_at2] != 0;
+  const i64 s7 = n / 1024ll;
+  const i64 s8 = op_mul(s7, 256ll);
+  const i64 s9 = n % 1024ll;
+  const i64 s10 = op_mul(s9, 2ll);
+  const i64 s11 = op_add(s10, 7ll);
+  const i64 s12 = s11 / 8ll;
+  const i64 s13 = op_add(s8, s12);
+  const i64 s14 = op_add(4ll, s13);
+  const i32 s15 = (i32)load_byte((incoming + s14));
+  const bool s16 = s15 != 0;
   XT* const xs = x + table[5 * p];
   const int u = threadIdx.x % 32, team = threadIdx.x / 32;
   const i64 t = own * 8 + team, o = t * 1024;
@@ -203,11 +215,11 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
         const int k = c * 8 + row, l = k * 128 + 4 * u;
         u32 q_q[4];
         if (READY || m == 1024) {
-          const u32 word = load_codes<READY>((data + in_at1) + t * 256 + 128 * (k % 2) + 4 * u);
+          const u32 word = load_codes<READY>((incoming + 4ll) + t * 256 + 128 * (k % 2) + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 2 * (k / 2)) & 3u;
         }
         else
-        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<2>((data + in_at1) + t * 256, m, l + e) : 0;
+        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<2>((incoming + 4ll) + t * 256, m, l + e) : 0;
         float y_0[4];
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -216,14 +228,14 @@ extern "C" __global__ void __launch_bounds__(256) decode_set_walk0(XT* __restric
           const i32 v2 = op_sub(v1, 1);
           const float v3 = (float)v2;
           const float v6 = op_mul(v3, s5);
-          const float v8 = op_where(s7, (float)D_NAN, v6);
-          y_0[j] = v8;
+          const float v17 = op_where(s16, (float)D_NAN, v6);
+          y_0[j] = v17;
         }
         store4<READY>(xs, o + l, m - l, y_0);
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((incoming + 4ll), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
 }
 extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restrict__ x, const i64* table, const i64* first, const i64* item_at, int pieces, const u8* __restrict__ data, const i64* at_in, const i64* used_in, const double* st, u64 base_step, const u64* tick, u32* errors, int payloads) {
   const i64* const firsts = first + 0 * (pieces + 1);
@@ -233,12 +245,19 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
   XT* const xs = x + table[5 * p];
   const i64 n = table[5 * p + 1];
   const i64 size = n;
-  const i64 in_at0 = at_in[p] + 0;
-  const i64 in_at1 = in_at0 + 4;
-  const double s5 = (double)load_float32((data + in_at0));
+  const u8* const incoming = data + at_in[p];
+  const double s5 = (double)load_float32((incoming + 0ll));
   const float s6 = (float)s5;
-  const i64 in_at2 = in_at1 + (n / 1024 * 256 + (n % 1024 * 2 + 7) / 8);
-  const bool s9 = data[in_at2] != 0;
+  const i64 s9 = n / 1024ll;
+  const i64 s10 = op_mul(s9, 256ll);
+  const i64 s11 = n % 1024ll;
+  const i64 s12 = op_mul(s11, 2ll);
+  const i64 s13 = op_add(s12, 7ll);
+  const i64 s14 = s13 / 8ll;
+  const i64 s15 = op_add(s10, s14);
+  const i64 s16 = op_add(4ll, s15);
+  const i32 s17 = (i32)load_byte((incoming + s16));
+  const bool s18 = s17 != 0;
   const int u = threadIdx.x % 32, team = threadIdx.x / 32;
   const i64 t = own * 8 + team, o = t * 1024;
   const auto tile = [&](auto ready) {
@@ -254,11 +273,11 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
         const int k = c * 8 + row, l = k * 128 + 4 * u;
         u32 q_q[4];
         if (READY || m == 1024) {
-          const u32 word = load_codes<READY>((data + in_at1) + t * 256 + 128 * (k % 2) + 4 * u);
+          const u32 word = load_codes<READY>((incoming + 4ll) + t * 256 + 128 * (k % 2) + 4 * u);
           for (int e = 0; e < 4; ++e) q_q[e] = word >> (8 * e + 2 * (k / 2)) & 3u;
         }
         else
-        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<2>((data + in_at1) + t * 256, m, l + e) : 0;
+        for (int e = 0; e < 4; ++e) q_q[e] = l + e < m ? code_at<2>((incoming + 4ll) + t * 256, m, l + e) : 0;
         float y_0[4];
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -269,13 +288,13 @@ extern "C" __global__ void __launch_bounds__(256) decode_add_walk0(XT* __restric
           const float v4 = (float)v3;
           const float v7 = op_mul(v4, s6);
           const float v8 = op_add(v1, v7);
-          const float v10 = op_where(s9, (float)D_NAN, v8);
-          y_0[j] = v10;
+          const float v19 = op_where(s18, (float)D_NAN, v8);
+          y_0[j] = v19;
         }
         store4<READY>(xs, o + l, m - l, y_0);
       }
     }
   };
-  if (aligned(xs, 4 * sizeof(*xs)) && aligned((data + in_at1), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
+  if (aligned(xs, 4 * sizeof(*xs)) && aligned((incoming + 4ll), 2) && __all_sync(FULL, size - o >= 1024)) tile(Ready<true>()); else tile(Ready<false>());
   }
 }
