@@ -84,8 +84,9 @@ def same_on_all(values, group):
 WAYS = {"hsdp": hsdp, "replicate": replicated}
 
 
-def trained(rank, world_size, way, micro=1):
-    """Native training and ours: without a codec, with an unbiased one, and with a residual."""
+def trained(rank, world_size, way, names, micro=1):
+    """Native training and ours, by names: without a codec, with an unbiased one, and with a
+    residual."""
     native, _ = WAYS[way](None)
     losses = fit(native, rank, STEPS, micro)
     found, small = {"native": losses}, {"min_size": 1024, "timeout": SILENCE}
@@ -95,6 +96,8 @@ def trained(rank, world_size, way, micro=1):
         "topk": ("hipress", hipress.GroupOptions("topk", ratio=0.3, **small)),
         "default": "hipress",
     }.items():
+        if name not in names:
+            continue
         model, group = WAYS[way](given)
         ours = fit(model, rank, STEPS, micro)
         found[name] = {

@@ -245,14 +245,17 @@ def test_portable_states_lose_no_gradient(before, after, tmp_path):
             assert len({digest for _, digest in found}) == 1
 
 
-@pytest.mark.parametrize("sizes", first_fast(["123", "12345"]))
-def test_undelivered_gradients_at_any_number_of_ranks(sizes, tmp_path):
+@pytest.mark.parametrize(
+    "sizes, ways", first_fast([("123", ("alternate",)), ("12345", ("wrap", "sync"))])
+)
+def test_undelivered_gradients_at_any_number_of_ranks(sizes, ways, tmp_path):
     """They are kept by a file and by torch.distributed.checkpoint, for other codecs and ways: also
     by one rank, which compresses nothing."""
     path, saved, sizes = str(tmp_path), {}, [*map(int, sizes)]
     for ranks in sizes:
-        saved |= launch(checkpoint_ranks.saves_everywhere, ranks, path)[0]
-    assert sum(owed.norm() > 1 for owed in saved.values()) == 8 * (len(sizes) - 1)
+        now = [("wrap", "sync")[ranks % 2]] if "alternate" in ways else ways
+        saved |= launch(checkpoint_ranks.saves_everywhere, ranks, path, now)[0]
+    assert sum(owed.norm() > 1 for owed in saved.values()) == 4 * len(ways) * (len(sizes) - 1)
     for ranks in sizes:
         for found in launch(checkpoint_ranks.loads_everywhere, ranks, path, saved):
             assert len(found) == len(saved)

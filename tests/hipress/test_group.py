@@ -16,21 +16,24 @@ from tests.hipress.launch import DIED, launch
 from tests.tiers import first_fast
 
 ROOT = Path(hipress.__file__).parents[1]
+ALL = ("int4_group", "topk", "default")
 
 
 @pytest.mark.parametrize(
-    "way, ranks, micro", first_fast([("hsdp", 4, 2), ("hsdp", 4, 1), ("replicate", 3, 1)])
-)
-def test_replicas_train_as_natively(way, ranks, micro):
+    "way, ranks, micro, names",
+    first_fast([("hsdp", 4, 2, ALL[:1]), ("hsdp", 4, 2, ALL[1:]), ("hsdp", 4, 1, ALL),
+                ("replicate", 3, 1, ALL)]),
+)  # fmt: skip
+def test_replicas_train_as_natively(way, ranks, micro, names):
     """Replicas are averaged once a step, whatever the number of micro-batches."""
     layers, steps = 3, group_ranks.STEPS
-    for found in launch(group_ranks.trained, ranks, way, micro):
+    for found in launch(group_ranks.trained, ranks, way, ("none", *names), micro):
         native, none = found["native"], found["none"]
         assert native[-1] < 0.8 * native[0]
         assert none["as native"]
         assert none["losses"] == native
         assert "no: compressor 'none'" in none["text"]
-        for compressor in ("int4_group", "topk", "default"):
+        for compressor in names:
             ours = found[compressor]
             assert ours["replicas"]
             assert not ours["as native"]
