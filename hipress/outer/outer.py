@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("hipress")
 NEW = -1  # rounds of a site that has no agreed weights yet
 TRIES = 20  # rounds in a row that may be undone
+GIVE_TRIES = 3  # and in which a leaving site may try to hand over what it has not delivered
+GIVING = "what a site leaves"
 
 
 class _Refused(SyncError):
@@ -161,7 +163,7 @@ class Outer:
         self._notes: list[dict[str, Any]] = []  # of the sites, by rank
         self.round: Round | None = None
         self._ended: BaseException | str | None = None  # the reason why there are no more rounds
-        self._handed_over = False  # this site, which leaves, has given what it had not delivered
+        self._has_left = False  # this site has ended its last round
         self.undone = 0  # rounds that were
         #: rounds undone since the last that was committed, but for those of a refused site
         self._undone_in_a_row = 0
@@ -225,7 +227,7 @@ class Outer:
             if self.round is not None:
                 self._end()
             self.steps = 0
-            while self._ended is None and not self._handed_over:
+            while self._ended is None and not self._has_left:
                 self._begin(leaving=True)
                 if self.round is not None:
                     self._end()
@@ -295,16 +297,20 @@ class Outer:
         assert self.round is not None
         shards.reshard(self._model.module)
         round_, self.round = self.round, None
-        error = self._error_of(round_.wait)
+        taken: list[list[torch.Tensor]] = []  # by leaving site and fragment
+        error = self._error_of(round_.wait) or self._error_of(partial(self._give, round_, taken))
         if error is not None:
             self._undo(error, round_)
         elif not self._members.commit(None):
             self._undo(None, round_)
         else:
             round_.commit(seed=self.rounds)
+            for left in taken:
+                for fragment, values in zip(self.fragments, left, strict=True):
+                    fragment.owe(values)
             self.rounds += 1
             self._undone_in_a_row = 0
-            self._hand_over()
+            self._has_left = bool(self._notes[round_.sites.coordinator.rank]["leaving"])
 
     def _undo(self, error: HipressError | None, round_: Round | None = None) -> None:
         """Go back to the begin of a round. Raises the error if sites do not change, and SyncError
@@ -330,7 +336,8 @@ class Outer:
     def _gather(self, coordinator: Coordinator, leaving: bool) -> None:
         """Connect with these sites, and give the agreed weights to those that lack them."""
         self._part()
-        own = {"rounds": self.rounds, "leaving": leaving}
+        gives = self._undone_in_a_row < GIVE_TRIES
+        own = {"rounds": self.rounds, "leaving": leaving, "gives": gives}
         if self._members.changes:
             notes = coordinator.require_equal({}, {**own, "facts": self._model.facts})
             self._refuse_others(notes, coordinator)
@@ -371,22 +378,26 @@ class Outer:
                 goal.add_(fragment.weights()).sub_(old)
             fragment.write(goal)
 
-    def _hand_over(self) -> None:
-        """Give what leaving sites have not delivered to the first that stays."""
+    def _give(self, round_: Round, taken: list[list[torch.Tensor]]) -> None:
+        """Give what leaving sites will not have delivered to the first that stays, in `taken`.
+
+        It counts if the round is committed: so it is neither lost nor given twice, whatever happens
+        to one of the two, unless the site has tried that in GIVE_TRIES rounds."""
         leavers = [rank for rank, each in enumerate(self._notes) if each["leaving"]]
         stay = [rank for rank, each in enumerate(self._notes) if not each["leaving"]]
-        assert self._sites is not None
-        coordinator = self._sites.coordinator
-        self._handed_over = coordinator.rank in leavers
+        coordinator = round_.sites.coordinator
         for leaver in leavers if stay else ():
-            if coordinator.rank in (leaver, stay[0]):
-                left = [self.left(fragment) for fragment in self.fragments]
-                error = self._error_of(partial(_give, left, coordinator.of([leaver, stay[0]])))
-                if error is not None:
-                    log.warning("hipress: what a leaving site had not delivered is lost: %s", error)
-                elif coordinator.rank != leaver:
-                    for fragment, values in zip(self.fragments, left, strict=True):
-                        fragment.owe(values)
+            if coordinator.rank not in (leaver, stay[0]):
+                continue
+            if not self._notes[leaver]["gives"]:
+                log.warning("hipress: what a leaving site had not delivered is lost")
+                continue
+            left = [self.left(each, sent=each is round_.fragment) for each in self.fragments]
+            pair = coordinator.of([leaver, stay[0]])
+            share(left, connect(pair, GIVING), pair)
+            pair.wait_for_all(GIVING)  # the first may end then
+            if coordinator.rank != leaver:
+                taken.append(left)
 
     def _part(self) -> None:
         """End the connections; what codecs held back is owed to the next sites."""
@@ -417,11 +428,11 @@ class Outer:
                     raise
                 raise _Refused(f"site {names[rank]} is refused: {error}") from error
 
-    def left(self, fragment: Fragment) -> torch.Tensor:
+    def left(self, fragment: Fragment, *, sent: bool = False) -> torch.Tensor:
         """Pseudo-gradient of this site that has not been delivered, with that of its steps since
-        the last round."""
-        flat, sites = fragment.change(), self._sites
-        if fragment.owed is not None:
+        the last round. sent: but for what a round of the fragment, under way, delivers."""
+        flat, sites = torch.zeros(fragment.elements) if sent else fragment.change(), self._sites
+        if fragment.owed is not None and not sent:
             flat += fragment.owed
         for bundle in fragment.bundles:
             left = None if sites is None else sites.undelivered(bundle)
@@ -468,11 +479,3 @@ class Outer:
             raise SyncError(f"the outer loop has failed: {self._ended}") from self._ended
         if self._ended is not None:
             raise SyncError(f"the outer loop has ended: {self._ended}")
-
-
-def _give(tensors: Sequence[torch.Tensor], coordinator: Coordinator) -> None:
-    """Overwrite tensors by those of the first site, which waits until the others have them: it may
-    end then."""
-    what = "what a site leaves"
-    share(tensors, connect(coordinator, what), coordinator)
-    coordinator.wait_for_all(what)

@@ -11,8 +11,11 @@ from torch import nn
 
 import hipress
 from hipress import compat
+from hipress.errors import HipressError
 from hipress.outer.fragments import Fragment
+from hipress.outer.outer import GIVING
 from hipress.outer.rounds import Round
+from hipress.ranks.coordinator import Coordinator
 from tests.hipress.common import data, digest, make, raised_by
 from tests.patience import SILENCE
 
@@ -87,8 +90,9 @@ def alone(rank, world_size):
 
 
 def joins_and_leaves(rank, world_size):
-    """The third site comes at round 2 and leaves two rounds later. Digests by round; what it had
-    not delivered, and what another has taken over."""
+    """The third site comes at round 2 and leaves two rounds later, in which the one that takes over
+    what it has not delivered fails at first. Digests by round; what it had not delivered, and what
+    others have taken over."""
     store = compat.job_store()
     if rank == 2:
         store.wait(["two rounds"])
@@ -96,23 +100,24 @@ def joins_and_leaves(rank, world_size):
         begin = site.outer.rounds
         site.until(begin + 2)
         left, debts = site.outer.left, []
-        site.outer.left = lambda fragment: debts.append(left(fragment)) or debts[-1].clone()
+        site.outer.left = lambda *args, **how: debts.append(left(*args, **how)) or debts[-1].clone()
         site.outer.leave()
         return site.seen, begin, raised_by(site.outer.step), debts[-1].tolist()
     site = Site(rank, expected=2)
-    taken, owe = [], Fragment.owe
-    hand_over = site.outer._hand_over
+    taken, owe, wait_for_all, failed = [], Fragment.owe, Coordinator.wait_for_all, []
 
-    def take(self, values, part=slice(None)):
-        taken.append(values.tolist())
-        owe(self, values, part)
+    def take(self, values, *part):
+        if not part:  # else a codec of this site held it back
+            taken.append(values.tolist())
+        owe(self, values, *part)
 
-    def recorded():
-        Fragment.owe = take
-        hand_over()
-        Fragment.owe = owe
+    def fail(self, what):
+        wait_for_all(self, what)
+        if what == GIVING and not failed:
+            failed.append(True)
+            raise HipressError("a failure at the last moment")
 
-    site.outer._hand_over = recorded
+    Fragment.owe, Coordinator.wait_for_all = take, fail
     site.until(2)
     store.set("two rounds", "")
     while 3 not in site.sites or site.sites[-1] == 3:

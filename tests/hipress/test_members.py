@@ -21,6 +21,10 @@ from tests.hipress.launch import DIED, launch
 from tests.patience import HANG
 from tests.tiers import first_fast
 
+#: loss after a churn of 20 rounds: 1.5 times the largest of 24 that were imitated in one process,
+#: which end at 0.085 to 0.203
+MOST = 0.3
+
 
 def agreeing(*seen):
     """True if all sites that were there saw the same agreed weights after each round."""
@@ -58,7 +62,7 @@ def test_a_site_comes_and_leaves():
     assert sites[-1] == 2
     assert left.kind == "SyncError"
     assert "it has left" in left.message
-    assert taken + other == [debt]  # the first that came and stays has it all
+    assert taken + other == [debt]  # the first that came and stays has it all, once
     assert any(debt)
 
 
@@ -97,7 +101,7 @@ def test_churn():
     gaps = churn.gaps(found)
     assert len(gaps) > 10, told
     assert max(map(abs, gaps.values())) < churn.TOLERANCE, told
-    assert churn.mean_loss(found, 20) < 1.0, told
+    assert churn.mean_loss(found, 20) < MOST, told
 
 
 def test_newcomers_do_not_begin_anew_while_one_with_agreed_weights_is_late(monkeypatch):

@@ -198,7 +198,7 @@ def leaves(rank, world_size, nightly):
     if rank == 1:
         train(outer, model, optimizer, rank, 2)
         debts, left = [], outer.left
-        outer.left = lambda fragment: debts.append(left(fragment)) or debts[-1].clone()
+        outer.left = lambda *args, **how: debts.append(left(*args, **how)) or debts[-1].clone()
         outer.leave()
         return [each.tolist() for each in debts], outer.rounds
     taken, (fragment,) = [], outer.fragments
