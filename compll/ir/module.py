@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compll.errors import Span
-from compll.ir.expr import Expr, Pool
+from compll.ir.expr import Expr, Pool, walk
 from compll.ir.storage import STORAGES, Codes, Huffman, Storage
 
 #: states of feedback: of errors, and of differences; MEAN is that of all ranks' references, which
@@ -158,6 +158,15 @@ class Module:
     def fed_state(self) -> str:
         """The state of feedback."""
         return REFERENCE if self.differences else RESIDUAL
+
+    @property
+    def follows_step(self) -> bool:
+        """True if an expression contains `step`. Random draws depend on the step anyway."""
+        selections = [e for s in self.selections for e in (s.key, s.limit, s.threshold)]
+        fields = (f.expr for f in self.fields)
+        roots = [self.decode, *self.updates.values(), *fields, *selections]
+        found = walk(*(e for e in roots if e is not None))
+        return any(e.op == "param" and e.value == "step" for e in found)
 
     def among(self, selection: str) -> str:
         """The selection among whose elements one chooses; "": among all, or no selection."""

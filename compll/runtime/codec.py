@@ -18,7 +18,6 @@ from compll.ir.rounds import Before, Round, draws, refused
 from compll.ir.static import Number, evaluate
 from compll.numerics.held import hold, is_held
 from compll.numerics.types import F32, I64, U8
-from compll.passes.steps import follows_step
 from compll.runtime.arguments import Arguments
 from compll.runtime.arrays import INTS, fault, on_stream
 from compll.runtime.batches import Backend, Encoding, Incoming, State
@@ -63,7 +62,7 @@ class Codec:
         if self.rounds:
             self.reencodes = False
         #: true if no number that the host computes for a call depends on the step
-        self.repeats = not follows_step(module)
+        self.repeats = not module.follows_step
         #: true if encode takes a capacity: a state keeps elements that do not fit
         self.cuts = cuts(module)
         #: true if decode needs the step of the encode, because it repeats draws of encode

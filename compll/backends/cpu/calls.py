@@ -16,6 +16,7 @@ from compll.backends.cpu.sources import Source, evaluated, values_of_piece
 from compll.backends.cpu.storages import finite_or, item_bytes, load_as, stored_as
 from compll.backends.cpu.types import c
 from compll.ir.tile import ELEMENTS, Call, Extents, Kernel, Store, Walk, order
+from compll.passes.arrays import OWN
 
 
 def emit(printer: Printer, call: Call) -> None:
@@ -192,11 +193,7 @@ def simple(walk: Walk) -> bool:
         for s in walk.stores
     )
     lanes = [v for v in walk.values if v.level == "lane"]
-    plain = not any(v.op in OTHERS for v in lanes)
+    plain = not any(v.op in OWN for v in lanes)
     products = {v.attr for v in lanes if v.op == "load" and v.attr.role == "scratch"}
     alone = not (walk.folds or walk.compacts) and walk.domain == ELEMENTS
     return stores and plain and alone and len(products) == 1
-
-
-#: instructions whose lanes are known only in a walk over tiles
-OTHERS = ("draw", "position", "unpack", "selected", "spread", "at", "bucket", "lookup")
