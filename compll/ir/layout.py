@@ -69,14 +69,14 @@ def layout(
     """Starts of the payload's parts in bytes, and its end, for selections of these sizes, and
     fields of these lengths (else the most). A tensor without elements has an empty payload."""
     known = lengths or {}
-    found = starts(module, lambda f: known.get(f.name, field_bytes(f, module, n, kept)))
+    head = 4 * sum(map(len, header(module)))
+    found = starts(module, head, lambda f: known.get(f.name, field_bytes(f, module, n, kept)))
     return found if n else [0]
 
 
-def starts(module: Module, bytes_of: Callable[[Field], Any]) -> list[Any]:
-    """Starts of the payload's parts, and its end. bytes_of: those of a part, as an int or as a
-    Number of a program (see numerics/traced.py)."""
-    head = 4 * sum(map(len, header(module)))
+def starts(module: Module, head: int, bytes_of: Callable[[Field], Any]) -> list[Any]:
+    """Starts of the payload's parts behind a header of `head` bytes, and its end. bytes_of: those
+    of a part, as an int or as a Number of a program (see numerics/traced.py)."""
     return list(accumulate(map(bytes_of, module.parts), initial=head))
 
 

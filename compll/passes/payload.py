@@ -41,7 +41,7 @@ class Payload:
                 if kernel.decodes or f.layout.recoded:
                     array = values.contents(f)
                     kernel.sizes[array] = self.value(self.bytes(array))
-        *begins, end = starts(self.module, lambda f: self.bytes(Array.of(f, self.role)))
+        *begins, end = starts(self.module, self.head, lambda f: self.bytes(Array.of(f, self.role)))
         for role in (self.role, "incoming") if kernel.kind == "hop" else (self.role,):
             for f, start in zip(self.module.parts, begins, strict=True):
                 kernel.starts[Array.of(f, role)] = self.value(start)
@@ -51,12 +51,16 @@ class Payload:
             kernel.steps.append(Store(USED, self.value(end)))
 
     def of_header(self, op: str, name: str) -> Value:
-        """The header's next number: loaded, or stored once a step has made it."""
+        """The header's next number: loaded, or stored once a step has made it. Payloads of rounds,
+        which are added up, have no header."""
         start, make = self.head, self.values.make
-        self.head += 4
         if self.kernel.decodes:
+            self.head += 4
             return make("header", (), "i64", "piece", start)
         found = make(op, (), "i64", "piece", name)
+        if self.kernel.kind in ("round", "rounds"):
+            return found
+        self.head += 4
         array = Array(f"{op} {name}", "payload", STORAGES["uint32"], Domain("scalar"))
         self.kernel.starts[array] = self.value(start)
         self.kernel.steps.append(Store(array, found))

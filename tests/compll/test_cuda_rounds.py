@@ -105,6 +105,31 @@ def test_rounds_are_those_of_the_reference(both, where, threads, rng):
         world.states_equal()
 
 
+FILTERED = """
+name: filtered
+about: A state keeps what a filter leaves out.
+state: {left: 'float32[n]'}
+encode:
+  least: mean(abs(g))
+  kept: filter(abs(g) > least)
+  value: g
+payload: {least: 'float32', value: 'float32[n]'}
+rounds: {least: mean, value: mean}
+decode: value
+update: {left: 'where(kept, 0, g)'}
+"""
+
+
+def test_payloads_of_rounds_have_no_counts(where, tmp_path, rng):
+    path = tmp_path / "filtered.yaml"
+    path.write_text(FILTERED)
+    for target in ("reference", "cpu"):
+        both = type_check(path, {}), compll.compile(path, target)
+        world = World(both, where, 64, [1000, 33], rng)
+        np.testing.assert_array_equal(world.synchronize(3), world.x[0])
+        world.states_equal()
+
+
 def test_rounds_without_a_state(both, where, rng):
     world = World(both, where, 64, [700, 1500], rng)
     np.testing.assert_array_equal(world.synchronize(2, fed=False), world.x[0])
