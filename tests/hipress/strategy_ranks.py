@@ -29,11 +29,11 @@ def given(options):
 def real(rank, world_size, cases):
     """The trained models by case."""
     plain = DistributedDataParallel(make())
-    train(plain, rank, range(10))
+    train(plain, rank, range(5))
     found = []
     for name, options in cases:
         ddp = hipress.wrap(make(), name, verify=True, ddp_kwargs=SMALL_BUCKETS, **options)
-        losses = train(ddp, rank, range(10))
+        losses = train(ddp, rank, range(5))
         report = hipress.report(ddp)
         assert report.installed
         assert report.to_dict()["options"]["down"] == options.get("down", "auto")

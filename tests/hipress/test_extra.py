@@ -19,6 +19,7 @@ def run(program):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
 
 
+@pytest.mark.slow
 def test_an_example_trains_and_prints_its_report_without_them(monkeypatch):
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in rank.items():

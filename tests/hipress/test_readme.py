@@ -18,6 +18,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench" / "results"
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 
+@pytest.mark.slow
 def test_its_script_trains_before_any_benchmark(tmp_path):
     head, _, script = README.partition("A complete script is")
     script, speed, _ = script.partition("## Is it faster?")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import subprocess
@@ -41,13 +43,13 @@ print(total(draw(6).square()).hex())
 
 def test_instructions_and_threads_change_no_bits():
     """torch's kernels round sums of products once with AVX2, and twice without."""
-    found = []
-    for instructions, threads in (("default", "1"), ("avx2", "2")):
-        env = {"ATEN_CPU_CAPABILITY": instructions, "OMP_NUM_THREADS": threads}
-        command = [sys.executable, "-c", BITS]
-        found.append(subprocess.check_output(command, env=os.environ | env, text=True).split())
-    assert len(found[0]) == 5
-    assert found[0] == found[1]
+    with contextlib.redirect_stdout(io.StringIO()) as here:  # with all that this machine has
+        exec(BITS, {})
+    threads = "1" if torch.get_num_threads() > 1 else "2"
+    env = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": threads}
+    found = subprocess.check_output([sys.executable, "-c", BITS], env=env, text=True).split()
+    assert len(found) == 5
+    assert here.getvalue().split() == found
 
 
 def test_total():

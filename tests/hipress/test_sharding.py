@@ -61,6 +61,7 @@ def test_shards_on_nodes_of_several_ranks_are_added_up_inside(nodes):
         assert used == [{"hierarchical_push"}, {"hierarchical_pull"}]
 
 
+@pytest.mark.slow
 def test_uncompressed_replicas_are_those_of_hsdp_bit_for_bit():
     for found in launch(ranks.beside_hsdp, 4):
         for case, (native, ours) in found.items():

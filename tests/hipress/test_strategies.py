@@ -15,6 +15,7 @@ from hipress.ranks.nodes import topology_of
 from tests.hipress import strategy_ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
+from tests.tiers import first_fast
 
 CASES = [
     ("int4_group", {"strategy": "hierarchical", "topology": 2}),
@@ -32,9 +33,10 @@ CASES = [
 ]
 
 
-def test_nodes_and_directions_train():
-    results = launch(strategy_ranks.real, 4, CASES)
-    for number, (name, options) in enumerate(CASES):
+@pytest.mark.parametrize("cases", first_fast([CASES[::2], CASES[1::2]]))
+def test_nodes_and_directions_train(cases):
+    results = launch(strategy_ranks.real, 4, cases)
+    for number, (name, options) in enumerate(cases):
         trained = results[0][number]
         assert all(r[number].digest == trained.digest for r in results), (name, options)
         assert trained.losses[-1] < trained.losses[0], (name, options)
