@@ -6,12 +6,7 @@ from dataclasses import replace
 
 from compll.ir.expr import Expr, Type
 from compll.ir.matrices import NARROW, short
-from compll.ir.tile import (
-    Call,
-    Value,
-    View,
-    order,
-)
+from compll.ir.tile import Call, Value, View, order
 from compll.passes.arrays import OWN, Arrays
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from compll.ir.expr import Expr
-from compll.ir.tile import (
-    Value,
-)
+from compll.ir.tile import Value
 from compll.numerics.matrices import DRAW
 from compll.passes.arrays import Arrays
 

@@ -7,18 +7,7 @@ from dataclasses import dataclass, replace
 from compll.ir.expr import Expr, Type, walk
 from compll.ir.module import POSITIONS, Selection
 from compll.ir.storage import FLOAT32, INT32
-from compll.ir.tile import (
-    ELEMENTS,
-    WRONG,
-    Array,
-    Call,
-    Compact,
-    Domain,
-    Kernel,
-    Store,
-    Value,
-    Walk,
-)
+from compll.ir.tile import ELEMENTS, WRONG, Array, Call, Compact, Domain, Kernel, Store, Value, Walk
 from compll.passes import fusion
 from compll.passes.arrays import Arrays, Selecting
 from compll.passes.values import Values

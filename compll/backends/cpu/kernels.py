@@ -20,17 +20,7 @@ from compll.backends.cpu.printer import COLUMNS, Printer
 from compll.backends.cpu.storages import finite_or, stored_as
 from compll.backends.cpu.types import F32, I32, I64, KINDS, c, number
 from compll.backends.cpu.walk_calls import WalkCalls
-from compll.ir.tile import (
-    GRADIENT,
-    USED,
-    WRONG,
-    Call,
-    Kernel,
-    Op,
-    Store,
-    Walk,
-    When,
-)
+from compll.ir.tile import GRADIENT, USED, WRONG, Call, Kernel, Op, Store, Walk, When
 
 
 def module_text(name: str, kernels: Sequence[Kernel]) -> str:
@@ -96,16 +86,9 @@ class KernelPrinter:
     # steps
 
     def steps(self, steps: list[Op]) -> None:
-        """Steps in order; states of one number are stored at the end."""
-        b, p = self.b, self.printer
-        states = [s for s in steps if isinstance(s, Store) and s.array.role == "state"]
+        """Steps in order."""
         for step in steps:
-            if step not in states:
-                STEPS[type(step)](self, step)
-        for s, value in [(s, p.value(s.value)) for s in states]:
-            before, storage = p.before[s.array], s.array.storage.name
-            value = finite_or(b, ins.convert(b, value, F32), before, storage)
-            b.store(value, p.pointers[s.array])
+            STEPS[type(step)](self, step)
 
     def walk(self, walk: Walk) -> None:
         """A walk, which makes counts of its selections."""
@@ -150,7 +133,7 @@ class KernelPrinter:
         p.local = before
 
     def store(self, s: Store) -> None:
-        """A value of the piece: for a check, for the whole gradient, or for the payload."""
+        """A value of the piece: for a check, the whole gradient, a state or the payload."""
         b, p, value = self.b, self.printer, self.printer.value(s.value)
         if s.array is WRONG:
             return self.require(b.icmp_signed("==", value, number(I32, 0)))
@@ -159,11 +142,13 @@ class KernelPrinter:
         if s.array is USED:
             b.store(value, p.used())
             return None
-        out = p.pointers[s.array]
+        out, storage = p.pointers[s.array], s.array.storage.name
         if s.value.kind == "table":
             return b.copy(out, value, c(4 * int(s.array.domain.of)))
-        kind = I32 if s.value.kind in ("i32", "i64") else F32
-        b.store(stored_as(b, ins.convert(b, value, kind), s.array.storage.name), out, align=1)
+        value = ins.convert(b, value, I32 if s.value.kind in ("i32", "i64") else F32)
+        if s.array.role == "state":
+            value = finite_or(b, value, p.before[s.array], storage)
+        b.store(stored_as(b, value, storage), out, align=1)
         return None
 
     def fill(self, value: ir.Value) -> None:

@@ -16,18 +16,7 @@ from compll.backends.cuda.selected_lanes import counted
 from compll.backends.cuda.walk_kernel import Region, WalkKernel
 from compll.ir.expr import Expr
 from compll.ir.layout import is_fixed
-from compll.ir.tile import (
-    GRADIENT,
-    USED,
-    WRONG,
-    Call,
-    Op,
-    Store,
-    Value,
-    Walk,
-    When,
-    count_of,
-)
+from compll.ir.tile import GRADIENT, USED, WRONG, Call, Op, Store, Value, Walk, When, count_of
 
 #: threads of a block that computes a piece's numbers
 THREADS = 256
