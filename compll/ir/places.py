@@ -46,17 +46,10 @@ def factors(dims: tuple[Expr, ...]) -> str:
 
 
 def _size(f: Field, module: Module) -> str:
-    if f.shape == "matrix":
-        small = f.item_bits < 8
-        of = factors(f.dims)
-        return f"ceil({of} * {f.item_bits} / 8)" if small else f"{of} * {f.item_bits // 8}"
-    count = {
-        "scalar": "",
-        "table": "",
-        "n": "n",
-        "group": f"ceil(n / {module.group})",
-        "kept": f"count({f.of})",
-    }[f.shape]
-    if f.shape == "table":
-        return str(4 * int(f.of))
-    return f.layout.formula(count, tile_of(module)) if count else str(f.item_bits // 8)
+    if f.shape in ("scalar", "table"):
+        return str(f.item_bits // 8 * int(f.of or 1))
+    counts = {
+        "n": "n", "group": f"ceil(n / {module.group})", "kept": f"count({f.of})",
+        "matrix": factors(f.dims),
+    }  # fmt: skip
+    return f.layout.formula(counts[f.shape], tile_of(module))
