@@ -111,7 +111,7 @@ class _Reader(Generic[P]):
 
         @functools.wraps(way)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return way(self._read(*args, **kwargs))
+            return way(self._parse(way, *args, **kwargs))
 
         self._sign(call, way)
         return call
@@ -121,10 +121,22 @@ class _Reader(Generic[P]):
 
         @functools.wraps(way)
         def call(self_: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return way(self_, self._read(*args, **kwargs))
+            return way(self_, self._parse(way, *args, **kwargs))
 
         self._sign(call, way, inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY))
         return call
+
+    def _parse(self, way: Callable[..., Any], *args: P.args, **kwargs: P.kwargs) -> Arguments:
+        """The arguments of a call of `way`. Raises TypeError, by its name, for too many or few."""
+        try:
+            inspect.signature(self._read).bind(*args, **kwargs)
+        except TypeError as error:
+            name = way.__qualname__.removesuffix(".__init__")
+            raise TypeError(
+                f"hipress.{name}: {error}; it takes a model, a compressor, and options by name, "
+                'such as strategy="ring"'
+            ) from None
+        return self._read(*args, **kwargs)
 
     def _sign(self, call: Any, way: Callable[..., Any], *first: inspect.Parameter) -> None:
         read, returns = inspect.signature(self._read), inspect.signature(way).return_annotation

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import hipress
 from compll.runtime.library import specs_dir
 from hipress import options
 from hipress.auto.candidates import candidates
@@ -200,3 +201,9 @@ def test_graphs_are_for_nccl(transport):
         Placement(torch.device("cpu"), transport).refuse_capture(True)
     Placement(torch.device("cpu"), transport).refuse_capture(False)
     Placement(torch.device("cuda:0"), "nccl4py").refuse_capture(True)
+
+
+@pytest.mark.parametrize("way", [hipress.wrap, hipress.attach, hipress.Synchronizer])
+def test_a_call_that_does_not_fit_is_told_by_the_callers_name(way):
+    with pytest.raises(TypeError, match=f'^hipress.{way.__name__}.*too many.*strategy="ring"'):
+        way(torch.nn.Linear(2, 2), "int4_group", "ring")
