@@ -100,6 +100,7 @@ def test_a_profile_stands_for_assumptions(path, tmp_path):
         ("nodes: 4", "nodes: 4\nranks: 9", "4 nodes of 2 ranks are not 9 ranks"),
         ("inside:", "insde:", "unknown key 'insde'"),
         ("between: {", "between: [", "malformed YAML"),
+        ("nodes: 4", "nodes: 4\nsharding: fdsp2", "2:11: unknown sharding 'fdsp2'"),
         ("nodes: 4", "nodes: 4\nprofile: nowhere.json", "there is no profile"),
     ],
 )

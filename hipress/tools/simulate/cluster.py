@@ -16,10 +16,11 @@ from hipress.tools.models import device_speeds
 from hipress.tools.models.device_speeds import DEVICES, Device
 from hipress.tools.profile import Profile
 
-__all__ = ["Cluster", "Link", "probed", "read"]
+__all__ = ["FSDP2", "HSDP", "Cluster", "Link", "probed", "read"]
 
 _KEYS = ("nodes", "ranks_per_node", "ranks", "device", "between", "inside", "pcie", "rack",
          "jitter", "slow_rank", "profile", "sharding")  # fmt: skip
+FSDP2, HSDP = "fsdp2", "hsdp"
 _HINT = "begin with `nodes:`, `ranks_per_node:`, `device:`, `between: {bandwidth: 100 Gbit/s}`"
 
 
@@ -133,6 +134,8 @@ def read(path: Path) -> Cluster:
         fields.quantity("slow_rank", SHARE, 0.0), reader.probed,
     )  # fmt: skip
     sharding = fields.text("sharding", "") or None
+    if sharding is not None and sharding not in (FSDP2, HSDP):
+        fields.unknown("sharding", sharding, (FSDP2, HSDP))
     reading.refuse(fields.problems)
     return replace(cluster, assumed=tuple(reader.assumed), sharding=sharding)
 

@@ -25,15 +25,13 @@ from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way, way
 from hipress.tools.models.own import Description
 from hipress.tools.simulate import compared
 from hipress.tools.simulate import costs as cost_tables
-from hipress.tools.simulate.cluster import Cluster
+from hipress.tools.simulate.cluster import FSDP2, HSDP, Cluster
 from hipress.tools.simulate.compared import BASELINE, FP32, Method
 from hipress.tools.simulate.course import ROOT, Collectives, Part, predict_step
 from hipress.tools.simulate.simulation import STATES, Simulation
 
 __all__ = [
     "DEFAULTS",
-    "FSDP2",
-    "HSDP",
     "LOSSES",
     "ShardMethod",
     "ShardSimulation",
@@ -41,7 +39,6 @@ __all__ = [
     "simulation",
 ]
 
-FSDP2, HSDP = "fsdp2", "hsdp"
 DEFAULTS = {
     FSDP2: (FP32, BASELINE, "int4_group+int8_group"),
     HSDP: (FP32, BASELINE, "int4_group", "onebit_group"),
