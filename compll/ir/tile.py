@@ -235,8 +235,8 @@ class Call:
 #: the order keys into `attr` equal parts
 SEARCHES = ("kth_largest", "adjust", "bisect", "quantiles")
 #: routines of the payload field `attr`. Those of storages of varying length make the field of an
-#: array, or an array of the field; ascending: a check that each position is inside the tensor and
-#: above the one before
+#: array, and its length, or an array of the field; ascending: a check that each position is inside
+#: the tensor and above the one before
 FIELDS = ("gaps", "golomb", "runs", "huffman", "ascending")
 
 Op = Walk | Store | Call | When

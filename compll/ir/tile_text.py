@@ -74,7 +74,7 @@ def _call(call: Call, names: dict[int, str]) -> list[str]:
     lines += _known(given, names)
     parts += [names[id(v)] for v in given]
     for value in call.results:
-        names[id(value)] = f"%{len(names)}"
+        names.setdefault(id(value), f"%{len(names)}")
     made = [*(a.name for a in call.made), *(names[id(v)] for v in call.results)]
     left = f"{', '.join(made)} = " * bool(made)
     return [*lines, f"{left}{call.routine} {', '.join(parts)}"]

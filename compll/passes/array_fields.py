@@ -114,7 +114,9 @@ def store(values: Arrays, f: Field) -> None:
         values.kernel.steps.append(Walk([Store(array, value)]))
         value = values.load(array)
     if f.layout.varying:
-        values.kernel.steps.append(Call(f.storage, (View(value),), (made,), attr=f))
+        length = values.kernel.sizes[made]
+        step = Call(f.storage, (View(value),), (made,), results=(length,), attr=f)
+        values.kernel.steps.append(step)
         return
     store = Store(made, value)
     elements = f.shape not in ("scalar", "table")

@@ -199,7 +199,6 @@ def makes(step: Op) -> Iterator[Key]:
         if isinstance(one, Call):
             yield from one.made
             yield from map(id, one.results)
-            yield from (("length", a.name) for a in one.made)
         elif isinstance(one, Walk):
             yield from map(id, one.folds)
             yield from (s.array for s in one.stores if s.array.role == "scratch")
@@ -253,7 +252,7 @@ def inputs(roots: Iterable[Value]) -> Iterator[tuple[Key, bool]]:
     for v in order(roots, into=lambda v: v.op not in MADE):
         if v.op == "total":
             yield id(v.args[0]), True
-        elif v.op in SIZES:
+        elif v.op == "counted":
             yield (v.op, v.attr), True
         elif v.op in MADE:
             yield id(v), True

@@ -177,10 +177,10 @@ class _Passes:
         """A step that is no walk; "" for a number that is stored."""
         if not isinstance(step, Routine):
             return ""
-        if step.results:
-            return self.named(step.results[0])
         if step.routine in FIELDS:
             return f"{step.attr.name} as {step.routine}"
+        if step.results:
+            return self.named(step.results[0])
         made = (e for v, e in self.kernel.exprs.values() if v.attr in step.made)
         return next(map(self.text, made), step.routine)
 
