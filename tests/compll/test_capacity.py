@@ -46,7 +46,7 @@ class Device:
     """Generated CUDA kernels, on a GPU or the CPU, as a codec of host arrays."""
 
     def __init__(self, codec, where):
-        self.kernels, self.codec = kernels((codec.module, codec.params), where), codec
+        self.kernels, self.codec = kernels((codec.module, codec.params), where, 64), codec
         self.init_state = codec.init_state
 
     def encode_batch(self, x, table, out, at, *, state, seed, step, capacity):

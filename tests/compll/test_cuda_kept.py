@@ -17,6 +17,7 @@ from compll.runtime.batches import Encoding
 from compll.runtime.codec import Codec
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import Arrays, HostDevice
+from tests.tiers import first_fast
 
 AT = np.zeros(1, np.int64)
 
@@ -99,7 +100,7 @@ def codec_of(name, device=Counting, **params):
     return Codec(module, known, "cuda", name, made)
 
 
-@pytest.mark.parametrize("name", ["int4_group", "topk", "dgc"])
+@pytest.mark.parametrize("name", first_fast(["topk", "int4_group", "dgc"]))
 def test_held_arrays_are_made_once(name):
     """At least as many tables as a step of gpt2-xl needs at 8 ranks."""
     codec = codec_of(name)
