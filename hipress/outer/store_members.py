@@ -147,10 +147,10 @@ class StoreMembers:
 
     def _choice(self, leaving: bool, end: float) -> str:
         """The round after the last that this site knew, as in the store, or a later one."""
-        number, sites, leavers = _parsed(self._last)
+        number, sites, _ = _parsed(self._last)
         number += 1
         self._call(lambda store: add_line(store, f"round {number}", [self.id, leaving]))
-        awaited = {*sites} - {*leavers}
+        awaited = {*sites}  # leavers until they have left: their round may have been undone
         member = not self._last or (self.id in awaited and self._has_agreed())
         impatient = time.monotonic() + self.patience
         for pause in backoff():

@@ -38,8 +38,8 @@ SITES = 4
 PATIENCE = 5.0  # seconds
 EVENTS = ("kill", "stop", "leave", "refuse", "silence")
 LAST = 5  # rounds whose losses count
-MOMENTUM = 0.5  # of the outer optimizer. With 0.9 losses end at 0.02 to 0.4, undisturbed, too
-TOLERANCE = 1e-3  # of a gap of sums, by rounding
+MOMENTUM = 0.5  # of the outer optimizer; with 0.9 losses jump: docs/cookbook/regions.md
+TOLERANCE = 1e-4  # of a gap of sums, by rounding, which is up to 2e-6
 SILENCE = 0.6 * PATIENCE  # of the store
 STOP = 1.5 * PATIENCE  # of a site
 

@@ -89,10 +89,10 @@ def alone(rank, world_size):
     return site.sites, site.outer.rounds, site.losses
 
 
-def joins_and_leaves(rank, world_size):
+def joins_and_leaves(rank, world_size, failures):
     """The third site comes at round 2 and leaves two rounds later, in which the one that takes over
-    what it has not delivered fails at first. Digests by round; what it had not delivered, and what
-    others have taken over."""
+    what it has not delivered fails so many times. Digests by round; what it had not delivered, and
+    what others have taken over."""
     store = compat.job_store()
     if rank == 2:
         store.wait(["two rounds"])
@@ -113,7 +113,7 @@ def joins_and_leaves(rank, world_size):
 
     def fail(self, what):
         wait_for_all(self, what)
-        if what == GIVING and not failed:
+        if what == GIVING and len(failed) < failures:
             failed.append(True)
             raise HipressError("a failure at the last moment")
 

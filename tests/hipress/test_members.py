@@ -10,19 +10,20 @@ import torch.distributed as dist
 
 import hipress
 from hipress import HipressError, SyncError, compat
+from hipress.outer.outer import GIVE_TRIES
 from hipress.outer.store_members import StoreMembers
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import Epoch
 from hipress.ranks.store import add_line, read_lines
 from tests.hipress import churn
 from tests.hipress import members_ranks as ranks
-from tests.hipress.common import make
+from tests.hipress.common import data, digest, make
 from tests.hipress.launch import DIED, launch
 from tests.patience import HANG
 from tests.tiers import first_fast
 
-#: loss after a churn of 20 rounds: 1.5 times the largest of 24 that were imitated in one process,
-#: which end at 0.085 to 0.203
+#: loss after a churn of 20 rounds: those of other seeds are 0.15 to 0.18, undisturbed too, and 34
+#: imitated in one process, with other data, 0.09 to 0.22
 MOST = 0.3
 
 
@@ -52,9 +53,10 @@ def test_a_site_trains_alone():
     assert losses[-1] < losses[0]
 
 
-def test_a_site_comes_and_leaves():
+@pytest.mark.parametrize("failures", first_fast([1, GIVE_TRIES]))
+def test_a_site_comes_and_leaves(failures):
     (first, sites, taken), (second, _, other), (third, begin, left, debt) = launch(
-        ranks.joins_and_leaves, 3
+        ranks.joins_and_leaves, 3, failures
     )
     assert agreeing(first, second, third)
     assert begin >= 2
@@ -62,7 +64,8 @@ def test_a_site_comes_and_leaves():
     assert sites[-1] == 2
     assert left.kind == "SyncError"
     assert "it has left" in left.message
-    assert taken + other == [debt]  # the first that came and stays has it all, once
+    lost = failures == GIVE_TRIES
+    assert taken + other == ([] if lost else [debt])  # the first that came and stays has it all
     assert any(debt)
 
 
@@ -159,6 +162,24 @@ def test_a_site_that_was_away_needs_the_others_and_new_connections(monkeypatch):
         assert waits.result().ranks == (1, 2, 3)
 
 
+def test_a_leaving_site_whose_last_round_is_undone_is_waited_for(monkeypatch):
+    """Others once went on without it."""
+    monkeypatch.setattr(Epoch, "ended", lambda *_: [])
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stays, leaves = both = [StoreMembers(server, expected=2, patience=HANG) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert ending(both, pool) == (1, 2)
+        for _ in range(2):
+            comes = pool.submit(stays.meet, leaving=False)
+            with pytest.raises(TimeoutError):
+                comes.result(timeout=0.5)
+            assert leaves.meet(leaving=True).ranks == comes.result().ranks == (1, 2)
+            undone = pool.map(lambda one: one.commit(SyncError("")), both)
+            assert not any(undone)
+        leaves.close()
+        assert stays.meet(leaving=False).ranks == (1,)
+
+
 class Refusing:
     """Members of a lone site whose rounds are never committed. Strangers may come to it."""
 
@@ -200,6 +221,39 @@ def test_a_site_that_can_end_no_round_does_not_try_for_ever():
         outer.step()
     with pytest.raises(SyncError, match="20 rounds in a row were undone, the last because: ano"):
         outer.step()
+
+
+def test_a_round_that_is_undone_keeps_the_steps_of_a_site():
+    members = Refusing()
+    outer = alone_with(members, every=2)
+    (fragment,), before = outer.fragments, outer.fragments[0].agreed.clone()
+    alone = make()
+    for model in (outer.module, alone):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        for step in range(6):
+            x, y = data(0, step)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if model is outer.module:
+                outer.step()
+    assert outer.undone == 3
+    assert digest(outer.module) == digest(alone)
+    assert torch.equal(fragment.agreed, before)
+    assert torch.equal(outer.left(fragment), before - fragment.weights())
+
+
+def test_steps_of_a_site_that_was_away_count_from_the_weights_that_it_had():
+    """Others have agreed on other weights: it takes them, and what its own steps changed stays."""
+    outer = alone_with(Refusing(), every=2)
+    (fragment,) = outer.fragments
+    with torch.no_grad():
+        for parameter in outer.module.parameters():
+            parameter.add_(0.25)
+    here = outer._model.shared
+    outer._adopt(here, [each + 2.0 for each in here])
+    assert torch.allclose(fragment.change(), torch.tensor(-0.25), atol=1e-6)
+    assert torch.allclose(fragment.momentum, torch.tensor(2.0))
 
 
 def test_a_site_that_cannot_leave_has_ended():
