@@ -325,8 +325,8 @@ class Coordinator:
         hint = " It has come, and did not go on: it may be stopped, or cut off." if came else ""
         return (
             f"rank {self.mailbox.here} waited {self.timeout:g} s for rank {names} of "
-            f"{len(self.ranks)}.{hint} Every rank must call hipress.wrap, attach and "
-            "load_state_dict, the same number of times and in the same order."
+            f"{len(self.ranks)}.{hint} Every rank must call the same functions of hipress "
+            "(wrap, shard, Outer, load_state_dict and so on), as often and in the same order."
         )
 
 
