@@ -43,6 +43,8 @@ class SiteModel:
         cls, model: nn.Module, optimizer: Optimizer, options: Options, schedule: Schedule
     ) -> SiteModel:
         """Describe and cut the model. Raises ConfigError."""
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
         shards.reshard(model)
         params = _parameters(model)
         check_patterns(params, options)

@@ -236,6 +236,7 @@ def errors(rank, world_size):
         raised_by(other_model, rank),
         raised_by(hipress.Outer, model, torch.optim.SGD(make().parameters(), lr=1.0)),
         raised_by(hipress.Outer.preset, "diloko", model, optimizer),
+        raised_by(hipress.Outer, optimizer, model),
     ]
     wrapped = hipress.wrap(model, "int4_group")
     found.append(raised_by(hipress.Outer, wrapped, optimizer))

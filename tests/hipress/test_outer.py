@@ -92,6 +92,7 @@ def test_mistakes_are_named():
                 "ranks disagree on parameters",
                 "optimizer is the one that steps this model's parameters between rounds, not SGD",
                 "unknown preset of Outer 'diloko'. did you mean 'diloco'?",
+                "the model must be a torch.nn.Module, got SGD",
                 "a DistributedDataParallel averages this model's gradients with rank",
                 "a DistributedDataParallel averages this model's gradients with rank",
             ),
