@@ -65,10 +65,11 @@ def folder(kind: str) -> Path:
         need_own(path)
         need_room(path)
         return path
-    except ForeignError as why:
-        log.warning("%s: kernels are compiled for this process alone", why)
-        return temporary(kind)
-    except OSError:
+    except OSError as why:
+        told: object = why
+        if not isinstance(why, ForeignError):
+            told = f"{path} cannot be written ({why.strerror}): name another folder by COMPLL_CACHE"
+        log.warning("%s: kernels are compiled for this process alone", told)
         return temporary(kind)
 
 

@@ -64,6 +64,13 @@ def full(path):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_a_folder_that_cannot_be_written_is_told(root, caplog):
+    """Each process compiled anew, without a word."""
+    (root / "cache").write_text("")
+    assert cache.folder("cpu").parent.parent == root
+    assert f"{root / 'cache' / 'cpu'} cannot be written (File exists): name another" in caplog.text
+
+
 def test_a_full_disk_is_one_error(root, monkeypatch):
     monkeypatch.setattr(cache, "need_room", full)
     with pytest.raises(UsageError, match=r"no room for compiled kernels.*No space.*COMPLL_CACHE"):
