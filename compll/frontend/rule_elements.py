@@ -41,6 +41,8 @@ def integer(c: Context, op: str, *args: Expr) -> Expr:
     for a in args:
         if a.type.dtype not in ("int", "bool"):
             hint = "of floats, take x // 2**b and x % 2**b"
+            if op in ("bitand", "bitor"):
+                hint = f"conditions are joined by `{op.removeprefix('bit')}`; {hint}"
             hint = "a power is written **" if op == "bitxor" else hint
             raise RuleError(f"{INFIX[op][0]} takes integers, not {a.type}", hint)
     return c.elementwise(op, tuple(c.number(a, "int") for a in args))

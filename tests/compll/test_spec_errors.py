@@ -114,7 +114,7 @@ def test_the_example_is_right(tmp_path):
         ("mean(abs(g))", "g @ g", 5, 10, "@ takes matrices", "matrix(x, columns)"),
         ("mean(abs(g))", "~g", 5, 10, "~ is not part of the language", ""),
         ("mean(abs(g))", "mean(g, axis=0)", 5, 10, "given by position", "over all elements"),
-        ("mean(abs(g))", "sum(g) & 1", 5, 10, "& takes integers", "x % 2**b"),
+        ("mean(abs(g))", "sum(g) & 1", 5, 10, "& takes integers", "joined by `and`; of floats"),
         ("mean(abs(g))", "sum(g) / numel(g)", 5, 19, "unknown operator", "n is the number"),
         ("mean(abs(g))", "relu(max(g))", 5, 10, "unknown operator", "max(x, 0)"),
         ("uint[bits][n]", "int4[n]", 9, 7, "unknown type 'int4'", "uint4 of q + 8"),
