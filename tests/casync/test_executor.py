@@ -51,6 +51,11 @@ from tests.patience import HANG
 from tests.tiers import first_fast
 
 TOTAL = sum(SIZES)
+#: PAIRS, of which the fast tests take every strategy, and by ps every codec
+EACH_ONCE = [
+    pytest.param(s, c, marks=() if s == "ps" or c in ("sign", RAW) else pytest.mark.slow)
+    for s, c in PAIRS
+]
 LOSSLESS = [pair for pair in MEANS if pair[1] != "sign"]
 
 

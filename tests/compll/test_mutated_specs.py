@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import compll
 from compll.backends.cpu import backend
 from compll.frontend.sections import SECTIONS
-from compll.runtime import library
+from compll.runtime import claims, library
 from compll.runtime.library import locate
 from compll.tools.schema import schema
 
@@ -88,6 +88,12 @@ def outcome(text, folder):
         assert len(payload) <= codec.payload_bytes(100)
         assert codec.decode(payload, 100).shape == (100,)
     return codec
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """Claims are tried with all their draws in test_claims.py."""
+    monkeypatch.setattr(claims, "DRAWS", 20)
 
 
 MUTATED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
