@@ -97,5 +97,6 @@ def test_chosen_steps_of_the_second_day_keep_their_order(tmp_path):
         gpu_second.select(phases, "gpt3")
 
 
+@pytest.mark.slow
 def test_kernels_of_a_spec_without_a_hop_are_compiled():
     assert "powersgd" in gpu_kernels.compile_one("powersgd", "float32", "90")
