@@ -62,6 +62,7 @@ def test_a_method_trains_and_counts_its_bytes(method, payload):
     assert 5e7 < result.peak_bytes < 5e9
 
 
+@pytest.mark.slow
 def test_rounds_of_an_outer_loop_are_timed_as_a_whole():
     method = "outer:int8_group:every=3:delay=1:lr=1.0:momentum=0.0"
     result = runner.run(Loopback(), Job(method, steps=10, workload=TINY), lambda done: None)
