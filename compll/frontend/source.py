@@ -130,7 +130,7 @@ def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
     it is not a YAML mapping."""
     text = LINE_BREAK.sub("\n", text)
     try:
-        node = yaml.compose(text, Loader) if _shallow(text, problems, kind) else None
+        node = yaml.compose(text, Loader) if _composable(text, problems, kind) else None
         value = _Reader(text, problems, kind).value(node, 0) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -150,13 +150,17 @@ def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
     return value
 
 
-def _shallow(text: str, problems: Problems, kind: Kind) -> bool:
-    """True if a text may be composed, which recurses in C: reports one that nests too deep, or has
-    too many values."""
+def _composable(text: str, problems: Problems, kind: Kind) -> bool:
+    """True if a text may be composed, which recurses in C: reports one that nests too deep, has
+    too many values, or has a tag, which the composer would drop."""
     depth = values = 0
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.NodeEvent):
             values += 1
+        if getattr(event, "tag", None):
+            message = f"{event.tag} is a tag of YAML, which has no meaning here"
+            problems.add(_span(event), message, "the opposite of a condition is `not condition`")
+            return False
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):

@@ -97,6 +97,7 @@ def test_the_example_is_right(tmp_path):
         ("name: example", "name: 1x", 1, 7, "'1x' is not a name", ""),
         ("feedback: error", "merge: sum", 11, 1, "payloads add without decoding only", ""),
         ("feedback: error", "group: 100", 11, 8, "a group cannot have 100", "power of two"),
+        ("mean(abs(g))", "!mean abs(g)", 5, 10, "!mean is a tag of YAML", "not condition"),
         ("params:", "  params:", 2, 9, "malformed YAML", "indented alike"),
         ("  q: where", "\tq: where", 6, 1, "malformed YAML", "indent with spaces"),
         ("bits: {", "bitz: {", 9, 12, "unknown name 'bits'", "'bitz'"),
