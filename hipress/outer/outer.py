@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("hipress")
 NEW = -1  # rounds of a site that has no agreed weights yet
 TRIES = 20  # rounds in a row that may be undone
-GIVE_TRIES = 3  # and in which a leaving site may try to hand over what it has not delivered
+GIVE_TRIES = 3  # and in which a leaving site may fail to hand over what it has not delivered
 GIVING = "what a site leaves"
 
 
@@ -167,6 +167,7 @@ class Outer:
         self.undone = 0  # rounds that were
         #: rounds undone since the last that was committed, but for those of a refused site
         self._undone_in_a_row = 0
+        self._not_given = 0  # rounds in a row in which `_give` failed here
         self.stalled = 0.0  # seconds in step()
         self.sent_bytes = 0  # by connections that have ended
         self._started = time.perf_counter()
@@ -297,17 +298,23 @@ class Outer:
         assert self.round is not None
         shards.reshard(self._model.module)
         round_, self.round = self.round, None
-        taken: list[list[torch.Tensor]] = []  # by leaving site and fragment
-        error = self._error_of(round_.wait) or self._error_of(partial(self._give, round_, taken))
+        given: dict[int, list[torch.Tensor] | None] = {}
+        error = self._error_of(round_.wait)
+        if error is None:
+            error = self._error_of(partial(self._give, round_, given))
+            self._not_given = 0 if error is None else self._not_given + 1
         if error is not None:
             self._undo(error, round_)
         elif not self._members.commit(None):
             self._undo(None, round_)
         else:
             round_.commit(seed=self.rounds)
-            for left in taken:
-                for fragment, values in zip(self.fragments, left, strict=True):
-                    fragment.owe(values)
+            for site, left in given.items():
+                if left is None:
+                    log.warning("hipress: what site %d had not delivered as it left is lost", site)
+                else:
+                    for fragment, values in zip(self.fragments, left, strict=True):
+                        fragment.owe(values)
             self.rounds += 1
             self._undone_in_a_row = 0
             self._has_left = bool(self._notes[round_.sites.coordinator.rank]["leaving"])
@@ -336,8 +343,7 @@ class Outer:
     def _gather(self, coordinator: Coordinator, leaving: bool) -> None:
         """Connect with these sites, and give the agreed weights to those that lack them."""
         self._part()
-        gives = self._undone_in_a_row < GIVE_TRIES
-        own = {"rounds": self.rounds, "leaving": leaving, "gives": gives}
+        own = {"rounds": self.rounds, "leaving": leaving, "not given": self._not_given}
         if self._members.changes:
             notes = coordinator.require_equal({}, {**own, "facts": self._model.facts})
             self._refuse_others(notes, coordinator)
@@ -378,26 +384,29 @@ class Outer:
                 goal.add_(fragment.weights()).sub_(old)
             fragment.write(goal)
 
-    def _give(self, round_: Round, taken: list[list[torch.Tensor]]) -> None:
-        """Give what leaving sites will not have delivered to the first that stays, in `taken`.
+    def _give(self, round_: Round, given: dict[int, list[torch.Tensor] | None]) -> None:
+        """Give what leaving sites will not have delivered to the first that stays, in `given`, by
+        site and fragment; None for what is lost: all sites leave, or GIVE_TRIES rounds failed here.
 
         It counts if the round is committed: so it is neither lost nor given twice, whatever happens
-        to one of the two, unless the site has tried that in GIVE_TRIES rounds."""
+        to one of the two."""
         leavers = [rank for rank, each in enumerate(self._notes) if each["leaving"]]
         stay = [rank for rank, each in enumerate(self._notes) if not each["leaving"]]
         coordinator = round_.sites.coordinator
-        for leaver in leavers if stay else ():
-            if coordinator.rank not in (leaver, stay[0]):
+        for leaver in leavers:
+            pair = [leaver, *stay[:1]]
+            if coordinator.rank not in pair:
                 continue
-            if not self._notes[leaver]["gives"]:
-                log.warning("hipress: what a leaving site had not delivered is lost")
+            failures = max(self._notes[rank]["not given"] for rank in pair)
+            if not stay or failures >= GIVE_TRIES:
+                given[coordinator.ranks[leaver]] = None
                 continue
             left = [self.left(each, sent=each is round_.fragment) for each in self.fragments]
-            pair = coordinator.of([leaver, stay[0]])
-            share(left, connect(pair, GIVING), pair)
-            pair.wait_for_all(GIVING)  # the first may end then
+            both = coordinator.of(pair)
+            share(left, connect(both, GIVING), both)
+            both.wait_for_all(GIVING)  # the first may end then
             if coordinator.rank != leaver:
-                taken.append(left)
+                given[coordinator.ranks[leaver]] = left
 
     def _part(self) -> None:
         """End the connections; what codecs held back is owed to the next sites."""

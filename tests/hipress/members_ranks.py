@@ -11,9 +11,9 @@ from torch import nn
 
 import hipress
 from hipress import compat
-from hipress.errors import HipressError
+from hipress.errors import HipressError, SyncError
 from hipress.outer.fragments import Fragment
-from hipress.outer.outer import GIVING
+from hipress.outer.outer import GIVE_TRIES, GIVING
 from hipress.outer.rounds import Round
 from hipress.ranks.coordinator import Coordinator
 from tests.hipress.common import data, digest, make, raised_by
@@ -89,16 +89,29 @@ def alone(rank, world_size):
     return site.sites, site.outer.rounds, site.losses
 
 
+def undo(outer, rounds):
+    """Undo the next rounds of a site."""
+    members, last = outer._members, outer.undone + rounds
+    commit = members.commit
+    members.commit = lambda error: commit(
+        error or (SyncError("undone for a test") if outer.undone < last else None)
+    )
+
+
 def joins_and_leaves(rank, world_size, failures):
-    """The third site comes at round 2 and leaves two rounds later, in which the one that takes over
-    what it has not delivered fails so many times. Digests by round; what it had not delivered, and
-    what others have taken over."""
+    """The third site comes at round 2 and leaves two rounds later, after some that it undoes; then
+    the one that takes over what it has not delivered fails so many times. Digests by round; what it
+    had not delivered, and what others have taken over."""
     store = compat.job_store()
     if rank == 2:
         store.wait(["two rounds"])
         site = Site(rank)
         begin = site.outer.rounds
-        site.until(begin + 2)
+        site.until(begin + 1)
+        last = site.outer.undone + GIVE_TRIES
+        undo(site.outer, GIVE_TRIES)
+        while site.outer.undone < last:
+            site.step(0)
         left, debts = site.outer.left, []
         site.outer.left = lambda *args, **how: debts.append(left(*args, **how)) or debts[-1].clone()
         site.outer.leave()

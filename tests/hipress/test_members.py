@@ -267,6 +267,15 @@ def test_a_site_that_cannot_leave_has_ended():
         outer.step()
 
 
+def test_what_the_last_sites_leave_is_told_once(caplog):
+    members = Refusing()
+    outer, outcomes = alone_with(members, every=2), iter([False, True])
+    members.commit = lambda error: next(outcomes)
+    outer.leave()
+    assert outer.undone == 1
+    assert caplog.text.count("what site 0 had not delivered as it left is lost") == 1
+
+
 def test_a_list_is_read_while_another_site_deletes_it():
     class Deleting:
         """A store in which a key is gone as soon as it has been seen."""
