@@ -157,7 +157,7 @@ def _composable(text: str, problems: Problems, kind: Kind) -> bool:
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.NodeEvent):
             values += 1
-        if getattr(event, "tag", None):
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag:
             message = f"{event.tag} is a tag of YAML, which has no meaning here"
             problems.add(_span(event), message, "the opposite of a condition is `not condition`")
             return False
