@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import TCPStore
 
 from hipress.compat import PrefixStore, Store
-from hipress.errors import ConfigError, HipressError
+from hipress.errors import AgreementTimeout, ConfigError, HipressError
 from hipress.outer.store_members import decide, decision_keys, forget
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.liveness import address_towards
@@ -22,7 +22,7 @@ from hipress.ranks.store import call_store, read_notes
 log = logging.getLogger("hipress")
 
 T = TypeVar("T")
-HEARD_SECONDS = 5.0  # seconds at most to wait for another site's word on how a round ended
+TIDY_SECONDS = 5.0  # seconds at most of a call to the store after a round has ended
 LEAVES = " leaves"  # ends the key of the note that a site leaves after the next round
 _USED = ("start_quorum", "wait_quorum", "should_commit", "report_error", "shutdown", "_pg")
 
@@ -40,7 +40,9 @@ class TorchftMembers:
     it, not from the manager's checkpoints, so `state_dict` of the manager may be empty. A commit of
     torchft is a replica group's own; here all sites also settle it in the quorum's store, so that
     all of them undo a round, or none. That store may end with the site that keeps it before all
-    have read there that a round went well, so those that have tell it to the others. torchft does
+    have read there how a round ended, so those that have tell it to the others: see `_heard`. A
+    site that does not learn it, since others are silent, too, ends: it could count twice, or be
+    left behind. torchft does
     not tell who leaves, so a site that does tells it at the end of a round, takes part in one more,
     hands over what it has not delivered, and ends its manager.
 
@@ -99,13 +101,13 @@ class TorchftMembers:
             ) from error
 
     def commit(self, error: HipressError | None) -> bool:
-        """Implements Members.commit, by a vote of the sites, and then the manager's."""
+        """Implements Members.commit, by a vote of the sites, and then the manager's. Raises
+        AgreementTimeout if this site cannot learn how they voted."""
         assert self._coordinator is not None
         mailbox, store = self._coordinator.mailbox, self._coordinator.mailbox.store
-        patience = self.patience
 
-        def call(asked: Callable[[Store], T]) -> T:
-            return call_store(store, asked, time.monotonic() + patience, mailbox.here)
+        def call(asked: Callable[[Store], T], seconds: float = self.patience) -> T:
+            return call_store(store, asked, time.monotonic() + seconds, mailbox.here)
 
         def ended(sites: set[int]) -> set[int]:
             call(lambda store: mailbox.epoch.meet(sites, store))
@@ -117,17 +119,18 @@ class TorchftMembers:
         try:
             if self._leaving:  # first: whoever sees that all are well sees this, too
                 call(lambda store: store.set(leaves, "true"))
-            agreed = decide(call, name, mailbox.here, others, well, ended, patience)
+            agreed = decide(call, name, mailbox.here, others, well, ended, self.patience)
         except HipressError as silence:
             log.warning("hipress: how a round ended is asked of other sites: %s", silence)
-            agreed = well and _heard(mailbox, name, others)
-        if agreed:
-            mailbox.epoch.tell(_told_key(mailbox, name), True)
-        patience = min(patience, HEARD_SECONDS)  # of `call`, too
+            # no other site can have seen that all are well unless this one is
+            agreed = well and _heard(mailbox, self._number, others, self.patience)
+        mailbox.epoch.tell(_told_key(mailbox, mailbox.here), [self._number, agreed])
+        tidy = min(self.patience, TIDY_SECONDS)
         with suppress(HipressError):  # then the next quorum has another store
-            self._parting = 0 in call(lambda store: read_notes(store, {0: leaves}))
+            self._parting = 0 in call(lambda store: read_notes(store, {0: leaves}), tidy)
             if agreed and mailbox.rank == 0:  # all have come here from the round before
-                call(lambda store: forget(store, (*decision_keys(before), before + LEAVES)))
+                old = *decision_keys(before), before + LEAVES
+                call(lambda store: forget(store, old), tidy)
         if not agreed:
             self._manager.report_error(error or HipressError("another site undid the round"))
         self._committed = self._manager.should_commit() and agreed
@@ -138,22 +141,43 @@ class TorchftMembers:
         self._manager.shutdown(wait=False)
 
 
-def _heard(mailbox: StoreMailbox, name: str, others: set[int]) -> bool:
-    """True if another site tells, within HEARD_SECONDS, that all have a round's average."""
-    end, key = time.monotonic() + HEARD_SECONDS, _told_key(mailbox, name)
+def _heard(mailbox: StoreMailbox, number: int, others: set[int], patience: float) -> bool:
+    """True if all sites have a round's average, as another tells, without the store.
+
+    Who knows it tells it. Who does not tells which sites have ended, once it has read all that they
+    told. If all that live tell that of the same sites, none of them has committed the round, nor
+    will, so it is undone. Raises AgreementTimeout if others are silent for `patience` seconds."""
+    end, ended = time.monotonic() + patience, None
     for pause in backoff():
         gone = {*mailbox.epoch.ended(others)}  # first: all that they told has been heard then
-        if key in mailbox.epoch.heard(others):
-            return True
-        if others <= gone or time.monotonic() > end:
+        told = mailbox.epoch.heard(others)
+        words = {site: told.get(_told_key(mailbox, site), [0, []]) for site in others}
+        if any(last > number for last, _ in words.values()):
+            return True  # a later round of this meeting follows one that went well
+        known = [word for last, word in words.values() if last == number and word in (True, False)]
+        if known:
+            return bool(known[0])
+        if gone != ended:
+            ended = gone
+            mailbox.epoch.tell(_told_key(mailbox, mailbox.here), [number, [*gone]])
+        silent = {s for s in others - gone if words[s][0] < number or not gone <= {*words[s][1]}}
+        if not silent:
             return False
+        if time.monotonic() > end:
+            break
         time.sleep(pause)
-    raise AssertionError
+    names = ", ".join(map(str, sorted(silent)))
+    raise AgreementTimeout(
+        f"site {mailbox.here} waited {patience:g} s to learn how a round of the outer loop ended: "
+        f"neither the quorum's store nor site {names} answers. Others may have committed it, so "
+        f"this site ends; start it again, and it gets the agreed weights"
+    )
 
 
-def _told_key(mailbox: StoreMailbox, name: str) -> str:
-    """Key of the note, from site to site, that all have a round's average."""
-    return f"{mailbox.name}, {name}"
+def _told_key(mailbox: StoreMailbox, site: int) -> str:
+    """Key of a site's note on a meeting's last round: its number, and True or False, or the sites
+    that have ended."""
+    return f"{mailbox.name}, end, {site}"
 
 
 class QuorumGroup:

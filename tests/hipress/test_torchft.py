@@ -44,6 +44,22 @@ def test_a_round_that_one_site_knows_went_well_is_undone_by_none():
     assert (first, second) == (True, True)
 
 
+def test_a_round_that_no_living_site_knows_to_have_gone_well_is_undone_by_all():
+    """Its store ends with its keeper, the only site that did not have the average."""
+    dead, first, second = launch(ranks.keeper_dies_untold, 3, may_die=[0])
+    assert dead == DIED
+    assert (first, second) == (False, False)
+
+
+def test_a_site_that_cannot_learn_how_a_round_ended_ends():
+    """It once undid the round, which the others then committed: its part counted twice."""
+    first, error, third = launch(ranks.keeper_stops, 3)
+    assert (first, third) == (True, True)
+    assert error.kind == "AgreementTimeout"
+    assert "neither the quorum's store nor site 0, 2 answers" in error.message
+    assert "start it again, and it gets the agreed weights" in error.message
+
+
 def test_another_version_is_refused():
     with pytest.raises(hipress.ConfigError, match="object lacks start_quorum"):
         hipress.TorchftMembers(object())

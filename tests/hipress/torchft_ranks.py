@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import socket
+import time
 from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from hipress import compat
 from hipress.errors import HipressError
 from hipress.outer import torchft_members
 from tests.hipress.common import data, digest, make, raised_by
-from tests.patience import SILENCE
+from tests.patience import HANG, SILENCE
 
 
 class FakeManager:
@@ -92,8 +93,7 @@ def ends_first(rank, world_size):
             answer = call(asked)  # first, that this site has the average
             if rank == 1 and loops and loops[0].rounds == 1 and not waited:
                 waited.append(True)
-                with suppress(RuntimeError):  # the first site waits for this one
-                    store.wait(["ended"], timedelta(seconds=1))
+                store.wait(["ended"])
             return answer
 
         return decide(patient, *arguments)
@@ -142,6 +142,64 @@ def keeper_dies(rank, world_size):
         store.wait(["the third site has ended"])
     store.set("the third site has ended", "")
     return agreed
+
+
+def keeper_dies_untold(rank, world_size):
+    """The first site, which keeps the quorum's store, is killed before it says there that it has
+    the round's average, as the others have. The outcome of the round, by site."""
+    store, decide = compat.job_store(), torchft_members.decide
+
+    def late(call, *arguments):
+        def patient(asked):
+            answer = call(asked)  # first, that this site has the average
+            store.set(f"site {rank} has it", "")
+            store.wait(["killed"])
+            return answer
+
+        return decide(patient, *arguments)
+
+    torchft_members.decide = late
+    members = hipress.TorchftMembers(FakeManager(rank, True, refused=0, sites=3))
+    members.meet(leaving=False).require_equal({})
+    if rank == 0:
+        store.wait(["site 1 has it", "site 2 has it"])
+        store.set("killed", "")
+        os.kill(os.getpid(), signal.SIGKILL)
+    agreed = members.commit(None)
+    store.add("over", 1)
+    while store.add("over", 0) < 2:  # one that ended would not be asked
+        time.sleep(0.05)
+    return agreed
+
+
+def keeper_stops(rank, world_size):
+    """The first site, which keeps the quorum's store, is stopped while the second asks there how
+    their round ended, and goes on when that one has given up; only then the others have the round's
+    average. The outcome of the round, by site; the second's error."""
+    store, decide = compat.job_store(), torchft_members.decide
+    patience = SILENCE if rank == 1 else HANG
+    members = hipress.TorchftMembers(FakeManager(rank, True, refused=0, sites=3), patience=patience)
+
+    def stopping(call, *arguments):
+        def asks(asked):
+            answer = call(asked)  # first, that this site has the average
+            os.kill(keeper, signal.SIGSTOP)
+            return answer
+
+        return decide(asks, *arguments)
+
+    members.meet(leaving=False).require_equal({})
+    store.set(f"process {rank}", str(os.getpid()))
+    keeper = int(store.get("process 0"))
+    if rank != 1:
+        store.wait(["given up"])
+        return members.commit(None)
+    torchft_members.decide = stopping
+    try:
+        return raised_by(members.commit, None)
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+        store.set("given up", "")
 
 
 def managed(rank, address, seconds=60.0):
