@@ -39,11 +39,17 @@ def read_sum(values: Arrays, f: Field, e: Expr) -> Value:
 
 def read(values: Arrays, f: Field, e: Expr) -> Value:
     """The value of an incoming payload's field."""
-    array = Array.of(f, "incoming")
-    if f.layout.varying:
-        array = values.contents(f)
-        values.kernel.steps.append(Call(f.storage, made=(array,), attr=f))
+    array = read_stream(values, f) if f.layout.varying else Array.of(f, "incoming")
     return loaded(values, array, e)
+
+
+def read_stream(values: Arrays, f: Field) -> Array:
+    """The array that an incoming field of varying length is made into, by a call that is added on
+    first use."""
+    array, steps = values.contents(f), values.kernel.steps
+    if not any(isinstance(step, Call) and array in step.made for step in steps):
+        steps.append(Call(f.storage, made=(array,), attr=f))
+    return array
 
 
 def loaded(values: Arrays, array: Array, e: Expr) -> Value:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compll.ir.expr import Expr, Type, walk
-from compll.ir.module import POSITIONS, Selection
+from compll.ir.module import Selection
 from compll.ir.storage import FLOAT32, INT32
 from compll.ir.tile import ELEMENTS, WRONG, Array, Call, Compact, Domain, Kernel, Store, Value, Walk
-from compll.passes import fusion
+from compll.passes import array_fields, fusion
 from compll.passes.arrays import Arrays, Selecting
 from compll.passes.values import Values
 
@@ -251,15 +251,14 @@ def drawn(values: Arrays, name: str) -> bool:
 
 def check(values: Arrays, kernel: Kernel, decode: Expr) -> None:
     """Add a check that a spread has as many values as elements, that positions ascend within the
-    tensor, and that streams are whole."""
+    tensor, and that streams are whole, also those that decode does not use."""
     check_spread(values, kernel, decode)
-    for e in walk(decode):
-        if e.op == "field" and values.fields[str(e.value)].layout.varying:
-            values.of(e)  # reads the stream
-        elif e.op == "scatter" and e.args[0].op == "field":
-            f = values.fields[str(e.args[0].value)]
-            if f.storage not in POSITIONS:
-                kernel.steps.append(Call("ascending", attr=f))
+    places = {e.args[0].value for e in walk(decode) if e.op == "scatter"}
+    for f in values.module.fields:
+        if f.layout.varying:
+            array_fields.read_stream(values, f)
+        elif f.name in places:
+            kernel.steps.append(Call("ascending", attr=f))
 
 
 def check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:

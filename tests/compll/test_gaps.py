@@ -1,4 +1,5 @@
-"""Gaps have one encoding each; every backend refuses others, and accepts encode's."""
+"""Gaps have one encoding each; every backend refuses others, and accepts encode's. Fields
+that decode does not use are checked alike."""
 
 import numpy as np
 import pytest
@@ -15,6 +16,20 @@ encode:
 payload: {i: "gaps[kept]", v: "float32[kept]"}
 decode: scatter(i, v)
 """
+POSITIONS = """name: example
+encode:
+  kept: filter(abs(g) > 0, n)
+  other: indices(kept)
+  i: indices(kept)
+  v: g[kept]
+payload: {{other: "{}", i: "gaps[kept]", v: "float32[kept]"}}
+decode: scatter(i, v)
+"""
+CODES = """name: example
+encode: {{other: "abs(sign(g))", big: "g > 1"}}
+payload: {{other: "{}", big: "uint[1][n]"}}
+decode: where(big == 1, 2, 0)
+"""
 
 
 def payload(gaps, count):
@@ -23,9 +38,9 @@ def payload(gaps, count):
     return np.concatenate([head, np.array(gaps, np.uint8), values, [np.uint8(0)]])
 
 
-def decodes(folder):
+def decodes(folder, spec=SPEC):
     """Decoders by name; each returns the elements, or raises PayloadError."""
-    device, reference = compiled(SPEC, folder)
+    device, reference = compiled(spec, folder)
     cpu = compll.compile(folder / "spec.yaml", "cpu")
 
     def on_device(data, n):
@@ -81,6 +96,30 @@ def test_all_backends_agree_on_hostile_bytes(tmp_path, rng):
         assert found[0] == found[1] == found[2], gaps
         accepted += found[0] is not None
     assert 10 < accepted < 200
+
+
+@pytest.mark.parametrize(
+    "spec, type_",
+    [
+        (POSITIONS, "gaps[kept]"), (POSITIONS, "golomb[kept]"),
+        (CODES, "huffman[4][n]"), (CODES, "runs[n]"),
+    ],
+    ids=["gaps", "golomb", "huffman", "runs"],
+)  # fmt: skip
+def test_fields_that_decode_does_not_use_are_checked(spec, type_, tmp_path):
+    x = np.zeros(40, np.float32)
+    x[[3, 9, 30]] = 2
+    known = decodes(tmp_path, spec.format(type_))
+    whole, refused = compll.compile(tmp_path / "spec.yaml", "cpu").encode(x), 0
+    head = 12 if spec is POSITIONS else 4
+    for place in range(head, len(whole)):
+        for bit in range(8):
+            data = whole.copy()
+            data[place] ^= 1 << bit
+            found = {name: outcome(decode, data, len(x)) for name, decode in known.items()}
+            assert len(set(found.values())) == 1, (place, bit, found)
+            refused += found["reference"] is None
+    assert refused
 
 
 def outcome(decode, data, n):

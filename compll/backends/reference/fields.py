@@ -12,7 +12,7 @@ from compll.errors import PayloadError
 from compll.ir.expr import walk
 from compll.ir.layout import header, items, limits
 from compll.ir.matrices import extents
-from compll.ir.module import Field, Module
+from compll.ir.module import POSITIONS, Field, Module
 from compll.ir.static import Number
 from compll.numerics import numbers
 from compll.numerics.bits import FORMATS, Format, code
@@ -110,14 +110,16 @@ def read_header(
 def check_indices(
     module: Module, fields: Mapping[str, Any], n: int, kept: Mapping[str, int]
 ) -> None:
-    """Raise PayloadError for positions of a scatter that do not ascend within the tensor.
+    """Raise PayloadError for positions that do not ascend within the tensor: those of a scatter,
+    and those of varying length.
 
     kept: how many elements each selection has.
     """
-    for scatter in (e for e in walk(module.decode) if e.op == "scatter"):
-        if scatter.args[0].op == "field":
-            size = kept.get(scatter.type.of, n)
-            if not (np.diff(fields[str(scatter.args[0].value)], prepend=-1, append=size) > 0).all():
+    places = {e.args[0].value for e in walk(module.decode) if e.op == "scatter"}
+    for f in module.fields:
+        if f.name in places or f.storage in POSITIONS:
+            size = kept.get(module.among(f.of), n)
+            if not (np.diff(fields[f.name], prepend=-1, append=size) > 0).all():
                 raise PayloadError(
                     f"{module.name}: an index lies outside the tensor of {size} elements, or is "
                     "not above the one before it"
