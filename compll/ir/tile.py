@@ -20,8 +20,9 @@ LEVELS = ("piece", "tile", "lane")
 #: instructions for sizes that steps make: elements of a selection, bytes of a field
 SIZES = ("counted", "length")
 #: roles of arrays. gradient: what an encode reads and a decode writes, also float16; payload: a
-#: field that the kernel stores; incoming: a field that it is given; sum: that field's sum over the
-#: ranks; scratch: the kernel's own; wrong, used: see WRONG and USED
+#: field, number of the header or status byte that the kernel stores; incoming: a field or status
+#: byte that it is given; sum: a field's sum over the ranks; scratch: the kernel's own; wrong, used:
+#: see WRONG and USED
 Role = Literal["gradient", "state", "payload", "incoming", "sum", "scratch", "wrong", "used"]
 #: kinds of kernels. hop: an encode of the gradient plus an incoming payload; cut: one whose filters
 #: keep at most a given number of elements; round: one that stores a single field, given the sums of

@@ -77,7 +77,7 @@ def fuse(kernel: Kernel) -> None:
 def chosen(waiting: dict[int, Node], ready: list[int]) -> list[int]:
     """The nodes that come next: one that is no walk, or walks that become one; last, numbers that
     are stored."""
-    stores = [i for i in ready if isinstance(waiting[i].step, Store) and last(waiting[i].step)]
+    stores = [i for i in ready if stored_last(waiting[i].step)]
     for i in ready:
         if waiting[i].walk is None and i not in stores and not waiting[i].beside & waiting.keys():
             return [i]
@@ -93,9 +93,11 @@ def chosen(waiting: dict[int, Node], ready: list[int]) -> list[int]:
     return next(iter([*whole, *rest, stores[:1]]))
 
 
-def last(store: Op) -> bool:
-    """True for a number of the piece, which is stored when all walks are done."""
-    return isinstance(store, Store) and store.array.role not in ("gradient", "wrong")
+def stored_last(step: Op) -> bool:
+    """True for a number of the piece that a payload or a state keeps, or the payload's length: it
+    is stored when all walks are done. One that fills the gradient or ends a check is not: later
+    steps build on that."""
+    return isinstance(step, Store) and step.array.role in ("payload", "state", "used")
 
 
 def batch(waiting: dict[int, Node], ready: list[int], domain: Domain) -> list[int]:

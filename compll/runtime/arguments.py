@@ -23,7 +23,8 @@ from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
 
 #: the largest index of an element in specs that use indices, which are int32
 LARGEST = 2**31 - 1
-SEARCHES = ("sample", "kth_largest", "quantiles")
+#: operators that order elements, whose numbers are int32
+ORDERING = ("sample", "kth_largest", "quantiles")
 
 
 def furthest(starts: I64, lengths: I64) -> int:
@@ -31,10 +32,10 @@ def furthest(starts: I64, lengths: I64) -> int:
     return int(max(map(operator.add, starts.tolist(), lengths.tolist())))
 
 
-def _searches(module: Module) -> bool:
-    """True if the module orders values: it samples, selects the k-th largest, or the like."""
+def _orders(module: Module) -> bool:
+    """True if the module orders elements."""
     roots = [f.expr for f in module.fields if f.expr is not None]
-    return any(e.op in SEARCHES for e in walk(*roots, module.decode, *module.updates.values()))
+    return any(e.op in ORDERING for e in walk(*roots, module.decode, *module.updates.values()))
 
 
 class Arguments:
@@ -46,7 +47,7 @@ class Arguments:
     def __init__(self, module: Module, params: Mapping[str, Number], *, host: bool) -> None:
         self.module, self.params, self.name = module, params, module.name
         self.host = host
-        self.numbered = module.decoded is None or bool(module.selections) or _searches(module)
+        self.numbered = module.decoded is None or bool(module.selections) or _orders(module)
         self._states = [(item, np.dtype(item.dtype)) for item in module.states]
         self.fixed, self.all_rounds = lay.is_fixed(module), rounds(module)
         self._bounds, self._most = Memo(), Memo()

@@ -109,7 +109,7 @@ class KernelPrinter:
             searches.ROUTINES[step.routine](self.printer, self.walks, step)
         elif step.routine in streams.ROUTINES:
             good = streams.ROUTINES[step.routine](self.printer, step)
-            if self.kernel.kind == "check":
+            if good is not None:
                 self.require(good, positions=self.printer.spec.decode.op == "scatter")
         elif not any(step is call for call in self.fused.values()):
             calls.emit(self.printer, step)

@@ -19,9 +19,9 @@ STREAMS: dict[str, ModuleType] = {
 }  # fmt: skip
 
 
-def stream(printer: Printer, call: Call) -> ir.Value:
-    """Store values of varying length in the payload, or load them from it. A check's result is true
-    if they are as they should be."""
+def stream(printer: Printer, call: Call) -> ir.Value | None:
+    """Store values of varying length in the payload, or load them from it. In a check: true if they
+    are as they should be; None in other kernels."""
     b, f, kind = printer.b, call.attr, STREAMS[call.routine]
     own = call.made[0] if printer.kernel.decodes else call.views[0].value.attr
     array, count = printer.pointers[own], printer.items(own.domain)
@@ -33,7 +33,8 @@ def stream(printer: Printer, call: Call) -> ir.Value:
         out = printer.pointers[call.made[0]]
         end = kind.store(b, array, count, among, out)
         printer.sizes["length", f.name] = b.sub(end, b.ptrtoint(out, I64))
-        return printer.fields()
+        printer.fields()
+        return None
     data = printer.pointers[Array.of(f, "incoming")]
     length = printer.value(printer.kernel.sizes[Array.of(f, "incoming")])
     given = [data, at(b, data, length), count, among, array]
@@ -65,6 +66,6 @@ def _ascending(b: Builder, positions: ir.Value, count: ir.Value, n: ir.Value) ->
     return b.and_(good.get(), b.zext(b.icmp_signed("<", before.get(), n), I64))
 
 
-ROUTINES: dict[str, Callable[[Printer, Call], ir.Value]] = {
+ROUTINES: dict[str, Callable[[Printer, Call], ir.Value | None]] = {
     **dict.fromkeys(STREAMS, stream), "ascending": ascending,
 }  # fmt: skip

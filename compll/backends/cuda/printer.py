@@ -129,7 +129,8 @@ class Printer:
     # steps
 
     def steps(self, steps: Sequence[Op]) -> None:
-        """Steps in order; states of one number are stored at the end."""
+        """Steps in order. Numbers read states from memory when a kernel first needs them, so all new
+        states of one number are computed before any is stored."""
         states = [s for s in steps if isinstance(s, Store) and s.array.role == "state"]
         for step in steps:
             if step not in states:
