@@ -15,7 +15,7 @@ from casync.building.parts import Choice, Tensor
 from casync.codec import CodecDefaults, StateField
 from casync.graph.graph import Graph, build
 from casync.graph.plan import partition
-from casync.raw import with_raw
+from casync.raw import RAW, with_raw
 from casync.runtime.executor import Executor
 from casync.runtime.options import RunOptions
 from casync.strategies import list_strategies, load, refuses
@@ -164,6 +164,9 @@ PAIRS = [
     for codec in CODECS
     if refuses(strategy, CODECS[codec]) is None
 ]
+
+#: of these, every strategy, and every codec: by ps, but for one that cannot encode twice
+MANY = [(s, c) for s, c in PAIRS if s == "ps" or c in ("sign", RAW) or (s, c) == ("push", "once")]
 
 #: those that leave the mean on all ranks
 MEANS = [pair for pair in PAIRS if load(pair[0]).RESULT == "mean"]

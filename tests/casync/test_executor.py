@@ -34,6 +34,7 @@ from casync.testing import Hub
 from casync.topology import Topology
 from tests.casync.fakes import (
     CODECS,
+    MANY,
     MEANS,
     PAIRS,
     SIZES,
@@ -51,11 +52,8 @@ from tests.patience import HANG
 from tests.tiers import first_fast
 
 TOTAL = sum(SIZES)
-#: PAIRS, of which the fast tests take every strategy, and by ps every codec
-EACH_ONCE = [
-    pytest.param(s, c, marks=() if s == "ps" or c in ("sign", RAW) else pytest.mark.slow)
-    for s, c in PAIRS
-]
+#: PAIRS, of which the fast tests take MANY
+EACH_ONCE = [pytest.param(*pair, marks=() if pair in MANY else pytest.mark.slow) for pair in PAIRS]
 LOSSLESS = [pair for pair in MEANS if pair[1] != "sign"]
 
 

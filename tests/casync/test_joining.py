@@ -20,6 +20,7 @@ from casync.runtime.options import RunOptions
 from casync.topology import Topology
 from tests.casync.fakes import (
     CODECS,
+    MANY,
     PAIRS,
     Exact,
     gradients,
@@ -34,8 +35,6 @@ from tests.patience import HANG
 
 SIZES = (7, 31, 1000, 33, 10003)
 DEVICE = Bulk(math.inf, at_once=True)
-#: every strategy, and by ps every codec
-MANY = [(s, c) for s, c in PAIRS if s == "ps" or c in ("sign", "raw")]
 
 
 def averages(graph, size, bulk):
