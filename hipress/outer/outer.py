@@ -309,9 +309,11 @@ class Outer:
             self._undo(None, round_)
         else:
             round_.commit(seed=self.rounds)
+            ends = all(note["leaving"] for note in self._notes)
+            tell = log.info if ends else log.warning  # a training that ends may lose it
             for site, left in given.items():
                 if left is None:
-                    log.warning("hipress: what site %d had not delivered as it left is lost", site)
+                    tell("hipress: what site %d had not delivered as it left is lost", site)
                 else:
                     for fragment, values in zip(self.fragments, left, strict=True):
                         fragment.owe(values)
