@@ -64,12 +64,12 @@ class Measured:
 
 def read_places(data: Data) -> Iterator[Measured]:
     """Places from bench/results: the cells of auto.jsonl, groups with a measured floor, and those
-    of bench.predicted."""
+    of bench.predicted. Without `entropy`: how long its payloads get depends on gradients."""
     alone = plain(data["alone"])
     for line in (RESULTS / "auto.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
         hosts, kind = row["hosts"], row["optimizer"]
-        steps = {name: each["median"] for name, each in row["methods"].items()}
+        steps = {m: each["median"] for m, each in row["methods"].items() if "entropy" not in m}
         where = f"{hosts} hosts, {row['rate']}, {kind}"
         yield Measured(where, hosts, row["rate"], kind, alone[f"{kind} {hosts}"], steps)
     for group in GROUPS:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from casync.errors import CasyncError, TransportError
 from hipress import compat
 from hipress.compat import Store
-from hipress.errors import AgreementTimeout, HipressError, of_casync
+from hipress.errors import AgreementTimeout, HipressError, RankLost, of_casync
 from hipress.ranks.epoch import epoch_of
 from hipress.ranks.facts import compare
 from hipress.ranks.mailbox import TELL_SECONDS, StoreMailbox, backoff, unless_silent
@@ -227,7 +227,12 @@ class Coordinator:
         try:
             yield
         except HipressError as error:
-            self.raise_reason(error)
+            try:
+                self.raise_reason(error)
+            except RankLost as lost:
+                if isinstance(error, AgreementTimeout):
+                    lost.add_note(str(error))  # that rank may have ended since the store is silent
+                raise
             self.mailbox.stop(self.round, Stop.of(error, self.mailbox.here))
             raise
 

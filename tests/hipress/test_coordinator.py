@@ -16,12 +16,13 @@ import pytest
 import torch.distributed as dist
 
 from hipress import compat
-from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from hipress.errors import AgreementTimeout, ConfigError, HipressError, RankLost
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import job
 from hipress.ranks import mailbox as boards
 from hipress.ranks import store as stores
 from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.stop import Stop
 from tests.hipress.launch import CONTEXT
 from tests.patience import HANG
 
@@ -146,6 +147,16 @@ def test_a_stopped_host_during_the_meeting(host, client):
     coordinator = coordinators.coordinator(None, 0.1)
     with stopped(host[0]), pytest.raises(AgreementTimeout, match="which does not answer"):
         coordinator.require_equal({})
+
+
+def test_a_silent_store_is_named_beside_a_rank_that_ended(host, client, monkeypatch):
+    """The rank may have ended since the store is silent, and not have been heard."""
+    coordinator = coordinators.coordinator(None, 0.1)
+    ended = Stop("RankLost", "rank 2 ended", ended=True)
+    monkeypatch.setattr(coordinator, "reason", lambda since=None: ended)
+    with stopped(host[0]), pytest.raises(RankLost, match="because rank 2 ended") as caught:
+        coordinator.require_equal({})
+    assert "which does not answer" in caught.value.__notes__[-1]
 
 
 def test_a_failure_is_told_as_it_is_where_the_store_is_silent(host, client, caplog):
