@@ -128,7 +128,7 @@ def table(
         text = markdown_table(head, [each.row for each in rows])
         print(f"{place}, within {100 * slack:g}%\n\n{text}\n")
     if chart is not None:
-        time_chart.draw(by_place, 1000, slack, chart)
+        time_chart.draw(by_place, slack, chart)
 
 
 def _by_loop(lines: list[dict[str, Any]], method: str) -> list[list[dict[str, Any]]]:

@@ -33,7 +33,7 @@ class Timed(Protocol):
     def minutes(self) -> list[float]: ...
 
 
-def draw(by_place: Mapping[str, Sequence[Timed]], steps: int, slack: float, path: Path) -> None:
+def draw(by_place: Mapping[str, Sequence[Timed]], slack: float, path: Path) -> None:
     """Draw the methods of each place into a PNG, those of LABELS in its order."""
     every = dict.fromkeys(each.method for methods in by_place.values() for each in methods)
     names = sorted(every, key=lambda name: [*LABELS, name].index(name))
@@ -43,7 +43,7 @@ def draw(by_place: Mapping[str, Sequence[Timed]], steps: int, slack: float, path
     )
     for axes, (place, methods) in zip(panels[0], by_place.items(), strict=True):
         style(axes, _rate(place))
-        _bars(axes, {each.method: each for each in methods}, names, steps)
+        _bars(axes, {each.method: each for each in methods}, names)
     for axes in panels[0][1:]:
         axes.set_yticklabels([])
     wanted = f"Minutes until the training loss is {slack:.1%} above the one that float32 ends at"
@@ -58,12 +58,12 @@ def _rate(place: str) -> str:
     return re.sub(r"(\d+)([mg])bit$", lambda match: f"{match[1]} {match[2].upper()}bit/s", link)
 
 
-def _bars(axes: Axes, methods: Mapping[str, Timed], names: Sequence[str], steps: int) -> None:
+def _bars(axes: Axes, methods: Mapping[str, Timed], names: Sequence[str]) -> None:
     """Draw the mean of the seeds as a bar, with their range."""
     for position, name in enumerate(names):
         minutes = methods[name].minutes if name in methods else []
         if not minutes:
-            text = f"not in {steps} steps" if name in methods else "not measured"
+            text = "not with each seed" if name in methods else "not measured"
             label(axes, 0.0, position, text)
             continue
         mean, color = statistics.fmean(minutes), OURS if _ours(name) else THEIRS

@@ -179,7 +179,7 @@ def main(
         print(f"{times.place}\n\n{table}\n")
         print(*in_full(cells, workload, steps, times, slack), sep="\n")
     if chart is not None:
-        time_chart.draw(by_place, steps, slack, chart)
+        time_chart.draw(by_place, slack, chart)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,8 @@ class TorchftMembers:
     all of them undo a round, or none. That store may end with the site that keeps it before all
     have read there how a round ended, so those that have tell it to the others: see `_heard`. A
     site that does not learn it, since others are silent, too, ends: it could count twice, or be
-    left behind. torchft does
-    not tell who leaves, so a site that does tells it at the end of a round, takes part in one more,
-    hands over what it has not delivered, and ends its manager.
+    left behind. torchft does not tell who leaves, so a site that does tells it at the end of a
+    round, takes part in one more, hands over what it has not delivered, and ends its manager.
 
     For torchft 0.2, and its nightly versions, where a process group is reconfigured by handles.
     """

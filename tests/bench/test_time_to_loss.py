@@ -69,10 +69,10 @@ def test_a_chart_has_a_bar_for_what_reaches_the_loss_and_words_for_what_does_not
     monkeypatch.setattr(time_chart.plt, "close", drawn.append)
     methods = [Timed("momentum:onebit_fine", [1.0, 3.0]), Timed("bf16", [])]
     places = {"links of 100mbit": methods, "links of 1gbit": methods[1:]}
-    time_chart.draw(places, 1000, 0.015, tmp_path / "chart.png")
+    time_chart.draw(places, 0.015, tmp_path / "chart.png")
     slow, fast = drawn[0].axes
     assert [bar.get_width() for bar in slow.patches] == [2.0]
-    assert [text.get_text() for text in slow.texts] == ["not in 1000 steps", "2.0"]
+    assert [text.get_text() for text in slow.texts] == ["not with each seed", "2.0"]
     assert [text.get_text() for text in fast.texts] == ["not in 1000 steps", "not measured"]
     assert [axes.get_title("left") for axes in (slow, fast)] == ["100 Mbit/s", "1 Gbit/s"]
     assert "1.5% above" in drawn[0].get_suptitle()
