@@ -105,7 +105,7 @@ class Run:
         lengths, payload = self.place.host(used), self.place.host(out)
         self.same("lengths", lengths, wants)
         self.same("payload", payload, want)
-        self.same("written back", self.place.values(mine, self.case.dtype), self.round(its))
+        self.same("written back", self.values(mine), self.round(its))
         for name in state or ():
             self.same(f"state {name}", self.place.host(ours[name]), state[name])
         return want, wants
@@ -117,7 +117,7 @@ class Run:
             y, want = self.place.gradient(x, self.case.dtype), x.copy()
             self.codec.decode_batch(data, self.table, self.at, lengths, y, add=add, step=step)
             self.cpu.decode_batch(payload, self.rows, self.at, used, want, add=add, step=step)
-            self.same("added" if add else "decoded", y, self.round(want))
+            self.same("added" if add else "decoded", self.values(y), self.round(want))
         several = np.concatenate([payload] * PAYLOADS)
         at = np.array([np.array(self.at) + k * len(payload) for k in range(PAYLOADS)])
         y, want = self.place.gradient(x, self.case.dtype), x.copy()
@@ -128,7 +128,7 @@ class Run:
             self.place.put(several), self.table, self.codec.hold(at),
             self.codec.hold(np.array([used] * PAYLOADS)), y, add=True, step=step,
         )  # fmt: skip
-        self.same(f"{PAYLOADS} payloads", y, want)
+        self.same(f"{PAYLOADS} payloads", self.values(y), want)
         self.codec.raise_found()
 
     def hop(self, x: NDArray[Any], payload: NDArray[np.uint8], used: I64, step: int) -> None:
@@ -146,15 +146,18 @@ class Run:
             its = self.round(its)
             self.cpu.encode_batch(its, self.rows, want, at, **how)
         self.same("hop", self.place.host(out), want)
-        self.same("hop's gradient", self.place.values(mine, self.case.dtype), self.round(its))
+        self.same("hop's gradient", self.values(mine), self.round(its))
 
     def round(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values rounded to the gradient's dtype, in float32."""
         return rounded(values, self.case.dtype)
 
-    def same(self, what: str, got: Any, want: Any) -> None:
+    def values(self, array: Any) -> NDArray[np.float32]:
+        """Values of a gradient on the device, in float32."""
+        return self.place.values(array, self.case.dtype)
+
+    def same(self, what: str, got: NDArray[Any], want: NDArray[Any]) -> None:
         """Raise Differs unless bits are equal; all NaNs are alike."""
-        got, want = np.asarray(got), np.asarray(want)
         unequal = got != want
         if got.dtype.kind == "f":
             unequal &= ~(np.isnan(got) & np.isnan(want))

@@ -3,7 +3,6 @@
 #
 #   bench/gpu_day.sh [--rehearse] [--out FOLDER] [STEP...]     # steps 1 to 9; all of them by default
 #   bench/gpu_day.sh --second [...]                            # two ranks on one card; see gpu_second.py
-#   bench/gpu_day.sh --third [...]                             # of these, what no card has run yet
 #
 # Each step ends in a line and in FOLDER/STEP.json, and keeps its output in FOLDER/STEP.log; the
 # first that is red ends the day. --rehearse runs the same steps without a GPU: kernels on the CPU,
@@ -16,16 +15,13 @@ cd "$(dirname "$0")/.."
 [ -n "${PYTHON:-}" ] || { PYTHON=python3; [ -x .venv/bin/python ] && PYTHON=.venv/bin/python; }
 out=gpu-day rehearse=0 steps=()
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} CUBLAS_WORKSPACE_CONFIG=:4096:8
-case ${1:-} in
-  --second) exec "$PYTHON" -m bench.gpu_second "${@:2}" ;;
-  --third) exec "$PYTHON" -m bench.gpu_second --only faults,shards,graphs,rewritten,step "${@:2}" ;;
-esac
+[ "${1:-}" = --second ] && exec "$PYTHON" -m bench.gpu_second "${@:2}"
 while (($#)); do
   case $1 in
     --rehearse) rehearse=1 ;;
     --out) out=$2; shift ;;
     [1-9]) steps+=("$1") ;;
-    *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac
   shift
 done

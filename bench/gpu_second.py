@@ -1,4 +1,4 @@
-"""The second day on a GPU, in about five minutes: what two ranks do on one card, and what is new.
+"""The second day on a GPU, in about ten minutes: what two ranks do on one card, and what is new.
 
     python -m bench.gpu_second [--rehearse] [--nccl LIBNCCL.so.2.xz] [--output FOLDER] [--only A,B]
 
@@ -35,27 +35,25 @@ from typing import Annotated, Any
 
 import typer
 
+import compll
 from bench.commands import RESULTS, command_line, now, refusing
+from bench.gpu_check import DTYPES
 from bench.gpu_nccl import SHARING, SOCKETS
 from hipress.tools.refusals import check_output
 
 ROOT = Path(__file__).parents[1]
-FORMATS = ("nf4", "nvfp4", "mxfp4")
-#: specs whose kernels have changed since they ran on a GPU
-REWRITTEN = ("atomo", "sketch", "dithering", "sidco_gp", "dgc")
-TIMED = (*FORMATS, "int4_group", "onebit_group", "topk", "dgc", "powersgd", "int3_group")
-#: kernels of the first steps, which then compile nothing
-FIRST = ("onebit_group", "topk", "int4_group", "powersgd", "int8_group", "threshold", "signum",
-         "onebit_fine")  # fmt: skip
+CHECKS = 4  # processes that compare compressors with the CPU
 LEAST = 5.0  # seconds of the day that must be left for a step
 BANDWIDTH = 125_000_000  # bytes a second of a throttled rank: 1 Gbit/s
 METHODS = "ddp-fp32,hipress:auto,hipress:int4_group"
 MOMENTUM = "ddp-fp32,hipress:auto:optimizer=adamw,momentum:onebit_fine:freeze=4"
 ON_GPU, SMALL = ("--device", "cuda", "--steps", "20"), ("--steps", "2")
 STEPS = ("int4_group", "onebit_group", "--ranks", "2,8", "--repeat", "11", "--samples")
-SIZES, FAST, FEW = "1,1000,1048579", ("--repeat", "7"), ("--processes", "3")
+SIZES = "1,1000,1048579"
 BINDINGS = ("tests/casync/test_nccl_gpu.py", "tests/casync/test_nccl_alone.py")
 PAIR, LOST = "tests/hipress/test_gpus.py", "lost or late or again"
+MODELS = "shards or replicas or models or pinned"
+OF_THEIR_OWN = f"{LOST} or {MODELS} or graphs"  # steps
 #: other tests that need a GPU, by name: files beside them import what a bare machine lacks
 OTHERS = ("tests/casync/test_device.py", "tests/casync/test_memory.py",
           "tests/hipress/test_device_plans.py", "tests/hipress/test_devices.py",
@@ -101,35 +99,36 @@ def training(
     ), env)  # fmt: skip
 
 
+def check(folder: Path, number: int, specs: Sequence[str]) -> Lane:
+    """Some compressors against the CPU, bit by bit."""
+    name = f"check_{number}"
+    (folder / name).mkdir(exist_ok=True)
+    output = ("--output", str(folder / name))
+    return [Step(name, 300, ("-m", "bench.gpu_check", *specs, "--sizes", SIZES, *output))]
+
+
 def day(folder: Path, throttle: str) -> list[list[Lane]]:
     """Phases. throttle: the library of slow_sockets.c, or "" """
-    out, other = ("--output", str(folder)), folder / "rewritten"
-    other.mkdir(exist_ok=True)
+    out = ("--output", str(folder))
     alone = dict.fromkeys(SHARING, "")  # without these NCCL refuses ranks that share a GPU
     slow = {"LD_PRELOAD": throttle, "SLOW_SOCKETS": str(BANDWIDTH)}
-    dtypes = ("--dtypes", "float32,float16,bfloat16")
+    specs = compll.list_specs()
     return [
         [
             [Step("facts", 90, ("-m", "bench.gpu_facts", *out))],
             [Step("nccl", 90, ("-m", "bench.gpu_nccl", *out))],
-            [Step("kernels", 100, ("-m", "bench.gpu_kernels", *FIRST))],
+            [Step("kernels", 200, ("-m", "bench.gpu_kernels", "--dtypes", ",".join(DTYPES)))],
+        ],
+        [
+            *(check(folder, number, specs[number::CHECKS]) for number in range(CHECKS)),
+            [in_tests("faults", 150, LOST, PAIR, processes=6)],
         ],
         [
             [in_tests("bindings", 150, "gpu", *BINDINGS, processes=3)],
-            [in_tests("transports", 150, f"gpu and not ({LOST})", PAIR, processes=3)],
+            [in_tests("transports", 150, f"gpu and not ({OF_THEIR_OWN})", PAIR, processes=3)],
             [in_tests("gpt2", 200, "gpu", "tests/hipress/test_gpt2.py", processes=4)],
-            [
-                Step("more_kernels", 200, ("-m", "bench.gpu_kernels", *FORMATS, *dtypes, *FEW)),
-                Step("last_kernels", 200, ("-m", "bench.gpu_kernels", "dgc", "int3_group", *FEW)),
-            ],
         ],
         [
-            [in_tests("faults", 150, LOST, PAIR, processes=6)],
-            [
-                Step("formats", 120, ("-m", "bench.gpu_check", *FORMATS, "--sizes", SIZES, *out)),
-                Step("rewritten", 150, ("-m", "bench.gpu_check", *REWRITTEN, "--sizes", SIZES,
-                                        "--output", str(other))),
-            ],
             [training("auto_slow", 150, folder, METHODS, alone | slow)],
             [training("momentum_slow", 150, folder, MOMENTUM, alone | slow)],
             [training("auto_nccl_slow", 150, folder, METHODS, SOCKETS | slow)],
@@ -140,11 +139,11 @@ def day(folder: Path, throttle: str) -> list[list[Lane]]:
                 training("auto_staged", 90, folder, METHODS, alone),
             ],
         ],
-        [[Step("speed", 150, ("-m", "bench.gpu", *TIMED, "--sizes", "16,256", *FAST, *out))]],
+        [[Step("speed", 150, ("-m", "bench.gpu", "--sizes", "16,256", "--repeat", "7", *out))]],
         [
             [in_tests("others", 200, "gpu and not bad_access and not measured", *OTHERS,
                       processes=12)],
-            [in_tests("shards", 200, "shards", PAIR)],
+            [in_tests("models", 200, MODELS, PAIR, "tests/hipress/test_outer.py", processes=3)],
             [in_tests("graphs", 200, "graphs", PAIR, processes=3)],
         ],
         [[Step("step", 170, ("-m", "bench.gpu_step", *STEPS, *out))]],
@@ -156,9 +155,7 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
     """The same phases in small."""
     out = ("--rehearse", "--output", str(folder))
     slow = {"LD_PRELOAD": throttle, "SLOW_SOCKETS": str(BANDWIDTH)}
-    few, more = ((name, "--sizes", "1,1000", "--dtypes", "float32") for name in ("nf4", "sidco_gp"))
-    other = folder / "rewritten"
-    other.mkdir(exist_ok=True)
+    small = ("nf4", "--sizes", "1,1000", "--dtypes", "float32")
     return [
         [
             [
@@ -177,12 +174,7 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
         [
             [
                 in_tests("faults", 500, "late", PAIR),
-                Step("formats", 500, ("-m", "bench.gpu_check", *few, *out)),
-                Step(
-                    "rewritten",
-                    500,
-                    ("-m", "bench.gpu_check", *more, "--rehearse", "--output", str(other)),
-                ),
+                Step("check_0", 500, ("-m", "bench.gpu_check", *small, *out)),
                 training("auto_slow", 400, folder, "ddp-fp32", slow, *SMALL),
             ],
         ],
@@ -190,7 +182,7 @@ def rehearsal(folder: Path, throttle: str) -> list[list[Lane]]:
             [
                 in_tests("speed", 300, "not slow", "tests/bench/test_gpu.py"),
                 in_tests("others", 300, "gpu", *OTHERS),
-                in_tests("shards", 300, "shards", PAIR),
+                in_tests("models", 300, MODELS, PAIR, "tests/hipress/test_outer.py"),
                 in_tests("graphs", 300, "fails", "tests/hipress/test_captured.py"),
                 in_tests("step", 300, "not slow", "tests/bench/test_gpu_step.py"),
                 Step("peak", 300, ("-m", "bench.gpu_peak", "--steps", "8", *out)),
@@ -353,7 +345,7 @@ def main(
     rehearse: Annotated[bool, typer.Option("--rehearse", help="run without a GPU")] = False,
     nccl: Annotated[Path | None, typer.Option(help="a packed libnccl, from 2.30 on")] = None,
     output: Annotated[Path, typer.Option(help="folder of results")] = RESULTS,
-    seconds: Annotated[float, typer.Option(help="the whole day's limit")] = 420.0,
+    seconds: Annotated[float, typer.Option(help="the whole day's limit")] = 590.0,
     only: Annotated[str, typer.Option(help="steps, such as gpt2,faults; nccl runs always")] = "",
 ) -> None:
     """Run the day and write gpu_second.json and logs.tgz."""

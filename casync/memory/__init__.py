@@ -66,7 +66,8 @@ class Memory(Protocol):
         ...
 
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor of zeros, for use in all streams that were made before."""
+        """A flat tensor, which the caller's stream zeroes: others must come after that. For use in
+        all streams that were made before."""
         ...
 
     def staging(self, count: int) -> torch.Tensor:

@@ -51,9 +51,9 @@ def test_a_difference_of_a_bit_is_found(broken, monkeypatch):
         host = Place.host
         monkeypatch.setattr(Place, "host", lambda self, array: host(self, array) ^ 1
                             if array.dtype.kind == "u" else host(self, array))  # fmt: skip
-    row = gpu_check.check("onebit_group", [1000], ["float32"], on_shim)
-    assert row["cases"] == 6
-    assert len(row["wrong"]) == (6 if broken else 0)
+    row = gpu_check.check("onebit_group", [1000], ["float32", "bfloat16"], on_shim)
+    assert row["cases"] == 12
+    assert len(row["wrong"]) == (12 if broken else 0)
     assert all("payload: " in told for told in row["wrong"])
 
 

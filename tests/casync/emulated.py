@@ -23,6 +23,7 @@ from compll.runtime.library import locate, type_check
 from tests.casync.streams import FakeMemory, Schedule, at_work, refuse_capture
 from tests.compll.cuda_host import HostDevice
 
+GARBAGE = 0x7F  # bytes
 _CHANGES = {"copy_", "mul_", "add_", "div_", "fill_", "zero_", "sqrt_", "addmm_", "masked_fill_"}
 
 
@@ -100,9 +101,13 @@ class DeviceMemory(FakeMemory):
         return [storage for each in self._staged if (storage := each()) is not None]
 
     def zeros(self, count, dtype):
+        """Memory that holds garbage until the caller's stream has filled it, as a device does."""
         refuse_capture()
         self.made += 1
-        return DeviceTensor(HostMemory.zeros(self, count, dtype), self)
+        inside = HostMemory.zeros(self, count, dtype)
+        inside.view(torch.uint8).fill_(GARBAGE)
+        self.users.run(inside.zero_)
+        return DeviceTensor(inside, self)
 
     def staging(self, count):
         refuse_capture()

@@ -122,7 +122,7 @@ def on_cpu(graph, codec, dtype=torch.float32, waiting=None):
 class GPU(CudaMemory):
     """The real memory, with the counters that tests read from an emulated one."""
 
-    made = 0  # not counted
+    made, staged = 0, ()  # not counted
 
     def __init__(self):
         super().__init__(torch.device("cuda", torch.cuda.current_device()))

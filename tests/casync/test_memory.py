@@ -1,7 +1,5 @@
 """A conformance test for all kinds of memory: a GPU's on a double, and a real GPU's."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 
@@ -10,7 +8,8 @@ from casync.memory.host import HostMemory
 from tests.casync import cuda_double, emulated
 from tests.casync.streams import Schedule
 
-KINDS = ("host", "emulated", "double", "gpu")
+#: emulated ones run their streams in several orders, by a seed
+KINDS = ("host", "emulated-0", "emulated-1", "emulated-2", "emulated-3", "double", "gpu")
 
 
 @pytest.fixture(params=KINDS)
@@ -21,14 +20,12 @@ def memory(request, monkeypatch):
         with cuda_double.doubled(monkeypatch):
             yield DeviceMemory(cuda_double.DEVICE)
         return
-    schedule = Schedule(0)
-    made = {
+    kind, _, seed = request.param.partition("-")
+    yield {
         "host": HostMemory,
-        "emulated": lambda: emulated.DeviceMemory(schedule),
+        "emulated": lambda: emulated.DeviceMemory(Schedule(int(seed))),
         "gpu": lambda: DeviceMemory(torch.device("cuda", torch.cuda.current_device())),
-    }[request.param]()
-    with schedule.driving() if request.param == "emulated" else nullcontext():
-        yield made
+    }[kind]()
 
 
 def staged(memory, values):
@@ -48,14 +45,19 @@ def fetched(memory, tensor, stream):
     return target.view(torch.float32).tolist()
 
 
+def come_after_zeros(memory, stream):
+    """Let a stream come after the caller's, which zeroes memory."""
+    zeroed = memory.event()
+    memory.caller().record(zeroed)
+    stream.after(zeroed)
+
+
 def test_zeros_are_of_the_device_and_zero(memory):
     stream = memory.stream()
     made = memory.zeros(3, torch.float32)
     assert (made.device, made.dtype, made.numel()) == (memory.device, torch.float32, 3)
     assert memory.zeros(0, torch.int64).numel() == 0
-    begun = memory.event()
-    memory.caller().record(begun)
-    stream.after(begun)
+    come_after_zeros(memory, stream)
     assert fetched(memory, made, stream) == [0, 0, 0]
 
 
@@ -64,6 +66,7 @@ def test_a_stream_comes_after_an_event_of_another(memory):
     made, event = memory.zeros(2, torch.float32), memory.event()
     assert event.done()  # it was never recorded
     source = staged(memory, [1.0, 2.0])
+    come_after_zeros(memory, one)
     one.run(lambda: memory.copy(made.view(torch.uint8), source))
     one.record(event)
     other.after(event)
@@ -74,6 +77,7 @@ def test_a_stream_comes_after_an_event_of_another(memory):
 def test_codecs_and_tensors_see_the_same_memory(memory):
     made, stream = memory.zeros(4, torch.float32), memory.stream()
     array = memory.array(made)
+    come_after_zeros(memory, stream)
     stream.run(lambda: memory.copy(made.view(torch.uint8), staged(memory, [1.0, 2.0, 3.0, 4.0])))
     again = memory.tensor(array) if memory.host else array
     assert fetched(memory, again, stream) == [1, 2, 3, 4]

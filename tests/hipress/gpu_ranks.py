@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed._composable.replicate_with_fsdp import replicate
 
 import hipress
 from hipress import compat, optim, session
@@ -18,7 +19,7 @@ from hipress.model.devices import Placement
 from hipress.plan import codecs, levels, rules
 from hipress.plan.codecs import compile_codec
 from tests import gpus
-from tests.hipress import device_plan_ranks, sharding_ranks
+from tests.hipress import device_plan_ranks, group_ranks, sharding_ranks
 from tests.hipress.common import SMALL_BUCKETS, data, digest, error_of, make
 from tests.hipress.device_training_ranks import on_device
 
@@ -208,3 +209,46 @@ def shards(rank, size):
             if options is not None:
                 hipress.detach(model)
     return found
+
+
+def replicas(rank, size):
+    """Losses of a model that FSDP2 replicates: by NCCL, by a group hipress that compresses nothing,
+    and by one that does; if the ranks' weights are equal, and the group's report."""
+    device, found = gpus.take(rank), []
+    for options in (None, hipress.GroupOptions("none"), hipress.GroupOptions(min_size=1024)):
+        name = "nccl" if options is None else "hipress"
+        group = dist.new_group(backend=name, pg_options=options)
+        mesh = dist.DeviceMesh.from_group(group, device.type, mesh_dim_names=("replicate",))
+        model = group_ranks.by_layer(replicate, mesh)
+        losses = group_ranks.fit(model, rank, 12, micro=2)
+        equal = group_ranks.same_on_all(group_ranks.weights(model), group)
+        found.append((losses, equal, "" if options is None else str(hipress.report(group))))
+    return found
+
+
+def composed(rank, size, way):
+    """Losses and a digest of a model that is compiled, or trained in float16 with a GradScaler.
+
+    Two micro-batches a step, and clipping.
+    """
+    device, losses = gpus.take(rank), []
+    model = make().to(device)
+    optimizer = sgd(model)
+    ddp = hipress.wrap(model, "onebit_group", min_size=100, timeout=120, transport="nccl")
+    module, half = torch.compile(ddp) if way == "compiled" else ddp, way == "scaled"
+    scaler = torch.amp.GradScaler(device.type, enabled=half)
+    for step in range(2 * STEPS):
+        optimizer.zero_grad()
+        for micro in range(2):
+            x, y = (each.to(device) for each in data(rank, 2 * step + micro))
+            mixed = torch.autocast(device.type, torch.float16, enabled=half)
+            with ddp.no_sync() if micro == 0 else nullcontext(), mixed:
+                loss = torch.nn.functional.mse_loss(module(x), y)
+                scaler.scale(loss / 2).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    hipress.detach(ddp)
+    return losses, digest(model)

@@ -33,30 +33,33 @@ def hsdp(override, shape=(2, 2)):
     the latter."""
     given = {} if override is None else {"backend_override": {"replicate": override}}
     mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=NAMES, **given)
-    model = net()
+    return by_layer(fully_shard, mesh), mesh.get_group("replicate")
+
+
+def by_layer(apply, mesh):
+    """A model to whose layers, and then to itself, fully_shard or replicate is applied."""
+    model = net().to(mesh.device_type)
     for layer in [each for each in model if isinstance(each, nn.Linear)]:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh), mesh.get_group("replicate")
+        apply(layer, mesh=mesh)
+    return apply(model, mesh=mesh)
 
 
 def replicated(override):
     given = {} if override is None else {"backend_override": {"replicate": override}}
     ranks = dist.get_world_size()
     mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("replicate",), **given)
-    model = net()
-    for layer in [each for each in model if isinstance(each, nn.Linear)]:
-        replicate(layer, mesh=mesh)
-    return replicate(model, mesh=mesh), mesh.get_group("replicate")
+    return by_layer(replicate, mesh), mesh.get_group("replicate")
 
 
 def fit(model, rank, steps, micro=1):
     """Losses of steps of Adam; replicas are averaged after the last micro-batch of each."""
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
+    device = next(model.parameters()).device
     for step in range(steps):
         for number in range(micro):
             model.set_requires_all_reduce(number == micro - 1)
             seed = 1000 * step + 10 * number + rank
-            x = torch.randn(32, 64, generator=torch.Generator().manual_seed(seed))
+            x = torch.randn(32, 64, generator=torch.Generator().manual_seed(seed)).to(device)
             loss = nn.functional.cross_entropy(model(x), x[:, :8].argmax(1)) / micro
             loss.backward()
         optimizer.step()

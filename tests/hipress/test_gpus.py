@@ -91,6 +91,24 @@ def test_gpu_shards_are_summed_and_gathered():
     assert len({packed[1] for *_, packed in results}) == 1
 
 
+@gpus.for_two
+def test_gpu_replicas_of_fsdp2_are_averaged_by_a_group():
+    results = launch(gpu_ranks.replicas, 2)
+    for native, plain, packed in results:
+        assert plain[0] == pytest.approx(native[0], rel=1e-5)
+        assert packed[0][-1] < 0.9 * packed[0][0]
+        assert "all-reduce  yes" in packed[2]
+        assert all(equal for _, equal, _ in (native, plain, packed))
+
+
+@gpus.for_two
+@pytest.mark.parametrize("way", ["compiled", "scaled"])
+def test_gpu_models_that_are(way):
+    (losses, first), (_, other) = launch(gpu_ranks.composed, 2, way)
+    assert first == other
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 @pytest.mark.parametrize("binding, capture", BY_ALL)
 def test_gpu_rank_that_is_lost(binding, capture, how):
