@@ -1,11 +1,12 @@
 """Matrices in NumPy: numbers that every backend must agree on.
 
-[Note: order of matrix products] An element of a @ b is the float64 sum, in the order of the inner
-index, of products of float32 values. These products are exact in float64, so it makes no difference
-whether a machine fuses them with the addition. The sum is rounded to float32 once. If the inner
-dimension is short for every n (matrices.short), as for factors of low rank, no precision is lost
-with float32: products and sums are float32, each rounded, in the same order. In float64 such a
-product would take longer than its elements take in memory, and far longer on most GPUs.
+[Note: order of matrix products] An element of a @ b is a float64 sum of products of float32 values.
+Those of each CHUNK of the inner dimension are added up in order, then the chunks' sums in order, so
+that many blocks of a GPU share a tall matrix. The products are exact in float64, so it makes no
+difference whether a machine fuses them with the addition. The sum is rounded to float32 once. If
+the inner dimension is short for every n (matrices.short), as for factors of low rank, no precision
+is lost with float32: products and sums are float32, each rounded, in the same order. In float64
+such a product would take longer than its elements take in memory, and far longer on most GPUs.
 
 [Note: orthonormal] Gram-Schmidt in float64, column after column, each made orthogonal to those
 before it twice (Giraud et al. 2005: twice is enough). Dot products run over 128 lanes, padded with
@@ -30,6 +31,8 @@ from compll.numerics import bits, draws, numbers
 from compll.numerics.types import F32, F64, I32
 
 TINY = 1e-6
+#: products of an element that are added up by themselves
+CHUNK = 1024
 #: number of the draw in [Note: random draws]; a spec's draws count from 0, samples are -1
 DRAW = -2
 
@@ -39,8 +42,11 @@ def product(a: F32, b: F32, short: bool) -> F32:
     sums = np.float32 if short else np.float64
     left, right = a.astype(sums), b.astype(sums)
     total = np.zeros((a.shape[0], b.shape[1]), sums)
-    for j in range(a.shape[1]):
-        total += left[:, j : j + 1] * right[j]
+    for start in range(0, a.shape[1], CHUNK):
+        part = np.zeros_like(total)
+        for j in range(start, min(start + CHUNK, a.shape[1])):
+            part += left[:, j : j + 1] * right[j]
+        total += part
     return total.astype(np.float32)
 
 

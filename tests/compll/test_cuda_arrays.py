@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 
+import compll
 from compll.backends.cuda import grids
+from compll.backends.cuda import source as cuda_source
 from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.errors import UsageError
+from compll.numerics.matrices import CHUNK
 from compll.passes import lower
 from compll.runtime.batches import Encoding
+from compll.runtime.library import type_check
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 
 DRAWN = """
@@ -122,6 +126,59 @@ def test_matrices_that_are_not_finite(tmp_path):
 
 def test_products_of_more_than_a_block(tmp_path, rng):
     pieces_equal(WIDE, tmp_path, rng.standard_normal, lengths=(5000, 1, 0, 130))
+
+
+TALL = """
+name: tall
+encode:
+  h: ceil(n / 5)
+  one: ceil(n / n)
+  m: matrix(g, 5)
+  row: matrix(g, n)
+  gram: transpose(m) @ m
+  wide: transpose(m) @ random_matrix(h, 70)
+  total: row @ ones(n, 1)
+  mixed: row @ random_matrix(n, 20)
+payload:
+  {gram: "float32[5, 5]", wide: "float32[5, 70]", total: "float32[one, 1]",
+   mixed: "float32[one, 20]"}
+decode: flat(random_matrix(h, 5))
+"""
+
+
+def test_products_of_several_chunks(tmp_path, rng):
+    lengths = (5 * 2 * CHUNK + 12, 1, CHUNK, CHUNK + 1, 0)
+    pieces_equal(TALL, tmp_path, rng.standard_normal, lengths=lengths)
+    codecs = [compll.compile(tmp_path / "spec.yaml", target) for target in ("cpu", "reference")]
+    for n in lengths:
+        x = rng.standard_normal(n).astype(np.float32)
+        np.testing.assert_array_equal(*(codec.encode(x) for codec in codecs))
+
+
+def test_chunks_are_added_up_by_themselves(tmp_path):
+    """In one sum, all ones beside the large number would be lost."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(TALL)
+    x = np.ones(2 * CHUNK + 1, np.float32)
+    x[0], x[-1] = 2.0**60, -(2.0**60)
+    for target in ("cpu", "reference"):
+        numbers = compll.compile(path, target).encode(x)[:-1].view(np.float32)
+        assert CHUNK in numbers
+
+
+def test_a_tall_matrix_is_shared_by_many_blocks():
+    """A single block once walked along a million rows."""
+    for name, n in (("atomo", 1 << 26), ("powersgd", 1 << 24)):
+        module, params = type_check(name, {"rank": 4})
+        code = cuda_source.source(module)
+        items = grids.Items(module, params, code.shape.tile)
+        blocks = [
+            items.count(grid, n)
+            for plan in code.plans.values()
+            for grid in plan.grids
+            if grid.domain.kind == "products"
+        ]
+        assert max(blocks) > 300
 
 
 @pytest.mark.parametrize("size", [1.0, 1e30, 1e-30, np.nan])

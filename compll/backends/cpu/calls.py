@@ -52,19 +52,22 @@ def product(p: Printer, call: Call, sources: list[Source]) -> None:
     a, other = sources
     if call.attr:
         put = lambda y, place, _: b.put(y, out, place)  # noqa: E731
-        return by_rows(p, call, sources, b.mul(rows_of, cols), put)
-    if not narrow(call):
+        by_rows(p, call, sources, b.mul(rows_of, cols), put)
+    elif narrow(call):
+        columns = int(call.views[1].matrix.cols.attr)  # type: ignore[union-attr]
+        if a.view.turned:
+            rounded = b.and_(b.add(a.rows, c(3)), c(-4))
+            products.factor(b, other, rounded, columns, first)
+            products.across(b, a, first, columns, second, out)
+        else:
+            products.factor(b, other, a.cols, columns, first)
+            products.narrow(b, a, first, columns, out)
+    else:
         right = solid(p, other, (inner, cols), second)
         down, across = (c(1), rows_of) if a.view.turned else (inner, c(1))
         left = as_stored(p, a, first)
-        return products.blocked(b, left, down, across, rows_of, inner, right, cols, out)
-    columns = int(call.views[1].matrix.cols.attr)  # type: ignore[union-attr]
-    if a.view.turned:
-        rounded = b.and_(b.add(a.rows, c(3)), c(-4))
-        products.factor(b, other, rounded, columns, first)
-        return products.across(b, a, first, columns, second, out)
-    products.factor(b, other, a.cols, columns, first)
-    return products.narrow(b, a, first, columns, out)
+        total = at(b, second, b.mul(b.mul(inner, cols), c(4)))
+        products.blocked(b, left, down, across, rows_of, inner, right, cols, total, out)
 
 
 def by_rows(

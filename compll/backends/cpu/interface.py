@@ -11,6 +11,7 @@ import numpy as np
 
 from compll.ir.matrices import NARROW, check_rooms, extents
 from compll.ir.tile import Call, Kernel, View, flat
+from compll.numerics.matrices import CHUNK
 from compll.numerics.numbers import LANES
 
 #: spare elements of arrays of selected elements: whole vectors are written
@@ -78,8 +79,11 @@ def wanted(call: Call, n: int) -> Iterator[int]:
     sides = [sides_of(view, n) for view in call.views]
     if call.routine == "product":
         (rows, inner), (_, cols) = sides
-        yield 8 * (rows + 4 if narrow(call) else rows * inner)  # kept below
-        yield 8 * (max(rows + 4, inner) * (cols + 1)) + 8 * inner * (cols + 1)
+        if narrow(call):
+            yield 8 * (cols + 1) * max(inner + 4, 2 * rows)  # a factor, or sums
+        else:
+            yield 4 * inner * rows
+            yield 4 * inner * cols + 8 * rows * cols * (inner > CHUNK)
     if call.routine == "orthonormal":
         rows, cols = sides[0]
         yield 8 * cols * (rows + LANES)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import Builder, Variable, in_steps, loop
+from compll.backends.cpu.builder import Builder, Variable, at, in_steps, loop, routine
 from compll.backends.cpu.sources import Source, every, vector, wide, zeros
-from compll.backends.cpu.types import F32, F64, I32, SIZES, c, number
+from compll.backends.cpu.types import F32, F64, I32, I64, PTR, SIZES, VOID, c, number
+from compll.numerics.matrices import CHUNK
 
 #: lanes of a float64 vector, columns of a product that are computed together
 WIDE, TOGETHER = 8, 4
@@ -57,13 +59,20 @@ def factor(b: Builder, source: Source, rows: ir.Value, columns: int, out: ir.Val
     return width
 
 
+@contextmanager
+def chunks(b: Builder, inner: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """A loop over the chunks of the inner dimension, whose body the `with` builds: their begin and
+    end."""
+    with loop(b, inner, CHUNK) as begin:
+        yield begin, least_of(b, b.add(begin, c(CHUNK)), inner)
+
+
 def narrow(b: Builder, m: Source, right: ir.Value, columns: int, out: ir.Value) -> None:
     """out [rows, columns] = m @ right, as float32 of float64 sums.
 
     right: float64 [inner, width], with `columns` rounded up to an even width.
     """
     rows, inner, width = m.rows, m.cols, c(columns + columns % 2)
-    whole = b.and_(inner, c(-WIDE))
 
     def add(sums: list[ir.Value], y: ir.Value, j: ir.Value, column: ir.Value) -> None:
         first = b.add(b.mul(j, width), column)
@@ -90,17 +99,22 @@ def narrow(b: Builder, m: Source, right: ir.Value, columns: int, out: ir.Value) 
                         b.put(b.extract_element(found, number(I32, lane)), out, place)
 
     def block(i: ir.Value, column: ir.Value, count: int, full: bool) -> None:
-        sums = [Variable(b, zeros(F64, WIDE)) for _ in range(count)]
+        totals = [Variable(b, zeros(F64, WIDE)) for _ in range(count)]
         starts = [b.mul(b.add(i, c(k)), inner) for k in range(WIDE)]
-        if full:
-            with loop(b, whole, WIDE) as j:
-                given = [m.load(b.add(start, j), WIDE) for start in starts]
-                for k, y in enumerate(transposed(b, given)):
-                    add(sums, wide(b, y), b.add(j, c(k)), column)
-        with loop(b, inner, 1, whole if full else c(0)) as j:
-            load = (lambda index: m.load(index, 0)) if full else m.inside
-            add(sums, one_by_one(starts, j, load), j, column)
-        leave(sums, i, column, rows)
+        with chunks(b, inner) as (begin, end):
+            sums = [Variable(b, zeros(F64, WIDE)) for _ in range(count)]
+            whole = b.and_(end, c(-WIDE)) if full else begin
+            if full:
+                with loop(b, whole, WIDE, begin) as j:
+                    given = [m.load(b.add(start, j), WIDE) for start in starts]
+                    for k, y in enumerate(transposed(b, given)):
+                        add(sums, wide(b, y), b.add(j, c(k)), column)
+            with loop(b, end, 1, whole) as j:
+                load = (lambda index: m.load(index, 0)) if full else m.inside
+                add(sums, one_by_one(starts, j, load), j, column)
+            for total, held in zip(totals, sums, strict=True):
+                total.set(b.fadd(total.get(), held.get()))
+        leave(totals, i, column, rows)
 
     complete = b.and_(b.sdiv(m.valid, inner), c(-WIDE))
     for first, stop, full in ((c(0), complete, True), (complete, rows, False)):
@@ -111,13 +125,14 @@ def narrow(b: Builder, m: Source, right: ir.Value, columns: int, out: ir.Value) 
 def across(
     b: Builder, m: Source, right: ir.Value, columns: int, total: ir.Value, out: ir.Value
 ) -> None:
-    """out [inner, columns] = transpose(m) @ right, by way of total: float64 [width, inner].
+    """out [inner, columns] = transpose(m) @ right, by way of total: float64 [2, width, inner].
 
     right: float64 [rows, width], with an even width, and rows rounded up to a multiple of four.
     """
     rows, inner, width = m.rows, m.cols, c(columns + columns % 2)
-    whole = b.and_(inner, c(-WIDE))
-    b.clear(total, b.mul(b.mul(width, inner), c(8)))
+    whole, size = b.and_(inner, c(-WIDE)), b.mul(width, inner)
+    part = at(b, total, b.mul(size, c(8)))
+    b.clear(total, b.mul(size, c(8)))
 
     def block(i: ir.Value, column: ir.Value, count: int, full: bool) -> None:
         factors = [
@@ -135,21 +150,27 @@ def across(
                 given = [wide(b, x) for x in loads]
                 for k, some in enumerate(ys):
                     place = b.add(b.mul(b.add(column, c(k)), inner), j)
-                    sums = b.get(total, F64, place, lanes)
+                    sums = b.get(part, F64, place, lanes)
                     for x_of, y in zip(given, some, strict=True):
                         sums = b.intrinsic("fmuladd", x_of, y, sums)
-                    b.put(sums, total, place)
+                    b.put(sums, part, place)
 
     complete = b.and_(b.sdiv(m.valid, inner), c(-TOGETHER))
-    for first, stop, full in ((c(0), complete, True), (complete, rows, False)):
-        with loop(b, stop, TOGETHER, first) as i:
-            by_columns(b, width, lambda column, count: block(i, column, count, full))  # noqa: B023
+    with chunks(b, rows) as (begin, end):
+        b.clear(part, b.mul(size, c(8)))
+        ready = least_of(b, end, b.select(b.icmp_signed(">", complete, begin), complete, begin))
+        for first, stop, full in ((begin, ready, True), (ready, end, False)):
+            with loop(b, stop, TOGETHER, first) as i:
+                by_columns(b, width, lambda column, count: block(i, column, count, full))  # noqa: B023
+        with loop(b, size) as j:
+            b.put(b.fadd(b.get(total, F64, j), b.get(part, F64, j)), total, j)
     with loop(b, inner) as j:
         for k in range(columns):
             sums = b.get(total, F64, b.add(b.mul(c(k), inner), j))
             b.put(b.fptrunc(sums, F32), out, b.add(b.mul(j, c(columns)), c(k)))
 
 
+@routine(VOID, PTR, I64, I64, I64, I64, PTR, I64, PTR, PTR)
 def blocked(
     b: Builder,
     a: ir.Value,
@@ -159,20 +180,24 @@ def blocked(
     inner: ir.Value,
     right: ir.Value,
     cols: ir.Value,
+    total: ir.Value,
     out: ir.Value,
 ) -> None:
     """out [rows, cols] = a @ right, as float32 of float64 sums, in blocks of rows and columns that
     stay in registers.
 
-    down, across: elements of `a` between its rows and between its columns.
+    down, across: elements of `a` between its rows and between its columns. total: float64
+    [rows, cols], for the sums of earlier chunks.
     """
 
-    def block(i: ir.Value, some: int, column: ir.Value, vectors: int) -> None:
+    def block(
+        begin: ir.Value, end: ir.Value, i: ir.Value, some: int, column: ir.Value, vectors: int
+    ) -> None:
         """`some` rows by several vectors of columns; by a single column if `vectors` is 0."""
         width, count = (WIDE, vectors) if vectors else (0, 1)
-        sums = [[Variable(b, zeros(F64, width)) for _ in range(count)] for _ in range(some)]
         starts = [b.mul(b.add(i, c(r)), down) for r in range(some)]
-        with loop(b, inner) as j:
+        sums = [[Variable(b, zeros(F64, width)) for _ in range(count)] for _ in range(some)]
+        with loop(b, end, 1, begin) as j:
             first, step = b.add(b.mul(j, cols), column), b.mul(j, across)
             zs = [
                 wide(b, b.get(right, F32, b.add(first, c(width * k)), width)) for k in range(count)
@@ -181,16 +206,28 @@ def blocked(
                 y = every(b, wide(b, b.get(a, F32, b.add(start, step))), width)
                 for held, z in zip(own, zs, strict=True):
                     held.set(b.intrinsic("fmuladd", y, z, held.get()))
-        for r, own in enumerate(sums):
-            place = b.add(b.mul(b.add(i, c(r)), cols), column)
-            for k, held in enumerate(own):
-                b.put(b.fptrunc(held.get(), vector(F32, width)), out, b.add(place, c(width * k)))
+        places = {
+            b.add(b.mul(b.add(i, c(r)), cols), b.add(column, c(width * k))): held
+            for r, own in enumerate(sums)
+            for k, held in enumerate(own)
+        }
+        with b.if_then(b.icmp_signed(">", begin, c(0))):
+            for place, held in places.items():
+                held.set(b.fadd(b.get(total, F64, place, width), held.get()))
+        with b.if_else(b.icmp_signed("<", end, inner)) as (more, done):
+            with more:
+                for place, held in places.items():
+                    b.put(held.get(), total, place)
+            with done:
+                for place, held in places.items():
+                    b.put(b.fptrunc(held.get(), vector(F32, width)), out, place)
 
-    for some, turns in in_steps(b, rows, TOGETHER, 1):
-        with turns as i:
-            for step, strips in in_steps(b, cols, VECTORS * WIDE, WIDE, 1):
-                with strips as column:
-                    block(i, some, column, step // WIDE)
+    with chunks(b, inner) as (begin, end):
+        for some, turns in in_steps(b, rows, TOGETHER, 1):
+            with turns as i:
+                for step, strips in in_steps(b, cols, VECTORS * WIDE, WIDE, 1):
+                    with strips as column:
+                        block(begin, end, i, some, column, step // WIDE)
 
 
 def by_rows(

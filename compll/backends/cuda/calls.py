@@ -14,6 +14,7 @@ from typing import Any
 from compll.backends.cuda.body import Body
 from compll.ir.storage import FLOAT32, INT32
 from compll.ir.tile import ELEMENTS, Array, Call, Domain, Extents, Store, Value, View, Walk
+from compll.numerics.matrices import CHUNK
 
 EACH = 2048  # elements of a block
 RADIX = 16  # elements that a thread mixes at a time
@@ -97,14 +98,24 @@ class Calls:
     # routines, by their names: see Call in ir/tile.py
 
     def product(self, call: Call, views: list[Text]) -> None:
-        """A product, a part of it per block; elements of short products are computed on each
-        read."""
+        """A product, a part of it per block, and of its inner dimension a chunk; then sums of
+        several chunks. Elements of short products are computed on each read."""
         a, other = views
         if call.attr:
-            return self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
-        with self.blocks("product", Domain("products", dims=extents(call).dims)) as b:
-            name = f"product<{self.plan.shape.threads}>"
-            return b.call(name, a(b), other(b), "own", self.made(b, call))
+            self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
+            return
+        threads, inner = self.plan.shape.threads, extents(call.views[0])
+        dims = (*extents(call).dims, inner.dims[1])
+        name, grid = self.plan.fresh("parts"), self.plan.grid(Domain("parts", dims=dims), 1)
+        with self.blocks("product", Domain("products", dims=dims)) as b:
+            parts, routine = b.memory(name, "float64", grid), f"product<{threads}, {CHUNK}>"
+            b.call(routine, a(b), other(b), "own", self.made(b, call), parts)
+        with self.blocks("chunks", Domain("joined", dims=dims), threads) as b:
+            parts, size = b.memory(name, "float64", grid), b.items(call.made[0].domain)
+            chunks = f"({b.value(inner.cols)} + {CHUNK - 1}) / {CHUNK}"
+            b.add(f"const i64 i = own * {threads} + threadIdx.x;")
+            total = f"sum_chunks({parts} + i, {chunks}, {size})"
+            b.add(f"if (i < {size}) {self.made(b, call)}[i] = {total};")
 
     def orthonormal(self, call: Call, views: list[Text]) -> None:
         """Orthonormal columns: a block makes all of them in order; see [Note: orthonormal]."""
@@ -207,10 +218,10 @@ class Calls:
             b.first(f"choose({views[0](b)}, {offset}, {keys}, {to});")
 
 
-def extents(call: Call) -> Extents:
-    """Rows and columns of a routine's result."""
-    assert call.matrix is not None
-    return call.matrix
+def extents(of: Call | View) -> Extents:
+    """Rows and columns of a routine's result, or of a view."""
+    assert of.matrix is not None
+    return of.matrix
 
 
 def distances(first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from compll.backends.cuda.instructions import MEMORY
 from compll.ir.expr import Expr
 from compll.ir.layout import field_bytes, limits, tile_of
-from compll.ir.matrices import extents
+from compll.ir.matrices import extent, extents
 from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate
 from compll.ir.tile import Domain
+from compll.numerics import matrices
 from compll.numerics.tries import MOST, walks
 
 HELD = 8  # rows of a tile that a thread holds at a time: 32 elements
@@ -26,8 +27,9 @@ def items(domain: Domain, module: Module, params: Mapping[str, Number], n: int) 
     """Items of a domain of a piece of n elements. Raises UsageError if a matrix is too large.
 
     kinds beside those of arrays: sample (as many as `dims` says); trits (the packed bytes of field
-    `of`); chunks and groups of chunks (of the most bits of field `of`); products (blocks of ROWS x
-    COLUMNS elements of a matrix).
+    `of`); chunks and groups of chunks (of the most bits of field `of`); of a product with rows,
+    columns and an inner dimension, products (blocks of ROWS x COLUMNS elements, for each chunk), and
+    if there are several chunks, parts (the chunks' elements) and joined (elements).
     """
     if n == 0 or domain.kind == "n":
         return n
@@ -37,8 +39,13 @@ def items(domain: Domain, module: Module, params: Mapping[str, Number], n: int) 
         return limits(module, n, params)[domain.of]
     if domain.kind == "sample":
         return max(1, as_count(told(domain.dims[0], params, n), n))
-    rows, cols = extents(domain.dims, n)
-    return rows * cols if domain.kind == "matrix" else blocks(rows, cols)
+    rows, cols = extents(domain.dims[:2], n)
+    if domain.kind == "matrix":
+        return rows * cols
+    chunks = -(-extent(domain.dims[2], n) // matrices.CHUNK)
+    if domain.kind == "products":
+        return blocks(rows, cols) * chunks
+    return rows * cols * (chunks if domain.kind == "parts" else 1) if chunks > 1 else 0
 
 
 def _of_field(domain: Domain, module: Module, params: Mapping[str, Number], n: int) -> int:

@@ -31,15 +31,18 @@ D float short_product(const View<float>& a, const View<float>& b, i64 e) {
 #define ROWS 32
 #define COLUMNS 64
 #define DEPTH 64
-// A block's ROWS x COLUMNS elements, DEPTH at a time of the inner dimension in shared memory.
-template <int THREADS> D void product(const View<float>& a, const View<float>& b, i64 own, float* out) {
+// A block's ROWS x COLUMNS elements, for a chunk of the inner dimension: INNER, DEPTH at a time in shared memory.
+// If there are several chunks, their sums are left in `parts`, [chunks, rows, columns].
+template <int THREADS, int INNER> D void product(const View<float>& a, const View<float>& b, i64 own, float* out, double* parts) {
   __shared__ float x[ROWS][DEPTH + 1], y[DEPTH][COLUMNS];
-  const i64 across = (b.cols + COLUMNS - 1) / COLUMNS, row0 = own / across * ROWS, col0 = own % across * COLUMNS;
+  const i64 across = (b.cols + COLUMNS - 1) / COLUMNS, each = (a.rows + ROWS - 1) / ROWS * across, chunk = own / each;
+  const i64 row0 = own % each / across * ROWS, col0 = own % across * COLUMNS, begin = chunk * INNER;
+  const i64 end = a.cols - begin < INNER ? a.cols : begin + INNER;
   const int width = b.cols - col0 < COLUMNS ? (int)(b.cols - col0) : COLUMNS;
   const bool turned = a.across != 1;
   double total[ROWS * COLUMNS / THREADS] = {0.0};
-  for (i64 k0 = 0; k0 < a.cols; k0 += DEPTH) {
-    const int depth = a.cols - k0 < DEPTH ? (int)(a.cols - k0) : DEPTH;
+  for (i64 k0 = begin; k0 < end; k0 += DEPTH) {
+    const int depth = end - k0 < DEPTH ? (int)(end - k0) : DEPTH;
     for (int e = threadIdx.x; e < ROWS * DEPTH; e += THREADS) {
       const int k = turned ? e / ROWS : e % DEPTH, r = turned ? e % ROWS : e / DEPTH;
       x[r][k] = k < depth && row0 + r < a.rows ? a.get(row0 + r, k0 + k) : 0.0f;
@@ -59,9 +62,17 @@ template <int THREADS> D void product(const View<float>& a, const View<float>& b
 #pragma unroll
   for (int s = 0; s < ROWS * COLUMNS / THREADS; ++s) {
     const int o = threadIdx.x + s * THREADS;
-    const i64 r = row0 + o / width;
-    if (o < ROWS * width && r < a.rows) out[r * b.cols + col0 + o % width] = (float)total[s];
+    const i64 r = row0 + o / width, at = r * b.cols + col0 + o % width;
+    if (o >= ROWS * width || r >= a.rows) break;
+    if (a.cols > INNER) parts[chunk * a.rows * b.cols + at] = total[s]; else out[at] = (float)total[s];
   }
+}
+// an element, from the sums of its chunks, `apart` numbers from each other
+D float sum_chunks(const double* parts, i64 chunks, i64 apart) {
+  double total = 0.0;
+#pragma unroll 16
+  for (i64 k = 0; k < chunks; ++k) total += parts[k * apart];
+  return (float)total;
 }
 
 // ---- rows: a warp each, 32 columns at a time ----
