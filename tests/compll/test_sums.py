@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import compll
+from compll.backends.cuda.calls import SUMMED
 from compll.numerics import numbers
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.compll.world import World
@@ -71,6 +72,14 @@ def test_on_the_device(writeback, tmp_path, rng):
     for size in (1.0, 1e-40, 1e30, np.nan):
         values = lambda n, size=size: size * rng.standard_normal(n)  # noqa: E731
         pieces_equal(SKETCH, tmp_path, values, writeback=writeback)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.2])
+def test_several_blocks_add_up_a_row(ratio, tmp_path, rng):
+    """In shared memory first, if the row is short."""
+    lengths = (2 * SUMMED + 100, 31)
+    assert (ratio * lengths[0] > 1024) == (ratio == 0.2)  # FEW of arrays.cuh
+    pieces_equal(SKETCH, tmp_path, rng.standard_normal, lengths=lengths, ratio=ratio)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -258,11 +258,11 @@ class Body:
         return instructions.text(v, [self.value(a) for a in v.args])
 
     def table(self, v: Value) -> str:
-        """Pointer to a table: a payload's, or one that a step made."""
+        """A table: a payload's, or one that a step made."""
         if v.op == "buckets":
             return self.value(v.args[0])
         if v.attr.received:
-            return self.payload(v.attr)
+            return f"Table<false>{{{self.payload(v.attr)}}}"
         return self.memory(self.plan.own(v.attr), "float32", -1, int(v.attr.domain.of))
 
     def loaded(self, array: Array) -> str:

@@ -17,7 +17,9 @@ from compll.ir.tile import ELEMENTS, Array, Call, Domain, Extents, Store, Value,
 from compll.numerics.matrices import CHUNK
 
 EACH = 2048  # elements of a block
+SUMMED = 8192  # elements of a block that adds up, whose sums it clears and adds to the piece's
 RADIX = 16  # elements that a thread mixes at a time
+MULTIPLY = 256  # threads that compute a part of a product
 BASIS = 128  # threads that make columns orthonormal: one for each lane of [Note: order of sums]
 #: text of a view in a given kernel
 Text = Callable[[Body], str]
@@ -104,16 +106,19 @@ class Calls:
         if call.attr:
             self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
             return
-        threads, inner = self.plan.shape.threads, extents(call.views[0])
-        dims = (*extents(call).dims, inner.dims[1])
-        name, grid = self.plan.fresh("parts"), self.plan.grid(Domain("parts", dims=dims), 1)
-        with self.blocks("product", Domain("products", dims=dims)) as b:
-            parts, routine = b.memory(name, "float64", grid), f"product<{threads}, {CHUNK}>"
+        name, inner = self.plan.fresh("parts"), extents(call.views[0])
+        blocks, kept, joined = (
+            self.plan.grid(Domain(kind, dims=(*extents(call).dims, inner.dims[1])), each)
+            for kind, each in (("products", 1), ("parts", 1), ("joined", MULTIPLY))
+        )
+        with self.printer.kernel("product", blocks, MULTIPLY) as b:
+            b.resident = 4  # of 64 registers a thread
+            parts, routine = b.memory(name, "float64", kept), f"product<{MULTIPLY}, {CHUNK}>"
             b.call(routine, a(b), other(b), "own", self.made(b, call), parts)
-        with self.blocks("chunks", Domain("joined", dims=dims), threads) as b:
-            parts, size = b.memory(name, "float64", grid), b.items(call.made[0].domain)
+        with self.printer.kernel("chunks", joined, MULTIPLY) as b:
+            parts, size = b.memory(name, "float64", kept), b.items(call.made[0].domain)
             chunks = f"({b.value(inner.cols)} + {CHUNK - 1}) / {CHUNK}"
-            b.add(f"const i64 i = own * {threads} + threadIdx.x;")
+            b.add(f"const i64 i = own * {MULTIPLY} + threadIdx.x;")
             total = f"sum_chunks({parts} + i, {chunks}, {size})"
             b.add(f"if (i < {size}) {self.made(b, call)}[i] = {total};")
 
@@ -157,19 +162,20 @@ class Calls:
         name = self.plan.fresh("sums")
 
         def sums(b: Body) -> str:
-            return self.memory(b, name, "int64", call)
+            return self.memory(b, name, "uint64", call)
 
         def units(b: Body) -> str:
             return f"(float){b.value(call.numbers[0])}, {b.items(items)}"
 
         self.zeros(sums, domain)
-        with self.over("sums", items) as b:
-            to = f"{sums(b)} + inside({index(b)}.get(i), {b.items(domain)})"
-            b.add(f"atomicAdd((u64*)({to}), (u64)sum_item({x(b)}.get(i), sum_up({units(b)})));")
+        with self.blocks("sums", items, SUMMED) as b:
+            begin = f"own * {SUMMED}"
+            end = f"op_min({b.items(items)}, {begin} + {SUMMED})"
+            up, own = f"sum_up({units(b)})", (sums(b), b.items(domain))
+            b.call("add_items", index(b), x(b), up, begin, end, *own)
         with self.over("rounded", domain) as b:
-            b.add(
-                f"{self.made(b, call)}[i] = (float)((double){sums(b)}[i] * sum_down({units(b)}));"
-            )
+            sum_ = f"(double)(i64){sums(b)}[i]"
+            b.add(f"{self.made(b, call)}[i] = (float)({sum_} * sum_down({units(b)}));")
 
     def hadamard(self, call: Call, views: list[Text]) -> None:
         """The transform: blocks mix near elements in shared memory, then threads mix distant ones.

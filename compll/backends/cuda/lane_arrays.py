@@ -105,6 +105,9 @@ class LaneArrays:
         for a in (*self.fields, *self.of_groups):
             if not a.storage.trits:
                 found.append(f"aligned({self.pointer(a)}, {bytes_at_once(a)})")
+        for v in self.walk.walk.values:
+            if v.kind == "table" and v.op == "load" and v.attr.received:
+                found.append(f"aligned({self.pointer(v.attr)}, 4)")
         rows = [f"aligned({name}, 4 * sizeof(*{name}))" for name in names]
         return list(dict.fromkeys([*rows, *found]))
 

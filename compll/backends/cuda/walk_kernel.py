@@ -227,6 +227,8 @@ class WalkKernel:
 
     def named(self, v: Value) -> str:
         """The name of a value of any level."""
+        if v.kind == "table" and v.op == "load" and v.attr.received:
+            return f"Table<READY>{{{self.arrays.pointer(v.attr)}}}"
         if v.level == "piece":
             return self.body.value(v)
         return self.local[id(v)] if id(v) in self.local else self.of_tile(v)

@@ -10,6 +10,12 @@ template <class T> struct View {
     const i64 i = r * down + c * across;
     return i < valid ? at[i] : (T)0;
   }
+  // the same, by a load without a branch: several are issued together
+  __device__ __forceinline__ T load(i64 r, i64 c) const {
+    const i64 i = r * down + c * across;
+    const T found = at[op_min(i, valid - 1)];
+    return i < valid ? found : (T)0;
+  }
   __device__ __forceinline__ T get(i64 e) const {
     if (rows == 1 || (across == 1 && down == cols)) return rows == 1 ? get(0, e) : e < valid ? at[e] : (T)0;
     const i64 r = quotient(e, cols);
@@ -31,39 +37,50 @@ D float short_product(const View<float>& a, const View<float>& b, i64 e) {
 #define ROWS 32
 #define COLUMNS 64
 #define DEPTH 64
+// a thread's elements of one column: `total` plus products of EACH rows of x and the column c of y
+template <int EACH> D void add_products(const double (*x)[DEPTH + 1], const float (*y)[COLUMNS], int c, int depth, double* total) {
+#pragma unroll 4
+  for (int k = 0; k < depth; ++k) {
+    const double factor = y[k][c];
+#pragma unroll
+    for (int s = 0; s < EACH; ++s) total[s] = fma(x[s][k], factor, total[s]);
+  }
+}
 // A block's ROWS x COLUMNS elements, for a chunk of the inner dimension: INNER, DEPTH at a time in shared memory.
 // If there are several chunks, their sums are left in `parts`, [chunks, rows, columns].
 template <int THREADS, int INNER> D void product(const View<float>& a, const View<float>& b, i64 own, float* out, double* parts) {
-  __shared__ float x[ROWS][DEPTH + 1], y[DEPTH][COLUMNS];
-  const i64 across = (b.cols + COLUMNS - 1) / COLUMNS, each = (a.rows + ROWS - 1) / ROWS * across, chunk = own / each;
-  const i64 row0 = own % each / across * ROWS, col0 = own % across * COLUMNS, begin = chunk * INNER;
-  const i64 end = a.cols - begin < INNER ? a.cols : begin + INNER;
-  const int width = b.cols - col0 < COLUMNS ? (int)(b.cols - col0) : COLUMNS;
+  constexpr int MOST = ROWS * COLUMNS / THREADS;
+  __shared__ double x[ROWS + MOST][DEPTH + 1];
+  __shared__ float y[DEPTH][COLUMNS];
+  const i64 across = (b.cols + COLUMNS - 1) / COLUMNS, blocks = (a.rows + ROWS - 1) / ROWS * across;
+  const i64 row0 = own % blocks / across * ROWS, col0 = own % across * COLUMNS;
+  const i64 chunk = own / blocks, begin = chunk * INNER, end = op_min(a.cols, begin + INNER);
+  // `side` threads share a column, and a thread has `each` rows of column c
+  const int width = (int)op_min((i64)COLUMNS, b.cols - col0), side = THREADS / width, each = (ROWS + side - 1) / side;
+  const int c = threadIdx.x % width, line = threadIdx.x / width, r0 = line * each;
   const bool turned = a.across != 1;
-  double total[ROWS * COLUMNS / THREADS] = {0.0};
+  double total[MOST] = {0.0};
   for (i64 k0 = begin; k0 < end; k0 += DEPTH) {
-    const int depth = end - k0 < DEPTH ? (int)(end - k0) : DEPTH;
-    for (int e = threadIdx.x; e < ROWS * DEPTH; e += THREADS) {
-      const int k = turned ? e / ROWS : e % DEPTH, r = turned ? e % ROWS : e / DEPTH;
-      x[r][k] = k < depth && row0 + r < a.rows ? a.get(row0 + r, k0 + k) : 0.0f;
-    }
-    for (int e = threadIdx.x; e < DEPTH * width; e += THREADS)
-      y[e / width][e % width] = e / width < depth ? b.get(k0 + e / width, col0 + e % width) : 0.0f;
-    __syncthreads();
+    const int depth = (int)op_min((i64)DEPTH, end - k0);
 #pragma unroll
-    for (int s = 0; s < ROWS * COLUMNS / THREADS; ++s) {
-      const int o = threadIdx.x + s * THREADS;
-      if (o >= ROWS * width) break;
+    for (int s = 0; s < ROWS * DEPTH / THREADS; ++s) {
+      const int e = threadIdx.x + s * THREADS, k = turned ? e / ROWS : e % DEPTH, r = turned ? e % ROWS : e / DEPTH;
+      x[r][k] = a.load(row0 + r, k0 + k);  // nobody reads what is beyond the ends
+    }
 #pragma unroll 4
-      for (int k = 0; k < depth; ++k) total[s] += (double)x[o / width][k] * (double)y[k][o % width];
+    for (int k = line < side ? line : depth; k < depth; k += side) y[k][c] = b.load(k0 + k, col0 + c);
+    __syncthreads();
+    if (r0 < ROWS) {
+      if (each == 1) add_products<1>(x + r0, y, c, depth, total);
+      else if (each <= MOST / 2) add_products<MOST / 2>(x + r0, y, c, depth, total);
+      else add_products<MOST>(x + r0, y, c, depth, total);
     }
     __syncthreads();
   }
 #pragma unroll
-  for (int s = 0; s < ROWS * COLUMNS / THREADS; ++s) {
-    const int o = threadIdx.x + s * THREADS;
-    const i64 r = row0 + o / width, at = r * b.cols + col0 + o % width;
-    if (o >= ROWS * width || r >= a.rows) break;
+  for (int s = 0; s < MOST; ++s) {
+    const i64 r = row0 + r0 + s, at = r * b.cols + col0 + c;
+    if (s >= each || r0 + s >= ROWS || r >= a.rows) break;
     if (a.cols > INNER) parts[chunk * a.rows * b.cols + at] = total[s]; else out[at] = (float)total[s];
   }
 }
@@ -119,7 +136,30 @@ D void place_columns(const View<i32>& at, const View<float>& x, i64 r, i64 cols,
 
 // ---- sums by index: see [Note: sums by index] in numbers.py ----
 
-D i64 sum_item(float x, double up) { return up == up ? (i64)rint((double)x * up) : 0; }
+#define FEW 1024
+// Items of a block are added to their sums, of a row of at most FEW in shared memory first: atomics of many
+// threads on few numbers wait for each other. Those of 64 bits are loops there, so that sums have two halves.
+D void add_items(const View<i32>& index, const View<float>& x, double up, i64 begin, i64 end, u64* sums, i64 size) {
+  __shared__ u32 low[FEW], high[FEW];
+  const bool few = size <= FEW;
+  for (int s = threadIdx.x; few && s < size; s += blockDim.x) low[s] = high[s] = 0;
+  __syncthreads();
+  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    const u64 y = up == up ? (u64)(i64)rint((double)x.get(i) * up) : 0;
+    const i64 to = inside(index.get(i), size);
+    if (few) {
+      const u32 own = (u32)y, before = atomicAdd(&low[to], own);
+      atomicAdd(&high[to], (u32)(y >> 32) + (before + own < own));
+    } else {
+      atomicAdd(&sums[to], y);
+    }
+  }
+  __syncthreads();
+  for (int s = threadIdx.x; few && s < size; s += blockDim.x) {
+    const u64 sum = (u64)high[s] << 32 | low[s];
+    if (sum) atomicAdd(&sums[s], sum);
+  }
+}
 
 // ---- drawn selections: shared.positions ----
 // for a piece: keys, the start of the circle, and the number of positions beyond its end

@@ -72,20 +72,21 @@ template <int BITS> D void pick_ranks(u64* hist, const u32* known, u32* next, i6
   for (int b = threadIdx.x; b < all; b += blockDim.x) hist[b] = 0;
 }
 
-// ---- tables: a few float32 numbers of a piece, in scratch memory or (as bytes) in a payload ----
+// ---- tables: a few float32 numbers of a piece, in scratch memory or in a payload ----
 
-D float table_value(const float* table, int i) { return table[i]; }
-D float table_value(const u8* table, int i) { return load_float32(table + 4 * i); }
+// a table in a payload, at an address that a float can be loaded from if it is READY
+template <bool READY> struct Table {
+  const u8* at;
+  __device__ __forceinline__ float operator[](int i) const { return load_float32<READY>(at + 4 * i); }
+};
 // value i, clipped to the table's ends
-template <class T> D float lookup(const T* table, int size, i32 i) {
-  return table_value(table, i < 0 ? 0 : i < size ? i : size - 1);
-}
+template <class T> D float lookup(T table, int size, i32 i) { return table[i < 0 ? 0 : i < size ? i : size - 1]; }
 // number of ascending edges whose key is not larger
-template <class T> D i32 bucket(i32 wanted, const T* edges, int size) {
+template <class T> D i32 bucket(i32 wanted, T edges, int size) {
   int low = 0, high = size;
   while (low < high) {
     const int middle = (low + high) >> 1;
-    if (op_order_key(table_value(edges, middle)) <= wanted) low = middle + 1; else high = middle;
+    if (op_order_key(edges[middle]) <= wanted) low = middle + 1; else high = middle;
   }
   return low;
 }
