@@ -87,8 +87,6 @@ def report(
 
     if isinstance(ddp, CompressingGroup):
         return ddp.report()
-    if isinstance(ddp, dist.ProcessGroup):
-        raise ConfigError(f"this group is of backend {dist.get_backend(ddp)!r}, not 'hipress'")
     if (sharding := sharding_of(ddp)) is not None:
         return sharding.report()
     session = _session(_target(ddp))
@@ -357,6 +355,8 @@ def _target(module: Any) -> Any:
     """The key of its session: the DDP module, the Synchronizer or the Gossip."""
     if isinstance(module, Synchronizer | Gossip | Outer):
         return module
+    if isinstance(module, dist.ProcessGroup) and not isinstance(module, CompressingGroup):
+        raise ConfigError(f"this group is of backend {dist.get_backend(module)!r}, not 'hipress'")
     known = isinstance(module, DistributedDataParallel) or not isinstance(module, nn.Module)
     if not known and any(fsdp_parts(module)):
         raise ConfigError("hipress.shard was not called for this model, or detached from it")

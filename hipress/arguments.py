@@ -147,13 +147,15 @@ class _Reader(Generic[P]):
 with_arguments = _Reader(arguments)
 
 
-def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The given group, or that of all ranks; ConfigError if there is none."""
+def group_of(
+    process_group: dist.ProcessGroup | None, name: str = "process_group"
+) -> dist.ProcessGroup:
+    """The given group, or that of all ranks; ConfigError if there is none. name: the argument."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(NOT_INITIALIZED)
     group = process_group if process_group is not None else dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup):  # torch gives outsiders a number
         if group == dist.GroupMember.NON_GROUP_MEMBER:
-            raise ConfigError("this rank is no member of the given process_group")
-        raise ConfigError(f"process_group must be a group of dist.new_group, not {group!r}")
+            raise ConfigError(f"this rank is no member of the given {name}")
+        raise ConfigError(f"{name} must be a group of dist.new_group, not {group!r}")
     return group

@@ -94,9 +94,11 @@ def _below_prefixes(store: Store) -> Store:
     return below
 
 
-def has_requests_of_several_keys(store: Store) -> bool:
-    """True if a store has `multi_get`; those that are written in Python do not."""
-    return bool(store.has_extended_api())  # type: ignore[attr-defined] # not in its annotations
+def has_requests_of_several_keys(store: object) -> bool:
+    """True for a store with `multi_get`; those that are written in Python have none."""
+    known = isinstance(store, Store)
+    extended = known and store.has_extended_api()  # type: ignore[attr-defined] # not annotated
+    return bool(extended)
 
 
 def group_name(group: dist.ProcessGroup) -> str:

@@ -70,7 +70,7 @@ def unknown(
     """A ConfigError for an unknown name, with the intended one (`meant`), a close one, or all, as
     `every` tells where there are many."""
     names = sorted(known)
-    close = closest(name, names)
+    close = closest(str(name), names)
     hint = meant or (f"did you mean {close!r}?" if close else every)
     return ConfigError(
         f"unknown {kind} {name!r}. {hint or 'Known: ' + (', '.join(names) or '(none)') + '.'}"

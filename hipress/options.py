@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from torch.distributed.constants import default_pg_timeout
@@ -272,6 +273,18 @@ def names() -> list[str]:
     """Names of the options of `wrap` besides a compressor and its parameters."""
     own = [each.name for each in fields(Options) if each.name not in ("compressor", "params")]
     return [*own, "process_group", "ddp_kwargs"]
+
+
+def refuse_foreign(
+    caller: str, params: Iterable[str], why: str, others: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Raise ConfigError for an option of `wrap` that `caller` took for a parameter of the codec.
+
+    why: reason; others: those of some options, by name.
+    """
+    for name in params:
+        if name in names():
+            raise ConfigError(f"hipress.{caller} takes no {name}: {others.get(name, why)}")
 
 
 def elsewhere(name: str) -> str:

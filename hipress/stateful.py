@@ -17,7 +17,9 @@ from hipress.api import (
     state_dict,
     state_of_shards,
 )
+from hipress.group.process_group import CompressingGroup
 from hipress.model.shards import as_gradient, local
+from hipress.outer import outer_state
 from hipress.outer.outer import Outer
 
 if TYPE_CHECKING:
@@ -55,23 +57,30 @@ class Stateful:
         exact: save each rank's own state, too, by which as many ranks as before go on bit for bit.
         resume: the checkpoint that will be loaded, to find these; without it, or with another
         number of ranks, the portable form is loaded.
+
+        Raises ConfigError for a model or group that hipress does not synchronize.
         """
+        if not isinstance(model, Outer | CompressingGroup):
+            compressible_parameters(model)
         self._model, self._exact, self._resume = model, exact, resume
 
     def state_dict(self) -> dict[str, Any]:
         """The entries to save, or to load in place. All ranks must call this. Raises the errors of
         hipress.state_dict."""
-        own = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        together = dist.is_initialized()  # sites of StoreMembers may have no process group
+        rank, size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        own = f"rank {rank} of {size}"
         if self._resume is not None and _holds(self._resume, own):
             return {"own": {own: b""}}
         exact = {"own": {own: _pack(state_dict(self._model))}} if self._exact else {}
-        if isinstance(self._model, Outer) and self._model.round is not None and self._exact:
-            return exact  # a round under way is of these sites
         if isinstance(self._model, Outer | dist.ProcessGroup):
             group = self._model.group if isinstance(self._model, Outer) else self._model
-            first = dist.get_rank() if group is None else min(dist.get_process_group_ranks(group))
-            shared = _pack(state_dict(self._model, portable=True))
-            return {"others": {f"ranks from {first} on": shared}, **exact}
+            first = rank if group is None else min(dist.get_process_group_ranks(group))
+            if isinstance(self._model, Outer) and self._model.round is not None and self._exact:
+                shared = outer_state.under_way(self._model)
+            else:
+                shared = state_dict(self._model, portable=True)
+            return {"others": {f"ranks from {first} on": _pack(shared)}, **exact}
         whole = state_of_shards(self._model)
         undelivered = {
             name: _like(parameter, whole["owed"].get(name))

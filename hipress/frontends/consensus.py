@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hipress import compat
 from hipress.arguments import group_of
 from hipress.errors import ConfigError, ConfigMismatch, HipressError
-from hipress.model.params import trainable
+from hipress.model.params import as_module, trainable
 from hipress.model.shards import local
 from hipress.ranks.link import gather
 
@@ -32,11 +31,11 @@ def consensus_distance(
     call this, and gets the same number. It sends the parameters uncompressed, in float64: do not
     call it every step.
 
-    Raises ConfigError for a module without trainable parameters, ConfigMismatch if shapes differ
-    between ranks, and HipressError if torch's all-reduce fails.
+    Raises ConfigError for an object that is no module, or has no trainable parameters,
+    ConfigMismatch if shapes differ between ranks, and HipressError if torch's all-reduce fails.
     """
     group = group_of(process_group)
-    named = trainable(compat.uncompiled(module))
+    named = trainable(as_module(module))
     if not named:
         raise ConfigError("the model has no parameter that requires a gradient")
     try:

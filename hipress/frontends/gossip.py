@@ -27,7 +27,7 @@ from hipress.frontends.plain import broadcast_values, plain_module, refuse_detac
 from hipress.model.params import COMPRESSIBLE, Param, describe, frozen_tensors, trainable
 from hipress.model.shards import is_sharded
 from hipress.model.torch_modes import without_inference_mode
-from hipress.options import Options
+from hipress.options import Options, refuse_foreign
 from hipress.outer.schedule import OuterSGD, Schedule
 from hipress.plan.neighbours import gossip_plan, step_sizes
 from hipress.plan.plan import Plan
@@ -116,7 +116,9 @@ class Gossip:
         """
         group = group_of(process_group)
         with coordinators.failures_told(group):
-            _refuse(params)
+            refuse_foreign(
+                "Gossip", params, "it averages parameters with neighbours, not gradients", _REFUSED
+            )
             options = options_.make(
                 compressor, exclude=exclude, min_size=min_size, seed=seed, checksum=checksum,
                 timeout=group_timeout(group) if timeout is None else timeout, rules=rules,
@@ -200,14 +202,6 @@ def _neighbours(topology: object, group: dist.ProcessGroup) -> list[int]:
         return [*grid(str(topology), group.size()).neighbours(group.rank())]
     except PlanError as error:
         raise ConfigError(f"topology={topology!r}: {error}") from error
-
-
-def _refuse(params: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options that gossip does not take."""
-    for name in params:
-        if name in options_.names():
-            why = _REFUSED.get(name, "it averages parameters with neighbours, not gradients")
-            raise ConfigError(f"hipress.Gossip takes no {name}: {why}")
 
 
 def _check(options: Options, gamma: object, outer: OuterSGD) -> None:

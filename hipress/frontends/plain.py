@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
 from hipress.errors import ConfigError
-from hipress.model.params import refuse_broadcast, refuse_shared, trainable
+from hipress.model.params import as_module, refuse_broadcast, refuse_shared, trainable
 from hipress.model.shards import apart, is_sharded, local
 from hipress.model.snapshot import Snapshot
 from hipress.session import SESSIONS, Session, wrapped_modules
@@ -29,9 +29,7 @@ class Frontend(Protocol):
 def plain_module(model: object, frontend: Frontend) -> nn.Module:
     """The module to synchronize, without torch.compile's wrapper, or ConfigError."""
     name = type(frontend).__name__
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
-    inner = compat.uncompiled(model)
+    inner = as_module(model)
     if isinstance(inner, DistributedDataParallel):
         raise ConfigError(
             f"a {name} takes a module without DDP, but this is a DistributedDataParallel: "

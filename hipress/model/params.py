@@ -198,6 +198,13 @@ def writable(tensor: torch.Tensor) -> bool:
     return True
 
 
+def as_module(model: object) -> nn.Module:
+    """`model` without torch.compile's wrapper; ConfigError for an object that is no module."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
+    return compat.uncompiled(model)
+
+
 def as_ddp(model: nn.Module) -> DistributedDataParallel:
     """`model` as a DDP module, without torch.compile's wrapper; else ConfigError."""
     inner = compat.uncompiled(model)

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import nn
 
-from hipress.errors import ConfigError
+from hipress.errors import ConfigError, SyncError
 from hipress.model.params import Param
 from hipress.model.shards import local
 from hipress.outer.schedule import KEPT, OuterSGD, Schedule
@@ -76,6 +76,17 @@ class Fragment:
         for piece, parameter in self._pieces(flat):
             piece.copy_(local(parameter).detach().reshape(-1))
         return flat
+
+    def refuse_infinite(self) -> None:
+        """Raise SyncError for a parameter with an infinity or NaN: a round would spread it to the
+        agreed weights and momentum of all sites, for good."""
+        for param, parameter in zip(self.params, self._parameters, strict=True):
+            if not local(parameter).detach().isfinite().all():
+                raise SyncError(
+                    f"{param.name!r} has an infinity or NaN: training at this site has diverged, "
+                    "and it ends before a round spreads that to all. Start it again from a "
+                    "checkpoint, with gradients clipped or a lower learning rate"
+                )
 
     def change(self) -> torch.Tensor:
         """The pseudo-gradient: agreed weights, rounded as the parameters are, minus theirs."""

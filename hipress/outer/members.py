@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from datetime import timedelta
+from typing import Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
 
-from hipress.errors import HipressError
+from hipress.errors import ConfigError, HipressError
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.coordinator import Coordinator
 
 
+@runtime_checkable
 class Members(Protocol):
     """The choice of sites. Every round begins with `meet` and ends with `commit`, at all its sites.
 
@@ -65,3 +67,12 @@ class FixedMembers:
 
     def close(self) -> None:
         """Do nothing: connections end with the sites."""
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time to wait, from a caller, in seconds. Raises ConfigError."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    wrong = isinstance(number, bool) or not isinstance(number, int | float)
+    if wrong or not 0 < number < float("inf"):
+        raise ConfigError(f"{name} is a positive number of seconds, or a timedelta, not {value!r}")
+    return float(number)

@@ -31,8 +31,9 @@ from hipress.errors import (
     unknown,
 )
 from hipress.model import shards
+from hipress.model.params import as_module
 from hipress.model.torch_modes import without_inference_mode
-from hipress.options import AUTO
+from hipress.options import AUTO, refuse_foreign
 from hipress.outer.fragments import Fragment
 from hipress.outer.members import FixedMembers, Members
 from hipress.outer.outer_report import OuterReport
@@ -133,6 +134,10 @@ class Outer:
         Other options as for `wrap`. Raises ConfigError, ConfigMismatch, AgreementTimeout and
         RankLost as `wrap` does.
         """
+        if members is not None and not isinstance(members, Members):
+            raise ConfigError(
+                f"members is a hipress.StoreMembers or a hipress.TorchftMembers, not {members!r}"
+            )
         group = group_of(process_group) if members is None else None
         if timeout is None and members is not None:
             timeout = members.patience
@@ -141,6 +146,7 @@ class Outer:
         with nullcontext() if group is None else coordinators.failures_told(group):
             if members is not None and process_group is not None:
                 raise ConfigError("members choose the ranks: leave process_group out")
+            refuse_foreign("Outer", params, "it averages weights between sites, not gradients")
             options = options_.make(
                 compressor, strategy=strategy, down=down, exclude=exclude, min_size=min_size,
                 seed=seed, timeout=timeout, checksum=checksum, rules=rules, params=params,
@@ -149,7 +155,7 @@ class Outer:
                 every, fragments, delay, mix, OuterSGD() if outer is None else outer, clip, keep
             )
             self.module, self._options, self.group = model, options, group
-            inner = compat.uncompiled(model)
+            inner = as_module(model)
             self._model = SiteModel.of(inner, optimizer, options, self.schedule)
             refuse_averaged(inner, group)
         self.fragments = self._model.fragments
@@ -243,7 +249,7 @@ class Outer:
     def connected(self) -> Sites:
         """The sites of the last round. Raises StateError if there are none."""
         if self._sites is None:
-            why = self._ended or "the last round was undone"
+            why = self._ended or "the last round was undone; save and load after the next one"
             raise StateError(f"no site is connected with this one: {why}")
         return self._sites
 
@@ -275,6 +281,8 @@ class Outer:
         shards.reshard(model)
         self._model.snapshot.refuse_changes(model)
         refuse_averaged(model, self.group)
+        for each in self.fragments if self.rounds != NEW else ():
+            each.refuse_infinite()
         coordinator = self._members.meet(leaving=leaving)
         if self._sites is None or coordinator is not self._sites.coordinator:
             error = self._error_of(lambda: self._gather(coordinator, leaving))

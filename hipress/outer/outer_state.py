@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hipress.outer.outer import Outer
 
 FORMAT = 1
+_SHARED = {"rounds", "agreed", "momentum", "owed", "portable"}  # of every state
+_OWN = {"site", "sites", "course", "steps", "calls", "codecs", "round"}  # and of a site's own
 _Named = dict[str, torch.Tensor]
 
 
@@ -47,6 +49,7 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         "portable": False,
         "site": sites.coordinator.rank,
         "sites": sites.count,
+        "course": outer.schedule.course,
         "steps": outer.steps,
         "calls": sites.calls,
         "owed": _split(outer, lambda f: f.owed),
@@ -60,6 +63,11 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         },
         "round": _round(outer.round),
     }
+
+
+def under_way(outer: Outer) -> dict[str, Any]:
+    """In place of a portable state amid a round: tells whoever loads it that there is none."""
+    return {"format": FORMAT, "outer": True, "under way": outer.connected().count}
 
 
 def restore(outer: Outer, state: Mapping[str, Any]) -> None:
@@ -106,10 +114,18 @@ def _restore_states(outer: Outer, sites: Sites, state: Mapping[str, Any]) -> Non
         outer.round = Round(fragment, sites, outer.schedule, average, sent)
 
 
-def _check(outer: Outer, state: Mapping[str, Any]) -> None:
+def _check(outer: Outer, state: Any) -> None:
     """Raise StateError for a state of something else."""
-    if not state.get("outer") or state.get("format") != FORMAT:
-        raise StateError("this is no state of a hipress.Outer, or one of a newer version")
+    if isinstance(state, Mapping) and "under way" in state:
+        raise StateError(
+            "this checkpoint was saved while a round of the outer loop was under way: it goes on "
+            f"only at {state['under way']} sites as before, by hipress.Stateful(outer, "
+            "resume=FOLDER), or load one that was saved between two rounds"
+        )
+    keys = state.keys() if isinstance(state, Mapping) and state.get("outer") else set()
+    needed = _SHARED if keys and state.get("portable") else _SHARED | _OWN
+    if not needed <= keys or state["format"] != FORMAT:
+        raise StateError("this is no state of a hipress.Outer, or one of another version")
     wanted = {p.name: p.shape for fragment in outer.fragments for p in fragment.params}
     other = {name: tuple(each.shape) for name, each in state["agreed"].items()}
     for name in sorted(wanted.keys() | other.keys()):
@@ -128,6 +144,11 @@ def _check(outer: Outer, state: Mapping[str, Any]) -> None:
         raise StateError(
             f"the state is that of site {there[0]} of {there[1]}, and this is site {here[0]} of "
             f"{here[1]}: save with portable=True to go on with other sites"
+        )
+    if state["course"] != outer.schedule.course:
+        raise StateError(
+            f"the state is of rounds with {state['course']}, not {outer.schedule.course}: use the "
+            "options of before, or save with portable=True"
         )
     bundles = {bundle.name for fragment in outer.fragments for bundle in fragment.bundles}
     if bundles != state["codecs"].keys():

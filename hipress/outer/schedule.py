@@ -38,6 +38,8 @@ class OuterSGD:
             if wrong or not 0 <= value < most:
                 raise ConfigError(f"{name} of OuterSGD is a number from 0 on, below {most:g}: "
                                   f"not {value!r}")  # fmt: skip
+        if not isinstance(self.nesterov, bool):
+            raise ConfigError(f"nesterov of OuterSGD is True or False, not {self.nesterov!r}")
 
     def step(
         self, agreed: torch.Tensor, average: torch.Tensor, momentum: torch.Tensor | None
@@ -110,6 +112,12 @@ class Schedule:
     def spacing(self) -> int:
         """Steps from the begin of a round to that of the next."""
         return self.every // self.fragments
+
+    @property
+    def course(self) -> str:
+        """Text on when rounds are: what a count of steps, or a round under way, depends on."""
+        names = "every", "fragments", "delay", "mix"
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
 #: arguments of `Outer` by name of a method; others may be given beside them

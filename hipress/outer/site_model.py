@@ -43,8 +43,6 @@ class SiteModel:
         cls, model: nn.Module, optimizer: Optimizer, options: Options, schedule: Schedule
     ) -> SiteModel:
         """Describe and cut the model. Raises ConfigError."""
-        if not isinstance(model, nn.Module):
-            raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
         shards.reshard(model)
         params = _parameters(model)
         check_patterns(params, options)
@@ -121,6 +119,11 @@ def _parameters(model: nn.Module) -> tuple[Param, ...]:
     """The parameters to average. Raises ConfigError for a type that is not averaged."""
     params = describe(model)
     for param in params:
+        if param.device.type == "meta":
+            raise ConfigError(
+                f"parameter {param.name!r} is on the meta device and has no values: "
+                'model.to_empty(device="cpu") and initialize it first'
+            )
         if param.dtype not in COMPRESSIBLE:
             kind = str(param.dtype).removeprefix("torch.")
             raise ConfigError(

@@ -7,14 +7,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from hipress import compat
+from hipress.arguments import group_of
 from hipress.compat import PrefixStore, Store
 from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from hipress.outer.members import seconds
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import epoch_of
 from hipress.ranks.mailbox import backoff, unless_silent
@@ -58,8 +61,8 @@ class StoreMembers:
         store: Store,
         *,
         expected: int = 1,
-        patience: float = 60.0,
-        timeout: float = 1800.0,
+        patience: float | timedelta = 60.0,
+        timeout: float | timedelta = 1800.0,
         site: dist.ProcessGroup | None = None,
     ) -> None:
         """Come to the store; all sites use the same one, and no other training.
@@ -71,14 +74,17 @@ class StoreMembers:
             timeout: seconds that a newcomer waits for a round of others.
             site: the ranks of this site, if there are several: each has a shard of the model, or
                 all of it. All of them make this, and one Outer each.
+
+        Raises ConfigError, and the errors of a store that does not answer.
         """
-        for name, value in (("patience", patience), ("timeout", timeout)):
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"{name} is a positive number of seconds, not {value}")
         if not compat.has_requests_of_several_keys(store):
-            raise ConfigError(f"StoreMembers needs a TCPStore: {type(store).__name__} has no lists")
-        self.expected, self.patience, self.timeout = expected, patience, timeout
-        self._site, self._shard = site, 0 if site is None else dist.get_rank(site)
+            raise ConfigError(f"StoreMembers needs a TCPStore, which has lists, not {store!r}")
+        if type(expected) is not int or expected < 1:
+            raise ConfigError(f"expected is a whole number of sites from 1 on, not {expected!r}")
+        self.expected = expected
+        self.patience, self.timeout = seconds("patience", patience), seconds("timeout", timeout)
+        self._site, self._shard = site, 0 if site is None else group_of(site, "site").rank()
+        self._given = store  # which may be the host
         own = compat.another_client(store)
         self._store: Store = PrefixStore("hipress/outer", own)
         #: for each rank of a site, since it meets with its like

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from hipress.compat import PrefixStore, Store
 from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from hipress.outer.members import seconds
 from hipress.outer.store_members import decide, decision_keys, forget
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.liveness import address_towards
@@ -50,7 +51,7 @@ class TorchftMembers:
 
     changes = True
 
-    def __init__(self, manager: Any, *, patience: float = 60.0) -> None:
+    def __init__(self, manager: Any, *, patience: float | timedelta = 60.0) -> None:
         """manager: one for each site, of one rank; or for each rank of a site. patience: seconds to
         wait for another site in a round. Raises ConfigError for another object, or a version of
         torchft without the methods that this needs."""
@@ -61,8 +62,8 @@ class TorchftMembers:
                 f"2026 (pip install 'hipress[elastic]'): {type(manager).__name__} lacks "
                 f"{', '.join(absent)}"
             )
-        self.patience, self._manager = patience, manager
-        self._group = manager._pg = QuorumGroup(manager._pg, patience)
+        self.patience, self._manager = seconds("patience", patience), manager
+        self._group = manager._pg = QuorumGroup(manager._pg, self.patience)
         self._coordinator: Coordinator | None = None
         self._quorum, self._committed, self._meetings = 0, False, 0
         self._leaving = False  # this site, and the others have yet to be told

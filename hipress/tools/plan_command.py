@@ -55,6 +55,9 @@ def plan(
     delay: Annotated[
         int | None, typer.Option(help="Steps that a round of --every may travel.")
     ] = None,
+    fragments: Annotated[
+        int | None, typer.Option(help="Parts of the model, in turn, of --every.")
+    ] = None,
     device: Device = "cpu",
     sharding: Annotated[
         str | None,
@@ -76,7 +79,7 @@ def plan(
                 f"{profile} is for models on {read.device}, not {device}: add --device "
                 f"{read.device}, or measure one by hipress probe --device {device}"
             )
-        schedule = outer_rounds.schedule_of(every, delay, None, sharding)
+        schedule = outer_rounds.schedule_of(every, delay, fragments, sharding)
         shards = _shards(read, description, sharding, step)
         loop = _rounds(read, description, schedule, step)
     for difference in read.differences(codecs):

@@ -46,6 +46,13 @@ def test_version():
         (["--methods", "none,hipress:dgc:ratio=7"], "parameter 'ratio' is from 1e-07 to 1, not 7"),
         (["--methods", "none,hipress:dgc:strategy=rng"], "did you mean 'ring'?"),
         (["--methods", "none,hipress:auto:ratio=1"], "need a compressor given by name"),
+        (
+            ["--methods", "none,outer:int4_group:every=0"],
+            "every is a whole number from 1 on, not 0",
+        ),
+        (["--methods", "none,outer:int4_group:every=x"], "a whole number from 1 on, not 'x'"),
+        (["--methods", "none,outer:int4_group:lr=-1"], "lr of OuterSGD is a number from 0 on"),
+        (["--methods", "none,outer:auto"], "an outer loop needs a compressor by name"),
         (["--methods", "hipress:dgc:ratio"], "expected option=value, found 'ratio'"),
         (["--methods", "none,none"], "expected different methods, separated by commas"),
         (["--methods", ","], "expected different methods, separated by commas"),

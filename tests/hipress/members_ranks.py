@@ -153,6 +153,19 @@ def refused(rank, world_size):
     return site.seen, site.outer.undone
 
 
+def diverges(rank, world_size):
+    """The last site has a NaN after two rounds: its error; the rounds of the others, and True if
+    what they agreed on is finite."""
+    site = Site(rank, expected=world_size)
+    site.until(2)
+    if rank == world_size - 1:
+        with torch.no_grad():
+            site.model.last.bias[0] = float("nan")
+        return raised_by(site.until, 3)
+    site.until(5)
+    return site.seen, all(f.agreed.isfinite().all() for f in site.outer.fragments)
+
+
 def slow(rank, world_size):
     """The third site trains no more until the others have had two rounds without it. Digests by
     round, and numbers of sites."""

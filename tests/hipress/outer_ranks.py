@@ -237,6 +237,9 @@ def errors(rank, world_size):
         raised_by(hipress.Outer, model, torch.optim.SGD(make().parameters(), lr=1.0)),
         raised_by(hipress.Outer.preset, "diloko", model, optimizer),
         raised_by(hipress.Outer, optimizer, model),
+        refused(verify=True),
+        refused(members=dist.distributed_c10d._get_default_store()),
+        raised_by(without_values),
     ]
     wrapped = hipress.wrap(model, "int4_group")
     found.append(raised_by(hipress.Outer, wrapped, optimizer))
@@ -248,6 +251,50 @@ def other_model(rank):
     """Models that differ between sites."""
     model = nn.Linear(3 + rank, 2)
     hipress.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def without_values():
+    model = nn.Linear(3, 2, device="meta")
+    hipress.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def wrong_states(rank, world_size):
+    """Errors of states that do not fit the rounds of an outer loop, or are none."""
+    model, optimizer, outer = started(every=4, delay=2)
+    train(outer, model, optimizer, rank, range(7))
+    state = hipress.state_dict(outer)
+    found = []
+    for options in ({"every": 2}, {"every": 4, "delay": 1}, {"every": 4, "delay": 2, "mix": 0.5}):
+        _, _, other = started(**options)
+        found.append(raised_by(hipress.load_state_dict, other, state))
+    unknown = [None, {}, {"format": 1, "outer": True}, model.state_dict()]
+    return found, [raised_by(hipress.load_state_dict, outer, each) for each in unknown]
+
+
+def diverges(rank, world_size):
+    """The error of a site with a weight that is not finite, and of the other; agreed weights."""
+    model, optimizer, outer = started(every=2)
+    train(outer, model, optimizer, rank, range(2))
+    if rank == 1:
+        with torch.no_grad():
+            model.second.weight[3, 5] = float("inf")
+    return raised_by(train, outer, model, optimizer, rank, range(2, 4)), agreed(outer)
+
+
+def amid_by_dcp(rank, world_size, path, load):
+    """The error of a checkpoint that was saved amid a round, at other sites."""
+    model, step, outer = started("onebit_group", every=4, delay=3)
+    if load:
+        resumed = hipress.Stateful(outer, resume=path)
+        return raised_by(dcp.load, {"hipress": resumed}, checkpoint_id=path)
+    train(outer, model, step, rank, range(6))
+    dcp.save({"hipress": hipress.Stateful(outer, exact=True)}, checkpoint_id=path)
+    return None
+
+
+def distance_of_no_module(rank, world_size):
+    """The error of a distance that is asked of an Outer."""
+    return raised_by(hipress.consensus_distance, started()[-1])
 
 
 def silent(rank, world_size):

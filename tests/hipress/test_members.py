@@ -1,16 +1,19 @@
 """Sites of an outer loop that come, go, and die."""
 
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 import hipress
-from hipress import HipressError, SyncError, compat
+from hipress import ConfigError, HipressError, SyncError, compat
 from hipress.outer.outer import GIVE_TRIES
 from hipress.outer.store_members import StoreMembers
 from hipress.ranks.coordinator import Coordinator
@@ -76,6 +79,15 @@ def test_a_site_with_another_model_is_refused_and_the_others_go_on():
     assert "ranks disagree on" in error.message
     assert agreeing(first, second)
     assert undone == again == 1
+
+
+def test_a_site_that_has_diverged_ends_and_the_others_go_on():
+    (first, whole), (second, also), own = launch(ranks.diverges, 3)
+    assert own.kind == "SyncError"
+    assert "'scale' has an infinity or NaN: training at this site" in own.message
+    assert agreeing(first, second)
+    assert whole
+    assert also
 
 
 @pytest.mark.slow  # its patience takes half a minute
@@ -179,6 +191,42 @@ def test_a_leaving_site_whose_last_round_is_undone_is_waited_for(monkeypatch):
             assert not any(undone)
         leaves.close()
         assert stays.meet(leaving=False).ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"store": None}, "needs a TCPStore, which has lists, not None"),
+        ({"store": "tcp://host"}, "needs a TCPStore, which has lists, not 'tcp://host'"),
+        ({"expected": 0}, "expected is a whole number of sites from 1 on, not 0"),
+        ({"expected": 2.5}, "expected is a whole number of sites from 1 on, not 2.5"),
+        ({"patience": "x"}, "patience is a positive number of seconds, or a timedelta, not 'x'"),
+        ({"patience": timedelta(0)}, "patience is a positive number of seconds"),
+        ({"timeout": None}, "timeout is a positive number of seconds, or a timedelta, not None"),
+        ({"site": [0, 1]}, "torch.distributed is not initialized"),
+    ],
+)
+def test_mistakes_of_members_are_named(options, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        StoreMembers(**{"store": dist.HashStore(), **options})
+
+
+def test_a_store_that_is_given_as_it_is_made_stays():
+    """It once ended with the call, as nothing else held its host."""
+    store = partial(dist.TCPStore, "127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members = StoreMembers(store(), patience=timedelta(seconds=HANG))
+    assert members.patience == HANG
+    assert members.meet(leaving=False).ranks == (1,)
+
+
+def test_a_lone_site_saves_its_state_without_a_process_group(tmp_path):
+    outer, saved = alone_with(StoreMembers(dist.HashStore()), every=2), str(tmp_path)
+    outer.step()
+    outer.step()
+    dcp.save({"outer": hipress.Stateful(outer)}, checkpoint_id=saved, no_dist=True)
+    again = alone_with(StoreMembers(dist.HashStore()), every=2)
+    dcp.load({"outer": hipress.Stateful(again)}, checkpoint_id=saved, no_dist=True)
+    assert again.rounds == outer.rounds == 1
 
 
 class Refusing:

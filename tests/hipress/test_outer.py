@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import compll
+import hipress
+from hipress import ConfigError
 from tests import gpus
 from tests.hipress import outer_ranks as ranks
 from tests.hipress.common import make
@@ -93,6 +95,9 @@ def test_mistakes_are_named():
                 "optimizer is the one that steps this model's parameters between rounds, not SGD",
                 "unknown preset of Outer 'diloko'. did you mean 'diloco'?",
                 "the model must be a torch.nn.Module, got SGD",
+                "hipress.Outer takes no verify: it averages weights between sites",
+                "members is a hipress.StoreMembers or a hipress.TorchftMembers, not",
+                "parameter 'weight' is on the meta device and has no values",
                 "a DistributedDataParallel averages this model's gradients with rank",
                 "a DistributedDataParallel averages this model's gradients with rank",
             ),
@@ -100,6 +105,43 @@ def test_mistakes_are_named():
         ):
             assert error.kind in ("ConfigError", "ConfigMismatch")
             assert text in error.message
+
+
+def test_a_site_that_has_diverged_does_not_spread_it():
+    (other, first), (own, second) = launch(ranks.diverges, 2)
+    assert own.kind == "SyncError"
+    assert "'scale' has an infinity or NaN: training at this site" in own.message
+    assert other.kind == "RankLost"
+    assert own.message in other.message
+    for values in (*first, *second):
+        assert values.isfinite().all()
+
+
+def test_states_of_other_rounds_are_refused():
+    """Rounds once ended for good without a word: steps began to count beyond the next one."""
+    for found, unknown in launch(ranks.wrong_states, 2):
+        for error in found:
+            assert error.kind == "StateError"
+            assert "rounds with every=4, fragments=1, delay=2, mix=None, not ev" in error.message
+        for error in unknown:
+            assert error.kind == "StateError"
+            assert "no state of a hipress.Outer" in error.message
+
+
+def test_what_hipress_does_not_synchronize_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"expected a DistributedData.*wrap\(model\) makes one"):
+        hipress.Stateful(make())  # it once failed only as it was saved
+    (found,) = launch(ranks.distance_of_no_module, 1)
+    assert found.kind == "ConfigError"
+    assert "the model must be a torch.nn.Module, got <hipress.outer" in found.message
+
+
+def test_a_checkpoint_amid_a_round_says_so_at_other_sites(tmp_path):
+    path = str(tmp_path / "checkpoint")
+    launch(ranks.amid_by_dcp, 2, path, False)
+    (found,) = launch(ranks.amid_by_dcp, 1, path, True)
+    assert found.kind == "StateError"
+    assert "while a round of the outer loop was under way: it goes on only at 2" in found.message
 
 
 def test_the_report_tells_the_memory():

@@ -358,3 +358,8 @@ def test_rounds_of_an_outer_loop(path, tmp_path):
     exposed = float(re.search(r"a round takes [\d.]+ ms, ([\d.]+) of them exposed", text)[1])
     least = int(re.search(r"95% from --every (\d+) on", text)[1])
     assert least == pytest.approx(exposed / 10 * 19, abs=1)
+    told = plan("1000x1000", "--profile", path, "--every", 50, "--fragments", 2, "--step", 10)
+    text = " ".join(told.output.split())
+    assert "every 50 steps, 2 fragments" in text
+    half = float(re.search(r"a round takes [\d.]+ ms, ([\d.]+) of them exposed", text)[1])
+    assert 0.4 * exposed < half < 0.7 * exposed

@@ -105,16 +105,19 @@ def parse_all(text: str) -> list[Method]:
 
 
 def check(methods: Iterable[Method], optimizer: str = "adamw") -> None:
-    """Raise ValueError for the first method that `hipress.wrap` would refuse, by its options, or
-    the workload's optimizer, "sgd" or "adamw"."""
+    """Raise ValueError for the first method that `hipress.wrap` or `Outer` would refuse, by its
+    options, or the workload's optimizer, "sgd" or "adamw"."""
     for method in methods:
         if method.way == MOMENTUM and optimizer == "sgd":  # whose momentum is 0
             raise ValueError(
                 f"method {method.text!r} averages momentum, and the workload's sgd has none: use "
                 "--optimizer adamw"
             )
-        if method.codec is not None and (method.options or _is_path(method.codec)):
+        rounds = method.way == OUTER
+        if method.codec is not None and (method.options or rounds or _is_path(method.codec)):
             try:
+                if rounds:
+                    outer_options(method)
                 _compile(method.codec, wrapped(method))
             except ValueError as error:
                 message = re.sub(r"\s*\n\s*hint: ", "; ", str(error))
@@ -125,6 +128,18 @@ def wrapped(method: Method) -> dict[str, Any]:
     """Options for `hipress.wrap` or the codec."""
     own = {MOMENTUM: (FREEZE,), OUTER: ROUNDS}.get(method.way, ())
     return {key: value for key, value in method.options.items() if key not in own}
+
+
+def outer_options(method: Method) -> dict[str, Any]:
+    """Options for `hipress.Outer` besides those. Raises ValueError."""
+    from hipress.outer.schedule import OuterSGD, Schedule  # not above: it imports torch
+
+    if method.codec == AUTO:
+        raise ValueError('an outer loop needs a compressor by name: "auto" plans for gradients')
+    options = {name: value for name, value in method.options.items() if name in ROUNDS}
+    outer = OuterSGD(**{name: options.pop(name) for name in SGD if name in options})
+    Schedule(**options, outer=outer)
+    return {**options, "outer": outer}
 
 
 def _compile(codec: str, options_given: dict[str, Any]) -> None:

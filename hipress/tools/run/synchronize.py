@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress.tools.run.jobs import PHASES
 from hipress.tools.run.lstm import Training
-from hipress.tools.run.methods import FREEZE, MOMENTUM, OUTER, ROUNDS, SGD, Method, wrapped
+from hipress.tools.run.methods import FREEZE, MOMENTUM, OUTER, Method, outer_options, wrapped
 
 ONE_BUCKET = 4096  # MB: with several buckets PowerSGD's two all-reduces would mix on gloo
 
@@ -124,11 +124,9 @@ def _outer(model: nn.Module, method: Method, training: Training) -> Synchronized
 
     assert method.codec is not None
     optimizer = training.make(model.parameters())
-    options = {name: value for name, value in method.options.items() if name in ROUNDS}
-    sgd = hipress.OuterSGD(**{name: options.pop(name) for name in SGD if name in options})
     outer = hipress.Outer(
-        model, optimizer, method.codec, outer=sgd, **{**wrapped(method), **options}
-    )  # fmt: skip
+        model, optimizer, method.codec, **wrapped(method), **outer_options(method)
+    )
     return Synchronized(
         model,
         lambda steps: hipress.report(outer).sent_bytes,
