@@ -147,6 +147,9 @@ def _why(session: Session, tuner: PlanController | None) -> str:
 def state_dict(ddp: Synchronized | dist.ProcessGroup, *, portable: bool = False) -> dict[str, Any]:
     """This rank's step counter and residuals, by parameter name; call it between steps.
 
+    With one rank nothing travels, and the counter stays: random draws, and a policy's `Warmup`, go
+    on from there when there are more.
+
     Residuals differ between ranks: save one file per rank, or use torch.distributed.checkpoint with
     hipress.Stateful. With `portable` the state is the same on all ranks, which must all call this,
     and loads with any number of ranks (and of FSDP2's shards), codec and strategy; no gradient is

@@ -113,7 +113,7 @@ class Outer:
         Args:
             model: of float32, float16 or bfloat16, with or without DDP, fully_shard or
                 torch.compile. Compression is done on the host.
-            optimizer: that of this site.
+            optimizer: that of this site, to be checked; any, if it has several.
             compressor: of pseudo-gradients, in both directions; its feedback keeps what a round
                 leaves out for the next.
             every: steps from a round of a fragment to its next.
