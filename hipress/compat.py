@@ -96,9 +96,8 @@ def _below_prefixes(store: Store) -> Store:
 
 def has_requests_of_several_keys(store: object) -> bool:
     """True for a store with `multi_get`; those that are written in Python have none."""
-    known = isinstance(store, Store)
-    extended = known and store.has_extended_api()  # type: ignore[attr-defined] # not annotated
-    return bool(extended)
+    extended = getattr(store, "has_extended_api", None)  # not in torch's annotations
+    return extended is not None and bool(extended())
 
 
 def group_name(group: dist.ProcessGroup) -> str:
