@@ -51,9 +51,10 @@ ON_GPU, SMALL = ("--device", "cuda", "--steps", "20"), ("--steps", "2")
 STEPS = ("int4_group", "onebit_group", "--ranks", "2,8", "--repeat", "11", "--samples")
 SIZES = "1,1000,1048579"
 BINDINGS = ("tests/casync/test_nccl_gpu.py", "tests/casync/test_nccl_alone.py")
-PAIR, LOST = "tests/hipress/test_gpus.py", "lost or late or again"
-MODELS = "shards or replicas or models or pinned"
-OF_THEIR_OWN = f"{LOST} or {MODELS} or graphs"  # steps
+PAIR = "tests/hipress/test_gpus.py"
+#: words in the names of its tests, by step; all others are of the step `transports`
+LOST, MODELS, GRAPHS = "lost or late or again", "shards or replicas or models or pinned", "graphs"
+ELSEWHERE = f"{LOST} or {MODELS} or {GRAPHS}"
 #: other tests that need a GPU, by name: files beside them import what a bare machine lacks
 OTHERS = ("tests/casync/test_device.py", "tests/casync/test_memory.py",
           "tests/hipress/test_device_plans.py", "tests/hipress/test_devices.py",
@@ -125,7 +126,7 @@ def day(folder: Path, throttle: str) -> list[list[Lane]]:
         ],
         [
             [in_tests("bindings", 150, "gpu", *BINDINGS, processes=3)],
-            [in_tests("transports", 150, f"gpu and not ({OF_THEIR_OWN})", PAIR, processes=3)],
+            [in_tests("transports", 150, f"gpu and not ({ELSEWHERE})", PAIR, processes=3)],
             [in_tests("gpt2", 200, "gpu", "tests/hipress/test_gpt2.py", processes=4)],
         ],
         [
@@ -144,7 +145,7 @@ def day(folder: Path, throttle: str) -> list[list[Lane]]:
             [in_tests("others", 200, "gpu and not bad_access and not measured", *OTHERS,
                       processes=12)],
             [in_tests("models", 200, MODELS, PAIR, "tests/hipress/test_outer.py", processes=3)],
-            [in_tests("graphs", 200, "graphs", PAIR, processes=3)],
+            [in_tests("graphs", 200, GRAPHS, PAIR, processes=3)],
         ],
         [[Step("step", 170, ("-m", "bench.gpu_step", *STEPS, *out))]],
         [[Step("peak", 150, ("-m", "bench.gpu_peak", *out), alone)]],
