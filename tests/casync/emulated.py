@@ -271,17 +271,18 @@ class Device(HostDevice):
 
 
 class Emulated(Codec):
-    """A codec whose host reads the address of the count of steps, as CUDA allows."""
+    """A codec whose kernels read the count of steps when they run, on the device."""
 
     @contextmanager
     def ticking(self, tick):
-        ticks = at_work.__dict__.setdefault("ticks", [])  # a captured call keeps its own
-        before, at_work.device = getattr(at_work, "device", False), True
-        with super().ticking(tick):
-            at_work.device = before
-            ticks.append((self, tick))
-            yield
-            ticks.pop()
+        if getattr(at_work, "device", False):
+            with super().ticking(tick):
+                yield
+            return
+        ticks = at_work.__dict__.setdefault("ticks", [])  # for the graph that is captured within
+        ticks.append((self, tick))
+        yield
+        ticks.pop()
 
 
 def compiled(name, **params):
