@@ -6,7 +6,9 @@ it through frames that must not be unwound, and the process aborts although all 
 threads would keep a process alive whose main thread has failed. So objects end their threads before
 that, and groups are broken whose collectives would call back. A thread that still waits in a
 library (for the answer of a stopped process, say) is kept there, as 3.14 does: a signal, whose
-handler is pause(), lets it never come back.
+handler is pause(), lets it never come back. One that runs, or waits for the GIL, may hold a lock
+that the interpreter needs to end (also a condition variable waits for those who wait for it), so it
+is left to end, or to wait, by itself.
 
 [Note: fork] A forked child has none of these threads, and its parent's connections: closing or
 dropping them would wait for missing threads, or break connections that the parent still uses. So a
@@ -30,6 +32,8 @@ from weakref import WeakSet
 __all__ = ["close_at_exit", "keep_when_forked", "start_thread"]
 
 _PATIENCE = 0.5  # seconds in which threads end whose waits were ended
+_LOOK = 0.02  # seconds; whoever waits for the GIL wakes more often
+_LOOKS = 50
 
 
 class Closing(Protocol):
@@ -82,9 +86,26 @@ def _keep_waiting(threads: list[threading.Thread]) -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
     libc.signal(signal.SIGRTMAX, ctypes.cast(libc.pause, ctypes.c_void_p))
-    for each in threads:
-        if each.ident is not None:
-            signal.pthread_kill(each.ident, signal.SIGRTMAX)
+    for _ in range(_LOOKS):
+        before = {each: _sleeps(each) for each in threads if each.is_alive()}
+        if not before:
+            return
+        time.sleep(_LOOK)
+        for each, sleeps in before.items():
+            if sleeps is not None and sleeps == _sleeps(each) and each.ident is not None:
+                signal.pthread_kill(each.ident, signal.SIGRTMAX)
+                threads.remove(each)
+
+
+def _sleeps(thread: threading.Thread) -> int | None:
+    """Number of times that the thread fell asleep; None if it is awake, or has ended."""
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/status") as file:
+            status = dict(line.split(":", 1) for line in file)
+    except OSError:
+        return None
+    asleep = status["State"].strip().startswith("S")
+    return int(status["voluntary_ctxt_switches"]) if asleep else None
 
 
 def _keep_all() -> None:

@@ -9,7 +9,7 @@ compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
@@ -154,12 +154,16 @@ class Places:
         kept = [pairs[0], *(pair for pair in pairs[1:] if pair[0].search.codecs)]
         return Places(tuple(place for place, _ in kept), tuple(costs for _, costs in kept))
 
-    def compile(self) -> dict[str, Codec]:
-        """The codecs of all places, compiled for them, for `use_compiled`."""
+    def compile(self, check: Callable[[], None] = lambda: None) -> dict[str, Codec]:
+        """The codecs of all places, compiled for them, for `use_compiled`; from any thread.
+
+        check: called before each codec; its error ends this."""
+        codecs: dict[str, Codec] = {}
         with self.first.setup.memory.current():
-            every = [each.search.codecs.compile(each.search.params) for each in self.every]
-            codecs = {key: codec for some in every for key, codec in some.items()}
+            for each in self.every:
+                codecs |= each.search.codecs.compile(each.search.params, check)
             for codec in codecs.values():
+                check()
                 codec.prepare()
         return codecs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from casync.codec import Codec
 from hipress.auto import candidates
@@ -62,12 +62,19 @@ class Registry(Mapping[str, Codec]):
         wrong = candidates.refuses(codec, param) or unsuited(param, codec, self._options)
         return wrong or too_large(param, codec, self._options)
 
-    def compile(self, params: Sequence[Param]) -> dict[str, Codec]:
-        """The result of `every`, compiled, for `use_compiled`; from any thread."""
-        bare = {key.removesuffix(HOSTED): key for key in self._codecs}
-        compiled = candidates.candidates(self._options, self._target, only=bare)
-        codecs = {key: compiled[name] for name, key in bare.items()}
-        return Registry(codecs, self._options, self._target).every(params)
+    def compile(self, params: Sequence[Param], check: Callable[[], None]) -> dict[str, Codec]:
+        """The result of `every`, compiled, for `use_compiled`. check: called before each codec."""
+        codecs = {}
+        for key in self._codecs:
+            check()
+            bare = key.removesuffix(HOSTED)
+            codecs[key] = candidates.candidates(self._options, self._target, only={bare})[bare]
+        compiled = Registry(codecs, self._options, self._target)
+        for key in codecs:
+            for param in params:
+                check()
+                compiled.variant(key, param)
+        return compiled.every(params)
 
     def use_compiled(self, compiled: Mapping[str, Codec]) -> None:
         """Replace the candidates by compiled ones; plans made from now on have these."""

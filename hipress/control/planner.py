@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
 from casync import strategies
 from casync.codec import Codec
 from casync.memory.host import HostMemory
-from casync.shutdown import start_thread
 from casync.topology import Topology
 from hipress.auto import candidates
+from hipress.auto.compilation import Compilation
 from hipress.auto.places import Places
 from hipress.auto.probe import Probe
 from hipress.auto.registry import Registry
@@ -37,7 +36,6 @@ from hipress.plan.rules import Overrides
 from hipress.policies.policies import Policy
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement
-from hipress.ranks.store import fulfil
 
 
 @dataclass(frozen=True)
@@ -139,10 +137,7 @@ class Planner:
             return Planned(search.unplanned(why), probe)
 
         def tuner() -> PlanController:
-            compiling = Future[dict[str, Codec]]()  # training need not wait for a compiler
-            work = partial(fulfil, compiling, places.compile)
-            start_thread(work, "hipress-compile")
-            return Tuner(places, compiling, self.coordinator, when)
+            return Tuner(places, Compilation(places), self.coordinator, when)
 
         return Planned(search.unplanned(), probe, tuner)
 

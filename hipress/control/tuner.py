@@ -12,7 +12,6 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,6 +21,7 @@ from casync.codec import Codec
 from casync.cost import Costs
 from casync.memory import Moment
 from casync.runtime.options import Capture
+from hipress.auto.compilation import Compilation
 from hipress.auto.places import Places
 from hipress.auto.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.auto.workload import Workload
@@ -49,15 +49,15 @@ class Tuner:
     def __init__(
         self,
         places: Places,
-        compiling: Future[dict[str, Codec]],
+        compilation: Compilation,
         coordinator: Coordinator,
         when: str = "",
     ) -> None:
-        """places: with costs of links, the same on all ranks. compiling: future of the codecs that
+        """places: with costs of links, the same on all ranks. compilation: of the codecs that
         these may use. when: a suffix that distinguishes several tuners of a coordinator."""
         search, memory = places.first.search, places.first.setup.memory
         self._places, self._coordinator, self._moment = places, coordinator, memory.moment
-        self._compiling = compiling
+        self._compilation = compilation
         self._agreement = Agreement(coordinator, f"trial{when}")
         self.plans: tuple[Plan, ...] = (search.unplanned(),)
         self._trial = Trial(1, kept=0)
@@ -125,7 +125,7 @@ class Tuner:
     def hold(self, plan: Plan) -> None:
         """Try at most if this plan gains by CUDA graphs, and keep it until times drift."""
         if self._observer is not None:
-            self._use_compiled(self._compiling.result())
+            self._use_compiled(self._compilation.result())
             self._observer = None
         self.plans = self._with_captured((plan,))
         self._trial = Trial(len(self.plans), kept=0)
@@ -136,11 +136,12 @@ class Tuner:
         """Implements PlanController.close."""
         self._agreement.close()
         self._places.close()
+        self._compilation.close()
 
     def _observe_step(self, span: Span, uncaptured: str) -> None:
         """Decide by a step's time; the host waits for a device's only if a decision needs it."""
         if self._observer is not None:
-            compiling = self._slowest(float(not self._compiling.done()))
+            compiling = self._slowest(float(not self._compilation.done()))
             if self._observer.steps >= WATCHED and not compiling:
                 self._try_first(self._observer)
         elif not self._trial.over:
@@ -154,7 +155,7 @@ class Tuner:
 
     def _try_first(self, observer: Observer) -> None:
         """Begin the first trial, after steps have been observed."""
-        self._use_compiled(self._compiling.result())  # all ranks have compiled
+        self._use_compiled(self._compilation.result())  # all ranks have compiled
         self._places = self._agree(self._places.measure_codecs)
         codecs = self._places.first.search.codecs
         self._workload = self._agree(

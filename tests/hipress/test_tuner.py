@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.memory.host import HostMemory, Instant
 from casync.topology import Topology
 from hipress.auto import probe, trial
+from hipress.auto.compilation import Compilation
 from hipress.auto.places import Device, Places
 from hipress.auto.probe_setup import ProbeSetup
 from hipress.auto.registry import Registry
@@ -200,7 +202,7 @@ def scripted(monkeypatch):
     monkeypatch.setattr(probe, "measure_codecs", lambda group, codecs, link, setup: link)
     coordinator = SimpleNamespace(rank=0, run_watched=lambda call, what, end: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
-    compiling = SimpleNamespace(done=lambda: True, result=dict)
+    compiling = SimpleNamespace(done=lambda: True, result=dict, close=dict)
     places = Places((Device("gloo", Search(), ProbeSetup(clock, clock)),), (SLOW,))
     tuner = Tuner(places, compiling, coordinator)
     tuner.compiling = compiling
@@ -293,6 +295,18 @@ def test_the_trial_waits_for_the_compiler(scripted):
     assert set(steps(40)) == {"native"}
     tuner.compiling.done = lambda: True
     assert set(steps(32)) == {"a", "b", "native"}
+
+
+def test_no_codec_is_compiled_after_close():
+    def compile_many(check):
+        while True:
+            check()
+
+    compilation = Compilation(SimpleNamespace(compile=compile_many))
+    assert not compilation.done()
+    compilation.close()
+    with pytest.raises(CancelledError):
+        compilation.result()
 
 
 def test_a_codec_that_does_not_compile_is_reported_when_needed(scripted):

@@ -174,10 +174,10 @@ def compiled_meanwhile(rank, world_size):
     may_end = threading.Event()
     compile_all = Places.compile
 
-    def slowly(places):
+    def slowly(places, check):
         if rank == 1:
             may_end.wait()
-        return compile_all(places)
+        return compile_all(places, check)
 
     Places.compile = slowly
     ddp = hipress.wrap(make(), ddp_kwargs={"bucket_cap_mb": 0.02})
