@@ -35,6 +35,7 @@ from hipress.ranks.link import Agreement, all_reduce_max
 
 WATCHED = 3  # least number of observed steps; DDP rebuilds its buckets after the first
 MOST_PATIENCE = 64  # windows
+LINK = "measuring the link"
 T = TypeVar("T")
 Span: TypeAlias = tuple[Moment, Moment]  # beginning and end of a step
 log = logging.getLogger("hipress")
@@ -156,10 +157,11 @@ class Tuner:
     def _try_first(self, observer: Observer) -> None:
         """Begin the first trial, after steps have been observed."""
         self._use_compiled(self._compilation.result())  # all ranks have compiled
-        self._places = self._agree(self._places.measure_codecs)
+        self._measure_codecs()
         codecs = self._places.first.search.codecs
         self._workload = self._agree(
-            lambda group: observer.workload(lambda values: all_reduce_max(values, group), codecs)
+            lambda group: observer.workload(lambda values: all_reduce_max(values, group), codecs),
+            "comparing the times of gradients",
         )
         self._observer = None
         plans = self._with_captured(self._places.plans(self._workload))
@@ -185,16 +187,22 @@ class Tuner:
         """Check, after a full window, if times have drifted."""
         step = self._slowest(statistics.median(map(_seconds, self._window)))
         self._window.clear()
-        if self._watch.drifted(step, self._agree(self._places.message_seconds)):
+        if self._watch.drifted(step, self._agree(self._places.message_seconds, LINK)):
             self._look_again()
 
     def _slowest(self, seconds: float) -> float:
         """The seconds of the slowest rank."""
-        return self._agree(lambda group: all_reduce_max([seconds], group)[0])
+        return self._agree(
+            lambda group: all_reduce_max([seconds], group)[0], "comparing the times of steps"
+        )
 
-    def _agree(self, call: Callable[[dist.ProcessGroup], T]) -> T:
+    def _measure_codecs(self) -> None:
+        self._places = self._agree(self._places.measure_codecs, "measuring compressors")
+
+    def _agree(self, call: Callable[[dist.ProcessGroup], T], what: str) -> T:
+        """The result of a call that every rank makes. what: the call's name in errors."""
         try:
-            return self._agreement.run_in_step(call, "comparing the times of steps")
+            return self._agreement.run_in_step(call, what)
         except BaseException:
             self._places.abort()
             raise
@@ -202,9 +210,9 @@ class Tuner:
     def _look_again(self) -> None:
         """Begin another trial, with the current plan as the one to beat."""
         before = self.plan
-        self._places = self._agree(self._places.measure_links)
+        self._places = self._agree(self._places.measure_links, LINK)
         if not self.costs.codecs:  # after `hold`
-            self._places = self._agree(self._places.measure_codecs)
+            self._measure_codecs()
         plans = self._places.plans(self._workload)
         variants = self._with_captured(plan.owned_as(before) for plan in plans)
         others = [plan for plan in variants if plan.facts() != before.facts()]

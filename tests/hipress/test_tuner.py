@@ -280,6 +280,27 @@ def test_a_measurement_that_fails_is_not_waited_for(scripted):
     assert told == ["abort", "close"]
 
 
+def test_waits_are_named_by_what_ranks_do_together(scripted):
+    tuner, steps, clock, link = scripted
+    names = set()
+
+    def watched(call, what, end):
+        names.add(what)
+        return call()
+
+    tuner._coordinator.run_watched = watched
+    steps(WATCHED + 1)
+    assert names == {
+        "comparing the times of steps", "measuring compressors", "comparing the times of gradients"
+    }  # fmt: skip
+    names.clear()
+    steps(32 + trial.WINDOW)
+    link.costs, link.message = FAST, 0.001
+    clock.seconds |= {"native": 0.06}
+    steps(3 * trial.WINDOW)
+    assert names == {"comparing the times of steps", "measuring the link"}
+
+
 def test_complex_gradients_are_watched():
     """They were once taken for half as long as they are in a bucket."""
     memory = HostMemory()
