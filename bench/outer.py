@@ -4,11 +4,11 @@
     python -m bench.outer losses --codec torchft --every 30 --steps 1400 --lr .7 --momentum .9
     python -m bench.outer table bench/results/outer-100mbit.json --workload lstm-adamw --slack 0.015
 
-`losses` trains a workload of bench.losses in two processes, since a loss by step does not depend on
-the link. Results are lines of bench/results/outer.jsonl, one for each loop, workload, seed and
-number of steps. `table` compares: minutes until the training loss is within a slack of float32's
-after 1000 steps (bench.time_to_loss), with step times of bench.training or `hipress bench`, in
-which an outer loop is a method such as outer:int4_group:every=30:delay=15.
+`losses` trains a workload of bench.losses, a process for each of its ranks, since a loss by step
+does not depend on the link. Results are lines of bench/results/outer.jsonl, one for each loop,
+workload, seed and number of steps. `table` compares: minutes until the training loss is within a
+slack of float32's after 1000 steps (bench.time_to_loss), with step times of bench.training or
+`hipress bench`, in which an outer loop is a method such as outer:int4_group:every=30:delay=15.
 """
 
 from __future__ import annotations
@@ -75,11 +75,13 @@ def losses(
     lr: Lr = 1.0,
     momentum: Momentum = 0.0,
 ) -> None:
-    """Measure the loss by step of two sites."""
+    """Measure the loss by step of sites: as many as the workload has ranks, mostly two."""
     loop = Loop(codec, every, delay, fragments, lr, momentum)
     line: dict[str, Any] = {"kind": "losses", "workload": workload, "seed": seed, "steps": steps}
     line |= asdict(loop)
     with refusing():
+        if workload not in ALL:
+            raise ValueError(f"unknown workload {workload!r}: {', '.join(ALL)}")
         for recorded in _lines("losses"):
             if line.items() <= recorded.items():
                 raise ValueError(
@@ -90,7 +92,7 @@ def losses(
             torchft_loop.check()
             if delay or fragments > 1:
                 raise ValueError("torchft's DiLoCo is measured without delay and fragments")
-    trained = loss_hooks.curve(workload, loop.method, seed, steps, 2)
+    trained = loss_hooks.curve(workload, loop.method, seed, steps, ALL[workload].ranks)
     curve = [round(each, 4) for each in smoothed(trained.losses)]
     line |= {
         "sent": round(trained.sent),
