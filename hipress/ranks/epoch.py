@@ -25,7 +25,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from hipress import compat
@@ -55,6 +54,7 @@ class Epoch:
         self._door: Door | None = None
         self._watched: dict[int, Watched] = {}
         self._lock = threading.Lock()
+        weakref.finalize(self, _disconnect, self._watched).atexit = False
         _OPEN.add(self)
 
     def join(self, store: Store, deadline: float) -> None:
@@ -68,11 +68,7 @@ class Epoch:
         self.store = call_store(store, compat.another_client, deadline, self.rank)
         self.name = call_store(self.store, self._named, deadline, self.rank)
         self._open_door()
-        if self._door is not None:
-            come = partial(
-                add_line, key=self._presence, line=[self.rank, asdict(self._door_here(self._door))]
-            )
-            call_store(self.store, come, deadline, self.rank)
+        call_store(self.store, self._come, deadline, self.rank)
         self._joined = True
 
     @property
@@ -81,11 +77,11 @@ class Epoch:
         return int(self.name, 16)
 
     def meet(self, ranks: Iterable[int], store: Store) -> None:
-        """Read in the store which of these ranks have come, of those that have not been seen."""
-        unseen = {*ranks} - self.present.keys()
-        for rank, facts in read_lines(store, self._presence) if unseen else ():
-            if rank in unseen:
-                self.present[rank] = Liveness(**facts)
+        """Read in the store who has come, unless all of these ranks have been seen."""
+        if {*ranks} - self.present.keys():
+            come = {rank: Liveness(**facts) for rank, facts in read_lines(store, self._presence)}
+            come.pop(self.rank, None)
+            self.present = come | self.present
 
     def tell(self, key: str, facts: Any) -> None:
         """Send a note to all processes that watch this one."""
@@ -108,11 +104,10 @@ class Epoch:
 
     def forget(self) -> None:
         """Close all connections in a forked child: it would keep its parent's open."""
-        for each in self._watched.values():
-            each.close()
+        _disconnect(self._watched)
         if self._door is not None:
             self._door.forget()
-        self.present, self._watched, self._door = {}, {}, None
+        self.present, self._door = {}, None
         self._lock, self._joining = threading.Lock(), threading.Lock()
 
     def _named(self, store: Store) -> str:
@@ -122,6 +117,13 @@ class Epoch:
             if _claim(store, f"{key}/{self.rank}", self._token) == self._token:
                 return _claim(store, key, self._token)
         raise AssertionError
+
+    def _come(self, store: Store) -> None:
+        """Tell the store that this rank has come, and read who has: the store may end before the
+        first look at it."""
+        if self._door is not None:
+            add_line(store, self._presence, [self.rank, asdict(self._door_here(self._door))])
+        self.meet([self.rank], store)
 
     def _open_door(self) -> None:
         host = compat.store_host(self.store)
@@ -164,6 +166,12 @@ def epoch_of(store: Store, rank: int) -> Epoch:
         if rank not in epochs:
             epochs[rank] = Epoch(rank)
         return epochs[rank]
+
+
+def _disconnect(watched: dict[int, Watched]) -> None:
+    """Close and remove these connections."""
+    while watched:
+        watched.popitem()[1].close()
 
 
 def _claim(store: Store, key: str, value: str) -> str:

@@ -149,6 +149,18 @@ def test_a_stopped_host_during_the_meeting(host, client):
         coordinator.require_equal({})
 
 
+def test_a_store_that_ends_after_the_meeting_hides_no_failure(host, client):
+    """A rank reads who has come as it meets the others, not only when it first looks for notes."""
+    pid, port = host
+    another = dist.PrefixStore("default_pg", dist.TCPStore("127.0.0.1", port))
+    other = Coordinator.on(another, 1, (1, 2), "meeting", HANG)
+    mine = Coordinator.on(client, 0, (1, 2), "meeting", HANG)
+    other.fail(ValueError("theirs"))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(HipressError, match="rank 2 failed: ValueError: theirs"):
+        mine.require_equal({})
+
+
 def test_a_silent_store_is_named_beside_a_rank_that_ended(host, client, monkeypatch):
     """The rank may have ended since the store is silent, and not have been heard."""
     coordinator = coordinators.coordinator(None, 0.1)
