@@ -81,8 +81,9 @@ def reported(rank, world_size):
 
 
 def compiled(rank, world_size, path):
-    """Reports of compll on kernels compiled for two ranks, with an empty cache, and once more."""
-    os.environ["COMPLL_CACHE"] = path
+    """Reports of compll on kernels compiled for two ranks, with an empty cache, and once more.
+    Each has its own: in a common one the first might find what the second has compiled."""
+    os.environ["COMPLL_CACHE"] = f"{path}/{rank}"
     cache.usual.cache_clear()
     cache.folder.cache_clear()
     library._compiled.clear()
