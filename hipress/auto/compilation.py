@@ -36,12 +36,16 @@ class Compilation:
 
     def result(self) -> dict[str, Codec]:
         """The compiled codecs, by key. Raises the error that ended the compilation, CancelledError
-        after `close`."""
+        after `stop`."""
         return self._codecs.result()
 
-    def close(self) -> None:
-        """Stop before the next codec: no compiler may run as the interpreter ends."""
+    def stop(self) -> None:
+        """Let the thread end before its next codec."""
         self._stopped.set()
+
+    def close(self) -> None:
+        """Stop, and wait for that: no compiler may run as the interpreter ends."""
+        self.stop()
         self._thread.join(_PATIENCE)
 
     def _refuse_stopped(self) -> None:

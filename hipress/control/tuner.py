@@ -135,9 +135,9 @@ class Tuner:
 
     def close(self) -> None:
         """Implements PlanController.close."""
+        self._compilation.stop()
         self._agreement.close()
         self._places.close()
-        self._compilation.close()
 
     def _observe_step(self, span: Span, uncaptured: str) -> None:
         """Decide by a step's time; the host waits for a device's only if a decision needs it."""

@@ -202,7 +202,7 @@ def scripted(monkeypatch):
     monkeypatch.setattr(probe, "measure_codecs", lambda group, codecs, link, setup: link)
     coordinator = SimpleNamespace(rank=0, run_watched=lambda call, what, end: call())
     clock = Clock({"a": 0.10, "b": 0.12, "c": 0.05, "native": 0.3})
-    compiling = SimpleNamespace(done=lambda: True, result=dict, close=dict)
+    compiling = SimpleNamespace(done=lambda: True, result=dict, stop=dict)
     places = Places((Device("gloo", Search(), ProbeSetup(clock, clock)),), (SLOW,))
     tuner = Tuner(places, compiling, coordinator)
     tuner.compiling = compiling
