@@ -226,6 +226,12 @@ OTHERS = {
         about="the same of 72 sequences a rank, as many as its gradient noise scale",
         batch=partial(_words, sequences=72),
     ),
+    "gpt-72-sequences-4-ranks": replace(
+        WORKLOADS["gpt"],
+        about="the same of 72 sequences a rank on 4 ranks",
+        batch=partial(_words, sequences=72),
+        ranks=4,
+    ),
     "gpt-256": replace(
         WORKLOADS["gpt"],
         about="the same of width 256, 3.7M parameters",
