@@ -281,7 +281,7 @@ def wrong(job: Job) -> list[str]:
             problems.append(f"rank {rank}: {end}")
             continue
         said = each.error.get("text", "done")
-        if not _named(run.victim, said):
+        if not _named(run.victim, said) and not _no_store(run, said):
             problems.append(f"rank {rank}: does not name it: {said}")
         if late > run.timeout + LATE:
             problems.append(f"rank {rank}: its error came after {late:.1f} s")
@@ -290,6 +290,12 @@ def wrong(job: Job) -> list[str]:
         elif each.exit_seconds[0] > EXIT:
             problems.append(f"rank {rank}: it waited {each.exit_seconds[0]:.1f} s as it ended")
     return problems
+
+
+def _no_store(run: Run, said: str) -> bool:
+    """True if a rank came to its `wrap` when rank 0, which kept the store, had ended with the
+    victim: it has met nobody, so it can name the store only."""
+    return run.keeper == "rank 0" and run.step < 0 and "cannot use the job's store" in said
 
 
 def _named(victim: int, said: str) -> bool:

@@ -74,7 +74,8 @@ def _close_all() -> None:
         with suppress(Exception):
             one.close()
     end = time.monotonic() + _PATIENCE
-    threads = [each for each in _threads if each is not threading.current_thread()]
+    here = threading.current_thread()  # an interrupt may have come before another had started
+    threads = [each for each in _threads if each is not here and each.is_alive()]
     for each in threads:
         each.join(max(0.0, end - time.monotonic()))
     if sys.version_info < (3, 14):

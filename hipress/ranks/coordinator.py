@@ -97,7 +97,8 @@ class Coordinator:
             raise
         finally:
             self.round += 1
-        self.mailbox.forget(round_ - 1)  # all have posted this round: all have read the one before
+        with self.failures_told():  # all have posted this round: all have read the one before
+            self.mailbox.forget(round_ - 1)
         owned = [each.pop(OWN) for each in posted]
         compare(posted, self.ranks)
         return owned
@@ -199,7 +200,9 @@ class Coordinator:
         its process. Asks no store and does not wait."""
         ended = self.mailbox.ended()  # first: notes of ended ranks have been heard then
         stop = self.mailbox.heard(self.round, ())[1]
-        return stop or (self.mailbox.lost(ended) if ended else None)
+        if stop is None and ended:  # one that was a round ahead may have told why
+            stop = self.mailbox.heard(self.round + 1, ())[1] or self.mailbox.lost(ended)
+        return stop
 
     def reason(self, since: float | None = None) -> Stop | None:
         """Cause of a broken connection to another rank, or None DONE_SECONDS after it was found

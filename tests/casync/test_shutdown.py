@@ -42,3 +42,13 @@ def test_only_a_thread_that_waits_is_kept_waiting(work, patience, stays):
     program = dedent(PROGRAM).format(work=work, patience=patience)
     done = subprocess.run([sys.executable, "-c", program], check=False, timeout=HANG)
     assert done.returncode == stays
+
+
+def test_a_thread_whose_start_was_interrupted_is_left():
+    program = """
+import threading
+from casync import shutdown
+shutdown._threads.add(thread := threading.Thread())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=HANG)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -149,13 +149,18 @@ def test_a_stopped_host_during_the_meeting(host, client):
         coordinator.require_equal({})
 
 
-def test_a_store_that_ends_after_the_meeting_hides_no_failure(host, client):
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_store_that_ends_after_the_meeting_hides_no_failure(host, client, ahead):
     """A rank reads who has come as it meets the others, not only when it first looks for notes."""
     pid, port = host
     another = dist.PrefixStore("default_pg", dist.TCPStore("127.0.0.1", port))
     other = Coordinator.on(another, 1, (1, 2), "meeting", HANG)
     mine = Coordinator.on(client, 0, (1, 2), "meeting", HANG)
+    while not mine.mailbox.ended() and not mine.mailbox.epoch._watched[2]._answered:
+        os.sched_yield()
+    other.round += ahead
     other.fail(ValueError("theirs"))
+    other.mailbox.epoch._door.close()  # as its process ends
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(HipressError, match="rank 2 failed: ValueError: theirs"):
         mine.require_equal({})
