@@ -235,6 +235,7 @@ def test_a_time_in_which_this_process_is_stopped_counts_as_a_moment(monkeypatch)
 def test_an_answer_that_comes_just_after_the_deadline_counts(client, monkeypatch):
     """A process that was stopped goes on behind its deadline."""
     monkeypatch.setattr(stores, "MIN_CALL_SECONDS", 0.01)
+    monkeypatch.setattr(stores, "MOMENT", HANG)
     late = threading.Event()
     call = lambda it: late.wait(0.1) or it.add("late", 1)  # noqa: E731
     assert stores.call_store(client, call, time.monotonic(), 1) == 1
