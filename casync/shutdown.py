@@ -33,7 +33,7 @@ __all__ = ["close_at_exit", "keep_when_forked", "start_thread"]
 
 _PATIENCE = 0.5  # seconds in which threads end whose waits were ended
 _LOOK = 0.02  # seconds; whoever waits for the GIL wakes more often
-_LOOKS = 50
+_LOOKS = 50  # then threads that have not slept through one are left
 
 
 class Closing(Protocol):
