@@ -6,10 +6,10 @@
 
 In each run one rank fails at some moment of `wrap` or of a step, in a training by some way, codec
 and strategy. Every other rank must end with an error that names this rank, at most LATE seconds
-after the time-out; or the store, if that ended with it before the rank came. No rank may end by another signal than the fault's. At most EXIT seconds later,
-everything that casync and hipress run at the end of the program must have run. The rest of that end
-belongs to torch and the interpreter: a second of a core, as with plain DDP, or some 20 s on a busy
-machine.
+after the time-out; or the store, if that ended with it before the rank came. No rank may end by
+another signal than the fault's. At most EXIT seconds later, everything that casync and hipress run
+at the end of the program must have run. The rest of that end belongs to torch and the interpreter:
+a second of a core, as with plain DDP, or some 20 s on a busy machine.
 """
 
 from __future__ import annotations
