@@ -253,6 +253,11 @@ class Outer:
             raise StateError(f"no site is connected with this one: {why}")
         return self._sites
 
+    @property
+    def calls_so_far(self) -> int:
+        """Number of the next exchange of sites that meet now; the same at all of them."""
+        return self.rounds * sum(len(fragment.bundles) for fragment in self.fragments)
+
     def report(self) -> OuterReport:
         """Counts and costs so far."""
         memory: Counter[str] = Counter()
@@ -290,13 +295,13 @@ class Outer:
                 self._undo(error)
                 return
         assert self._sites is not None
-        waiting = sum(each["rounds"] == NEW for each in self._notes)
+        counted = [rank for rank, each in enumerate(self._notes) if each["rounds"] != NEW]
         self._notes = [{**each, "rounds": self.rounds} for each in self._notes]
-        if waiting == self._sites.count:  # the first meeting of all: they have nothing to average
+        if not counted:  # the first meeting of all: they have nothing to average
             self._members.commit(None)
             return
         fragment = self.fragments[self.rounds % len(self.fragments)]
-        self.round = Round.of(fragment, self._sites, self.schedule, waiting)
+        self.round = Round.of(fragment, self._sites, self.schedule, counted)
         self.round.start()
         if not self.schedule.delay:
             self._end()
@@ -360,9 +365,8 @@ class Outer:
         else:
             notes = coordinator.require_equal(self._model.facts, own)
         self._catch_up([each["rounds"] for each in notes], coordinator)
-        bundles = sum(len(fragment.bundles) for fragment in self.fragments)
         self._sites = Sites(
-            coordinator, self._model.plan, self._options, calls=self.rounds * bundles,
+            coordinator, self._model.plan, self._options, calls=self.calls_so_far,
             changes=self._members.changes,
         )  # fmt: skip
         self._notes = notes

@@ -94,7 +94,10 @@ def restore(outer: Outer, state: Mapping[str, Any]) -> None:
         fragment.owed = fragment.join(state["owed"]) if owed else None
         if state["portable"]:  # the way of the sites since the last round is owed
             fragment.write(fragment.target())
-    if not state["portable"]:
+    if state["portable"]:  # and so is what codecs held back: new sites have none of it
+        sites.calls = outer.calls_so_far
+        sites.put_back({bundle.name: {} for f in outer.fragments for bundle in f.bundles})
+    else:
         _restore_states(outer, sites, state)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,22 +33,26 @@ class Round:
     values: torch.Tensor
     sent: torch.Tensor | None  # the weights of then, where the way since then is kept
     before: dict[str, Arrays] = field(default_factory=dict)  # states, if the round may be undone
+    counted: Sequence[int] = ()  # ranks of the sites that have a pseudo-gradient
     scale: float = 1.0  # of the average
     futures: list[Future[torch.Tensor]] = field(default_factory=list)
     error: HipressError | CasyncError | None = None  # of the start
 
     @classmethod
-    def of(cls, fragment: Fragment, sites: Sites, schedule: Schedule, waiting: int) -> Round:
-        """A round that has not started. waiting: number of sites that have no pseudo-gradient yet.
-        They send zeros, which do not count in the average."""
+    def of(
+        cls, fragment: Fragment, sites: Sites, schedule: Schedule, counted: Sequence[int]
+    ) -> Round:
+        """A round that has not started. counted: ranks of the sites that have a pseudo-gradient.
+        Newcomers have none yet: they send zeros, which count neither in the average nor in the
+        median of norms."""
         keeps = schedule.delay > 0 and schedule.mix is None
         sent = fragment.weights() if keeps else None
         values = fragment.change()
         if fragment.owed is not None:
             values += fragment.owed
         before = sites.copy(fragment.bundles) if sites.changes else {}
-        scale = sites.count / (sites.count - waiting)
-        return cls(fragment, sites, schedule, values, sent, before, scale)
+        scale = sites.count / len(counted)
+        return cls(fragment, sites, schedule, values, sent, before, counted, scale)
 
     def start(self) -> None:
         """Send. Errors of other sites are raised by `wait`."""
@@ -91,6 +96,6 @@ class Round:
     def _clip(self) -> None:
         """Shorten a pseudo-gradient that is longer than the sites' median."""
         norm = float(torch.linalg.vector_norm(self.values, dtype=torch.float64))
-        median = self.sites.median_norm(norm)
+        median = self.sites.median_norm(norm, self.counted)
         if norm > median:
             self.values *= median / norm

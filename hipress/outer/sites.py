@@ -85,8 +85,8 @@ class Sites:
         pieces = [Piece(length, up, down=down) for length in bundle.lengths if length]
         return exchange.submit(values, bundle.strategy, pieces, name=bundle.name, feedback=True)
 
-    def median_norm(self, norm: float) -> float:
-        """The median over the sites of a number; all must call this."""
+    def median_norm(self, norm: float, counted: Sequence[int]) -> float:
+        """The median of a number over the sites of these ranks; all sites must call this."""
         if self.count == 1:
             return norm
         if self._norms is None:
@@ -97,7 +97,7 @@ class Sites:
             return gather(mine, group)
 
         every = self._norms.run(collect, "comparing norms")
-        return float(torch.quantile(torch.cat(every), 0.5))
+        return float(torch.quantile(torch.cat([every[rank] for rank in counted]), 0.5))
 
     def copy(self, bundles: Sequence[Bundle]) -> dict[str, Arrays]:
         """Copies of the states of bundles, for `put_back`."""

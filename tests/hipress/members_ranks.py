@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from hipress.outer.fragments import Fragment
 from hipress.outer.outer import GIVE_TRIES, GIVING
 from hipress.outer.rounds import Round
 from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.mailbox import backoff
 from tests.hipress.common import data, digest, make, raised_by
 from tests.patience import SILENCE
 
@@ -164,6 +166,33 @@ def diverges(rank, world_size):
         return raised_by(site.until, 3)
     site.until(5)
     return site.seen, all(f.agreed.isfinite().all() for f in site.outer.fragments)
+
+
+def newcomers(rank, world_size, clip):
+    """A site has a round alone; the others come to its second. Agreed weights after that, of a
+    site whose weights went down by 1 before each round, and what they are to be."""
+    store = compat.job_store()
+    if rank:
+        store.wait(["a round alone"])
+    site = Site(rank, "none", every=1, clip=clip, outer=hipress.OuterSGD(1.0, 0.0))
+    if rank == 0:
+        (fragment,), begin = site.outer.fragments, site.outer.fragments[0].agreed.clone()
+        for number in range(1, 3):
+            fragment.write(begin - number)
+            if number == 2:
+                store.set("a round alone", "")
+                wait_until(lambda: len(site.outer._members._come_to(2)[0]) == world_size - 1)
+            site.outer.step()
+        return (begin - 2).tolist(), fragment.agreed.tolist(), site.outer.report().sites
+    return site.outer.fragments[0].agreed.tolist()
+
+
+def wait_until(ready):
+    """Poll a store until all sites of a test are where it needs them."""
+    for pause in backoff():
+        if ready():
+            return
+        time.sleep(pause)
 
 
 def slow(rank, world_size):

@@ -127,6 +127,25 @@ def resumed_by_dcp(rank, world_size, path):
     return digest(whole), digest(again)
 
 
+def rolled_back(rank, world_size, compressor, options):
+    """Two sites of a portable state, one that has trained on and one that is new: for each what it
+    owes then, and agreed weights three rounds later."""
+
+    def goes_on(model, optimizer, outer):
+        hipress.load_state_dict(outer, state)
+        owed = torch.cat([outer.left(fragment) for fragment in outer.fragments])
+        train(outer, model, optimizer, rank, range(9, 15))
+        return owed.tolist(), torch.cat(agreed(outer)).tolist()
+
+    model, optimizer, outer = started(compressor, momentum=0.0, every=2, **options)
+    train(outer, model, optimizer, rank, range(5))
+    state = hipress.state_dict(outer, portable=True)
+    train(outer, model, optimizer, rank, range(5, 9))
+    back = goes_on(model, optimizer, outer)
+    hipress.detach(outer)
+    return back, goes_on(*started(compressor, momentum=0.0, every=2, **options))
+
+
 def moved_by_dcp(rank, world_size, path, load):
     """The portable state of these sites, as it was saved or loaded, and a digest of weights after
     two rounds more."""

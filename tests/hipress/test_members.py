@@ -73,6 +73,15 @@ def test_a_site_comes_and_leaves(failures):
     assert any(debt)
 
 
+@pytest.mark.parametrize("sites", [2, 3])
+def test_newcomers_do_not_shorten_the_work_of_others(sites):
+    for clip in (None, "median"):
+        (right, first, count), *others = launch(ranks.newcomers, sites, clip)
+        assert count == sites
+        assert first == pytest.approx(right, abs=1e-5)
+        assert others == [first] * (sites - 1)
+
+
 def test_a_site_with_another_model_is_refused_and_the_others_go_on():
     (first, undone), (second, again), error = launch(ranks.refused, 3)
     assert error.kind == "ConfigMismatch"

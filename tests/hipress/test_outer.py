@@ -51,6 +51,13 @@ def test_a_training_goes_on_bit_for_bit(name):
         assert rounds == portable["rounds"]
 
 
+@pytest.mark.parametrize("name", first_fast(["topk", "onebit_group", "sparseloco", "int4_group"]))
+def test_a_portable_state_is_all_that_a_site_that_has_trained_on_owes(name):
+    for options in ({}, {"fragments": 2}):
+        for back, new in launch(ranks.rolled_back, 2, name, options):
+            assert back == new
+
+
 @pytest.mark.parametrize("name", first_fast(["onebit_group", "topk", "sparseloco", "dgc", "ef21"]))
 def test_a_refused_round_is_undone_bit_for_bit(name):
     for kept, changed, undone, rounds in launch(ranks.refused, 2, name):
