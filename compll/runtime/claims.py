@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import Any, cast
 
 import numpy as np
 
 from compll.errors import CompllError, Diagnostic, Span
+from compll.ir.expr import Expr, formula, walk
 from compll.ir.layout import limits
 from compll.numerics.types import F32, U8
 from compll.runtime.codec import Codec
@@ -22,22 +24,30 @@ OFF = 1.5
 SIZES = (16, 100, 1000, 10_000)
 Advice = tuple[str, str, str]  # section, message, hint
 Trial = Callable[[Codec], Iterator[Advice]]
-#: gradients with names, and hints for specs that fail on them
+#: gradients with names
 TRIED = (
-    ("an ordinary gradient", np.random.default_rng(0).standard_normal(SIZE).astype(np.float32),
-     "log(x) and sqrt(x) are NaN below zero"),
-    ("a gradient of zeros, as of unused words,", np.zeros(SIZE, np.float32),
-     "0 / 0 is NaN: divide by max(x, 1e-30), or take where(x > 0, a / x, 0)"),
-)  # fmt: skip
+    ("an ordinary gradient", np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)),
+    ("a gradient of zeros, as of unused words,", np.zeros(SIZE, np.float32)),
+)
+#: hints for the first operator whose result is NaN or infinite
+HINTS = {
+    **dict.fromkeys(("log", "log2"), "log(x) is NaN below zero, and infinite at zero"),
+    "sqrt": "sqrt(x) is NaN below zero",
+    **dict.fromkeys(
+        ("div", "floordiv"),
+        "0 / 0 is NaN: divide by max(x, 1e-30), or take where(x > 0, a / x, 0)",
+    ),
+    "probit": "probit(p) is infinite at 0 and 1, and NaN outside",
+}
 
 
-def warnings(codec: Codec, tried: Iterable[Trial] | None = None) -> list[Diagnostic]:
-    """A warning for each claim that data contradict, of all claims or those in `tried`; none if the
-    codec does not take gradients of SIZE elements. codec: of the reference backend."""
+def warnings(codec: Codec, tried: Iterable[Trial]) -> list[Diagnostic]:
+    """A warning for each claim in `tried` that data contradict; none if the codec does not take
+    gradients of SIZE elements. codec: of the reference backend."""
     if not codec.suits(SIZE):
         return []
     found: list[Advice] = []
-    for each in tried or (unbiased, voted, kept, worth):
+    for each in tried:
         with suppress(CompllError):
             found += each(codec)
     spans, path = codec.module.spans, codec.module.path
@@ -49,11 +59,42 @@ def warnings(codec: Codec, tried: Iterable[Trial] | None = None) -> list[Diagnos
 
 def finite(codec: Codec) -> Iterator[Advice]:
     """Warn of the first gradient that decodes to NaN or infinity."""
-    for name, x, hint in TRIED:
+    for name, x in TRIED:
         payload = codec.encode(x, state=codec.init_state(SIZE) or None)
         if not np.isfinite(codec.decode(payload, SIZE)).all():
-            yield "decode", f"{name} decodes to NaN or infinity", hint
+            with np.errstate(all="ignore"):
+                section, cause, hint = culprit(codec, x)
+            yield section, f"{name} decodes to NaN or infinity{cause}", hint
             return
+
+
+def culprit(codec: Codec, x: F32) -> Advice:
+    """The place where values become NaN or infinite: a field whose type does not hold its value,
+    the operator of a binding, or decode."""
+    module, run = codec.module, cast(Any, codec.backend).opened(x)
+    lost = [f for f in module.fields if not np.isfinite(run.own_value(f)).all()]
+    for f in lost:
+        value = np.abs(run.value(f.expr))
+        if np.isfinite(value).all():
+            cause = f": {f.name!r} is up to {value.max():.4g}, and {f.storage} has no such number"
+            return f"payload.{f.name}", cause, "scale it down, or use a type of a larger range"
+    for name, expr in module.bindings.items() if lost else ():
+        if number(expr) and not np.isfinite(run.value(expr)).all():
+            first = next(e for e in walk(expr) if number(e) and not np.isfinite(run.value(e)).all())
+            return f"encode.{name}", f": {name!r} is the first value to be so", hint_of(first)
+    run.inputs |= {f.name: run.own_value(f) for f in module.fields}
+    wrong = (e for e in walk(module.decode) if number(e) and not np.isfinite(run.value(e)).all())
+    return "decode", "", hint_of(next(wrong, module.decode))
+
+
+def number(expr: Expr) -> bool:
+    """True for an expression with numbers as values."""
+    return expr.type.dtype in ("float", "int") and expr.op != "param"
+
+
+def hint_of(expr: Expr) -> str:
+    """A hint for an operator whose result is NaN or infinite, where its arguments are not."""
+    return HINTS.get(expr.op, f"{formula(expr)} is beyond what a float32 holds")
 
 
 def gradients() -> dict[str, F32]:
@@ -121,7 +162,7 @@ def kept(codec: Codec) -> Iterator[Advice]:
                     selection,
                     f"{selection!r} keeps {count} elements of {SIZE} with a {name} distribution, "
                     "as many as its bound allows: later elements that meet it are dropped",
-                    "use a larger bound or a higher threshold, or keep them by `feedback: error`",
+                    "use a larger bound or a higher threshold",
                 )
                 return
 
@@ -151,3 +192,6 @@ def _encoded(codec: Codec, x: F32, step: int = 0) -> U8:
 def _decoded(codec: Codec, x: F32, step: int = 0) -> F32:
     with np.errstate(all="ignore"):
         return codec.decode(_encoded(codec, x, step), len(x), step=step)
+
+
+CLAIMS: tuple[Trial, ...] = (unbiased, voted, kept, worth)

@@ -30,7 +30,7 @@ from compll.frontend.spec import (
     shown,
 )
 from compll.passes import costly
-from compll.runtime import claims
+from compll.runtime import claims, training
 from compll.runtime.codec import Codec
 
 _lock = threading.Lock()
@@ -146,7 +146,8 @@ def warnings(
     codec = compile(name_or_path, "reference", **params)
     found += claims.warnings(codec, (claims.finite,))
     places = {each.span for each in found}  # one warning for each claim
-    found += [each for each in claims.warnings(codec) if each.span not in places]
+    found += [w for w in claims.warnings(codec, claims.CLAIMS) if w.span not in places]
+    found += claims.warnings(codec, (training.trains,)) if not found else ()
     for name, value in _ends(spec.params, params) if not found else ():
         found += _at_end(name_or_path, {**params, name: value}, name)
     return sorted(found)

@@ -68,22 +68,24 @@ def test_bounds_that_leave_elements_out(tmp_path):
     ((_, text),) = told(tmp_path, encode.format(bound=40), payload, decode)
     assert "'kept' keeps 40 elements of 1000 with a normal distribution" in text
     assert told(tmp_path, encode.format(bound=900), payload, decode) == []
-    waits = told(tmp_path, encode.format(bound=40), payload, decode, "feedback: error")
-    assert waits == []  # elements left out are in the next gradient
+    # with feedback the first elements come again and again, and the last ones have no turn
+    ((_, text),) = told(tmp_path, encode.format(bound=40), payload, decode, "feedback: error")
+    assert "lost for good: 'residual' grows 2 times" in text
+    assert told(tmp_path, encode.format(bound=900), payload, decode, "feedback: error") == []
 
 
 @pytest.mark.parametrize(
     "param, words",
     [
-        ("{type: float, default: 1, min: 0}", "decodes to NaN or infinity, with p=0.0"),
+        ("{type: float, default: 1, min: 0}", "decodes to NaN or infinity: .* with p=0.0"),
         ("{type: float, default: 1, min: 0.5, max: 3}", ""),
-        ("{type: int, default: 2, choices: [2, 0]}", "decodes to NaN or infinity, with p=0"),
+        ("{type: int, default: 1, choices: [1, 0]}", "decodes to NaN or infinity: .* with p=0"),
     ],
 )
 def test_the_ends_of_parameters_are_tried(param, words, tmp_path):
     found = told(tmp_path, "q: g / p", "q: 'float32[n]'", more=f"params: {{p: {param}}}")
     assert bool(found) == bool(words)
-    assert all(words in text for _, text in found)
+    assert all(re.search(words, text) for _, text in found)
 
 
 def test_a_spec_that_takes_no_such_gradient_has_no_warning(tmp_path):
