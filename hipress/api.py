@@ -164,7 +164,7 @@ def state_dict(ddp: Synchronized | dist.ProcessGroup, *, portable: bool = False)
     if isinstance(ddp, Outer):
         return outer_state.export(ddp, portable=portable)
     if isinstance(ddp, CompressingGroup):
-        return ddp.state_dict(portable=portable)
+        return ddp.state_dict()
     if portable:
         return _with_whole_tensors(state_of_shards(ddp), compressible_parameters(ddp))
     if (sharding := sharding_of(ddp)) is not None:

@@ -1,9 +1,11 @@
 """Exchanges of flat tensors between ranks: averages, sums at owners, and values given to all.
 
-[Note: programs of any length] Programs are made by strategy, pieces and type, and kept for tensors
-of the same kind. Each has buffers of its own, so the least recently used ones go once their tensors
-have more than ROOM bytes together: memory is bounded for any number of lengths. A program runs one
-tensor at a time; while it does, the next tensor of its kind takes a second one, up to OVERLAP.
+[Note: kept programs] A program is made for each kind of tensor: strategy, pieces and type. Ranks
+meet in the store to make one, so all must make, keep and drop the same ones: which, the order of
+calls alone decides, never what still runs here. A model has few kinds, and all are kept. Where
+lengths are the user's (`all_reduce`), the kinds that were used longest ago go once the tensors of
+all have more than ROOM bytes together. A program runs one tensor at a time; while it does, the next
+tensor of its kind takes a copy of it, up to OVERLAP, which other ranks need not know.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from hipress.ranks.coordinator import Coordinator
 
 __all__ = ["OVERLAP", "ROOM", "Exchange", "Piece", "rows"]
 
-ROOM = 256 << 20  # bytes of the tensors whose programs are kept
+ROOM = 256 << 20  # bytes of the tensors whose programs all_reduce keeps
 OVERLAP = 2  # programs of one kind
 
 _Kind: TypeAlias = tuple[str, tuple["Piece", ...], torch.dtype]
@@ -106,18 +108,19 @@ class Exchange:
         *,
         placement: Placement = ON_HOST,
         memory: Memory | None = None,
-        room: int = ROOM,
+        most: int | None = None,
     ) -> None:
         """Connect the ranks, each of which calls this.
 
         purpose: of the connections, different for each Exchange of a coordinator; for errors, too.
         options: topology, seed, timeout, checksum and capture are used. memory: of the tensors; by
-        default the host's. room: see [Note: programs of any length].
+        default the host's. most: bytes of the tensors whose programs are kept, by default of all:
+        see [Note: kept programs].
         """
         self.states: dict[str, _States] = {}  # by name, of tensors exchanged with feedback
         self.calls = 0  # exchanges so far; stochastic codecs draw by it
         self._purpose, self._coordinator = purpose, coordinator
-        self.memory, self._room = memory or HostMemory(), room
+        self.memory, self._most = memory or HostMemory(), most
         facts = {"topology": str(options.topology), "seed": options.seed}
         places = self._agree(facts, nodes.place())
         self.topology = nodes.topology_of(options.topology, places, coordinator.ranks)
@@ -198,16 +201,15 @@ class Exchange:
         cuts = [(piece.length, piece.owner) for piece in pieces]
         self._agree({**facts, "tensor": name, "pieces": cuts})
         pool = self._pools[kind] = _Pool([self._program(strategy, pieces)])
-        while len(self._pools) > 1 and self._tensor_bytes > self._room:
+        while self._most is not None and len(self._pools) > 1 and self._tensor_bytes > self._most:
             self._pools.popitem(last=False)
         return pool
 
     @property
     def _tensor_bytes(self) -> int:
-        """Bytes of the tensors for which there are programs."""
+        """Bytes of a tensor of each kind: the same on all ranks, whatever still runs."""
         return sum(
-            len(pool.programs) * dtype.itemsize * sum(piece.length for piece in pieces)
-            for (_, pieces, dtype), pool in self._pools.items()
+            dtype.itemsize * piece.length for _, pieces, dtype in self._pools for piece in pieces
         )
 
     def _program(self, strategy: str, pieces: Sequence[Piece]) -> Program:

@@ -16,7 +16,7 @@ from casync.codec import Codec
 from casync.rounds import refuse_workers
 from hipress import options as options_
 from hipress.arguments import group_of
-from hipress.engine.exchange import Exchange, Piece
+from hipress.engine.exchange import ROOM, Exchange, Piece
 from hipress.engine.futures import wait_within
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
@@ -29,7 +29,8 @@ from hipress.ranks import coordinator as coordinators
 from hipress.ranks.link import group_timeout
 
 NATIVE = ("allreduce", "hierarchical")  # strategies with native sums
-_Kind: TypeAlias = tuple[str, int, Placement]  # topology, seed, and where tensors are
+#: topology, seed, where tensors are, and bytes of tensors whose programs are kept
+_Kind: TypeAlias = tuple[str, int, Placement, int | None]
 
 
 @without_inference_mode()
@@ -77,7 +78,7 @@ def all_reduce(
         if refusal := refuse_workers(codec, group.size()):
             raise ConfigError(refusal)
         if group.size() > 1 and tensor.numel():
-            exchange = group_exchanges(group, options).exchange(options)
+            exchange = group_exchanges(group, options).exchange(options, most=ROOM)
             up, back = exchange.add(codec), None if other is None else exchange.add(other)
             flat = tensor.detach().resolve_neg().contiguous().view(-1)
             piece, name = Piece(flat.numel(), up, down=back), name or f"shape {[*tensor.shape]}"
@@ -115,23 +116,25 @@ def group_exchanges(group: dist.ProcessGroup, options: Options) -> GroupExchange
 
 
 class GroupExchanges:
-    """A group's exchanges, kept between calls: one for each topology, seed and device."""
+    """A group's exchanges, kept between calls: one for each topology, seed, device and memory."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.coordinator = coordinators.coordinator(group, timeout)
         self.exchanges: dict[_Kind, Exchange] = {}
         self.close = weakref.finalize(group, _close_all, self.exchanges)  # at the latest
 
-    def exchange(self, options: Options, placement: Placement = ON_HOST) -> Exchange:
-        """The exchange of earlier calls, or a new one."""
-        key = str(options.topology), options.seed, placement
+    def exchange(
+        self, options: Options, placement: Placement = ON_HOST, *, most: int | None = None
+    ) -> Exchange:
+        """The exchange of earlier calls, or a new one. most: see Exchange."""
+        key = str(options.topology), options.seed, placement, most
         if key not in self.exchanges:
             self.coordinator.timeout = options.timeout
             number = len(self.exchanges)
             purpose = f"all_reduce {number}" if number else "all_reduce"
             self.exchanges[key] = Exchange(
                 purpose, options, self.coordinator,
-                placement=placement, memory=placement.memory(),
+                placement=placement, memory=placement.memory(), most=most,
             )  # fmt: skip
         return self.exchanges[key]
 

@@ -46,6 +46,8 @@ class GroupOptions:
     ) -> None:
         """Arguments as for `wrap`; "none" leaves everything to the inner group.
 
+        compressor, down: without states, since torch.distributed gives an all-reduce no name by
+        which a residual could find the gradient that it belongs to.
         min_size: smaller tensors, of fewer elements, stay uncompressed. timeout: also of the inner
         group; by default torch's. Raises ConfigError.
         """
@@ -58,6 +60,20 @@ class GroupOptions:
         if transport == "host":
             raise ConfigError('a group compresses where its tensors are: no transport="host"')
         codec = resolve(self.settings)
-        strategy_for(codec, strategy, resolve_down(self.settings, codec))
+        other = resolve_down(self.settings, codec)
+        for each in filter(None, (codec, other)):
+            _refuse_states(each)
+        strategy_for(codec, strategy, other)
         #: read by init_device_mesh, which passes it on
         self._timeout = None if timeout is None else timedelta(seconds=self.settings.timeout)
+
+
+def _refuse_states(codec: Codec) -> None:
+    """Raise ConfigError for a codec that keeps something from step to step."""
+    if codec.states:
+        names = ", ".join(state.name for state in codec.states)
+        raise ConfigError(
+            f"compressor {codec.name!r} keeps states ({names}) from step to step, and a process "
+            "group cannot tell whose gradient it averages: use one without states, such as "
+            f"{COMPRESSOR!r} or 'int8_group', or hipress.shard(model, replicas={codec.name!r})"
+        )

@@ -1,19 +1,16 @@
 """The process group `hipress`.
 
-[Note: names of all-reduces] torch.distributed gives an all-reduce no name, but a residual belongs
-to a gradient. FSDP2 reduces its parameter groups in the order of the backward pass, which is the
-same in every step. So the name is the number of the all-reduce within its backward pass, with its
-length: if some parameters have no gradient in a step, the length differs, and the residual of the
-usual one waits. Two groups of one length that change places would change residuals, too. Ranks
-compare names whenever a length is new. All-reduces that might be compressed count, also small ones
-and those of one rank, so that names in a saved state fit other options and numbers of ranks.
+[Note: no states] torch.distributed gives an all-reduce no name, and the order of all-reduces in a
+backward pass tells none: checkpoints run passes within passes, blocks are skipped, models share a
+group. A residual could go to another layer's gradient, so codecs with states are refused.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +21,6 @@ from casync.rounds import refuse_workers
 from hipress import compat
 from hipress.engine.exchange import Piece
 from hipress.engine.futures import wait_within
-from hipress.engine.residuals import AGGREGATOR, WORKER
 from hipress.errors import ConfigError, StateError
 from hipress.frontends.all_reduce import (
     close_exchanges,
@@ -34,15 +30,14 @@ from hipress.frontends.all_reduce import (
 )
 from hipress.group.group_options import GroupOptions
 from hipress.group.group_report import Calls, GroupReport
-from hipress.group.group_state import GroupState, GroupWay
 from hipress.model.devices import place
 from hipress.model.params import COMPRESSIBLE
 from hipress.plan.codecs import full_name, resolve, resolve_down, strategy_for
-from hipress.ranks.link import Mean
 
 __all__ = ["NAME", "CompressingGroup", "register"]
 
 NAME = "hipress"
+FORMAT = 2  # of a state
 SUM, AVG = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.AVG)
 #: collectives that the inner group does as they are, by the names of several versions of torch
 NATIVE = (
@@ -64,9 +59,8 @@ class CompressingGroup(dist.ProcessGroup):
         super().__init__(request.group_rank, request.group_size)  # type: ignore[call-arg]
         self.options, self._inner = options, _make_inner(request)
         self._name, self._description = str(request.group_id), ""
-        self._backward: int | None = None  # the latest backward pass with an all-reduce
-        self._number = 0  # of its latest all-reduce
-        self._state, self._failed = GroupState(), False
+        self._averaged = 0  # compressed all-reduces so far; stochastic codecs draw by it
+        self._failed = False
         self._agreed = False  # True once ranks have compared their options
         self._compiled: dict[str, tuple[Codec, Codec | None]] = {}
         self.calls: Counter[tuple[str, str]] = Counter()  # by what, and why it is not compressed
@@ -77,41 +71,44 @@ class CompressingGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """Average or add up tensors in place. A compressed call returns when the result is there,
         on a GPU in the order of the current stream. Raises the errors of hipress.all_reduce."""
-        why = self._no_gradient(tensors, opts)
-        if not why:
-            name = self._next_name(tensors[0])
-            self._state.deliver(name, tensors[0])
-            why = self._why_not(tensors[0])
+        why = self._why_not(tensors, opts)
         self._count("all-reduce", tensors, why)
         if why:
             return self._inner.allreduce(tensors, opts, *rest, **named)
         (tensor,) = tensors
-        self._failed = True  # until it is done
-        with closing_on_failure(self):
+        with self._failing():
             flat = tensor.detach().contiguous().view(-1)
-            wait_within(self._average(flat, name), None)
+            wait_within(self._average(flat), None)
             if opts.reduceOp == SUM:
                 flat.mul_(self.size())
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(flat.view(tensor.shape))
-        self._failed = False
         return compat.finished_work(tensors)
 
-    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
-        """Residuals by all-reduce: see `hipress.state_dict`."""
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A context of an all-reduce, after whose failure ranks' states may differ."""
+        try:
+            with closing_on_failure(self):
+                yield
+        except BaseException:
+            self._failed = True
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number by which stochastic codecs draw; the same on all ranks, for any number."""
         self._refuse_unfinished()
-        if portable:
-            mean = Mean(group_exchanges(self, self.options.settings).coordinator)
-            return self._state.export_portable(exchanges_of(self), self._way, mean)
-        return self._state.export(exchanges_of(self), self._way)
+        return {"format": FORMAT, "group": True, "averaged": self._averaged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: see `hipress.load_state_dict`."""
         self._refuse_unfinished()
         coordinator = group_exchanges(self, self.options.settings).coordinator
         with coordinator.failures_told():
-            self._state.load(state, exchanges_of(self), self._way)
-        coordinator.require_equal({"all-reduces of the state to load": self._state.calls})
+            if set(state) != {"format", "group", "averaged"} or state["format"] != FORMAT:
+                raise StateError("this is no state of a process group hipress of this version")
+        coordinator.require_equal({"all-reduces of the state to load": state["averaged"]})
+        self._averaged = state["averaged"]
 
     def _refuse_unfinished(self) -> None:
         if self._failed or compat.backward_id() is not None:
@@ -121,13 +118,6 @@ class CompressingGroup(dist.ProcessGroup):
                 "loaded between two steps. After a failure make the group anew, and load the state "
                 "that was saved last"
             )
-
-    @property
-    def _way(self) -> GroupWay:
-        codec, down = self._codecs("cpu")
-        sides = {WORKER: codec, AGGREGATOR: down or codec}
-        strategy = strategy_for(codec, self.options.settings.strategy, down)
-        return GroupWay(sides, strategy, self.rank(), self.size())
 
     def report(self) -> GroupReport:
         """Collectives so far, and the bytes of the compressed ones."""
@@ -144,38 +134,25 @@ class CompressingGroup(dist.ProcessGroup):
             bytes_sent=round(sum(each.wire_bytes for each in counters)),
         )
 
-    def _no_gradient(self, tensors: Any, opts: Any) -> str:
-        """The reason why an all-reduce is of no gradient that might be compressed; or ""."""
+    def _why_not(self, tensors: Any, opts: Any) -> str:
+        """The reason why an all-reduce is not compressed; "" if it is."""
         if not isinstance(opts, dist.AllreduceOptions) or len(tensors) != 1:
             return "several tensors, or a form that torch.distributed.all_reduce does not use"
         if opts.reduceOp not in (SUM, AVG):
             return "neither SUM nor AVG"
-        tensor = tensors[0]
+        tensor, settings = tensors[0], self.options.settings
         if tensor.is_sparse or tensor.dtype not in COMPRESSIBLE:
             kind = "sparse" if tensor.is_sparse else f"{tensor.dtype}".removeprefix("torch.")
             return f"{kind}, not dense float32, float16 or bfloat16"
         if compat.backward_id() is None:  # norms, metrics, weights: nothing that may lose bits
             return "outside of a backward pass"
-        return ""
-
-    def _why_not(self, tensor: torch.Tensor) -> str:
-        """The reason why a gradient is not compressed; "" if it is."""
-        settings = self.options.settings
         if settings.compressor == "none" or self.size() == 1:
             return "one rank" if self.size() == 1 else "compressor 'none'"
         if tensor.numel() < (settings.min_size or 0):
             return f"fewer than {settings.min_size} elements"
         return ""
 
-    def _next_name(self, tensor: torch.Tensor) -> str:
-        backward = compat.backward_id()
-        if backward != self._backward:
-            self._backward, self._number = backward, 0
-            self._state.begin_pass()
-        self._number += 1
-        return f"all-reduce {self._number} of {tensor.numel()}"
-
-    def _average(self, flat: torch.Tensor, name: str) -> torch.futures.Future[torch.Tensor]:
+    def _average(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Start the compressed average of a flat tensor, in place."""
         settings = self.options.settings
         placement = place([("the gradient", flat.device)], settings.transport, self._backends)
@@ -186,16 +163,13 @@ class CompressingGroup(dist.ProcessGroup):
             self._agreed = True
         exchange = exchanges.exchange(settings, placement)
         up, back = exchange.add(codec), None if down is None else exchange.add(down)
-        if self._state.loaded:
-            self._state.place(exchange, name, up, self._way)
-        self._state.calls += 1
+        draw, self._averaged = self._averaged, self._averaged + 1
         return exchange.submit(
             flat,
             strategy_for(codec, settings.strategy, down),
             [Piece(flat.numel(), up, down=back)],
-            name=name,
-            feedback=True,
-            draw=self._state.calls - 1,
+            name=f"all-reduce {draw} of {flat.numel()}",
+            draw=draw,
         )
 
     def _codecs(self, target: str) -> tuple[Codec, Codec | None]:

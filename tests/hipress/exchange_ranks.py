@@ -9,6 +9,7 @@ import torch
 
 import hipress
 from hipress import compat, options
+from hipress.engine import exchange as exchanges
 from hipress.engine.exchange import Exchange, Piece, rows
 from hipress.plan.codecs import compile_codec
 from hipress.ranks import coordinator as coordinators
@@ -62,7 +63,7 @@ def halves(rank, world_size, name):
 
 def many_lengths(rank, world_size):
     """Programs that are kept after many lengths, and keys of the store before and after more."""
-    made = exchange(room=1 << 20)
+    made = exchange(most=1 << 20)
     key, keys, right = made.add(compile_codec("int8_group", {})), [], True
     for number in range(40):
         tensor = torch.full((50_000 + number,), float(rank))
@@ -74,6 +75,42 @@ def many_lengths(rank, world_size):
     kept = len(made.executor._prepared)
     made.close()
     return right, kept, keys
+
+
+def overlapping_on_a_rank(rank, world_size):
+    """Kinds that are kept, and the sums, where one rank's tensors of a kind overlap and another's
+    do not; those of one tensor of each kind fit, those of two of one do not."""
+    made, store = exchange(most=4 * 5000), compat.job_store()
+    made.submit(torch.ones(2000), "push", rows(2000, 2)).wait()
+    if rank == 1:
+        store.get("overlap")
+    total = []
+    for number, length in enumerate((2000, 2000, 2500, 2000)):
+        tensor = torch.ones(length)
+        future = made.submit(tensor, "push", rows(length, 2))
+        total.append((tensor, length // 2))
+        if rank == 0 and number == 0:
+            continue  # the next one overlaps
+        if rank == 0 and number == 1:
+            store.set("overlap", "")
+        future.wait()
+    right = all(bool((t[at * rank : at * (rank + 1)] == 2).all()) for t, at in total)
+    kept = len(made._pools)
+    made.close()
+    return kept, right
+
+
+def large_kinds(rank, world_size):
+    """Programs made so far after each of three rounds of two kinds, of 280 MB together."""
+    made, counts, programs = exchange(), [], []
+    build = exchanges.build_program
+    exchanges.build_program = lambda *args, **given: programs.append(0) or build(*args, **given)
+    for _ in range(3):
+        for length in (40_000_000, 30_000_000):
+            made.submit(torch.zeros(length), "push", rows(length, world_size)).wait()
+        counts.append(len(programs))
+    made.close()
+    return counts
 
 
 def overlapping(rank, world_size):

@@ -35,6 +35,20 @@ def test_many_lengths_take_bounded_memory():
         assert keys[1] <= keys[0] + 2  # notes are deleted once all have read them
 
 
+def test_ranks_keep_the_same_programs():
+    """A rank whose tensors overlapped once dropped programs that others kept, and then waited for
+    them in the store."""
+    for kept, right in launch(ranks.overlapping_on_a_rank, 2):
+        assert right
+        assert kept == 2
+
+
+def test_kinds_of_a_model_are_made_once():
+    """They once went if their tensors had more than 256 MB together."""
+    for made in launch(ranks.large_kinds, 2):
+        assert made == [2, 2, 2]
+
+
 def test_tensors_of_a_kind_travel_at_the_same_time():
     for sums, programs in launch(ranks.overlapping, 2):
         assert sums == [[2.0 * i + 1] for i in range(6)]
