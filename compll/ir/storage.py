@@ -1,5 +1,5 @@
 """Payload types: the bytes of a field's values, and the most bytes that they take. Counts are ints;
-those of types of fixed length may be Numbers of a program, too (see numerics/traced.py).
+but for positions, they may be Numbers of a program, too (see numerics/traced.py).
 
 A type is a class or an instance here. Its reading and writing is in reference/fields.py for the
 reference, in cpu/storages.py for the CPU, and in a module of routines (cpu/streams.py) for types of
@@ -139,11 +139,11 @@ class Huffman(Storage):
 
     def head(self, count: int) -> int:
         """Bytes before the codes: four bits a number, and 16 bits a tile."""
-        return (1 << self.bits) // 2 + 2 * -(-count // HUFFMAN_TILE)
+        return (1 << self.bits) // 2 + 2 * ((count + (HUFFMAN_TILE - 1)) // HUFFMAN_TILE)
 
     def most_bytes(self, count: int, n: int, tile: int = 0) -> int:
         """Codes take at most `bits` bits on average, and each tile ends a byte."""
-        tiles = -(-count // HUFFMAN_TILE)
+        tiles = (count + (HUFFMAN_TILE - 1)) // HUFFMAN_TILE
         return self.head(count) + (count * self.bits + 7 * tiles) // 8
 
     def formula(self, count: str, tile: int) -> str:

@@ -7,9 +7,12 @@ one that stores it has them from its steps.
 from __future__ import annotations
 
 from functools import reduce
+from operator import add
 from typing import Any
 
+from compll.ir.exclusive import families
 from compll.ir.layout import starts
+from compll.ir.module import Field
 from compll.ir.storage import STORAGES
 from compll.ir.tile import USED, WRONG, Array, Domain, Role, Store, Value
 from compll.numerics.traced import Number
@@ -68,22 +71,30 @@ class Payload:
 
     def misfit(self, end: Value) -> Value:
         """1 for a payload that does not end where its header says, or with more selected elements
-        or bytes of runs than there can be; else 0."""
+        or bytes of codes than there can be; else 0."""
         kernel, values = self.kernel, self.values
         pairs = [
             (kernel.counts[s.name], selections.limit(values, s))
             for s in self.module.selections if s.dynamic
         ]  # fmt: skip
         pairs += [
-            (kernel.sizes[Array.of(f, "incoming")], kernel.sizes[values.contents(f)])
-            for f in self.module.fields if f.storage == "runs"
+            (kernel.sizes[Array.of(f, "incoming")], self.value(self.most(f)))
+            for f in self.module.fields if f.layout.recoded
         ]  # fmt: skip
+        for family in families(self.module):  # of which an element is in one
+            together = reduce(add, (self.number(kernel.counts[name]) for name in family))
+            pairs.append((self.value(together), kernel.counts[""]))
         used = values.make("used", (), "i64", "piece")
         wrong = [values.make("ne", (used, end), "bool", "piece")]
         wrong += [values.make("gt", pair, "bool", "piece") for pair in pairs]
         return values.whole(reduce(lambda a, b: values.make("or", (a, b), "bool", "piece"), wrong))
 
     # sums
+
+    def most(self, field: Field) -> Any:
+        """The most bytes of a field whose bytes are made from an array of all codes."""
+        count = self.items(self.values.contents(field).domain)
+        return field.layout.most_bytes(count, 0, self.kernel.tile)
 
     def items(self, domain: Domain) -> Any:
         """Items of a domain."""

@@ -1,5 +1,7 @@
 """A broken payload in the middle of a batch, decoded by the CUDA source on the CPU."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -55,3 +57,16 @@ def test_the_other_pieces_are_decoded(spec, breaks, rng):
         with np.errstate(invalid="ignore"):
             np.testing.assert_array_equal(out[start : start + n], wanted)
     device.raise_found()
+
+
+@pytest.mark.parametrize("spec", ["topk", "dgc", "stc", "threelc", "lossless"])
+def test_threads_of_a_block_agree_about_a_bad_payload(spec):
+    """Kernels that find payloads bad once had each thread read the flag, which another block could
+    set in between: some warps left and others wrote by shared memory that nobody had filled."""
+    text = cuda_source.source(type_check(spec, {})[0], 64).text
+    kernels = re.findall(r"(?s)__global__ void .*?(\w+)\((.*?)\n}\n", text)
+    later = [(n, b) for n, b in kernels if "wrong + p, errors" in b and "*p_wrong = 0;" not in b]
+    assert later
+    for name, body in later:
+        assert "if (__syncthreads_or(wrong[p])) return;" in body, name
+        assert "if (wrong[p])" not in body, name

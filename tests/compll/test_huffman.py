@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import compll
 from compll.backends.reference import huffman
+from compll.errors import PayloadError
 from compll.ir.storage import HUFFMAN_LONGEST, Huffman
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 from tests.compll.routines import stream
@@ -238,3 +239,38 @@ def test_ranks_do_not_add_huffman_codes(tmp_path):
     )
     with pytest.raises(compll.SpecError, match="q"):
         compll.compile(path)
+
+
+SHORT_NUMBERS = """
+name: short
+encode:
+  q: int(min(abs(g), 3))
+payload: {q: "huffman[2][n]"}
+decode: q
+"""
+
+
+def test_longer_codes_than_encode_makes_are_refused(tmp_path):
+    """A header, sizes of streams and `used` that agree on more bytes than a payload can have once
+    let kernels read behind the array's end: host code sees no `used` in a device's memory."""
+    device, reference = compiled(SHORT_NUMBERS, tmp_path)
+    cpu, n = compll.compile(tmp_path / "spec.yaml", "cpu"), 4096
+    good = reference.encode(np.zeros(n, np.float32))
+    size = int(good[:4].view("<u4")[0])
+    # codes of 3, 1, 2 and 3 bits, of which 110 stands for each zero
+    field = bytes([0x24, 0x43]) + 4 * (384).to_bytes(2, "little") + 512 * b"\xdb\x6d\xb6"
+    longer = np.frombuffer(
+        len(field).to_bytes(4, "little") + field + good[4 + size :].tobytes(), np.uint8
+    )
+    assert len(longer) > reference.payload_bytes(n)
+    for codec in (reference, cpu):
+        assert not codec.decode(good, n).any()
+        with pytest.raises(PayloadError):
+            codec.decode(longer, n)
+    out, table = np.ones(n, np.float32), np.array([[0, n, 0, 0, 0]])
+    device.decode_batch(
+        longer, table, np.zeros(1, np.int64), np.array([len(longer)]), out, add=False
+    )
+    with pytest.raises(PayloadError):
+        device.raise_found()
+    assert (out == 1).all()

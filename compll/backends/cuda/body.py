@@ -58,6 +58,8 @@ class Body:
         if plan.merges:
             # a block's elements stay in the cache from payload to payload
             self.head.add("for (int q = 0; q < payloads; ++q, at_in += pieces) {")
+        #: true if its threads may find the piece's payload bad
+        self.checks = False
         self.hoisted: set[str] = set()
         self.named: dict[Hashable, str] = {}
         self.fresh = 0
@@ -81,9 +83,26 @@ class Body:
         """Have the block do nothing more if a condition holds."""
         self.declarations.add(f"if ({condition}) return;")
 
+    def skip_bad(self) -> None:
+        """Have the block do nothing for a bad payload. If blocks of this kernel may find it bad
+        meanwhile, threads of a block would read one or the other, and part at its barriers: then
+        all do as any of them reads."""
+        indent = "  " * self.declarations.depth
+
+        def line() -> str:
+            bad = "__syncthreads_or(wrong[p])" if self.checks else "wrong[p]"
+            return f"{indent}if ({bad}) return;"
+
+        self.declarations.lines.append(line)
+
+    def bad(self) -> str:
+        """Arguments of a function that may find the piece's payload bad."""
+        self.checks = True
+        return "wrong + p, errors"
+
     def refuse(self, condition: str, why: int = 1) -> None:
         """Have a check find the piece's payload bad if a condition holds; why: see REASONS."""
-        self.add(f"if ({condition}) refuse(wrong + p, errors, {why});")
+        self.add(f"if ({condition}) refuse({self.bad()}, {why});")
 
     def block(self, head: str, end: str = "}") -> AbstractContextManager[None]:
         """Braces around the lines added within the `with`."""

@@ -51,10 +51,10 @@ class Printer:
     def body(self, grid: int, threads: int) -> Body:
         """A kernel's text, which begins by leaving out pieces without elements and bad ones."""
         b = Body(self.plan, grid, threads)
-        left_out = [f"{b.given('n')} == 0"] if grid < 0 else []
-        left_out += ["wrong[p]"] if self.plan.checks else []
-        if left_out:
-            b.skip(" || ".join(left_out))
+        if grid < 0:
+            b.skip(f"{b.given('n')} == 0")
+        if self.plan.checks:
+            b.skip_bad()
         return b
 
     @contextmanager

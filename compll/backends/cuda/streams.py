@@ -84,10 +84,10 @@ def read_positions(p: Any, call: Call) -> None:
     with p.kernel("stream", -1, 32) as b:
         own = f"{b.first_block(groups)}, {b.first_block(groups, of='p + 1')}"
         own = f"{own}, {b.among(f.of)}"
-        b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, wrong + p, errors);")
+        b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, {b.bad()});")
     with p.kernel("positions", groups, THREADS) as b:
         own, n = f"own, {entries} + blockIdx.x * 3", b.among(f.of)
-        to = f"{b.elements(call.made[0])}, wrong + p, errors"
+        to = f"{b.elements(call.made[0])}, {b.bad()}"
         b.call(f"write_positions<{units}, {GROUP}>", stream(b), own, n, to)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from compll.backends.reference import bitstreams, huffman, trits
 from compll.errors import PayloadError
+from compll.ir.exclusive import families
 from compll.ir.expr import walk
-from compll.ir.layout import header, items, limits
+from compll.ir.layout import header, items, limits, tile_of
 from compll.ir.matrices import extents
 from compll.ir.module import POSITIONS, Field, Module
 from compll.ir.static import Number
@@ -104,7 +106,18 @@ def read_header(
             raise PayloadError(
                 f"{module.name}: {count} selected elements, where at most {most[name]} are possible"
             )
-    return most | counts, dict(zip(varying, numbers[len(counted) :], strict=True))
+    for family in families(module):
+        if (together := sum(counts[name] for name in family)) > n:
+            raise PayloadError(f"{module.name}: {together} elements of one form or another, of {n}")
+    lengths = dict(zip(varying, numbers[len(counted) :], strict=True))
+    for f in module.fields:
+        longest = f.layout.most_bytes(n, n, tile_of(module)) if f.layout.recoded else math.inf
+        if lengths.get(f.name, 0) > longest:
+            raise PayloadError(
+                f"{module.name}: {f.name!r} has {lengths[f.name]} bytes, where at most {longest} "
+                "are possible"
+            )
+    return most | counts, lengths
 
 
 def check_indices(

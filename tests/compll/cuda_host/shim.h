@@ -235,6 +235,16 @@ inline void __syncthreads() {
   }
   while (shim::turn == own) shim::leave();
 }
+static int __syncthreads_or(int predicate) {
+  __shared__ int any;  // 0 between calls
+  if (predicate) any = 1;
+  __syncthreads();
+  const int found = any;
+  __syncthreads();
+  any = 0;
+  __syncthreads();
+  return found;
+}
 inline void __threadfence() {}
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   shim::collective(mask, 1, 0, [](uint64_t*, int) { return 0; });

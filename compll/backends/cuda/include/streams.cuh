@@ -141,10 +141,7 @@ template <class UNITS> D void join_groups(const Stream& s, const i64* group_read
 template <class UNITS, int GROUP> D void write_positions(const Stream& s, i64 own, const i64* entry, i64 n, i32* idx, u32* wrong, u32* errors) {
   __shared__ u32 words[(GROUP * CHUNK / 8 + 16) / 4];
   __shared__ Read begins[GROUP];
-  __shared__ u32 stop;  // other blocks set *wrong: all threads must see the same
-  if (threadIdx.x == 0) stop = *wrong;
-  __syncthreads();
-  if (stop || own * GROUP >= s.chunks) return;
+  if (own * GROUP >= s.chunks) return;
   stage(words, GROUP * CHUNK / 8 + 16, s.codes, own * (GROUP * CHUNK / 8), s.bits / 8);
   if (threadIdx.x == 0) {
     Read read = {entry[0], entry[1], (int)entry[2]};
