@@ -25,6 +25,7 @@ from typing import Any
 import platformdirs
 
 from compll.errors import UsageError
+from compll.files import replacing
 
 fcntl: Any = None
 with suppress(ImportError):  # not a Unix
@@ -162,15 +163,9 @@ def write(path: Path, text: str | bytes) -> None:
     """
     data = text.encode() if isinstance(text, str) else text
     make(path.parent)
-    part = path.with_name(f"{os.urandom(8).hex()}.tmp")
-    try:
-        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
-            file.write(data)
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink()
-        raise
+    part = path.with_name(f"{os.urandom(8).hex()}.tmp")  # other processes may write it, too
+    with replacing(path, part, mode=0o644) as file:
+        file.write(data)
 
 
 @contextmanager

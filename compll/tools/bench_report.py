@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from compll.files import replacing
 from compll.tools.measure import OPERATIONS, Rate, Row
 
 TITLES = {
@@ -114,4 +115,5 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     )  # fmt: skip
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from compll import __version__
 from compll.errors import CompllError, Diagnostic, SpecError, UsageError, nearest
+from compll.files import write_file
 from compll.ir.places import places
 from compll.passes import lower
 from compll.runtime import library
@@ -198,9 +199,9 @@ def write(one: Built, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for ending, data in one.files.items():
-            (folder / f"{one.codec.name}.{ending}").write_bytes(data)
+            write_file(folder / f"{one.codec.name}.{ending}", data)
     except OSError as error:
-        usage(f"cannot write to {folder}: {error.strerror}")
+        usage(f"cannot write {error.filename}: {error.strerror}")
 
 
 def built(name: str, targets: list[str], params: dict[str, object], archs: list[str]) -> Built:

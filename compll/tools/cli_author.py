@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from compll.errors import UsageError, nearest
+from compll.files import write_file
 from compll.frontend.sections import NAME, NAME_HINT
 from compll.runtime import library
 from compll.tools.cli_common import Params, SomeSpecs, Target, each, known_target, parameters, usage
@@ -37,10 +38,9 @@ def start(name: str, kind: str, folder: Path) -> Path:
     text = (FOLDER / f"{kind}.yaml").read_text("utf-8").replace("NAME", name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{path} exists, and is left as it is") from None
+        if os.path.lexists(path):
+            raise UsageError(f"{path} exists, and is left as it is")
+        write_file(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return path
@@ -92,7 +92,7 @@ def bench(
     Console().print(bench_report.table(rows))
     try:
         if json_file:
-            json_file.write_text(json.dumps(bench_report.data(rows), indent=1) + "\n")
+            write_file(json_file, json.dumps(bench_report.data(rows), indent=1) + "\n")
         if plot:
             bench_report.plot(rows, plot)
     except (OSError, ValueError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -9,8 +11,16 @@ from transformers import TrainerCallback
 
 from hipress.frontends.wrapping import attach
 from hipress.integrations import files, scalars
+from hipress.integrations.prepared import ddp_in, ddp_to_attach
 
 __all__ = ["HiPress"]
+
+ADVICE = (
+    "this callback needs a Trainer that trains by DDP, as torchrun starts it without fsdp or "
+    "deepspeed in TrainingArguments"
+)
+KEY = "hipress"  # in the trainer's state, with the name of the training
+log = logging.getLogger("hipress")
 
 
 class HiPress(TrainerCallback):
@@ -27,22 +37,28 @@ class HiPress(TrainerCallback):
 
     @property
     def _ddp(self) -> DistributedDataParallel | None:
-        model = self._trainer.model_wrapped
-        return model if isinstance(model, DistributedDataParallel) else None
+        return ddp_in(self._trainer.model_wrapped)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Attach, and load the state of the checkpoint from which training goes on."""
-        ddp = self._ddp
+        """Attach, and load the state of the checkpoint from which training goes on. Raises
+        ConfigError for several processes without DDP."""
+        ddp = ddp_to_attach(self._trainer.model_wrapped, ADVICE)
         if ddp is None:
             return
         attach(ddp, *self._args, **{"optimizer": self._trainer.optimizer} | self._options)
-        if state.global_step:
-            files.load(ddp, files.file_of(_folder(args, state)))
+        file = None
+        if state.global_step and KEY in state.stateful_callbacks:
+            file = _file(args, state)
+        elif state.global_step:
+            log.warning("hipress: the checkpoint has no residuals: they start at zero")
+        files.resume(ddp, file)
+        if file is None:  # a new training: its files are no other one's
+            state.stateful_callbacks[KEY] = {"training": files.name_training(ddp)}
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Save this rank's state; called on every rank."""
         if self._ddp is not None:
-            files.save(self._ddp, files.file_of(_folder(args, state)))
+            files.save(self._ddp, _file(args, state))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
         """Add means of a step to the logs."""
@@ -50,5 +66,6 @@ class HiPress(TrainerCallback):
             logs.update(scalars(self._ddp))
 
 
-def _folder(args: Any, state: Any) -> str:
-    return f"{args.output_dir}/checkpoint-{state.global_step}"
+def _file(args: Any, state: Any) -> Path:
+    folder = f"{args.output_dir}/checkpoint-{state.global_step}"
+    return files.file_of(folder, state.stateful_callbacks[KEY]["training"])

@@ -16,6 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from casync.stages import ENTER, INSIDE, LEAVE, WIRE, WORK
+from compll.files import replacing
 from hipress.tools.results import ENOUGH, Trace
 from hipress.tools.run.figures import Report, Row, rows, smooth
 from hipress.tools.run.jobs import Curve, Result
@@ -70,7 +71,8 @@ def draw(report: Report, path: Path) -> None:
         f"{workload.optimizer.upper()}, {report.steps} steps",
         fontsize=12, color=INK, x=0.01, ha="left",
     )  # fmt: skip
-    figure.savefig(path)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or None)
 
 
 @_STYLE
@@ -162,7 +164,8 @@ def draw_prediction(table: predictions.Table, curve: predictions.Curve, path: Pa
     alone = f"predicted; {1e3 * table.alone:,.1f} ms a step alone"
     title = f"{table.model.name} on {table.cluster}\n{alone}"
     figure.suptitle(title, fontsize=12, color=INK, x=0.01, ha="left")
-    figure.savefig(path)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or None)
 
 
 @_STYLE
@@ -181,7 +184,8 @@ def draw_timelines(timelines: Sequence[predictions.Timeline], path: Path) -> Non
             ]
         _draw_lanes(axes, each.method, lanes, each.step)
     panels[-1].set_xlabel("ms since the first gradients were ready", color=INK)
-    figure.savefig(path)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or None)
 
 
 def colors_of(results: Sequence[Result]) -> dict[str, str]:

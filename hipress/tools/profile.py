@@ -17,6 +17,7 @@ from casync.codec import Codec
 from casync.cost import Costs
 from casync.errors import PlanError
 from casync.topology import Topology
+from compll.files import write_file
 from hipress import __version__
 from hipress.errors import ConfigError
 from hipress.reading import read_json
@@ -92,7 +93,7 @@ def write(
         "digests": {name: codec.digest for name, codec in codecs.items()},
         "places": {name: asdict(costs) for name, costs in places.items()},
     }
-    path.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    write_file(path, json.dumps(data, indent=2) + "\n")
 
 
 def link_of(costs: Costs, topology: Topology) -> Link:

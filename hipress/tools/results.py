@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
+from compll.files import write_file
 from hipress import __version__
 from hipress.errors import ConfigError
 from hipress.reading import read_json
@@ -61,7 +62,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", "utf-8")
+        write_file(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from compll.files import write_file
 from hipress.errors import ConfigError
 from hipress.optim.optimizer_kinds import kind_of
 from hipress.reading import SHARE
@@ -184,7 +185,7 @@ def _write(
         data = predictions.to_dict(table, curve, timelines)
         if loop is not None:
             data["outer"] = asdict(loop) | {"training": loop.training}
-        output.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+        write_file(output, json.dumps(data, indent=1) + "\n")
 
 
 def _drawn(simulation: Simulation, table: predictions.Table) -> Sequence[str]:

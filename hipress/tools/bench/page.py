@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from compll.files import write_file
 from hipress.tools import charts
 from hipress.tools.bench.measure import off, prediction
 from hipress.tools.results import Results, TimeToLoss, Trace, bytes_that_differ, times_to_loss
@@ -56,7 +57,7 @@ def write(results: Results, path: Path) -> None:
         command=first.command,
         versions=", ".join(f"{name} {value}" for name, value in first.versions.items()),
     )
-    path.write_text(text, "utf-8")
+    write_file(path, text)
 
 
 def _problems(results: Results) -> list[str]:

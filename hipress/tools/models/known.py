@@ -11,6 +11,7 @@ from itertools import accumulate
 from math import prod
 from pathlib import Path
 
+from compll.files import write_file
 from hipress.errors import unknown
 from hipress.tools.models.work import NOTHING, Speed, Work
 
@@ -108,7 +109,7 @@ def write(model: Model, path: Path) -> None:
         f"  {json.dumps([each.name, list(each.shape), _numbers(each.work)], ensure_ascii=False)}"
         for each in model.gradients
     )
-    path.write_text(f'{{\n{head},\n "gradients": [\n{rows}\n ]\n}}\n', "utf-8")
+    write_file(path, f'{{\n{head},\n "gradients": [\n{rows}\n ]\n}}\n')
 
 
 def _numbers(work: Work) -> list[int]:

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from compll.files import replacing
+
 VOCABULARY = 10_000
 MAX_CHARACTERS = 8_000_000
 _FORMAT = 1  # increment if the tokenizer changes: cached numbers of other formats are ignored
@@ -69,9 +71,9 @@ def prepare() -> Path:
     version = f"{sys.implementation.cache_tag}-{sys.version_info.micro}"
     path = _cache() / f"corpus-{version}-{MAX_CHARACTERS}-{VOCABULARY}-{_FORMAT}.npy"
     if not path.exists():
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as file:
+        part = path.with_name(f"{os.urandom(8).hex()}.tmp")  # other processes may write it, too
+        with replacing(path, part) as file:
             np.save(file, load())
-        os.replace(file.name, path)  # atomic, also beside other processes
     return path
 
 

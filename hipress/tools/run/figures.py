@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from compll.files import write_file
 from compll.tools.bench_report import cpu
 from hipress.reading import read_json
 from hipress.tools.run.jobs import Result, Workload
@@ -46,7 +47,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Writes JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_file(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compll.files import write_file
+
 BACKWARD, BUCKET, ENCODE, MERGE, DECODE, WIRE = (
     "backward", "bucket", "encode", "merge", "decode", "wire",
 )  # fmt: skip
@@ -112,7 +114,7 @@ def _seconds(process: Process, name: str) -> float:
 def write(processes: Sequence[Process], path: Path) -> None:
     """Write the Trace Event Format (JSON), with times in microseconds."""
     events = [event for pid, each in enumerate(processes) for event in _events(pid, each)]
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n", "utf-8")
+    write_file(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
 
 
 def _events(pid: int, process: Process) -> Iterable[dict[str, Any]]:
