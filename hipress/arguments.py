@@ -19,7 +19,7 @@ from casync.codec import Codec
 from hipress import options as options_
 from hipress.errors import ConfigError
 from hipress.optim import Averaging
-from hipress.optim.optimizer_kinds import unwrapped
+from hipress.optim.optimizer_kinds import group_facts, refuse_foreign, unwrapped
 from hipress.options import AUTO, SCRATCH, Options
 from hipress.ranks.link import group_timeout
 
@@ -51,6 +51,15 @@ class Arguments:
         """The optimizer, if ranks average its momentum."""
         optimizer = self.optimizer
         return optimizer if isinstance(optimizer, Averaging) and optimizer.averages else None
+
+    def optimizer_facts(self) -> dict[str, Any]:
+        """Facts about an optimizer in which ranks must be equal; {} without, or for a name. Raises
+        ConfigError for one of another model."""
+        if not isinstance(self.optimizer, Optimizer):
+            return {}
+        if self.averaging is None:  # else Momentum looks
+            refuse_foreign(self.optimizer, self.model.parameters())
+        return {"options of the optimizer": group_facts(self.optimizer)}
 
     def checked_options(self, way: str, group: dist.ProcessGroup, **refused: str) -> Options:
         """The checked options; ConfigError for wrong options or a given argument of `refused`."""

@@ -17,6 +17,7 @@ from hipress.model.params import Param
 from hipress.model.shards import is_sharded
 from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
+from hipress.optim.optimizer_kinds import refuse_foreign
 from hipress.optim.phase import marks_of
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import owed_names
@@ -58,11 +59,7 @@ class Momentum:
                 f"this {type(optimizer).__name__} steps a module that hipress synchronizes "
                 "already: hipress.detach that first, or make an optimizer for each"
             )
-        if optimizer.groups().keys().isdisjoint(parameters):
-            raise ConfigError(
-                f"optimizer={type(optimizer).__name__} steps none of the model's parameters: make "
-                "it of them as they are when hipress takes the model"
-            )
+        refuse_foreign(optimizer, parameters)
         _refuse_shards(optimizer, parameters)
         self._optimizer, self.phase = optimizer, optimizer.phase
         self._parameters, self._params = parameters, params

@@ -86,6 +86,7 @@ class Synchronizer:
                 "optimizer": type(arguments.optimizer).__name__,
                 "frozen parameters and buffers": frozen_tensors(model),
                 "shards": shards.places(model),
+                **arguments.optimizer_facts(),
             }
         self.module = arguments.model
         self._session = prepare(

@@ -68,7 +68,7 @@ def wrap(arguments: Arguments) -> DistributedDataParallel:
         settings = _ddp_arguments(arguments.model, arguments.ddp_kwargs)
         if options.scope == "model":
             settings |= _one_bucket(arguments.model, settings)
-        facts = _facts(arguments.model, settings)
+        facts = _facts(arguments.model, settings) | arguments.optimizer_facts()
     # Before DDP: DDP's own check of shapes cannot name the parameter, and may hang.
     session = prepare(arguments.model, options, group, facts, optimizer=arguments.averaging)
     with session.coordinator.failures_told():
@@ -94,7 +94,7 @@ def attach(arguments: Arguments) -> DistributedDataParallel:
             raise ConfigError(
                 'scope="model" is for wrap, which has DDP make one bucket, and for Synchronizer'
             )
-    facts = {"called": "hipress.attach"}
+        facts = {"called": "hipress.attach", **arguments.optimizer_facts()}
     session = prepare(ddp, options, group, facts, optimizer=arguments.averaging)
     with session.coordinator.failures_told():
         return _finish(ddp, session)

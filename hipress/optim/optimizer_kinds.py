@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from hipress.errors import ConfigError, unknown
@@ -52,6 +53,35 @@ def unwrapped(optimizer: Any) -> Any:
 def holds(optimizer: Optimizer, identities: Collection[int]) -> bool:
     """True if the optimizer steps one of the parameters with these identities."""
     return any(id(p) in identities for group in optimizer.param_groups for p in group["params"])
+
+
+def refuse_foreign(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+    """Raise ConfigError for an optimizer that steps none of a model's parameters."""
+    if not holds(optimizer, set(map(id, parameters))):
+        raise ConfigError(
+            f"optimizer={type(optimizer).__name__} steps none of the model's parameters: make it "
+            'of them as they are when hipress takes the model, or pass its name, such as "adam"'
+        )
+
+
+def group_facts(optimizer: Optimizer) -> list[str]:
+    """The options of an optimizer's groups, in which ranks must be equal, as texts."""
+    return [
+        f"group {number}: {name}={_plain(group[name])}"
+        for number, group in enumerate(optimizer.param_groups)
+        for name in sorted(group.keys() - {"params"})
+    ]
+
+
+def _plain(value: object) -> str:
+    """A number, a text, or a sequence of these, as text; of any other object only the type."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return repr(value.item())
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_plain, value))})"
+    return (
+        repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__
+    )
 
 
 def _inner(optimizer: Optimizer) -> Iterator[Optimizer]:

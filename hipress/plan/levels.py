@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from casync.codec import Codec
 from casync.topology import Topology
@@ -15,10 +16,12 @@ from hipress.plan.plan import Plan, fixed_plan
 from hipress.plan.rules import Overrides
 from hipress.policies.policies import Policy
 
+ELEMENTS = 1 << 20  # of a tensor by which levels are compared
+
 
 def compiled(policy: Policy, options: Options, target: str = "cpu") -> dict[str, Codec]:
     """The compressor at each level, by description, for a backend of compll; or ConfigError."""
-    codecs = {}
+    codecs = dict[str, Codec]()
     for params in policy.levels:
         try:
             codec = compile_codec(policy.compressor, params, target)
@@ -29,6 +32,12 @@ def compiled(policy: Policy, options: Options, target: str = "cpu") -> dict[str,
     if len(codecs) < len(policy.levels):
         name = type(policy).__name__
         raise ConfigError(f"policy {name}: two of its levels are the same: {', '.join(codecs)}")
+    for (before, less), (after, more) in pairwise(codecs.items()):
+        if less.payload_bytes(ELEMENTS) < more.payload_bytes(ELEMENTS):
+            raise ConfigError(
+                f"policy {type(policy).__name__}: levels go from the least compressed on, and "
+                f"{before}, which compresses more, comes before {after}: turn them round"
+            )
     return codecs
 
 

@@ -328,10 +328,15 @@ def mistakes(rank, world_size):
         found[codec] = raised_by(hipress.wrap, make(), codec, optimizer=adam(make()))
     policy = hipress.Warmup("topk", ratios=(0.1, 0.01), steps=5)
     found["policy"] = raised_by(hipress.wrap, make(), policy=policy, optimizer=adam(make()))
-    torchs = torch.optim.AdamW(make().parameters())
-    found["torch's"] = raised_by(hipress.wrap, make(), CODEC, optimizer=torchs, freeze=4)
+    model = make()
+    torchs = torch.optim.AdamW(model.parameters())
+    found["torch's"] = raised_by(hipress.wrap, model, CODEC, optimizer=torchs, freeze=4)
     accepted = {"optimizer": torchs, "accept_loss": 0.01 * (1 + rank)}
-    found["accepted"] = raised_by(hipress.wrap, make(), **accepted)
+    found["accepted"] = raised_by(hipress.wrap, model, **accepted)
+    for way in (hipress.wrap, hipress.Synchronizer, attach):
+        found[f"torch's of others by {way.__name__}"] = raised_by(way, make(), optimizer=torchs)
+        rates = torch.optim.SGD([{"params": model.parameters(), "lr": 0.1 * (1 + rank)}], 0.1)
+        found[f"rates by {way.__name__}"] = raised_by(way, model, CODEC, optimizer=rates)
     others = adam(make())
     found["of others"] = raised_by(hipress.wrap, make(), CODEC, optimizer=others)
     for way in ("wrap", "Synchronizer"):
@@ -345,6 +350,11 @@ def mistakes(rank, world_size):
     found["second step"] = raised_by(sync.step)
     found["ranks"] = raised_by(hipress.wrap, make(), CODEC, optimizer=adam(make(), 4 + rank))
     return found
+
+
+def attach(model, *args, **options):
+    """hipress.attach to DDP's module of a model."""
+    return hipress.attach(DistributedDataParallel(model), *args, **options)
 
 
 def _steps_of(module, model, optimizer, rank):

@@ -151,8 +151,8 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.slow
 def test_files_of_lightning_belong_to_their_checkpoints(tmp_path):
-    """Those of a step were shared by all trainings of a folder, and stayed for ever; a later `fit`
-    loaded the earlier one's."""
+    """Trainings in one folder shared those of a step, which stayed for ever; a later `fit` loaded
+    the earlier one's."""
     imported("lightning")
     (tmp_path / "fits.py").write_text(LIGHTNING)
     done = run("torchrun --nproc-per-node 2 fits.py", tmp_path)

@@ -133,6 +133,13 @@ def test_mistakes_are_told_on_every_rank():
             "second step": ("SyncError", "sync.step() a second time, and no gradient since"),
             "ranks": ("ConfigMismatch", "'freeze': 4"),
         }
+        for way in ("wrap", "Synchronizer", "attach"):
+            foreign = (
+                "parameters that the model has" if way == "Synchronizer" else "AdamW steps none"
+            )
+            expected[f"torch's of others by {way}"] = ("ConfigError", foreign)
+            rates = "rank 0: group 0: lr=0.1, rank 1: group 0: lr=0.2"
+            expected[f"rates by {way}"] = ("ConfigMismatch", rates)
         assert {what: error.kind for what, error in found.items()} == {
             what: kind for what, (kind, _) in expected.items()
         }
