@@ -27,6 +27,9 @@ class RunOptions:
     #: notice within seconds that a peer is gone, also amid a message. It takes a thread per peer,
     #: and close() breaks the transport's connections.
     watch: bool = False
+    #: with `watch`: True for a peer whose part of what this rank waits for is done, though its
+    #: connections have ended; the rest of a native reduce may come through others, however late
+    finished: Callable[[int], bool] = lambda peer: False
     #: states, by codec, that wait while the input of an encode is zero: [Note: deferred feedback]
     deferred: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: send a CRC-32 with every message; a damaged message raises PayloadError. Native reduces have

@@ -7,7 +7,7 @@ from it on, waits for one that nobody sends. When its wait ends, a message from 
 which a waiter waits, now and still LOOK seconds later, will never come. Unfinished messages alone
 prove nothing: a peer may have ended well, with all its messages here or on their way. A native
 reduce may still be on its way through other ranks, which takes as long as their links do: it has
-REDUCE_LOOKS.
+REDUCE_LOOKS, or any time if the peer is known to have done its part.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ def _look(
         now = waiting(peer)
         looks = [(one, sum(count + 1 for other, count in looks if other is one)) for one in now]
         for (job, index, *_), count in looks:
-            if count >= (REDUCE_LOOKS if isinstance(job.tasks[index], Reduce) else 1):
+            reduce = isinstance(job.tasks[index], Reduce)
+            if reduce and progress.options.finished(peer):
+                continue
+            if count >= (REDUCE_LOOKS if reduce else 1):
                 progress.failed(job, index, error)
                 return

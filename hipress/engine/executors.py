@@ -44,6 +44,7 @@ def start_executor(
             seed=options.seed,
             timeout=options.timeout,
             watch=True,
+            finished=coordinator.mailbox.has_finished,
             span=compat.profiled,
             checksum=options.checksum,
             deferred=deferred,

@@ -83,6 +83,14 @@ class Failures:
             what = f"{gone.told()}, and this rank waits for its data"
             raise TransportError(f"rank {self._name}: {what}")
 
+    def finished(self) -> None:
+        """Count a wait that was not in vain: [Note: leaving] in ranks/epoch.py."""
+        self._coordinator.mailbox.finish()
+
+    def close(self) -> None:
+        """Tell the others how many there were."""
+        self._coordinator.mailbox.epoch.tell_finished()
+
     def refuse_parted(self, failed: torch.optim.Optimizer, step: int) -> None:
         """Raise SyncError if this optimizer failed, but not on all ranks."""
         what = f"the step of {type(failed).__name__} before step {step}"

@@ -238,9 +238,11 @@ class Round:
         if self._comparison is not None:
             with self._waiting():
                 wait_within(self._comparison, None, world.failures.refuse_gone)
+                world.failures.finished()
         for number, average in enumerate(self.averages):
             with self._waiting():
                 wait_within(average.future, average.seconds, world.failures.refuse_gone)
+                world.failures.finished()
                 if arrived is not None and average.job is not None:
                     world.settle(average.job)
             if arrived is not None:

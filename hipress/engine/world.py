@@ -176,6 +176,7 @@ class World:
 
     def close(self) -> None:
         """End threads and connections. May repeat."""
+        self.failures.close()
         for each in self.routes:
             each.executor.close()
         if self._copies is not None:

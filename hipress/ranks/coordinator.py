@@ -145,10 +145,12 @@ class Coordinator:
         while True:
             left = max(0.0, min(LOOK_SECONDS, deadline - time.monotonic()))
             if wait([outcome], left).done:
-                return self._result(outcome, what)
+                result = self._result(outcome, what)
+                self.mailbox.finish()
+                return result
             now = time.monotonic()
             self._raise(self._look(self.round, (), deadline)[1])
-            lost = {rank: lost.get(rank, now) for rank in self.mailbox.ended()}
+            lost = {rank: lost.get(rank, now) for rank in self.mailbox.missed()}
             if lost and now - min(lost.values()) > DONE_SECONDS:
                 self._stop(self.round, self.mailbox.lost([*lost]))
             if now > deadline:
@@ -197,8 +199,9 @@ class Coordinator:
 
     def gone(self) -> Stop | None:
         """The reason why another rank takes no part any more, as known now: its stop, or the end of
-        its process. Asks no store and does not wait."""
-        ended = self.mailbox.ended()  # first: notes of ended ranks have been heard then
+        its process before it had finished what this rank waits for. Asks no store and does not
+        wait."""
+        ended = self.mailbox.missed()  # first: notes of ended ranks have been heard then
         stop = self.mailbox.heard(self.round, ())[1]
         if stop is None and ended:  # one that was a round ahead may have told why
             stop = self.mailbox.heard(self.round + 1, ())[1] or self.mailbox.lost(ended)

@@ -17,10 +17,11 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["LEFT", "WORD", "Door"]
+__all__ = ["FINISHED", "LEFT", "WORD", "Door"]
 
 WORD = 16  # bytes of the visitor's token, and of the answer
 PATIENCE = 5.0  # seconds in which a visitor must send it
@@ -28,18 +29,21 @@ STRANGERS = 64  # largest number of visitors that have not sent it yet
 KEPT = 64  # notes kept for later visitors
 ROOM = 4096  # bytes of the receive buffer of a visitor
 UNREAD = 1 << 20  # bytes that wait for a visitor that does not read; it gets no more notes then
+FINISHED = "finished"  # key of a note: how many waits of each group were not in vain
 LEFT = "left"  # key of the last note of a process that ends in order
 
 
 class Door:
     """A listening socket, open until `close` or until the process ends."""
 
-    def __init__(self, host: str) -> None:
-        """host: an address of this machine; "" for all. Raises OSError if it cannot listen."""
+    def __init__(self, host: str, finished: Mapping[str, int]) -> None:
+        """host: an address of this machine; "" for all. finished: for `tell_finished`. Raises
+        OSError if it cannot listen."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=4096)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ROOM)
         self._listener.setblocking(False)
+        self._finished = finished
         self.port: int = self._listener.getsockname()[1]
         self.token = secrets.token_hex(WORD)  # the visitor's token, then the answer
         self._open = True
@@ -62,6 +66,10 @@ class Door:
                     unsent += note
                     self._send(guest)
 
+    def tell_finished(self) -> None:
+        """Tell what this rank has finished: [Note: leaving] in epoch.py."""
+        self.tell(FINISHED, dict(self._finished))
+
     def forget(self) -> None:
         """Close all sockets in a forked child: it would keep its parent's connections open."""
         self._open = False
@@ -75,6 +83,7 @@ class Door:
         atexit.unregister(self.close)
         if not self._open:
             return
+        self.tell_finished()
         self.tell(LEFT, None)
         self._open = False
         with self._lock:

@@ -12,6 +12,12 @@ When a process ends, in whatever way, the kernel closes the connection; the conn
 stopped process stays open. On that connection a process also tells the others why it cannot go on,
 so they hear it even if the store has ended. If no connection can be made (a firewall, for example),
 the store and the time-outs remain.
+
+[Note: leaving] A rank whose last sums are there may end while others still receive theirs from a
+third, over a slow link: it has sent all that they need. So a rank counts the waits for its group
+that were not in vain, and tells the counts as it detaches or ends in order. Whoever waits for what
+that rank had finished goes on waiting; for all else it is gone. That is told at the door alone, so
+ranks connect early: see `watch` in job.py.
 """
 
 from __future__ import annotations
@@ -49,6 +55,7 @@ class Epoch:
         self.meetings: Counter[str] = Counter()  # this rank's coordinators, by name
         self.present: dict[int, Liveness] = {}  # other ranks that have come
         self.lost: Stop | None = None  # told of ranks that ended
+        self.finished: Counter[str] = Counter()  # by group: see [Note: leaving]
         self._token = secrets.token_hex(8)
         self._joined, self._joining = False, threading.Lock()  # threads may come at once
         self._door: Door | None = None
@@ -97,10 +104,24 @@ class Epoch:
         epoch; the first call only connects to them."""
         return [one.rank for one in self._looked(ranks) if one.ended]
 
+    def reached(self, ranks: Iterable[int]) -> bool:
+        """True once all of these ranks are watched: each later note of theirs will be heard."""
+        ranks = [*ranks]
+        return sum(one.reached for one in self._looked(ranks)) == len(ranks)
+
     def died(self) -> list[int]:
         """Ranks whose processes ended without leaving the epoch before."""
         everyone = self._looked([*self.present])
         return [one.rank for one in everyone if one.ended and not one.left]
+
+    def finished_by(self, rank: int, name: str) -> int:
+        """Waits of a group that a rank had finished as it detached or left; 0 for others."""
+        return sum(one.finished.get(name, 0) for one in self._looked([rank]))
+
+    def tell_finished(self) -> None:
+        """Tell the others what this rank has finished, before it detaches."""
+        if self._door is not None:
+            self._door.tell_finished()
 
     def forget(self) -> None:
         """Close all connections in a forked child: it would keep its parent's open."""
@@ -130,7 +151,7 @@ class Epoch:
         if host is None or self._door is not None:
             return
         try:
-            self._door = Door(liveness.open_to(liveness.address_towards(host)))
+            self._door = Door(liveness.open_to(liveness.address_towards(host)), self.finished)
         except OSError:  # no such route, or no more sockets: it cannot be watched
             return
         weakref.finalize(self, self._door.close).atexit = False  # a door closes itself then

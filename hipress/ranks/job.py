@@ -68,11 +68,8 @@ def _know(known: weakref.ref[StoreMailbox]) -> None:
     with suppress(HipressError):
         for pause in backoff():
             mailbox = known()
-            if mailbox is None or len(mailbox.epoch.present) >= len(mailbox.others):
-                return
-            if time.monotonic() > end:
+            if mailbox is None or mailbox.reached() or time.monotonic() > end:
                 return
             mailbox.look("present", (), end)
-            mailbox.ended()
             del mailbox
             time.sleep(pause)

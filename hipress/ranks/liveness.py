@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from hipress.ranks.door import LEFT, WORD
+from hipress.ranks.door import FINISHED, LEFT, WORD
 
 _TRIES = 3  # connections that end unanswered; then another process has the port
 
@@ -39,9 +39,20 @@ class Watched:
         self._tries = 0
 
     @property
+    def reached(self) -> bool:
+        """True once the process has answered, or is known to have ended."""
+        return self._known or self.ended
+
+    @property
     def left(self) -> bool:
         """True if the process ended in order, and said so."""
         return LEFT in self.notes
+
+    @property
+    def finished(self) -> dict[str, int]:
+        """Numbers of waits that the process had finished, by group, as it left or detached."""
+        finished: dict[str, int] = self.notes.get(FINISHED, {})
+        return finished
 
     def look(self) -> None:
         """Read all that has arrived; never waits."""

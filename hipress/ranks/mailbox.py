@@ -119,6 +119,24 @@ class StoreMailbox:
         """Ranks that have come and are known to have ended."""
         return [self.ranks.index(rank) for rank in self.epoch.ended(self._all_others)]
 
+    def reached(self) -> bool:
+        """True once all other ranks are watched."""
+        return self.epoch.reached(self._all_others)
+
+    def missed(self) -> list[int]:
+        """Those of `ended` that had not finished what this rank waits for."""
+        return [rank for rank in self.ended() if not self.has_finished(rank)]
+
+    def has_finished(self, rank: int) -> bool:
+        """True if a rank told, as it detached or left, that it had finished what this one waits
+        for: [Note: leaving] in epoch.py."""
+        finished = self.epoch.finished_by(self.ranks[rank], self.name)
+        return finished > self.epoch.finished[self.name]
+
+    def finish(self) -> None:
+        """Count a wait for the other ranks that was not in vain."""
+        self.epoch.finished[self.name] += 1
+
     def came(self, rank: int) -> bool:
         """True if a rank is known to have come to the epoch."""
         return self.ranks[rank] in self.epoch.present

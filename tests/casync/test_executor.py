@@ -639,6 +639,24 @@ def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
     assert len(looks) > watch.REDUCE_LOOKS
 
 
+def test_a_native_reduce_goes_on_without_a_peer_that_has_done_its_part(monkeypatch):
+    monkeypatch.setattr(watch, "LOOK", 0.01)
+    ends, stuck, looks = Hub(3).endpoints(), Stuck(), threading.Semaphore(0)
+    monkeypatch.setattr(ends[0], "post_reduce", lambda *a: stuck)
+    program = graph_of([50000], "allreduce", RAW, 3).slice(0)
+    options = RunOptions(timeout=HANG, watch=True, finished=lambda peer: peer == 2)
+    with Executor(ends[0], CODECS, options) as executor:
+        on_look(monkeypatch, executor, looks.release)
+        future = executor.submit(program, torch.ones(50000), {}, 0)
+        ends[2].abort()
+        for _ in range(watch.REDUCE_LOOKS + 3):
+            assert looks.acquire(timeout=HANG)
+        assert not executor.failed
+        stuck.free.set()
+        with pytest.raises(PeerTimeout, match="too late"):
+            future.wait()
+
+
 def test_a_peer_may_leave_when_it_has_done_its_part(monkeypatch):
     """Rank 0 has its message, and waits for another rank's."""
     monkeypatch.setattr(watch, "LOOK", 0.01)

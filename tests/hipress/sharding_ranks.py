@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import hashlib
 import logging
 import os
 import pathlib
 import signal
+import time
 import weakref
 
 import torch
@@ -21,8 +23,10 @@ from torch.utils.checkpoint import checkpoint
 import hipress
 from casync.topology import Topology
 from hipress import integrations
+from hipress.engine import failures, futures
 from hipress.model.shards import local
 from hipress.sharding import fsdp
+from hipress.sharding.sharding import sharding_of
 from tests.hipress.common import raised_by
 
 
@@ -348,6 +352,32 @@ def ended(rank, world_size, path):
     again = raised_by(fit, model, rank, 1)
     pathlib.Path(path, str(rank)).write_text(f"{error.kind}: {error.message}\n{again.kind}")
     os._exit(1)
+
+
+def slow_at_last(rank, world_size, detaches):
+    """The last step of rank 1 waits long for rank 2, while rank 0 has all and ends, after it has
+    detached or in order. Losses of three steps."""
+    failures.LOOK, futures.POLL_SECONDS = 0.01, 0.05
+    model = hipress.shard(sharded(Net()), all_gather=None, min_size=0, timeout=60)
+    executor, received = sharding_of(model).links["reduce_scatter"].exchange.executor, []
+
+    def delay(task):
+        if rank == 1 and task.startswith("recv") and "peer=2" in task:
+            received.append(task)
+            if len(received) == 3 * in_a_step:
+                time.sleep(3.0)
+
+    object.__setattr__(executor.options, "delay", delay)
+    in_a_step = 0
+    losses = fit(model, rank, 1)
+    in_a_step = len(received)
+    losses += fit(model, rank, 2)
+    if rank == 0 and detaches:
+        hipress.detach(model)
+        os._exit(0)
+    if rank == 0:
+        atexit._run_exitfuncs()
+    return losses
 
 
 def refused(rank, world_size):

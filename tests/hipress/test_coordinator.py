@@ -320,6 +320,30 @@ def errors_of(coordinator):
     return str(error.value)
 
 
+def test_a_rank_that_left_is_gone_only_for_what_it_had_not_finished(monkeypatch):
+    """The others may still get their part of a sum from a third, over a slow link."""
+    monkeypatch.setattr(coordinators, "DONE_SECONDS", 0.0)
+    monkeypatch.setattr(coordinators, "LOOK_SECONDS", 0.01)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    first, second, _ = [Coordinator.on(store, r, (0, 1, 2), "sums", HANG) for r in range(3)]
+    looks, ended = [], second.mailbox.ended
+    second.mailbox.ended = lambda: looks.append(ended()) or looks[-1]
+    while not second.mailbox.reached():
+        second.mailbox.look("present", (), time.monotonic() + HANG)
+    first.run_watched(lambda: None, "a sum")
+    first.mailbox.epoch._door.close()  # as a process that ends in order
+
+    def sum_over_a_slow_link():
+        while looks.count([0]) < 5:
+            time.sleep(0.01)
+        return "a sum", second.gone()
+
+    assert second.run_watched(sum_over_a_slow_link, "a sum") == ("a sum", None)
+    assert second.gone() == Stop("RankLost", "rank 0 ended", ended=True)
+    with pytest.raises(RankLost, match="rank 1 stops, because rank 0 ended"):
+        second.run_watched(threading.Event().wait, "another sum")
+
+
 class Requests:
     """A store that counts requests."""
 

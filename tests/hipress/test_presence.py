@@ -18,7 +18,7 @@ from tests.patience import HANG
 
 def _visited(pipe):
     """A process with a door that sends its notes on, and ends when it gets None."""
-    door = Door("127.0.0.1")
+    door = Door("127.0.0.1", {})
     pipe.send((door.port, door.token))
     while (note := pipe.recv()) is not None:
         door.tell(*note)

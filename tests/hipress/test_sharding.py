@@ -87,6 +87,13 @@ def test_replicas_of_one_bit_stay_the_same_and_learn():
         assert "[0, 5, 0, 2]" in other.message
 
 
+@pytest.mark.parametrize("detaches", [False, True])
+def test_a_rank_may_leave_when_it_has_its_last_sums(detaches):
+    """Another rank, which still received from a third, once failed."""
+    _, *others = launch(ranks.slow_at_last, 3, detaches, may_die=[0])
+    assert [len(losses) for losses in others] == [3, 3]
+
+
 def test_a_rank_that_ends_is_named(tmp_path):
     launch(ranks.ended, 3, str(tmp_path), may_die=range(3))
     told = {int(file.name): file.read_text() for file in tmp_path.iterdir()}
