@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,6 +41,11 @@ class Members(Protocol):
         """
         ...
 
+    def fail(self, error: BaseException) -> None:
+        """Tell the ranks that wait for this one, other than those of sites that change, by which
+        error it ends."""
+        ...
+
     def close(self) -> None:
         """Take part no more."""
         ...
@@ -63,12 +70,25 @@ class FixedMembers:
     def commit(self, error: HipressError | None) -> bool:
         """Raise the error, if there is one, here and at all others."""
         if error is not None:
-            self._coordinator.fail(error)
             raise error
         return True
 
+    def fail(self, error: BaseException) -> None:
+        """Tell all ranks of the group."""
+        self._coordinator.fail(error)
+
     def close(self) -> None:
         """Do nothing: connections end with the sites."""
+
+
+@contextmanager
+def failures_told(members: Members) -> Iterator[None]:
+    """Tell the other ranks of this site of any error inside."""
+    try:
+        yield
+    except BaseException as error:
+        members.fail(error)
+        raise
 
 
 def seconds(name: str, value: Any) -> float:

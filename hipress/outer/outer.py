@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -35,7 +35,7 @@ from hipress.model.params import as_module
 from hipress.model.torch_modes import without_inference_mode
 from hipress.options import AUTO, refuse_foreign
 from hipress.outer.fragments import Fragment
-from hipress.outer.members import FixedMembers, Members
+from hipress.outer.members import FixedMembers, Members, failures_told
 from hipress.outer.outer_report import OuterReport
 from hipress.outer.rounds import Round
 from hipress.outer.schedule import PRESETS, OuterSGD, Schedule
@@ -138,12 +138,14 @@ class Outer:
             raise ConfigError(
                 f"members is a hipress.StoreMembers or a hipress.TorchftMembers, not {members!r}"
             )
-        group = group_of(process_group) if members is None else None
-        if timeout is None and members is not None:
-            timeout = members.patience
-        elif timeout is None and group is not None:
-            timeout = group_timeout(group)
-        with nullcontext() if group is None else coordinators.failures_told(group):
+        group: dist.ProcessGroup | None = None
+        if members is None:
+            group = group_of(process_group)
+            patience, told = group_timeout(group), coordinators.failures_told(group)
+        else:
+            patience, told = timedelta(seconds=members.patience), failures_told(members)
+        timeout = patience if timeout is None else timeout
+        with told:
             if members is not None and process_group is not None:
                 raise ConfigError("members choose the ranks: leave process_group out")
             refuse_foreign("Outer", params, "it averages weights between sites, not gradients")
@@ -492,8 +494,7 @@ class Outer:
         self._ended = error
         if self._sites is not None:
             self._sites.close()
-            if not self._members.changes:
-                self._sites.coordinator.fail(error)
+        self._members.fail(error)
         if self._members.changes:
             self._members.close()
 

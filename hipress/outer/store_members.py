@@ -16,8 +16,15 @@ import torch.distributed as dist
 from hipress import compat
 from hipress.arguments import group_of
 from hipress.compat import PrefixStore, Store
-from hipress.errors import AgreementTimeout, ConfigError, HipressError
+from hipress.errors import (
+    AgreementTimeout,
+    ConfigError,
+    ConfigMismatch,
+    HipressError,
+    SyncError,
+)
 from hipress.outer.members import seconds
+from hipress.ranks import coordinator as coordinators
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import epoch_of
 from hipress.ranks.mailbox import backoff, unless_silent
@@ -83,7 +90,12 @@ class StoreMembers:
             raise ConfigError(f"expected is a whole number of sites from 1 on, not {expected!r}")
         self.expected = expected
         self.patience, self.timeout = seconds("patience", patience), seconds("timeout", timeout)
-        self._site, self._shard = site, 0 if site is None else group_of(site, "site").rank()
+        #: of this site's ranks, if there are several
+        self._site: Coordinator | None = None
+        if site is not None:
+            longest = self.timeout + self.patience  # seconds in which the first rank meets others
+            self._site = coordinators.coordinator(group_of(site, "site"), longest)
+        self._shard = 0 if self._site is None else self._site.rank
         self._given = store  # which may be the host
         own = compat.another_client(store)
         self._store: Store = PrefixStore("hipress/outer", own)
@@ -117,6 +129,11 @@ class StoreMembers:
         self._committed = self._by_leader(lambda: self._decide(well))
         self._current = self._current or self._committed
         return self._committed
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks of this site."""
+        if self._site is not None:
+            self._site.fail(error)
 
     def close(self) -> None:
         """Let the others not wait for this site."""
@@ -160,6 +177,7 @@ class StoreMembers:
         member = not self._last or (self.id in awaited and self._has_agreed())
         impatient = time.monotonic() + self.patience
         for pause in backoff():
+            self._refuse_parted()
             ended = self._ended(awaited - {self.id})
             present, last = self._come_to(number)
             if last != self._last:
@@ -218,28 +236,30 @@ class StoreMembers:
         return call_store(self._store, call, time.monotonic() + self.patience, self.id)
 
     def _by_leader(self, call: Callable[[], T]) -> T:
-        """The result of a call that the site's first rank makes, at all of them."""
+        """The result of a call that the site's first rank makes, as JSON has it, at all of them."""
         if self._site is None:
             return call()
-        message: list[Any] = [None, None]
-        if self._shard == 0:
-            try:
-                message[0] = call()
-            except HipressError as error:
-                message[1] = error
-        dist.broadcast_object_list(message, group=self._site, group_src=0)
-        if message[1] is not None:
-            raise message[1]
-        result: T = message[0]
+        with self._site.failures_told():
+            own = call() if self._shard == 0 else None
+        result: T = self._collect(self._site, own)[0]
         return result
 
     def _all_well(self, well: bool) -> bool:
         """True if all ranks of the site have their averages."""
-        if self._site is None:
-            return well
-        every: list[Any] = [None] * self._site.size()
-        dist.all_gather_object(every, well, group=self._site)
-        return all(every)
+        return well if self._site is None else all(self._collect(self._site, well))
+
+    def _collect(self, site: Coordinator, own: Any) -> list[Any]:
+        """Values of the site's ranks. Raises SyncError for the error of another one."""
+        try:
+            return site.require_equal({}, own)
+        except ConfigMismatch as error:
+            raise SyncError(str(error)) from error
+
+    def _refuse_parted(self) -> None:
+        """Raise SyncError if another rank of the site takes no part any more."""
+        stop = None if self._site is None else self._site.gone()
+        if stop is not None:
+            raise SyncError(str(stop.error(self.id)))
 
 
 def decide(

@@ -136,6 +136,9 @@ class TorchftMembers:
         self._committed = self._manager.should_commit() and agreed
         return self._committed
 
+    def fail(self, error: BaseException) -> None:
+        """Do nothing: each rank of a site has a manager, which misses it."""
+
     def close(self) -> None:
         """Shut the manager down."""
         self._manager.shutdown(wait=False)

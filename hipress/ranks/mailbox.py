@@ -124,7 +124,7 @@ class StoreMailbox:
         return self.epoch.reached(self._all_others)
 
     def missed(self) -> list[int]:
-        """Those of `ended` that had not finished what this rank waits for."""
+        """Ranks that ended before they had finished what this one waits for."""
         return [rank for rank in self.ended() if not self.has_finished(rank)]
 
     def has_finished(self, rank: int) -> bool:

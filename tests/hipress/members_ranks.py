@@ -18,7 +18,7 @@ from hipress.outer.outer import GIVE_TRIES, GIVING
 from hipress.outer.rounds import Round
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.mailbox import backoff
-from tests.hipress.common import data, digest, make, raised_by
+from tests.hipress.common import RaisedAfter, data, digest, error_of, make, raised_by
 from tests.patience import SILENCE
 
 PATIENCE = 60.0
@@ -209,6 +209,34 @@ def slow(rank, world_size):
     while site.outer.rounds < 5 or site.sites[-1] < 3:
         site.step(0)
     return site.seen, site.sites
+
+
+def fails_in_a_site(rank, world_size, fault, wrong):
+    """The errors of the ranks of a site, one of which is wrong, and lives on."""
+    store = compat.another_client(compat.job_store())
+    members = hipress.StoreMembers(store, patience=PATIENCE, site=dist.group.WORLD)
+    model = make()
+
+    def trains():
+        other = make() if fault == "another optimizer" and rank == wrong else model
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.02)
+        outer = hipress.Outer(model, optimizer, every=1, members=members)
+        outer.step()
+        if rank == wrong:
+            if fault == "an interrupt":
+                outer._model.snapshot.refuse_changes = interrupt
+            with torch.no_grad():
+                model.last.bias[0] = float("nan")
+        outer.step()
+
+    try:
+        return error_of(trains)
+    except KeyboardInterrupt:
+        return RaisedAfter("KeyboardInterrupt", "", 0.0)
+
+
+def interrupt(model):
+    raise KeyboardInterrupt
 
 
 def sites_of_two(rank, world_size):

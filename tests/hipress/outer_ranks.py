@@ -191,6 +191,9 @@ class Refusing:
             raise error
         return self.number != 3
 
+    def fail(self, error):
+        pass
+
     def close(self):
         pass
 

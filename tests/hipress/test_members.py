@@ -108,6 +108,27 @@ def test_a_slow_site_is_left_out_and_counts_again():
     assert sites[-1] == theirs[-1] == own[-1] == 3
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "fault, told",
+    first_fast(
+        [
+            ("a NaN", "training at this site has diverged"),
+            ("an interrupt", "was interrupted by a KeyboardInterrupt"),
+            ("another optimizer", "optimizer is the one that steps this model's parameters"),
+        ]
+    ),
+)
+def test_ranks_of_a_site_end_by_the_error_of_one(fault, told, rank):
+    """They once waited for it in gloo till its time-out."""
+    found = launch(ranks.fails_in_a_site, 2, fault, rank)
+    kind, message, seconds = found[1 - rank]
+    assert kind == ("RankLost" if fault == "an interrupt" else "SyncError")
+    assert f"because rank {rank} " in message
+    assert told in message
+    assert seconds < HANG / 4
+
+
 def test_sites_of_several_ranks_go_on_without_one():
     *others, one, two = launch(ranks.sites_of_two, 6, may_die=[4, 5])
     assert one == two == DIED
@@ -256,6 +277,9 @@ class Refusing:
 
     def commit(self, error):
         return False
+
+    def fail(self, error):
+        pass
 
     def close(self):
         self.closed = True
