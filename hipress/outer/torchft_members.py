@@ -39,12 +39,13 @@ class TorchftMembers:
     A round is a step of the manager: a quorum at its begin, `should_commit` at its end. Its process
     group is not connected: hipress connects the sites itself, and newcomers get agreed weights from
     it, not from the manager's checkpoints, so `state_dict` of the manager may be empty. A commit of
-    torchft is a replica group's own; here all sites also settle it in the quorum's store, so that
-    all of them undo a round, or none. That store may end with the site that keeps it before all
-    have read there how a round ended, so those that have tell it to the others: see `_heard`. A
-    site that does not learn it, since others are silent, too, ends: it could count twice, or be
-    left behind. torchft does not tell who leaves, so a site that does tells it at the end of a
-    round, takes part in one more, hands over what it has not delivered, and ends its manager.
+    torchft is a replica group's own: one that refuses is a vote against the round, and all sites
+    settle in the quorum's store that they undo it, or none does. That store may end with the site
+    that keeps it before all have read there how a round ended, so those that have tell it to the
+    others: see `_heard`. A site that does not learn it, since others are silent, too, ends: it
+    could count twice, or be left behind. torchft does not tell who leaves, so a site that does
+    tells it at the end of a round, takes part in one more, hands over what it has not delivered,
+    and ends its manager.
 
     For torchft 0.2, and its nightly versions, where a process group is reconfigured by handles.
     """
@@ -101,7 +102,7 @@ class TorchftMembers:
             ) from error
 
     def commit(self, error: HipressError | None) -> bool:
-        """Implements Members.commit, by a vote of the sites, and then the manager's. Raises
+        """Implements Members.commit, by the manager's word, and then a vote of the sites. Raises
         AgreementTimeout if this site cannot learn how they voted."""
         assert self._coordinator is not None
         mailbox, store = self._coordinator.mailbox, self._coordinator.mailbox.store
@@ -115,7 +116,10 @@ class TorchftMembers:
 
         others = {*mailbox.ranks} - {mailbox.here}
         before, name = (f"end of {self._meetings}.{self._number - back}" for back in (1, 0))
-        well, leaves = error is None, name + LEAVES
+        leaves = name + LEAVES
+        if error is not None:
+            self._manager.report_error(error)
+        well = self._manager.should_commit() and error is None  # before others can count on it
         try:
             if self._leaving:  # first: whoever sees that all are well sees this, too
                 call(lambda store: store.set(leaves, "true"))
@@ -131,10 +135,8 @@ class TorchftMembers:
             if agreed and mailbox.rank == 0:  # all have come here from the round before
                 old = *decision_keys(before), before + LEAVES
                 call(lambda store: forget(store, old), tidy)
-        if not agreed:
-            self._manager.report_error(error or HipressError("another site undid the round"))
-        self._committed = self._manager.should_commit() and agreed
-        return self._committed
+        self._committed = agreed
+        return agreed
 
     def fail(self, error: BaseException) -> None:
         """Do nothing: each rank of a site has a manager, which misses it."""

@@ -15,9 +15,11 @@ from tests.hipress.test_members import agreeing
 needed = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="needs torchft")
 
 
-@pytest.mark.parametrize("nightly", [False, True])
-def test_quorums_of_both_kinds(nightly):
-    (first, undone), (second, again) = launch(ranks.faked, 2, nightly)
+@pytest.mark.parametrize("nightly, refusing", [(False, [0, 1]), (True, [0, 1]), (False, [1])])
+def test_quorums_of_both_kinds(nightly, refusing):
+    """A round that one manager alone refuses was once committed at the other site, and the work of
+    this one counted twice."""
+    (first, undone), (second, again) = launch(ranks.faked, 2, nightly, refusing)
     assert agreeing(first, second)
     assert first.keys() == {*range(5)}
     assert undone == again == 1

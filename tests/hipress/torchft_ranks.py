@@ -73,11 +73,12 @@ def train(outer, model, optimizer, rank, rounds, act=lambda: None):
     return seen
 
 
-def faked(rank, world_size, nightly):
-    """Rounds by a fake of torchft, one of which is not committed."""
+def faked(rank, world_size, nightly, refusing):
+    """Rounds by a fake of torchft, one of which the managers of some sites do not commit."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    members = hipress.TorchftMembers(FakeManager(rank, nightly))
+    manager = FakeManager(rank, nightly, refused=3 if rank in refusing else 0)
+    members = hipress.TorchftMembers(manager, patience=SILENCE)
     outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
     seen = train(outer, model, optimizer, rank, 4)
     return seen, outer.undone
