@@ -1,4 +1,4 @@
-"""Closing of objects with threads before the interpreter ends.
+"""Closing of objects with threads: when they are collected, and before the interpreter ends.
 
 [Note: exit] A daemon thread that is in C++ when the interpreter ends (completing a future, for
 example, for which the main thread no longer waits) cannot come back: before 3.14 Python unwinds
@@ -13,6 +13,10 @@ is left to end, or to wait, by itself.
 [Note: fork] A forked child has none of these threads, and its parent's connections: closing or
 dropping them would wait for missing threads, or break connections that the parent still uses. So a
 child (a DataLoader's worker, for example) keeps all that it inherits.
+
+[Note: collection] Python's collector calls a finalizer in whatever thread allocates: perhaps in one
+that the finalizer would wait for, or that holds a lock which it takes. So only in the main thread
+it runs at once; elsewhere it gets a thread of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
-__all__ = ["close_at_exit", "keep_when_forked", "start_thread"]
+__all__ = ["aside", "close_at_exit", "end_with", "keep_when_forked", "start_thread"]
 
 _PATIENCE = 0.5  # seconds in which threads end whose waits were ended
 _LOOK = 0.02  # seconds; whoever waits for the GIL wakes more often
@@ -66,6 +70,26 @@ def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
     _threads.add(thread)
     thread.start()
     return thread
+
+
+def end_with(owner: object, end: Callable[[], None]) -> Callable[[], None]:
+    """Call `end` once `owner` is collected, as by `aside`, or before that by the function that this
+    returns, which may be called repeatedly."""
+    finalizer = finalize(owner, aside, end)
+
+    def now() -> None:
+        if finalizer.detach() is not None:
+            end()
+
+    return now
+
+
+def aside(end: Callable[[], None]) -> None:
+    """Call `end`, a finalizer, where it may wait: see [Note: collection]."""
+    if threading.current_thread() is threading.main_thread():
+        end()
+    else:
+        start_thread(end, "casync-end")
 
 
 @atexit.register

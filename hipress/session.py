@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from casync.codec import Codec
+from casync.shutdown import end_with
 from hipress import __version__, compat
 from hipress.control.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
 from hipress.engine import momentum
@@ -71,7 +72,7 @@ class Session:
     optimizer: Averaging | None = None  # an optimizer whose momentum is averaged
     after: Plan | None = None  # of momentum, from the freeze of `optimizer` on
     engine: Engine | None = None
-    finalizer: Any = None
+    end: Callable[[], None] | None = None  # closes the engine and removes hooks
     loaded_step: int = 0  # of a loaded state, if there is no engine
     carried: Carried | None = None  # what that state had not delivered, if there is no engine
     loaded: Callable[[Residuals], None] | None = None  # called with loaded residuals
@@ -133,7 +134,7 @@ class Session:
         if engine is not None:
             job.watch()
         self.engine = engine
-        self.finalizer = weakref.finalize(owner, _end, engine, release)
+        self.end = end_with(owner, functools.partial(_end, engine, release))
 
     @functools.cached_property
     def mean(self) -> Mean:
@@ -161,8 +162,8 @@ class Session:
         if self.carried is not None:
             self.carried.close()
         self.mean.close()
-        if self.finalizer is not None:
-            self.finalizer()
+        if self.end is not None:
+            self.end()
 
 
 @functools.cache

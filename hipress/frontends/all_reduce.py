@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, SupportsIndex, TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from casync.codec import Codec
 from casync.rounds import refuse_workers
+from casync.shutdown import end_with
 from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.engine.exchange import ROOM, Exchange, Piece
@@ -121,7 +123,7 @@ class GroupExchanges:
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.coordinator = coordinators.coordinator(group, timeout)
         self.exchanges: dict[_Kind, Exchange] = {}
-        self.close = weakref.finalize(group, _close_all, self.exchanges)  # at the latest
+        self.close = end_with(group, partial(_close_all, self.exchanges))  # at the latest
 
     def exchange(
         self, options: Options, placement: Placement = ON_HOST, *, most: int | None = None

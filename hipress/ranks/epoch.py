@@ -33,6 +33,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from casync.shutdown import aside
 from hipress import compat
 from hipress.compat import Store
 from hipress.ranks import liveness
@@ -154,7 +155,7 @@ class Epoch:
             self._door = Door(liveness.open_to(liveness.address_towards(host)), self.finished)
         except OSError:  # no such route, or no more sockets: it cannot be watched
             return
-        weakref.finalize(self, self._door.close).atexit = False  # a door closes itself then
+        weakref.finalize(self, aside, self._door.close).atexit = False  # a door closes itself then
 
     def _door_here(self, door: Door) -> Liveness:
         own = liveness.address_towards(compat.store_host(self.store) or "localhost")

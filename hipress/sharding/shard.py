@@ -6,7 +6,6 @@ import inspect
 import logging
 import operator
 import os
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from typing import Any, SupportsIndex
 import torch.distributed as dist
 from torch import nn
 
+from casync.shutdown import end_with
 from casync.topology import Topology
 from hipress import compat
 from hipress import options as options_
@@ -138,7 +138,7 @@ def shard(
             sharding.connect("replicas", between, (REPLICAS,), placement)
     sharding.install(groups)
     SHARDINGS[model] = sharding
-    weakref.finalize(model, sharding.close)
+    end_with(model, sharding.close)
     _tell(sharding)
     return model
 

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import sys
 import threading
 
 import torch
@@ -17,7 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hipress
 from hipress import compat
+from hipress.model.params import Param
+from hipress.session import SESSIONS
 from tests.hipress.common import codec, digest, error_of, make, raised_by, train
+from tests.patience import HANG
 
 
 def frozen(rank, world_size):
@@ -178,6 +182,35 @@ def lifetime(rank, world_size):
     train(ddp, rank, range(2))
     hipress.detach(ddp)
     return alive, after_death, ours()
+
+
+def collected_by_its_own_thread(rank, world_size):
+    """Errors of finalizers, and threads that are left, after the collector found a model in the
+    thread that compares its gradients."""
+    import gc
+
+    errors = []
+    sys.unraisablehook = lambda told: errors.append(str(told.exc_value))
+    ddp = hipress.wrap(make(), codec("int8"), verify=True)
+    train(ddp, rank, range(2))
+    verifier = SESSIONS[ddp].engine.world.verifier
+    future, found = torch.futures.Future(), []
+
+    def collect(_):
+        found.append(threading.current_thread().name)
+        gc.collect()
+
+    checked = verifier.check(future, [Param("a", 0, 3, (3,), torch.float32, False)], 2)
+    checked.add_done_callback(collect)
+    ddp.cycle = ddp
+    gc.disable()
+    del ddp, verifier, checked
+    future.set_result(torch.ones(3))
+    names = ("casync", "hipress-verify")
+    threads = [each for each in threading.enumerate() if each.name.startswith(names)]
+    for each in threads:
+        each.join(HANG)
+    return found, errors, [each.name for each in threads if each.is_alive()]
 
 
 def forked(rank, world_size):

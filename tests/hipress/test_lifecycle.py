@@ -97,6 +97,13 @@ def test_threads_end():
         assert after_death == after_detach == []
 
 
+def test_a_model_may_be_collected_by_its_own_thread():
+    """The thread waited for itself, and what was to be closed after that stayed open."""
+    for found, errors, left in launch(lifecycle_ranks.collected_by_its_own_thread, 2):
+        assert found == ["hipress-verify"]
+        assert errors == left == []
+
+
 def test_forked_children_touch_nothing():
     """DataLoader workers that collected a dead module once aborted; a child that trained hung."""
     results = launch(lifecycle_ranks.forked, 2)
