@@ -56,10 +56,10 @@ def lane_sums(values: NDArray[Any], tile: int) -> NDArray[Any]:
 
 
 def total(values: F32, tile: int) -> float:
-    """The float64 sum of a whole tensor."""
+    """The float64 sum of a whole tensor; 0.0, not -0.0, if it is zero, as sums begin with 0.0."""
     parts = lane_sums(values, tile).astype(np.float64)
     size = -(-len(parts) // LANES) * LANES
-    return float(lane_sums(parts, size)[0])
+    return float(lane_sums(parts, size)[0]) + 0.0
 
 
 def sum_units(largest: Any, n: Any) -> tuple[Any, Any]:

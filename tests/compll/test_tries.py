@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from compll.numerics.tries import MOST, SIZE, Tries, walks
+from tests.compll.cuda_host.pieces import pieces_equal
 
 #: numbers of `adjust` and `bisect`, as in the language, for different numbers of tries
 GIVEN = {
@@ -56,3 +57,18 @@ def test_walks_of_a_search_that_finds_nothing(tries):
         _, _, *state = rule.decide(state, [0] * SIZE)
         done += 1
     assert done == walks(min(tries, MOST))
+
+
+@pytest.mark.parametrize("tries", ["max(3, calls)", "max(calls, 3)", "max(2, int(sqrt(calls)))"])
+def test_tries_that_depend_on_data(tries, tmp_path, rng):
+    """The host took the first number of a maximum for the number of walks: CUDA made others."""
+    text = f"""
+name: own
+encode:
+  calls: count(g > 1)
+  t: adjust(abs(g), 100, n * 0.01, n * 0.02, 0.9, 1.1, {tries})
+  u: bisect(abs(g), 0, 1000, n * 0.01, n * 0.02, {tries})
+payload: {{t: float32, u: float32}}
+decode: t + u + 0 * n
+"""
+    pieces_equal(text, tmp_path, lambda n: rng.standard_normal(n), lengths=(3000, 700))

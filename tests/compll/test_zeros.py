@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.runtime.batches import Incoming
+from compll.runtime.batches import Encoding, Incoming
+from tests.compll.cuda_host.pieces import compiled
+from tests.tiers import first_fast
 
 FED = """name: fed
 group: 64
@@ -95,3 +97,30 @@ def test_states_are_as_the_reference_has_them(tmp_path):
     codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
     for kind in KINDS:
         agree(codecs, tiles([kind, [0.0], [-0.0], [5.0, 0.0]], 64)[:-9], np.float32([0.0]))
+
+
+SUMS = {
+    "group": "group: 8\nencode:\n  s: {}\npayload: {{s: float32}}\ndecode: s + 0 * n\n",
+    "tensor": "encode:\n  s: {}\npayload: {{s: float32}}\ndecode: s + 0 * n\n",
+}
+
+
+@pytest.mark.parametrize("form", first_fast(["sum(-g)", "sum(g)", "mean(round(-g))", "sum(g * g)"]))
+@pytest.mark.parametrize("kind", SUMS)
+def test_signs_of_zero_sums(kind, form, tmp_path):
+    """Zeros behind a tile's end are 0.0, also where a kernel has -0.0 or NaN there, by a negative
+    or infinite scale; totals begin with 0.0."""
+    device, reference = compiled("name: zeros\n" + SUMS[kind].format(form), tmp_path)
+    cpu, at = compll.compile(tmp_path / "spec.yaml", "cpu"), np.zeros(1, np.int64)
+    tensors = {5: (0.0, -0.0, 1.0), 13: (0.0, -0.0), 1025: (0.0, -0.0), 1 << 17: (-0.0, 0.0)}
+    for n, values in tensors.items():
+        table = np.array([[0, n, 0, 0, 0]])
+        for value in values:
+            for scale in (1.0, -1.0, np.inf) if n < 2000 else (1.0,):
+                found = [np.zeros(reference.payload_bytes(n), np.uint8) for _ in range(3)]
+                x = np.full(n, value, np.float32)
+                for codec, out in zip((reference, cpu), found, strict=False):
+                    codec.encode_batch(x.copy(), table, out, at, scale=scale)
+                device.encode_batch(x.copy(), table, found[2], at, None, Encoding(scale=scale))
+                same = {np.nan_to_num(out.view("<f4")[: len(out) // 4]).tobytes() for out in found}
+                assert len(same) == 1, (n, value, scale, found)

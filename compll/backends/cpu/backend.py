@@ -6,8 +6,10 @@ Parallelism comes from the caller's own threads, a batch each.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,6 +110,8 @@ class TileKernels:
         if state is None and "encode" not in self.by_name:
             wanted, table = fresh(self.module, table)
             state = {name: np.zeros(size, dtype) for name, (dtype, size) in wanted.items()}
+        if not math.isfinite(np.float32(how.scale)):
+            x, how = self.scaled(x, table, how)
         fed = state is not None and bool(self.module.states)
         incoming = how.incoming
         kind = "cut_" if how.most is not None else "hop_" if incoming is not None else ""
@@ -128,6 +132,18 @@ class TileKernels:
         elif back and self.module.status:
             self.write_told(x, table, out, at, used)
         return used
+
+    def scaled(self, x: F32, table: I64, how: Encoding) -> tuple[F32, Encoding]:
+        """The same encoding of x, multiplied by the scale already: zeros behind a tile's end, which
+        kernels multiply by it, would be NaN."""
+        x = x if how.writeback else x.copy()
+        if how.incoming is not None:
+            payload, at, used = how.incoming
+            self.decode_batch(payload, table, at, used, x, add=True, step=how.step)
+        for start, n in table[:, :2].tolist():
+            with np.errstate(all="ignore"):
+                x[start : start + n] *= np.float32(how.scale)
+        return x, replace(how, scale=1.0, incoming=None)
 
     def write_told(self, x: F32, table: I64, out: U8, at: I64, used: I64) -> None:
         """Decode payloads whose status byte is set, into x: encode knows it only after it has

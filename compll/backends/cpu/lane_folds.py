@@ -80,6 +80,8 @@ class Folds:
         b = self.b
         if f.attr == "sum":
             found = self.folded_sum(self.walk.lanes[id(f)])
+            if zero_at_zero(f.args[0]) and not at_least_zero(f.args[0]):
+                found = b.fadd(found, self.behind())
         else:
             how = "add" if f.attr == "count" else f"s{f.attr}"
             found = b.intrinsic(f"vector.reduce.{how}", self.best[id(f)].get())
@@ -88,6 +90,13 @@ class Folds:
         if f.attr in ("min", "max") and f.kind == "f32":
             found = ins.ROWS["from_key"](b, found)
         self.walk.local[id(f)] = found
+
+    def behind(self) -> ir.Value:
+        """The sum of lanes behind the tile's end, 0.0: theirs here may be -0.0, of which a sum of
+        zeros would be one, too. -0.0, which changes no sum, if there are none."""
+        b, m = self.b, self.walk.numbers["m"]
+        short = b.icmp_signed("<", m, number(I64, self.walk.tile))
+        return b.select(short, number(F32, 0.0), number(F32, -0.0))
 
     def add_up(self, f: Value, found: ir.Value, total: ir.Value) -> None:
         """Add a tile's value to the total."""
@@ -127,7 +136,8 @@ def halved(b: Builder, parts: list[ir.Value], count: int) -> ir.Value:
 
 
 def zero_at_zero(v: Value) -> bool:
-    """True if lanes are zero when the gradient and the states are zero."""
+    """True if lanes are 0.0 or -0.0 when the gradient and the states are zero; the call's scale is
+    finite."""
     if v.op in ("load", "unpack"):
         return not v.attr.received
     if v.op in ("add", "sub"):
@@ -141,5 +151,5 @@ def zero_at_zero(v: Value) -> bool:
 
 
 def at_least_zero(v: Value) -> bool:
-    """True if no lane is negative."""
-    return v.op in ("abs", "magnitude_bits")
+    """True if no lane is negative, or -0.0."""
+    return v.op in ("abs", "magnitude_bits") or (v.op == "mul" and v.args[0] is v.args[1])

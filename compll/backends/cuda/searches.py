@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compll.backends.cuda.body import Body
+from compll.backends.cuda.plan_builder import PlanBuilder
 from compll.backends.cuda.walk_kernel import Region
 from compll.ir.expr import Expr
 from compll.ir.static import depends
@@ -121,21 +122,26 @@ def quantiles(p: Any, call: Call) -> None:
 # samples
 
 
-def told_by_host(v: Value, statics: list[Expr]) -> Expr | int | None:
-    """A number that the host knows without the step; None for others."""
-    if v.op in ("as_count", "max", "convert"):
-        return told_by_host(v.args[0], statics)
+def told_by_host(v: Value, plan: PlanBuilder) -> Expr | None:
+    """A number that the host knows without the step; None for others. It is not yet clamped."""
+    pool = plan.module.pool
     if v.op == "const":
-        return int(v.attr)
-    known = statics[v.attr] if v.op == "static" else None
-    return None if known is None or "step" in depends(known) else known
+        return pool.const(int(v.attr))
+    if v.op == "static":
+        known = plan.statics[v.attr]
+        return None if "step" in depends(known) else known
+    if v.op in ("as_count", "convert"):
+        return told_by_host(v.args[0], plan)
+    found = [told_by_host(a, plan) for a in v.args] if v.op == "max" else [None]
+    if (first := found[0]) is None or (second := found[1]) is None:
+        return None
+    return pool.make("max", (first, second), first.type)
 
 
 def sample(p: Any, view: View, size: Value) -> Array:
     """Leave the keys of a sample of `size` elements, in the array that it returns."""
     plan = p.plan
-    count = told_by_host(size, plan.statics)
-    known = plan.module.pool.const(count) if isinstance(count, int) else count
+    known = told_by_host(size, plan)
     domain = ELEMENTS if known is None else Domain("sample", dims=(known,))
     keys = Array("sampled keys", "scratch", INT32, domain)
     arrays = sampled(view)
@@ -186,8 +192,7 @@ def threshold_search(p: Any, call: Call) -> None:
 
     with p.kernel("begin", -1, 32) as b:
         b.first(f"begin_{call.routine}(given, {given(b)});")
-    most = told_by_host(call.numbers[-1], p.plan.statics)
-    most = tries.MOST if most is None else most
+    most = told_by_host(call.numbers[-1], p.plan) or tries.MOST
     totals = {id(f): f"tried{q}_{name}" for q, f in enumerate(walk.folds)}
     region = p.region(walk)
     ended = f"{name}[p * {SEARCH} + {LEFT}] < 0.0"
