@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ from hipress.ranks import coordinator as coordinators
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.facts import compare
 from hipress.ranks.link import connect, group_timeout, share
+from hipress.ranks.store import run_in_thread
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -54,6 +56,10 @@ NEW = -1  # rounds of a site that has no agreed weights yet
 TRIES = 20  # rounds in a row that may be undone
 GIVE_TRIES = 3  # and in which a leaving site may fail to hand over what it has not delivered
 GIVING = "what a site leaves"
+
+
+#: those that have not ended
+_OPEN: weakref.WeakSet[Outer] = weakref.WeakSet()
 
 
 class _Refused(SyncError):
@@ -160,6 +166,7 @@ class Outer:
             inner = as_module(model)
             self._model = SiteModel.of(inner, optimizer, options, self.schedule)
             refuse_averaged(inner, group)
+            _refuse_second(inner, members)
         self.fragments = self._model.fragments
         if members is not None:
             self._members = members
@@ -179,6 +186,10 @@ class Outer:
         self.stalled = 0.0  # seconds in step()
         self.sent_bytes = 0  # by connections that have ended
         self._started = time.perf_counter()
+        _OPEN.add(self)
+        #: lets others not wait for one that is dropped; in a thread: it may be collected anywhere
+        self._dropped = weakref.finalize(self, run_in_thread, self._members.close)
+        self._dropped.atexit = False
         with self._ends_on_error():
             while self.rounds == NEW:
                 self._begin()
@@ -245,6 +256,8 @@ class Outer:
     def close(self, why: str = "hipress is detached from it") -> None:
         """End connections; further steps raise SyncError."""
         self._ended = self._ended or why
+        _OPEN.discard(self)
+        self._dropped.detach()
         self._part()
         self._members.close()
 
@@ -492,6 +505,8 @@ class Outer:
     def _fail(self, error: BaseException) -> None:
         """End after an error, and let the other sites know."""
         self._ended = error
+        _OPEN.discard(self)
+        self._dropped.detach()
         if self._sites is not None:
             self._sites.close()
         self._members.fail(error)
@@ -503,3 +518,15 @@ class Outer:
             raise SyncError(f"the outer loop has failed: {self._ended}") from self._ended
         if self._ended is not None:
             raise SyncError(f"the outer loop has ended: {self._ended}")
+
+
+def _refuse_second(model: nn.Module, members: Members | None) -> None:
+    """Raise ConfigError if another Outer averages some of this model, or has these members."""
+    mine = {*model.parameters()}
+    for other in [*_OPEN]:
+        same = "members" if members is not None and other._members is members else ""
+        if same or mine & {*other._model.module.parameters()}:
+            raise ConfigError(
+                f"another hipress.Outer has {'these members' if same else 'this model'}: "
+                "hipress.detach it first, or train with it"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -50,6 +51,7 @@ class Sites:
                 raise ConfigError(refusal)
         if self.count > 1:
             self._exchange = Exchange("outer", options, coordinator)
+            weakref.finalize(self, self._exchange.close).atexit = False  # an Outer that is dropped
             self.calls = calls
 
     @property

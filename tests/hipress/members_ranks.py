@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -209,6 +211,28 @@ def slow(rank, world_size):
     while site.outer.rounds < 5 or site.sites[-1] < 3:
         site.step(0)
     return site.seen, site.sites
+
+
+def dropped(rank, world_size):
+    """The second site drops its Outer, and the threads of that end. Numbers of sites of the first,
+    and the seconds of its next round."""
+    store = compat.job_store()
+    before = {*threading.enumerate()}
+    site = Site(rank, every=1, expected=2)
+    site.step(0)
+    if rank == 0:
+        store.wait(["dropped"])
+        start = time.monotonic()
+        site.step(1)
+        store.set("over", "")
+        return site.sites, time.monotonic() - start
+    members = site.outer._members  # which a caller may keep
+    del site
+    gc.collect()
+    wait_until(lambda: {t.name for t in {*threading.enumerate()} - before} <= {"hipress-door"})
+    store.set("dropped", "")
+    store.wait(["over"])
+    return members.id
 
 
 def fails_in_a_site(rank, world_size, fault, wrong):

@@ -349,6 +349,24 @@ def test_a_site_that_cannot_leave_has_ended():
         outer.step()
 
 
+def test_an_outer_that_is_dropped_leaves():
+    """Its threads and connections once stayed, and the other site waited for it."""
+    sites, seconds = launch(ranks.dropped, 2)[0]
+    assert sites == [2, 1]
+    assert seconds < ranks.PATIENCE / 2
+
+
+def test_a_model_has_one_outer_at_a_time():
+    first, members = alone_with(Refusing(), every=2), Refusing()
+    optimizer = torch.optim.SGD(first.module.parameters(), lr=0.02)
+    with pytest.raises(ConfigError, match=r"another hipress.Outer has this model: hipress.detach"):
+        hipress.Outer(first.module, optimizer, members=members)
+    with pytest.raises(ConfigError, match=r"another hipress.Outer has these members"):
+        alone_with(first._members)
+    hipress.detach(first)
+    hipress.Outer(first.module, optimizer, members=members)
+
+
 def test_what_the_last_sites_leave_is_told_once(caplog):
     members = Refusing()
     outer, outcomes = alone_with(members, every=2), iter([False, True])
