@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.raw import RAW
 from casync.runtime.deferral import as_torch
 from hipress import compat
 from hipress.engine.exchange import Exchange, Piece
 from hipress.engine.failures import Failures
-from hipress.engine.futures import wait_within
+from hipress.engine.futures import average, wait_within
+from hipress.engine.scaling import Scale, average_unscaled
 from hipress.errors import SyncError
+from hipress.model.params import COMPRESSIBLE
 from hipress.model.torch_modes import without_inference_mode
 from hipress.ranks.coordinator import Coordinator
 from hipress.sharding.fsdp import Group, divisor_of
@@ -32,22 +36,64 @@ from hipress.sharding.fsdp import Group, divisor_of
 __all__ = ["Average", "Backward", "Gather", "Link", "Scatter", "Traffic"]
 
 
+@dataclass
+class Traffic:
+    """Sums of this process."""
+
+    steps: int = 0  # backward passes between two changes of the weights count as one
+    passes: int = 0  # backward passes that sent gradients; nested ones belong to the outermost
+    native: int = 0  # bytes that FSDP alone would have sent for the same collectives
+    left: int = 0  # of these, bytes of collectives that are left to it
+
+
 class Backward:
     """The backward pass that runs, and the sums that may arrive until its end."""
 
-    def __init__(self, buffers: int) -> None:
-        self.count = 0  # passes so far that sent gradients
-        self._buffers = buffers
-        self._number: int | None = None  # torch's, of the pass that runs
+    def __init__(self, buffers: int, groups: Collection[Group]) -> None:
+        """groups: of all parameters of the model."""
+        self.traffic = Traffic()
+        self.passes = self.sums = 0  # so far, also before a state was loaded
+        self.links: list[Link] = []
+        self._buffers, self._groups = buffers, groups
+        self._number: int | None = None  # torch's, of the pass that runs, maybe within another
+        self._running = False
+        self._writes: int | None = None  # to the weights, when the latest step began
+        self._scale = Scale()
+        self._scaled: float | None = None  # in the pass that runs, once it was asked for
         self._late: deque[Callable[[], None]] = deque()
 
     def begin(self) -> None:
         """Note that a pass runs, at whose end all sums must be there. May repeat."""
         number = compat.backward_id()
-        if number != self._number:
-            self.finish()  # those of the pass around this one, or of one that failed
-            self._number = number
-            compat.call_after_backward(self._end)
+        if number == self._number:
+            return
+        self.finish()  # those of the pass around this one, or of one that failed
+        self._number = number
+        compat.call_after_backward(self._end)
+        writes = sum(group.writes for group in self._groups)
+        if writes != self._writes or not self._running:
+            self.traffic.steps += writes != self._writes
+            self.traffic.passes += 1
+            self.passes += 1
+            self._writes, self._running, self._scaled = writes, True, None
+
+    def draw(self) -> int:
+        """Number by which the next sum draws: the same on all ranks, and none like another."""
+        self.sums += 1
+        return self.sums - 1
+
+    @property
+    def scale(self) -> float:
+        """The scale of this pass's gradients: see [Note: scale] in engine/scaling.py."""
+        if self._scaled is None:  # the host waits for a device
+            parameters = [each for group in self._groups for each in group.parameters]
+            self._scaled = self._scale.now(parameters)
+        return self._scaled
+
+    @property
+    def step(self) -> int:
+        """Number of the present step in this process, from 0 on."""
+        return self.traffic.steps - self._running
 
     def finish_later(self, finish: Callable[[], None]) -> None:
         """Call this before the pass ends, or earlier if too many others wait, too."""
@@ -58,23 +104,38 @@ class Backward:
     def _end(self) -> None:
         self.finish()
         self._number = None
-        self.count += 1
+        if not any(group.in_backward for group in self._groups):  # no pass around this one
+            self._running = False
+            for link in self.links:
+                link.settle()
 
     def finish(self) -> None:
         """Wait for all sums; also before FSDP adds to a gradient, whose sum may be among them."""
         while self._late:
             self._late.popleft()()
 
+    def drop(self) -> None:
+        """Forget a pass that failed, after its sums have arrived."""
+        self.finish()
+        self._number, self._running = None, False
+
 
 class Link:
     """An exchange among ranks, with its failures."""
 
     def __init__(
-        self, ranks: Coordinator, exchange: Exchange, failures: Failures, backward: Backward
+        self,
+        ranks: Coordinator,
+        group: dist.ProcessGroup,
+        exchange: Exchange,
+        failures: Failures,
+        backward: Backward,
     ) -> None:
-        self.ranks = ranks
+        """group: of the ranks, for what is not compressed."""
+        self.ranks, self.group = ranks, group
         self.exchange, self.failures, self.backward = exchange, failures, backward
         self.waited = 0.0  # seconds
+        backward.links.append(self)
 
     @property
     def state_bytes(self) -> int:
@@ -88,28 +149,33 @@ class Link:
         """Wait on the host, or with the current stream. Raises the first failure, which names rank,
         peer and task; it ends the exchange, so that other ranks learn of it."""
         self.failures.refuse()
+        with self._waiting():
+            wait_within(future, None, self.failures.refuse_gone)
+
+    def settle(self) -> None:
+        """Wait until a device has done all work, and raise its errors: no optimizer may step before
+        they are known."""
+        if self.failures.first is None:
+            with self._waiting():
+                self.exchange.executor.settle()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
         start = time.perf_counter()
         try:
-            wait_within(future, None, self.failures.refuse_gone)
+            yield
         except BaseException as error:
             raise self.fail(error) from error.__cause__
         self.waited += time.perf_counter() - start
 
     def fail(self, error: BaseException) -> BaseException:
         """End the exchange; return the error by which this rank ends."""
-        named, step = error, self.backward.count
+        named, step = error, self.backward.step
         if isinstance(error, Exception):
             named = self.failures.explain(self.failures.not_begun(error, step), step)
         recorded = self.failures.record(named, f"step {step}")
         self.exchange.executor.abort(recorded)
         return recorded if isinstance(error, Exception) else error
-
-
-@dataclass
-class Traffic:
-    """Bytes that FSDP alone would have sent for the same collectives, in floats of their types."""
-
-    native: int = 0
 
 
 @dataclass(eq=False)
@@ -121,8 +187,34 @@ class _Comm:
     link: Link
     number: int  # of the group, among `groups`
     groups: int
-    sent: Traffic
     strategy: str
+    leave: Callable[[str], None]  # called with the reason why a collective is not compressed
+    _taken: dict[torch.dtype, bool] = field(default_factory=dict)
+
+    def takes(self, kind: torch.dtype) -> bool:
+        """True if the exchange takes tensors of this type; if not, torch's own collective does."""
+        if kind not in self._taken:
+            why = self.why_left(kind)
+            self._taken[kind] = not why and self.compresses
+            if why:
+                self.leave(why)
+        return self._taken[kind]
+
+    @property
+    def compresses(self) -> bool:
+        """True if one of the parameters has a codec."""
+        return any(key != RAW for key in self.keys)
+
+    def why_left(self, kind: torch.dtype) -> str:
+        """The reason why tensors of this type are not compressed; "" if they are."""
+        return (
+            "" if kind in COMPRESSIBLE else f"type {kind} is not compressed".replace("torch.", "")
+        )
+
+    @property
+    def traffic(self) -> Traffic:
+        """Sums of this process."""
+        return self.link.backward.traffic
 
     @without_inference_mode()
     def allocate(
@@ -155,10 +247,11 @@ class _Comm:
         tensor: torch.Tensor,
         pieces: list[Piece],
         chosen: Sequence[int],
+        draw: int,
         *,
         feedback: bool = False,
     ) -> Future[torch.Tensor]:
-        """Start to exchange a tensor of rows, or a row, in place."""
+        """Start to exchange a tensor of rows, or a row, in place. draw: see Exchange.submit."""
         link = self.link
         link.failures.refuse()
         if sum(piece.length for piece in pieces) != tensor.numel():
@@ -166,8 +259,6 @@ class _Comm:
         name = self.name
         if len(chosen) < len(self.group.lengths) and not feedback:
             name += f": parameters {', '.join(map(str, chosen))}"
-        # forward and backward pass draw alike, groups differently
-        draw = link.backward.count * self.groups + self.number
         try:
             with without_inference_mode():
                 return link.exchange.submit(
@@ -175,6 +266,20 @@ class _Comm:
                 )
         except Exception as error:
             raise self._fail(error, chosen) from error.__cause__
+
+    def reduce(
+        self, tensor: torch.Tensor, pieces: list[Piece], chosen: Sequence[int], *, feedback: bool
+    ) -> Future[torch.Tensor]:
+        """Start to exchange gradients, as they are without the scale of a GradScaler."""
+        backward = self.link.backward
+        draw, scale = backward.draw(), backward.scale
+
+        def exchange(values: torch.Tensor) -> Future[torch.Tensor]:
+            return self.exchange(values, pieces, chosen, draw, feedback=feedback)
+
+        if scale == 1:
+            return exchange(tensor)
+        return average_unscaled(scale, exchange, self.link.exchange.memory.future(), tensor)
 
     def _fail(self, error: Exception, chosen: Sequence[int]) -> BaseException:
         """End the exchange that could not begin; return the error."""
@@ -207,8 +312,11 @@ class Gather(_Comm):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gather the rows of `output_tensor`, of which `input_tensor` is this rank's."""
-        if group != self.group.ranks or output_tensor.dtype == torch.uint8:
-            # ranks of a node, after a forward pass that kept parts of what all decoded; or 8 bits
+        sent = input_tensor.nbytes * (group.size() - 1)
+        self.traffic.native += sent
+        # the first: ranks of a node, after a forward pass that kept parts of what all decoded
+        if group != self.group.ranks or not self.takes(output_tensor.dtype):
+            self.traffic.left += sent
             native: dist.Work | None = self.group.before[0](
                 output_tensor=output_tensor,
                 input_tensor=input_tensor,
@@ -216,13 +324,23 @@ class Gather(_Comm):
                 async_op=async_op,
             )
             return native
-        self.sent.native += input_tensor.nbytes * (group.size() - 1)
         chosen = range(len(self.keys))
-        future = self.exchange(output_tensor, self.rows(chosen), chosen)
+        draw = self.group.version() * self.groups + self.number  # see [Note: weights] in fsdp.py
+        future = self.exchange(output_tensor, self.rows(chosen), chosen, draw)
         if output_tensor.device.type != "cpu":
             self.link.wait(future)  # by the current stream
             return None
         return _Gathered(self.link, future)
+
+    def why_left(self, kind: torch.dtype) -> str:
+        """Implements _Comm.why_left. Bits of frozen 16-bit weights may be no numbers, but packed
+        ones of 4 bits, and uncompressed parts of a row travel as float32."""
+        if self.group.gathered == torch.uint8:
+            return "FSDP2 gathers it as bytes: of several types, or by fsdp_pre_all_gather"
+        kept = zip(self.group.frozen, self.group.parameters, self.keys, strict=True)
+        if any(still and p.dtype.itemsize < 4 and key == RAW for still, p, key in kept):
+            return "frozen 16-bit weights, whose bits must stay"
+        return super().why_left(kind)
 
 
 class _Gathered(dist.Work):
@@ -250,10 +368,22 @@ class Scatter(_Comm):
         async_op: bool = False,
     ) -> None:
         """Sum the rows of `input_tensor` at their owners; `output_tensor` gets this rank's."""
-        self.sent.native += output_tensor.nbytes * (group.size() - 1)
+        sent = output_tensor.nbytes * (group.size() - 1)
+        self.traffic.native += sent
+        if not self.takes(input_tensor.dtype):
+            self.traffic.left += sent
+            self.link.backward.finish()
+            self.group.before[1](
+                output_tensor=output_tensor,
+                input_tensor=input_tensor,
+                group=group,
+                op=op,
+                async_op=async_op,
+            )
+            return
         divisor, length = divisor_of(op, self.group), output_tensor.numel()
         used = self.group.used
-        future = self.exchange(input_tensor, self.rows(used), used)
+        future = self.reduce(input_tensor, self.rows(used), used, feedback=False)
         mine = input_tensor[length * group.rank() : length * (group.rank() + 1)]
 
         def finish() -> None:
@@ -271,27 +401,37 @@ class Scatter(_Comm):
 class Average(_Comm):
     """An all-reduce hook of FSDP2: averages a rank's shards of gradients over replicas."""
 
-    partial: torch.Tensor | None = None  # of backward passes that are not averaged
-
     def __post_init__(self) -> None:
         """Have states for all parameters, of which a backward pass may leave some out."""
         self.link.exchange.reserve(self.name, len(self.keys), sum(self.group.lengths))
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
         """Average the output of a reduce-scatter, in place."""
-        if not self.group.averages:  # by set_requires_all_reduce(False)
-            before = self.partial
-            self.partial = reduce_output.clone() if before is None else before + reduce_output
+        group, link = self.group, self.link
+        pieces = torch.split(reduce_output, [group.lengths[index] for index in group.used])
+        by_index = dict(zip(group.used, pieces, strict=True))
+        if not group.averages:  # by set_requires_all_reduce(False)
+            for index, piece in by_index.items():
+                held = group.held.get(index)
+                group.held[index] = piece.clone() if held is None else held + piece
             reduce_output.zero_()
             return
-        if self.partial is not None:
-            reduce_output += self.partial
-            self.partial = None
-        ranks, used = len(self.link.ranks.ranks), self.group.used
-        self.sent.native += round(2 * (ranks - 1) / ranks * reduce_output.nbytes)
-        future = self.exchange(reduce_output, self.row(used), used, feedback=True)
-        if self.group.reads_late(reduce_output):
-            self.link.backward.finish_later(lambda: self.link.wait(future))
+        for index in group.held.keys() & by_index.keys():
+            by_index[index].add_(group.held.pop(index))
+        ranks = len(link.ranks.ranks)
+        self.traffic.native += round(2 * (ranks - 1) / ranks * reduce_output.nbytes)
+        if self.takes(reduce_output.dtype):
+            used = group.used
+            future = self.reduce(reduce_output, self.row(used), used, feedback=True)
         else:
-            self.link.backward.finish()
-            self.link.wait(future)
+            future = average(reduce_output, link.group)
+        if group.reads_late(reduce_output):
+            link.backward.finish_later(lambda: link.wait(future))
+        else:
+            link.backward.finish()
+            link.wait(future)
+
+    @property
+    def compresses(self) -> bool:
+        """True, as no other collective averages the replicas."""
+        return True

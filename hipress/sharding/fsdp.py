@@ -4,10 +4,17 @@
 each parameter along dimension 0, in FSDP's order, padded with zeros to the length of the first
 rank's chunk. Parameters without a gradient in the backward pass are left out, so the length varies.
 An all-gather's output has the same rows, of all parameters.
+
+[Note: weights] The forward and the backward pass must compute with the same bits, and FSDP2 gathers
+weights for each. So stochastic codecs draw by the number of the weights, which changes as they are
+written, whatever passes run in between: micro-batches of a pipeline, a loss in chunks, or nested
+passes of a checkpoint. torch counts writes to a tensor, except those of fused optimizers to
+DTensors, so steps of optimizers are counted, too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
@@ -17,13 +24,17 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from hipress import compat
 from hipress.errors import ConfigError
 from hipress.model.param_kinds import kinds_of
 from hipress.model.params import Param
-from hipress.model.shards import fsdp_parts, refuse_older, reshard
+from hipress.model.shards import fsdp_parts, is_sharded, refuse_older, reshard
 
-__all__ = ["Comm", "Group", "divisor_of", "groups_of", "params_of"]
+__all__ = ["Comm", "Group", "count_steps", "divisor_of", "groups_of", "params_of"]
 
 Comm: TypeAlias = Callable[..., dist.Work | None]  # torch's AllGather or ReduceScatter
 
@@ -53,11 +64,61 @@ class Group:
         self.lengths = tuple(prod(p.padded_sharded_param_size) for p in self._inner.fsdp_params)
         self.starts = tuple(accumulate(self.lengths, initial=0))  # in a row of all parameters
         self.used: tuple[int, ...] = ()  # parameters with a gradient in this backward pass
+        #: sums of passes that replicas have not averaged, by parameter
+        self.held: dict[int, torch.Tensor] = {}
+        self._version = 0  # see version()
+        self._counted: int | None = self.writes
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The shards of this rank."""
         return [each.sharded_param for each in self._inner.fsdp_params]
+
+    @property
+    def frozen(self) -> list[bool]:
+        """True for each parameter that needs no gradient."""
+        return [not each.requires_grad for each in self.parameters]
+
+    @property
+    def gathered(self) -> torch.dtype:
+        """The type in which FSDP gathers the parameters: uint8 if as bytes, since they have several
+        types, or make their own inputs (`fsdp_pre_all_gather`)."""
+        locals_ = [each._sharded_local_tensor for each in self._inner.fsdp_params]
+        if any(hasattr(each, "fsdp_pre_all_gather") for each in locals_):
+            return torch.uint8
+        types = {self._computed(each.dtype) for each in locals_}
+        return types.pop() if len(types) == 1 else torch.uint8
+
+    @property
+    def reduced(self) -> torch.dtype:
+        """The type in which FSDP adds up gradients."""
+        types = {p.dtype for p in self.parameters if p.requires_grad}
+        kind = self._computed(types.pop() if types else torch.float32)
+        return self._inner.mp_policy.reduce_dtype or kind
+
+    def _computed(self, kind: torch.dtype) -> torch.dtype:
+        """The type in which a parameter is used."""
+        return (self._inner.mp_policy.param_dtype or kind) if kind.is_floating_point else kind
+
+    @property
+    def writes(self) -> int:
+        """Number of writes to the shards so far, as counted by torch: see [Note: weights]."""
+        wrapped = [
+            *self.parameters,
+            *(each._sharded_local_tensor for each in self._inner.fsdp_params),
+        ]
+        return sum(map(compat.writes, wrapped))
+
+    def version(self) -> int:
+        """Number of the present weights: they have another one after each write to them."""
+        if (counted := self.writes) != self._counted:
+            self._version += self._counted is not None
+            self._counted = counted
+        return self._version
+
+    def go_on(self, version: int) -> None:
+        """Give the weights this number, also if they are written before they are used."""
+        self._version, self._counted = version, None
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -87,6 +148,12 @@ class Group:
         return self._inner._all_reduce_hook is not None
 
     @property
+    def in_backward(self) -> bool:
+        """True until FSDP has finished the outermost backward pass that it takes part in."""
+        state = self._part._get_fsdp_state()._state_ctx
+        return bool(state.post_backward_final_callback_queued)
+
+    @property
     def averages(self) -> bool:
         """False while the user has replicas not averaged (`set_requires_all_reduce`)."""
         return bool(self._inner.all_reduce_grads)
@@ -97,10 +164,12 @@ class Group:
         reduce_scatter: Comm | None,
         hook: Callable[[torch.Tensor], None] | None,
         began: Callable[[], None],
+        ended: Callable[[], None],
         buffers: int,
     ) -> None:
         """Replace FSDP's collectives. began: called before a backward pass sends the gradients of
-        this group. buffers: inputs of reduce-scatters in flight."""
+        this group. ended: called before `reset_iter_state` drops what is under way. buffers: inputs
+        of reduce-scatters in flight."""
         if all_gather is not None:
             self._part.set_custom_all_gather(all_gather)
         if reduce_scatter is not None:
@@ -110,12 +179,16 @@ class Group:
             self._part.set_all_reduce_hook(hook)
         own = self._inner.post_backward
         self._inner.post_backward = partial(self._post_backward, own, began)
+        if hasattr(self._inner, "_reset_iter_state"):  # from torch 2.12 on
+            reset = self._inner._reset_iter_state
+            self._inner._reset_iter_state = partial(self._reset, reset, ended)
 
     def restore(self) -> None:
         """Give FSDP its own collectives back."""
         self._inner._all_gather_comm, self._inner._reduce_scatter_comm = self.before
         self._inner._all_reduce_hook = None
-        self._inner.__dict__.pop("post_backward", None)
+        for method in ("post_backward", "_reset_iter_state"):
+            self._inner.__dict__.pop(method, None)
         self._allow(1)
 
     def _allow(self, buffers: int) -> None:
@@ -150,18 +223,51 @@ class Group:
         inner = self._inner
         if inner.reduce_grads:
             began()
+            self._send_held()
         unused = getattr(inner, "reduce_scatter_unused_params", False)
         self.used = tuple(
             index
             for index, each in enumerate(inner.fsdp_params)
             if hasattr(each, "_unsharded_param")
-            and (
-                each.unsharded_accumulated_grad is not None
-                or each.unsharded_param.grad is not None
-                or (unused and each.unsharded_param.requires_grad)
-            )
+            and (_gradient(each) is not None or (unused and each.unsharded_param.requires_grad))
         )
         own(*args)
+
+    def _send_held(self) -> None:
+        """Have FSDP send zeros for parameters without a gradient in this pass whose earlier ones
+        were held back, so that these are averaged, too."""
+        params = self._inner.fsdp_params
+        late = [params[index] for index in self.held if _gradient(params[index]) is None]
+        if not (late and self.averages):
+            return
+        others = (_gradient(each) for each in params if hasattr(each, "_unsharded_param"))
+        kind = next((each.dtype for each in others if each is not None), self.gathered)
+        for each in late:
+            each.unsharded_accumulated_grad = torch.zeros_like(each.unsharded_param, dtype=kind)
+
+    def _reset(self, own: Callable[..., None], ended: Callable[[], None], *args: Any) -> None:
+        """FSDP's own, after sums under way have arrived where they belong."""
+        ended()
+        self.held.clear()
+        own(*args)
+
+
+def _gradient(param: Any) -> torch.Tensor | None:
+    """The gradient of a parameter of FSDP that has not been sent."""
+    accumulated: torch.Tensor | None = param.unsharded_accumulated_grad
+    return param.unsharded_param.grad if accumulated is None else accumulated
+
+
+@functools.cache
+def count_steps() -> None:
+    """From now on, count an optimizer's step as a write to each shard: see [Note: weights]."""
+    register_optimizer_step_post_hook(_count_step)
+
+
+def _count_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    if not torch.compiler.is_compiling():  # torch counts the writes of a compiled step
+        stepped = (p for group in optimizer.param_groups for p in group["params"])
+        increment_version([each for each in stepped if is_sharded(each)])
 
 
 def groups_of(model: nn.Module) -> list[Group]:

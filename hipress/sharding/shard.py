@@ -126,16 +126,18 @@ def shard(
         spread = dict.fromkeys(compressors, hosts)
         if replica_group is not None:
             spread[REPLICAS] = Topology.flat(replica_group.size())
-        ways = ways_of(compressors, params, options, placement, spread)
+        kept = [still for group in groups for still in group.frozen]
+        frozen = [index for index, still in enumerate(kept) if still]
+        ways = ways_of(compressors, params, options, placement, spread, frozen)
     coordinator.require_equal(_facts(options, params, ways, placement))
     sharding = Sharding(coordinator, options, params, ways, buffers)
     with coordinator.failures_told():
         if ranks.size() > 1:
-            sharding.connect("shards", coordinator, (REDUCE_SCATTER, ALL_GATHER), placement)
+            sharding.connect("shards", coordinator, ranks, (REDUCE_SCATTER, ALL_GATHER), placement)
         if replica_group is not None and replica_group.size() > 1:
             between = coordinators.coordinator(replica_group, options.timeout)
             between.require_equal(_facts(options, params, ways, placement))
-            sharding.connect("replicas", between, (REPLICAS,), placement)
+            sharding.connect("replicas", between, replica_group, (REPLICAS,), placement)
     sharding.install(groups)
     SHARDINGS[model] = sharding
     end_with(model, sharding.close)

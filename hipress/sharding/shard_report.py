@@ -18,10 +18,12 @@ class ShardReport:
     rank: int
     world_size: int  # of the shards
     installed: bool
-    passes: int  # backward passes that sent gradients
+    steps: int  # in this process; backward passes between two changes of the weights are one
+    passes: int  # backward passes in this process that sent gradients
     decisions: Mapping[str, tuple[Decision, ...]]  # by argument of `shard`
     native_bytes: int  # that FSDP2 alone would have sent for the same collectives
-    bytes_sent: int
+    left_bytes: int  # of these, sent uncompressed by its own collectives
+    bytes_sent: int  # by hipress
     state_bytes: int  # memory of the codecs' states
     encode_seconds: float
     decode_seconds: float
@@ -29,8 +31,8 @@ class ShardReport:
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that this rank sends in a step: a backward pass that sends gradients."""
-        return self.bytes_sent / max(1, self.passes)
+        """Bytes that this rank sends in a step, also those of FSDP2's own collectives."""
+        return (self.bytes_sent + self.left_bytes) / max(1, self.steps)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dictionaries, lists, numbers and texts."""
@@ -38,21 +40,22 @@ class ShardReport:
 
     def scalars(self) -> dict[str, float]:
         """Means of a step by name, for `hipress.integrations`; {} before a step."""
-        if not (self.installed and self.passes):
+        if not (self.installed and self.steps):
             return {}
+        sent = self.bytes_sent + self.left_bytes
         return {
             "hipress/bytes": self.bytes_per_step,
-            "hipress/share_of_fsdp": self.bytes_sent / max(self.native_bytes, 1),
-            "hipress/encode_ms": 1e3 * self.encode_seconds / self.passes,
-            "hipress/decode_ms": 1e3 * self.decode_seconds / self.passes,
-            "hipress/exposed_ms": 1e3 * self.wait_seconds / self.passes,
+            "hipress/share_of_fsdp": sent / max(self.native_bytes, 1),
+            "hipress/encode_ms": 1e3 * self.encode_seconds / self.steps,
+            "hipress/decode_ms": 1e3 * self.decode_seconds / self.steps,
+            "hipress/exposed_ms": 1e3 * self.wait_seconds / self.steps,
         }
 
     def __str__(self) -> str:
         parts = [f"hipress.shard, rank {self.rank} of {self.world_size}"]
         if not self.installed:
             parts[0] += ": nothing is installed for one rank"
-        if self.installed and self.passes:
+        if self.installed and self.steps:
             parts.append(str(self._costs()))
         for argument, decisions in self.decisions.items():
             table = decision_table(decisions)
@@ -62,15 +65,15 @@ class ShardReport:
 
     def _costs(self) -> Table:
         table = Table(
-            f"Costs of a step on this rank, mean of {self.passes}",
-            "FSDP2: sent natively for the same collectives. states: memory of compressors. Times "
-            "overlap with computation.",
+            f"Costs of a step on this rank, mean of {self.steps}",
+            "FSDP2: sent by it alone for the same collectives. left: of these, sent by its own. "
+            "states: memory of compressors. Times overlap with computation.",
         )
-        table.add_columns(
-            [], ["FSDP2 MB", "sent MB", "states MB", "encode ms", "decode ms", "waiting ms"]
-        )
-        sizes = (f"{n / 1e6 / self.passes:.3f}" for n in (self.native_bytes, self.bytes_sent))
-        states = f"{self.state_bytes / 1e6:.3f}"
+        table.add_columns([], ["FSDP2 MB", "left MB", "sent MB", "states MB"])
+        table.add_columns([], ["encode ms", "decode ms", "waiting ms"])
+        sent = (self.native_bytes, self.left_bytes, self.bytes_sent)
         spent = (self.encode_seconds, self.decode_seconds, self.wait_seconds)
-        table.add_row(*sizes, states, *(f"{1e3 * seconds / self.passes:.1f}" for seconds in spent))
+        sizes = [f"{n / 1e6 / self.steps:.3f}" for n in sent]
+        times = [f"{1e3 * seconds / self.steps:.1f}" for seconds in spent]
+        table.add_row(*sizes, f"{self.state_bytes / 1e6:.3f}", *times)
         return table

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from casync.raw import RAW
@@ -21,12 +23,13 @@ from hipress.errors import StateError
 from hipress.model.devices import Placement
 from hipress.model.params import Param
 from hipress.options import Options
+from hipress.plan.plan import raw
 from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Mean
 from hipress.sharding import states
-from hipress.sharding.comms import Average, Backward, Gather, Link, Scatter, Traffic
-from hipress.sharding.fsdp import Group
+from hipress.sharding.comms import Average, Backward, Gather, Link, Scatter
+from hipress.sharding.fsdp import Group, count_steps
 from hipress.sharding.shard_report import ShardReport
 from hipress.sharding.states import Row
 from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way
@@ -36,6 +39,7 @@ from hipress.state.portable import without_sums
 
 __all__ = ["SHARDINGS", "Sharding", "sharding_of"]
 
+log = logging.getLogger("hipress")
 FORMAT = 1
 #: by argument of `shard`
 COMMS = {REDUCE_SCATTER: Scatter, ALL_GATHER: Gather, REPLICAS: Average}
@@ -55,17 +59,24 @@ class Sharding:
     ) -> None:
         """ways: by argument of `shard`; native ones are left out."""
         self.coordinator, self.options, self.ways = coordinator, options, ways
-        self.backward = Backward(buffers)
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self.backward = Backward(buffers, self._groups)
         self.links: dict[str, Link] = {}  # by argument; empty with one rank
         self._params, self._rows = params, list[Row]()
-        self._buffers, self._sent = buffers, Traffic()
+        self._buffers = buffers
         self._carried = Carried({}, (), ())  # what a loaded state had not delivered
-        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._told: set[tuple[str, str]] = set()  # arguments, and why they are left to FSDP
+        count_steps()
 
     def connect(
-        self, purpose: str, ranks: Coordinator, arguments: Iterable[str], placement: Placement
+        self,
+        purpose: str,
+        ranks: Coordinator,
+        group: dist.ProcessGroup,
+        arguments: Iterable[str],
+        placement: Placement,
     ) -> None:
-        """Connect these ranks, which make the collectives of some arguments."""
+        """Connect these ranks of a group, which make the collectives of some arguments."""
         replaced = [each for each in arguments if each in self.ways]
         if replaced:
             options = self.options
@@ -75,51 +86,68 @@ class Sharding:
                 purpose, options, ranks, placement=placement, memory=placement.memory()
             )
             failures = Failures(ranks, self.options.timeout)
-            self.links |= dict.fromkeys(replaced, Link(ranks, exchange, failures, self.backward))
+            link = Link(ranks, group, exchange, failures, self.backward)
+            self.links |= dict.fromkeys(replaced, link)
             job.watch()
 
     def install(self, groups: Sequence[Group]) -> None:
-        """Take the place of FSDP's collectives where something is compressed."""
+        """Take the place of FSDP's collectives. Those that codecs do not take are left to it, and
+        counted."""
         start = 0
         for number, group in enumerate(groups):
             mine = slice(start, start + len(group.lengths))
             start = mine.stop
-            names = [each.name for each in self._params[mine]]
             comms: dict[str, Any] = {}
             for argument, link in self.links.items():
                 way = self.ways[argument]
                 keys = [RAW if c is None else link.exchange.add(c) for c in way.codecs[mine]]
-                if any(key != RAW for key in keys):
-                    common = group, keys, link, number, len(groups), self._sent
-                    comms[argument] = comm = COMMS[argument](*common, way.strategy)
-                    if argument == REPLICAS:
-                        sizes = way.codecs[mine], group.lengths, group.starts
-                        row = Row(link.exchange, way.strategy, comm.name, names, keys, *sizes)
-                        self._rows.append(row)
+                leave = functools.partial(self._leave, argument, mine)
+                common = group, keys, link, number, len(groups), way.strategy, leave
+                comms[argument] = comm = COMMS[argument](*common)
+                comm.takes(group.gathered if argument == ALL_GATHER else group.reduced)
+                if argument == REPLICAS:
+                    names = [each.name for each in self._params[mine]]
+                    sizes = way.codecs[mine], group.lengths, group.starts
+                    row = Row(link.exchange, way.strategy, comm.name, names, keys, *sizes)
+                    self._rows.append(row)
             if comms:
                 group.install(
                     comms.get(ALL_GATHER), comms.get(REDUCE_SCATTER), comms.get(REPLICAS),
-                    self.backward.begin, self._buffers,
+                    self.backward.begin, self.backward.drop, self._buffers,
                 )  # fmt: skip
                 self._groups.add(group)
 
+    def _leave(self, argument: str, mine: slice, why: str) -> None:
+        """Note that parameters travel uncompressed, and tell of the first ones."""
+        way, params = self.ways[argument], self._params[mine]
+        decisions = list(way.decisions)
+        decisions[mine] = [raw(param, why) for param in params]
+        self.ways = {**self.ways, argument: replace(way, decisions=tuple(decisions))}
+        if self.coordinator.rank == 0 and (argument, why) not in self._told:
+            first = params[0].name
+            log.warning("hipress.shard: %s of %r travels uncompressed: %s", argument, first, why)
+        self._told.add((argument, why))
+
     @property
     def passes(self) -> int:
-        """Backward passes so far that sent gradients."""
-        return self.backward.count
+        """Backward passes so far that sent gradients, also before a state was loaded."""
+        return self.backward.passes
 
     def report(self) -> ShardReport:
         """Choices, bytes and times so far."""
         links = {*self.links.values()}
         each = [link.exchange.executor.counters for link in links]
         decisions = {name: way.decisions for name, way in self.ways.items()}
+        traffic = self.backward.traffic
         return ShardReport(
             rank=self.coordinator.rank,
             world_size=len(self.coordinator.ranks),
             installed=bool(links),
-            passes=self.passes,
+            steps=traffic.steps,
+            passes=traffic.passes,
             decisions=decisions,
-            native_bytes=self._sent.native,
+            native_bytes=traffic.native,
+            left_bytes=traffic.left,
             bytes_sent=round(sum(one.wire_bytes for one in each)),
             state_bytes=sum(link.state_bytes for link in links),
             encode_seconds=sum(one.encode_seconds for one in each),
@@ -128,19 +156,25 @@ class Sharding:
         )
 
     def state_dict(self, params: Sequence[Param]) -> dict[str, Any]:
-        """The number by which stochastic codecs draw, and this rank's residuals of averages between
-        replicas, by parameter. params: this rank's shards."""
-        self._refuse_failed()
+        """The numbers by which stochastic codecs draw, and this rank's residuals of averages
+        between replicas, by parameter. params: this rank's shards."""
+        self._refuse_unfinished()
         saved = states.export(self._rows)
         owed = {param.name: self._owed_to(param).clone() for param in params}
         owed = {name: values for name, values in owed.items() if values.any()}
-        common = {"format": FORMAT, "passes": self.passes, "place": self._place}
+        draws = {"gradients": self.backward.sums, "weights": self._versions}
+        common = {"format": FORMAT, "passes": self.passes, "draws": draws, "place": self._place}
         return {**common, "owed": owed, **saved}
+
+    @property
+    def _versions(self) -> dict[str, int]:
+        """Numbers of the present weights, by group."""
+        return {group.name: group.version() for group in self._groups}
 
     def portable_state_dict(self, params: Sequence[Param]) -> dict[str, Any]:
         """The same for any number of replicas: what these have not delivered is a gradient, of this
         rank's shards. All ranks must call this."""
-        self._refuse_failed()
+        self._refuse_unfinished()
         owed, residuals = {}, states.undelivered_by_name(self._rows)
         for param in params:
             values = self._owed_to(param)
@@ -172,13 +206,18 @@ class Sharding:
                 states.restore(self._rows, state)
         passes = state["step" if portable else "passes"]
         self.coordinator.require_equal({"backward passes of the state to load": passes})
-        self.backward.count = passes
+        self.backward.drop()
+        draws = {"gradients": passes, "weights": {}} if portable else state["draws"]
+        self.backward.passes, self.backward.sums = passes, draws["gradients"]
+        for group in self._groups:
+            group.go_on(draws["weights"].get(group.name, passes))
+            group.held.clear()
         self._carried.close()
         owed = {param.index: in_layout(state["owed"][param.name], param) for param in good}
         self._carried = Carried(owed, params, parameters)
 
     def _check_own(self, state: Mapping[str, Any]) -> None:
-        if state.get("format") != FORMAT or "passes" not in state:
+        if state.get("format") != FORMAT or not {"passes", "draws"} <= state.keys():
             raise StateError(
                 "this is no state of a model of hipress.shard: pass hipress.state_dict(model) of "
                 "one, or a portable state"
@@ -222,6 +261,16 @@ class Sharding:
         self._carried.close()
         for link in self.links.values():
             link.exchange.close()
+
+    def _refuse_unfinished(self) -> None:
+        self._refuse_failed()
+        for group in self._groups:
+            if group.held:
+                raise StateError(
+                    f"rank {self.coordinator.rank}: gradients of {group.name!r} wait for their "
+                    "average over replicas, by set_requires_all_reduce(False), and no state has "
+                    "them: save between two steps, or drop them by model.reset_iter_state()"
+                )
 
     def _refuse_failed(self) -> None:
         for link in self.links.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -50,10 +50,13 @@ def ways_of(
     options: Options,
     placement: Placement,
     nodes: Mapping[str, Topology],
+    frozen: Collection[int] = (),
 ) -> dict[str, Way]:
     """The collectives by argument of `hipress.shard`, without those that stay native.
 
-    compressors: values of these arguments. nodes: those of each one's ranks. Raises ConfigError for
+    compressors: values of these arguments. nodes: those of each one's ranks. frozen: indices of
+    parameters that need no gradient: gathers leave their bits, which may be packed numbers of fewer
+    bits, unless a rule names them. Raises ConfigError for
     codecs that cannot carry rows, or would lose what they keep for the next step.
     """
     ruled = rules.compiled(options, placement.target)
@@ -71,8 +74,11 @@ def ways_of(
         for why, each in ((argument, codec), *others):
             _refuse(each, argument, why, strategy, ranks)
             placement.refuse(each, strategy)
+        kept = frozen if argument == ALL_GATHER else ()
         chosen = [
             _decide(param, assigned.get(param.index), codec, strategy, options, ranks)
+            if param.index in assigned or param.index not in kept
+            else (raw(param, "frozen; a rule may name it"), None)
             for param in params
         ]
         ways[argument] = Way(strategy, *(tuple(each) for each in zip(*chosen, strict=True)))
