@@ -239,6 +239,7 @@ def prepare(
         where = [(param.name, param.device) for param in params]
         placement = place(where, options.transport, backends_of(group))
         placement.refuse_capture(options.capture)
+        placement.refuse_checksum(options.checksum)
         placement.refuse_other_current()
         placement.refuse_sparse(params)
         codecs = codecs_of(options, placement)

@@ -132,8 +132,8 @@ def _ddp_arguments(model: nn.Module, ddp_kwargs: Mapping[str, Any] | None) -> di
     if any(fsdp_parts(inner)):
         raise ConfigError(
             "the model is sharded by fully_shard, which DistributedDataParallel cannot average: "
-            "pass it to hipress.Synchronizer, with the process_group of the ranks that hold the "
-            "same shard"
+            "hipress.shard(model) compresses what FSDP2 sends; hipress.Synchronizer averages "
+            "replicas, with the process_group of the ranks that hold the same shard"
         )
     others = wrapped_modules()
     wrapped = [each for each in others if isinstance(each, DistributedDataParallel)]

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 from casync.codec import Codec
 from hipress import options as options_
 from hipress.errors import ConfigError
-from hipress.options import AUTO
+from hipress.options import AUTO, refuse_foreign
 from hipress.plan.codecs import resolve, resolve_down, strategy_for
 
 __all__ = ["COMPRESSOR", "MIN_SIZE", "GroupOptions"]
@@ -51,6 +51,10 @@ class GroupOptions:
         min_size: smaller tensors, of fewer elements, stay uncompressed. timeout: also of the inner
         group; by default torch's. Raises ConfigError.
         """
+        refuse_foreign(
+            "GroupOptions", params, "it belongs to a model, and a group knows none",
+            {"checksum": "over NCCL no host sees the messages"},
+        )  # fmt: skip
         self.settings = options_.make(
             compressor, min_size=min_size, strategy=strategy, down=down, topology=topology,
             seed=seed, timeout=timeout, transport=transport, params=params,

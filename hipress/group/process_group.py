@@ -60,6 +60,7 @@ class CompressingGroup(dist.ProcessGroup):
         self.options, self._inner = options, _make_inner(request)
         self._name, self._description = str(request.group_id), ""
         self._averaged = 0  # compressed all-reduces so far; stochastic codecs draw by it
+        self._backward: int | None = None  # the latest backward pass with compressed all-reduces
         self._failed = False
         self._agreed = False  # True once ranks have compared their options
         self._compiled: dict[str, tuple[Codec, Codec | None]] = {}
@@ -76,6 +77,9 @@ class CompressingGroup(dist.ProcessGroup):
         if why:
             return self._inner.allreduce(tensors, opts, *rest, **named)
         (tensor,) = tensors
+        if (number := compat.backward_id()) != self._backward:
+            self._backward = number
+            compat.call_after_backward(self._settle)
         with self._failing():
             flat = tensor.detach().contiguous().view(-1)
             wait_within(self._average(flat), None)
@@ -84,6 +88,13 @@ class CompressingGroup(dist.ProcessGroup):
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(flat.view(tensor.shape))
         return compat.finished_work(tensors)
+
+    def _settle(self) -> None:
+        """Wait until a device has done all work, and raise its errors: no optimizer may step before
+        they are known."""
+        with self._failing():
+            for each in exchanges_of(self):
+                each.executor.settle()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

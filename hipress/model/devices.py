@@ -61,6 +61,15 @@ class Placement:
                 f"travel by {self.transport!r}: leave it out"
             )
 
+    def refuse_checksum(self, checksum: bool) -> None:
+        """Raise ConfigError if checksums are asked for, and no host sees the payloads."""
+        if checksum and self.by_nccl:
+            raise ConfigError(
+                f"checksum=True adds a CRC-32 where a host sends, and payloads of a model on "
+                f"{self.device} travel by {self.transport!r} from device to device: leave it out, "
+                'or pass transport="staged" or "host"'
+            )
+
     def refuse_other_current(self) -> None:
         """Raise ConfigError if another GPU is the current one: kernels would run there."""
         if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:

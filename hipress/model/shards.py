@@ -84,6 +84,12 @@ def apart(model: nn.Module) -> bool:
     return spread and any(fsdp_parts(model))
 
 
+def mesh_size(model: nn.Module) -> int:
+    """Number of ranks that hold a sharded model: those of tensor parallelism and, if FSDP2 got
+    their mesh, of replicas included."""
+    return max(parameter.device_mesh.size() for _, parameter in _shards(model))
+
+
 def refuse_older(model: nn.Module) -> None:
     """Raise ConfigError for FSDP's first version, which runs no hook with a shard's gradient."""
     if any(_parts(model, "FullyShardedDataParallel")):

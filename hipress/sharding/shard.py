@@ -22,11 +22,13 @@ from hipress.arguments import group_of
 from hipress.errors import ConfigError, unknown
 from hipress.model.devices import Placement, backends_of, place
 from hipress.model.params import Param
+from hipress.model.shards import mesh_size
 from hipress.options import AUTO, Options
 from hipress.plan.codecs import compilations_told_by, full_name
 from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
+from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import group_timeout
 from hipress.session import versions
 from hipress.sharding.fsdp import Group, groups_of, params_of
@@ -49,7 +51,7 @@ _REFUSED = {
     "scope": "FSDP2 has no buckets; each parameter is compressed by itself",
     "strategy": "a sum goes to the rank that owns the shard, and its values to all",
     "down": "all_gather is the compressor of what ranks receive",
-    "compressor": "name reduce_scatter, of gradients, and all_gather, of weights",
+    "compressor": "name reduce_scatter=, of gradients, and all_gather=, of weights",
     "optimizer": "shards of momentum are not averaged",
     "policy": "its compressors stay the same",
     "verify": "no two ranks hold the same gradients",
@@ -58,7 +60,7 @@ _REFUSED = {
 
 def shard(
     model: nn.Module,
-    *,
+    *unnamed: object,
     reduce_scatter: Compressor = "int4_group",
     all_gather: Compressor = "int8_group",
     replicas: Compressor = None,
@@ -107,7 +109,7 @@ def shard(
     groups = groups_of(model)
     ranks = groups[0].ranks
     with coordinators.failures_told(ranks):
-        _refuse(others)
+        _refuse({"compressor": None, **others} if unnamed else others)
         options = options_.make(
             "none", rules=rules, exclude=exclude, min_size=min_size, seed=seed, topology=topology,
             transport=transport, checksum=checksum,
@@ -142,10 +144,12 @@ def shard(
     SHARDINGS[model] = sharding
     end_with(model, sharding.close)
     _tell(sharding)
+    _warn_of_parts(model, coordinator, replica_group)
     return model
 
 
-_OPTIONS = tuple(name for name in inspect.signature(shard).parameters if name != "others")
+_UNNAMED = ("unnamed", "others")
+_OPTIONS = tuple(name for name in inspect.signature(shard).parameters if name not in _UNNAMED)
 
 
 def _check_model(candidate: object) -> nn.Module:
@@ -208,6 +212,7 @@ def _placement(params: Sequence[Param], options: Options, groups: Sequence[Group
         raise ConfigError(
             "transport='host' copies whole buckets, which FSDP2 has not: pass transport=\"staged\""
         )
+    placement.refuse_checksum(options.checksum)
     placement.refuse_other_current()
     return placement
 
@@ -227,6 +232,23 @@ def _facts(
         "transport": placement.transport,
         "versions": versions(),
     }
+
+
+def _warn_of_parts(
+    model: nn.Module, coordinator: Coordinator, replica_group: dist.ProcessGroup | None
+) -> None:
+    """Warn if gradients are averaged over a part of the job's ranks."""
+    replicas = 1 if replica_group is None else replica_group.size()
+    ranks, jobs = mesh_size(model) * replicas, dist.get_world_size()
+    if ranks < jobs and coordinator.rank == 0:
+        log.warning(
+            "hipress.shard: fully_shard got a mesh of %d of the job's %d ranks, and nothing "
+            "averages gradients with the others: the parts of the job train apart. Pass replicas= "
+            "and replica_group=, or both dimensions of the mesh to fully_shard. This is meant for "
+            "sites of hipress.Outer, stages of a pipeline, and replicas that something else "
+            "averages, such as a hipress.Synchronizer",
+            ranks, jobs,
+        )  # fmt: skip
 
 
 def _tell(sharding: Sharding) -> None:

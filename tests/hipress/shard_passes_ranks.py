@@ -11,6 +11,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import hipress
+from casync.errors import PayloadError
+from casync.runtime.executor import Executor
 from hipress.model.shards import local
 from tests.hipress.common import raised_by
 
@@ -271,6 +273,40 @@ def drawn(rank, world_size, fused):
         found[way] = same, anew, report.passes - passes, report.steps, report.bytes_per_step
         hipress.detach(model)
     return found
+
+
+def settled(rank, world_size, frontend):
+    """Numbers of times that a device was waited for, after each of three backward passes; and the
+    errors of a pass whose payload it refuses, and of the next one. frontend: shard, or the group
+    hipress."""
+    if frontend == "shard":
+        model = noted()
+    else:
+        options = hipress.GroupOptions("int8_group", min_size=1024)
+        mesh = init_device_mesh(
+            "cpu", (2, 1), mesh_dim_names=("replicate", "shard"),
+            backend_override={"replicate": ("hipress", options)},
+        )  # fmt: skip
+        model = sharded(mesh)
+    waits, counts, own = [], [], Executor.settle
+
+    def settle(executor: Executor, future=None) -> None:
+        waits.append(executor)
+        own(executor, future)
+
+    Executor.settle = settle
+    for _ in range(3):
+        model(batch(0, rank)).sum().backward()
+        counts.append(len(waits))
+
+    def refuse(executor: Executor, future=None) -> None:
+        raise PayloadError("bucket 'x' of rank 1: a damaged payload")
+
+    Executor.settle = refuse
+    errors = [raised_by(model(batch(0, rank)).sum().backward)]
+    if frontend == "shard":
+        errors.append(raised_by(model, batch(0, rank)))
+    return counts, errors
 
 
 def stepped_in_backward(rank, world_size):

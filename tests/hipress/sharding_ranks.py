@@ -421,6 +421,8 @@ def refused(rank, world_size):
             fsdp._SINCE["set_custom_all_of_it"] = "2.9"
         found[name] = raised_by(hipress.shard, model, **options)
     del fsdp._SINCE["set_custom_all_of_it"]
+    found["unnamed"] = raised_by(hipress.shard, made, "int4_group")
+    found["wrapped"] = raised_by(hipress.wrap, made, "int4_group")
     hipress.shard(made)
     found["again"] = raised_by(hipress.shard, made)
     found["part"] = raised_by(hipress.shard, made.blocks[0])
@@ -443,6 +445,27 @@ def alone(rank, world_size):
     hipress.load_state_dict(model, saved)
     hipress.detach(model)
     return losses, told, str(report), report.installed
+
+
+def parts(rank, world_size):
+    """Number of warnings by mesh: of all ranks, and of a rank with averages by nobody, by hipress
+    and by FSDP2."""
+    log, warned = logging.getLogger("hipress"), []
+    log.addFilter(lambda record: record.levelno < logging.WARNING or warned.append(record))
+    mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
+    replicas = {"replicas": "int4_group", "replica_group": mesh["replicate"].get_group()}
+    found = {}
+    for name, shape, options in (
+        ("whole", init_device_mesh("cpu", (world_size,)), {}),
+        ("apart", mesh["shard"], {}),
+        ("replicas", mesh["shard"], replicas),
+        ("hsdp", mesh, {}),
+    ):
+        warned.clear()
+        hipress.detach(hipress.shard(sharded(Net(), mesh=shape), **options))
+        texts = [record.getMessage() for record in warned]
+        found[name] = sum("the parts of the job train apart" in text for text in texts)
+    return found
 
 
 def parted(rank, world_size):

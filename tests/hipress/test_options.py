@@ -195,6 +195,18 @@ def test_all_mistakes_of_a_spec_are_told_at_once(tmp_path):
     assert "'feedback' is one of none, error, own" in str(caught.value)
 
 
+@pytest.mark.parametrize("transport", ["nccl", "nccl4py", "pynccl"])
+def test_checksums_are_for_hosts(transport):
+    """Over NCCL they did nothing."""
+    on_gpu = Placement(torch.device("cuda:0"), transport)
+    with pytest.raises(ConfigError, match=f"payloads of .*cuda:0 travel by '{transport}'"):
+        on_gpu.refuse_checksum(True)
+    on_gpu.refuse_checksum(False)
+    Placement(torch.device("cuda:0"), "staged").refuse_checksum(True)
+    with pytest.raises(ConfigError, match="GroupOptions takes no checksum: over NCCL"):
+        hipress.GroupOptions("int4_group", checksum=True)
+
+
 @pytest.mark.parametrize("transport", ["gloo", "staged"])
 def test_graphs_are_for_nccl(transport):
     with pytest.raises(ConfigError, match=f"over NCCL; payloads .* travel by '{transport}'"):

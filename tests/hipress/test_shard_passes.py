@@ -55,5 +55,13 @@ def test_forward_and_backward_passes_compute_with_the_same_weights(fused):
         assert bytes_of["chunked"] > 2 * bytes_of["once"]
 
 
+@pytest.mark.parametrize("frontend", ["shard", "group"])
+def test_errors_of_a_device_are_raised_before_an_optimizer_steps(frontend):
+    for counts, errors in launch(ranks.settled, 2, frontend):
+        assert counts == [1, 2, 3]
+        assert {error.kind for error in errors} == {"SyncError"}
+        assert "a damaged payload" in errors[0].message
+
+
 def test_weights_that_are_stepped_in_the_backward_pass():
     assert launch(ranks.stepped_in_backward, 2) == [(True, True)] * 2

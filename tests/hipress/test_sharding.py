@@ -119,6 +119,11 @@ def test_one_rank_installs_nothing():
     assert "nothing is installed for one rank" in report
 
 
+def test_parts_of_a_job_that_train_apart_are_told():
+    for told in launch(ranks.parts, 2):
+        assert told == {"whole": 0, "apart": 1, "replicas": 0, "hsdp": 0}
+
+
 def test_what_cannot_be_sharded_is_refused():
     for found in launch(ranks.refused, 2):
         texts = {name: error.message for name, error in found.items()}
@@ -148,6 +153,8 @@ def test_what_cannot_be_sharded_is_refused():
         assert "'blocks.1' has an all-reduce hook" in texts["hooked"]
         assert "has no FSDPModule.set_custom_all_of_it" in texts["torch"]
         assert "torch 2.9 is the first" in texts["torch"]
+        assert "hipress.shard takes no compressor: name reduce_scatter=" in texts["unnamed"]
+        assert "hipress.shard(model) compresses what FSDP2 sends" in texts["wrapped"]
         for name in ("again", "part"):
             assert "hipress.detach that first" in texts[name]
         assert "hipress.shard was not called for this model, or detached" in texts["detached"]
