@@ -282,8 +282,20 @@ def tell_plan(session: Session) -> None:
     if session.after is not None and isinstance(session.optimizer, Freezing):
         text = describe_phases(session.optimizer, session.plan, session.after, params)
     log.log(logging.WARNING if unexpected else logging.INFO, "hipress: %s", text)
+    _tell_swamped(session.plan, session.world_size)
     if by_name and session.options.optimizer is not None and session.options.policy is None:
         _tell_loss(session.options)
+
+
+def _tell_swamped(plan: Plan, ranks: int) -> None:
+    """Warn of codecs whose errors add up around a ring of so many ranks."""
+    ways = {(each.codec, each.strategy) for each in plan.decisions if each.codec is not None}
+    for key, strategy in sorted(ways):
+        if evidence.swamps(plan.codecs[key], strategy, ranks):
+            log.warning(
+                "hipress: %s by ring rounds growing sums at each of %d ranks, and its errors add "
+                "up: use strategy 'ps'", plan.codecs[key].name, ranks,
+            )  # fmt: skip
 
 
 def _tell_loss(options: Options) -> None:

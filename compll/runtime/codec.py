@@ -57,6 +57,8 @@ class Codec:
         self.difference = module.decay if module.differences else None
         #: a declared state (momentum, say) belongs to a worker's own gradient: no second encode
         self.reencodes = all(s.name == RESIDUAL for s in module.states)
+        #: true if the mean of a decoded payload over its draws is the gradient, as the spec claims
+        self.unbiased = module.unbiased
         #: payload fields that all ranks combine one after the other; () if payloads travel whole
         self.rounds: tuple[Round, ...] = self._arguments.all_rounds
         if self.rounds:

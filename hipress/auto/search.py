@@ -27,7 +27,7 @@ from hipress.auto.workload import Bucket, Workload, estimate, kinds
 from hipress.model.params import Param
 from hipress.options import Options
 from hipress.plan.codecs import ways_for
-from hipress.plan.evidence import Finding
+from hipress.plan.evidence import Finding, swamps
 from hipress.plan.messages import least_share
 from hipress.plan.plan import HOSTED, Decision, Plan, excluded, raw
 from hipress.plan.rules import NO_RULES, Overrides
@@ -128,7 +128,8 @@ class Search:
             if refuse_workers(codec, self.topology.world_size):
                 continue
             for strategy in ways_for(codec, self.options.strategy, self.topology):
-                yield Way(key, strategy)
+                if not swamps(codec, strategy, self.topology.world_size):
+                    yield Way(key, strategy)
 
     def _expecting(self, workload: Workload) -> Workload:
         """The workload with expected lengths of payloads that were not measured, and without those

@@ -21,6 +21,7 @@ from hipress.optim.optimizer_kinds import AVERAGED, PLAIN_SGD
 HARMLESS = {"lossless": 27.4, "lossless_bf16": 11.4, "bf16_sr": 16.0}
 LIMIT, SURELY = 0.01, 0.05  # relative to fp32's loss: see Finding
 SLACK = SURELY - LIMIT  # relative, at two standard errors: what `within` leaves to chance
+MANY_HOPS = 8  # ranks of a ring from which errors that do not cancel count
 ENOUGH = 600  # steps of all seeds: three of 200, or one of 1000
 
 
@@ -141,6 +142,13 @@ def _counts(finding: Finding, optimizer: str | None) -> bool:
         return finding.optimizer not in AVERAGED
     sgd = ("sgd", PLAIN_SGD)
     return finding.optimizer in (sgd if optimizer in sgd else (optimizer,))
+
+
+def swamps(codec: Codec, strategy: str, ranks: int) -> bool:
+    """True if errors of rounding add up where partial sums go around so many ranks: sums grow, and
+    a codec that is not unbiased loses alike at each hop what is small beside them."""
+    fair = codec.name in HARMLESS or getattr(codec, "unbiased", False)
+    return strategy == "ring" and ranks >= MANY_HOPS and not fair
 
 
 def worst(codec: Codec, optimizer: str | None) -> Finding | None:

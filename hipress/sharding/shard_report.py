@@ -59,7 +59,7 @@ class ShardReport:
             parts.append(str(self._costs()))
         for argument, decisions in self.decisions.items():
             table = decision_table(decisions)
-            table.title = argument
+            table.title = f"{argument}: elements of this rank's shards"
             parts.append(str(table))
         return "\n\n".join(parts) + "\n"
 

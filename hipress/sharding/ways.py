@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from casync.codec import Codec
@@ -81,7 +81,9 @@ def ways_of(
             else (raw(param, "frozen; a rule may name it"), None)
             for param in params
         ]
-        ways[argument] = Way(strategy, *(tuple(each) for each in zip(*chosen, strict=True)))
+        # what is not compressed travels in the collective, too
+        decisions = tuple(replace(decision, strategy=strategy) for decision, _ in chosen)
+        ways[argument] = Way(strategy, decisions, tuple(each for _, each in chosen))
     return ways
 
 

@@ -31,7 +31,7 @@ def test_an_example_trains_and_prints_its_report_without_them(monkeypatch):
 
 @pytest.mark.parametrize("program", ["hipress", "compll"])
 def test_a_command_names_the_extra_in_a_line(program):
-    done = run(f"from {program}.tools import main; main()")
+    done = run(f"runpy.run_module({program!r}, run_name='__main__')")  # python -m
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"{program}: needs typer")

@@ -16,7 +16,7 @@ from casync.cost import CodecCost, Copies, Costs, Line, Transfer, fit
 from casync.predict import timeline
 from casync.runtime.counters import Counters
 from casync.topology import Topology
-from hipress import options
+from hipress import options, session
 from hipress.auto import probe
 from hipress.auto.candidates import candidates
 from hipress.auto.local_search import BUDGET
@@ -395,6 +395,29 @@ def test_nodes_whose_ranks_share_a_link_are_tried_as_such(params):
     assert not any("ring" in each.label for each in others)  # of a codec with feedback
     flat = plans(params, rates, codecs={"int8_fake": Int8()}, topology=Topology.flat(8))
     assert not any("hierarchical" in each.label for each in flat)
+
+
+def test_a_biased_codec_goes_around_no_long_ring(params):
+    """Its errors add up: bf16 of values near 100 errs by 0.5% on 16 ranks."""
+    rates = costs(link=1e7, codec=1e10)
+    names = {"a": "int8_dettmers", "b": "lossless"}
+    rounds = {key: compll.compile(name, "reference") for key, name in names.items()}
+    rates = dataclasses.replace(rates, codecs=dict.fromkeys(rounds, rates.codecs["int8_fake"]))
+    for ranks, keys in ((4, {"a", "b"}), (8, {"b"}), (16, {"b"})):
+        made = search(params, rounds, Topology.flat(ranks))
+        assert {each.codec for each in made._ways() if each.strategy == "ring"} == keys
+        assert {each.codec for each in made._ways() if each.strategy == "ps"} == {"a", "b"}
+    asked = plans(params, rates, {"a": rounds["a"]}, Topology.flat(16), strategy="ring")
+    assert not any(each.compresses for each in asked)
+
+
+def test_a_biased_codec_that_is_to_go_around_a_long_ring_is_a_warning(params, caplog):
+    made = options.make("int8_dettmers", strategy="ring")
+    codec = compll.compile("int8_dettmers", "reference")
+    for ranks, many in ((4, 0), (8, 1)):
+        session._tell_swamped(fixed_plan(params, codec, made, Topology.flat(ranks)), ranks)
+        assert len(caplog.messages) == many
+    assert "int8_dettmers by ring rounds growing sums at each of 8 ranks" in caplog.messages[0]
 
 
 def test_a_strategy_without_a_formula_needs_a_compressor_that_is_named():

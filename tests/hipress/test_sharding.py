@@ -45,6 +45,9 @@ def test_ranks_compute_with_the_same_bits_of_compressed_weights(size):
         assert freed
         assert report["bytes_sent"] < report["native_bytes"] / 3
         codecs = {each["name"]: each["codec"] for each in report["decisions"]["reduce_scatter"]}
+        for argument, strategy in (("reduce_scatter", "push"), ("all_gather", "pull")):
+            assert {each["strategy"] for each in report["decisions"][argument]} == {strategy}
+            assert f"{argument}: elements of this rank's shards" in text
         assert codecs["head.weight"] == "int8_group"
         assert codecs["blocks.1.first.weight"] == "int4_group"
         assert codecs["blocks.1.first.bias"] is codecs["blocks.1.norm.weight"] is None

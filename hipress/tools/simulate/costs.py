@@ -59,7 +59,7 @@ def probed(cluster: Cluster, codecs: Mapping[str, Codec]) -> tuple[dict[str, Cod
         return costs, f"{listed}: as measured on a core of the machine of bench.codecs"
     return (
         costs,
-        f"{listed}: by the bytes that kernels touch, not measured on a {cluster.device.name}",
+        f"{listed}: by the bytes that kernels touch, not measured ({cluster.device.name})",
     )
 
 
