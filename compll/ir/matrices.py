@@ -15,6 +15,9 @@ from compll.ir.static import evaluate
 
 #: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
 LEAST, ROOM = 1 << 20, 64
+#: elements of any matrix: positions are int32, also those of the lanes of a last tile behind
+#: them; a tile has at most 2**14
+LARGEST = 2**31 - 2**14
 #: the longest inner dimension of products with float32 sums; CUDA computes their elements on reads
 SHORT = 8
 #: products of at most this many columns read each row of the first matrix once
@@ -22,12 +25,18 @@ NARROW = 16
 
 
 def extents(dims: tuple[Expr, ...], n: int) -> tuple[int, int]:
-    """Rows and columns for n elements. Raises UsageError for over max(LEAST, ROOM * n) elements."""
+    """Rows and columns for n elements. Raises UsageError for over max(LEAST, ROOM * n) elements, or
+    over LARGEST."""
     rows, cols = (extent(d, n) for d in dims)
     if rows * cols > max(LEAST, ROOM * n):
         raise UsageError(
             f"a matrix of {rows} x {cols} elements for a tensor of {n}: "
             "`when:` in the spec can exclude such tensors"
+        )
+    if rows * cols > LARGEST:
+        raise UsageError(
+            f"a matrix of {rows} x {cols} elements for a tensor of {n}: positions are int32, too "
+            f"small for more than {LARGEST}; encode the tensor in parts"
         )
     return rows, cols
 

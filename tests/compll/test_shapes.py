@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.errors import SpecError
+from compll.errors import SpecError, UsageError
 
 SPEC = """\
 name: rowwise
@@ -97,3 +97,24 @@ def test_shapes_may_be_arrays_of_numpy(spec):
 def test_a_malformed_shape_is_refused(name, shape):
     with pytest.raises(compll.UsageError, match=f"{name}: a shape"):
         compll.compile(name, "reference").for_shape(shape)
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_a_matrix_of_more_elements_than_positions_count_is_refused(target, tmp_path):
+    """Positions are int32: from element 2**31 on a kernel once read before the gradient."""
+    path = tmp_path / "lanes.yaml"
+    path.write_text(
+        "name: lanes\nencode:\n  m: matrix(g, 60 * n)\n  s: sum(abs(m))\n"
+        "payload: {s: float32}\ndecode: s + 0 * n\n"
+    )
+    codec = compll.compile(path, target)
+    with pytest.raises(UsageError, match=r"1 x 2160000000 .* positions are int32"):
+        codec.encode(np.zeros(36_000_000, np.float32))  # memory that nobody touches
+
+
+def test_nor_one_of_a_tensor_of_almost_as_many():
+    backend = compll.compile("powersgd", "cpu").backend
+    (kernel, *_) = [k for k in backend.by_name.values() if k.rooms]
+    assert backend.room(kernel, 2**30) > 2**32
+    with pytest.raises(UsageError, match=r"46341 x 46341 .* encode the tensor in parts"):
+        backend.room(kernel, 2**31 - 1)
