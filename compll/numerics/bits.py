@@ -58,6 +58,11 @@ def isfinite(x: Any) -> Any:
     return magnitude_bits(x) < INFINITE if kind_of(x) == "f32" else magnitude(x) < INF
 
 
+#: states take up smaller magnitudes only: sums of them over a tensor, and of their squares, are
+#: finite, so that one huge gradient does not spoil those after it
+HUGE = 2.0**48
+
+
 def floordiv(a: Any, b: Any) -> Any:
     """The quotient, rounded down; of integers, 0 if b is 0."""
     if kind_of(a) in FLOATS:

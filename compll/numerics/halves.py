@@ -2,7 +2,7 @@
 
 [Note: 16-bit states] Everything is computed in float32. A 16-bit state is converted when it is
 read, which is exact, and rounded to nearest even when it is written. It keeps its old value if the
-new one, rounded, is not finite. Arrays of float16 are NumPy's; those of bfloat16, which NumPy
+new one, rounded, is not below HUGE. Arrays of float16 are NumPy's; those of bfloat16, which NumPy
 lacks, are uint16 with the same bits.
 """
 
@@ -35,6 +35,7 @@ def stored(values: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def keep(held: NDArray[Any], value: Any) -> None:
-    """Store a state's new value. Elements whose new value is NaN or infinite keep their old one."""
+    """Store a state's new value. Elements whose new value is NaN, or not below HUGE, keep their old
+    one."""
     rounded = read(stored(np.asarray(value, np.float32), held.dtype))
-    held[:] = stored(np.where(np.isfinite(rounded), rounded, read(held)), held.dtype)
+    held[:] = stored(np.where(np.abs(rounded) < bits.HUGE, rounded, read(held)), held.dtype)

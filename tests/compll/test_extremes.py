@@ -7,6 +7,8 @@ import pytest
 
 import compll
 from compll.numerics import halves
+from tests.compll.cuda_host.pieces import pieces_equal
+from tests.tiers import first_fast
 
 N = 3000
 
@@ -148,3 +150,40 @@ def test_draws_depend_on_the_tensor_and_the_element(name, rng):
     assert np.array_equal(draw(1, 0), draw(1, 0))
     assert not np.array_equal(draw(1, 0), draw(2, 0))
     assert not np.array_equal(draw(1, 0), draw(1, 4096))
+
+
+FED = ["dgc", "randomk", "qsparse", "efsignsgd", "powersgd", "stc", "sidco_gp", "ef21", "threelc"]
+
+
+@pytest.mark.parametrize("name", first_fast(FED))
+def test_a_huge_gradient_spoils_its_own_step_alone(name, rng):
+    """Residuals of 1e38 made every later sum over the tensor infinite, and so stayed for good."""
+    for given in ({}, {"bits": 16}) if name == "dgc" else ({},):
+        codec, n = compll.compile(name, "cpu", **given), 4096
+        for huge in (1e5, 1e20, 1e29, 6e37):
+            state = codec.init_state(n)
+            for step in range(6):
+                x = rng.standard_normal(n).astype(np.float32) * np.float32(huge if step == 1 else 1)
+                decoded = codec.decode(codec.encode(x, state=state, step=step), n, step=step)
+                assert step == 1 or np.isfinite(decoded).all(), (huge, step)
+
+
+@pytest.mark.parametrize("kept", ["float32", "bfloat16"])
+def test_states_have_the_same_largest_value_on_all_backends(kept, tmp_path, rng):
+    text = (
+        f"name: held\nstate: {{m: '{kept}[n]', t: float32}}\nencode:\n  q: g + m\n  s: max(g) + t\n"
+        "payload: {q: 'float32[n]', s: float32}\ndecode: q + s\nupdate: {m: g, t: max(g)}\n"
+    )
+    near = np.nextafter(np.float32(2.0**48), np.float32([0, np.inf])).tolist()
+    values = [2.0**48, *near, 2.0**48 - 2.0**39, 2.0**48 - 2.0**40, 1e38, np.inf, 1.0]
+
+    def gradient(n):
+        return np.resize(np.float32(values), n) * rng.choice([-1, 1], n)
+
+    pieces_equal(text, tmp_path, gradient)
+    codecs = [compll.compile(tmp_path / "spec.yaml", target) for target in ("reference", "cpu")]
+    states = [codec.init_state(8) for codec in codecs]
+    for codec, state in zip(codecs, states, strict=True):
+        codec.encode(np.float32(values), state=state)
+    assert states[0]["m"].tobytes() == states[1]["m"].tobytes()
+    assert np.count_nonzero(states[0]["m"]) == (4 if kept == "float32" else 2)

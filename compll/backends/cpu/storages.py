@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
@@ -9,10 +10,12 @@ from compll.backends.cpu.builder import Builder
 from compll.backends.cpu.processor import FEATURES
 from compll.backends.cpu.types import F32, I8, I16, I32, const, lanes, number
 from compll.ir.tile import Array
-from compll.numerics.bits import FORMATS, INFINITE
+from compll.numerics.bits import FORMATS, HUGE
 
 #: true if this processor stores some lanes of a vector as fast as all of them
 MASKED = bool(FEATURES.get("avx512f"))
+#: bits of HUGE
+TOO_LARGE = int(np.float32(HUGE).view(np.int32))
 #: storages of at most 16 bits
 NARROW = {"uint16": 16, "byte": 8} | {name: one.width for name, one in FORMATS.items()}
 
@@ -51,13 +54,13 @@ def stored_as(b: Builder, x: ir.Value, storage: str) -> ir.Value:
 
 
 def finite_or(b: Builder, value: ir.Value, before: ir.Value, storage: str) -> ir.Value:
-    """A state's value; the old value if the new one is NaN or infinite once stored.
+    """A state's value; the old value if the new one is NaN, or not below HUGE, once stored.
 
     [Note: masked stores] LLVM turns a choice between a value and the old one into a masked store.
     On AMD's processors without AVX-512 that takes 12 cycles and more. So bits are blended there,
     with a mask that LLVM cannot recognize as one.
     """
-    too_large = {"bfloat16": 0x7F7F8000, "float16": 0x477FF000}.get(storage, INFINITE)
+    too_large = {"bfloat16": TOO_LARGE - 0x8000, "float16": 0x477FF000}.get(storage, TOO_LARGE)
     size, least = ins.ROWS["magnitude_bits"](b, value), const(I32, value, too_large)
     if MASKED:
         return b.select(b.icmp_signed("<", size, least), value, before)

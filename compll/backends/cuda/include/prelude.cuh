@@ -106,15 +106,16 @@ template <bool READY, class X, class V> D void store4(X* x, i64 i, int count, co
   if (READY) *(Four<X>*)(x + i) = four_of<X>(v);
   else for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = (X)v[j];
 }
-// states take up finite values only; a sum that overflows takes the long way, no more
+// states take up values below HUGE only (see bits.py); a sum above it takes the long way, no more
+constexpr float HUGE_STATE = 281474976710656.0f;
 template <class X> D void keep1(X* x, i64 i, float v) {
   const X kept = (X)v;
-  if (op_isfinite((float)kept)) x[i] = kept;
+  if (fabsf((float)kept) < HUGE_STATE) x[i] = kept;
 }
 D float magnitudes(float a, float b, float c, float d) { return (fabsf(a) + fabsf(b)) + (fabsf(c) + fabsf(d)); }
 template <bool READY, class X> D void keep4(X* x, i64 i, int count, const float* v) {
   const Four<X> q = four_of<X>(v);
-  if (READY && op_isfinite(magnitudes(q.v[0], q.v[1], q.v[2], q.v[3]))) *(Four<X>*)(x + i) = q;
+  if (READY && magnitudes(q.v[0], q.v[1], q.v[2], q.v[3]) < HUGE_STATE) *(Four<X>*)(x + i) = q;
   else for (int j = 0; j < 4; ++j) if (j < count) keep1(x, i + j, q.v[j]);
 }
 
@@ -182,7 +183,7 @@ template <bool READY, int T, int ROWS, class X> D void store_rows(X* x, i64 o, Q
     for (int i = 0; i < ROWS; ++i) *(Quad*)(first + 128 * i) = e.in_memory(i);
   }
 }
-// the same for a state; `sum` is finite while all values are
+// the same for a state; while `sum` is below HUGE, all values are
 template <bool READY, int T, int ROWS, class X> D void put_kept(X* x, i64 o, int m, int k, const float* v, float& sum, Quad* shared) {
   const int l = (k * T + (int)threadIdx.x % T) * 4;
   if constexpr (READY && sizeof(X) == 4) {
@@ -194,7 +195,7 @@ template <bool READY, int T, int ROWS, class X> D void put_kept(X* x, i64 o, int
 }
 template <bool READY, int T, int ROWS, class X> D void keep_rows(X* x, i64 o, int m, float sum, Quad* shared) {
   if constexpr (READY && sizeof(X) == 4) {
-    if (__all_sync(FULL, op_isfinite(sum))) { store_rows<true, T, ROWS>(x, o, shared); return; }
+    if (__all_sync(FULL, sum < HUGE_STATE)) { store_rows<true, T, ROWS>(x, o, shared); return; }
     for (int k = 0; k < ROWS; ++k) {
       const int l = (k * T + (int)threadIdx.x % T) * 4;
       float v[4];
