@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -156,6 +156,17 @@ class Fragment:
     def _pieces(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, nn.Parameter]]:
         lengths = [param.numel for param in self.params]
         return zip(torch.split(flat, lengths), self._parameters, strict=True)
+
+
+def by_parameter(
+    fragments: Iterable[Fragment], values: Callable[[Fragment], torch.Tensor | None]
+) -> dict[str, torch.Tensor]:
+    """Copies of flat values of fragments, by name of a parameter; without those that are None."""
+    tensors: dict[str, torch.Tensor] = {}
+    for fragment in fragments:
+        if (flat := values(fragment)) is not None:
+            tensors |= {name: each.clone() for name, each in fragment.split(flat).items()}
+    return tensors
 
 
 def cut(

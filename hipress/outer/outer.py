@@ -35,9 +35,10 @@ from hipress.model import shards
 from hipress.model.params import as_module
 from hipress.model.torch_modes import without_inference_mode
 from hipress.options import AUTO, refuse_foreign
-from hipress.outer.fragments import Fragment
+from hipress.outer.fragments import Fragment, by_parameter
 from hipress.outer.members import FixedMembers, Members, failures_told
 from hipress.outer.outer_report import OuterReport
+from hipress.outer.roster import Roster
 from hipress.outer.rounds import Round
 from hipress.outer.schedule import PRESETS, OuterSGD, Schedule
 from hipress.outer.site_model import SiteModel, refuse_averaged
@@ -112,6 +113,7 @@ class Outer:
         checksum: bool = False,
         rules: Mapping[str, Any] | str | os.PathLike[str] = MappingProxyType({}),
         process_group: dist.ProcessGroup | None = None,
+        name: str | None = None,
         **params: Any,
     ) -> None:
         """Connect the sites; all begin with the weights and buffers of the first.
@@ -136,6 +138,7 @@ class Outer:
             keep: the type of agreed weights in memory, "float32" or "bfloat16", rounded at random.
             members: who takes part in a round; by default the ranks of `process_group`, always.
             process_group: of ranks at different sites; by default of all ranks.
+            name: of this site, for reports and the log; by default that of its host.
 
         Other options as for `wrap`. Raises ConfigError, ConfigMismatch, AgreementTimeout and
         RankLost as `wrap` does.
@@ -152,6 +155,9 @@ class Outer:
             patience, told = timedelta(seconds=members.patience), failures_told(members)
         timeout = patience if timeout is None else timeout
         with told:
+            first: object = model
+            if isinstance(first, Optimizer):
+                raise ConfigError("the model comes first: hipress.Outer(model, optimizer)")
             if members is not None and process_group is not None:
                 raise ConfigError("members choose the ranks: leave process_group out")
             refuse_foreign("Outer", params, "it averages weights between sites, not gradients")
@@ -167,6 +173,7 @@ class Outer:
             self._model = SiteModel.of(inner, optimizer, options, self.schedule)
             refuse_averaged(inner, group)
             _refuse_second(inner, members)
+            roster = Roster(name)
         self.fragments = self._model.fragments
         if members is not None:
             self._members = members
@@ -176,9 +183,10 @@ class Outer:
         self.steps = 0  # since the begin of the last round
         self._sites: Sites | None = None
         self._notes: list[dict[str, Any]] = []  # of the sites, by rank
+        self._roster = roster
         self.round: Round | None = None
         self._ended: BaseException | str | None = None  # the reason why there are no more rounds
-        self._has_left = False  # this site has ended its last round
+        self.has_left = False  # this site has ended its last round
         self.undone = 0  # rounds that were
         #: rounds undone since the last that was committed, but for those of a refused site
         self._undone_in_a_row = 0
@@ -247,7 +255,7 @@ class Outer:
             if self.round is not None:
                 self._end()
             self.steps = 0
-            while self._ended is None and not self._has_left:
+            while self._ended is None and not self.has_left:
                 self._begin(leaving=True)
                 if self.round is not None:
                     self._end()
@@ -260,6 +268,12 @@ class Outer:
         self._dropped.detach()
         self._part()
         self._members.close()
+
+    def agreed(self) -> dict[str, torch.Tensor]:
+        """Copies of the weights that sites agreed on last, by parameter, as float32 on the host, of
+        FSDP2 this rank's shards; also when this has ended. `model.load_state_dict(outer.agreed(),
+        strict=False)` puts them in a model that DDP does not wrap."""
+        return by_parameter(self.fragments, lambda fragment: fragment.agreed.float())
 
     def connected(self) -> Sites:
         """The sites of the last round. Raises StateError if there are none."""
@@ -283,7 +297,9 @@ class Outer:
         memory["round"] = 0 if self.round is None else self.round.held_bytes
         now = 0 if self._sites is None else round(self._sites.counters.wire_bytes)
         return OuterReport(
-            sites=0 if self._sites is None else self._sites.count,
+            sites=len(self._roster.names),
+            names=self._roster.names,
+            ended=str(self._ended or ""),
             rounds=self.rounds,
             undone=self.undone,
             seconds=time.perf_counter() - self._started,
@@ -337,17 +353,20 @@ class Outer:
             self._undo(None, round_)
         else:
             round_.commit(seed=self.rounds)
+            self._roster.part()
+            here = round_.sites.coordinator.mailbox.here
             ends = all(note["leaving"] for note in self._notes)
             tell = log.info if ends else log.warning  # a training that ends may lose it
             for site, left in given.items():
                 if left is None:
-                    tell("hipress: what site %d had not delivered as it left is lost", site)
+                    who = "this site" if site == here else f"site {site}"
+                    tell("hipress: what %s had not delivered as it left is lost", who)
                 else:
                     for fragment, values in zip(self.fragments, left, strict=True):
                         fragment.owe(values)
             self.rounds += 1
             self._undone_in_a_row = 0
-            self._has_left = bool(self._notes[round_.sites.coordinator.rank]["leaving"])
+            self.has_left = bool(self._notes[round_.sites.coordinator.rank]["leaving"])
 
     def _undo(self, error: HipressError | None, round_: Round | None = None) -> None:
         """Go back to the begin of a round. Raises the error if sites do not change, and SyncError
@@ -373,7 +392,12 @@ class Outer:
     def _gather(self, coordinator: Coordinator, leaving: bool) -> None:
         """Connect with these sites, and give the agreed weights to those that lack them."""
         self._part()
-        own = {"rounds": self.rounds, "leaving": leaving, "not given": self._not_given}
+        own: dict[str, Any] = {
+            "rounds": self.rounds,
+            "leaving": leaving,
+            "not given": self._not_given,
+        }
+        own |= self._roster.own
         if self._members.changes:
             notes = coordinator.require_equal({}, {**own, "facts": self._model.facts})
             self._refuse_others(notes, coordinator)
@@ -385,6 +409,7 @@ class Outer:
             changes=self._members.changes,
         )  # fmt: skip
         self._notes = notes
+        self._roster.meet(coordinator, notes)
 
     def _catch_up(self, rounds: list[int], coordinator: Coordinator) -> None:
         """Take agreed weights and momentum from the first site that has ended most rounds."""

@@ -10,7 +10,7 @@ from typing import Any
 class OuterReport:
     """Counts and costs since an Outer was made; print it, or take its `to_dict()`."""
 
-    sites: int
+    sites: int  # in the last round, but for those that left with it
     rounds: int
     undone: int  # rounds that failed, and were undone
     seconds: float
@@ -18,6 +18,8 @@ class OuterReport:
     sent_bytes: int
     memory: dict[str, int]  # bytes at this site beside weights and optimizer, by use
     schedule: str
+    names: list[str]  # of the sites, such as "site 3 (amsterdam)"
+    ended: str = ""  # the reason why there are no more rounds
 
     @property
     def training(self) -> float:
@@ -30,9 +32,11 @@ class OuterReport:
 
     def __str__(self) -> str:
         used = ", ".join(f"{use} {size / 1e6:.1f}" for use, size in self.memory.items() if size)
+        ended = f" that has ended ({self.ended})" if self.ended else f" of {self.sites} sites"
         return (
-            f"outer loop of {self.sites} sites: {self.schedule}\n"
-            f"  {self.rounds} rounds, {self.undone} undone, {self.sent_bytes / 1e6:.1f} MB sent\n"
+            f"outer loop{ended}: {self.schedule}\n"
+            + (f"  {', '.join(self.names)}\n" if self.names else "")
+            + f"  {self.rounds} rounds, {self.undone} undone, {self.sent_bytes / 1e6:.1f} MB sent\n"
             f"  {100 * self.training:.1f}% of {self.seconds:.1f} s in training\n"
             f"  MB beside weights and optimizer: {used}"
         )

@@ -10,7 +10,7 @@ import torch
 
 from casync.runtime.deferral import as_torch
 from hipress.errors import StateError
-from hipress.outer.fragments import Fragment
+from hipress.outer.fragments import Fragment, by_parameter
 from hipress.outer.rounds import Round
 from hipress.outer.sites import Arrays, Sites
 from hipress.ranks.link import Mean
@@ -21,11 +21,19 @@ if TYPE_CHECKING:
 FORMAT = 1
 _SHARED = {"rounds", "agreed", "momentum", "owed", "portable"}  # of every state
 _OWN = {"site", "sites", "course", "steps", "calls", "codecs", "round"}  # and of a site's own
-_Named = dict[str, torch.Tensor]
 
 
 def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
     """The state of this site, or one for any number of sites: see `hipress.state_dict`."""
+    common = {
+        "format": FORMAT,
+        "outer": True,
+        "rounds": outer.rounds,
+        "agreed": by_parameter(outer.fragments, lambda f: f.agreed),
+        "momentum": by_parameter(outer.fragments, lambda f: f.momentum),
+    }
+    if outer.has_left:  # others have taken over what this site had not delivered
+        return common | {"portable": True, "owed": {}}
     sites = outer.connected()
     if outer.round is not None and (portable or sites.changes):
         raise StateError(
@@ -34,16 +42,9 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         )
     if outer.round is not None:
         outer.round.wait()  # first: until then its encodes change states
-    common = {
-        "format": FORMAT,
-        "outer": True,
-        "rounds": outer.rounds,
-        "agreed": _split(outer, lambda f: f.agreed),
-        "momentum": _split(outer, lambda f: f.momentum),
-    }
     if portable:
         mean = Mean(sites.coordinator)
-        owed = _split(outer, lambda f: mean(outer.left(f)))
+        owed = by_parameter(outer.fragments, lambda f: mean(outer.left(f)))
         return common | {"portable": True, "owed": owed}
     return common | {
         "portable": False,
@@ -52,7 +53,7 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         "course": outer.schedule.course,
         "steps": outer.steps,
         "calls": sites.calls,
-        "owed": _split(outer, lambda f: f.owed),
+        "owed": by_parameter(outer.fragments, lambda f: f.owed),
         "codecs": {
             bundle.name: {
                 f"{codec} {side}": {name: as_torch(a).clone() for name, a in arrays.items()}
@@ -90,8 +91,8 @@ def restore(outer: Outer, state: Mapping[str, Any]) -> None:
         fragment.agreed.copy_(fragment.join(state["agreed"]))
         if fragment.momentum is not None:
             fragment.momentum.copy_(fragment.join(state["momentum"]))
-        owed = {param.name for param in fragment.params} <= state["owed"].keys()
-        fragment.owed = fragment.join(state["owed"]) if owed else None
+        owed = {p.name: state["owed"].get(p.name, torch.zeros(p.shape)) for p in fragment.params}
+        fragment.owed = fragment.join(owed) if owed.keys() & state["owed"].keys() else None
         if state["portable"]:  # the way of the sites since the last round is owed
             fragment.write(fragment.target())
     if state["portable"]:  # and so is what codecs held back: new sites have none of it
@@ -159,16 +160,6 @@ def _check(outer: Outer, state: Any) -> None:
             f"the state has {sorted(state['codecs'])}, this outer loop {sorted(bundles)}: use the "
             "compressor, strategy and fragments of before, or save with portable=True"
         )
-
-
-def _split(outer: Outer, values: Any) -> _Named:
-    """Values of all fragments by parameter's name, those that are not None."""
-    tensors: _Named = {}
-    for fragment in outer.fragments:
-        flat: torch.Tensor | None = values(fragment)
-        if flat is not None:
-            tensors |= {name: each.clone() for name, each in fragment.split(flat).items()}
-    return tensors
 
 
 def _round(under_way: Round | None) -> dict[str, Any] | None:

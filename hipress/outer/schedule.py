@@ -73,10 +73,15 @@ class Schedule:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name} is a whole number from {least} on, not {value!r}")
+        if self.fragments > self.every:
+            raise ConfigError(
+                f"fragments={self.fragments} rounds do not fit into every={self.every} steps: at "
+                f"most {self.every} do, one a step"
+            )
         if self.every % self.fragments:
             raise ConfigError(
                 f"every={self.every} steps do not divide into fragments={self.fragments} rounds: "
-                f"{self.every // self.fragments * self.fragments or self.fragments} do"
+                f"{self.every // self.fragments * self.fragments} do"
             )
         if self.delay >= self.spacing:
             raise ConfigError(

@@ -249,6 +249,7 @@ def errors(rank, world_size):
 
     found = [
         refused(every=10, fragments=3),
+        refused(every=5, fragments=99),
         refused(every=4, delay=4),
         refused(every=4, fragments=2, delay=2),
         refused(compressor="auto"),

@@ -2,9 +2,14 @@
 
 import logging
 import re
+import signal
+import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -349,6 +354,61 @@ def test_a_site_that_cannot_leave_has_ended():
         outer.step()
 
 
+def volunteer(port, name, folder, steps):
+    """A process of the example, and its file."""
+    folder.mkdir()
+    script = Path(hipress.__file__).parents[1] / "examples" / "volunteer.py"
+    command = [sys.executable, script, f"127.0.0.1:{port}", "--name", name, "--steps", str(steps)]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ), folder / "agreed.pt"
+
+
+def test_a_volunteer_joins_leaves_saves_and_evaluates(tmp_path):
+    """The example; the first is interrupted, and leaves in good order."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    first, agreed = volunteer(store.port, "amsterdam", tmp_path / "a", 10**6)
+    second, other = volunteer(store.port, "berlin", tmp_path / "b", 60)
+    try:
+        told, _ = second.communicate(timeout=HANG)
+        assert second.returncode == 0, told
+        first.send_signal(signal.SIGINT)
+        lines, _ = first.communicate(timeout=HANG)
+        assert first.returncode == 0, lines
+    finally:
+        first.kill()
+        second.kill()
+    for text in (lines, told):  # either may be there first
+        assert re.search(r"\((amsterdam|berlin)\) joined", text)
+        assert re.search(r"outer loop of [12] sites.*\n  site \d \(", text)
+    assert re.search(r"\(berlin\) left", lines)
+    for text, file in ((lines, agreed), (told, other)):
+        assert float(re.search(r"agreed on: ([0-9.]+)", text)[1]) < 8  # variance of the targets
+        assert {*torch.load(file)} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_agreed_weights_can_be_had_in_each_state_of_an_outer():
+    outer = alone_with(StoreMembers(dist.HashStore()), every=2, fragments=2, keep="bfloat16")
+    for _ in range(4):  # rounds of two parts
+        with torch.no_grad():
+            outer.module.scale.add_(1.0)
+        outer.step()
+    before = outer.agreed()
+    assert {name: each.shape for name, each in outer.module.named_parameters()} == {
+        name: each.shape for name, each in before.items()
+    }
+    assert outer.report().names == [f"site 1 ({socket.gethostname()})"]
+    outer.leave()
+    state = hipress.state_dict(outer)
+    assert state["portable"]
+    assert all(map(torch.equal, state["agreed"].values(), outer.agreed().values()))
+    assert float(before["scale"]) > 1
+    assert "outer loop that has ended (it has left)" in str(hipress.report(outer))
+    again = alone_with(StoreMembers(dist.HashStore()), every=2)
+    hipress.load_state_dict(again, state)
+    assert torch.equal(again.agreed()["scale"], outer.agreed()["scale"])
+
+
 def test_an_outer_that_is_dropped_leaves():
     """Its threads and connections once stayed, and the other site waited for it."""
     sites, seconds = launch(ranks.dropped, 2)[0]
@@ -374,7 +434,7 @@ def test_what_the_last_sites_leave_is_told_once(caplog):
     with caplog.at_level(logging.INFO, "hipress"):
         outer.leave()
     assert outer.undone == 1
-    lost = [r.levelname for r in caplog.records if "what site 0 had not delivered" in r.message]
+    lost = [r.levelname for r in caplog.records if "what this site had not delivered" in r.message]
     assert lost == ["INFO"]
 
 

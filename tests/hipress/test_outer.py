@@ -92,6 +92,7 @@ def test_mistakes_are_named():
             found,
             (
                 "every=10 steps do not divide into fragments=3 rounds: 9 do",
+                "fragments=99 rounds do not fit into every=5 steps: at most 5 do",
                 "delay=4: a round must end before the next begins, so at most 3 steps",
                 "delay=2: a round must end before the next begins, so at most 1 steps",
                 "Outer needs a compressor by name",
@@ -101,7 +102,7 @@ def test_mistakes_are_named():
                 "ranks disagree on parameters",
                 "optimizer is the one that steps this model's parameters between rounds, not SGD",
                 "unknown preset of Outer 'diloko'. did you mean 'diloco'?",
-                "the model must be a torch.nn.Module, got SGD",
+                "the model comes first: hipress.Outer(model, optimizer)",
                 "hipress.Outer takes no verify: it averages weights between sites",
                 "members is a hipress.StoreMembers or a hipress.TorchftMembers, not",
                 "parameter 'weight' is on the meta device and has no values",
