@@ -48,7 +48,7 @@ def simulate(
         list[str] | None,
         typer.Option(
             help="fp32, or a compressor such as dgc:ratio=0.01; with --sharding, of gradients and "
-            "weights, such as int4_group+int8_group; may be repeated."
+            "weights, such as int4_group+int8_group, or fp32+bf16; may be repeated."
         ),
     ] = None,
     sharding: Annotated[
@@ -76,6 +76,10 @@ def simulate(
         float | None,
         typer.Option(help="Milliseconds of one rank's step without communication.", min=1e-3),
     ] = None,
+    micro_batches: Annotated[
+        int,
+        typer.Option(help="Micro-batches of a step, whose gradients add up on each rank.", min=1),
+    ] = 1,
     bandwidth_for: Annotated[
         str,
         typer.Option(help="Print the least bandwidth that reaches this efficiency, such as 90%."),
@@ -98,7 +102,11 @@ def simulate(
         sharding = sharding or case[0].sharding
         schedule = outer_rounds.schedule_of(every, delay, fragments, sharding)
         seconds = None if step is None else step * 1e-3
-        simulation = _simulation(sharding, *case, method or (), seconds)
+        if schedule is not None and micro_batches > 1:
+            raise ConfigError(
+                "--every counts steps without micro-batches: leave --micro-batches out"
+            )
+        simulation = _simulation(sharding, *case, method or (), seconds, micro_batches)
         table = predictions.table(simulation, kind_of(optimizer))
         loop = None
         if schedule is not None:
@@ -111,6 +119,9 @@ def simulate(
     show.show(table)
     if loop is not None:
         print(textwrap.fill(show.rounds(loop), WIDTH))
+    if isinstance(simulation, sharded.ShardSimulation):
+        told = sharded.faster_by_replicas(simulation, table.rows[0], kind_of(optimizer))
+        print(textwrap.fill(told, WIDTH), end="\n" * bool(told))
     _warn(simulation.cluster.device, table, sharding is not None)
     if wanted is not None:
         _tell_bandwidths(simulation, wanted)
@@ -123,12 +134,13 @@ def _simulation(
     model: own.Description,
     methods: Sequence[str],
     step: float | None,
+    micro_batches: int,
 ) -> Simulation:
     """The simulation of replicas, or of shards. Raises ConfigError."""
     if sharding is None:
         parsed = [compared.parse(each) for each in methods or compared.DEFAULTS]
-        return Simulation(cluster, model, parsed, step)
-    return sharded.simulation(sharding, cluster, model, methods, step)
+        return Simulation(cluster, model, parsed, step, micro_batches)
+    return sharded.simulation(sharding, cluster, model, methods, step, micro_batches)
 
 
 def _warn(device: Device, table: predictions.Table, shards: bool) -> None:

@@ -30,9 +30,9 @@ between: {{bandwidth: 8 Gbit/s, latency: 0 us, reach: 100%, collective: 0 us}}
 """
 
 
-def shards(*methods, cluster=TWO, model="1000x1000", step=0.03, sharding="fsdp2"):
+def shards(*methods, cluster=TWO, model="1000x1000", step=0.03, sharding="fsdp2", **more):
     made = [sharded.parse(each, sharding) for each in methods]
-    return sharded.ShardSimulation(cluster, own.find(model), made, step)
+    return sharded.ShardSimulation(cluster, own.find(model), made, step, **more)
 
 
 def simulate(*arguments):
@@ -48,12 +48,33 @@ def path(tmp_path):
 
 def test_a_layer_is_gathered_twice_and_scattered_once():
     """Nothing is left to overlap: three times half of 4 MB at 1 GB/s, beside 30 ms."""
-    made = shards("fp32", "bf16")
-    for method, width in (("fp32", 4), ("bf16", 2)):
-        assert made.outcome(method).step == pytest.approx(0.03 + 3 * width * LAYER / 2 * 1e-9)
-    assert [each.node_bytes for each in made.outcomes()] == pytest.approx([3e6, 6e6])
+    made = shards("fp32", "bf16", "fp32+bf16")
+    for method, width in (("fp32", 3 * 4), ("fp32+bf16", 4 + 2 * 2), ("bf16", 3 * 2)):
+        assert made.outcome(method).step == pytest.approx(0.03 + width * LAYER / 2 * 1e-9)
+    assert [each.node_bytes for each in made.outcomes()] == pytest.approx([3e6, 4e6, 6e6])
     # weights, gradients and two states of 2 MB; two layers of weights and one of gradients
     assert made.memory("fp32", "adamw") == pytest.approx(4 * 2e6 + 3 * 4e6)
+    assert made.memory("fp32+bf16", "adamw") == pytest.approx(4 * 2e6 + 2 * 2e6 + 4e6)
+    assert made.methods["fp32+bf16"].loss("adam") == "float32's"
+    found = made.methods["bf16"].loss("adam")
+    assert found == compared.parse("bf16").loss("adam") != "not measured"
+
+
+def test_micro_batches_are_summed_on_each_rank():
+    """Three gather weights twice each, and the last scatters gradients, which lie whole."""
+    made = shards("fp32", micro_batches=3)
+    outcome = made.outcomes()[0]
+    assert outcome.step == pytest.approx(3 * 0.03 + (3 * 2 + 1) * 2e-3)
+    assert outcome.exposed == pytest.approx(7 * 2e-3)
+    assert outcome.node_bytes == pytest.approx(7 * 2e6)
+    assert made.memory("fp32", "adamw") == shards("fp32").memory("fp32", "adamw") + 4e6
+    methods = [compared.parse("fp32")]
+    one, three = (
+        Simulation(TWO, own.find("1000x1000"), methods, 0.03, count).outcome("fp32")
+        for count in (1, 3)
+    )
+    assert three.step == pytest.approx(one.step + 2 * 0.03)
+    assert three.exposed == pytest.approx(one.exposed)
 
 
 def test_bytes_of_payloads():
@@ -101,6 +122,21 @@ def test_replicas_of_shards():
     assert sent["fp32"] == pytest.approx(2 * 2e6)
     assert sent["int4_group"] == pytest.approx(2 * LAYER / 2 * 4.25 / 8, rel=1e-3)
     assert made.memory("onebit_group", None) - made.memory("int4_group", None) == 4 * LAYER / 2
+
+
+@pytest.mark.parametrize("between, told", [("8 Gbit/s", True), ("8000 Gbit/s", False)])
+def test_replicas_that_would_be_faster_are_told(between, told, tmp_path):
+    """Between nodes they send gradients alone; shards over all ranks weights, too, and twice."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        CLUSTER.format(nodes=2).replace("8 Gbit/s", between)
+        + "ranks_per_node: 2\ninside: {bandwidth: 8000 Gbit/s, latency: 0 us}\n"
+    )
+    result = simulate(path, "8000x8000", "--step", 30, "--sharding", "fsdp2")
+    text = " ".join(result.output.split())
+    assert result.exit_code == 0, text
+    assert ("--sharding hsdp is" in text) == told
+    assert ("times as fast as int4_group+int8_group" in text) == told
 
 
 def wire(seconds, **more):
@@ -189,7 +225,7 @@ def test_the_command(path, tmp_path):
     assert result.exit_code == 0, result.output
     assert "groups of parameters: 1 by numbered modules" in result.output
     rows = {each["method"]: each for each in json.loads(output.read_text())["methods"]}
-    assert set(rows) == {"fp32", "bf16", "int4_group+int8_group"}
+    assert set(rows) == {"fp32", "fp32+bf16", "bf16", "int4_group+int8_group"}
     assert rows["fp32"]["step"] == pytest.approx(0.036)
     result = simulate(*arguments, "--every", 20, "--delay", 5, "--fragments", 2)
     assert result.exit_code == 0, result.output
@@ -240,6 +276,7 @@ def test_plans_of_a_profile_are_those_of_its_cluster(sharding, tmp_path):
         (2, ["--sharding", "fsdp2", "--method", "onebit_group"], "keeps states"),
         (2, ["--sharding", "fsdp2", "--method", "int4_group:strategy=ps"], "without a strategy"),
         (2, ["--sharding", "fsdp2", "--every", "10"], "leave --sharding out"),
+        (2, ["--every", "10", "--micro-batches", "2"], "leave --micro-batches out"),
         (1, ["--every", "10"], "between nodes, and the cluster has one"),
         (2, ["--every", "10", "--delay", "10"], "at most 9 steps after its begin"),
         (2, ["--every", "10", "--fragments", "3"], "do not divide into fragments=3"),

@@ -76,7 +76,7 @@ def table(simulation: Simulation, optimizer: str | None = None) -> Table:
         for each in outcomes
     )
     return Table(
-        str(simulation.cluster), simulation.model, simulation.alone.step,
+        str(simulation.cluster), simulation.model, simulation.alone_seconds,
         simulation.cluster.bandwidth, rows, simulation.assumed,
     )  # fmt: skip
 

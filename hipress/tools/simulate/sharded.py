@@ -20,6 +20,7 @@ from hipress import options
 from hipress.errors import ConfigError, unknown
 from hipress.model.devices import ON_HOST
 from hipress.model.params import Param
+from hipress.plan import evidence
 from hipress.plan.plan import Decision
 from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way, ways_of
 from hipress.tools.models.own import Description
@@ -28,7 +29,8 @@ from hipress.tools.simulate import costs as cost_tables
 from hipress.tools.simulate.cluster import FSDP2, HSDP, Cluster
 from hipress.tools.simulate.compared import BASELINE, FP32, Method
 from hipress.tools.simulate.course import ROOT, Collectives, Part, predict_step
-from hipress.tools.simulate.simulation import STATES, Simulation
+from hipress.tools.simulate.predictions import Row
+from hipress.tools.simulate.simulation import PAYS, STATES, Simulation
 
 __all__ = [
     "DEFAULTS",
@@ -39,9 +41,13 @@ __all__ = [
     "simulation",
 ]
 
+#: of MixedPrecisionPolicy: gradients reduced in float32, weights gathered in bfloat16
+MIXED = f"{FP32}+{BASELINE}"
+#: bytes of an element of gradients and of weights in FSDP2's own collectives
+_WIDTHS = {FP32: (FLOAT_BYTES, FLOAT_BYTES), MIXED: (FLOAT_BYTES, 2), BASELINE: (2, 2)}
 DEFAULTS = {
-    FSDP2: (FP32, BASELINE, "int4_group+int8_group"),
-    HSDP: (FP32, BASELINE, "int4_group", "onebit_group"),
+    FSDP2: (FP32, MIXED, BASELINE, "int4_group+int8_group"),
+    HSDP: (FP32, MIXED, BASELINE, "int4_group", "onebit_group"),
 }
 #: measured losses of trainings by AdamW, as shares of float32's: docs/losses.md
 LOSSES = {"int4_group+int8_group": (0.0008, 0.0028), "int8_group+int8_group": (-0.0003,)}
@@ -57,7 +63,8 @@ class ShardMethod(Method):
 
     sharding: str = FSDP2
     weights: Codec | None = None
-    width: int = FLOAT_BYTES  # bytes of an element in FSDP2's own collectives
+    #: bytes of an element of gradients and of weights in FSDP2's own collectives
+    widths: tuple[int, int] = _WIDTHS[FP32]
 
     @property
     def halves(self) -> Mapping[str, tuple[str, Codec | None]]:
@@ -82,7 +89,9 @@ class ShardMethod(Method):
     def loss(self, optimizer: str | None) -> str:
         """The largest measured change of the loss, after 200 or 1000 steps of a small GPT; averages
         between replicas are those of any data-parallel training."""
-        if self.text == FP32 or (self.sharding == HSDP and self.text != BASELINE):
+        if self.text in _WIDTHS:  # of the gradients: devices compute in bfloat16 anyway
+            return compared.parse(self.text.partition("+")[0]).loss(optimizer)
+        if self.sharding == HSDP:
             return super().loss(optimizer)
         losses = LOSSES.get("+".join(text for text, _ in self.halves.values()), ())
         if not losses or optimizer not in (None, "adam"):
@@ -91,10 +100,11 @@ class ShardMethod(Method):
 
 
 def parse(text: str, sharding: str = FSDP2) -> ShardMethod:
-    """Parse fp32, bf16, or compressors: with hsdp one of replicas, else GRADIENTS+WEIGHTS such as
-    int4_group+int8_group, either of them `none` for FSDP2's own collective. Raises ConfigError."""
-    if text in (FP32, BASELINE):
-        return ShardMethod(text, sharding=sharding, width=FLOAT_BYTES if text == FP32 else 2)
+    """Parse fp32, fp32+bf16, bf16, or compressors: with hsdp one of replicas, else
+    GRADIENTS+WEIGHTS such as int4_group+int8_group, either of them `none` for FSDP2's own
+    collective. Raises ConfigError."""
+    if text in _WIDTHS:
+        return ShardMethod(text, sharding=sharding, widths=_WIDTHS[text])
     if sharding == HSDP:
         return ShardMethod(text, _codec(text), sharding=HSDP)
     gradients, _, weights = text.partition("+")
@@ -107,8 +117,8 @@ def _codec(text: str) -> Codec | None:
     method = compared.parse(text)
     if method.strategy != options.AUTO or method.codec is None:
         raise ConfigError(
-            f"{text}: with --sharding a method is {FP32}, {BASELINE}, or compressors of gradients "
-            "and weights without a strategy, such as int4_group+int8_group"
+            f"{text}: with --sharding a method is {', '.join(_WIDTHS)}, or compressors of "
+            "gradients and weights without a strategy, such as int4_group+int8_group"
         )
     return method.codec
 
@@ -119,12 +129,33 @@ def simulation(
     description: Description,
     texts: Sequence[str] = (),
     step: float | None = None,
+    micro_batches: int = 1,
 ) -> ShardSimulation:
     """The simulation of a sharding's methods, by default DEFAULTS. Raises ConfigError."""
     if sharding not in DEFAULTS:
         raise unknown("sharding", sharding, (*DEFAULTS,))
     methods = [parse(each, sharding) for each in texts or DEFAULTS[sharding]]
-    return ShardSimulation(cluster, description, methods, step)
+    return ShardSimulation(cluster, description, methods, step, micro_batches)
+
+
+def faster_by_replicas(simulation: ShardSimulation, best: Row, optimizer: str | None) -> str:
+    """A sentence if replicas on the nodes would be PAYS times as fast as the best method of shards
+    on all ranks, and fit into the device's memory, as far as that is known; else ""."""
+    cluster, device = simulation.cluster, simulation.cluster.device
+    if simulation.hybrid or 1 in (cluster.nodes, cluster.ranks_per_node):
+        return ""
+    hybrid = simulation.by_replicas()
+    first = next(each for each in hybrid.outcomes() if not hybrid.loses(each.method, optimizer))
+    memory = hybrid.memory(first.method, optimizer)
+    times = best.outcome.step / first.step
+    if times < PAYS or 0 < device.holds < memory:
+        return ""
+    return (
+        f"--sharding {HSDP} is {times:.2f} times as fast as {best.outcome.method}: "
+        f"{1e3 * first.step:,.1f} ms a step by {first.method}. It takes {memory / 1e9:,.3g} GB a "
+        f"rank, and {device.name} is assumed to have "
+        f"{f'{device.holds / 1e9:.0f}' if device.holds else 'enough'}."
+    )
 
 
 class ShardSimulation(Simulation):
@@ -137,6 +168,7 @@ class ShardSimulation(Simulation):
         description: Description,
         methods: Sequence[ShardMethod],
         step: float | None = None,
+        micro_batches: int = 1,
     ) -> None:
         """Raise ConfigError for a world of one, host compression, and codecs of no shards."""
         if cluster.ranks < 2:
@@ -148,14 +180,14 @@ class ShardSimulation(Simulation):
             raise ConfigError(
                 "hipress.shard compresses where the model is: leave `pcie` out of the cluster file"
             )
-        self._hybrid = methods[0].sharding == HSDP
-        if self._hybrid and 1 in (cluster.nodes, cluster.ranks_per_node):
+        self.hybrid = methods[0].sharding == HSDP
+        if self.hybrid and 1 in (cluster.nodes, cluster.ranks_per_node):
             raise ConfigError(
                 f"--sharding {HSDP} shards over the ranks of a node and averages between nodes: it "
                 "takes two of each at least"
             )
-        super().__init__(cluster, description, methods, step)
-        self._ranks = cluster.ranks_per_node if self._hybrid else cluster.ranks
+        super().__init__(cluster, description, methods, step, micro_batches)
+        self._ranks = cluster.ranks_per_node if self.hybrid else cluster.ranks
         self._shards = {
             each.name: _shard(replace(each, index=number), self._ranks)
             for number, each in enumerate(description.backwards)
@@ -168,6 +200,17 @@ class ShardSimulation(Simulation):
         for each in methods:
             compressors = {argument: codec for argument, (_, codec) in each.halves.items()}
             self._ways[each.text] = ways_of(compressors, shards, _OPTIONS, ON_HOST, nodes)
+
+    def loses(self, method: str, optimizer: str | None) -> bool:
+        """True if the averages of replicas by this method lost in measurements."""
+        codec = self._by_text[method].codec
+        return codec is not None and evidence.worst(codec, optimizer) is not None
+
+    def by_replicas(self) -> ShardSimulation:
+        """The same step with shards on a node's ranks, by the methods of HSDP."""
+        step = self.alone.step if self._step_given else None
+        methods = [parse(each, HSDP) for each in DEFAULTS[HSDP]]
+        return ShardSimulation(self.cluster, self._description, methods, step, self.micro_batches)
 
     def decisions(self, method: str) -> Mapping[str, Sequence[Decision]]:
         """Choices of a method for each parameter, by argument of `hipress.shard`."""
@@ -184,34 +227,39 @@ class ShardSimulation(Simulation):
 
     def memory(self, method: str, optimizer: str | None) -> float:
         """Bytes that a rank holds: shards of weights, gradients and the optimizer's states (Adam's
-        by default); whole weights of the root and of two groups, and gradients under way; no
-        activations."""
+        by default); whole weights of the root and of two groups, and gradients under way, or
+        all of them between micro-batches; no activations."""
         shard_method, sizes = self._by_text[method], [sum(p.numel for p in g) for g in self._groups]
         floats = (2 + STATES.get(optimizer or "adam", 2)) * FLOAT_BYTES
         largest = max(sizes[1:], default=0)
-        under_way = sizes[ROOT] + (2 + self._in_flight(method, least=1)) * largest
+        of_gradients, of_weights = shard_method.widths
+        sums = self._in_flight(method, least=1) * largest
+        under_way = of_weights * (sizes[ROOT] + 2 * largest) + of_gradients * sums
+        if self.micro_batches > 1:
+            under_way += FLOAT_BYTES * sum(sizes)
         states = FLOAT_BYTES * shard_method.state_elements([*self._shards.values()])
-        return floats * sum(sizes) + states + self._ranks * shard_method.width * under_way
+        return floats * sum(sizes) + states + self._ranks * under_way
 
     def _predict(self, method: str, way: str, cluster: Cluster) -> tuple[float, float]:
-        return predict_step(self._parts, self._collectives(method, cluster))
+        collectives = self._collectives(method, cluster)
+        adding_up = replace(collectives, scatters=[()] * len(self._groups))
+        before = predict_step(self._parts, adding_up)[0] if self.micro_batches > 1 else 0.0
+        seconds, backward = predict_step(self._parts, collectives)
+        return (self.micro_batches - 1) * before + seconds, backward
 
     def _stages(self, method: str, way: str, cluster: Cluster) -> list[Stage]:
         collectives = self._collectives(method, cluster)
-        again = collectives.gathers[ROOT + 1 :]
-        return [
-            stage
-            for chain in (*collectives.gathers, *again, *collectives.scatters)
-            for stage in chain
-        ]
+        gathers = [*collectives.gathers, *collectives.gathers[ROOT + 1 :]]
+        chains = (*self.micro_batches * gathers, *collectives.scatters)
+        return [stage for chain in chains for stage in chain]
 
     def _collectives(self, method: str, cluster: Cluster) -> Collectives:
         """[Note: on the host] gloo's own collectives block the host; those of hipress.shard do not,
         but FSDP2 prefetches in the backward pass alone. See docs/cookbook/fsdp2.md."""
-        shards, groups = replace(cluster, nodes=1) if self._hybrid else cluster, self._groups
+        shards, groups = replace(cluster, nodes=1) if self.hybrid else cluster, self._groups
         costs, host = cost_tables.costs(shards, self._costs), cluster.device.host
         ours = ALL_GATHER in self._ways[method]
-        averages = self._averages(method, cluster) if self._hybrid else [()] * len(groups)
+        averages = self._averages(method, cluster) if self.hybrid else [()] * len(groups)
         return Collectives(
             [self._chain(method, ALL_GATHER, each, costs) for each in groups],
             [
@@ -234,7 +282,7 @@ class ShardSimulation(Simulation):
         costs, shard_method = cost_tables.costs(one, self._costs), self._by_text[method]
         return [
             self._compressed_stages(method, REPLICAS, each, 1, one.topology, costs)
-            or native(shard_method.width * sum(p.numel for p in each), costs)
+            or native(shard_method.widths[0] * sum(p.numel for p in each), costs)
             for each in self._groups
         ]
 
@@ -242,7 +290,8 @@ class ShardSimulation(Simulation):
         self, method: str, argument: str, shards: Sequence[Param], costs: Costs
     ) -> tuple[Stage, ...]:
         """A gather or scatter among the ranks that hold the shards."""
-        size = self._by_text[method].width * self._ranks * sum(each.numel for each in shards)
+        width = self._by_text[method].widths[argument == ALL_GATHER]
+        size = width * self._ranks * sum(each.numel for each in shards)
         topology = self.cluster.topology
         packed = self._compressed_stages(method, argument, shards, self._ranks, topology, costs)
         return packed or self._native(argument, size, costs)
@@ -275,7 +324,7 @@ class ShardSimulation(Simulation):
         reduce-scatter is an all-reduce."""
         if not size:
             return ()
-        lane = INSIDE if self._hybrid else WIRE
+        lane = INSIDE if self.hybrid else WIRE
         share = 1.0 if argument == REDUCE_SCATTER and self.cluster.device.host else 0.5
         return tuple(
             replace(stage, lane=lane, seconds=share * stage.seconds, delay=share * stage.delay)

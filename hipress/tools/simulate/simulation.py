@@ -64,9 +64,11 @@ class Simulation:
         description: Description,
         methods: Sequence[Method],
         step: float | None = None,
+        micro_batches: int = 1,
     ) -> None:
-        """step: seconds of a step of one rank alone; by default from the device's roofline."""
-        self.cluster, self._description = cluster, description
+        """step: seconds of a step of one rank alone; by default from the device's roofline.
+        micro_batches: such steps whose gradients add up before they are averaged."""
+        self.cluster, self._description, self.micro_batches = cluster, description, micro_batches
         self.methods = {each.text: each for each in methods}
         self._codecs: Mapping[str, Codec] = {
             key: codec for each in methods for key, codec in each.codecs.items()
@@ -112,6 +114,11 @@ class Simulation:
         return objective.simulated(ways, events=True)
 
     @property
+    def alone_seconds(self) -> float:
+        """Seconds of a step of one rank alone, with all micro-batches."""
+        return self.micro_batches * self.alone.step
+
+    @property
     def model(self) -> Model:
         """The model to train."""
         return self._description.model
@@ -125,6 +132,10 @@ class Simulation:
             device += "; the step alone was given"
         jitter = () if cluster.jitter or cluster.slow_rank else ("all ranks compute equally fast",)
         guess = (f"codecs: {self._guess}",) if self._guess else ()
+        if self.micro_batches > 1:
+            device += (
+                f"; a step has {self.micro_batches} micro-batches, and averages after the last"
+            )
         return (device, *guess, *cluster.assumed, *jitter, *self._description.assumed)
 
     def memory(self, method: str, optimizer: str | None) -> float:
@@ -164,7 +175,7 @@ class Simulation:
         if key not in self._known:
             cluster = self.cluster.with_bandwidth(bandwidth)
             seconds, backward = self._predict(method, strategy, cluster)
-            alone = self.alone.step
+            alone = self.alone_seconds
             efficiency = alone / seconds if seconds > 0 else 1.0
             self._known[key] = Outcome(
                 method, strategy, seconds, seconds - alone, efficiency, backward
@@ -175,7 +186,8 @@ class Simulation:
         """Seconds of a step, and of its backward pass."""
         objective, ways = self._objective(method, strategy, cluster)
         prediction = objective.simulated(ways)
-        return prediction.seconds + self.workload.rest, prediction.backward
+        before = (self.micro_batches - 1) * self.alone.step * (1 + cluster.straggling)
+        return before + prediction.seconds + self.workload.rest, prediction.backward
 
     def _objective(
         self, method: str, strategy: str, cluster: Cluster
