@@ -208,7 +208,7 @@ class Exchange:
         codecs = [[key, self._codecs[key].digest] for key in used if key not in (None, RAW)]
         facts = {"codec": [*codecs, strategy], "elements": elements, "type": str(dtype)}
         cuts = [(piece.length, piece.owner) for piece in pieces]
-        self._agree({**facts, "tensor": name, "pieces": cuts})
+        self._agree({**facts, "tensor": name, "pieces": cuts}, what=f"to exchange {name!r}")
         pool = self._pools[kind] = _Pool([self._program(strategy, pieces)])
         while self._most is not None and len(self._pools) > 1 and self._tensor_bytes > self._most:
             self._pools.popitem(last=False)
@@ -263,6 +263,6 @@ class Exchange:
                 states[key] = state_of(codec, self.memory, elements, tensors=tensors)
         return states
 
-    def _agree(self, facts: dict[str, object], own: object = None) -> list[Any]:
-        named = {f"{what} of {self._purpose}": fact for what, fact in facts.items()}
-        return self._coordinator.require_equal(named, own)
+    def _agree(self, facts: dict[str, object], own: object = None, what: str = "") -> list[Any]:
+        named = {f"{each} of {self._purpose}": fact for each, fact in facts.items()}
+        return self._coordinator.require_equal(named, own, what)

@@ -79,8 +79,9 @@ class Coordinator:
         """The coordinator of a subset of these ranks, which must include this one."""
         return Coordinator(self.mailbox.of(some), self.timeout)
 
-    def require_equal(self, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
-        """Wait until every rank has posted equal facts; return each rank's `own`, by rank.
+    def require_equal(self, facts: Mapping[str, Any], own: Any = None, what: str = "") -> list[Any]:
+        """Wait until every rank has posted equal facts; return each rank's `own`, by rank. what:
+        the purpose, for errors, such as "to exchange 'x'".
 
         Raises ConfigMismatch naming the first differing fact and both sides, AgreementTimeout
         naming the ranks that never arrived, or RankLost naming the one that ended.
@@ -89,7 +90,7 @@ class Coordinator:
         try:
             with self._store_errors_told():
                 self.mailbox.post(round_, self.rank, {**facts, OWN: own}, deadline)
-            posted = self._collect(round_, deadline)
+            posted = self._collect(round_, deadline, what)
         except HipressError:
             raise
         except BaseException as error:
@@ -308,7 +309,7 @@ class Coordinator:
         self.mailbox.stop(round_, stop)
         raise stop.error(self.mailbox.here)
 
-    def _collect(self, round_: int, deadline: float) -> list[dict[str, Any]]:
+    def _collect(self, round_: int, deadline: float, what: str) -> list[dict[str, Any]]:
         """The facts of all ranks, by polling: see [Note: polling] in store.py."""
         everyone = range(len(self.ranks))
         for pause in backoff():
@@ -324,19 +325,20 @@ class Coordinator:
             if lost:
                 self._stop(round_, self.mailbox.lost(lost))
             if late:
-                error = AgreementTimeout(self._absent(missing))
+                error = AgreementTimeout(self._absent(missing, what))
                 self.mailbox.stop(round_, Stop.of(error, self.mailbox.here))
                 raise error
             time.sleep(pause)
         return [posted[rank] for rank in everyone]
 
-    def _absent(self, missing: Sequence[int]) -> str:
+    def _absent(self, missing: Sequence[int], what: str) -> str:
         names = ", ".join(str(self.ranks[rank]) for rank in missing)
         came = all(map(self.mailbox.came, missing))
-        hint = " It has come, and did not go on: it may be stopped, or cut off." if came else ""
+        hint = " It has come before: now it makes another call, or it stands still." if came else ""
+        purpose = f" {what}" if what else ""
         return (
             f"rank {self.mailbox.here} waited {self.timeout:g} s for rank {names} of "
-            f"{len(self.ranks)}.{hint} Every rank must call the same functions of hipress "
+            f"{len(self.ranks)}{purpose}.{hint} Every rank must call the same functions of hipress "
             "(wrap, shard, Outer, load_state_dict and so on), as often and in the same order."
         )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -135,6 +136,7 @@ class Link:
         self.ranks, self.group = ranks, group
         self.exchange, self.failures, self.backward = exchange, failures, backward
         self.waited = 0.0  # seconds
+        self.used: dict[str, str] = {}  # parameters of the latest sums, by name of the exchange
         backward.links.append(self)
 
     @property
@@ -175,7 +177,18 @@ class Link:
             named = self.failures.explain(self.failures.not_begun(error, step), step)
         recorded = self.failures.record(named, f"step {step}")
         self.exchange.executor.abort(recorded)
+        self._note_used(recorded)
         return recorded if isinstance(error, Exception) else error
+
+    def _note_used(self, error: BaseException) -> None:
+        """Tell of the parameters with gradients if ranks exchange those of others."""
+        text = str(error)
+        for name, used in self.used.items():
+            if f"to exchange '{name}" in text or f"'{name}: parameters " in text:
+                error.add_note(
+                    f"{used} have gradients here, and all ranks must use the same: see "
+                    "FSDPModule.set_reduce_scatter_unused_params"
+                )
 
 
 @dataclass(eq=False)
@@ -265,7 +278,7 @@ class _Comm:
                     tensor, self.strategy, pieces, name=name, feedback=feedback, draw=draw
                 )
         except Exception as error:
-            raise self._fail(error, chosen) from error.__cause__
+            raise link.fail(error) from error.__cause__
 
     def reduce(
         self, tensor: torch.Tensor, pieces: list[Piece], chosen: Sequence[int], *, feedback: bool
@@ -273,6 +286,9 @@ class _Comm:
         """Start to exchange gradients, as they are without the scale of a GradScaler."""
         backward = self.link.backward
         draw, scale = backward.draw(), backward.scale
+        numbers = ", ".join(map(str, chosen))
+        used = f"parameters {numbers} of {len(self.keys)} of {self.group.name!r}"
+        self.link.used[self.name] = used
 
         def exchange(values: torch.Tensor) -> Future[torch.Tensor]:
             return self.exchange(values, pieces, chosen, draw, feedback=feedback)
@@ -280,17 +296,6 @@ class _Comm:
         if scale == 1:
             return exchange(tensor)
         return average_unscaled(scale, exchange, self.link.exchange.memory.future(), tensor)
-
-    def _fail(self, error: Exception, chosen: Sequence[int]) -> BaseException:
-        """End the exchange that could not begin; return the error."""
-        named = self.link.fail(error)
-        if len(chosen) < len(self.keys):
-            named.add_note(
-                f"only parameters {', '.join(map(str, chosen))} of {len(self.keys)} of "
-                f"{self.group.name!r} have gradients here, and all ranks must use the same: see "
-                "FSDPModule.set_reduce_scatter_unused_params"
-            )
-        return named
 
     def _unknown(self, tensor: torch.Tensor, chosen: Sequence[int]) -> str:
         return (
@@ -426,7 +431,7 @@ class Average(_Comm):
         else:
             future = average(reduce_output, link.group)
         if group.reads_late(reduce_output):
-            link.backward.finish_later(lambda: link.wait(future))
+            link.backward.finish_later(partial(link.wait, future))
         else:
             link.backward.finish()
             link.wait(future)

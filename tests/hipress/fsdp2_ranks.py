@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -78,6 +79,19 @@ class Twice(nn.Module):
         return self.head(self.mlp(x)) - target
 
 
+class Headed(nn.Module):
+    """A model whose norm and head are one group; the loss may call the head by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = MLP(), MLP(2)
+        self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: torch.Tensor, head: bool = True) -> torch.Tensor:
+        x = self.norm(self.other(self.one(x)))
+        return self.head(x) if head else x
+
+
 def stack(*, each: Callable[[], nn.Module] = MLP, before=None, **options: Any) -> nn.Module:
     """Three groups of parameters and the root's. before: changes the model first."""
     torch.manual_seed(42)
@@ -109,6 +123,38 @@ def lists() -> nn.Module:
     model = nn.Sequential(MLP(), MLP(2), MLP(), nn.Linear(DIM, DIM))
     fully_shard([model[0], model[1]])
     return fully_shard(model)
+
+
+def headed() -> nn.Module:
+    torch.manual_seed(42)
+    model = Headed()
+    for part in (model.one, model.other, [model.norm, model.head]):
+        fully_shard(part)
+    return fully_shard(model)
+
+
+def pre_gather(self: torch.Tensor, mesh: object) -> tuple[tuple[torch.Tensor], None]:
+    return (self.bfloat16(),), None
+
+
+def post_gather(self, outputs, metadata, param_dtype, *, out=None):
+    (gathered,) = outputs
+    if out is not None:
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+            return out.copy_(gathered)
+    values = gathered.to(param_dtype)
+    return values, (gathered, values)
+
+
+def extended() -> nn.Module:
+    """A model some of whose parameters are gathered as they wish."""
+    model = stack()
+    for part in [*model][1:3]:
+        for parameter in part.second.parameters():  # whose rows divide by the ranks
+            mine = parameter._local_tensor
+            mine.fsdp_pre_all_gather = pre_gather.__get__(mine)
+            mine.fsdp_post_all_gather = post_gather.__get__(mine)
+    return model
 
 
 def ignoring() -> nn.Module:
@@ -214,6 +260,58 @@ def by_microbatches(model: nn.Module, x: torch.Tensor, step: int, **last: bool) 
     return torch.stack(losses).sum()
 
 
+def twice_forward(model: nn.Module, x: torch.Tensor, step: int) -> torch.Tensor:
+    """Two forward passes before the backward pass of both."""
+    losses = [model(part).square().mean() for part in x.chunk(2)]
+    torch.stack(losses).sum().backward()
+    return torch.stack(losses).detach().sum()
+
+
+def interleaved(model: nn.Module, x: torch.Tensor, step: int) -> torch.Tensor:
+    """Forward passes that begin before the backward passes of earlier ones."""
+    parts, losses = x.chunk(3), []
+    for number in range(len(parts) + 1):
+        if number < len(parts):
+            losses.append(model(parts[number]).square().mean())
+        if number:
+            losses[number - 1].backward()
+    return torch.stack(losses).detach().sum()
+
+
+def output_in_chunks(model: nn.Module, x: torch.Tensor, step: int) -> torch.Tensor:
+    """A backward pass for each part of an output."""
+    losses = [part.square().mean() for part in model(x).chunk(3)]
+    for loss in losses:
+        loss.backward(retain_graph=True)
+    return torch.stack(losses).detach().sum()
+
+
+def head_in_chunks(model: nn.Module, x: torch.Tensor, step: int) -> torch.Tensor:
+    """A head that the loss calls for each part of the hidden values."""
+    hidden = model(x, head=False)
+    leaf = hidden.detach().requires_grad_()
+    losses = [plain(model.head, part, step) for part in leaf.chunk(3)]
+    hidden.backward(leaf.grad)
+    return torch.stack(losses).sum()
+
+
+def refuse(*_: object) -> None:
+    raise RuntimeError("ends a pass")
+
+
+def given_up(model: nn.Module, x: torch.Tensor, step: int) -> torch.Tensor:
+    """A step after one that failed in the forward pass, or in the backward pass."""
+    register = "register_full_backward_pre_hook" if step % 2 else "register_forward_pre_hook"
+    handle = getattr(model[2], register)(refuse)
+    try:
+        model(x).sum().backward()
+    except RuntimeError:
+        model.reset_iter_state()
+        model.zero_grad(set_to_none=False)
+    handle.remove()
+    return plain(model, x, step)
+
+
 def one_f_one_b(model: nn.Module, x: torch.Tensor, step: int) -> torch.Tensor:
     return by_microbatches(model, x, step, kept=True)
 
@@ -309,6 +407,16 @@ CASES = {
         "training: gradient_accumulation, some_mlps", stack, some_accumulate
     ),
     "one forward, one backward": Case("training: 1f1b_microbatching", stack, one_f_one_b),
+    "two forward passes": Case("training: multi_forward_module", stack, twice_forward),
+    "interleaved": Case("training: 1f1b_microbatching", stack, interleaved),
+    "an output in chunks": Case("training: chunked_loss", stack, output_in_chunks),
+    "a head in chunks": Case("training: chunked_loss, module lists", headed, head_in_chunks),
+    "a list of modules, used in part": Case(
+        "training: module lists, partial forward", headed,
+        lambda model, x, step: plain(partial(model, head=bool(step % 2)), x, step),
+    ),
+    "given up": Case("training: reset_iter_state", stack, given_up),
+    "extensions": Case("extensions: all_gather_extensions_monkey_patch", extended),
     "clipped by norm 2": Case("clip_grad_norm: clip_grad_norm_1d", stack, clipped(2.0)),
     "clipped by norm 1": Case("clip_grad_norm: clip_grad_norm_1d", stack, clipped(1.0)),
     "clipped by the largest": Case(

@@ -468,9 +468,14 @@ def parts(rank, world_size):
     return found
 
 
-def parted(rank, world_size):
-    """Errors of ranks of which one leaves out a branch: their gradients differ."""
-    model = hipress.shard(sharded(Net()), timeout=15)
+def parted(rank, world_size, of):
+    """Errors of ranks of which one leaves out a branch: their gradients differ. of: shards, or
+    replicas."""
+    if of == "shards":
+        model = hipress.shard(sharded(Net()), timeout=6)
+    else:
+        mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
+        model = between(mesh, "int4_group", timeout=6)
     fit(model, rank, 1)
     try:
         model(torch.zeros(2, 2, dtype=torch.int64), branch=bool(rank)).backward()

@@ -108,10 +108,16 @@ def test_a_rank_that_ends_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_that_use_other_parameters_are_told():
-    (first, notes), (second, _) = launch(ranks.parted, 2)
-    assert "rank 0 waited 15 s for rank 1" in first + second
-    assert "of 'blocks.2' have gradients here, and all ranks must use the same" in notes[-1]
+@pytest.mark.parametrize("of", ["shards", "replicas"])
+def test_ranks_that_use_other_parameters_are_told(of):
+    exchange = (
+        "push of blocks.2: parameters 0, 1, 2, 3, 4, 5" if of == "shards" else "ps of blocks.2"
+    )
+    used = ("0, 1, 2, 3, 4, 5", "0, 1, 2, 3, 4, 5, 6, 7")
+    for (text, notes), mine in zip(launch(ranks.parted, 2, of), used, strict=True):
+        assert f"parameters {mine} of 8 of 'blocks.2' have gradients here, and all " in notes[-1]
+        assert f"to exchange '{exchange}'" in text
+        assert "cut off" not in text
 
 
 def test_one_rank_installs_nothing():
