@@ -30,8 +30,8 @@ class Codec:
     Arrays are NumPy float32 (gradients), uint8 (payloads), and float32, float16 or uint16 with
     bfloat16 bits (states), C-contiguous, with one dimension. On a device they are the device's
     arrays, and gradients may also be float16 and bfloat16. Calls release the GIL and may run in any
-    thread; two concurrent calls must not share state. On a device, calls of a codec share memory,
-    too: order them by a stream, or by events.
+    thread; two concurrent calls must not share state. On a device, the calls of threads on one
+    stream come one after the other, and share what encode_batch returns.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ import math
 import os
 import pkgutil
 import re
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -33,7 +32,6 @@ from compll.passes import costly
 from compll.runtime import claims, training
 from compll.runtime.codec import Codec
 
-_lock = threading.Lock()
 _compiled: dict[tuple[str, str, str, object], Codec] = {}
 #: names of specs elsewhere
 ALIASES = {
@@ -211,17 +209,15 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
     )
     if found := _compiled.get(key):
         return found
-    with _lock:
-        if key not in _compiled:
-            written = _parse(text, problems)
-            module, values = check.check(written, params, problems)
-            kernels = _backend(target).build(module, values)
-            _compiled[key] = codec = Codec(module, values, target, text, kernels)
-            own = path.parent == specs_dir()
-            codec.origin = again, (path.stem if own else str(path.absolute()), target, params)
-            if open_ := open_params(written.params, params):
-                codec.shaped = _shaped(path, target, params, open_)
-        return _compiled[key]
+    written = _parse(text, problems)
+    module, values = check.check(written, params, problems)
+    codec = Codec(module, values, target, text, _backend(target).build(module, values))
+    own = path.parent == specs_dir()
+    codec.origin = again, (path.stem if own else str(path.absolute()), target, params)
+    if open_ := open_params(written.params, params):
+        codec.shaped = _shaped(path, target, params, open_)
+    # no lock, which a fork would copy as held: of two threads' codecs the first is kept
+    return _compiled.setdefault(key, codec)
 
 
 def _spelt(value: object) -> str:

@@ -1,14 +1,19 @@
 """Codecs are shared by the threads of a process, whatever these do."""
 
+import os
+import signal
 import threading
 
 import numpy as np
 import torch
 
 import compll
+from compll.backends.cuda import source as cuda_source
+from compll.backends.cuda.backend import Kernels
 from compll.frontend import source
 from compll.numerics.held import Memo
 from compll.runtime import batches, library
+from tests.compll.cuda_host import HostDevice
 
 
 def test_a_value_that_another_thread_drops_is_still_the_result(monkeypatch):
@@ -80,3 +85,65 @@ def test_a_spec_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "read", then_saved)
     compll.compile(path, "reference")
     assert len(reads) == 1
+
+
+def test_a_process_forked_during_a_compile_compiles(monkeypatch, tmp_path):
+    """A lock around the compile stayed held in the child, for ever."""
+    path, check = tmp_path / "own.yaml", library.check.check
+    path.write_text("name: own\nencode: {q: 2 * g}\npayload: {q: 'float32[n]'}\ndecode: q / 2\n")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*args):
+        begun.set()
+        go_on.wait(30)
+        return check(*args)
+
+    monkeypatch.setattr(library.check, "check", slow)
+    thread = threading.Thread(target=compll.compile, args=(path, "reference"))
+    thread.start()
+    begun.wait(30)
+    child = os.fork()
+    if child == 0:
+        library.check.check = check
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        os._exit(compll.compile(path, "reference").name != "own")
+    go_on.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_launches_of_two_threads_on_one_stream_do_not_interleave(rng):
+    """They share scratch memory. Each launch lets another thread run as far as it gets."""
+    module, params = library.type_check("topk", {})
+    device = Kernels(module, params, HostDevice, cuda_source.source(module, 64))
+    launch, launched = device.device.launch, []
+
+    def launch_slowly(*args):
+        launch(*args)
+        launched.append(threading.get_ident())
+        if len(launched) == 2:
+            started.set()
+            waiting.wait(0.5)  # the other thread comes here only if nothing holds it back
+        elif len(set(launched)) == 2:
+            waiting.set()
+
+    device.device.launch = launch_slowly
+    started, waiting, n = threading.Event(), threading.Event(), 3000
+    table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
+    reference, found = compll.compile("topk", "reference"), {}
+
+    def encode(x, after=None):
+        if after is not None:
+            after.wait(30)
+        out = np.zeros(reference.payload_bytes(n), np.uint8)
+        device.encode_batch(x.copy(), table, out, at, None, batches.Encoding())
+        found[x.tobytes()] = out.tobytes()
+
+    a, b = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+    threads = [threading.Thread(target=encode, args=given) for given in ((a,), (b, started))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {x.tobytes(): reference.encode(x).tobytes() for x in (a, b)}

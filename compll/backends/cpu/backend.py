@@ -7,7 +7,6 @@ Parallelism comes from the caller's own threads, a batch each.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -48,16 +47,13 @@ class TileKernels:
         self.fuses = bool(self.parts.get("hop"))
         self.libraries: list[jit.Library] = []
         self.functions: dict[str, Callable[..., None]] = {}
-        self.lock = threading.Lock()
         self.load(self.parts["first"])
 
     def load(self, part: list[Kernel]) -> None:
         """Load the functions that are compiled together, unless they are loaded."""
-        name = self.module.name
-        with self.lock:
-            if part[0].name in self.functions:
-                return
-            found = library(name, part)
+        # no lock, which a fork would copy as held: two threads may load the same functions
+        if part[0].name not in self.functions:
+            found = library(self.module.name, part)
             self.libraries.append(found)
             self.functions |= found.functions
 

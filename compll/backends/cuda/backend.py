@@ -6,9 +6,9 @@ nothing is allocated or copied from the host, so that a CUDA graph can capture a
 host memory varies from call to call, each call copies it: a captured decode takes it in device
 memory.
 
-Calls of one codec share scratch memory, and the array of bytes used that an encode returns is the
-codec's until the next call with its table: order them, by one stream or by events. keeping.py
-explains lifetimes.
+Calls of one codec on one stream share scratch memory: a call launches all of its kernels before
+another thread's does. The array of bytes used that an encode returns is the codec's until the next
+call with its table: order those, by one stream or by events. keeping.py explains lifetimes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from compll.backends.cuda.device import CupyDevice, cupy
-from compll.backends.cuda.launch import Batch, Launching
+from compll.backends.cuda.launch import Batch, Launching, alone
 from compll.backends.cuda.source import hop_source, source
 from compll.errors import UsageError
 from compll.ir.module import Module
@@ -36,6 +36,7 @@ class Kernels(Launching):
 
     hop_kernels: Kernels | None = None
 
+    @alone
     def encode_batch(
         self, x: Any, table: I64, out: Any, at: I64, state: Mapping[str, Any] | None, how: Encoding
     ) -> Any:
@@ -91,6 +92,7 @@ class Kernels(Launching):
         scratch = tuple(wanted.values())
         return Batch(changed, None, None, None, None, scratch, [], {}), hold(changed)
 
+    @alone
     def decode_batch(
         self, payload: Any, table: I64, at: I64, used: Any, out: Any, *, add: bool, step: int = 0
     ) -> None:
@@ -100,6 +102,7 @@ class Kernels(Launching):
 
     # rounds
 
+    @alone
     def encode_round(
         self,
         number: int,
@@ -123,6 +126,7 @@ class Kernels(Launching):
 
         return self.keeper.once(table, (self, "lengths", number), lengths)
 
+    @alone
     def decode_rounds(
         self, x: Any, table: I64, sums: Before, state: Mapping[str, Any] | None, how: Encoding
     ) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from compll.numerics.held import once
 from compll.numerics.types import I64
 from compll.runtime.batches import Encoding, Rows
 
+P = ParamSpec("P")
+R = TypeVar("R")
+L = TypeVar("L", bound="Launching")
 MASK = (1 << 64) - 1
 #: reasons for a bad payload, by the bits that decode kernels set
 REASONS = {
@@ -65,6 +69,17 @@ class Work(NamedTuple):
     scratch: Wanted
 
 
+def alone(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
+    """A call of kernels, after those of other threads."""
+
+    @wraps(method)
+    def within(self: L, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return within
+
+
 class Launching:
     """A source's kernels on a device. See [Note: what lives how long] in keeping.py."""
 
@@ -79,6 +94,9 @@ class Launching:
     ) -> None:
         self.module, self.params, self.source = module, dict(params), code
         self.make_device, self.device = make_device, make_device(code)
+        #: held by a call while it launches: launches of two threads' calls on one stream would
+        #: interleave, over the same scratch memory
+        self.lock = threading.RLock()
         self.fuses, self.merges, self.fixed = bool(code.hops), code.merges, is_fixed(module)
         self.rows = Rows(params)
         self.items = Items(module, self.params, code.shape.tile)
