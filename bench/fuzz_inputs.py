@@ -41,7 +41,7 @@ from hipress.auto.places import Places
 from hipress.auto.registry import Registry
 from hipress.auto.search import Search
 from hipress.auto.workload import timed
-from hipress.engine.owned import Spans
+from hipress.channel.spans import Spans
 from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError, StateError
 from hipress.model.params import describe
@@ -185,7 +185,7 @@ def states() -> Trial:
         except StateError:
             return REFUSED
         checkpoint.restore(residuals, damaged, fitting)
-        for side in (s for p in residuals.places for s in residuals.pieces(p).values()):
+        for side in (s for p in residuals.places for s in residuals.arrays(p).values()):
             assert all(np.isfinite(array).all() for array in side.values()), (
                 "loaded what is not finite"
             )

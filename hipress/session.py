@@ -117,8 +117,9 @@ class Session:
             plan, codecs = tuner.plan, tuner.codecs
         momentum = self._momentum(parameters, unused)
         world = World(
-            codecs, self.options, group, self.coordinator, placement=self.placement, unused=unused
-        )
+            codecs, plan.topology, self.options, group, self.coordinator,
+            placement=self.placement, unused=unused,
+        )  # fmt: skip
         return Engine(
             self.params, plan, self.options, world, tuner=tuner, skips=skips, momentum=momentum
         )

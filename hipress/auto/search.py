@@ -144,7 +144,7 @@ class Search:
         codec = self.codecs.get(key)
         if not self.slots or codec is None or codec.cuts:
             return True
-        # the host may always wait in training: see executor() in engine/executors.py
+        # the host may always wait in training: see executor() in channel/executors.py
         return not codec.fixed and 2 * share < codec.payload_bytes(MANY) / (FLOAT_BYTES * MANY)
 
     @cached_property

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from casync.building.parts import Choice, Part, Tensor
 from casync.codec import Codec
-from casync.graph.graph import Program, build_program
-from casync.graph.plan import partition
+from casync.graph.graph import Program
 from casync.graph.shares import share_out
 from casync.memory import Memory
-from casync.memory.host import HostMemory
 from casync.raw import RAW
-from casync.strategies import owners
-from casync.topology import Topology
+from hipress.channel.exchange import Piece, owned_parts, parts_of, program_of
+from hipress.channel.spans import Spans
+from hipress.channel.states import WORKER, Arena, Arrays, arrays_of
 from hipress.engine.differences import Differences
-from hipress.engine.owned import Spans
-from hipress.engine.residuals import WORKER, Arena, ArenaSlice, Residuals, States
+from hipress.engine.residuals import Residuals
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.plan import NATIVE, Plan, partitions
+from hipress.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,7 @@ class Unit:
 
     indices: tuple[int, ...]  # parameters, in the bucket's order
     start: int  # first element in the bucket
-    length: int  # elements
-    choice: Choice
+    piece: Piece
 
 
 @dataclass(eq=False)
@@ -41,13 +38,13 @@ class BucketPlan:
     """The program and states of one bucket."""
 
     program: Program
-    states: States
+    states: Arrays
     units: tuple[Unit, ...]  # () if all is summed natively, in its own type
     compressed: int  # compressed elements
     arenas: tuple[Arena, ...] = ()  # of this bucket alone; empty with scope "tensor"
     differences: tuple[Differences, ...] = ()
 
-    def add_means(self, bucket: torch.Tensor, states: States) -> torch.Tensor:
+    def add_means(self, bucket: torch.Tensor, states: Arrays) -> torch.Tensor:
         """Add the means of references to averaged differences, in place; returns the bucket.
         states: those of the run."""
         for each in self.differences:
@@ -77,10 +74,9 @@ class BucketPlans:
         # fused runs have no shares: they are spread as they are
         named = zip(params, shares, strict=True) if not self._merges else ()
         self._shares = {param.name: mine for param, mine in named}
-        self.residuals = Residuals(
-            params, plan, None if self._merges else self._owned_spans(), memory or HostMemory()
-        )
-        self._states = {} if self._merges else self.residuals.place_all()
+        self.residuals = Residuals(params, plan, memory=memory)
+        self.residuals.owned = None if self._merges else self._owned_spans()
+        self._arenas = [] if self._merges else self.residuals.place_all()
         self._plans: dict[tuple[int, ...], BucketPlan | None] = {}
         self._raw: dict[int, BucketPlan] = {}  # by elements
 
@@ -101,8 +97,8 @@ class BucketPlans:
     def raw(self, elements: int) -> BucketPlan:
         """A native all-reduce of `elements` numbers by an executor's own transport."""
         if elements not in self._raw:
-            program = program_of_one(
-                elements, Choice(RAW, NATIVE), self._topology, {}, self._rank, rotates=self._rotates
+            program = program_of(
+                [Piece(elements)], self._topology, {}, self._rank, rotates=self._rotates
             )
             self._raw[elements] = BucketPlan(program, {}, (), 0)
         return self._raw[elements]
@@ -158,36 +154,35 @@ class BucketPlans:
         """Elements that this rank aggregates, by parameter, whatever their buckets."""
         owned: dict[int, Spans] = {}
         for param in self._params:
-            for unit in self._units((param.index,)):
-                parts = self._owned_parts(self._parts((unit,), {}))
-                runs = [(row[3], row[1]) for part in parts for row in part.rows]
-                if runs:
-                    owned[param.index] = Spans(runs)
+            pieces = [replace(unit.piece, state=0) for unit in self._units((param.index,))]
+            parts = parts_of(pieces, self._topology, self.plan.codecs)
+            mine = owned_parts(parts, self._rank, self._topology)
+            runs = [(row[3], row[1]) for part in mine for row in part.rows]
+            if runs:
+                owned[param.index] = Spans(runs)
         return owned
-
-    def _owned_parts(self, parts: Iterable[Part]) -> list[Part]:
-        """Parts whose mean this rank encodes, as an aggregator."""
-        ranks = self._topology.world_size
-        return [part for part in parts if self._rank in owners(part, ranks)]
 
     def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:
         if self.native(indices):
             return None
         units = self._units(indices)
-        compressed = sum(unit.length for unit in units if unit.choice.codec != RAW)
+        compressed = sum(unit.piece.length for unit in units if unit.piece.codec != RAW)
+        program = program_of(
+            [unit.piece for unit in units], self._topology, self.plan.codecs, self._rank,
+            rotates=self._rotates, owned={each.codec: each.owned for each in self._arenas},
+        )  # fmt: skip
         differences = tuple(self._differences(units))
         return BucketPlan(
-            self._compile(units), self._states, units, compressed, differences=differences
+            program, arrays_of(self._arenas), units, compressed, differences=differences
         )
 
     def _differences(self, units: Sequence[Unit]) -> Iterator[Differences]:
         """Units whose payloads are of differences."""
         for unit in units:
-            key = unit.choice.codec
+            piece, key = unit.piece, unit.piece.codec
             share = None if key == RAW else self.plan.codecs[key].difference
             if share is not None:
-                state = self._tensor(units, unit, self.residuals.places).state
-                yield Differences(key, share, unit.start, unit.length, state)
+                yield Differences(key, share, unit.start, piece.length, piece.state)
 
     def _units(self, indices: Sequence[int]) -> tuple[Unit, ...]:
         """Units in bucket order; with scope "bucket" neighbours of one codec are joined.
@@ -195,11 +190,11 @@ class BucketPlans:
         Parameters without elements are left out: they send nothing, and would part neighbours.
         """
         indices = [i for i in indices if self._params[i].numel]
-        units, start = [], 0
+        units, start, states = [], 0, Counter[str]()
         for members in self._runs(indices):
-            length = sum(self._params[i].numel for i in members)
-            units.append(Unit(members, start, length, self._choice(members, length)))
-            start += length
+            piece = self._piece(members, states)
+            units.append(Unit(members, start, piece))
+            start += piece.length
         return tuple(units)
 
     def _runs(self, indices: Sequence[int]) -> list[tuple[int, ...]]:
@@ -208,55 +203,35 @@ class BucketPlans:
         groups = itertools.groupby(indices, key=lambda i: self.plan.decisions[i].codec)
         return [tuple(members) for _, members in groups]
 
-    def _choice(self, members: Sequence[int], length: int) -> Choice:
-        decision = self.plan.decisions[members[0]]
+    def _piece(self, members: Sequence[int], states: Counter[str]) -> Piece:
+        """The piece of a unit. states: elements of earlier units of its bucket, by codec: with
+        scope "bucket" its own arenas hold its units in order, see `_take_state`."""
+        first = self._params[members[0]]
+        length, decision = (
+            sum(self._params[i].numel for i in members),
+            self.plan.decisions[first.index],
+        )
+        key = RAW if decision.codec is None else decision.codec
+        state = 0
+        if self._merges:
+            state, states[key] = states[key], states[key] + length
+        elif first.index in self.residuals.places:
+            state = self.residuals.places[first.index].offset
+        named = Piece(
+            length, key, shares=self._shares.get(first.name), partitions=1,
+            number=first.index, state=state, name=first.name,
+        )  # fmt: skip
         if decision.codec is None:
-            return Choice(RAW, NATIVE)
-        cut = decision.partitions
-        if len(members) > 1:
-            codec = self.plan.codecs[decision.codec]
-            cut = partitions(length, codec, decision.strategy, self._topology.world_size)
-        down = self.plan.downs.get(decision.codec)
-        return Choice(decision.codec, decision.strategy, cut, down)
-
-    def _compile(self, units: Sequence[Unit]) -> Program:
-        """This rank's program."""
-        codecs, parts = self.plan.codecs, list(self._parts(units, self.residuals.places))
-        arenas = {p.arena.codec: p.arena for p in self.residuals.places.values()}
-        for part in self._owned_parts(parts) if not self._merges else ():
-            if part.codec in arenas:
-                owned = arenas[part.codec].owned
-                firsts = tuple(owned.before(row[4]) for row in part.rows)
-                parts[part.id] = replace(part, owned=firsts)
-        return build_program(parts, self._topology, codecs, self._rank, rotates=self._rotates)
-
-    def _parts(self, units: Sequence[Unit], places: Mapping[int, ArenaSlice]) -> tuple[Part, ...]:
-        """Parts of the units. places: of parameters' states."""
-        tensors = [self._tensor(units, unit, places) for unit in units]
-        choices = {t.name: unit.choice for t, unit in zip(tensors, units, strict=True)}
-        return partition(tensors, choices, self._topology, self.plan.codecs, shares=self._shares)
-
-    def _tensor(
-        self, units: Sequence[Unit], unit: Unit, places: Mapping[int, ArenaSlice]
-    ) -> Tensor:
-        first = self._params[unit.indices[0]]
-        # With scope "bucket" a bucket's own arenas hold its units in order, see `_take_state`.
-        state = self._offset(units, unit) if self._merges else 0
-        if not self._merges and first.index in places:
-            state = places[first.index].offset
-        return Tensor(first.name, first.index, unit.start, unit.length, state)
-
-    @staticmethod
-    def _offset(units: Sequence[Unit], unit: Unit) -> int:
-        """First element of a unit's state in its codec's arena of this bucket."""
-        key = unit.choice.codec
-        return sum(u.length for u in units if u.choice.codec == key and u.start < unit.start)
+            return named
+        cut = None if len(members) > 1 else decision.partitions
+        down = self.plan.downs.get(key)
+        return replace(named, strategy=decision.strategy, partitions=cut, down=down)
 
     def _take_state(self, plan: BucketPlan) -> None:
         """Make this bucket's arenas hold its parameters' state; see [Note: state]."""
         members: dict[str, list[int]] = {}
         for unit in plan.units:
-            key = unit.choice.codec
+            key = unit.piece.codec
             if key != RAW and self.residuals.stateful(key):
                 members.setdefault(key, []).extend(unit.indices)
         places = self.residuals.places
@@ -265,24 +240,9 @@ class BucketPlans:
         if all(i in places and places[i].arena is current.get(key) for key, i in wanted):
             return
         plan.arenas = tuple(self.residuals.place(key, all_) for key, all_ in members.items())
-        plan.states = Residuals.view(plan.arenas)
+        plan.states = arrays_of(plan.arenas)
 
 
 def _types(codec: Codec) -> dict[str, str]:
     """Types of a codec's states, by name: they differ with residual="bfloat16"."""
     return {state.name: state.dtype for state in codec.states}
-
-
-def program_of_one(
-    elements: int,
-    choice: Choice,
-    topology: Topology,
-    codecs: Mapping[str, Codec],
-    rank: int,
-    *,
-    rotates: bool,
-) -> Program:
-    """A rank's tasks for a bucket that is one tensor. rotates: see casync.build."""
-    tensor = Tensor("tensor", 0, 0, elements, 0)
-    parts = partition([tensor], {tensor.name: choice}, topology, codecs)
-    return build_program(parts, topology, codecs, rank, rotates=rotates)

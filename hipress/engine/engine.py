@@ -216,9 +216,11 @@ class Engine:
 
     def buckets_of(self, plan: Plan) -> BucketPlans:
         """Buckets of this plan, without any state."""
-        route = self.world.routes[plan.hosted]
-        rank, rotates = self.world.coordinator.rank, route.executor.rotates
-        return BucketPlans(self.params, plan, self.options, rank, route.memory, rotates=rotates)
+        channel = self.world.channel(hosted=plan.hosted)
+        return BucketPlans(
+            self.params, plan, self.options, channel.coordinator.rank, channel.memory,
+            rotates=channel.rotates,
+        )  # fmt: skip
 
     def resume(
         self,

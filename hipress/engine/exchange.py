@@ -31,8 +31,8 @@ from casync.memory.host import HostMemory
 from casync.raw import RAW
 from casync.regions import whole_key
 from casync.strategies import load
-from hipress.engine.executors import start_executor
-from hipress.engine.futures import wait_within
+from hipress.channel.executors import start_executor
+from hipress.channel.futures import wait_within
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
 from hipress.options import Options

@@ -10,9 +10,10 @@ from torch import nn
 
 from casync.estimates import BEGIN, LAST, OWN, copy_of
 from casync.runtime.deferral import as_torch
+from hipress.channel.states import WORKER
 from hipress.engine.engine import Engine
 from hipress.engine.order import buckets
-from hipress.engine.residuals import WORKER, Residuals
+from hipress.engine.residuals import Residuals
 from hipress.errors import StateError
 from hipress.ranks.coordinator import Coordinator
 
@@ -82,7 +83,7 @@ class Mixing:
         """Parameters of a bucket: index, values in the flat bucket, and states by name."""
         buckets, indices = self._engine.buckets, self._buckets[number].indices
         for index, piece in zip(indices, buckets.pieces(indices, flat), strict=True):
-            arrays = buckets.residuals.pieces(index)[WORKER]
+            arrays = buckets.residuals.arrays(index)[WORKER]
             yield index, piece, {name: as_torch(array) for name, array in arrays.items()}
 
     def _step_outer(self, piece: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
@@ -116,7 +117,7 @@ def check_copies(residuals: Residuals, coordinator: Coordinator) -> None:
     has: after each loaded a state of its own."""
     digests: dict[str, hashlib._Hash] = {}
     for index in sorted(residuals.places):
-        for name, array in residuals.pieces(index)[WORKER].items():
+        for name, array in residuals.arrays(index)[WORKER].items():
             digests.setdefault(name, hashlib.sha256()).update(array.tobytes())
     estimates_by_rank = coordinator.require_equal(
         {}, {name: hashed.hexdigest() for name, hashed in digests.items()}

@@ -9,7 +9,7 @@ import torch
 from torch.futures import Future
 
 from casync.codec import Codec
-from hipress.engine.futures import map_future
+from hipress.channel.futures import map_future
 from hipress.engine.residuals import Residuals
 from hipress.engine.scaling import set_scaler
 from hipress.errors import ConfigError

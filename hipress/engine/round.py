@@ -16,9 +16,9 @@ from casync.codec import FLOAT_BYTES
 from casync.errors import copy_to_raise
 from casync.runtime.options import Capture
 from hipress import compat
+from hipress.channel.futures import map_future, wait_within
+from hipress.channel.states import Copied
 from hipress.control.plan_controller import StepEvent
-from hipress.engine.futures import map_future, wait_within
-from hipress.engine.residuals import Copied
 from hipress.engine.scaling import average_unscaled
 from hipress.engine.world import NATIVE_TIMEOUT_SLACK
 
@@ -123,7 +123,7 @@ class Round:
         self.averages: list[Average] = []
         self.closed = False  # True once the last bucket has come
         self._comparison: Future[torch.Tensor] | None = None  # of all ranks' parameters
-        self._before: Copied = {}  # states of parameters from before the round
+        self._before: dict[int, Copied] = {}  # states of parameters from before the round
         self._owed: dict[int, torch.Tensor] = {}  # gradients of earlier plans that it took
 
     def compare(self, checked: Future[torch.Tensor]) -> None:
@@ -185,15 +185,15 @@ class Round:
                     self._owed |= engine.add_owed(indices, values)
             if engine.tuner is not None and (observer := engine.tuner.observer) is not None:
                 observer.observe(indices, values, partial(engine.buckets.undelivered, indices))
-            if plan is None and world.sums_by_executor(values):
+            if plan is None and world.sums_by_channel(values):
                 plan = engine.buckets.raw(values.numel())
             engine.traffic.count(plan, values)
             with compat.profiled(f"bucket {number}") as event:
                 if plan is None:
                     future = world.average_natively(number, values, copied=copied)
                 else:
-                    executor, states = world.routes[engine.buckets.hosted].executor, plan.states
-                    future = average.job = executor.submit(
+                    channel, states = world.channel(hosted=engine.buckets.hosted), plan.states
+                    future = average.job = channel.run(
                         plan.program, values, states, self.step, str(indices),
                         capture=engine.capture,
                     )  # fmt: skip

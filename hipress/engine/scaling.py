@@ -24,7 +24,7 @@ from torch.futures import Future
 from torch.optim import Optimizer
 
 from hipress import compat
-from hipress.engine.futures import map_future
+from hipress.channel.futures import map_future
 from hipress.optim.optimizer_kinds import holds
 
 __all__ = [

@@ -14,9 +14,9 @@ from torch.futures import Future
 
 from casync.transports.distributed import transport_error
 from hipress import compat
+from hipress.channel.futures import wait_within
 from hipress.engine.awaited import Awaited, change_error, hide
 from hipress.engine.engine import Engine
-from hipress.engine.futures import wait_within
 from hipress.engine.order import Bucket, BucketOrder, buckets
 from hipress.errors import SyncError
 from hipress.model.params import Param, writable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,11 +15,12 @@ from casync.codec import Codec
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
-from casync.runtime.executor import Executor, TraceEvent
+from casync.runtime.executor import TraceEvent
 from casync.runtime.prepared import FLOATS
-from hipress.engine.executors import start_executor
+from casync.topology import Topology
+from hipress.channel.channel import Channel
+from hipress.channel.futures import average
 from hipress.engine.failures import Failures
-from hipress.engine.futures import average
 from hipress.engine.host_staging import HostCopies
 from hipress.engine.residuals import deferrable_states
 from hipress.engine.verify import Verifier
@@ -33,16 +34,8 @@ from hipress.ranks.link import connect
 NATIVE_TIMEOUT_SLACK = 1.0
 
 
-@dataclass(frozen=True)
-class Route:
-    """An executor, and the memory of its payloads and states."""
-
-    memory: Memory
-    executor: Executor
-
-
 class World:
-    """Connections among the ranks that average, and the executors on them.
+    """Connections among the ranks that average, and the channels on them.
 
     It knows no model, and ends with its ranks: other ranks need a new one. Gradients of a device
     take one of three ways: compressed and sent from where they are; copied to the host, and
@@ -52,6 +45,7 @@ class World:
     def __init__(
         self,
         codecs: Mapping[str, Codec],
+        topology: Topology,
         options: Options,
         group: dist.ProcessGroup,
         coordinator: Coordinator,
@@ -80,36 +74,39 @@ class World:
         # a group for copies: calls from another thread must not mix with the first group's
         self._hosts = connect(coordinator, "copies") if copies else group
         verified = connect(coordinator, "verify") if options.verify else None
-        self.routes = self._start(codecs, unused=unused)
+        self._channels = self._start(codecs, topology, unused=unused)
         self._copies = HostCopies(self.memory) if copies else None
         self.verifier: Verifier | None = None
         if verified is not None:
             self.verifier = Verifier(verified, coordinator.ranks, self.memory)
 
-    def _start(self, codecs: Mapping[str, Codec], *, unused: bool) -> tuple[Route, ...]:
-        """The route, or two routes if plans of a device may compress on the host."""
-        options, placement = self._options, self._placement
-        memory = HostMemory() if placement.on_host else self.memory
+    def _start(
+        self, codecs: Mapping[str, Codec], topology: Topology, *, unused: bool
+    ) -> tuple[Channel, ...]:
+        """The channel, or two if plans of a device may compress on the host."""
+        placement, host = self._placement, HostMemory()
+        memory = host if placement.on_host else self.memory
         deferred = {
-            key: deferrable_states(codec, HostMemory() if hosted(key) else memory)
+            key: deferrable_states(codec, host if hosted(key) else memory)
             for key, codec in (codecs.items() if unused else ())
         }
-        first = start_executor(
-            "gradients", codecs, options, self.coordinator, deferred, placement, memory
-        )
+        common = self._options, self.coordinator
+        plans: dict[str, Any] = {"codecs": codecs, "deferred": deferred, "topology": topology}
+        first = Channel("gradients", *common, placement=placement, memory=memory, **plans)
         if not any(map(hosted, codecs)):
-            return (Route(memory, first),)
+            return (first,)
         try:
-            host = start_executor(
-                "copies of gradients", codecs, options, self.coordinator, deferred, ON_HOST
-            )
+            return first, Channel("copies of gradients", *common, memory=host, **plans)
         except BaseException:
             first.close()
             raise
-        return (Route(memory, first), Route(HostMemory(), host))
 
-    def sums_by_executor(self, values: torch.Tensor) -> bool:
-        """True if a device's uncompressed values go over the executor's own transport, since the
+    def channel(self, *, hosted: bool) -> Channel:
+        """The channel of gradients, or of a device's copies on the host."""
+        return self._channels[-1] if hosted else self._channels[0]
+
+    def sums_by_channel(self, values: torch.Tensor) -> bool:
+        """True if a device's uncompressed values go over the channel's own transport, since the
         group is the host's."""
         dense = not values.is_sparse and values.dtype in FLOATS
         return self._native_copied and self._placement.by_nccl and dense
@@ -147,38 +144,38 @@ class World:
 
     @property
     def counters(self) -> Counters:
-        """A copy of the sums so far, over all executors."""
-        return reduce(add, (replace(each.executor.counters) for each in self.routes))
+        """A copy of the sums so far, over all channels."""
+        return reduce(add, (each.counters for each in self._channels))
 
     @property
     def failed(self) -> bool:
-        """True if an executor has failed."""
-        return any(each.executor.failed for each in self.routes)
+        """True if a channel has failed."""
+        return any(each.failed for each in self._channels)
 
     def trace(self, events: list[TraceEvent] | None) -> None:
         """Collect events of tasks from now on, between two steps; None ends it."""
-        for each in self.routes:
-            each.executor.trace = events
+        for each in self._channels:
+            each.trace(events)
 
     def pop_capture_error(self) -> str:
         """Return and forget the reason why a capture failed; "" if none did."""
-        return next(filter(None, [each.executor.pop_capture_error() for each in self.routes]), "")
+        return next(filter(None, [each.pop_capture_error() for each in self._channels]), "")
 
     def settle(self, job: Future[torch.Tensor] | None = None) -> None:
         """Wait until devices have done all submitted work, or that of one job; raise its errors."""
-        for each in self.routes:
-            each.executor.settle(job)
+        for each in self._channels:
+            each.settle(job)
 
     def abort(self, error: Exception) -> None:
-        """End all executors, so that other ranks learn of the error at once."""
-        for each in self.routes:
-            each.executor.abort(error)
+        """End all channels, so that other ranks learn of the error at once."""
+        for each in self._channels:
+            each.abort(error)
 
     def close(self) -> None:
         """End threads and connections. May repeat."""
         self.failures.close()
-        for each in self.routes:
-            each.executor.close()
+        for each in self._channels:
+            each.close()
         if self._copies is not None:
             self._copies.close()
         if self.verifier is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, SupportsIndex, TypeAlias
 
 import torch
@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from casync.codec import Codec
 from casync.rounds import refuse_workers
-from casync.shutdown import end_with
 from hipress import options as options_
 from hipress.arguments import group_of
-from hipress.engine.exchange import ROOM, Exchange, Piece
-from hipress.engine.futures import wait_within
+from hipress.channel.channel import Channel
+from hipress.channel.exchange import Exchange, Piece
+from hipress.channel.futures import wait_within
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
 from hipress.model.params import COMPRESSIBLE
@@ -31,6 +31,7 @@ from hipress.ranks import coordinator as coordinators
 from hipress.ranks.link import group_timeout
 
 NATIVE = ("allreduce", "hierarchical")  # strategies with native sums
+ROOM = 256 << 20  # bytes of the tensors whose programs are kept
 #: topology, seed, where tensors are, and bytes of tensors whose programs are kept
 _Kind: TypeAlias = tuple[str, int, Placement, int | None]
 
@@ -80,13 +81,15 @@ def all_reduce(
         if refusal := refuse_workers(codec, group.size()):
             raise ConfigError(refusal)
         if group.size() > 1 and tensor.numel():
-            exchange = group_exchanges(group, options).exchange(options, most=ROOM)
-            up, back = exchange.add(codec), None if other is None else exchange.add(other)
+            channels = group_channels(group, options)
+            channel = channels.channel(options, most=ROOM)
+            up, back = channel.add(codec), None if other is None else channel.add(other)
             flat = tensor.detach().resolve_neg().contiguous().view(-1)
-            piece, name = Piece(flat.numel(), up, down=back), name or f"shape {[*tensor.shape]}"
+            name = name or f"shape {[*tensor.shape]}"
             if strategy in NATIVE:
-                exchange.compare_names(name)
-            wait_within(exchange.submit(flat, strategy, [piece], name=name), None)
+                channel.compare_names(name)
+            exchange = Exchange(name, (Piece(flat.numel(), up, strategy, back),))
+            wait_within(channel.submit(flat, exchange, draw=channels.draw(channel)), None)
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(flat.view(tensor.shape))
     return tensor
@@ -99,67 +102,70 @@ def closing_on_failure(group: dist.ProcessGroup) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        exchanges = _EXCHANGES.pop(group, None)
-        if exchanges is None:
+        channels = _CHANNELS.pop(group, None)
+        if channels is None:
             with coordinators.failures_told(group):
                 raise
-        coordinator = exchanges.coordinator
+        coordinator = channels.coordinator
         named = coordinator.named(error, "all_reduce") if isinstance(error, Exception) else error
         coordinator.fail(named)
-        exchanges.close()
+        channels.close()
         raise named from error.__cause__
 
 
-def group_exchanges(group: dist.ProcessGroup, options: Options) -> GroupExchanges:
-    """The group's exchanges, which the first call makes."""
-    if group not in _EXCHANGES:
-        _EXCHANGES[group] = GroupExchanges(group, options.timeout)
-    return _EXCHANGES[group]
+def group_channels(group: dist.ProcessGroup, options: Options) -> GroupChannels:
+    """The group's channels, which the first call makes."""
+    if group not in _CHANNELS:
+        _CHANNELS[group] = GroupChannels(group, options.timeout)
+    return _CHANNELS[group]
 
 
-class GroupExchanges:
-    """A group's exchanges, kept between calls: one for each topology, seed, device and memory."""
+class GroupChannels:
+    """A group's channels, kept between calls: one for each topology, seed, device and memory."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.coordinator = coordinators.coordinator(group, timeout)
-        self.exchanges: dict[_Kind, Exchange] = {}
-        self.close = end_with(group, partial(_close_all, self.exchanges))  # at the latest
+        self.channels: dict[_Kind, Channel] = {}
+        self._calls: Counter[Channel] = Counter()
+        self.close = weakref.finalize(group, _close_all, self.channels)  # at the latest
 
-    def exchange(
+    def channel(
         self, options: Options, placement: Placement = ON_HOST, *, most: int | None = None
-    ) -> Exchange:
-        """The exchange of earlier calls, or a new one. most: see Exchange."""
+    ) -> Channel:
+        """The channel of earlier calls, or a new one. most: see Channel."""
         key = str(options.topology), options.seed, placement, most
-        if key not in self.exchanges:
+        if key not in self.channels:
             self.coordinator.timeout = options.timeout
-            number = len(self.exchanges)
+            number = len(self.channels)
             purpose = f"all_reduce {number}" if number else "all_reduce"
-            self.exchanges[key] = Exchange(
-                purpose, options, self.coordinator,
-                placement=placement, memory=placement.memory(), most=most,
-            )  # fmt: skip
-        return self.exchanges[key]
+            self.channels[key] = Channel(
+                purpose, options, self.coordinator, placement=placement, most=most
+            )
+        return self.channels[key]
+
+    def draw(self, channel: Channel) -> int:
+        """The number of earlier calls, by which stochastic codecs draw."""
+        self._calls[channel] += 1
+        return self._calls[channel] - 1
 
 
-def exchanges_of(group: dist.ProcessGroup) -> tuple[Exchange, ...]:
-    """The group's exchanges so far."""
-    return tuple(_EXCHANGES[group].exchanges.values()) if group in _EXCHANGES else ()
+def channels_of(group: dist.ProcessGroup) -> tuple[Channel, ...]:
+    """The group's channels so far."""
+    return tuple(_CHANNELS[group].channels.values()) if group in _CHANNELS else ()
 
 
-def close_exchanges(group: dist.ProcessGroup) -> None:
-    """End the group's exchanges, if it has some."""
-    if group in _EXCHANGES:
-        _EXCHANGES.pop(group).close()
+def close_channels(group: dist.ProcessGroup) -> None:
+    """End the group's channels, if it has some."""
+    if group in _CHANNELS:
+        _CHANNELS.pop(group).close()
 
 
-def _close_all(exchanges: Mapping[_Kind, Exchange]) -> None:
-    for each in exchanges.values():
+def _close_all(channels: Mapping[_Kind, Channel]) -> None:
+    for each in channels.values():
         each.close()
 
 
-_EXCHANGES: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupExchanges] = (
-    weakref.WeakKeyDictionary()
-)
+_CHANNELS: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupChannels] = weakref.WeakKeyDictionary()
 
 
 def _refuse(tensor: object, options: Options) -> None:

@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress import compat
+from hipress.channel.futures import average, map_future
 from hipress.compat import GradBucket
 from hipress.engine.engine import Engine
-from hipress.engine.futures import average, map_future
 from hipress.errors import SyncError
 from hipress.model.params import laid_out, layout_of
 from hipress.ranks.coordinator import Coordinator

@@ -19,14 +19,14 @@ import torch.distributed as dist
 from casync.codec import Codec
 from casync.rounds import refuse_workers
 from hipress import compat
-from hipress.engine.exchange import Piece
-from hipress.engine.futures import wait_within
+from hipress.channel.exchange import Exchange, Piece
+from hipress.channel.futures import wait_within
 from hipress.errors import ConfigError, StateError
 from hipress.frontends.all_reduce import (
-    close_exchanges,
+    channels_of,
+    close_channels,
     closing_on_failure,
-    exchanges_of,
-    group_exchanges,
+    group_channels,
 )
 from hipress.group.group_options import GroupOptions
 from hipress.group.group_report import Calls, GroupReport
@@ -93,8 +93,8 @@ class CompressingGroup(dist.ProcessGroup):
         """Wait until a device has done all work, and raise its errors: no optimizer may step before
         they are known."""
         with self._failing():
-            for each in exchanges_of(self):
-                each.executor.settle()
+            for each in channels_of(self):
+                each.settle()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ class CompressingGroup(dist.ProcessGroup):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: see `hipress.load_state_dict`."""
         self._refuse_unfinished()
-        coordinator = group_exchanges(self, self.options.settings).coordinator
+        coordinator = group_channels(self, self.options.settings).coordinator
         with coordinator.failures_told():
             if set(state) != {"format", "group", "averaged"} or state["format"] != FORMAT:
                 raise StateError("this is no state of a process group hipress of this version")
@@ -132,7 +132,7 @@ class CompressingGroup(dist.ProcessGroup):
 
     def report(self) -> GroupReport:
         """Collectives so far, and the bytes of the compressed ones."""
-        counters = [each.executor.counters for each in exchanges_of(self)]
+        counters = [each.counters for each in channels_of(self)]
         rows = [
             Calls(what, why, self.calls[what, why], self.elements[what, why])
             for what, why in self.calls
@@ -168,20 +168,17 @@ class CompressingGroup(dist.ProcessGroup):
         settings = self.options.settings
         placement = place([("the gradient", flat.device)], settings.transport, self._backends)
         codec, down = self._codecs(placement.target)
-        exchanges = group_exchanges(self, settings)
+        channels = group_channels(self, settings)
         if not self._agreed:
-            exchanges.coordinator.require_equal({"min_size of group hipress": settings.min_size})
+            channels.coordinator.require_equal({"min_size of group hipress": settings.min_size})
             self._agreed = True
-        exchange = exchanges.exchange(settings, placement)
-        up, back = exchange.add(codec), None if down is None else exchange.add(down)
+        channel = channels.channel(settings, placement)
+        up, back = channel.add(codec), None if down is None else channel.add(down)
+        strategy, length = strategy_for(codec, settings.strategy, down), flat.numel()
         draw, self._averaged = self._averaged, self._averaged + 1
-        return exchange.submit(
-            flat,
-            strategy_for(codec, settings.strategy, down),
-            [Piece(flat.numel(), up, down=back)],
-            name=f"all-reduce {draw} of {flat.numel()}",
-            draw=draw,
-        )
+        name = f"all-reduce {draw} of {length}"
+        exchange = Exchange(name, (Piece(length, up, strategy, back),))
+        return channel.submit(flat, exchange, draw=draw)
 
     def _codecs(self, target: str) -> tuple[Codec, Codec | None]:
         """The codec of workers, and that of owners if it is another."""
@@ -229,12 +226,12 @@ class CompressingGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """End connections, as destroy_process_group does."""
-        close_exchanges(self)
+        close_channels(self)
         self._inner.shutdown()
 
     def abort(self) -> None:
         """End connections, whatever is under way."""
-        close_exchanges(self)
+        close_channels(self)
         self._inner.abort()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.futures import Future
 
 from casync.errors import CasyncError
-from hipress.engine.futures import wait_within
+from hipress.channel.futures import wait_within
 from hipress.errors import HipressError
 from hipress.outer.fragments import Fragment
 from hipress.outer.schedule import Schedule

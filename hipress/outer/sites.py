@@ -13,8 +13,8 @@ from casync.codec import State
 from casync.raw import RAW
 from casync.rounds import refuse_workers
 from casync.runtime.counters import Counters
+from hipress.channel.states import AGGREGATOR, WORKER, undelivered
 from hipress.engine.exchange import Exchange, Piece
-from hipress.engine.residuals import AGGREGATOR, WORKER, undelivered
 from hipress.errors import ConfigError
 from hipress.options import Options
 from hipress.outer.fragments import Bundle

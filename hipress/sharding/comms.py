@@ -24,9 +24,9 @@ from torch.futures import Future
 from casync.raw import RAW
 from casync.runtime.deferral import as_torch
 from hipress import compat
+from hipress.channel.futures import average, wait_within
 from hipress.engine.exchange import Exchange, Piece
 from hipress.engine.failures import Failures
-from hipress.engine.futures import average, wait_within
 from hipress.engine.scaling import Scale, average_unscaled
 from hipress.errors import SyncError
 from hipress.model.params import COMPRESSIBLE

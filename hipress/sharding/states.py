@@ -10,8 +10,8 @@ import torch
 
 from casync.codec import Codec
 from casync.runtime.deferral import as_torch
+from hipress.channel.states import AGGREGATOR, WORKER, undelivered
 from hipress.engine.exchange import Exchange
-from hipress.engine.residuals import AGGREGATOR, WORKER, undelivered
 from hipress.errors import StateError
 from hipress.plan.codecs import full_name, state_of
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from casync.runtime.deferral import as_torch
-from hipress.engine.residuals import WORKER, Floats, Residuals, in_layout, in_shape
+from hipress.channel.states import WORKER, Floats
+from hipress.engine.residuals import Residuals, in_layout, in_shape
 from hipress.errors import StateError
 from hipress.model.params import Param
 from hipress.plan.codecs import MEAN
@@ -149,7 +150,7 @@ def restore(residuals: Residuals, saved: Mapping[str, Any], params: list[Param])
 def _fill_all(
     residuals: Residuals, saved: Mapping[str, Mapping[str, torch.Tensor]], param: Param
 ) -> None:
-    for side, arrays in residuals.pieces(param.index).items():
+    for side, arrays in residuals.arrays(param.index).items():
         for name, array in arrays.items():
             values = saved.get(side, {}).get(name)
             if values is None:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from casync.codec import Codec
-from hipress.engine.residuals import WORKER, Residuals
+from hipress.channel.states import WORKER
+from hipress.engine.residuals import Residuals
 from hipress.model.params import Param
 from hipress.plan.codecs import full_name
 
@@ -141,7 +142,8 @@ def check_shapes(
     """Errors in a parameter's values, by side and name. whole: no state of a side may lack."""
     wrong = []
     for side, values in saved.items():
-        wanted = _wanted(residuals.codec_at(key, side), param)
+        plan = residuals.plan
+        wanted = _wanted(plan.codecs[key] if side == WORKER else plan.down(key), param)
         names = dict.fromkeys(wanted) if whole else {}
         shapes = names | {name: tuple(value.shape) for name, value in values.items()}
         wrong += [
@@ -182,7 +184,7 @@ def _needed(
     if residuals.owned is None:
         return [WORKER] if saved else []
     owned = aggregated and param.index in residuals.owned
-    return [side for side in residuals.pieces(param.index) if side == WORKER or owned]
+    return [side for side in residuals.arrays(param.index) if side == WORKER or owned]
 
 
 def _wanted(codec: Codec, param: Param) -> dict[str, tuple[int, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hipress.engine.residuals import AGGREGATOR, WORKER
+from hipress.channel.states import AGGREGATOR, WORKER
 from hipress.errors import StateError, shown
 
 FORMAT = 7

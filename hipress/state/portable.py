@@ -21,7 +21,8 @@ import torch
 from casync import strategies
 from casync.codec import StateField
 from casync.runtime.deferral import as_torch
-from hipress.engine.residuals import WORKER, Residuals
+from hipress.channel.states import WORKER
+from hipress.engine.residuals import Residuals
 from hipress.errors import StateError
 from hipress.model.params import Param
 from hipress.state.checkpoint import export, tensor_of
@@ -92,7 +93,7 @@ def _others(residuals: Residuals, param: Param, mean: Mean) -> dict[str, torch.T
     key = residuals.codec_of(param.index)
     if key is None or param.index not in residuals.places:
         return {}
-    arrays, others = residuals.pieces(param.index)[WORKER], {}
+    arrays, others = residuals.arrays(param.index)[WORKER], {}
     for state in residuals.plan.codecs[key].states:
         values = as_torch(arrays[state.name]).cpu().float()
         if state.fate == "mean":

@@ -535,7 +535,7 @@ def shares(rank, world_size, name, path, load):
     else:
         trained_on(made, model.weight, rank, world_size, range(3))
         dcp.save(app, checkpoint_id=path)
-    held = SESSIONS[made].engine.buckets.residuals.pieces(0)["worker"]
+    held = SESSIONS[made].engine.buckets.residuals.arrays(0)["worker"]
     total = torch.tensor(held["v" if name == "dgc" else REFERENCE])
     dist.all_reduce(total)
     return total, torch.tensor(held.get(MEAN, total.numpy()))

@@ -187,7 +187,7 @@ def left(ddp):
 def engine_of_world(params, plan, options, group, coordinator, *, tuner=None, skips=False, **where):
     """An engine over a world of its own. where: placement, memory and unused, as of World."""
     codecs = plan.codecs if tuner is None else tuner.codecs
-    world = World(codecs, options, group, coordinator, **where)
+    world = World(codecs, plan.topology, options, group, coordinator, **where)
     return Engine(params, plan, options, world, tuner=tuner, skips=skips)
 
 

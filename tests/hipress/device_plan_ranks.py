@@ -14,8 +14,8 @@ from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress import options
 from hipress.auto import candidates, places, probe, search, timing, trial
+from hipress.channel import executors
 from hipress.control.planner import Planner, codecs_of
-from hipress.engine import executors
 from hipress.model.devices import NCCL, ON_HOST, Placement
 from hipress.model.params import describe
 from hipress.plan import evidence, levels

@@ -16,7 +16,7 @@ from casync.runtime.executor import Executor
 from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
 from hipress import options, session
-from hipress.engine import executors
+from hipress.channel import executors
 from hipress.errors import HipressError
 from hipress.model.devices import Placement
 from hipress.model.params import describe

@@ -13,8 +13,8 @@ from torch.futures import Future
 import compll
 import hipress
 from hipress import session
+from hipress.channel.futures import map_future
 from hipress.engine import engine
-from hipress.engine.futures import map_future
 from hipress.engine.round import Round
 from hipress.model.devices import NCCL, Placement
 from hipress.sharding import comms, shard

@@ -171,7 +171,7 @@ def damaged(rank, world_size):
     ddp = hipress.wrap(make(), codec("int8"), checksum=True, timeout=HANG)
     train(ddp, rank, range(1))
     if rank == world_size - 1:
-        transport = SESSIONS[ddp].engine.world.routes[0].executor._transport
+        transport = SESSIONS[ddp].engine.world.channel(hosted=False)._executor._transport
         send = transport.post_send
 
         def damage(data, peer, channel):

@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 import hipress
 from casync.topology import Topology
 from hipress import integrations
-from hipress.engine import failures, futures
+from hipress.channel import futures
+from hipress.engine import failures
 from hipress.model.shards import local
 from hipress.sharding import fsdp
 from hipress.sharding.sharding import sharding_of

@@ -83,8 +83,8 @@ def restore(rank, _):
     ddp(torch.randn(4, 7)).sum().backward()
     engine = SESSIONS[ddp].engine
     held = [
-        engine.world.routes[0].executor._transport,
-        engine.world.routes[0].executor._transport._group,
+        engine.world.channel(hosted=False)._executor._transport,
+        engine.world.channel(hosted=False)._executor._transport._group,
     ]
     held.append(engine.world.verifier._group)
     left = [weakref.ref(one) for one in held]

@@ -47,7 +47,7 @@ def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
     wanted = Options("auto", strategy="oktopk", min_size=0)
     plan = fixed_plan(params, Int8(), wanted, Topology.flat(2))
     residuals = BucketPlans(params, plan, wanted, 0).residuals
-    pieces = residuals.pieces(0)
+    pieces = residuals.arrays(0)
     pieces["worker"]["residual"][:] = 1
     pieces["aggregator"]["residual"][:30000] = 0.5
     assert residuals.undelivered(0).tolist() == [2.0] * 30000 + [1.0] * 30000
@@ -68,7 +68,7 @@ def test_an_aggregator_keeps_state_of_its_own_elements_alone(strategy):
         (state,) = (each for (_, side), each in made[0].states.items() if side == "aggregator")
         kept = state["residual"]
         for index, count in enumerate(times):
-            plans.residuals.pieces(index)["aggregator"]["residual"][:] = 1
+            plans.residuals.arrays(index)["aggregator"]["residual"][:] = 1
             count += plans.residuals.whole(index)["aggregator"]["residual"]
         assert kept.all()
         assert kept.size < 0.5 * sum(map(len, times))
@@ -92,7 +92,7 @@ def test_a_residual_of_another_type_is_owed_and_not_read_as_if_it_were_alike(kin
         for codec in codecs
     )
     before.plan_for((0,))
-    as_torch(before.residuals.pieces(0)["worker"]["residual"]).fill_(0.5)
+    as_torch(before.residuals.arrays(0)["worker"]["residual"]).fill_(0.5)
     assert after.adopt(before) == set()
     assert before.residuals.undelivered(0).sum() == 0.5 * 60000
-    assert not after.residuals.pieces(0)["worker"]["residual"].any()
+    assert not after.residuals.arrays(0)["worker"]["residual"].any()

@@ -183,7 +183,7 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
             Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), Topology.flat(2)))
         )
         kept[-1].place_all()
-    last, first = [each.pieces(0)["worker"]["residual"] for each in kept]
+    last, first = [each.arrays(0)["worker"]["residual"] for each in kept]
     last[:] = value.permute(0, 2, 3, 1).flatten()
     state = checkpoint.export(kept[0], 1, 0, 2)
     assert torch.equal(state["state"]["weight"]["worker"]["residual"], value)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import gc
 import os
+from dataclasses import replace
 
 import torch
 
 import hipress
 from hipress import compat, options
-from hipress.engine import exchange as exchanges
-from hipress.engine.exchange import Exchange, Piece, rows
+from hipress.channel import channel as channels
+from hipress.channel.channel import Channel
+from hipress.channel.exchange import Exchange, Piece, rows
 from hipress.plan.codecs import compile_codec
 from hipress.ranks import coordinator as coordinators
 from tests.hipress.common import raised_by
 
 
-def exchange(**given) -> Exchange:
-    """An exchange of all ranks."""
+def channel(**given) -> Channel:
+    """A channel of all ranks."""
     group = torch.distributed.group.WORLD
     made = options.make("none", timeout=60.0)
-    return Exchange("test", made, coordinators.coordinator(group, 60.0), **given)
+    return Channel("test", made, coordinators.coordinator(group, 60.0), **given)
 
 
 def values(rank: int, elements: int) -> torch.Tensor:
@@ -35,44 +37,60 @@ def distance(found, exact) -> float:
 def halves(rank, world_size, name):
     """Rows summed at their owners, and rows given to all, with feedback, in eight steps of equal
     values: errors in the first step and of all, and the values that all hold alike."""
-    made, elements = exchange(), 3000 * world_size
-    pieces = rows(elements, world_size, made.add(compile_codec(name, {})))
+    made, elements = channel(), 3000 * world_size
+    key = made.add(compile_codec(name, {}))
+    push, pull = (
+        made.with_states(named_rows(title, 3000, world_size, Piece(0, key, strategy)))
+        for title, strategy in (("gradients", "push"), ("weights", "pull"))
+    )
     every = torch.stack([values(each, elements) for each in range(world_size)])
     mine = slice(3000 * rank, 3000 * (rank + 1))
     owners = torch.cat([row[3000 * r : 3000 * (r + 1)] for r, row in enumerate(every)])
     sums, copies, untouched = [], [], True
     for _ in range(8):
         summed, given = values(rank, elements), values(rank, elements)
-        made.submit(summed, "push", pieces, name="gradients", feedback=True).wait()
-        made.submit(given, "pull", pieces, name="weights", feedback=True).wait()
+        made.submit(summed, push, draw=0).wait()
+        made.submit(given, pull, draw=0).wait()
         sums.append(summed[mine].clone())
         copies.append(given)
         summed[mine] = every[rank][mine]
         untouched &= torch.equal(summed, every[rank])
     wanted = ((sums, every.sum(0)[mine]), (copies, owners))
     errors = [[distance(found[:count], exact) for count in (1, 8)] for found, exact in wanted]
-    sizes = {
-        n: [array.size for state in kept.values() for array in state.values()]
-        for n, kept in made.states.items()
-    }
-    other = rows(12, 2, pieces[0].codec)
-    error = raised_by(made.submit, torch.ones(12), "push", other, name="weights", feedback=True)
+    sizes = [
+        [array.size for arrays in each.states.values() for array in arrays.values()]
+        for each in (push, pull)
+    ]
+    part = replace(push, pieces=push.pieces[:1])
+    error = raised_by(made.submit, torch.ones(12), part, draw=0)
     made.close()
     return errors, untouched, torch.stack(copies).tolist(), sizes, error
 
 
+def named_rows(name: str, length: int, ranks: int, piece: Piece) -> Exchange:
+    """An exchange of a row of this length for each rank, whose states are kept by row."""
+    pieces = rows([length], ranks, piece)
+    named = (replace(each, name=f"{name} {i}") for i, each in enumerate(pieces))
+    return Exchange(name, tuple(named))
+
+
+def sums(length: int) -> Exchange:
+    """The exchange of two uncompressed rows, which are summed at their owners."""
+    return Exchange("", rows([length // 2], 2, Piece(0, strategy="push")))
+
+
 def many_lengths(rank, world_size):
     """Programs that are kept after many lengths, and keys of the store before and after more."""
-    made = exchange(most=1 << 20)
+    made = channel(most=1 << 20)
     key, keys, right = made.add(compile_codec("int8_group", {})), [], True
     for number in range(40):
         tensor = torch.full((50_000 + number,), float(rank))
-        made.submit(tensor, "ps", [Piece(len(tensor), key)]).wait()
+        made.submit(tensor, Exchange("", (Piece(len(tensor), key, "ps"),)), draw=number).wait()
         right &= bool((tensor - 0.5).abs().max() < 0.01)
         if number in (9, 39):
             gc.collect()
             keys.append(compat.job_store().num_keys())
-    kept = len(made.executor._prepared)
+    kept = len(made._executor._prepared)
     made.close()
     return right, kept, keys
 
@@ -80,14 +98,14 @@ def many_lengths(rank, world_size):
 def overlapping_on_a_rank(rank, world_size):
     """Kinds that are kept, and the sums, where one rank's tensors of a kind overlap and another's
     do not; those of one tensor of each kind fit, those of two of one do not."""
-    made, store = exchange(most=4 * 5000), compat.job_store()
-    made.submit(torch.ones(2000), "push", rows(2000, 2)).wait()
+    made, store = channel(most=4 * 5000), compat.job_store()
+    made.submit(torch.ones(2000), sums(2000), draw=0).wait()
     if rank == 1:
         store.get("overlap")
     total = []
     for number, length in enumerate((2000, 2000, 2500, 2000)):
         tensor = torch.ones(length)
-        future = made.submit(tensor, "push", rows(length, 2))
+        future = made.submit(tensor, sums(length), draw=0)
         total.append((tensor, length // 2))
         if rank == 0 and number == 0:
             continue  # the next one overlaps
@@ -102,12 +120,12 @@ def overlapping_on_a_rank(rank, world_size):
 
 def large_kinds(rank, world_size):
     """Programs made so far after each of three rounds of two kinds, of 280 MB together."""
-    made, counts, programs = exchange(), [], []
-    build = exchanges.build_program
-    exchanges.build_program = lambda *args, **given: programs.append(0) or build(*args, **given)
+    made, counts, programs = channel(), [], []
+    build = channels.program_of
+    channels.program_of = lambda *args, **given: programs.append(0) or build(*args, **given)
     for _ in range(3):
         for length in (40_000_000, 30_000_000):
-            made.submit(torch.zeros(length), "push", rows(length, world_size)).wait()
+            made.submit(torch.zeros(length), sums(length), draw=0).wait()
         counts.append(len(programs))
     made.close()
     return counts
@@ -115,12 +133,12 @@ def large_kinds(rank, world_size):
 
 def overlapping(rank, world_size):
     """Sums of tensors of one kind that travel at the same time, by as many programs as allowed."""
-    made = exchange()
+    made = channel()
     tensors = [torch.full((10_000,), float(rank + i)) for i in range(6)]
-    futures = [made.submit(t, "push", rows(10_000, 2)) for t in tensors]
+    futures = [made.submit(t, sums(10_000), draw=0) for t in tensors]
     for future in futures:
         future.wait()
-    programs = len(made.executor._prepared)
+    programs = len(made._executor._prepared)
     made.close()
     at = 5000 * rank
     return [t[at : at + 5000].unique().tolist() for t in tensors], programs

@@ -1,17 +1,8 @@
 """Halves of an average, and memory that is bounded for tensors of any length."""
 
-import pytest
-
-from hipress.engine.exchange import OVERLAP, Piece, rows
-from hipress.errors import ConfigError
-from tests.hipress import exchange_ranks as ranks
+from hipress.channel.channel import OVERLAP
+from tests.hipress import channel_ranks as ranks
 from tests.hipress.launch import launch
-
-
-def test_rows_are_of_one_length():
-    assert rows(6, 2, "int8") == (Piece(3, "int8", 0), Piece(3, "int8", 1))
-    with pytest.raises(ConfigError, match="7 elements do not make rows"):
-        rows(7, 2)
 
 
 def test_push_and_pull_with_feedback():
@@ -23,9 +14,9 @@ def test_push_and_pull_with_feedback():
         assert untouched
         assert copies == results[0][2]
         # a worker's state is that of the whole tensor, an owner's that of its row
-        assert sizes == {"gradients": [6000], "weights": [3000]}
+        assert sizes == [[6000], [3000]]
         assert error.kind == "ConfigError"
-        assert "the pieces of 'weights' are not those" in error.message
+        assert "'gradients': pieces of 3000 elements for a tensor of 12" in error.message
 
 
 def test_many_lengths_take_bounded_memory():

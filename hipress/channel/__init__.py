@@ -1,0 +1,1 @@
+"""Ranks that exchange tensors: connections, programs, states of codecs, failures."""

@@ -1,0 +1,258 @@
+"""Channels: whatever hipress sends between ranks in a step goes through one.
+
+[Note: kept programs] A program is made for each kind of exchange: its pieces, and the tensor's
+type. Ranks meet in the store to make one, so all must make, keep and drop the same ones: which, the
+order of calls alone decides, never what still runs here. A model has few kinds, and all are kept.
+Where lengths are the user's (`all_reduce`), the kinds that were used longest ago go once the
+tensors of all have more than `most` bytes together. A program runs one tensor at a time. While it
+does, the next tensor of its kind takes a copy of it, up to OVERLAP: other ranks need not know.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch.futures import Future
+
+from casync.codec import Codec
+from casync.graph.graph import Program
+from casync.memory import Memory
+from casync.raw import RAW
+from casync.runtime.counters import Counters
+from casync.runtime.executor import TraceEvent
+from casync.runtime.options import Capture
+from casync.strategies import load
+from casync.topology import Topology
+from hipress.channel.exchange import Exchange, Piece, check_length, program_of
+from hipress.channel.executors import start_executor
+from hipress.channel.futures import wait_within
+from hipress.channel.states import Arena, Arrays, Slice, States, arrays_of, sides_of
+from hipress.model.devices import ON_HOST, Placement
+from hipress.options import Options
+from hipress.plan.codecs import full_name
+from hipress.ranks import nodes
+from hipress.ranks.coordinator import Coordinator
+
+__all__ = ["OVERLAP", "Channel"]
+
+OVERLAP = 2  # programs of one kind
+
+_Kind: TypeAlias = tuple[tuple[Piece, ...], torch.dtype]
+
+
+@dataclass
+class _Pool:
+    """Programs of one kind, and the last run of each, unless it is over."""
+
+    programs: list[Program]
+    running: dict[int, Future[torch.Tensor]] = field(default_factory=dict)
+
+    def free(self) -> int:
+        """Number of a program that does not run; a new one if all do; else the first."""
+        for number in range(len(self.programs)):
+            run = self.running.get(number)
+            if run is None or run.done():
+                return number
+        if len(self.programs) < OVERLAP:
+            self.programs.append(replace(self.programs[0]))
+            return len(self.programs) - 1
+        return 0
+
+    def end(self, number: int, future: Future[torch.Tensor]) -> None:
+        """Forget a run that is over, and with it the tensor."""
+        if self.running.get(number) is future:
+            del self.running[number]
+
+
+class Channel:
+    """Ranks that exchange tensors: connections, programs by kind, states by name.
+
+    All ranks must make the same channels, and submit the same exchanges in the same order.
+    """
+
+    def __init__(
+        self,
+        purpose: str,
+        options: Options,
+        coordinator: Coordinator,
+        *,
+        placement: Placement = ON_HOST,
+        memory: Memory | None = None,
+        codecs: Mapping[str, Codec] | None = None,
+        deferred: Mapping[str, Sequence[str]] | None = None,
+        topology: Topology | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Connect the ranks, each of which calls this.
+
+        Args:
+            purpose: of the connections, different for each channel of a coordinator; for errors.
+            options: topology, seed, timeout and checksum are used.
+            memory: of tensors; by default the placement's.
+            codecs: by key, of which the caller may replace one before a program uses it; by default
+                those that `add` makes known.
+            deferred: names of states that wait while a tensor is unused, by key.
+            topology: of the ranks; by default they meet to find it.
+            most: bytes of the tensors whose programs are kept, by default of all.
+        """
+        self.purpose, self.coordinator = purpose, coordinator
+        self.memory, self._most = memory or placement.memory(), most
+        self._added: dict[str, Codec] = {}
+        self.codecs = self._added if codecs is None else codecs
+        if topology is None:
+            facts = {"topology": str(options.topology), "seed": options.seed}
+            places = self._agree(facts, nodes.place())
+            topology = nodes.topology_of(options.topology, places, coordinator.ranks)
+        self.topology = topology
+        self.states: States[str] = States(topology.world_size, self.memory)
+        self._pools: OrderedDict[_Kind, _Pool] = OrderedDict()  # least recently used first
+        self._lock = threading.Lock()
+        self._executor = start_executor(
+            purpose, self.codecs, options, coordinator, deferred or {}, placement, self.memory
+        )
+
+    def add(self, codec: Codec) -> str:
+        """Make a codec known, unless it is; return its key for pieces."""
+        key = full_name(codec)
+        if key in self.codecs and self.codecs[key].digest != codec.digest:
+            key = f"{key} {codec.digest}"
+        self._added.setdefault(key, codec)
+        return key
+
+    def with_states(self, exchange: Exchange) -> Exchange:
+        """The exchange with states of its codecs, which are kept under the pieces' names; what a
+        name had before moves in."""
+        pieces, arenas = [*exchange.pieces], list[Arena]()
+        for key in dict.fromkeys(each.codec for each in pieces if each.codec in self.codecs):
+            mine = [i for i, each in enumerate(pieces) if each.codec == key and self._keeps(each)]
+            sides = self._sides(key, [pieces[i] for i in mine])
+            if not any(codec.states for codec in sides.values()):
+                continue
+            slices = [Slice(pieces[i].name, pieces[i].length, pieces[i].strategy, i) for i in mine]
+            arenas.append(self.states.allocate(key, sides, slices, tensors=len(pieces)))
+            for i in mine:
+                state = self.states.places[pieces[i].name].offset
+                pieces[i] = replace(pieces[i], number=i, state=state)
+        return replace(exchange, pieces=tuple(pieces), states=arrays_of(arenas))
+
+    def _sides(self, key: str, pieces: Sequence[Piece]) -> dict[str, Codec]:
+        """Codecs by side that keeps states of these pieces, whose workers have codec `key`."""
+        if not pieces:
+            return {}
+        owner = self.codecs[pieces[0].down or key]
+        return sides_of(self.codecs[key], owner, [piece.strategy for piece in pieces])
+
+    def _keeps(self, piece: Piece) -> bool:
+        """True if this rank may have states of a piece: not if another one encodes it alone."""
+        alone = load(piece.strategy).RESULT == "owner's" and piece.shares is not None
+        return not alone or piece.shares == ((0, self.coordinator.rank),)
+
+    def submit(
+        self, tensor: torch.Tensor, exchange: Exchange, *, draw: int
+    ) -> Future[torch.Tensor]:
+        """Exchange a tensor, in place; the future's value is the tensor.
+
+        tensor: flat and contiguous, of float32, float16 or bfloat16. draw: number by which
+        stochastic codecs draw, the same on all ranks.
+
+        The first exchange of a kind meets in the store. Raises ConfigError, and ConfigMismatch if
+        ranks exchange different tensors.
+        """
+        with self._lock:
+            kind = exchange.pieces, tensor.dtype
+            pool = self._pools.get(kind) or self._make_pool(kind, tensor.numel(), exchange.name)
+            self._pools.move_to_end(kind)
+            number = pool.free()
+            future = self.run(pool.programs[number], tensor, exchange.states, draw, exchange.name)
+            pool.running[number] = future
+        future.add_done_callback(partial(pool.end, number))
+        return future
+
+    def run(
+        self,
+        program: Program,
+        tensor: torch.Tensor,
+        states: Arrays,
+        draw: int,
+        name: str,
+        *,
+        capture: Capture = Capture.NEVER,
+    ) -> Future[torch.Tensor]:
+        """The same for a program that the ranks have made alike, which runs one tensor at a time:
+        see Executor.submit."""
+        return self._executor.submit(program, tensor, states, draw, name, capture=capture)
+
+    def compare_names(self, name: str) -> None:
+        """Send a number under this name, and raise unless all ranks do. For tensors in an order of
+        the user's: native sums carry no identity (see casync/memory/identity.py)."""
+        one = Exchange(name, (Piece(1, strategy="exchange"),))
+        wait_within(self.submit(torch.zeros(1), one, draw=0), None)
+
+    @property
+    def counters(self) -> Counters:
+        """A copy of the sums so far."""
+        return self._executor.counters
+
+    @property
+    def failed(self) -> bool:
+        """True if an error or close() has ended the channel."""
+        return self._executor.failed
+
+    @property
+    def rotates(self) -> bool:
+        """True if programs should have a slot for each turn of a phase: see Executor.rotates."""
+        return self._executor.rotates
+
+    def trace(self, events: list[TraceEvent] | None) -> None:
+        """Collect events of tasks from now on, between two steps; None ends it."""
+        self._executor.trace = events
+
+    def settle(self, job: Future[torch.Tensor] | None = None) -> None:
+        """Wait until a device has done all submitted work, or that of one future; raise its
+        errors."""
+        self._executor.settle(job)
+
+    def pop_capture_error(self) -> str:
+        """Return and forget the reason why a capture failed; "" if none did."""
+        return self._executor.pop_capture_error()
+
+    def abort(self, error: Exception) -> None:
+        """End the channel by this error, so that other ranks learn of it at once."""
+        self._executor.abort(error)
+
+    def close(self) -> None:
+        """End threads and connections. May repeat."""
+        self._executor.close()
+
+    def _make_pool(self, kind: _Kind, elements: int, name: str) -> _Pool:
+        """Agree on a new kind, make its program, and drop those that have been idle longest."""
+        pieces, dtype = kind
+        check_length(pieces, elements, f"{self.purpose}, {name!r}")
+        used = dict.fromkeys(key for each in pieces for key in (each.codec, each.down))
+        codecs = [[key, self.codecs[key].digest] for key in used if key not in (None, RAW)]
+        strategies = [*dict.fromkeys(piece.strategy for piece in pieces)]
+        facts = {"codec": [*codecs, *strategies], "elements": elements, "type": str(dtype)}
+        cuts = [(piece.length, piece.shares) for piece in pieces]
+        self._agree({**facts, "tensor": name, "pieces": cuts})
+        program = program_of(
+            pieces, self.topology, self.codecs, self.coordinator.rank, rotates=self.rotates
+        )
+        pool = self._pools[kind] = _Pool([program])
+        while self._most is not None and len(self._pools) > 1 and self._tensor_bytes > self._most:
+            self._pools.popitem(last=False)
+        return pool
+
+    @property
+    def _tensor_bytes(self) -> int:
+        """Bytes of a tensor of each kind: the same on all ranks, whatever still runs."""
+        return sum(dtype.itemsize * each.length for pieces, dtype in self._pools for each in pieces)
+
+    def _agree(self, facts: Mapping[str, object], own: object = None) -> list[Any]:
+        named = {f"{what} of {self.purpose}": fact for what, fact in facts.items()}
+        return self.coordinator.require_equal(named, own)
