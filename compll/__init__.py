@@ -10,10 +10,12 @@ from __future__ import annotations
 __version__ = "0.2.0"
 
 from compll.errors import CompllError, Diagnostic, PayloadError, Span, SpecError, UsageError
+from compll.ir.layout import FORMAT as PAYLOAD_FORMAT
 from compll.runtime.codec import Codec
 from compll.runtime.library import compile, list_specs
 
 __all__ = [
+    "PAYLOAD_FORMAT",
     "Codec",
     "CompllError",
     "Diagnostic",

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import compll
 from casync.codec import Codec
 from casync.shutdown import end_with
 from hipress import __version__, compat
@@ -344,6 +345,7 @@ def facts_of(
         }
         | {rule.why: rule.codec.digest for rule in ruled if rule.codec is not None},
         "versions": versions(),
+        "payload format": compll.PAYLOAD_FORMAT,
     }
 
 

@@ -92,7 +92,7 @@ def count(c: Context, op: str, x: Expr) -> Expr:
 
 def quantiles(c: Context, op: str, x: Expr, parts: Expr) -> Expr:
     x, parts = c.number(x), c.folded(c.exact(parts))
-    c.whole_tensor(op)
+    c.whole_tensor(op, "remove `group:`, or write a table of levels, like [-1, 0, 1]")
     if parts.op != "const" or not isinstance(parts.value, int) or not 2 <= parts.value <= 4096:
         raise RuleError(
             f"{op}: the size of a table is a whole number from 2 to 4096",

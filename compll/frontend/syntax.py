@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compll.errors import Problems, Span
+from compll.frontend.operators import OPERATORS as LANGUAGE
+from compll.frontend.operators import SYNONYMS
 from compll.frontend.source import Text
 
 LIMIT_CHARS = 4000
@@ -160,7 +162,7 @@ class _Reader:
             case ast.Constant(value=bool() | int() | float()):
                 return self.number(node)
             case ast.Name():
-                return Name(node.id, self.span(node))
+                return Name(self.name(node), self.span(node))
             case ast.BinOp(left=a, right=b, op=op) if type(op) in OPERATORS:
                 return self.call(node, OPERATORS[type(op)], (a, b), depth)
             case ast.UnaryOp(op=ast.UAdd(), operand=a):
@@ -188,6 +190,14 @@ class _Reader:
             else "an expression is made of numbers, names, + - * / ** // % comparisons, "
             "and, or, not, `a if c else b`, x[selection] and operators",
         )
+
+    def name(self, node: ast.Name) -> str:
+        """A name as it is written. Python reads other letters, such as full-width ones, as plain
+        letters."""
+        written = ast.get_source_segment(self.source, node)
+        if written != node.id:
+            raise self.fail(node, f"{written!r} is read as {node.id!r}", "write plain letters")
+        return node.id
 
     def number(self, node: ast.Constant) -> Number:
         value = node.value
@@ -228,7 +238,8 @@ class _Reader:
     def function(self, node: ast.Call, depth: int) -> Call:
         if not isinstance(node.func, ast.Name):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            hint = f"write {name}(...)" if name else "like mean(g)"
+            name = SYNONYMS.get(name, name)
+            hint = f"write {name}(...)" if name in LANGUAGE else "like mean(g)"
             raise self.fail(node, "only operators can be called, by their name", hint)
         if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
             over = {k.arg for k in node.keywords} & {"axis", "dim", "keepdim", "keepdims"}
@@ -237,7 +248,7 @@ class _Reader:
             )
             raise self.fail(node, "arguments are given by position", hint)
         args = tuple(self.node(a, depth + 1) for a in node.args)
-        return Call(node.func.id, args, self.span(node))
+        return Call(self.name(node.func), args, self.span(node))
 
 
 def described(node: ast.AST) -> str:

@@ -23,6 +23,10 @@ from compll.ir.module import Field, Module, Selection
 from compll.ir.static import Number, as_count, evaluate
 
 TILE = 1024
+#: the number of the payload format: it changes whenever bytes of a payload get another meaning, be
+#: it by their layout, by an operator or by draws. The digest of a codec contains it, and ranks with
+#: different numbers do not train together.
+FORMAT = 1
 
 
 def tile_of(module: Module) -> int:

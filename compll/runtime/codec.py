@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from compll.errors import UsageError
 from compll.frontend.spec import Shape
 from compll.ir.capacity import cuts
+from compll.ir.layout import FORMAT
 from compll.ir.module import RESIDUAL, Module
 from compll.ir.rounds import Before, Round, draws, refused
 from compll.ir.static import Number, evaluate
@@ -73,8 +74,10 @@ class Codec:
         self.shaped: Callable[[Shape], Codec] | None = None
         #: a function, and its arguments, that compiles it again in another process
         self.origin: tuple[Callable[..., Codec], tuple[Any, ...]] | None = None
-        #: digest of the meaning of payloads: it is the same for all types of states
-        self.digest = hashlib.sha256(f"{text}\n{sorted(params.items())}".encode()).hexdigest()[:16]
+        #: digest of the meaning of payloads, and of the number of their format: it is the same for
+        #: all types of states
+        meaning = f"{FORMAT}\n{text}\n{sorted(params.items())}"
+        self.digest = hashlib.sha256(meaning.encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         params = "".join(f", {k}={v!r}" for k, v in self.params.items())

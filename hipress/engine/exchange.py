@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.futures import Future
 
+import compll
 from casync.building.parts import Choice, Tensor
 from casync.building.tasks import Encode
 from casync.codec import Codec, State
@@ -123,6 +124,7 @@ class Exchange:
         self._purpose, self._coordinator = purpose, coordinator
         self.memory, self._most = memory or HostMemory(), most
         facts = {"topology": str(options.topology), "seed": options.seed}
+        facts["payload format"] = compll.PAYLOAD_FORMAT
         places = self._agree(facts, nodes.place())
         self.topology = nodes.topology_of(options.topology, places, coordinator.ranks)
         self._codecs: dict[str, Codec] = {}

@@ -14,6 +14,7 @@ from typing import Any, SupportsIndex
 import torch.distributed as dist
 from torch import nn
 
+import compll
 from casync.shutdown import end_with
 from casync.topology import Topology
 from hipress import compat
@@ -231,6 +232,7 @@ def _facts(
         "checksum": options.checksum,
         "transport": placement.transport,
         "versions": versions(),
+        "payload format": compll.PAYLOAD_FORMAT,
     }
 
 

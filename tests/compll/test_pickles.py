@@ -61,3 +61,10 @@ def test_a_codec_of_other_origin_is_no_pickle():
     other = compll.Codec(codec.module, codec.params, "reference", "", codec.backend)
     with pytest.raises(TypeError, match=r"not made by compll\.compile"):
         pickle.dumps(other)
+
+
+def test_the_digest_has_the_number_of_the_payload_format(monkeypatch, tmp_path):
+    first = compll.compile("topk", "reference")
+    monkeypatch.setattr("compll.runtime.codec.FORMAT", compll.PAYLOAD_FORMAT + 1)
+    monkeypatch.setattr("compll.runtime.library._compiled", {})
+    assert compll.compile("topk", "reference").digest != first.digest

@@ -202,3 +202,13 @@ def test_probit_tells_of_its_number(tmp_path):
     path.write_text("name: p\nencode: {q: probit(g)}\npayload: {q: 'float32[n]'}\ndecode: q\n")
     with pytest.raises(compll.SpecError, match="probit: its number must be known before any data"):
         compll.compile(path, "reference")
+
+
+def test_groups_have_no_quantiles(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "name: grouped\ngroup: 64\nencode:\n  t: quantiles(g, 4)\n  q: bucket(g, t)\n"
+        "payload: {q: 'uint2[n]'}\ndecode: q * 1.0\n"
+    )
+    with pytest.raises(compll.SpecError, match="remove `group:`, or write a table of levels"):
+        compll.compile(path)

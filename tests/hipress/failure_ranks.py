@@ -38,6 +38,9 @@ def mismatches(rank, world_size):
     attempt("codec", "half" if odd else "int8")
     attempt("strategy", "int8", strategy="ring" if odd else "ps")
     attempt("seed", "int8", seed=int(odd))
+    compll.PAYLOAD_FORMAT += odd
+    attempt("format", "int8")
+    compll.PAYLOAD_FORMAT -= odd
     attempt("exclude", "int8", exclude=["last.*"] if odd else [])
     attempt("order", "int8", exclude=["last.*", "scale"][:: -1 if odd else 1])
     shape = make()

@@ -27,6 +27,7 @@ def test_ranks_that_disagree(world_size):
             "codec": ("int8_fake", f"rank {last}: half_fake"),
             "strategy": ("strategy: rank 0: ps", f"rank {last}: ring"),
             "seed": ("seed: rank 0: 0", f"rank {last}: 1"),
+            "format": ("payload format: rank 0: 1", f"rank {last}: 2"),
             "exclude": ("exclude", f"rank {last}: last.*"),
             "ddp_value": ("ddp_kwargs: rank 0: {'bucket_cap_mb': '1'", f"rank {last}: {{"),
             "residual_by_name": (
