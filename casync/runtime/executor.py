@@ -166,6 +166,7 @@ class Executor:
         name: str = "",
         *,
         capture: Capture = Capture.NEVER,
+        timeout: float | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Synchronize `bucket` in place; the future's value is the bucket.
 
@@ -175,6 +176,8 @@ class Executor:
         program do not overlap; those of different programs do.
         name: of the bucket, the same on all ranks: see [Note: identity] in identity.py.
         capture: for a transport without tags; others have no graphs.
+        timeout: seconds that a peer may take, if other than by the options; for messages in host
+            memory.
 
         Never wait for this future in a callback of another. Raises the error that ended the
         executor, if any.
@@ -183,7 +186,8 @@ class Executor:
             lanes = self._open_lanes(program)
             prepared = self._prepare(program, bucket.dtype)
             identity = Identity(self.options.epoch, self._sequence, name, self._bucket_names)
-            job = Job(identity, prepared, bucket, states, step)
+            seconds = self.options.timeout if timeout is None else timeout
+            job = Job(identity, prepared, bucket, states, step, seconds)
             self._sequence, self._step = self._sequence + 1, step
             self._counters.jobs += 1
             captures = self._captures if job.tasks else None
@@ -286,7 +290,9 @@ class Executor:
         """
         if not captures.has_graph(program, job):
             inputs = job.inputs
-            twin = Job(job.identity, job.prepared, job.bucket, inputs.states, inputs.step)
+            twin = Job(
+                job.identity, job.prepared, job.bucket, inputs.states, inputs.step, job.timeout
+            )
             try:
                 captures.make(program, twin, partial(self._issue, twin))
             except Exception as error:

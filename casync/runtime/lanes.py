@@ -49,8 +49,10 @@ class Job:
         bucket: torch.Tensor,
         states: States,
         step: int,
+        timeout: float,
     ) -> None:
-        """Raises PlanError for a bucket that the program cannot average."""
+        """timeout: seconds that a peer may take. Raises PlanError for a bucket that the program
+        cannot average."""
         flat = bucket.dim() == 1 and bucket.is_contiguous() and len(bucket) >= prepared.elements
         memory, dtype = prepared.memory, prepared.dtype
         if not flat or bucket.dtype != dtype or bucket.device != memory.device:
@@ -64,7 +66,7 @@ class Job:
         self.prepared, self.tasks = prepared, prepared.tasks
         self.waits = [*prepared.program.waits]
         self.remaining = len(prepared.tasks)  # tasks that are not done, or issued
-        self.bucket = bucket
+        self.bucket, self.timeout = bucket, timeout
         array = None if memory.host and prepared.halves else memory.array(bucket)
         self.inputs = Inputs(bucket.detach(), array, states, step)
         self.started = time.perf_counter()

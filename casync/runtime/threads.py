@@ -89,7 +89,7 @@ class _Waiter:
         task, options = job.tasks[index], self._progress.options
         try:
             with options.span(job.prepared.spans[index]):
-                received = handle.wait(options.timeout)
+                received = handle.wait(job.timeout)
             if options.delay is not None:
                 options.delay(task.text())
             if isinstance(task, Recv):

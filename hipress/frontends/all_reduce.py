@@ -87,9 +87,10 @@ def all_reduce(
             flat = tensor.detach().resolve_neg().contiguous().view(-1)
             name = name or f"shape {[*tensor.shape]}"
             if strategy in NATIVE:
-                channel.compare_names(name)
+                channel.compare_names(name, options.timeout)
             exchange = Exchange(name, (Piece(flat.numel(), up, strategy, back),))
-            wait_within(channel.submit(flat, exchange, draw=channels.draw(channel)), None)
+            draw, seconds = channels.draw(channel), options.timeout
+            wait_within(channel.submit(flat, exchange, draw=draw, timeout=seconds), None)
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(flat.view(tensor.shape))
     return tensor
@@ -134,8 +135,8 @@ class GroupChannels:
     ) -> Channel:
         """The channel of earlier calls, or a new one. most: see Channel."""
         key = str(options.topology), options.seed, placement, most
+        self.coordinator.timeout = options.timeout
         if key not in self.channels:
-            self.coordinator.timeout = options.timeout
             number = len(self.channels)
             purpose = f"all_reduce {number}" if number else "all_reduce"
             self.channels[key] = Channel(

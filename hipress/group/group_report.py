@@ -27,6 +27,11 @@ class GroupReport:
     compressor: str
     calls: tuple[Calls, ...]
     bytes_sent: int  # by compressed all-reduces
+    passes: int  # backward passes that had some
+
+    def scalars(self) -> dict[str, float]:
+        """Means of a backward pass, for `hipress.integrations`; {} before one."""
+        return {"hipress/bytes": self.bytes_sent / self.passes} if self.passes else {}
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dictionaries, lists, numbers and texts."""

@@ -61,6 +61,7 @@ class CompressingGroup(dist.ProcessGroup):
         self._name, self._description = str(request.group_id), ""
         self._averaged = 0  # compressed all-reduces so far; stochastic codecs draw by it
         self._backward: int | None = None  # the latest backward pass with compressed all-reduces
+        self._passes = 0  # of these
         self._failed = False
         self._agreed = False  # True once ranks have compared their options
         self._compiled: dict[str, tuple[Codec, Codec | None]] = {}
@@ -78,7 +79,7 @@ class CompressingGroup(dist.ProcessGroup):
             return self._inner.allreduce(tensors, opts, *rest, **named)
         (tensor,) = tensors
         if (number := compat.backward_id()) != self._backward:
-            self._backward = number
+            self._backward, self._passes = number, self._passes + 1
             compat.call_after_backward(self._settle)
         with self._failing():
             flat = tensor.detach().contiguous().view(-1)
@@ -143,6 +144,7 @@ class CompressingGroup(dist.ProcessGroup):
             compressor=full_name(resolve(self.options.settings)),
             calls=tuple(rows),
             bytes_sent=round(sum(each.wire_bytes for each in counters)),
+            passes=self._passes,
         )
 
     def _why_not(self, tensors: Any, opts: Any) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 from hipress.api import report
-from hipress.sharding.shard_report import ShardReport
 
 __all__ = ["scalars", "write"]
 
@@ -24,20 +23,10 @@ __all__ = ["scalars", "write"]
 def scalars(model: Any) -> dict[str, float]:
     """Means of a step so far, by name: bytes that this rank sends, their share of DDP's (of FSDP2's
     for `hipress.shard`), and milliseconds that encode, decode and the wait after the backward pass
-    take; {} before a step."""
-    model_report = report(model)
-    if isinstance(model_report, ShardReport):
-        return model_report.scalars()
-    measured = model_report.measured
-    if measured is None:
-        return {}
-    return {
-        "hipress/bytes": measured.wire_bytes,
-        "hipress/share_of_ddp": measured.wire_bytes / max(measured.ddp_wire_bytes, 1.0),
-        "hipress/encode_ms": 1e3 * measured.encode_seconds,
-        "hipress/decode_ms": 1e3 * measured.decode_seconds,
-        "hipress/exposed_ms": 1e3 * measured.exposed_seconds,
-    }
+    take; {} before a step. Of a process group `hipress`, bytes of a backward pass. Of an Outer,
+    bytes of a round, the share of the time in training, and numbers of sites and rounds."""
+    figures: dict[str, float] = report(model).scalars()
+    return figures
 
 
 def write(writer: Any, model: Any, step: int) -> None:

@@ -26,6 +26,18 @@ class OuterReport:
         """Share of the time in which the site trained."""
         return 1 - self.stalled / self.seconds if self.seconds else 1.0
 
+    def scalars(self) -> dict[str, float]:
+        """Figures by name, for `hipress.integrations`; {} before a round."""
+        if self.rounds < 1:
+            return {}
+        return {
+            "hipress/bytes": self.sent_bytes / self.rounds,
+            "hipress/training": self.training,
+            "hipress/sites": self.sites,
+            "hipress/rounds": self.rounds,
+            "hipress/undone": self.undone,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON."""
         return asdict(self) | {"training": self.training}

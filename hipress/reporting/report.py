@@ -45,6 +45,19 @@ class Report:
             return self.measured.wire_bytes
         return all_reduce_bytes(sum(d.numel for d in self.decisions), self.world_size)
 
+    def scalars(self) -> dict[str, float]:
+        """Means of a step by name, for `hipress.integrations`; {} before a step."""
+        measured = self.measured
+        if measured is None:
+            return {}
+        return {
+            "hipress/bytes": measured.wire_bytes,
+            "hipress/share_of_ddp": measured.wire_bytes / max(measured.ddp_wire_bytes, 1.0),
+            "hipress/encode_ms": 1e3 * measured.encode_seconds,
+            "hipress/decode_ms": 1e3 * measured.decode_seconds,
+            "hipress/exposed_ms": 1e3 * measured.exposed_seconds,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dictionaries, lists, numbers and texts."""
         return {

@@ -15,7 +15,8 @@ from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece, rows
 from hipress.plan.codecs import compile_codec
 from hipress.ranks import coordinator as coordinators
-from tests.hipress.common import raised_by
+from tests.hipress.common import error_of, raised_by
+from tests.patience import HANG, SILENCE
 
 
 def channel(**given) -> Channel:
@@ -156,6 +157,19 @@ def other_tensors(rank, world_size):
     summed = raised_by(hipress.all_reduce, torch.ones(300), "fp16", name=order[0])
     shapes = raised_by(hipress.all_reduce, torch.ones((2, 3) if rank else (3, 2)), "int8_group")
     return first, (later, summed), shapes
+
+
+def later_time_out(rank, world_size):
+    """The error of an all_reduce that waits shorter than the one before, in vain."""
+    store = compat.job_store()
+    hipress.all_reduce(torch.ones(3000), "int8_group", timeout=HANG)
+    if rank:
+        store.wait(["over"])
+        return None
+    try:
+        return error_of(hipress.all_reduce, torch.ones(3000), "int8_group", timeout=SILENCE)
+    finally:
+        store.set("over", "")
 
 
 def threads(rank, world_size):

@@ -14,6 +14,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import fully_shard
 
 import hipress
+from hipress import integrations
 from tests.hipress.checkpoint_ranks import Lines, trained_on
 from tests.hipress.common import raised_by
 from tests.patience import SILENCE
@@ -107,6 +108,7 @@ def trained(rank, world_size, way, names, micro=1):
             "as native": equal(weights(model), weights(native)),
             "replicas": same_on_all(weights(model), group),
             "report": hipress.report(group),
+            "figures": integrations.scalars(group),
             "text": str(hipress.report(group)),
         }
     return found

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hipress
-from hipress import OuterSGD
+from hipress import OuterSGD, integrations
 from hipress.outer.members import FixedMembers
 from tests import gpus
 from tests.hipress.common import data, digest, make, raised_by
@@ -346,7 +346,10 @@ def memory(rank, world_size, compressor, options):
     train(outer, model, optimizer, rank, range(5))
     during = hipress.report(outer).memory
     train(outer, model, optimizer, rank, range(5, 6))
-    return during, hipress.report(outer).memory, str(hipress.report(outer))
+    report, figures = hipress.report(outer), integrations.scalars(outer)
+    assert figures["hipress/bytes"] == report.sent_bytes / report.rounds > 0
+    assert (figures["hipress/sites"], figures["hipress/rounds"]) == (world_size, 1)
+    return during, report.memory, str(report)
 
 
 def scaled(rank, world_size):

@@ -3,6 +3,7 @@
 from hipress.channel.channel import OVERLAP
 from tests.hipress import channel_ranks as ranks
 from tests.hipress.launch import launch
+from tests.patience import HANG
 
 
 def test_push_and_pull_with_feedback():
@@ -55,6 +56,14 @@ def test_other_tensors_are_named():
         for each in later:  # of payloads, and of a native sum
             assert "bucket 'a'" in each.message
             assert "bucket 'b'" in each.message
+
+
+def test_each_call_of_all_reduce_has_its_own_time_out():
+    """Later ones once had that of the first."""
+    kind, message, seconds = launch(ranks.later_time_out, 2)[0]
+    assert kind == "AgreementTimeout"
+    assert "peer 1" in message
+    assert seconds < HANG / 4
 
 
 def test_codecs_share_connections():

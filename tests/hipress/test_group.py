@@ -43,6 +43,9 @@ def test_replicas_train_as_natively(way, ranks, micro, names):
             assert (small is not None) == (compressor == "default")
             assert 0 < ours["report"].bytes_sent < 4 * rows[""].elements
             assert "yes" in ours["text"]
+            mean = ours["report"].bytes_sent / ours["report"].passes
+            assert ours["report"].passes == steps
+            assert ours["figures"] == {"hipress/bytes": mean}
 
 
 def test_draws_of_a_group_go_on(tmp_path):
