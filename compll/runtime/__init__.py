@@ -1,1 +1,1 @@
-"""Compiled codecs: what users call, their arguments, arrays and caches."""
+from compll.runtime import cache as cache  # first: it takes the digest of what is imported

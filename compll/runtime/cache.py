@@ -24,6 +24,7 @@ from typing import Any
 
 import platformdirs
 
+from compll import __version__
 from compll.errors import UsageError
 from compll.files import replacing
 
@@ -37,6 +38,23 @@ log = logging.getLogger("compll")
 LONGEST, LOOK = 10.0, 0.02
 #: bytes of free space that a folder needs: the kernels of a large spec
 ROOM = 1 << 20
+
+
+def sources() -> str:
+    """A digest of the version, and of the modules that kernels depend on as they lie on disk:
+    sources, or bytecode alone. An upgrade may change them under a process that has imported
+    others."""
+    digest, root = hashlib.sha256(__version__.encode()), Path(__file__).parents[1]
+    for folder_of in ("backends/cpu", "ir", "numerics", "passes"):
+        with suppress(OSError):  # not in files of their own: the version tells them apart
+            for file in sorted((root / folder_of).iterdir()):
+                if file.suffix in (".py", ".pyc"):
+                    digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+#: the digest as this process began to import the package
+IMPORTED = sources()
 
 
 class ForeignError(OSError):

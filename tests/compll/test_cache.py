@@ -218,3 +218,28 @@ def test_no_one_waits_for_long(tmp_path, monkeypatch):
     with cache.alone(tmp_path / "nowhere" / "kernels.o"):
         done.append(2)
     assert done == [1, 2]
+
+
+def test_objects_belong_to_the_modules_that_were_imported(root, monkeypatch, caplog):
+    """Keys were of the sources at the first compile: after an upgrade beside a running process, its
+    objects were those of the new release."""
+    assert cache.IMPORTED in jit.version()
+    assert cache.sources() == cache.IMPORTED
+    text = "define i32 @one() { ret i32 1 }"
+    monkeypatch.setattr(jit, "sources", lambda: "those of another release")
+    made = jit.stored("own", "program", lambda: text)
+    assert made
+    assert not [*root.rglob("*.o")]
+    assert "changed on disk" in caplog.text
+    monkeypatch.undo()
+    assert jit.stored("own", "program", lambda: text) == made
+
+
+def test_bytecode_without_sources_has_a_digest(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "runtime" / "cache.py"))
+    (tmp_path / "numerics").mkdir()
+    found = set()
+    for text in (b"", b"one", b"other"):
+        (tmp_path / "numerics" / "numbers.pyc").write_bytes(text)
+        found.add(cache.sources())
+    assert len(found) == 3

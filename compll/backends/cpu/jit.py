@@ -6,18 +6,25 @@ import ctypes
 import hashlib
 import itertools
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
 
 from compll.backends.cpu import processor
-from compll.runtime.cache import alone, folder, read, spare, usual, write
+from compll.runtime.cache import (
+    IMPORTED,
+    alone,
+    folder,
+    read,
+    sources,
+    spare,
+    usual,
+    write,
+)
 
 log = logging.getLogger("compll")
 _numbers = itertools.count()
@@ -35,12 +42,7 @@ def machine() -> Any:
 @cache
 def version() -> str:
     """A text that changes with the compiler, LLVM and the processor; objects depend on it."""
-    digest, root = hashlib.sha256(), Path(__file__).parents[2]
-    for folder_of in ("backends/cpu", "ir", "numerics", "passes"):
-        for name in sorted(os.listdir(root / folder_of)):
-            if name.endswith(".py"):
-                digest.update((root / folder_of / name).read_bytes())
-    known = (llvmlite.__version__, processor.NAME, processor.features(), digest.hexdigest())
+    known = (llvmlite.__version__, processor.NAME, processor.features(), IMPORTED)
     return " ".join(known)
 
 
@@ -67,6 +69,9 @@ def stored(name: str, program: str, text: Callable[[], str], level: int = 3) -> 
     file = f"{name}_{digest}.o"
     with suppress(OSError):
         return _checked(read(usual("cpu") / file))
+    if sources() != IMPORTED:
+        log.warning("compll was changed on disk: kernels of %s are compiled for this process", name)
+        return bytes(machine().emit_object(optimized(text(), level)))
     path = folder("cpu") / file
     log.info("compiling kernels of %s, which are then cached", name)
     with alone(path):
