@@ -20,7 +20,15 @@ from hipress.frontends.gossip import Gossip
 from hipress.frontends.synchronizer import Synchronizer
 from hipress.group.process_group import CompressingGroup
 from hipress.model.params import Param, as_ddp, describe
-from hipress.model.shards import fsdp_parts, is_sharded, local, own_shard, reshard, whole
+from hipress.model.shards import (
+    fsdp_parts,
+    is_sharded,
+    local,
+    on_some_rank,
+    own_shard,
+    reshard,
+    whole,
+)
 from hipress.model.torch_modes import without_inference_mode
 from hipress.outer import outer_state
 from hipress.outer.outer import Outer
@@ -216,11 +224,16 @@ def _with_whole_tensors(
     """A portable state with all ranks' shards of undelivered gradients."""
     if not any(map(is_sharded, parameters.values())):
         return state
-    owed = {
-        name: whole(state["owed"].get(name, torch.zeros(local(each).shape)), each)
-        for name, each in parameters.items()
+    owed: Mapping[str, torch.Tensor] = state["owed"]
+    flags = {name: name in owed and bool(owed[name].any()) for name in parameters}
+    some = on_some_rank(flags, parameters)
+    return state | {
+        "owed": {
+            name: whole(owed.get(name, torch.zeros(local(each).shape)), each)
+            for name, each in parameters.items()
+            if name in some
+        }
     }
-    return state | {"owed": {name: values for name, values in owed.items() if values.any()}}
 
 
 def _with_own_shards(

@@ -9,10 +9,11 @@ That is HSDP with compression between replicas, usually over the slower links.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hipress.errors import ConfigError
@@ -46,6 +47,20 @@ def whole(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """All ranks' shards of a gradient of this parameter, on the host; all of them call this."""
     gradient: Any = as_gradient(shard, parameter)
     return gradient.full_tensor().cpu() if is_sharded(parameter) else shard
+
+
+def on_some_rank(flags: Mapping[str, bool], parameters: Mapping[str, torch.Tensor]) -> set[str]:
+    """Names of parameters with a flag on some rank of their mesh; all ranks call this."""
+    meshes: dict[Any, list[str]] = {}
+    for name, parameter in parameters.items():
+        meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(name)
+    found = {name for name in meshes.pop(None, ()) if flags[name]}
+    for mesh, names in meshes.items():
+        some = torch.tensor([flags[name] for name in names], device=mesh.device_type).int()
+        for group in mesh.get_all_groups():
+            dist.all_reduce(some, dist.ReduceOp.MAX, group=group)
+        found |= {name for name, flag in zip(names, some.tolist(), strict=True) if flag}
+    return found
 
 
 def own_shard(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,9 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         outer.round.wait()  # first: until then its encodes change states
     if portable:
         mean = Mean(sites.coordinator)
-        owed = by_parameter(outer.fragments, lambda f: mean(outer.left(f)))
+        some = mean.where_any(map(outer.left, outer.fragments))
+        owing = [f for f, owes in zip(outer.fragments, some, strict=True) if owes]
+        owed = by_parameter(owing, lambda f: mean(outer.left(f)))
         return common | {"portable": True, "owed": owed}
     return common | {
         "portable": False,

@@ -200,15 +200,28 @@ class Mean:
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """The mean of a tensor, on the host. Raises the errors of Coordinator.run_watched."""
-        count = len(self._coordinator.ranks)
-        if count == 1:
+        if self._alone:
             return values
+        total = values.double()
+        self._run(lambda group: sum_over(total, group))
+        return total.div_(len(self._coordinator.ranks)).float()
+
+    def where_any(self, values: Iterable[torch.Tensor | None]) -> list[bool]:
+        """True for each of these that is other than zero on some rank: the mean of the others need
+        not travel. One number of each does."""
+        flags = [float(each is not None and bool(each.any())) for each in values]
+        if not self._alone:
+            flags = self._run(lambda group: all_reduce_max(flags, group))
+        return [*map(bool, flags)]
+
+    @property
+    def _alone(self) -> bool:
+        return len(self._coordinator.ranks) == 1
+
+    def _run(self, call: Callable[[dist.ProcessGroup], T]) -> T:
         if self._ranks is None:
             self._ranks = Agreement(self._coordinator, "states")
-        total = values.double()
-        what = "averaging states for a checkpoint"
-        self._ranks.run(lambda group: sum_over(total, group), what)
-        return total.div_(count).float()
+        return self._ranks.run(call, "averaging states for a checkpoint")
 
     def close(self) -> None:
         """Disconnect. May repeat."""

@@ -13,7 +13,8 @@ gradient: they are saved as of a whole one, and loaded as of 1/N for the new N.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from hipress.channel.states import WORKER
 from hipress.engine.residuals import Residuals
 from hipress.errors import StateError
 from hipress.model.params import Param
+from hipress.ranks.link import Mean
 from hipress.state.checkpoint import export, tensor_of
 from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of, shorten
 from hipress.state.checkpoint_format import portable_state
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
     from hipress.control.plan_controller import PlanController
 
 log = logging.getLogger("hipress")
-
-#: returns the mean of a float32 tensor over the ranks, the same on each
-Mean = Callable[[torch.Tensor], torch.Tensor]
 
 
 def export_portable(
@@ -53,9 +52,10 @@ def export_portable(
     sharded: leave out codecs' other states, whose plans may differ between shards.
     """
     others, sums, undelivered = {}, {}, {}
-    for param in residuals.params:
-        gradient = _undelivered(residuals, param, owed, sums=sharded)
-        if gradient is not None and (average := mean(gradient)).any():
+    held = partial(_undelivered, residuals, owed=owed, sums=sharded)
+    some = mean.where_any(map(held, residuals.params))
+    for param, is_owed in zip(residuals.params, some, strict=True):
+        if is_owed and (average := mean(held(param))).any():
             undelivered[param.name] = tensor_of(average, param)
         states = {} if sharded else _others(residuals, param, mean)
         if states:
@@ -69,12 +69,9 @@ def export_portable(
 
 
 def _undelivered(
-    residuals: Residuals, param: Param, owed: Mapping[int, torch.Tensor], *, sums: bool
-) -> torch.Tensor | None:
-    """A parameter's gradient that this rank has not delivered: flat float32 on the host; None for
-    parameters that are never compressed."""
-    if not param.compressible:
-        return None
+    residuals: Residuals, param: Param, *, owed: Mapping[int, torch.Tensor], sums: bool
+) -> torch.Tensor:
+    """A parameter's gradient that this rank has not delivered: flat float32 on the host."""
     gradient = torch.zeros(param.numel)
     for part in (residuals.undelivered(param.index, sums=sums), owed.get(param.index)):
         if part is not None:

@@ -13,9 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import hipress
+from hipress import api
 from hipress.plan.codecs import MEAN, REFERENCE
+from hipress.ranks import link
 from hipress.session import SESSIONS
 from tests.hipress import tuner_ranks
 from tests.hipress.common import (
@@ -607,3 +610,28 @@ def sharded_by_hipress(rank, world_size, path, load):
             model(torch.ones(2, 64)).sum().backward()
         dcp.save(app, checkpoint_id=path)
     return hipress.state_dict(model)["passes"]
+
+
+def nothing_owed(rank, world_size):
+    """Elements that travel for portable states of codecs that hold nothing back, by way."""
+    moved, sum_over, whole = [], link.sum_over, api.whole
+    link.sum_over = lambda values, group: (moved.append(len(values)), sum_over(values, group))[1]
+    api.whole = lambda shard, parameter: (moved.append(shard.numel()), whole(shard, parameter))[1]
+    wrapped = hipress.wrap(make(), "int4_group")
+    train(wrapped, rank, range(2))
+    sharded = hipress.shard(fully_shard(make()), min_size=0)
+    train(sharded, rank, range(2))
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = hipress.Outer(model, optimizer, "int4_group", every=1, fragments=1)
+    with torch.no_grad():
+        model.scale.add_(1.0)
+    outer.step()
+    found = {}
+    for name, each in (("wrap", wrapped), ("shard", sharded), ("Outer", outer)):
+        moved.clear()
+        state = hipress.state_dict(each, portable=True)
+        assert state["owed"] == {}
+        hipress.load_state_dict(each, state)
+        found[name] = sum(moved)
+    return found

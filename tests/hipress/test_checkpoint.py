@@ -245,6 +245,12 @@ def test_portable_states_lose_no_gradient(before, after, tmp_path):
             assert len({digest for _, digest in found}) == 1
 
 
+def test_a_portable_state_of_nothing_moves_nothing():
+    """The whole model once travelled, as zeros in float64."""
+    for found in launch(checkpoint_ranks.nothing_owed, 2):
+        assert found == {"wrap": 0, "shard": 0, "Outer": 0}
+
+
 @pytest.mark.parametrize(
     "sizes, ways", first_fast([("123", ("alternate",)), ("12345", ("wrap", "sync"))])
 )
