@@ -11,9 +11,10 @@ does, the next tensor of its kind takes a copy of it, up to OVERLAP: other ranks
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -30,10 +31,12 @@ from casync.runtime.executor import TraceEvent
 from casync.runtime.options import Capture
 from casync.strategies import load
 from casync.topology import Topology
-from hipress.channel.exchange import Exchange, Piece, check_length, program_of
+from hipress.channel.exchange import Exchange, Piece, numbered, program_of
 from hipress.channel.executors import start_executor
+from hipress.channel.failures import Failures
 from hipress.channel.futures import wait_within
 from hipress.channel.states import Arena, Arrays, Slice, States, arrays_of, sides_of
+from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
 from hipress.options import Options
 from hipress.plan.codecs import full_name
@@ -112,6 +115,8 @@ class Channel:
             topology = nodes.topology_of(options.topology, places, coordinator.ranks)
         self.topology = topology
         self.states: States[str] = States(topology.world_size, self.memory)
+        self.failures = Failures(coordinator, options.timeout)
+        self.waited = 0.0  # seconds
         self._pools: OrderedDict[_Kind, _Pool] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self._executor = start_executor(
@@ -129,17 +134,20 @@ class Channel:
     def with_states(self, exchange: Exchange) -> Exchange:
         """The exchange with states of its codecs, which are kept under the pieces' names; what a
         name had before moves in."""
-        pieces, arenas = [*exchange.pieces], list[Arena]()
+        pieces, arenas = numbered(exchange.pieces), list[Arena]()
+        tensors = max((each.number for each in pieces), default=0) + 1
         for key in dict.fromkeys(each.codec for each in pieces if each.codec in self.codecs):
             mine = [i for i, each in enumerate(pieces) if each.codec == key and self._keeps(each)]
             sides = self._sides(key, [pieces[i] for i in mine])
             if not any(codec.states for codec in sides.values()):
                 continue
-            slices = [Slice(pieces[i].name, pieces[i].length, pieces[i].strategy, i) for i in mine]
-            arenas.append(self.states.allocate(key, sides, slices, tensors=len(pieces)))
+            slices = [
+                Slice(each.name, each.length, each.strategy, each.number)
+                for each in (pieces[i] for i in mine)
+            ]
+            arenas.append(self.states.allocate(key, sides, slices, tensors=tensors))
             for i in mine:
-                state = self.states.places[pieces[i].name].offset
-                pieces[i] = replace(pieces[i], number=i, state=state)
+                pieces[i] = replace(pieces[i], state=self.states.places[pieces[i].name].offset)
         return replace(exchange, pieces=tuple(pieces), states=arrays_of(arenas))
 
     def _sides(self, key: str, pieces: Sequence[Piece]) -> dict[str, Codec]:
@@ -171,9 +179,14 @@ class Channel:
         The first exchange of a kind meets in the store. Raises ConfigError, and ConfigMismatch if
         ranks exchange different tensors.
         """
+        if exchange.elements != tensor.numel():
+            what = f"{self.purpose}, {exchange.name!r}"
+            raise ConfigError(
+                f"{what}: pieces of {exchange.elements} elements for a tensor of {tensor.numel()}"
+            )
         with self._lock:
             kind = exchange.pieces, tensor.dtype
-            pool = self._pools.get(kind) or self._make_pool(kind, tensor.numel(), exchange.name)
+            pool = self._pools.get(kind) or self._make_pool(kind, exchange.name)
             self._pools.move_to_end(kind)
             number = pool.free()
             future = self.run(
@@ -214,6 +227,39 @@ class Channel:
         one = Exchange(name, (Piece(1, strategy="exchange"),))
         wait_within(self.submit(torch.zeros(1), one, draw=0, timeout=timeout), None)
 
+    def wait(self, future: Future[torch.Tensor], step: int) -> None:
+        """Wait on the host, or with the current stream. Raises the first failure, which names rank,
+        peer and task. step: for errors."""
+        self.failures.refuse()
+        with self._waiting(step):
+            wait_within(future, None, self.failures.refuse_gone)
+
+    def settle_in(self, step: int) -> None:
+        """Wait until a device has done all work, and raise its errors: no optimizer may step before
+        they are known. Nothing after a failure, which is told already."""
+        if self.failures.first is None:
+            with self._waiting(step):
+                self.settle()
+
+    @contextmanager
+    def _waiting(self, step: int) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            raise self.fail(error, step) from error.__cause__
+        self.waited += time.perf_counter() - start
+
+    def fail(self, error: BaseException, step: int) -> BaseException:
+        """End the channel, so that other ranks learn of it; return the error by which this rank
+        ends: an Exception with what is known of other ranks that caused it."""
+        named = error
+        if isinstance(error, Exception):
+            named = self.failures.explain(self.failures.not_begun(error, step), step)
+        recorded = self.failures.record(named, f"step {step}")
+        self.abort(recorded)
+        return recorded if isinstance(error, Exception) else error
+
     @property
     def counters(self) -> Counters:
         """A copy of the sums so far."""
@@ -251,10 +297,10 @@ class Channel:
         self.coordinator.mailbox.epoch.tell_finished()
         self._executor.close()
 
-    def _make_pool(self, kind: _Kind, elements: int, name: str) -> _Pool:
+    def _make_pool(self, kind: _Kind, name: str) -> _Pool:
         """Agree on a new kind, make its program, and drop those that have been idle longest."""
         pieces, dtype = kind
-        check_length(pieces, elements, f"{self.purpose}, {name!r}")
+        elements = sum(piece.length for piece in pieces)
         used = dict.fromkeys(key for each in pieces for key in (each.codec, each.down))
         codecs = [[key, self.codecs[key].digest] for key in used if key not in (None, RAW)]
         strategies = [*dict.fromkeys(piece.strategy for piece in pieces)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from casync.building.parts import Choice, Part, Tensor
 from casync.codec import Codec
@@ -20,7 +21,6 @@ from casync.strategies import owners
 from casync.topology import Topology
 from hipress.channel.spans import Spans
 from hipress.channel.states import Arrays
-from hipress.errors import ConfigError
 from hipress.plan.plan import NATIVE, partitions
 
 __all__ = ["Exchange", "Piece", "parts_of", "program_of", "rows"]
@@ -37,7 +37,7 @@ class Piece:
     #: owners of its elements; None: they are shared out among the ranks
     shares: Shares | None = None
     partitions: int | None = None  # see Choice; None: as many as suit its length
-    number: int | None = None  # of the tensor, for draws and states; None: as in the exchange
+    number: int = -1  # of the tensor, for draws and states; by default its place in the exchange
     state: int = 0  # first element in the states
     name: str = field(default="", compare=False)  # of a tensor with states; for errors
 
@@ -49,6 +49,11 @@ class Exchange:
     name: str
     pieces: tuple[Piece, ...]  # all of the tensor, in order
     states: Arrays = field(default_factory=dict)  # of codecs with states: see Channel.with_states
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of the tensor."""
+        return sum(piece.length for piece in self.pieces)
 
 
 def rows(lengths: Iterable[int], ranks: int, piece: Piece) -> tuple[Piece, ...]:
@@ -87,13 +92,12 @@ def parts_of(
     ranks = topology.world_size
     tensors, choices, shares = list[Tensor](), dict[str, Choice](), dict[str, Shares]()
     start = 0
-    for index, piece in enumerate(pieces):
+    for index, piece in enumerate(numbered(pieces)):
         name = piece.name or f"piece {index}"
-        number = index if piece.number is None else piece.number
         cut, codec = piece.partitions, codecs.get(piece.codec)
         if cut is None:
             cut = 1 if codec is None else partitions(piece.length, codec, piece.strategy, ranks)
-        tensors.append(Tensor(name, number, start, piece.length, piece.state))
+        tensors.append(Tensor(name, piece.number, start, piece.length, piece.state))
         choices[name] = Choice(piece.codec, piece.strategy, cut, piece.down)
         if piece.shares is not None:
             shares[name] = piece.shares
@@ -101,13 +105,11 @@ def parts_of(
     return partition(tensors, choices, topology, codecs, shares=shares)
 
 
+def numbered(pieces: Sequence[Piece]) -> list[Piece]:
+    """Pieces that all have a number."""
+    return [replace(p, number=i) if p.number < 0 else p for i, p in enumerate(pieces)]
+
+
 def owned_parts(parts: Iterable[Part], rank: int, topology: Topology) -> list[Part]:
     """Parts whose mean this rank encodes, as an aggregator."""
     return [part for part in parts if rank in owners(part, topology.world_size)]
-
-
-def check_length(pieces: Sequence[Piece], elements: int, what: str) -> None:
-    """Raise ConfigError unless the pieces are those of a tensor of so many elements."""
-    total = sum(piece.length for piece in pieces)
-    if total != elements:
-        raise ConfigError(f"{what}: pieces of {total} elements for a tensor of {elements}")

@@ -27,7 +27,8 @@ from casync.codec import Codec
 from casync.memory import Memory
 from casync.runtime.deferral import as_torch
 from hipress.channel.spans import Spans
-from hipress.plan.codecs import flat_names, gradient_units, state_of
+from hipress.errors import StateError
+from hipress.plan.codecs import flat_names, full_name, gradient_units, state_of
 
 __all__ = [
     "AGGREGATOR",
@@ -223,12 +224,52 @@ class States(Generic[Name]):
                     for here, there in spans.pairs(before):
                         array[here] = values[there]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(arena.nbytes for arena in {place.arena for place in self.places.values()})
+
     def clear(self) -> None:
         """Set all states to zero, as at the start."""
         for name in self.places:
             for arrays in self.arrays(name).values():
                 for array in arrays.values():
                     as_torch(array).zero_()
+
+    def export(self) -> dict[str, Any]:
+        """Copies of all states on the host, by tensor, and the codecs that they belong to."""
+        return {
+            "codecs": {name: self._codecs(name) for name in self.places},
+            "state": {
+                name: {
+                    side: {state: values.to("cpu", copy=True) for state, values in arrays.items()}
+                    for side, arrays in self.whole(name).items()
+                }
+                for name in self.places
+            },
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Load what `export` saved. Raises StateError for other tensors or codecs, before anything
+        is loaded."""
+        wanted = {name: self._codecs(name) for name in self.places}
+        codecs = saved["codecs"]
+        if codecs != wanted:
+            name = min(each for each in {*wanted, *codecs} if wanted.get(each) != codecs.get(each))
+            raise StateError(
+                f"the saved state of {name!r} is of {codecs.get(name, 'no compressor')}, and it "
+                f"has {wanted.get(name, 'none with states')} now: use the compressors of before"
+            )
+        for name in self.places:
+            for side, arrays in self.arrays(name).items():
+                for state, array in arrays.items():
+                    spans = self.spans(name, side, state)
+                    as_torch(array).copy_(spans.of(saved["state"][name][side][state]))
+
+    def _codecs(self, name: Name) -> str:
+        """Text on a tensor's codecs."""
+        codecs = self.places[name].arena.codecs.values()
+        return " and down ".join(dict.fromkeys(map(full_name, codecs)))
 
 
 def sides_of(codec: Codec, owner: Codec, ways: Iterable[str]) -> dict[str, Codec]:

@@ -19,8 +19,8 @@ from casync.runtime.executor import TraceEvent
 from casync.runtime.prepared import FLOATS
 from casync.topology import Topology
 from hipress.channel.channel import Channel
+from hipress.channel.failures import Failures
 from hipress.channel.futures import average
-from hipress.engine.failures import Failures
 from hipress.engine.host_staging import HostCopies
 from hipress.engine.residuals import deferrable_states
 from hipress.engine.verify import Verifier

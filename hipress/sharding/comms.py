@@ -9,11 +9,10 @@ makes views of the output (`Group.reads_late`). At most `buffers` inputs wait so
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
@@ -22,16 +21,14 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.raw import RAW
-from casync.runtime.deferral import as_torch
 from hipress import compat
-from hipress.channel.futures import average, wait_within
-from hipress.engine.exchange import Exchange, Piece
-from hipress.engine.failures import Failures
+from hipress.channel.channel import Channel
+from hipress.channel.exchange import Exchange, Piece
+from hipress.channel.futures import average
 from hipress.engine.scaling import Scale, average_unscaled
 from hipress.errors import SyncError
 from hipress.model.params import COMPRESSIBLE
 from hipress.model.torch_modes import without_inference_mode
-from hipress.ranks.coordinator import Coordinator
 from hipress.sharding.fsdp import Group, divisor_of
 
 __all__ = ["Average", "Backward", "Gather", "Link", "Scatter", "Traffic"]
@@ -122,63 +119,37 @@ class Backward:
 
 
 class Link:
-    """An exchange among ranks, with its failures."""
+    """The channel of some collectives, and the backward pass in which they run."""
 
-    def __init__(
-        self,
-        ranks: Coordinator,
-        group: dist.ProcessGroup,
-        exchange: Exchange,
-        failures: Failures,
-        backward: Backward,
-    ) -> None:
-        """group: of the ranks, for what is not compressed."""
-        self.ranks, self.group = ranks, group
-        self.exchange, self.failures, self.backward = exchange, failures, backward
-        self.waited = 0.0  # seconds
+    def __init__(self, channel: Channel, group: dist.ProcessGroup, backward: Backward) -> None:
+        """group: of the channel's ranks, for what is not compressed."""
+        self.channel, self.group, self.backward = channel, group, backward
         self.used: dict[str, str] = {}  # parameters of the latest sums, by name of the exchange
         backward.links.append(self)
 
-    @property
-    def state_bytes(self) -> int:
-        """Memory of the codecs' states."""
-        codec_states = (
-            each for states in self.exchange.states.values() for each in states.values()
-        )
-        return sum(as_torch(array).nbytes for state in codec_states for array in state.values())
-
     def wait(self, future: Future[torch.Tensor]) -> None:
-        """Wait on the host, or with the current stream. Raises the first failure, which names rank,
-        peer and task; it ends the exchange, so that other ranks learn of it."""
-        self.failures.refuse()
-        with self._waiting():
-            wait_within(future, None, self.failures.refuse_gone)
+        """Wait, as Channel.wait does."""
+        with self._noted():
+            self.channel.wait(future, self.backward.step)
 
     def settle(self) -> None:
-        """Wait until a device has done all work, and raise its errors: no optimizer may step before
-        they are known."""
-        if self.failures.first is None:
-            with self._waiting():
-                self.exchange.executor.settle()
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        except BaseException as error:
-            raise self.fail(error) from error.__cause__
-        self.waited += time.perf_counter() - start
+        """Wait for a device, as Channel.settle_in does."""
+        with self._noted():
+            self.channel.settle_in(self.backward.step)
 
     def fail(self, error: BaseException) -> BaseException:
-        """End the exchange; return the error by which this rank ends."""
-        named, step = error, self.backward.step
-        if isinstance(error, Exception):
-            named = self.failures.explain(self.failures.not_begun(error, step), step)
-        recorded = self.failures.record(named, f"step {step}")
-        self.exchange.executor.abort(recorded)
-        self._note_used(recorded)
-        return recorded if isinstance(error, Exception) else error
+        """End the channel; return the error by which this rank ends."""
+        failed = self.channel.fail(error, self.backward.step)
+        self._note_used(failed)
+        return failed
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._note_used(error)
+            raise
 
     def _note_used(self, error: BaseException) -> None:
         """Tell of the parameters with gradients if ranks exchange those of others."""
@@ -193,19 +164,21 @@ class Link:
 
 @dataclass(eq=False)
 class _Comm:
-    """A collective of one group of parameters. keys: codecs of its parameters, for an Exchange."""
+    """A collective of one group of parameters."""
 
     group: Group
-    keys: Sequence[str]
+    names: Sequence[str]  # of its parameters
+    keys: Sequence[str]  # of their codecs
     link: Link
     number: int  # of the group, among `groups`
     groups: int
     strategy: str
     leave: Callable[[str], None]  # called with the reason why a collective is not compressed
     _taken: dict[torch.dtype, bool] = field(default_factory=dict)
+    _exchanges: dict[tuple[int, ...], Exchange] = field(default_factory=dict)
 
     def takes(self, kind: torch.dtype) -> bool:
-        """True if the exchange takes tensors of this type; if not, torch's own collective does."""
+        """True if the channel takes tensors of this type; if not, torch's own collective does."""
         if kind not in self._taken:
             why = self.why_left(kind)
             self._taken[kind] = not why and self.compresses
@@ -241,61 +214,57 @@ class _Comm:
         """Name of the exchange, the same on all ranks."""
         return f"{self.strategy} of {self.group.name}"
 
-    def rows(self, chosen: Sequence[int]) -> list[Piece]:
-        """Pieces of all rows: see [Note: rows]. chosen: positions of the parameters in a row."""
-        row, owners = self.row(chosen), range(self.group.ranks.size())
-        return [Piece(each.length, each.codec, owner) for owner in owners for each in row]
+    def exchange_of(self, chosen: tuple[int, ...]) -> Exchange:
+        """The exchange of some parameters, by their positions in a row."""
+        if chosen not in self._exchanges:
+            name = self.name
+            if len(chosen) < len(self.keys):
+                name += f": parameters {', '.join(map(str, chosen))}"
+            self._exchanges[chosen] = Exchange(name, self.pieces(chosen))
+        return self._exchanges[chosen]
 
-    def row(self, chosen: Sequence[int]) -> list[Piece]:
-        """Pieces of a row, with their places among all parameters."""
-        lengths, starts = self.group.lengths, self.group.starts
-        return [
-            Piece(lengths[index], self.keys[index], place=(index, starts[index]))
+    def pieces(self, chosen: Sequence[int]) -> tuple[Piece, ...]:
+        """Pieces of all rows: see [Note: rows]."""
+        ranks = range(self.group.ranks.size())
+        return tuple(
+            replace(each, shares=((0, rank),)) for rank in ranks for each in self.row(chosen)
+        )
+
+    def row(self, chosen: Sequence[int]) -> tuple[Piece, ...]:
+        """Pieces of a row."""
+        lengths = self.group.lengths
+        return tuple(
+            Piece(lengths[index], self.keys[index], self.strategy)
             for index in chosen
             if lengths[index]
-        ]
+        )
 
     def exchange(
-        self,
-        tensor: torch.Tensor,
-        pieces: list[Piece],
-        chosen: Sequence[int],
-        draw: int,
-        *,
-        feedback: bool = False,
+        self, tensor: torch.Tensor, chosen: tuple[int, ...], draw: int
     ) -> Future[torch.Tensor]:
-        """Start to exchange a tensor of rows, or a row, in place. draw: see Exchange.submit."""
+        """Start to exchange a tensor of rows, or a row, in place. draw: see Channel.submit."""
         link = self.link
-        link.failures.refuse()
-        if sum(piece.length for piece in pieces) != tensor.numel():
+        link.channel.failures.refuse()
+        exchange = self.exchange_of(chosen)
+        if exchange.elements != tensor.numel():
             raise link.fail(SyncError(self._unknown(tensor, chosen)))
-        name = self.name
-        if len(chosen) < len(self.group.lengths) and not feedback:
-            name += f": parameters {', '.join(map(str, chosen))}"
         try:
             with without_inference_mode():
-                return link.exchange.submit(
-                    tensor, self.strategy, pieces, name=name, feedback=feedback, draw=draw
-                )
+                return link.channel.submit(tensor, exchange, draw=draw)
         except Exception as error:
             raise link.fail(error) from error.__cause__
 
-    def reduce(
-        self, tensor: torch.Tensor, pieces: list[Piece], chosen: Sequence[int], *, feedback: bool
-    ) -> Future[torch.Tensor]:
+    def reduce(self, tensor: torch.Tensor, chosen: tuple[int, ...]) -> Future[torch.Tensor]:
         """Start to exchange gradients, as they are without the scale of a GradScaler."""
         backward = self.link.backward
         draw, scale = backward.draw(), backward.scale
         numbers = ", ".join(map(str, chosen))
         used = f"parameters {numbers} of {len(self.keys)} of {self.group.name!r}"
         self.link.used[self.name] = used
-
-        def exchange(values: torch.Tensor) -> Future[torch.Tensor]:
-            return self.exchange(values, pieces, chosen, draw, feedback=feedback)
-
         if scale == 1:
-            return exchange(tensor)
-        return average_unscaled(scale, exchange, self.link.exchange.memory.future(), tensor)
+            return self.exchange(tensor, chosen, draw)
+        exchange = partial(self.exchange, chosen=chosen, draw=draw)
+        return average_unscaled(scale, exchange, self.link.channel.memory.future(), tensor)
 
     def _unknown(self, tensor: torch.Tensor, chosen: Sequence[int]) -> str:
         return (
@@ -329,9 +298,9 @@ class Gather(_Comm):
                 async_op=async_op,
             )
             return native
-        chosen = range(len(self.keys))
+        chosen = tuple(range(len(self.keys)))
         draw = self.group.version() * self.groups + self.number  # see [Note: weights] in fsdp.py
-        future = self.exchange(output_tensor, self.rows(chosen), chosen, draw)
+        future = self.exchange(output_tensor, chosen, draw)
         if output_tensor.device.type != "cpu":
             self.link.wait(future)  # by the current stream
             return None
@@ -387,8 +356,7 @@ class Scatter(_Comm):
             )
             return
         divisor, length = divisor_of(op, self.group), output_tensor.numel()
-        used = self.group.used
-        future = self.reduce(input_tensor, self.rows(used), used, feedback=False)
+        future = self.reduce(input_tensor, self.group.used)
         mine = input_tensor[length * group.rank() : length * (group.rank() + 1)]
 
         def finish() -> None:
@@ -408,7 +376,18 @@ class Average(_Comm):
 
     def __post_init__(self) -> None:
         """Have states for all parameters, of which a backward pass may leave some out."""
-        self.link.exchange.reserve(self.name, len(self.keys), sum(self.group.lengths))
+        indices = [index for index, length in enumerate(self.group.lengths) if length]
+        named = zip(self.row(indices), indices, strict=True)
+        row = tuple(replace(each, name=self.names[i], number=i) for each, i in named)
+        self._whole = self.link.channel.with_states(Exchange(self.name, row))
+        self._by_index = dict(zip(indices, self._whole.pieces, strict=True))
+
+    def exchange_of(self, chosen: tuple[int, ...]) -> Exchange:
+        """Implements _Comm.exchange_of: some pieces of the whole, with their states."""
+        if chosen not in self._exchanges:
+            pieces = tuple(self._by_index[i] for i in chosen if i in self._by_index)
+            self._exchanges[chosen] = replace(self._whole, pieces=pieces)
+        return self._exchanges[chosen]
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
         """Average the output of a reduce-scatter, in place."""
@@ -423,11 +402,10 @@ class Average(_Comm):
             return
         for index in group.held.keys() & by_index.keys():
             by_index[index].add_(group.held.pop(index))
-        ranks = len(link.ranks.ranks)
+        ranks = len(link.channel.coordinator.ranks)
         self.traffic.native += round(2 * (ranks - 1) / ranks * reduce_output.nbytes)
         if self.takes(reduce_output.dtype):
-            used = group.used
-            future = self.reduce(reduce_output, self.row(used), used, feedback=True)
+            future = self.reduce(reduce_output, group.used)
         else:
             future = average(reduce_output, link.group)
         if group.reads_late(reduce_output):

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from casync.memory.host import HostMemory
 from casync.raw import RAW
 from hipress import compat
+from hipress.channel.channel import Channel
+from hipress.channel.states import States
 from hipress.engine.carried import Carried
-from hipress.engine.exchange import Exchange
-from hipress.engine.failures import Failures
 from hipress.engine.residuals import in_layout, in_shape
 from hipress.errors import StateError
 from hipress.model.devices import Placement
@@ -27,11 +28,9 @@ from hipress.plan.plan import raw
 from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Mean
-from hipress.sharding import states
 from hipress.sharding.comms import Average, Backward, Gather, Link, Scatter
 from hipress.sharding.fsdp import Group, count_steps
 from hipress.sharding.shard_report import ShardReport
-from hipress.sharding.states import Row
 from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way
 from hipress.state.checkpoint_compat import check_owed
 from hipress.state.checkpoint_format import check_format, portable_state
@@ -62,8 +61,7 @@ class Sharding:
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.backward = Backward(buffers, self._groups)
         self.links: dict[str, Link] = {}  # by argument; empty with one rank
-        self._params, self._rows = params, list[Row]()
-        self._buffers = buffers
+        self._params, self._buffers = params, buffers
         self._carried = Carried({}, (), ())  # what a loaded state had not delivered
         self._told: set[tuple[str, str]] = set()  # arguments, and why they are left to FSDP
         count_steps()
@@ -82,11 +80,8 @@ class Sharding:
             options = self.options
             if ranks is not self.coordinator:
                 options = replace(options, topology=None)  # which is of the ranks of the shards
-            exchange = Exchange(
-                purpose, options, ranks, placement=placement, memory=placement.memory()
-            )
-            failures = Failures(ranks, self.options.timeout)
-            link = Link(ranks, group, exchange, failures, self.backward)
+            channel = Channel(purpose, options, ranks, placement=placement)
+            link = Link(channel, group, self.backward)
             self.links |= dict.fromkeys(replaced, link)
             job.watch()
 
@@ -100,16 +95,12 @@ class Sharding:
             comms: dict[str, Any] = {}
             for argument, link in self.links.items():
                 way = self.ways[argument]
-                keys = [RAW if c is None else link.exchange.add(c) for c in way.codecs[mine]]
+                keys = [RAW if c is None else link.channel.add(c) for c in way.codecs[mine]]
                 leave = functools.partial(self._leave, argument, mine)
-                common = group, keys, link, number, len(groups), way.strategy, leave
+                names = [each.name for each in self._params[mine]]
+                common = group, names, keys, link, number, len(groups), way.strategy, leave
                 comms[argument] = comm = COMMS[argument](*common)
                 comm.takes(group.gathered if argument == ALL_GATHER else group.reduced)
-                if argument == REPLICAS:
-                    names = [each.name for each in self._params[mine]]
-                    sizes = way.codecs[mine], group.lengths, group.starts
-                    row = Row(link.exchange, way.strategy, comm.name, names, keys, *sizes)
-                    self._rows.append(row)
             if comms:
                 group.install(
                     comms.get(ALL_GATHER), comms.get(REDUCE_SCATTER), comms.get(REPLICAS),
@@ -135,36 +126,42 @@ class Sharding:
 
     def report(self) -> ShardReport:
         """Choices, bytes and times so far."""
-        links = {*self.links.values()}
-        each = [link.exchange.executor.counters for link in links]
+        channels = {link.channel for link in self.links.values()}
+        each = [channel.counters for channel in channels]
         decisions = {name: way.decisions for name, way in self.ways.items()}
         traffic = self.backward.traffic
         return ShardReport(
             rank=self.coordinator.rank,
             world_size=len(self.coordinator.ranks),
-            installed=bool(links),
+            installed=bool(channels),
             steps=traffic.steps,
             passes=traffic.passes,
             decisions=decisions,
             native_bytes=traffic.native,
             left_bytes=traffic.left,
             bytes_sent=round(sum(one.wire_bytes for one in each)),
-            state_bytes=sum(link.state_bytes for link in links),
+            state_bytes=sum(channel.states.nbytes for channel in channels),
             encode_seconds=sum(one.encode_seconds for one in each),
             decode_seconds=sum(one.decode_seconds for one in each),
-            wait_seconds=sum(link.waited for link in links),
+            wait_seconds=sum(channel.waited for channel in channels),
         )
 
     def state_dict(self, params: Sequence[Param]) -> dict[str, Any]:
         """The numbers by which stochastic codecs draw, and this rank's residuals of averages
         between replicas, by parameter. params: this rank's shards."""
         self._refuse_unfinished()
-        saved = states.export(self._rows)
+        saved = self._states.export()
         owed = {param.name: self._owed_to(param).clone() for param in params}
         owed = {name: values for name, values in owed.items() if values.any()}
         draws = {"gradients": self.backward.sums, "weights": self._versions}
         common = {"format": FORMAT, "passes": self.passes, "draws": draws, "place": self._place}
         return {**common, "owed": owed, **saved}
+
+    @property
+    def _states(self) -> States[str]:
+        """States of codecs between replicas, by parameter; none without replicas."""
+        link = self.links.get(REPLICAS)
+        return States(1, HostMemory()) if link is None else link.channel.states
 
     @property
     def _versions(self) -> dict[str, int]:
@@ -175,11 +172,11 @@ class Sharding:
         """The same for any number of replicas: what these have not delivered is a gradient, of this
         rank's shards. All ranks must call this."""
         self._refuse_unfinished()
-        owed, residuals = {}, states.undelivered_by_name(self._rows)
+        owed = {}
         for param in params:
-            values = self._owed_to(param)
-            if param.name in residuals:  # on all replicas
-                mine = residuals[param.name][: param.numel].view(param.shape)
+            values, residual = self._owed_to(param), self._states.undelivered(param.name)
+            if residual is not None:  # on all replicas
+                mine = residual[: param.numel].view(param.shape).cpu()
                 values = self._mean(values + mine)
             owed[param.name] = values
         return portable_state(self.passes, owed=owed)
@@ -201,9 +198,9 @@ class Sharding:
             if wrong:
                 raise StateError("the state does not fit this model:\n  " + "\n  ".join(wrong))
             if portable:
-                states.clear(self._rows)
+                self._states.clear()
             else:
-                states.restore(self._rows, state)
+                self._states.restore(state)
         passes = state["step" if portable else "passes"]
         self.coordinator.require_equal({"backward passes of the state to load": passes})
         self.backward.drop()
@@ -237,14 +234,14 @@ class Sharding:
     @functools.cached_property
     def _mean(self) -> Mean:
         """Takes means of states over the replicas."""
-        return Mean(self.links[REPLICAS].ranks)
+        return Mean(self.links[REPLICAS].channel.coordinator)
 
     @property
     def _place(self) -> list[int]:
         """Rank and ranks of the shards, and of the replicas."""
         ranks = [
             self.coordinator,
-            *(link.ranks for name, link in self.links.items() if name == REPLICAS),
+            *(each.channel.coordinator for name, each in self.links.items() if name == REPLICAS),
         ]
         return [number for each in ranks for number in (each.rank, len(each.ranks))]
 
@@ -260,7 +257,7 @@ class Sharding:
         """End threads and connections. May repeat."""
         self._carried.close()
         for link in self.links.values():
-            link.exchange.close()
+            link.channel.close()
 
     def _refuse_unfinished(self) -> None:
         self._refuse_failed()
@@ -274,8 +271,8 @@ class Sharding:
 
     def _refuse_failed(self) -> None:
         for link in self.links.values():
-            if link.failures.first is not None:
-                raise StateError(f"rank {self.coordinator.rank}: {link.failures.first}")
+            if (failure := link.channel.failures.first) is not None:
+                raise StateError(f"rank {self.coordinator.rank}: {failure}")
 
 
 def sharding_of(model: object) -> Sharding | None:

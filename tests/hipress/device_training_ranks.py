@@ -39,7 +39,7 @@ def moved(exchange):
     """A shard's exchange whose tensors are copied to the device likewise."""
 
     def there(comm, tensor, *args, **how):
-        memory = comm.link.exchange.memory
+        memory = comm.link.channel.memory
         copied = memory.filled(tensor.detach())
         exchanged = exchange(comm, copied, *args, **how)
         return map_future(exchanged, lambda _: tensor.copy_(memory.download(copied)), Future())

@@ -9,8 +9,7 @@ import torch
 from torch.futures import Future
 
 from casync.errors import TransportError
-from hipress.channel import futures
-from hipress.engine import failures
+from hipress.channel import failures, futures
 from hipress.errors import RankLost
 from hipress.ranks.stop import Stop
 from tests.hipress import failure_ranks
