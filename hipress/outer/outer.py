@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -43,6 +44,7 @@ from hipress.outer.rounds import Round
 from hipress.outer.schedule import PRESETS, OuterSGD, Schedule
 from hipress.outer.site_model import SiteModel, refuse_averaged
 from hipress.outer.sites import Sites
+from hipress.plan.codecs import refuse_misspelt
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.facts import compare
@@ -161,6 +163,8 @@ class Outer:
             if members is not None and process_group is not None:
                 raise ConfigError("members choose the ranks: leave process_group out")
             refuse_foreign("Outer", params, "it averages weights between sites, not gradients")
+            takes = inspect.signature(Outer.__init__).parameters
+            refuse_misspelt("Outer", takes, compressor, params)
             options = options_.make(
                 compressor, strategy=strategy, down=down, exclude=exclude, min_size=min_size,
                 seed=seed, timeout=timeout, checksum=checksum, rules=rules, params=params,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -43,6 +46,7 @@ class SiteModel:
         cls, model: nn.Module, optimizer: Optimizer, options: Options, schedule: Schedule
     ) -> SiteModel:
         """Describe and cut the model. Raises ConfigError."""
+        _notice_wrappers()
         shards.reshard(model)
         params = _parameters(model)
         check_patterns(params, options)
@@ -95,9 +99,10 @@ def refuse_averaged(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         return
     ours, me = {*dist.get_process_group_ranks(group)}, dist.get_rank()
     mine = {parameter for _, parameter in trainable(model)}
+    around = [ddp for ddp in _WRAPPERS if mine & {*ddp.parameters()}]
     groups = {
         type(part).__name__: part.process_group
-        for part in model.modules()
+        for part in (*model.modules(), *around)
         if isinstance(part, DistributedDataParallel)
     }
     for key in wrapped_modules():
@@ -113,6 +118,20 @@ def refuse_averaged(model: nn.Module, group: dist.ProcessGroup | None) -> None:
                 "the former the ranks of a site, and as process_group= of Outer those, one of "
                 "each site, that hold the same shard"
             )
+
+
+@functools.cache
+def _notice_wrappers() -> None:
+    """From now on, know of each DDP that is put around a model: nothing in the model tells."""
+    register_module_module_registration_hook(_notice)
+
+
+def _notice(module: nn.Module, name: str, part: nn.Module) -> None:
+    if isinstance(module, DistributedDataParallel):
+        _WRAPPERS.add(module)
+
+
+_WRAPPERS: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def _parameters(model: nn.Module) -> tuple[Param, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -119,14 +119,37 @@ def _refuse_arguments(params: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a misspelt option of `wrap`, taken for a parameter of the spec."""
+def refuse_misspelt(
+    caller: str, takes: Collection[str], compressor: object, params: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError for a misspelt option of a function that takes not all of `wrap`'s, before
+    a hint names one of these. takes: its options."""
+    import compll
+
+    if not isinstance(compressor, str) or compressor not in compll.list_specs():
+        return
+    known = _parameters_of(compressor)
+    for param in params:
+        if param not in known:
+            close = closest(param, [*known, *takes])
+            hint = f": did you mean {close!r}?" if close else ""
+            raise ConfigError(
+                f"neither hipress.{caller} nor compressor {compressor!r} takes {param!r}{hint}"
+            )
+
+
+def _parameters_of(name: str) -> list[str]:
     from compll.errors import Problems
     from compll.frontend import derived
     from compll.runtime import library
 
     untold = Problems(name)  # dropped: compiling reports them, with all others
-    known = [each.name for each in derived.accepted(library.load(name, untold))]
+    return [each.name for each in derived.accepted(library.load(name, untold))]
+
+
+def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a misspelt option of `wrap`, taken for a parameter of the spec."""
+    known = _parameters_of(name)
     for param in params:
         if param not in known and (message := options_.elsewhere(param)):
             raise ConfigError(message)

@@ -261,6 +261,8 @@ def errors(rank, world_size):
         raised_by(hipress.Outer.preset, "diloko", model, optimizer),
         raised_by(hipress.Outer, optimizer, model),
         refused(verify=True),
+        refused(verfy=True),
+        refused(compressor="topk", ratio=0.1, evrey=4),
         refused(members=dist.distributed_c10d._get_default_store()),
         raised_by(without_values),
     ]
@@ -268,6 +270,13 @@ def errors(rank, world_size):
     found.append(raised_by(hipress.Outer, wrapped, optimizer))
     found.append(raised_by(hipress.Outer, model, optimizer))
     return found
+
+
+def wrapped_later(rank, world_size):
+    """The error of a round whose model has got a plain DDP around it."""
+    model, optimizer, outer = started(every=2)
+    ddp = nn.parallel.DistributedDataParallel(model)
+    return raised_by(train, outer, ddp, optimizer, rank, range(2))
 
 
 def other_model(rank):

@@ -104,6 +104,8 @@ def test_mistakes_are_named():
                 "unknown preset of Outer 'diloko'. did you mean 'diloco'?",
                 "the model comes first: hipress.Outer(model, optimizer)",
                 "hipress.Outer takes no verify: it averages weights between sites",
+                "neither hipress.Outer nor compressor 'int4_group' takes 'verfy'",
+                "neither hipress.Outer nor compressor 'topk' takes 'evrey': did you mean 'every'?",
                 "members is a hipress.StoreMembers or a hipress.TorchftMembers, not",
                 "parameter 'weight' is on the meta device and has no values",
                 "a DistributedDataParallel averages this model's gradients with rank",
@@ -113,6 +115,12 @@ def test_mistakes_are_named():
         ):
             assert error.kind in ("ConfigError", "ConfigMismatch")
             assert text in error.message
+
+
+def test_a_ddp_that_is_put_around_the_model_later_is_refused():
+    for error in launch(ranks.wrapped_later, 2):
+        assert error.kind == "ConfigError"
+        assert "a DistributedDataParallel averages this model's gradients" in error.message
 
 
 def test_a_site_that_has_diverged_does_not_spread_it():
