@@ -86,6 +86,12 @@ class Arena:
             for side, arrays in self.sides.items()
         }
 
+    def take(self, copied: Mapping[str, Mapping[str, Floats]]) -> None:
+        """Have these copies in place of the arrays, into which a task that was broken off may still
+        write."""
+        for side, arrays in copied.items():
+            self.sides[side].update(arrays)
+
 
 @dataclass(frozen=True)
 class _Place(Generic[Name]):
@@ -249,9 +255,8 @@ class States(Generic[Name]):
             },
         }
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Load what `export` saved. Raises StateError for other tensors or codecs, before anything
-        is loaded."""
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Raise StateError unless `export` saved the same tensors and codecs."""
         wanted = {name: self._codecs(name) for name in self.places}
         codecs = saved["codecs"]
         if codecs != wanted:
@@ -260,6 +265,11 @@ class States(Generic[Name]):
                 f"the saved state of {name!r} is of {codecs.get(name, 'no compressor')}, and it "
                 f"has {wanted.get(name, 'none with states')} now: use the compressors of before"
             )
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Load what `export` saved. Raises StateError for other tensors or codecs, before anything
+        is loaded."""
+        self.check(saved)
         for name in self.places:
             for side, arrays in self.arrays(name).items():
                 for state, array in arrays.items():
@@ -267,9 +277,10 @@ class States(Generic[Name]):
                     as_torch(array).copy_(spans.of(saved["state"][name][side][state]))
 
     def _codecs(self, name: Name) -> str:
-        """Text on a tensor's codecs."""
-        codecs = self.places[name].arena.codecs.values()
-        return " and down ".join(dict.fromkeys(map(full_name, codecs)))
+        """Text on a tensor's codecs and strategy."""
+        place = self.places[name]
+        names = dict.fromkeys(map(full_name, place.arena.codecs.values()))
+        return f"{' and down '.join(names)} by {place.slice.strategy}"
 
 
 def sides_of(codec: Codec, owner: Codec, ways: Iterable[str]) -> dict[str, Codec]:
@@ -295,25 +306,6 @@ def gradient_weights(
     shared = side == AGGREGATOR or strategies.encodes_shares(strategy, codec)
     units = gradient_units(codec, sums=sums)
     return {name: unit * (ranks if shared else 1) for name, unit in units.items()}
-
-
-def undelivered(
-    states: Mapping[str, Mapping[str, Floats]],
-    codecs: Mapping[str, Codec],
-    strategy: str,
-    ranks: int,
-) -> torch.Tensor | None:
-    """The gradient of one rank that whole states hold back: flat float32; None for nothing.
-
-    states: arrays by side and name; codecs: by side.
-    """
-    total: torch.Tensor | None = None
-    for side, arrays in states.items():
-        for name, weight in gradient_weights(codecs[side], side, strategy, ranks).items():
-            values = as_torch(arrays[name]).float()
-            total = torch.zeros_like(values) if total is None else total
-            total.add_(values, alpha=weight)
-    return total
 
 
 def _copy(array: Any) -> Any:

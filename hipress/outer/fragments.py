@@ -24,12 +24,12 @@ class Bundle:
     codec: str | None  # key in the plan; None: uncompressed
     strategy: str
     start: int  # in the fragment
-    lengths: tuple[int, ...]  # elements, by parameter
+    params: tuple[Param, ...]
 
     @property
     def part(self) -> slice:
         """Its elements in the fragment."""
-        return slice(self.start, self.start + sum(self.lengths))
+        return slice(self.start, self.start + sum(param.numel for param in self.params))
 
 
 class Fragment:
@@ -57,10 +57,10 @@ class Fragment:
         self.bundles: list[Bundle] = []
         start = 0
         for (strategy, codec), members in groupby(ordered, way):
-            lengths = tuple(param.numel for param, _ in members)
+            named = tuple(param for param, _ in members)
             name = f"fragment {number}, {codec or 'uncompressed'} by {strategy}"
-            self.bundles.append(Bundle(name, codec or None, strategy, start, lengths))
-            start += sum(lengths)
+            self.bundles.append(Bundle(name, codec or None, strategy, start, named))
+            start = self.bundles[-1].part.stop
         self.elements = start
         pinned = any(param.device.type == "cuda" for param in self.params)
         #: in the type of `keep`, and pinned if the model is on a GPU

@@ -297,7 +297,7 @@ class Outer:
         for fragment in self.fragments:
             memory.update(fragment.bytes_by_use())
         if self._sites is not None:
-            memory["states"] = sum(self._sites.state_bytes(f.bundles) for f in self.fragments)
+            memory["states"] = self._sites.states.nbytes
         memory["round"] = 0 if self.round is None else self.round.held_bytes
         now = 0 if self._sites is None else round(self._sites.counters.wire_bytes)
         return OuterReport(
@@ -408,8 +408,9 @@ class Outer:
         else:
             notes = coordinator.require_equal(self._model.facts, own)
         self._catch_up([each["rounds"] for each in notes], coordinator)
+        bundles = [bundle for fragment in self.fragments for bundle in fragment.bundles]
         self._sites = Sites(
-            coordinator, self._model.plan, self._options, calls=self.calls_so_far,
+            coordinator, self._model.plan, self._options, bundles, calls=self.calls_so_far,
             changes=self._members.changes,
         )  # fmt: skip
         self._notes = notes
@@ -474,7 +475,7 @@ class Outer:
         for fragment in self.fragments:
             for bundle in fragment.bundles:
                 left = self._sites.undelivered(bundle)
-                if left is not None:
+                if left is not None and left.any():
                     fragment.owe(left, bundle.part)
         self.sent_bytes += round(self._sites.counters.wire_bytes)
         self._sites = None

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from casync.runtime.deferral import as_torch
 from hipress.errors import StateError
 from hipress.outer.fragments import Fragment, by_parameter
 from hipress.outer.rounds import Round
-from hipress.outer.sites import Arrays, Sites
+from hipress.outer.sites import Sites
 from hipress.ranks.link import Mean
 
 if TYPE_CHECKING:
@@ -20,7 +19,16 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _SHARED = {"rounds", "agreed", "momentum", "owed", "portable"}  # of every state
-_OWN = {"site", "sites", "course", "steps", "calls", "codecs", "round"}  # and of a site's own
+_OWN = {
+    "site",
+    "sites",
+    "course",
+    "steps",
+    "calls",
+    "codecs",
+    "state",
+    "round",
+}  # and of a site's own
 
 
 def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
@@ -56,14 +64,7 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         "steps": outer.steps,
         "calls": sites.calls,
         "owed": by_parameter(outer.fragments, lambda f: f.owed),
-        "codecs": {
-            bundle.name: {
-                f"{codec} {side}": {name: as_torch(a).clone() for name, a in arrays.items()}
-                for (codec, side), arrays in sites.states(bundle).items()
-            }
-            for fragment in outer.fragments
-            for bundle in fragment.bundles
-        },
+        **sites.states.export(),
         "round": _round(outer.round),
     }
 
@@ -99,25 +100,20 @@ def restore(outer: Outer, state: Mapping[str, Any]) -> None:
             fragment.write(fragment.target())
     if state["portable"]:  # and so is what codecs held back: new sites have none of it
         sites.calls = outer.calls_so_far
-        sites.put_back({bundle.name: {} for f in outer.fragments for bundle in f.bundles})
+        sites.states.clear()
     else:
-        _restore_states(outer, sites, state)
+        sites.calls = state["calls"]
+        sites.states.restore(state)
+        outer.round = _restored_round(outer, sites, state["round"])
 
 
-def _restore_states(outer: Outer, sites: Sites, state: Mapping[str, Any]) -> None:
-    sites.calls = state["calls"]
-    for bundle in (each for fragment in outer.fragments for each in fragment.bundles):
-        arrays: Arrays = {}
-        for key, values in state["codecs"][bundle.name].items():
-            codec, _, side = key.rpartition(" ")
-            arrays[codec, side] = {name: each.clone().numpy() for name, each in values.items()}
-        sites.put_back({bundle.name: arrays})
-    saved = state["round"]
-    if saved is not None:
-        fragment = outer.fragments[outer.rounds % len(outer.fragments)]
-        sent = None if saved["sent"] is None else fragment.join(saved["sent"])
-        average = fragment.join(saved["average"])
-        outer.round = Round(fragment, sites, outer.schedule, average, sent)
+def _restored_round(outer: Outer, sites: Sites, saved: Mapping[str, Any] | None) -> Round | None:
+    """A round that was under way, whose average has come; None if there was none."""
+    if saved is None:
+        return None
+    fragment = outer.fragments[outer.rounds % len(outer.fragments)]
+    sent = None if saved["sent"] is None else fragment.join(saved["sent"])
+    return Round(fragment, sites, outer.schedule, fragment.join(saved["average"]), sent)
 
 
 def _check(outer: Outer, state: Any) -> None:
@@ -156,12 +152,7 @@ def _check(outer: Outer, state: Any) -> None:
             f"the state is of rounds with {state['course']}, not {outer.schedule.course}: use the "
             "options of before, or save with portable=True"
         )
-    bundles = {bundle.name for fragment in outer.fragments for bundle in fragment.bundles}
-    if bundles != state["codecs"].keys():
-        raise StateError(
-            f"the state has {sorted(state['codecs'])}, this outer loop {sorted(bundles)}: use the "
-            "compressor, strategy and fragments of before, or save with portable=True"
-        )
+    sites.states.check(state)
 
 
 def _round(under_way: Round | None) -> dict[str, Any] | None:

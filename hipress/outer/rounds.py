@@ -13,7 +13,7 @@ from hipress.channel.futures import wait_within
 from hipress.errors import HipressError
 from hipress.outer.fragments import Fragment
 from hipress.outer.schedule import Schedule
-from hipress.outer.sites import Arrays, Sites, bytes_of
+from hipress.outer.sites import Copies, Sites, bytes_of
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Round:
     #: flat pseudo-gradient of this site until `wait` returns, then the average
     values: torch.Tensor
     sent: torch.Tensor | None  # the weights of then, where the way since then is kept
-    before: dict[str, Arrays] = field(default_factory=dict)  # states, if the round may be undone
+    before: Copies = field(default_factory=list)  # states, if the round may be undone
     counted: Sequence[int] = ()  # ranks of the sites that have a pseudo-gradient
     scale: float = 1.0  # of the average
     futures: list[Future[torch.Tensor]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Round:
         values = fragment.change()
         if fragment.owed is not None:
             values += fragment.owed
-        before = sites.copy(fragment.bundles) if sites.changes else {}
+        before = sites.copy(fragment.bundles) if sites.changes else []
         scale = sites.count / len(counted)
         return cls(fragment, sites, schedule, values, sent, before, counted, scale)
 
@@ -90,8 +90,11 @@ class Round:
     @property
     def held_bytes(self) -> int:
         """Bytes that this holds while it is under way."""
-        copies = sum(map(bytes_of, self.before.values()))
-        return copies + self.values.nbytes + (0 if self.sent is None else self.sent.nbytes)
+        return (
+            bytes_of(self.before)
+            + self.values.nbytes
+            + (0 if self.sent is None else self.sent.nbytes)
+        )
 
     def _clip(self) -> None:
         """Shorten a pseudo-gradient that is longer than the sites' median."""

@@ -199,20 +199,21 @@ class Refusing:
 
 
 def states_of(outer):
-    sites = outer.connected()
-    return [
-        {key: {n: a.copy() for n, a in arrays.items()} for key, arrays in sites.states(b).items()}
-        for f in outer.fragments
-        for b in f.bundles
-    ]
+    """States of codecs, by parameter, side and name."""
+    return outer.connected().states.export()["state"]
 
 
 def same(left, right):
-    return all(
-        one.keys() == two.keys()
-        and all((one[k][n] == two[k][n]).all() for k in one for n in one[k])
-        for one, two in zip(left, right, strict=True)
-    )
+    return digest_of(left) == digest_of(right)
+
+
+def digest_of(states):
+    return {
+        (name, side, state): values.tolist()
+        for name, sides in states.items()
+        for side, arrays in sides.items()
+        for state, values in arrays.items()
+    }
 
 
 def refused(rank, world_size, compressor):
