@@ -41,7 +41,7 @@ CODECS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("onebit", "hierarchical", {"topology": 2}),
     ("int8_group", "ps", {}), ("int8_group", "ring", {}),
     ("topk", "exchange", {}), ("thc", "allreduce", {}), ("signsgd", "vote", {}),
-    ("topk", "gtopk", {}), ("topk", "oktopk", {}), ("powersgd", "auto", {}), ("none", "auto", {}),
+    ("topk", "gtopk", {}), ("powersgd", "auto", {}), ("none", "auto", {}),
 )  # fmt: skip
 WAYS = ("wrap", "attach", "Synchronizer", "verify", "Gossip", "all_reduce", "auto", "trial",
         "momentum", "policy")  # fmt: skip

@@ -22,7 +22,6 @@ from casync.codec import (
     Ints,
     State,
 )
-from casync.regions import Codecs
 
 __all__ = ["RAW", "Raw", "with_raw"]
 
@@ -85,6 +84,6 @@ def _pairs(x: Any, table: Ints, data: Any, at: Ints) -> Sequence[tuple[Any, Any]
     ]
 
 
-def with_raw(codecs: Mapping[str, Codec]) -> Codecs:
-    """The caller's codecs, `raw`, and their region codecs."""
-    return Codecs({RAW: Raw(), **codecs})
+def with_raw(codecs: Mapping[str, Codec]) -> dict[str, Codec]:
+    """The caller's codecs and `raw`."""
+    return {RAW: Raw(), **codecs}

@@ -45,7 +45,6 @@ class Part:
     rows: tuple[Row, ...]
     down: str | None = None  # codec of owners, if another
     rounds: tuple[Operation, ...] = ()  # operators of the rounds; () for whole payloads
-    align: int = 1  # a piece may be cut at multiples of this many elements
     #: first elements in the arrays of this rank's aggregator, by row, if it owns the part and they
     #: differ from STATE
     owned: tuple[int, ...] = ()

@@ -71,13 +71,7 @@ def _part(number: int, pieces: Sequence[_Piece], codecs: Mapping[str, Codec]) ->
     choice, owner = pieces[0].choice, pieces[0].owner
     rounds = tuple(one.op for one in codecs[choice.codec].rounds)
     rows = _rows(pieces)
-    align = _align(choice, codecs)
-    return Part(number, choice.codec, choice.strategy, owner, rows, choice.down, rounds, align)
-
-
-def _align(choice: Choice, codecs: Mapping[str, Codec]) -> int:
-    align = codecs[choice.codec].align
-    return align if choice.down is None else lcm(align, codecs[choice.down].align)
+    return Part(number, choice.codec, choice.strategy, owner, rows, choice.down, rounds)
 
 
 def _check(
@@ -165,7 +159,7 @@ def _aligned(cuts: Sequence[_Cut], unit: int, length: int) -> Iterator[tuple[_Cu
 def _unit(choice: Choice, codecs: Mapping[str, Codec]) -> int:
     """Unit of cuts in elements: an even number of groups, so that earlier codes of 16 bits per
     group end at multiples of 4 bytes."""
-    align = _align(choice, codecs)
+    align = lcm(*(codecs[key].align for key in (choice.codec, choice.down) if key is not None))
     return align if align == 1 else 2 * align
 
 
@@ -193,8 +187,6 @@ def _key(piece: _Piece) -> tuple[object, ...]:
     """Key of pieces that may share a part."""
     choice, spread = piece.choice, load(piece.choice.strategy).SPREADS
     kind = (choice.codec, choice.down, choice.strategy)
-    if spread == "tensors" and piece.row[1] * FLOAT_BYTES >= SMALL_BYTES:
-        return (*kind, piece.row)  # may have regions of its own
     return (*kind, piece.owner if spread else 0, piece.number)
 
 

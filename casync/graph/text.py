@@ -55,7 +55,6 @@ def _lines(graph: Graph) -> Iterator[str]:
         rounds = list(zip(part.rounds, graph.round_bytes[part.id], strict=True))
         sizes = graph.message_bytes[part.id]
         fields = [part.codec, part.down, part.strategy, part.owner, part.rows, sizes, rounds]
-        fields.append(part.align)
         yield f"part {part.id} {json.dumps(fields)}"
     for i, (task, after) in enumerate(zip(graph.tasks, graph.after, strict=True)):
         tail = f" after {','.join(map(str, after))}" if after else ""
@@ -71,12 +70,12 @@ def _parse_head(lines: Sequence[str]) -> Topology:
 
 def _parse_part(line: str, expected: int) -> tuple[Part, dict[str, int], tuple[int, ...]]:
     _, number, fields = line.split(" ", 2)
-    codec, down, strategy, owner, rows, sizes, rounds, align = json.loads(fields)
+    codec, down, strategy, owner, rows, sizes, rounds = json.loads(fields)
     if int(number) != expected:
         raise GraphSyntaxError(f"expected part {expected}")
     table = tuple((int(a), int(b), int(c), int(d), int(e)) for a, b, c, d, e in rows)
     ops = tuple(_operation(op) for op, _ in rounds)
-    part = Part(expected, codec, strategy, int(owner), table, down, ops, int(align))
+    part = Part(expected, codec, strategy, int(owner), table, down, ops)
     return part, {key: int(n) for key, n in sizes.items()}, tuple(int(n) for _, n in rounds)
 
 

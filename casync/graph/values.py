@@ -2,7 +2,7 @@
 
 A symbolic run: a rank's piece of a part is a sum of terms, at first its own values, once. Encodes
 copy it, merges add, decodes replace, reduces sum over ranks; what codecs lose is left out. In the
-end a strategy's `RESULT` must be there: on every rank, in every region of every part.
+end a strategy's `RESULT` must be there: on every rank, in every part.
 
 The run takes one order. So it also checks that tasks wait for each other if one of them writes a
 piece that the other uses: then all orders give the same.
@@ -29,13 +29,11 @@ from casync.building.tasks import (
 )
 from casync.errors import PlanError
 from casync.graph.graph import Graph
-from casync.regions import region_of
 from casync.strategies import load
 
 __all__ = ["check_values"]
 
 Terms: TypeAlias = dict[int, float]  # by rank: how often its values are in a sum
-Regions: TypeAlias = dict[int, Terms]  # by number of the region; 0 alone if a part has one
 
 
 def check_values(graph: Graph, order: Iterable[int]) -> None:
@@ -46,13 +44,12 @@ def check_values(graph: Graph, order: Iterable[int]) -> None:
     run = _Run(graph)
     for i in order:
         run.take(i, graph.tasks[i])
-    for (rank, number), bucket in run.buckets.items():
+    for (rank, number), terms in run.buckets.items():
         part, n = graph.parts[number], graph.world_size
         wanted = _wanted(part, rank, n) if n > 1 else {rank: 1.0}
         if wanted is None:
             continue
-        for region, terms in bucket.items():
-            _compare(f"part {number} ({part.strategy}), region {region}", rank, terms, wanted)
+        _compare(f"part {number} ({part.strategy})", rank, terms, wanted)
     for (rank, number, peer), terms in run.followed.items():
         _compare(f"part {number}, the copy of rank {peer}", rank, terms, {peer: 1.0})
 
@@ -83,17 +80,12 @@ class _Run:
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._n = graph, graph.world_size
-        counts = dict.fromkeys(range(len(graph.parts)), 1)
-        for task in graph.tasks:
-            counts[task.part] = max(counts[task.part], region_of(task.codec)[1])
-        self.buckets: dict[tuple[int, int], Regions] = {  # by rank and part
-            (rank, part): {number: {rank: 1.0} for number in range(count)}
-            for part, count in counts.items()
-            for rank in range(self._n)
+        self.buckets: dict[tuple[int, int], Terms] = {  # by rank and part
+            (rank, part): {rank: 1.0} for part in range(len(graph.parts)) for rank in range(self._n)
         }
         self.followed: dict[tuple[int, int, int], Terms] = defaultdict(dict)  # rank, part, peer
-        self._payloads: dict[tuple[int, int], Regions] = {}  # by rank and payload
-        self._sums: dict[tuple[object, ...], Regions] = {}  # of reduces
+        self._payloads: dict[tuple[int, int], Terms] = {}  # by rank and payload
+        self._sums: dict[tuple[object, ...], Terms] = {}  # of reduces
         self._writer: dict[tuple[int, int], int] = {}  # by rank and part: the last to write
         self._readers: dict[tuple[int, int], list[int]] = defaultdict(list)  # since then
 
@@ -108,27 +100,25 @@ class _Run:
             self._payloads[key] = self._sum(i, task)
         elif isinstance(task, Follow):
             copy = self.followed[(*place, task.peer)]
-            copy.update(_add(copy, self._payloads[key][0]))
+            copy.update(_add(copy, self._payloads[key]))
         elif isinstance(task, Encode):
             self._check_waits(i, task, writes=task.writeback)
-            number, count = region_of(task.codec)
-            bucket = self.buckets[place]
-            encoded = {number: bucket[number]} if count > 1 else dict(bucket)
-            self._payloads[key] = self._divide(encoded) if task.average else encoded
+            terms = self.buckets[place]
+            self._payloads[key] = self._divide(terms) if task.average else terms
             if task.writeback:
-                bucket.update(self._payloads[key])
+                self.buckets[place] = self._payloads[key]
         elif isinstance(task, Decode | Merge):
             self._check_waits(i, task, writes=True)
-            decoded, bucket = self._payloads[key], self.buckets[place]
+            terms = self._payloads[key]
             if isinstance(task, Merge):
-                decoded = {at: _add(bucket[at], terms) for at, terms in decoded.items()}
-            bucket.update(self._divide(decoded) if isinstance(task, DecodeRounds) else decoded)
+                terms = _add(self.buckets[place], terms)
+            self.buckets[place] = self._divide(terms) if isinstance(task, DecodeRounds) else terms
 
-    def _divide(self, regions: Regions) -> Regions:
+    def _divide(self, terms: Terms) -> Terms:
         """A share of each rank."""
-        return {at: {r: x / self._n for r, x in terms.items()} for at, terms in regions.items()}
+        return {rank: times / self._n for rank, times in terms.items()}
 
-    def _sum(self, i: int, task: Reduce) -> Regions:
+    def _sum(self, i: int, task: Reduce) -> Terms:
         """The sum of the payloads that this reduce waits for, the same on all its ranks."""
         number = task.round if isinstance(task, ReduceRound) else None
         key = task.part, task.ranks, task.to, task.slot, number
@@ -136,8 +126,8 @@ class _Run:
             every = [self._graph.tasks[j] for j in self._graph.after[i]]
             total: Terms = {}
             for each in (each for each in every if isinstance(each, Encode)):
-                total = _add(total, self._payloads[each.rank, each.payload][0])
-            self._sums[key] = {0: total}
+                total = _add(total, self._payloads[each.rank, each.payload])
+            self._sums[key] = total
         return self._sums[key]
 
     def _check_waits(self, i: int, task: Task, *, writes: bool) -> None:

@@ -25,7 +25,6 @@ import torch
 from casync.codec import Codec, DeviceCodec
 from casync.graph.graph import Program
 from casync.memory import Memory
-from casync.regions import whole_key
 from casync.runtime.counters import Counters
 from casync.runtime.lanes import Job
 from casync.runtime.options import Capture
@@ -140,7 +139,7 @@ def _key(job: Job) -> tuple[int, ...]:
 
 def capture_obstacle(codecs: Mapping[str, Codec]) -> str:
     """The reason why programs with these codecs, by key, cannot be captured; "" if they can."""
-    lengths = sorted({whole_key(key)[0] for key, codec in codecs.items() if not codec.fixed})
+    lengths = sorted(key for key, codec in codecs.items() if not codec.fixed)
     steps = sorted(key for key, codec in codecs.items() if not cast(DeviceCodec, codec).repeats)
     if lengths:
         return f"the lengths of {' and '.join(lengths)} vary"

@@ -21,7 +21,6 @@ from casync.graph.layout import Layout
 from casync.memory import Memory
 from casync.memory.slots import Buffer, Slot, StagedSlot
 from casync.raw import RAW
-from casync.regions import whole_key
 
 __all__ = ["Payloads"]
 
@@ -187,7 +186,7 @@ def _varying(
 ) -> list[tuple[Buffer, str, int]]:
     """Payloads whose lengths vary, their codecs, and the number of sends of each."""
     sends = Counter(task.payload for task in tasks if isinstance(task, Send))
-    codecs = {task.payload: whole_key(task.codec)[0] for task in tasks}
+    codecs = {task.payload: task.codec for task in tasks}
     return [
         (slot, codecs[payload], sends[payload])
         for payload, slot in slots.items()

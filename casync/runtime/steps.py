@@ -27,7 +27,6 @@ from casync.codec import Codec, DeviceCodec, Ints
 from casync.estimates import copy_of
 from casync.graph.graph import Program
 from casync.memory import Memory
-from casync.regions import whole_key
 from casync.rounds import as_rounds
 from casync.runtime.calls import Call
 from casync.runtime.deferral import Deferral, DeviceDeferral, restore
@@ -150,7 +149,7 @@ class Steps:
 
     def _names(self, task: Task) -> Sequence[str]:
         """States of the task's codec that may wait."""
-        return self._deferred.get(whole_key(task.codec)[0], ())
+        return self._deferred.get(task.codec, ())
 
     def _deferral(self, tasks: Sequence[Encode], table: Ints) -> Deferral | None:
         names, size = self._names(tasks[0]), sum(map(self._states_of, tasks))

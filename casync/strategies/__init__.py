@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 from casync.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from casync.building.builder import Builder
     from casync.building.parts import Part
@@ -28,13 +28,12 @@ __all__ = [
     "HALVES",
     "Result",
     "Strategy",
-    "TwoWay",
     "current_name",
     "encodes_shares",
     "instead",
     "list_strategies",
     "load",
-    "owners",
+    "owns_mean",
     "refuses",
 ]
 
@@ -54,7 +53,8 @@ class Strategy(Protocol):
     """Members of a strategy module."""
 
     SPREADS: Spread  # the owners over which a tensor's chunks are spread
-    TWO_WAY: bool  # True if owners may encode with a codec of their own (`down`)
+    #: True if owners encode the mean, and may do so with a codec of their own (`down`)
+    TWO_WAY: bool
     SHARES: bool  # True if workers encode 1/world_size of their values
     RESULT: Result  # what the dry run proves: see casync/graph/values.py
 
@@ -71,14 +71,6 @@ class Strategy(Protocol):
 
     #: stages of a rank, for predictions: see casync/stages.py; None if it is not predicted
     stages: Callable[[Item, Setting], tuple[Stage, ...]] | None
-
-
-class TwoWay(Strategy, Protocol):
-    """A strategy with TWO_WAY: owners encode the mean of all ranks' values."""
-
-    def owners(self, part: Part, world_size: int) -> Sequence[int]:
-        """The ranks that encode the mean of elements of `part`, as aggregators."""
-        ...
 
 
 def list_strategies() -> tuple[str, ...]:
@@ -122,16 +114,9 @@ def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
     return strategy.refuses(codec, codec if down is None else down)
 
 
-def part_owner(part: Part, world_size: int) -> Sequence[int]:
-    """TwoWay.owners of strategies whose parts have one owner."""
-    return (part.owner,)
-
-
-def owners(part: Part, world_size: int) -> Sequence[int]:
-    """The ranks that encode the mean of elements of `part`, as aggregators; () if its strategy has
-    one direction."""
-    strategy = load(part.strategy)
-    return cast(TwoWay, strategy).owners(part, world_size) if strategy.TWO_WAY else ()
+def owns_mean(part: Part, rank: int) -> bool:
+    """True if the rank encodes the mean of all ranks' values of `part`, as an aggregator."""
+    return load(part.strategy).TWO_WAY and rank == part.owner
 
 
 def encodes_shares(name: str, codec: Codec) -> bool:

@@ -16,7 +16,6 @@ from casync.strategies import (
     Result,
     hierarchical_pull,
     hierarchical_push,
-    part_owner,
     refuse_partial_sums,
 )
 from casync.topology import Spread, Topology
@@ -25,7 +24,6 @@ SPREADS: Spread = "nodes"
 TWO_WAY = True
 SHARES = False
 RESULT: Result = "mean"
-owners = part_owner
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:

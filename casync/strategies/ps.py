@@ -10,14 +10,13 @@ from casync.building.builder import Builder
 from casync.building.parts import Part
 from casync.codec import Codec
 from casync.stages import Item, Setting, Stage, work
-from casync.strategies import Result, part_owner, pull, push, refuse_single_encoder
+from casync.strategies import Result, pull, push, refuse_single_encoder
 from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = True
 SHARES = False
 RESULT: Result = "mean"
-owners = part_owner
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:

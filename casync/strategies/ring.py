@@ -13,14 +13,13 @@ from casync.building.builder import Builder
 from casync.building.parts import Part
 from casync.codec import Codec
 from casync.stages import Item, Setting, Stage, transfer, work
-from casync.strategies import Result, part_owner, refuse_partial_sums
+from casync.strategies import Result, refuse_partial_sums
 from casync.topology import Spread, Topology
 
 SPREADS: Spread = "ranks"
 TWO_WAY = True
 SHARES = False
 RESULT: Result = "mean"
-owners = part_owner
 
 
 def refuses(codec: Codec, down: Codec) -> str | None:

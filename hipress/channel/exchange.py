@@ -17,7 +17,7 @@ from casync.graph.graph import Program, build_program
 from casync.graph.plan import partition
 from casync.graph.shares import Shares
 from casync.raw import RAW
-from casync.strategies import owners
+from casync.strategies import owns_mean
 from casync.topology import Topology
 from hipress.channel.spans import Spans
 from hipress.channel.states import Arrays
@@ -78,7 +78,7 @@ def program_of(
     aggregator has, if it does not have all.
     """
     parts = list(parts_of(pieces, topology, codecs))
-    for part in owned_parts(parts, rank, topology) if owned else ():
+    for part in owned_parts(parts, rank) if owned else ():
         if owned is not None and part.codec in owned:
             firsts = tuple(owned[part.codec].before(row[4]) for row in part.rows)
             parts[part.id] = replace(part, owned=firsts)
@@ -110,6 +110,6 @@ def numbered(pieces: Sequence[Piece]) -> list[Piece]:
     return [replace(p, number=i) if p.number < 0 else p for i, p in enumerate(pieces)]
 
 
-def owned_parts(parts: Iterable[Part], rank: int, topology: Topology) -> list[Part]:
+def owned_parts(parts: Iterable[Part], rank: int) -> list[Part]:
     """Parts whose mean this rank encodes, as an aggregator."""
-    return [part for part in parts if rank in owners(part, topology.world_size)]
+    return [part for part in parts if owns_mean(part, rank)]

@@ -171,10 +171,10 @@ class Planner:
 
 
 def refuse_misplaced(plan: Plan, placement: Placement) -> None:
-    """Raise ConfigError for codecs or strategies that do not work on the model's device."""
-    for key, strategy in {(d.codec, d.strategy) for d in plan.decisions if d.codec is not None}:
+    """Raise ConfigError for codecs that do not work on the model's device."""
+    for key in {d.codec for d in plan.decisions if d.codec is not None}:
         for codec in plan.both(key):
-            placement.refuse(codec, strategy)
+            placement.refuse(codec)
 
 
 def compile_ahead(plan: Plan) -> None:

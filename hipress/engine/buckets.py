@@ -156,7 +156,7 @@ class BucketPlans:
         for param in self._params:
             pieces = [replace(unit.piece, state=0) for unit in self._units((param.index,))]
             parts = parts_of(pieces, self._topology, self.plan.codecs)
-            mine = owned_parts(parts, self._rank, self._topology)
+            mine = owned_parts(parts, self._rank)
             runs = [(row[3], row[1]) for part in mine for row in part.rows]
             if runs:
                 owned[param.index] = Spans(runs)

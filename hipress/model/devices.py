@@ -87,8 +87,8 @@ class Placement:
                     'ones: pass transport="staged"'
                 )
 
-    def refuse(self, codec: Codec, strategy: str) -> None:
-        """Raise ConfigError for a codec or strategy that does not work with this placement."""
+    def refuse(self, codec: Codec) -> None:
+        """Raise ConfigError for a codec that does not work with this placement."""
         target = getattr(codec, "target", None)  # None: a Python object for NumPy arrays
         if self.on_host:
             if target == "cuda":
@@ -98,11 +98,6 @@ class Placement:
                     'compll.compile(..., "cpu") returns'
                 )
             return
-        if strategy == "oktopk":  # its own codecs work on NumPy arrays
-            raise ConfigError(
-                f"strategy {strategy!r} works on the CPU, not on {self.device}: "
-                'pass transport="host"'
-            )
         if target != "cuda":
             kind = "is a Python object" if target is None else f"was compiled for {target!r}"
             raise ConfigError(

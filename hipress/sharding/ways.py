@@ -73,7 +73,7 @@ def ways_of(
         others = [(rule.why, rule.codec) for rule in ruled if rule.codec is not None]
         for why, each in ((argument, codec), *others):
             _refuse(each, argument, why, strategy, ranks)
-            placement.refuse(each, strategy)
+            placement.refuse(each)
         kept = frozen if argument == ALL_GATHER else ()
         chosen = [
             _decide(param, assigned.get(param.index), codec, strategy, options, ranks)

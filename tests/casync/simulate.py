@@ -20,7 +20,6 @@ from casync.codec import FLOAT_BYTES
 from casync.graph.fusion import in_place
 from casync.graph.graph import Graph, Program
 from casync.raw import RAW
-from casync.regions import NONZERO, whole_key
 from casync.topology import Topology
 
 __all__ = ["Cluster", "CodecSpeed", "Link", "Timeline", "simulate"]
@@ -158,12 +157,11 @@ class _Simulation:
 
     def _cost(self, program: Program, i: int) -> float:
         task = program.tasks[i]
-        codec, regions = whole_key(task.codec)
-        speed = self._cluster.raw if codec in (RAW, NONZERO) else self._cluster.codecs[codec]
+        speed = self._cluster.raw if task.codec == RAW else self._cluster.codecs[task.codec]
         if isinstance(task, Decode) and task.payload in self._in_place[program]:
             return 0.0
         rate = speed.encode if isinstance(task, Encode) else speed.decode
-        size = program.parts[task.part].elements * FLOAT_BYTES / regions
+        size = program.parts[task.part].elements * FLOAT_BYTES
         return speed.launch + size / rate
 
     def _transfer(self, rank: int, task: Send) -> None:

@@ -171,33 +171,12 @@ def expected_gtopk(xs, worker, aggregator, owner):
     return total(0, n)
 
 
-def expected_oktopk(xs, worker, aggregator, owner):
-    """Regions of at least 64 KB with blocks in turn; owners add payloads from the farthest rank
-    behind them on, and select again."""
-    n = len(xs)
-    count = max(1, min(n, 4 * len(xs[0]) // (64 << 10)))
-    selected = list(xs)
-    for rank, x in enumerate(xs):
-        selected[rank], worker[rank] = encode(x, worker[rank])
-    block, mean = np.arange(len(xs[0])) // 512, np.zeros_like(xs[0])
-    for number in range(count):
-        here = block % count == number
-        rank = (owner + number) % n
-        total = selected[rank][here].copy()
-        for distance in range(1, n):
-            total += selected[(rank + distance) % n][here]
-        share = total * np.float32(1 / n)
-        mean[here], aggregator[rank][here] = encode(share, aggregator[rank][here])
-    return mean
-
-
 EXPECTED = {
     "ps": expected_ps,
     "ring": expected_ring,
     "exchange": expected_exchange,
     "hierarchical": expected_hierarchical,
     "gtopk": expected_gtopk,
-    "oktopk": expected_oktopk,
 }
 
 

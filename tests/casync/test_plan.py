@@ -37,7 +37,6 @@ def test_strategies_are_found():
         "hierarchical",
         "hierarchical_pull",
         "hierarchical_push",
-        "oktopk",
         "ps",
         "pull",
         "push",

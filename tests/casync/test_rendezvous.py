@@ -38,7 +38,7 @@ from tests.casync.test_executor import EACH_ONCE
 from tests.tiers import first_fast
 
 WORLDS = [(3, 2), (2, 1), (4, 2), (5, 3), (6, 3), (7, 4), (8, 4)]
-SMALL = (7, 31, 40000)  # the last one in regions
+SMALL = (7, 31, 40000)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from tests.casync.test_executor import EACH_ONCE
 from tests.patience import HANG
 from tests.tiers import first_fast
 
-LENGTHS = (7, 31, 40000)  # the last one in regions
+LENGTHS = (7, 31, 40000)
 
 
 class Ranks:

@@ -37,7 +37,7 @@ from tests.casync.test_vote import Voter
 from tests.patience import HANG
 from tests.tiers import first_fast
 
-LENGTHS = (7, 31, 5000)  # the last one in regions
+LENGTHS = (7, 31, 5000)
 TOTAL = sum(LENGTHS)
 STEPS = 2
 

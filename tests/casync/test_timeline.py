@@ -167,7 +167,7 @@ def test_bytes_on_the_link():
     assert transferred("push", FOUR) == transferred("pull", FOUR) == pytest.approx(3 / 4 * 100)
     assert transferred("exchange", FOUR) == pytest.approx(3 * 100)
     assert transferred("allreduce", FOUR) == pytest.approx(2 * 100)
-    assert transferred("gtopk", FOUR) == transferred("oktopk", FOUR) == transferred("ps", FOUR)
+    assert transferred("gtopk", FOUR) == transferred("ps", FOUR)
     nodes = Topology.even(8, 4)
     assert transferred("hierarchical", nodes) == pytest.approx(2 * 1 / 2 * 100 / 4)
     assert transferred("ps", nodes) == pytest.approx(2 * 7 / 8 * 100 * 4 / 7)
@@ -182,7 +182,6 @@ def test_work_of_a_rank(strategy):
               "exchange": 1 + 4, "allreduce": 2, "hierarchical": 1 / 4 + 10 / 4 + 1,
               "hierarchical_push": 2 * 1 / 4, "hierarchical_pull": 1 / 4 + 3 / 4,
               "gtopk": 2 / 4 + 1 / 4 + 2 / 4 * 10 + 3 / 4,
-              "oktopk": 1 + 3 / 4 + 3 / 4 + 1 / 4 + 3 / 4,
               "push": 2 * 3 / 4, "pull": 1 / 4 + 3 / 4}[strategy]  # fmt: skip
     costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})
     once = Line(-TASK, 1.0)

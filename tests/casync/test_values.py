@@ -62,7 +62,7 @@ def not_taken_over(task):
     return dataclasses.replace(task, writeback=False) if isinstance(task, Encode) else task
 
 
-@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange", "hierarchical", "gtopk", "oktopk"])
+@pytest.mark.parametrize("strategy", ["ps", "ring", "exchange", "hierarchical", "gtopk"])
 @pytest.mark.parametrize("change", [merged_by_decodes, not_divided])
 def test_a_wrong_sum_is_named(strategy, change):
     graph = graph_of(SIZES, strategy, "exact", 4)

@@ -93,6 +93,6 @@ def refused(rank, world_size):
         title: raised_by(hipress.wrap, make(), "topk", **case) for title, case in cases.items()
     }
     found["auto"] = raised_by(hipress.wrap, make(), down="int4_group")
-    for strategy in ("hierarchical", "gtopk", "oktopk"):
+    for strategy in ("hierarchical", "gtopk"):
         found[strategy] = raised_by(hipress.wrap, make(), "dgc", strategy=strategy)
     return found

@@ -42,9 +42,9 @@ def test_programs_of_former_buckets_are_dropped(plans):
 
 
 def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
-    """With oktopk once per region; an owner's is a share of the mean."""
+    """An owner's is a share of the mean."""
     params = describe(torch.nn.Linear(200, 300, bias=False))
-    wanted = Options("auto", strategy="oktopk", min_size=0)
+    wanted = Options("auto", strategy="ps", min_size=0)
     plan = fixed_plan(params, Int8(), wanted, Topology.flat(2))
     residuals = BucketPlans(params, plan, wanted, 0).residuals
     pieces = residuals.arrays(0)

@@ -73,28 +73,25 @@ def test_a_model_on_another_gpu_than_the_current_one_is_refused(monkeypatch):
     ON_HOST.refuse_other_current()
 
 
-def test_codecs_and_strategies_of_hosts_are_refused_on_a_device():
+def test_codecs_of_hosts_are_refused_on_a_device():
     on_gpu, cpu = Placement(GPU, "staged"), compll.compile("onebit_group")
     with pytest.raises(ConfigError, match="codec 'onebit_group' was compiled for 'cpu'"):
-        on_gpu.refuse(cpu, "ps")
+        on_gpu.refuse(cpu)
     with pytest.raises(ConfigError, match="codec 'sign' is a Python object: pass its spec's name"):
-        on_gpu.refuse(CODECS["sign"], "ps")
-    with pytest.raises(ConfigError, match="strategy 'oktopk' works on the CPU, not on"):
-        on_gpu.refuse(cpu, "oktopk")
-    ON_HOST.refuse(cpu, "oktopk")
+        on_gpu.refuse(CODECS["sign"])
+    ON_HOST.refuse(cpu)
 
 
 @pytest.mark.parametrize("transport, who", [("gloo", "the model is"), ("host", "transport='host'")])
 def test_codecs_of_devices_are_refused_where_the_cpu_compresses(transport, who):
     with pytest.raises(ConfigError, match=f"codec 'int8_fake' was compiled for 'cuda', and {who}"):
-        Placement(CPU, transport).refuse(device_ranks.ForCuda(), "ps")
+        Placement(CPU, transport).refuse(device_ranks.ForCuda())
 
 
-def test_codecs_and_strategies_of_hosts_take_gradients_that_are_copied_there():
+def test_codecs_of_hosts_take_gradients_that_are_copied_there():
     placement = Placement(GPU, "host")
     assert placement.target == "cpu"
-    for strategy in ("ps", "oktopk"):
-        placement.refuse(CODECS["sign"], strategy)
+    placement.refuse(CODECS["sign"])
 
 
 def test_sparse_gradients_are_not_copied_to_the_host():
@@ -141,7 +138,7 @@ def test_over_nccl_uncompressed_buckets_do_not_go_to_the_host(dtype):
     "dtype, codec, strategy, min_size",
     [
         (torch.float32, "onebit_group", "ps", 1000),
-        (torch.bfloat16, "topk", "oktopk", 0),
+        (torch.bfloat16, "topk", "exchange", 0),
     ],
 )
 def test_gradients_that_go_to_the_host_are_averaged_as_its_own(dtype, codec, strategy, min_size):

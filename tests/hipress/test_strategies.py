@@ -23,7 +23,6 @@ FAST = [
     ("dgc", {"ratio": 0.1, "momentum": 0.0, "down": "onebit_group"}),  # encodes once, owners again
     ("none", {"strategy": "hierarchical", "topology": 2, "down": "none"}),
     ("topk", {"ratio": 0.1, "strategy": "gtopk"}),
-    ("dgc", {"ratio": 0.1, "momentum": 0.0, "strategy": "oktopk", "down": "topk"}),
 ]
 OTHERS = [
     ("onebit_group", {"strategy": "hierarchical", "topology": [[0, 3], [1, 2]]}),
@@ -31,7 +30,6 @@ OTHERS = [
     ("topk", {"ratio": 0.1, "down": "int4_group"}),
     ("none", {"down": "int4_group"}),
     ("terngrad", {"down": "none"}),
-    ("topk", {"ratio": 0.1, "strategy": "oktopk"}),
 ]
 
 
@@ -51,7 +49,6 @@ def test_nodes_and_directions_train(cases):
     [
         (2, "sparse", {"down": "int8"}),
         (3, "int8", {"strategy": "hierarchical", "topology": [[0, 1], [2]]}),
-        (3, "int8", {"strategy": "oktopk"}),
     ],
 )
 def test_states_of_both_directions_resume_bit_for_bit(size, name, options, tmp_path):
@@ -80,7 +77,6 @@ def test_bad_options_raise_on_every_rank():
             "auto": ("ConfigError", "down needs a compressor that is named"),
             "hierarchical": ("ConfigError", "'dgc' cannot encode twice"),
             "gtopk": ("ConfigError", "strategy 'gtopk' needs; use strategy 'exchange'"),
-            "oktopk": ("ConfigError", "strategy 'oktopk' needs; use strategy 'exchange'"),
         }.items():
             assert errors[title].kind == kind, (title, errors[title])
             assert expected in errors[title].message, title
