@@ -10,16 +10,19 @@ does, the next tensor of its kind takes a copy of it, up to OVERLAP: other ranks
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
 from casync.codec import Codec
@@ -31,6 +34,8 @@ from casync.runtime.executor import TraceEvent
 from casync.runtime.options import Capture
 from casync.strategies import load
 from casync.topology import Topology
+from hipress import options as options_
+from hipress.arguments import group_of
 from hipress.channel.exchange import Exchange, Piece, numbered, program_of
 from hipress.channel.executors import start_executor
 from hipress.channel.failures import Failures
@@ -39,9 +44,11 @@ from hipress.channel.states import Arena, Arrays, Slice, States, arrays_of, side
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
 from hipress.options import Options
-from hipress.plan.codecs import full_name
+from hipress.plan.codecs import compile_codec, full_name
+from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
 from hipress.ranks.coordinator import Coordinator
+from hipress.ranks.link import group_timeout
 
 __all__ = ["OVERLAP", "Channel"]
 
@@ -123,8 +130,35 @@ class Channel:
             purpose, self.codecs, options, coordinator, deferred or {}, placement, self.memory
         )
 
-    def add(self, codec: Codec) -> str:
-        """Make a codec known, unless it is; return its key for pieces."""
+    @classmethod
+    def of(
+        cls,
+        group: dist.ProcessGroup | None,
+        purpose: str,
+        *,
+        timeout: float | timedelta | None = None,
+        seed: SupportsIndex = 0,
+        topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
+    ) -> Channel:
+        """A channel of tensors on the host, among the ranks of a group, by default all.
+
+        timeout, seed, topology: as for `wrap`. Raises ConfigError, ConfigMismatch, AgreementTimeout
+        and RankLost as `wrap` does.
+        """
+        ranks = group_of(group)
+        with coordinators.failures_told(ranks):
+            options = options_.make(
+                "none", seed=seed, topology=topology,
+                timeout=group_timeout(ranks) if timeout is None else timeout,
+            )  # fmt: skip
+        return cls(purpose, options, coordinators.coordinator(ranks, options.timeout))
+
+    def add(self, compressor: str | os.PathLike[str] | Codec) -> str:
+        """Make a codec known, unless it is, or a compressor by name or path; return its key for
+        pieces. Raises ConfigError."""
+        codec = compressor
+        if isinstance(codec, str | os.PathLike):
+            codec = compile_codec(os.fspath(codec), {})
         key = full_name(codec)
         if key in self.codecs and self.codecs[key].digest != codec.digest:
             key = f"{key} {codec.digest}"

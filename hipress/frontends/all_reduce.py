@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, SupportsIndex, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from casync.codec import Codec
 from casync.rounds import refuse_workers
+from casync.shutdown import end_with
 from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.channel.channel import Channel
@@ -128,7 +130,7 @@ class GroupChannels:
         self.coordinator = coordinators.coordinator(group, timeout)
         self.channels: dict[_Kind, Channel] = {}
         self._calls: Counter[Channel] = Counter()
-        self.close = weakref.finalize(group, _close_all, self.channels)  # at the latest
+        self.close = end_with(group, partial(_close_all, self.channels))  # at the latest
 
     def channel(
         self, options: Options, placement: Placement = ON_HOST, *, most: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +12,7 @@ from casync.memory.host import HostMemory
 from casync.raw import RAW
 from casync.rounds import refuse_workers
 from casync.runtime.counters import Counters
+from casync.shutdown import end_with
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece
 from hipress.channel.states import Arena, Floats, States
@@ -55,7 +55,7 @@ class Sites:
                 raise ConfigError(refusal)
         if self.count > 1:
             self._channel = channel = Channel("outer", options, coordinator)
-            weakref.finalize(self, channel.close).atexit = False  # an Outer that is dropped
+            end_with(self, channel.close)  # an Outer that is dropped
             self._exchanges = {each.name: self._exchange(channel, each) for each in bundles}
 
     @property

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import signal
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 
 import hipress
 from hipress import compat, options
@@ -16,6 +19,7 @@ from hipress.channel.exchange import Exchange, Piece, rows
 from hipress.plan.codecs import compile_codec
 from hipress.ranks import coordinator as coordinators
 from tests.hipress.common import error_of, raised_by
+from tests.hipress.toy_way import BufferAverages
 from tests.patience import HANG, SILENCE
 
 
@@ -180,3 +184,62 @@ def threads(rank, world_size):
     for name in ("int4_group", "onebit_group"):
         hipress.all_reduce(torch.ones(3000), name)
     return len(os.listdir("/proc/self/task")) - before
+
+
+class Means(torch.nn.Module):
+    """Buffers that grow apart between ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(40, 50))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scale", torch.zeros(300))
+
+
+def grown(module, averages, rank, steps):
+    """Train so many steps; return what ranks added to the buffers on average."""
+    total = torch.zeros(2300)
+    for step in range(*steps):
+        for each in range(dist.get_world_size()):
+            added = values(100 * step + each, 2300)
+            total += added / dist.get_world_size()
+            if each == rank:
+                module.mean += added[:2000].view(40, 50)
+                module.scale += added[2000:]
+        averages.step()
+    return total
+
+
+def toy(rank, world_size):
+    """Averages of buffers by a way in that tests have: buffers, delivered and undelivered values
+    against the exact sums, a training that goes on from its state, a report, and errors."""
+    module, other = Means(), Means()
+    averages = BufferAverages(module, timeout=60.0)
+    exact = grown(module, averages, rank, (0, 6))
+    state = averages.state_dict()
+    other.load_state_dict(module.state_dict())
+    again = BufferAverages(other, timeout=60.0)
+    again.load_state_dict(state)
+    left = averages.undelivered()
+    dist.all_reduce(left)
+    flat = torch.cat([module.mean.flatten(), module.scale])
+    off = (flat + left / world_size - exact).abs().max().item()
+    grown(module, averages, rank, (6, 12))
+    grown(other, again, rank, (6, 12))
+    same = torch.equal(module.mean, other.mean) and torch.equal(module.scale, other.scale)
+    error = raised_by(again.load_state_dict, {**state, "codecs": {}})
+    report = averages.report()
+    averages.detach()
+    again.detach()
+    return module.mean.tolist(), off, same, error, report
+
+
+def toy_killed(rank, world_size):
+    """The error of a way in as another rank is killed."""
+    module = Means()
+    averages = BufferAverages(module, timeout=SILENCE)
+    logging.disable(logging.CRITICAL)
+    grown(module, averages, rank, (0, 3))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return raised_by(grown, module, averages, rank, (3, 6))

@@ -1,8 +1,11 @@
 """Halves of an average, and memory that is bounded for tensors of any length."""
 
+from pathlib import Path
+
 from hipress.channel.channel import OVERLAP
 from tests.hipress import channel_ranks as ranks
-from tests.hipress.launch import launch
+from tests.hipress import toy_way
+from tests.hipress.launch import DIED, launch
 from tests.patience import HANG
 
 
@@ -68,3 +71,28 @@ def test_each_call_of_all_reduce_has_its_own_time_out():
 
 def test_codecs_share_connections():
     assert launch(ranks.threads, 2) == [0, 0]
+
+
+def test_a_way_in_is_a_file():
+    """It imports nothing of hipress but the channel, and has feedback, state and report."""
+    source = Path(toy_way.__file__).read_text()
+    ours = [line for line in source.splitlines() if line.startswith("from hipress")]
+    assert ours == ["from hipress.channel import Channel, Exchange, Piece"]
+    results = launch(ranks.toy, 2)
+    for mean, off, same, error, report in results:
+        assert mean == results[0][0]
+        assert off < 1e-5
+        assert same
+        assert error.kind == "StateError"
+        assert "the saved state of 'mean' is of no compressor" in error.message
+        assert report.averages == 4
+        assert 0 < report.bytes_sent < 4 * 4 * 2300 / 8
+        assert report.state_bytes == 2 * 4 * 2300
+
+
+def test_a_way_in_names_the_rank_that_was_killed():
+    found = launch(ranks.toy_killed, 3, may_die={1})
+    assert found.pop(1) == DIED
+    for error in found:
+        assert error.kind == "RankLost"
+        assert error.message.startswith("rank 1 ended during step 6")
