@@ -16,6 +16,12 @@ LOGIC = ("({} and {})", "({} or {})", "not ({})")
 NUMBERS = ("0.5", "2", "-1", "0.25", "3", "1.5", "1e-3", "7", "100")
 FOLDS = ("mean(abs({}))", "max(abs({}))", "max({})", "min({})", "sum({})", "std({})", "norm2({})")
 COUNTED = ("count({})", "mean({1}, {0})", "sum(abs({1}), {0})", "norm2({1}, {0})")
+#: thresholds of the whole tensor, with tries that may depend on data
+TRIED = (
+    "adjust(abs({}), 1, n * 0.1, n * 0.3, 0.7, 1.3, {})",
+    "bisect({}, -4, 4, n / 8, n / 4, {})",
+)
+TRIES = ("3", "max(2, count({}))", "max(count({}), 1)", "int(max(1, max({})))")
 CODES = ("uint1", "uint2", "uint4", "uint8")
 FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3")
 INDICES = ("uint32", "gaps", "golomb")
@@ -88,6 +94,9 @@ class Maker:
         """A number of the tensor, or of a group."""
         if self.grouped and self.chance(0.25):
             return f"whole({self.fold()})"
+        if not self.grouped and self.chance(0.15):
+            tries = self.one(*TRIES).format(self.condition(0))
+            return self.one(*TRIED).format(self.of_g(1), tries)
         kind = self.source.randrange(6)
         if kind < 3:
             return self.one(*FOLDS).format(self.of_g(self.source.randrange(3)))
@@ -164,7 +173,7 @@ def dense(maker, lines):
             parts.append(f"where({name}, size, {source.choice(['0', '-size', '0.5'])})")
         elif kind == 1:
             lines.append(f"  {name}: clip(floor({maker.of_g(2)}), 0, 2)")
-            fields[name] = "trit[n]"
+            fields[name] = source.choice(["trit[n]", "runs[n]"])
             parts.append(f"({name} - 1) * size")
         elif kind == 2:
             lines.append(f"  {name}: {maker.of_g(2)}")
@@ -173,7 +182,7 @@ def dense(maker, lines):
         else:
             extra = source.choice(["", " + 0.5", " + random(0, 1)"])
             lines.append(f"  {name}: floor({maker.of_g(2)} / size * 3 + 2{extra})")
-            fields[name] = f"{source.choice(CODES)}[n]"
+            fields[name] = f"{source.choice([*CODES, 'huffman[3]'])}[n]"
             parts.append(f"({name} / 3 - 1) * size")
     return fields, " + ".join(parts)
 

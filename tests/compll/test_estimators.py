@@ -38,8 +38,8 @@ def test_golden_sidco(fit, vector):
         wanted = published(f"sidco_{fit}_r{ratio}_m{stages}", vector)
         # Theirs computes in float32, and by another formula for the variance.
         near = 0.01
-        if fit == "gamma_gpareto":  # the gamma quantile is approximate here, and later fits mend it
-            near = 0.35 if stages > 1 else 3.3
+        if fit == "gamma_gpareto":  # a single fit departs for small shapes, towards the target
+            near = 0.03 if stages > 1 else 3.3
         assert abs(found - wanted) <= 2 + near * wanted, (ratio, stages)
 
 
