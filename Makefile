@@ -41,7 +41,7 @@ bench: setup     ## the training matrix: make bench BENCH="--group hosts2"
 	$(BIN)/python -m bench.training $(BENCH)
 
 docs: setup      ## the documentation site, into build/docs; a warning or a table that is out of date is an error
-	$(BIN)/python -m bench.spec_table --check
+	$(BIN)/python -m bench.pages --check
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 
 wheel: setup     ## build the wheel into dist/

@@ -1,7 +1,7 @@
 """Tables of README.md and docs, and the evidence that hipress ships, made from cells.
 
-python -m bench.losses          # measures python -m bench.spec_table      # writes the tables and
-hipress/plan/evidence.json
+python -m bench.losses          # measures
+python -m bench.pages           # writes the tables and hipress/plan/evidence.json
 """
 
 from __future__ import annotations

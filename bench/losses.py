@@ -5,7 +5,7 @@
 
 Ranks are imitated in one process (bench/loss_ranks.py), on one thread: a cell takes seconds to
 minutes on one core. Those of PyTorch's hooks are processes (bench/loss_hooks.py). Cells are lines
-of losses.jsonl, so a run that was stopped continues there. `python -m bench.spec_table` then makes
+of losses.jsonl, so a run that was stopped continues there. `python -m bench.pages` then makes
 the tables and the evidence that hipress reads.
 """
 

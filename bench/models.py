@@ -90,6 +90,8 @@ _LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 1
           "intermediate_size": 4096}  # fmt: skip
 _LLAMA = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
           "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}  # fmt: skip
+_LLAMA_1B = {**_LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+             "tie_word_embeddings": True}  # fmt: skip
 
 
 def _net(name: str, count: int = 32) -> Recipe:
@@ -126,6 +128,11 @@ RECIPES: Mapping[str, Recipe] = {
     "llama-8b": Recipe(
         "transformers.LlamaForCausalLM of Llama 3 8B, a sequence of 4096",
         _language("LlamaForCausalLM", "LlamaConfig", **_LLAMA), _words(1, 4096), 4096, "tokens",
+        _logits,
+    ),
+    "llama-1b": Recipe(
+        "transformers.LlamaForCausalLM of Llama 3.2 1B, a sequence of 4096",
+        _language("LlamaForCausalLM", "LlamaConfig", **_LLAMA_1B), _words(1, 4096), 4096, "tokens",
         _logits,
     ),
     "lstm": _word_model(33278, 2, True, 70, 80),

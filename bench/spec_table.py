@@ -1,10 +1,7 @@
-"""The tables of docs/compressors.md, and of step times and losses in README.md.
+"""The tables of docs/compressors.md, which `python -m bench.pages` writes.
 
-python -m bench.codecs        # measures, writes bench/results/codecs.json
-python -m bench.training       # measures step times
+python -m bench.codecs        # measures speeds, writes bench/results/codecs.json
 python -m bench.losses        # measures losses
-python -m bench.spec_table    # writes the tables, and the evidence that hipress ships
-python -m bench.spec_table --check
 """
 
 from __future__ import annotations
@@ -13,25 +10,15 @@ import json
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 import compll
-from bench import loss_cells, loss_tables, step_times
-from bench.codecs import RESULTS, encoding, speedup
+from bench import loss_cells, loss_tables
+from bench.codecs import encoding, speedup
 from bench.loss_tables import Row
 from bench.spec_facts import HIPRESS, Facts, facts
 from hipress.tools.run.figures import markdown_table
 
-DOCS = Path(__file__).parents[1] / "docs" / "compressors.md"
-README = DOCS.parents[1] / "README.md"
-EVIDENCE = DOCS.parents[1] / "hipress" / "plan" / "evidence.json"
-#: the methods whose losses README.md shows
-SHOWN = (
-    *("fp32", "bf16", "int4_group", "int3_group", "onebit_group", "topk:ratio=0.01"),
-    *("dgc:ratio=0.01", "powersgd:rank=4", "torch-powersgd:rank=4"),
-)
 Data = dict[str, Any]
 
 
@@ -120,18 +107,6 @@ def summary(rows: Sequence[Data]) -> Iterator[str]:
     yield f"Copy bandwidth in the same run: {copies[0]:.0f} to {copies[-1]:.0f} GB/s."
 
 
-def fill(text: str, tables: dict[str, str]) -> str:
-    """The text with each table between its marks, <!-- NAME --> and <!-- /NAME -->."""
-    for name, table in tables.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, mark, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (mark and closed):
-            raise ValueError(f"no {begin.strip()} and {end} in the text")
-        text = f"{before}{begin}\n{table}\n\n{end}{after}"
-    return text
-
-
 def losses(measured_rows: Sequence[Row], only: Sequence[str] = ()) -> str:
     """A table for each number of steps."""
     steps = sorted({row.steps for row in measured_rows})
@@ -139,50 +114,17 @@ def losses(measured_rows: Sequence[Row], only: Sequence[str] = ()) -> str:
     return "\n\n".join(markdown_table(loss_tables.head(n), rows) for n, rows in tables if rows)
 
 
-def readme(text: str, results: Path = RESULTS) -> str:
-    """README.md with new tables of step times and losses."""
-    speed = markdown_table(step_times.HEAD, step_times.cells(results))
-    rows = [row for row in read_losses(results) if row.steps == 200]
-    return fill(text, {"SPEED": speed, "LOSS": losses(rows, SHOWN)})
-
-
 def read_losses(results: Path) -> list[Row]:
     """The measured losses."""
     return loss_tables.rows(loss_cells.read(results / loss_cells.CELLS.name))
 
 
-def compressors_page(text: str, results: Path = RESULTS) -> str:
-    """docs/compressors.md with all its tables made again."""
+def blocks(results: Path) -> dict[str, str]:
+    """The tables of docs/compressors.md."""
     known = [facts(name) for name in compll.list_specs()]
-    tables = {"SPECS": derived(known), "LINES": lines_of_code(known)}
-    tables["LOSS"] = losses(read_losses(results))
-    speed = results / "codecs.json"
-    if speed.is_file():
-        tables["SPEED"] = speeds(json.loads(speed.read_text()))
-    return fill(text, tables)
-
-
-def evidence(text: str, results: Path = RESULTS) -> str:
-    """The content of hipress/plan/evidence.json."""
-    return loss_tables.evidence(read_losses(results))
-
-
-def main(
-    check: Annotated[bool, typer.Option("--check", help="only check the tables")] = False,
-) -> None:
-    """Rewrite the tables of docs/compressors.md and README.md, and the evidence."""
-    for path, make in ((DOCS, compressors_page), (README, readme), (EVIDENCE, evidence)):
-        text = path.read_text("utf-8") if path.exists() else ""
-        new = make(text)
-        if check and new != text:
-            message = (
-                f"{path.name} is not what the specs and results say: python -m bench.spec_table"
-            )
-            typer.echo(message)
-            raise typer.Exit(1)
-        if not check:
-            path.write_text(new, "utf-8")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    return {
+        "SPECS": derived(known),
+        "LINES": lines_of_code(known),
+        "LOSS": losses(read_losses(results)),
+        "SPEED": speeds(json.loads((results / "codecs.json").read_text())),
+    }

@@ -15,6 +15,7 @@ ELSEWHERE = {  # pages of the README that have another place on the site
     "CONTRIBUTING.md": "reference/contributing.md",
     "CHANGELOG.md": "reference/changes.md",
     "examples/": "../examples/",
+    "../README.md": "index.md",
 }
 COMMANDS = {"hipress": "hipress.tools.cli", "compll": "compll.tools.cli"}
 

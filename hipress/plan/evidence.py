@@ -1,6 +1,6 @@
 """Measured effects of codecs on the loss of trained models: see docs/losses.md.
 
-`python -m bench.spec_table` makes evidence.json from the results of `python -m bench.losses`.
+`python -m bench.pages` makes evidence.json from the results of `python -m bench.losses`.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_models_of_the_package(name, tmp_path):
 
 def test_sizes_that_are_known():
     sizes = {"vgg16": 138_357_544, "resnet50": 25_557_032, "bert-large": 336_226_108,
-             "llama-8b": 8_030_261_248, "gpt2": 124_439_808}  # fmt: skip
+             "llama-8b": 8_030_261_248, "llama-1b": 1_235_814_400, "gpt2": 124_439_808}  # fmt: skip
     assert {name: load(name).numel for name in sizes} == sizes
 
 

@@ -1,16 +1,18 @@
-"""README.md is correct and short: its script trains, its spec compiles, and its links exist."""
+"""README.md is correct: its commands and lines of Python train, and its links exist."""
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-import compll
 from casync import strategies
 from casync.strategies import HALVES, load
 from hipress import options
-from tests.walkthrough import follow, write
+from tests.walkthrough import follow
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -18,25 +20,34 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench" / "results"
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 
+GIVEN = """
+import torch
+import torch.distributed as dist
+import hipress
+
+dist.init_process_group("gloo")
+model, x = torch.nn.Linear(512, 64), torch.randn(8, 512)
+"""
+
+
 @pytest.mark.slow
-def test_its_script_trains_before_any_benchmark(tmp_path):
-    head, _, script = README.partition("A complete script is")
-    script, speed, _ = script.partition("## Is it faster?")
-    assert speed, "the README has no script, or no step times after it"
-    assert "| --- |" not in head
+def test_its_commands_train(tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    *_, script = README.partition("A complete script is")
     assert follow(script, tmp_path, errors=False) == ["torchrun"]
 
 
-def test_its_spec_compiles(tmp_path):
-    (spec,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    write("yaml", spec, tmp_path)
-    codec = compll.compile(tmp_path / "signs.yaml", "reference")
-    assert codec.payload_bytes(2048) == 2 * 4 + 2048 // 8
-
-
-def test_it_is_read_in_a_few_minutes():
-    assert len(README.splitlines()) <= 115
+def test_its_lines_of_python_train(tmp_path):
+    (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    passes = block.replace("loss.backward()", "loss = model(x).square().mean()\nloss.backward()")
+    (tmp_path / "script.py").write_text(GIVEN + passes)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py"]
+    path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["hipress-0.pt", "hipress-1.pt"]
 
 
 def test_options_and_strategies_are_those_described():

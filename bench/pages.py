@@ -1,0 +1,93 @@
+"""Marked blocks of README.md and the documentation, and the evidence that hipress ships.
+
+python -m bench.pages           # writes what was recorded, or follows from the specs
+python -m bench.pages --check   # only checks: part of `make docs`
+
+A figure is quoted in a block, <!-- NAME --> to <!-- /NAME -->, or in one place alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench import help_table, loss_tables, spec_table, step_times
+from bench.codecs import RESULTS
+from hipress.tools.run.figures import markdown_table
+
+ROOT = Path(__file__).parents[1]
+#: the methods whose losses README.md shows
+SHOWN = ("fp32", "bf16", "int4_group", "onebit_group", "powersgd:rank=4")
+
+
+def readme(results: Path) -> dict[str, str]:
+    """Blocks of README.md."""
+    rows = [row for row in spec_table.read_losses(results) if row.steps == 200]
+    host = help_table.host_milliseconds(results)
+    told = (
+        f"On an H100 the host took {host[0]:.0f} to {host[-1]:.0f} ms longer for a step of GPT-2 "
+        "small with `int4_group` than with DDP,\nby day and number of ranks; CUDA graphs "
+        "(`capture=True`) save part of it "
+        "([figures](docs/cuda.md#measurements-on-a-gpu))."
+    )
+    return {"HELP": help_table.table(), "LOSS": spec_table.losses(rows, SHOWN), "HOST": told}
+
+
+def help_page(results: Path) -> dict[str, str]:
+    """Blocks of docs/help.md."""
+    speed = markdown_table(step_times.HEAD, step_times.cells(results))
+    return {"HAND": help_table.arithmetic(), "SPEED": speed}
+
+
+#: blocks of each page
+BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
+    "README.md": readme,
+    "docs/help.md": help_page,
+    "docs/compressors.md": spec_table.blocks,
+}
+EVIDENCE = "hipress/plan/evidence.json"
+
+
+def fill(text: str, blocks: Mapping[str, str]) -> str:
+    """The text with each block between its marks."""
+    for name, block in blocks.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, mark, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (mark and closed):
+            raise ValueError(f"no {begin.strip()} and {end} in the text")
+        text = f"{before}{begin}\n{block}\n\n{end}{after}"
+    return text
+
+
+def current(root: Path = ROOT) -> dict[Path, str]:
+    """Texts that files are to contain, by the specs and results."""
+    texts = {
+        root / page: fill((root / page).read_text("utf-8"), blocks(RESULTS))
+        for page, blocks in BLOCKS.items()
+    }
+    texts[root / EVIDENCE] = loss_tables.evidence(spec_table.read_losses(RESULTS))
+    return texts
+
+
+def main(
+    check: Annotated[bool, typer.Option("--check", help="only check the blocks")] = False,
+) -> None:
+    """Rewrite the blocks of README.md and docs/, and the evidence."""
+    texts = current(ROOT)
+    old = [path for path, text in texts.items() if path.read_text("utf-8") != text]
+    for path in old:
+        if check:
+            typer.echo(f"{path.relative_to(ROOT)} is not what specs and results say")
+        else:
+            path.write_text(texts[path], "utf-8")
+    if check and old:
+        typer.echo("run python -m bench.pages")
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
