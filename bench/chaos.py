@@ -1,12 +1,14 @@
-"""Ranks that end or stop at some moment: what the others report, and when they end.
+"""Ranks that end, stop or are slow at some moment: what the others report, and when they end.
 
-    python -m bench.chaos                        # 200 runs, about 4 minutes on two cores
+    python -m bench.chaos                        # 200 runs, some 10 minutes on two cores
     python -m bench.chaos --runs 50 --seed 3 --fault stop --way auto
     python -m bench.chaos --only 17 --verbose    # one of them again, with all output of its ranks
 
 In each run one rank fails at some moment of `wrap` or of a step, in a training by some way, codec
 and strategy. Every other rank must end with an error that names this rank, at most LATE seconds
-after the time-out; or the store, if that ended with it before the rank came. No rank may end by
+after the time-out; or the store, if that ended with it before the rank came. If it was only slow,
+all ranks must do their steps, with the same weights; so must the other sites of `Members`, where a
+slow one may be a newcomer. In between ranks save and load states of all kinds. No rank may end by
 another signal than the fault's. At most EXIT seconds later, everything that casync and hipress run
 at the end of the program must have run. The rest of that end belongs to torch and the interpreter:
 a second of a core, as with plain DDP, or some 20 s on a busy machine.
@@ -35,7 +37,10 @@ import typer
 TIMEOUT = 10.0  # seconds, of the process group and so of all that a rank waits for
 LATE, EXIT = 5.0, 2.0  # seconds
 GONE = 30.0  # seconds; of the interpreter's own end, on a busy machine, 20 have been seen
-FAULTS = ("kill", "stop", "interrupt", "raise", "exit", "leave")
+FAULTS = ("kill", "stop", "interrupt", "raise", "exit", "leave", "slow")
+#: where a slow rank waits, or that it takes a message of that step late
+PLACES = ("join", "wrap", "step", "message", "checkpoint")
+KEEPS = ("", "own", "portable", "dcp")  # states that ranks save, and load, on their way
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}
 CODECS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("onebit", "hierarchical", {"topology": 2}),
@@ -44,7 +49,7 @@ CODECS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("topk", "gtopk", {}), ("powersgd", "auto", {}), ("none", "auto", {}),
 )  # fmt: skip
 WAYS = ("wrap", "attach", "Synchronizer", "verify", "Gossip", "all_reduce", "auto", "trial",
-        "momentum", "policy")  # fmt: skip
+        "momentum", "policy", "shard", "Outer", "Members")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,14 @@ class Run:
     victim: int
     step: int  # step of the fault; -1: while wrapping the model
     delay: float  # seconds, of signals
+    place: str = ""  # of a slow rank
+    keeps: str = ""  # kind of the states that are saved and loaded
     timeout: float = TIMEOUT
+
+    @property
+    def lasts(self) -> bool:
+        """True if all other ranks end well."""
+        return self.fault == "slow" or self.way == "Members"
 
     @classmethod
     def draw(
@@ -89,7 +101,20 @@ class Run:
         delay = chance.uniform(0.0, 0.6 if wraps else 0.01)
         keeper = chance.choice(("agent", "rank 0"))
         victim = 0 if chance.random() < 0.3 else chance.randrange(ranks)
-        return cls(number, way, codec, strategy, options, ranks, keeper, fault, victim, step, delay)
+        place = keeps = ""
+        if fault == "slow":
+            place, delay = chance.choice(PLACES), chance.uniform(0.5, TIMEOUT / 3)
+            step = chance.choice((0, 2, 8))
+        if way not in ("all_reduce", "trial", "Members"):
+            keeps = chance.choice(KEEPS)
+        if way == "Gossip" and keeps in ("portable", "dcp"):  # which it does not have
+            keeps = "own"
+        if way == "Members":  # of sites, each a job of its own
+            keeper = "agent"
+        return cls(
+            number, way, codec, strategy, options, ranks, keeper, fault, victim, step, delay,
+            place, keeps,
+        )  # fmt: skip
 
 
 @dataclass
@@ -138,7 +163,9 @@ class Job:
         if rank != self.run.victim or self.due or self.fault_at:
             return
         step = message.get("number", -1)
-        if (message["what"], step) in (("wrap", self.run.step), ("step", self.run.step)):
+        if self.run.fault == "slow":
+            self.fault_at = message["at"]
+        elif (message["what"], step) in (("wrap", self.run.step), ("step", self.run.step)):
             if self.run.fault in SIGNALS:
                 self.due = message["at"] + self.run.delay
             else:
@@ -271,7 +298,10 @@ def wrong(job: Job) -> list[str]:
         sent = SIGNALS.get(run.fault) if rank == run.victim else None
         if each.code is not None and each.code < 0 and each.code != -(sent or 0):
             problems.append(f"rank {rank}: ended by {signal.Signals(-each.code).name}")
-        if rank == run.victim or not each.wrapping:
+        if (rank == run.victim and run.fault != "slow") or not each.wrapping:
+            continue
+        if run.lasts:
+            problems += _not_well(rank, each)
             continue
         late = (
             None if each.error is None or job.fault_at is None else each.error["at"] - job.fault_at
@@ -290,6 +320,21 @@ def wrong(job: Job) -> list[str]:
         elif each.exit_seconds[0] > EXIT:
             problems.append(f"rank {rank}: it waited {each.exit_seconds[0]:.1f} s as it ended")
     return problems
+
+
+def _not_well(rank: int, process: Process) -> list[str]:
+    """The problem of a rank that was to do its steps."""
+    if process.error is None:
+        return [f"rank {rank}: " + ("ended without a word" if process.ended else "hangs")]
+    text = process.error.get("text")
+    return [] if text is None else [f"rank {rank}: {text}"]
+
+
+def differing(job: Job) -> list[str]:
+    """The problem of ranks that did their steps, and have not the same weights."""
+    ends = [each.error for each in job.processes if each.error is not None]
+    digests = {each["digest"] for each in ends if each.get("digest")}
+    return [f"weights differ: {digests}"] if job.run.lasts and len(digests) > 1 else []
 
 
 def _no_store(run: Run, said: str) -> bool:
@@ -323,7 +368,7 @@ def main(
     exits: list[tuple[float, float]] = []
     try:
         for job in perform(server, chosen, together):
-            problems = wrong(job)
+            problems = wrong(job) + differing(job)
             bad += bool(problems)
             for each in job.others:
                 if each.error and job.fault_at:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import hashlib
 import itertools
 import json
 import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +28,9 @@ import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import compll
@@ -35,11 +40,15 @@ import hipress.engine.engine
 from bench.chaos_end import LAST
 from casync.cost import CodecCost, Costs, Line, Transfer
 from hipress.auto import probe, trial
+from hipress.channel import executors, failures
 
 WIDTH = 256
 RATIOS = (0.1, 0.01)
 #: a parameter that stays uncompressed, and so has a native reduce
 RAW = "2.*"
+STEPS, ROUNDS = 12, 30  # after which ranks end that nothing ends before, and sites
+PATIENCE = 5.0  # seconds for which sites wait for one of the last round
+SITES: list[TCPStore] = []  # the store of sites
 
 
 def serve(orders: socket.socket) -> dict[str, Any]:
@@ -83,6 +92,7 @@ class Rank:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order, self.rank = order, order["rank"]
+        self.number, self.digest = -1, ""
         os.dup2(order["log"], 1)
         os.dup2(order["log"], 2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,21 +119,68 @@ class Rank:
 
             sys.excepthook = shown
             raise
-        self.tell("done")
+        self.tell("done", digest=self.digest)
 
     def _train(self) -> None:
+        self._dawdle("join")
         self._join()
         order = self.order
         model = _model(order["way"])
         codec = {"compressor": order["codec"], "strategy": order["strategy"], **order["options"]}
+        self._delay_messages()
         self.tell("wrap")
-        step = WAYS[order["way"]](model, codec)
+        self._dawdle("wrap")
+        step, kept = WAYS[order["way"]](model, codec)
         self.tell("wrapped")
-        for number in itertools.count():  # the others end by the fault
-            self.tell("step", number=number)
-            if self._fails(number):
+        for self.number in itertools.count():  # the others end by the fault
+            self.tell("step", number=self.number)
+            if self._fails(self.number):
                 return
+            if self._is_done(kept):
+                break
+            self._dawdle("step")
             step()
+            if self.number % 3 == 2:
+                self._dawdle("checkpoint")
+                self._save_and_load(kept)
+        if order["way"] not in ("Gossip", "all_reduce"):  # else they need not be the same
+            self.digest = _digest(kept.agreed() if hasattr(kept, "agreed") else _whole(model))
+
+    def _is_done(self, kept: Any) -> bool:
+        """True if all ranks were to come so far: sites to the same round."""
+        if self.order["way"] == "Members":
+            return bool(kept.rounds >= ROUNDS)
+        return self.order["fault"] == "slow" and self.number == STEPS
+
+    def _dawdle(self, place: str) -> None:
+        """Wait, if it is here that this rank is slow."""
+        order = self.order
+        now = place in ("join", "wrap") or self.number == order["step"]
+        if now and order["place"] == place and self.rank == order["victim"]:
+            time.sleep(order["delay"])
+
+    def _delay_messages(self) -> None:
+        """Take a message late, if it is there that this rank is slow; and let ranks soon think that
+        another is gone."""
+        failures.LOOK, late = 0.05, iter([True])
+
+        def delay(task: str) -> None:
+            if self.number == self.order["step"] and task.startswith("recv") and next(late, False):
+                time.sleep(self.order["delay"])
+
+        if self.order["place"] == "message" and self.rank == self.order["victim"]:
+            executors.RunOptions = partial(executors.RunOptions, delay=delay)  # type: ignore
+
+    def _save_and_load(self, kept: Any) -> None:
+        """Go on from a state that is saved now."""
+        kind = self.order["keeps"]
+        if kind == "dcp":
+            folder = f"{tempfile.gettempdir()}/hipress-chaos-{self.port}"
+            save({"hipress": hipress.Stateful(kept)}, checkpoint_id=folder)
+            load({"hipress": hipress.Stateful(kept)}, checkpoint_id=folder)
+        elif kind:
+            state = hipress.state_dict(kept, portable=kind == "portable")
+            hipress.load_state_dict(kept, state)
 
     def _fails(self, number: int) -> bool:
         """True if this rank takes fewer steps than the others; or it fails at once."""
@@ -138,7 +195,7 @@ class Rank:
     def _join(self) -> None:
         """Join like torchrun, or with the store in rank 0."""
         order, listener = self.order, self.order["listener"]
-        port = socket.socket(fileno=os.dup(listener)).getsockname()[1]
+        port = self.port = socket.socket(fileno=os.dup(listener)).getsockname()[1]
         keeps = order["keeper"] == "rank 0" and self.rank == 0
         delay = timedelta(seconds=order["timeout"])
         if not keeps:
@@ -148,6 +205,9 @@ class Rank:
             "127.0.0.1", port, is_master=keeps, wait_for_workers=False,
             master_listen_fd=listener if keeps else None,
         )  # fmt: skip
+        if order["way"] == "Members":  # each site is a job of its own
+            SITES.append(store)
+            return
         dist.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=order["ranks"], timeout=delay
         )
@@ -165,6 +225,21 @@ def keep(order: dict[str, Any]) -> None:
 
 
 Step = Callable[[], object]
+#: a step, and what `hipress.state_dict` takes
+Training = tuple[Step, Any]
+
+
+def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, those of a sharded model whole."""
+    parts: Any = model.named_parameters()
+    return {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in parts}
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    hashed = hashlib.sha256()
+    for each in tensors.values():
+        hashed.update(each.detach().numpy().tobytes())
+    return hashed.hexdigest()[:12]
 
 
 def _model(way: str) -> nn.Module:
@@ -191,28 +266,60 @@ def _stepping(
     return step
 
 
-def _synchronizer(model: nn.Module, codec: Mapping[str, Any]) -> Step:
-    return _stepping(model, begin=hipress.Synchronizer(model, exclude=RAW, **codec).step)
+def _wrap(model: nn.Module, codec: Mapping[str, Any], **options: Any) -> Training:
+    ddp = hipress.wrap(model, **options, **codec)
+    return _stepping(ddp), ddp
 
 
-def _gossip(model: nn.Module, codec: Mapping[str, Any]) -> Step:
-    return _stepping(model, end=hipress.Gossip(model, "int8_group").step)
+def _attach(model: nn.Module, codec: Mapping[str, Any]) -> Training:
+    hipress.attach(model, exclude=RAW, **codec)
+    return _stepping(model), model
 
 
-def _all_reduce(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+def _synchronizer(model: nn.Module, codec: Mapping[str, Any]) -> Training:
+    sync = hipress.Synchronizer(model, exclude=RAW, **codec)
+    return _stepping(model, begin=sync.step), sync
+
+
+def _gossip(model: nn.Module, codec: Mapping[str, Any]) -> Training:
+    gossip = hipress.Gossip(model, "int8_group")
+    return _stepping(model, end=gossip.step), gossip
+
+
+def _all_reduce(model: nn.Module, codec: Mapping[str, Any]) -> Training:
     tensor = torch.ones(WIDTH * WIDTH)
-    return lambda: hipress.all_reduce(tensor, **codec)
+    return lambda: hipress.all_reduce(tensor, **codec), None
 
 
-def _momentum(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+def _shard(model: nn.Module, codec: Mapping[str, Any]) -> Training:
+    fully_shard(model)
+    hipress.shard(model, min_size=0)
+    return _stepping(model), model
+
+
+def _outer(model: nn.Module, codec: Mapping[str, Any], **options: Any) -> Training:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    outer = hipress.Outer(model, optimizer, "onebit_group", every=1, clip="median", **options)
+    return _stepping(model, end=outer.step, optimizer=optimizer), outer
+
+
+def _members(model: nn.Module, codec: Mapping[str, Any]) -> Training:
+    return _outer(model, codec, members=hipress.StoreMembers(SITES[0], patience=PATIENCE))
+
+
+def _momentum(model: nn.Module, codec: Mapping[str, Any]) -> Training:
     optimizer = hipress.optim.AdamW(model.parameters(), lr=0.01, freeze=4)
     ddp = hipress.wrap(model, "onebit_fine", min_size=0, exclude=RAW, optimizer=optimizer)
-    return _stepping(ddp, optimizer=optimizer)
+    return _stepping(ddp, optimizer=optimizer), ddp
 
 
-def _auto(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+def _auto(model: nn.Module, codec: Mapping[str, Any]) -> Training:
+    return _wrap(model, {"compressor": "auto"})
+
+
+def _trial(model: nn.Module, codec: Mapping[str, Any]) -> Training:
     _force_trials()
-    return _stepping(hipress.wrap(model, "auto"))
+    return _auto(model, codec)
 
 
 def _force_trials() -> None:
@@ -228,22 +335,25 @@ def _force_trials() -> None:
     )
 
 
-def _policy(model: nn.Module, codec: Mapping[str, Any]) -> Step:
+def _policy(model: nn.Module, codec: Mapping[str, Any]) -> Training:
     policy = hipress.GraVAC("topk", ratios=RATIOS, window=4, every=2)
-    return _stepping(hipress.wrap(model, policy=policy))
+    return _wrap(model, {"policy": policy})
 
 
-WAYS: Mapping[str, Callable[[nn.Module, Mapping[str, Any]], Step]] = {
-    "wrap": lambda model, codec: _stepping(hipress.wrap(model, exclude=RAW, **codec)),
-    "attach": lambda model, codec: _stepping(hipress.attach(model, exclude=RAW, **codec)),
-    "verify": lambda model, codec: _stepping(hipress.wrap(model, verify=True, **codec)),
-    "auto": lambda model, codec: _stepping(hipress.wrap(model, "auto")),
-    "trial": _auto,
+WAYS: Mapping[str, Callable[[nn.Module, Mapping[str, Any]], Training]] = {
+    "wrap": partial(_wrap, exclude=RAW),
+    "attach": _attach,
+    "verify": partial(_wrap, verify=True),
+    "auto": _auto,
+    "trial": _trial,
     "momentum": _momentum,
     "Synchronizer": _synchronizer,
     "Gossip": _gossip,
     "all_reduce": _all_reduce,
     "policy": _policy,
+    "shard": _shard,
+    "Outer": _outer,
+    "Members": _members,
 }
 
 if __name__ == "__main__":
