@@ -251,8 +251,8 @@ class DeviceCodec(Codec, Protocol):
         ...
 
     def ticking(self, tick: Any) -> AbstractContextManager[None]:
-        """Within the context, calls add to `step` the int64 [1] `tick` in device memory, read at
-        each run or replay."""
+        """Within the context, calls that this thread captures add to `step` the int64 [1] `tick` in
+        device memory, read at each replay."""
         ...
 
     def raise_found(self) -> None:

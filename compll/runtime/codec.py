@@ -115,14 +115,11 @@ class Codec:
 
     @contextmanager
     def ticking(self, tick: Any) -> Iterator[None]:
-        """A context in which encodes add an int64 [1] in device memory to `step` when their kernels
-        run, so that each replay of a CUDA graph draws new numbers. Only for backends of devices."""
-        backend = cast(Any, self.backend)
-        before, backend.tick = backend.tick, self.arrays.raw(tick, self.name)
-        try:
+        """A context in which calls that this thread captures add an int64 [1] in device memory to
+        `step` when their kernels run, so that each replay of a CUDA graph draws new numbers. Only
+        for backends of devices."""
+        with cast(Any, self.backend).ticking(self.arrays.raw(tick, self.name)):
             yield
-        finally:
-            backend.tick = before
 
     def prepare(self) -> None:
         """Compile kernels that only later calls need, such as encoding at an aggregator: with

@@ -263,10 +263,11 @@ class Device(HostDevice):
         self._refuse_capture()
 
     def capturing(self):
-        return getattr(at_work, "capturing", False)
+        """True also for kernels of a graph that run, which read its tick."""
+        return getattr(at_work, "capturing", False) or getattr(at_work, "replaying", False)
 
     def _refuse_capture(self):
-        if self.capturing():
+        if getattr(at_work, "capturing", False):
             raise AssertionError("a copy, an allocation or a wait while a graph is captured")
 
 
@@ -276,8 +277,12 @@ class Emulated(Codec):
     @contextmanager
     def ticking(self, tick):
         if getattr(at_work, "device", False):
-            with super().ticking(tick):
-                yield
+            at_work.replaying = True
+            try:
+                with super().ticking(tick):
+                    yield
+            finally:
+                at_work.replaying = False
             return
         ticks = at_work.__dict__.setdefault("ticks", [])  # for the graph that is captured within
         ticks.append((self, tick))

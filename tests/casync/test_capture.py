@@ -298,14 +298,15 @@ def test_an_error_in_a_captured_program_is_told():
 def test_a_tick_counts_for_steps(name):
     """A captured encode that runs `tick` steps later makes the draws of that step."""
     codec = compiled(name)
-    x, table = np.linspace(-1, 1, 3000, dtype=np.float32), np.array([[0, 3000, 0, 0, 0]])
+    x = np.linspace(-1, 1, 3000, dtype=np.float32)
+    table, at = map(codec.hold, (np.array([[0, 3000, 0, 0, 0]]), np.zeros(1, np.int64)))
     at_work.device = True
     try:
         outs = []
         for step, ticks in ((5, 0), (2, 3), (2, 0)):
             out = np.zeros(codec.payload_bytes(3000), np.uint8)
             with codec.ticking(np.array([ticks], np.int64)):
-                codec.encode_batch(x.copy(), table, out, np.zeros(1, int), step=step)
+                codec.encode_batch(x.copy(), table, out, at, step=step)
             outs.append(out.tobytes())
     finally:
         at_work.device = False

@@ -11,7 +11,7 @@ import compll
 from compll.backends.cuda import source as cuda_source
 from compll.backends.cuda.backend import Kernels
 from compll.frontend import source
-from compll.numerics.held import Memo
+from compll.numerics.held import Memo, hold
 from compll.runtime import batches, library
 from tests.compll.cuda_host import HostDevice
 
@@ -147,3 +147,31 @@ def test_launches_of_two_threads_on_one_stream_do_not_interleave(rng):
     for thread in threads:
         thread.join()
     assert found == {x.tobytes(): reference.encode(x).tobytes() for x in (a, b)}
+
+
+def test_a_tick_counts_for_the_captured_calls_of_its_thread_alone(rng, monkeypatch):
+    """A codec is shared by the models of a process: while one is captured, another one's calls took
+    its tick, and contexts that overlapped left one for ever."""
+    module, params = library.type_check("randomk", {})
+    device = Kernels(module, params, HostDevice, cuda_source.source(module, 64))
+    n, x = 3000, rng.standard_normal(3000).astype(np.float32)
+    table, at = map(hold, (np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)))
+
+    def encode(step=5):
+        out = np.zeros(4 * n, np.uint8)
+        device.encode_batch(x.copy(), table, out, at, None, batches.Encoding(step=step))
+        return out.tobytes()
+
+    alone, later, found = encode(), encode(12), []
+    first, second = (device.ticking(np.array([tick], np.int64)) for tick in (9, 7))
+    with first:
+        assert encode() == alone  # of a model that is not captured
+        monkeypatch.setattr(device.device, "capturing", lambda: True)
+        second.__enter__()
+        thread = threading.Thread(target=lambda: found.append(encode()))
+        thread.start()
+        thread.join()
+        assert found == [alone]
+    assert encode() == later != alone  # the second context has not ended
+    second.__exit__(None, None, None)
+    assert encode() == alone

@@ -75,7 +75,7 @@ class Kernels(Launching):
         if self.hop_kernels is None:
             code = hop_source(self.source)
             self.hop_kernels = Kernels(self.module, self.params, self.make_device, code)
-        self.hop_kernels.tick = self.tick
+            self.hop_kernels.ticks = self.ticks
         return self.hop_kernels
 
     def fresh(self, table: I64) -> tuple[dict[str, Any], I64]:

@@ -104,10 +104,25 @@ class Launching:
         #: errors that decode kernels found, a bit each (see REASONS)
         self.errors = self.device.zeros(1, "uint32")
         self.device.settle()  # the first call may use another stream
-        #: a uint64 in device memory that is added to `step`, so that replays of a CUDA graph have
-        #: steps of their own. Numbers that the host computes from the step, such as a warm-up's
-        #: ratio, stay those of the capture.
-        self.tick: Any = None
+        self.ticks = threading.local()
+
+    @contextmanager
+    def ticking(self, tick: Any) -> Iterator[None]:
+        """A context in which this thread's captured calls add to `step` a uint64 in device memory,
+        so that replays of a CUDA graph have steps of their own. Numbers that the host computes from
+        the step, such as a warm-up's ratio, stay those of the capture."""
+        ticks = self.ticks.__dict__.setdefault("own", [])
+        ticks.append(tick)
+        try:
+            yield
+        finally:  # contexts may end in any order
+            ticks[:] = [each for each in ticks if each is not tick]
+
+    @property
+    def tick(self) -> Any:
+        """The tick of a call that is captured. Calls of others that share the codec have none."""
+        ticks = self.ticks.__dict__.get("own")
+        return ticks[-1] if ticks and self.device.capturing() else None
 
     # batches
 
