@@ -162,14 +162,15 @@ class Rank:
     def _delay_messages(self) -> None:
         """Take a message late, if it is there that this rank is slow; and let ranks soon think that
         another is gone."""
-        failures.LOOK, late = 0.05, iter([True])
+        failures.LOOK = 0.05  # type: ignore[attr-defined]
+        late = iter([True])
 
         def delay(task: str) -> None:
             if self.number == self.order["step"] and task.startswith("recv") and next(late, False):
                 time.sleep(self.order["delay"])
 
         if self.order["place"] == "message" and self.rank == self.order["victim"]:
-            executors.RunOptions = partial(executors.RunOptions, delay=delay)  # type: ignore
+            executors.RunOptions = partial(executors.RunOptions, delay=delay)  # type: ignore[assignment, attr-defined]
 
     def _save_and_load(self, kept: Any) -> None:
         """Go on from a state that is saved now."""

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_others_name_a_rank_that_is_gone_and_end():
     program = [sys.executable, "-m", "bench.chaos", "--runs", "200", "--verbose"]
     found = subprocess.run(program, capture_output=True, text=True)
