@@ -5,7 +5,7 @@ DEMO ?=
 TESTS ?=
 BENCH ?=
 
-.PHONY: setup demo test test-all lint format bench docs wheel clean help
+.PHONY: setup demo test test-all lint format bench docs wheel lowest clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/'
@@ -14,7 +14,7 @@ setup: $(STAMP)  ## virtual environment in .venv, editable install, pinned versi
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,frameworks]'
 	touch $@
 
 demo: setup      ## train with and without compression, draw a chart: make demo DEMO="--hosts 4"
@@ -44,9 +44,11 @@ docs: setup      ## the documentation site, into build/docs; a warning or a tabl
 	$(BIN)/python -m bench.pages --check
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 
-wheel: setup     ## build the wheel into dist/
-	rm -rf dist
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+wheel:           ## build dist/, install the wheel in an empty environment and use it in an empty folder
+	PYTHON=$(PYTHON) .ci/wheel
+
+lowest:          ## the same with the lowest NumPy, llvmlite and others that pyproject.toml allows
+	PYTHON=$(PYTHON) DEPENDENCIES=lowest .ci/wheel
 
 clean:           ## remove what the other targets made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -17,8 +17,7 @@
 
 from __future__ import annotations
 
-__version__ = "0.2.0"
-
+from compll import __version__
 from hipress import optim
 from hipress.api import detach, load_state_dict, report, state_dict
 from hipress.errors import (
