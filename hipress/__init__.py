@@ -30,13 +30,6 @@ from hipress.errors import (
     StateError,
     SyncError,
 )
-from hipress.frontends.all_reduce import all_reduce
-from hipress.frontends.consensus import consensus_distance
-from hipress.frontends.gossip import Gossip
-from hipress.frontends.synchronizer import Synchronizer
-from hipress.frontends.wrapping import attach, wrap
-from hipress.group.group_options import GroupOptions
-from hipress.group.process_group import register as _register
 from hipress.outer.outer import Outer
 from hipress.outer.schedule import OuterSGD
 from hipress.outer.store_members import StoreMembers
@@ -44,6 +37,13 @@ from hipress.outer.torchft_members import TorchftMembers
 from hipress.policies.policies import Accordion, GraVAC, Warmup
 from hipress.sharding.shard import shard
 from hipress.stateful import Stateful
+from hipress.ways.all_reduce import all_reduce
+from hipress.ways.consensus import consensus_distance
+from hipress.ways.gossip import Gossip
+from hipress.ways.process_group import GroupOptions
+from hipress.ways.process_group import register as _register
+from hipress.ways.synchronizer import Synchronizer
+from hipress.ways.wrap import attach, wrap
 
 __all__ = [
     "Accordion",

@@ -16,9 +16,6 @@ from casync.errors import copy_to_raise
 from hipress import compat
 from hipress.auto.trial import REFUSED
 from hipress.errors import ConfigError, ConfigMismatch, StateError
-from hipress.frontends.gossip import Gossip
-from hipress.frontends.synchronizer import Synchronizer
-from hipress.group.process_group import CompressingGroup
 from hipress.model.params import Param, as_ddp, describe
 from hipress.model.shards import (
     fsdp_parts,
@@ -35,16 +32,19 @@ from hipress.outer.outer import Outer
 from hipress.plan.captured import forbidden
 from hipress.session import SESSIONS, Session, plain_options
 from hipress.sharding.sharding import sharding_of
+from hipress.ways.gossip import Gossip
+from hipress.ways.process_group import CompressingGroup
+from hipress.ways.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
     from hipress.control.plan_controller import PlanController, Trials
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
     from hipress.engine.residuals import Residuals
-    from hipress.group.group_report import GroupReport
     from hipress.outer.outer_report import OuterReport
     from hipress.reporting.report import Report
     from hipress.sharding.shard_report import ShardReport
+    from hipress.ways.process_group import GroupReport
 
 Synchronized: TypeAlias = DistributedDataParallel | Synchronizer | Gossip | Outer | nn.Module
 
@@ -142,7 +142,7 @@ def _why(session: Session, tuner: PlanController | None) -> str:
     """Text on the plan of gradients, and on that of momentum."""
     from hipress.control.phases import Phases
     from hipress.optim.adam import Freezing
-    from hipress.reporting.summary import describe_phases, describe_plan
+    from hipress.reporting.tables import describe_phases, describe_plan
 
     if isinstance(tuner, Phases) and isinstance(session.optimizer, Freezing):
         return describe_phases(session.optimizer, *tuner.plans, session.params)

@@ -272,7 +272,7 @@ def prepare(
 def tell_plan(session: Session) -> None:
     """Log the plan on rank 0: at INFO, or as a warning if a compressor was named and most stays
     uncompressed; warn if the compressor lost under the optimizer in measurements."""
-    from hipress.reporting.summary import compressed_share, describe_phases, describe_plan
+    from hipress.reporting.tables import compressed_share, describe_phases, describe_plan
 
     if session.rank != 0:
         return

@@ -17,10 +17,10 @@ from hipress.api import (
     state_dict,
     state_of_shards,
 )
-from hipress.group.process_group import CompressingGroup
 from hipress.model.shards import as_gradient, local
 from hipress.outer import outer_state
 from hipress.outer.outer import Outer
+from hipress.ways.process_group import CompressingGroup
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader

@@ -22,10 +22,10 @@ from hipress.auto import probe
 from hipress.auto.probe_setup import HOST, ProbeSetup
 from hipress.auto.search import FAR, TRIED, Search, why_tried
 from hipress.auto.workload import Workload
+from hipress.channel.executors import start_slots
 from hipress.model.devices import NCCL, Placement
 from hipress.plan.plan import HOSTED, Plan
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.nccl_transport import start_slots
 
 __all__ = ["Device", "Places"]
 

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import FREE, CodecCost, Costs, Line
-from casync.graph.shares import LEAST_BYTES
+from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
 from casync.rounds import refuse_workers
 from casync.topology import Topology
 from hipress.auto import candidates
@@ -28,9 +28,29 @@ from hipress.model.params import Param
 from hipress.options import Options
 from hipress.plan.codecs import ways_for
 from hipress.plan.evidence import Finding, swamps
-from hipress.plan.messages import least_share
 from hipress.plan.plan import HOSTED, Decision, Plan, excluded, raw
 from hipress.plan.rules import NO_RULES, Overrides
+
+__all__ = ["least_share"]
+
+_SAMPLE = 1 << 20  # elements
+_POST = 1e-5  # seconds of the engine for a message, without the transport: python -m bench.bulk
+
+
+def least_share(costs: Costs, codec: Codec, owners: int) -> int:
+    """The least bytes of gradient in an owner's share of the model, for `share_out`.
+
+    A power of two, so that another measurement of the same link gives the same owners.
+    """
+    peers = min(costs.exchange, key=lambda known: abs(known - owners + 1))
+    line = costs.exchange[peers].line
+    if line.per_byte <= 0:  # not measured
+        return LEAST_BYTES
+    payload = (line.latency / peers + _POST) / line.per_byte
+    gradient = payload * FLOAT_BYTES * _SAMPLE / max(1, codec.payload_bytes(_SAMPLE))
+    rounded = 1 << max(0, round(gradient).bit_length() - 1)
+    return min(max(rounded, SMALL_BYTES), LEAST_BYTES)
+
 
 TRIED = 3  # plans, besides the native all-reduce
 ALIKE = 2  # of these, at most, with the same codec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from casync.codec import Codec
-from casync.errors import TransportError
+from casync.errors import PeerTimeout, PlanError, TransportError
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
@@ -13,11 +13,38 @@ from casync.runtime.options import RunOptions
 from casync.transports import SlotTransport, Transport
 from casync.transports.distributed import DistributedTransport
 from hipress import compat
-from hipress.model.devices import ON_HOST, Placement
+from hipress.errors import AgreementTimeout, ConfigError
+from hipress.model.devices import NCCL, ON_HOST, Placement
 from hipress.options import Options
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import connect
-from hipress.ranks.nccl_transport import start_slots
+from hipress.ranks.link import connect, own_store
+
+
+def start_slots(
+    purpose: str,
+    coordinator: Coordinator,
+    placement: Placement,
+    memory: Memory,
+    tell: Callable[[TransportError], None] = lambda error: None,
+) -> SlotTransport | None:
+    """The NCCL transport of a device's payloads; None if the placement has another transport.
+
+    All ranks of the group must call this. tell: see NcclTransport.
+    """
+    if not placement.by_nccl:
+        return None
+    from casync.nccl.bindings import connect_by
+    from casync.transports.nccl import NcclTransport
+
+    rank, ranks, seconds = coordinator.rank, coordinator.ranks, coordinator.timeout
+    binding, store = NCCL[placement.transport], own_store(coordinator, f"nccl/{purpose}")
+    try:
+        connected = connect_by(binding, rank, ranks, placement.device, store, seconds)
+    except PlanError as error:  # a binding that is missing: it says how to install it
+        raise ConfigError(f"transport={placement.transport!r}: {error}") from error
+    except PeerTimeout as error:
+        raise AgreementTimeout(str(error)) from error
+    return NcclTransport(connected, rank, len(ranks), memory, seconds, tell=tell)
 
 
 def start_executor(

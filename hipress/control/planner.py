@@ -18,9 +18,8 @@ from hipress.auto.probe import Probe
 from hipress.auto.registry import Registry
 from hipress.auto.search import Search
 from hipress.control.capture_trial import CaptureTrial
-from hipress.control.fixed import FixedPlan
 from hipress.control.phases import Phases
-from hipress.control.plan_controller import PlanController
+from hipress.control.plan_controller import FixedPlan, PlanController
 from hipress.control.policy_controller import PolicyController
 from hipress.control.tuner import Tuner
 from hipress.model.devices import Placement

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hipress.frontends.wrapping import attach as attach_
 from hipress.integrations import files
 from hipress.integrations.prepared import ddp_to_attach
 from hipress.session import SESSIONS
+from hipress.ways.wrap import attach as attach_
 
 __all__ = ["attach"]
 

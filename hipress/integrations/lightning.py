@@ -16,9 +16,9 @@ from typing import Any
 from lightning.pytorch import Callback
 from torch.nn.parallel import DistributedDataParallel
 
-from hipress.frontends.wrapping import attach
 from hipress.integrations import files, write
 from hipress.integrations.prepared import ddp_in, ddp_to_attach
+from hipress.ways.wrap import attach
 
 __all__ = ["HiPress"]
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-from hipress.frontends.wrapping import attach
 from hipress.integrations import files, scalars
 from hipress.integrations.prepared import ddp_in, ddp_to_attach
+from hipress.ways.wrap import attach
 
 __all__ = ["HiPress"]
 

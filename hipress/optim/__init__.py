@@ -31,6 +31,6 @@ def __getattr__(name: str) -> Any:
     """Muon, if torch has it."""
     if name != "Muon":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hipress.optim.muon import Muon
+    from hipress.optim.linear import Muon
 
     return Muon

@@ -46,8 +46,7 @@ from hipress.outer.site_model import SiteModel, refuse_averaged
 from hipress.outer.sites import Sites
 from hipress.plan.codecs import refuse_misspelt
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.facts import compare
+from hipress.ranks.coordinator import Coordinator, compare
 from hipress.ranks.link import connect, group_timeout, share
 from hipress.ranks.store import run_in_thread
 

@@ -19,7 +19,7 @@ import compll
 import compll.backends.cpu.kernels
 import compll.backends.cuda.backend
 import hipress.engine.engine
-import hipress.frontends.ddp
+import hipress.ways.ddp
 
 __all__ = ["compll", "hipress", "networkx", "torch"]
 

@@ -13,12 +13,11 @@ from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
 from casync.topology import Topology
 from hipress import options
 from hipress.auto.registry import Registry
-from hipress.auto.search import Search
+from hipress.auto.search import Search, least_share
 from hipress.engine.buckets import BucketPlans
 from hipress.engine.residuals import Residuals
 from hipress.model.params import describe
 from hipress.options import Options
-from hipress.plan.messages import least_share
 from hipress.plan.plan import fixed_plan, restored
 from hipress.state.checkpoint import export
 from hipress.state.checkpoint_format import check_format

@@ -31,8 +31,7 @@ from hipress.model.params import Param, describe
 from hipress.plan.plan import check_patterns, fixed_plan, partitions
 from hipress.reporting.measured import measure_of
 from hipress.reporting.report import Report
-from hipress.reporting.summary import describe_plan
-from hipress.reporting.tables import probe_table
+from hipress.reporting.tables import describe_plan, probe_table
 from hipress.tools.models.own import by_elements
 from hipress.tools.models.work import Speed
 from tests.hipress.common import Net

@@ -19,7 +19,7 @@ BITS = """
 import hashlib, numpy as np, torch
 from hipress.optim import Lion
 from hipress.model.rounding import total
-from hipress.engine.differences import Differences
+from hipress.engine.buckets import Differences
 
 def draw(seed):
     return torch.from_numpy(np.random.RandomState(seed).standard_normal(10001).astype("float32"))

@@ -21,7 +21,7 @@ from compll.runtime.codec import Codec
 from hipress import optim, options
 from hipress.auto import probe, trial
 from hipress.auto.places import Places
-from hipress.control.fixed import FixedPlan
+from hipress.control.plan_controller import FixedPlan
 from hipress.model.params import describe
 from hipress.plan.plan import NATIVE, Plan, fixed_plan, raw
 from hipress.ranks import coordinator as coordinators

@@ -30,7 +30,7 @@ def watch(
     session.snapshot = Snapshot(ddp.module, session.params, parameters, rank, again, hooked=True)
     if ddp not in _WATCHED:
         # this imports torch._dynamo, which takes as long as torch
-        from hipress.frontends.changes import refuse_changes
+        from hipress.ways.changes import refuse_changes
 
         ddp.register_forward_pre_hook(refuse_changes)
         _WATCHED.add(ddp)

@@ -8,10 +8,13 @@ group. A residual could go to another layer's gradient, so codecs with states ar
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -19,22 +22,132 @@ import torch.distributed as dist
 from casync.codec import Codec
 from casync.rounds import refuse_workers
 from hipress import compat
+from hipress import options as options_
 from hipress.channel.exchange import Exchange, Piece
 from hipress.channel.futures import wait_within
 from hipress.errors import ConfigError, StateError
-from hipress.frontends.all_reduce import (
+from hipress.model.devices import place
+from hipress.model.params import COMPRESSIBLE
+from hipress.options import AUTO, refuse_foreign
+from hipress.plan.codecs import full_name, resolve, resolve_down, strategy_for
+from hipress.reporting.text_table import Table
+from hipress.ways.all_reduce import (
     channels_of,
     close_channels,
     closing_on_failure,
     group_channels,
 )
-from hipress.group.group_options import GroupOptions
-from hipress.group.group_report import Calls, GroupReport
-from hipress.model.devices import place
-from hipress.model.params import COMPRESSIBLE
-from hipress.plan.codecs import full_name, resolve, resolve_down, strategy_for
 
-__all__ = ["NAME", "CompressingGroup", "register"]
+__all__ = ["COMPRESSOR", "MIN_SIZE", "NAME", "CompressingGroup", "GroupOptions", "register"]
+
+COMPRESSOR = "int4_group"  # unbiased, without a residual
+MIN_SIZE = 1 << 14  # elements
+
+
+class GroupOptions:
+    """The compressor of a mesh dimension's all-reduces, and how its payloads travel.
+
+    ::
+
+        mesh = init_device_mesh(
+            "cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"),
+            backend_override={"replicate": ("hipress", hipress.GroupOptions("int4_group"))},
+        )
+        fully_shard(model, mesh=mesh)  # or replicate(model, mesh=mesh["replicate"])
+    """
+
+    def __init__(
+        self,
+        compressor: str | os.PathLike[str] | Codec = COMPRESSOR,
+        *,
+        min_size: SupportsIndex = MIN_SIZE,
+        strategy: str = AUTO,
+        down: str | os.PathLike[str] | Codec | None = AUTO,
+        topology: SupportsIndex | Iterable[Iterable[SupportsIndex]] | None = None,
+        seed: SupportsIndex = 0,
+        timeout: float | timedelta | None = None,
+        transport: str = AUTO,
+        **params: Any,
+    ) -> None:
+        """Arguments as for `wrap`; "none" leaves everything to the inner group.
+
+        compressor, down: without states, since torch.distributed gives an all-reduce no name by
+        which a residual could find the gradient that it belongs to.
+        min_size: smaller tensors, of fewer elements, stay uncompressed. timeout: also of the inner
+        group; by default torch's. Raises ConfigError.
+        """
+        refuse_foreign(
+            "GroupOptions", params, "it belongs to a model, and a group knows none",
+            {"checksum": "over NCCL no host sees the messages"},
+        )  # fmt: skip
+        self.settings = options_.make(
+            compressor, min_size=min_size, strategy=strategy, down=down, topology=topology,
+            seed=seed, timeout=timeout, transport=transport, params=params,
+        )  # fmt: skip
+        if self.settings.automatic:
+            raise ConfigError('a group needs a compressor by name: "auto" plans for a model')
+        if transport == "host":
+            raise ConfigError('a group compresses where its tensors are: no transport="host"')
+        codec = resolve(self.settings)
+        other = resolve_down(self.settings, codec)
+        for each in filter(None, (codec, other)):
+            _refuse_states(each)
+        strategy_for(codec, strategy, other)
+        #: read by init_device_mesh, which passes it on
+        self._timeout = None if timeout is None else timedelta(seconds=self.settings.timeout)
+
+
+def _refuse_states(codec: Codec) -> None:
+    """Raise ConfigError for a codec that keeps something from step to step."""
+    if codec.states:
+        names = ", ".join(state.name for state in codec.states)
+        raise ConfigError(
+            f"compressor {codec.name!r} keeps states ({names}) from step to step, and a process "
+            "group cannot tell whose gradient it averages: use one without states, such as "
+            f"{COMPRESSOR!r} or 'int8_group', or hipress.shard(model, replicas={codec.name!r})"
+        )
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Collectives of one kind."""
+
+    what: str
+    why_not: str  # the reason why they went uncompressed; "" if compressed
+    calls: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """The collectives of a group so far, on this rank. Print it, or take `to_dict()`."""
+
+    rank: int
+    world_size: int
+    compressor: str
+    calls: tuple[Calls, ...]
+    bytes_sent: int  # by compressed all-reduces
+    passes: int  # backward passes that had some
+
+    def scalars(self) -> dict[str, float]:
+        """Means of a backward pass, for `hipress.integrations`; {} before one."""
+        return {"hipress/bytes": self.bytes_sent / self.passes} if self.passes else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dictionaries, lists, numbers and texts."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        table = Table(
+            f"hipress group, rank {self.rank} of {self.world_size}: {self.compressor}",
+            f"Compressed all-reduces sent {self.bytes_sent / 1e6:.3f} MB.",
+        )
+        table.add_columns(["collective", "compressed"], ["calls", "elements"])
+        for each in self.calls:
+            how = f"no: {each.why_not}" if each.why_not else "yes"
+            table.add_row(each.what, how, f"{each.calls}", f"{each.elements:,}")
+        return f"{table}\n"
+
 
 NAME = "hipress"
 FORMAT = 2  # of a state

@@ -15,8 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hipress import compat
 from hipress.arguments import Arguments, group_of, with_arguments
 from hipress.errors import ConfigError, HipressError, unknown
-from hipress.frontends.ddp import PYTHON_REDUCER, HookState, gradient_hook
-from hipress.frontends.watching import advise, watch
 from hipress.model.params import (
     as_ddp,
     frozen_tensors,
@@ -29,6 +27,8 @@ from hipress.model.shards import fsdp_parts
 from hipress.model.torch_modes import without_inference_mode
 from hipress.ranks import coordinator as coordinators
 from hipress.session import SESSIONS, Session, prepare, tell_plan, wrapped_modules
+from hipress.ways.ddp import PYTHON_REDUCER, HookState, gradient_hook
+from hipress.ways.watching import advise, watch
 
 #: DDP cannot forget a hook, so a module's hook stays when hipress is detached
 HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()

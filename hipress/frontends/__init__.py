@@ -1,1 +1,0 @@
-"""Entry points of a training: DistributedDataParallel, `Synchronizer`, `Gossip`, `all_reduce`."""

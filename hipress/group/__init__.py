@@ -1,1 +1,0 @@
-"""A process group of torch.distributed that compresses the all-reduces of a mesh dimension."""

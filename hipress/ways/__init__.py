@@ -1,0 +1,1 @@
+"""Ways in: wrap, attach, Synchronizer, Gossip, all_reduce, a process group."""
