@@ -41,7 +41,7 @@ from hipress.auto.places import Places
 from hipress.auto.registry import Registry
 from hipress.auto.search import Search
 from hipress.auto.workload import timed
-from hipress.channel.spans import Spans
+from hipress.channel.states import Spans
 from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError, StateError
 from hipress.model.params import describe

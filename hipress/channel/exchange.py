@@ -19,8 +19,7 @@ from casync.graph.shares import Shares
 from casync.raw import RAW
 from casync.strategies import owns_mean
 from casync.topology import Topology
-from hipress.channel.spans import Spans
-from hipress.channel.states import Arrays
+from hipress.channel.states import Arrays, Spans
 from hipress.plan.plan import NATIVE, partitions
 
 __all__ = ["Exchange", "Piece", "parts_of", "program_of", "rows"]

@@ -25,8 +25,7 @@ from casync.memory import Memory
 from casync.raw import RAW
 from casync.runtime.deferral import as_torch
 from hipress.channel.exchange import Piece, owned_parts, parts_of, program_of
-from hipress.channel.spans import Spans
-from hipress.channel.states import WORKER, Arena, Arrays, arrays_of
+from hipress.channel.states import WORKER, Arena, Arrays, Spans, arrays_of
 from hipress.engine.residuals import Residuals
 from hipress.model.params import Param
 from hipress.model.rounding import add_product

@@ -274,7 +274,7 @@ class Engine:
     def _use_plan(self, plan: Plan) -> None:
         """Use this plan from now on. What this rank has not delivered moves to it in one of two
         ways: as states of codecs, bit for bit, where these fit; else as a gradient that is owed.
-        See [Note: undelivered gradient] in residuals.py."""
+        See [Note: undelivered gradient] in channel/states.py."""
         if plan is self.plan:
             return
         if plan == replace(self.plan, captured=plan.captured):

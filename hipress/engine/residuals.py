@@ -32,8 +32,7 @@ from casync.codec import Codec, one_piece
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
-from hipress.channel.spans import Spans
-from hipress.channel.states import Arena, Slice, States, sides_of
+from hipress.channel.states import Arena, Slice, Spans, States, sides_of
 from hipress.model.params import Param
 from hipress.plan.codecs import flat_names, owed_names, state_of
 from hipress.plan.plan import Plan

@@ -95,7 +95,7 @@ class _Sent:
 
 class Steps:
     """Sends gradients as they are ready and, at the end of a step, the rest. See [Note: one order]
-    in order.py and [Note: awaited] in awaited.py. Refers to parameters, never to the module."""
+    in order.py and [Note: awaited]. Refers to parameters, never to the module."""
 
     def __init__(
         self,

@@ -188,7 +188,7 @@ class Gossip:
 
     With `every` ranks train alone for so many steps between two exchanges, and `outer` steps by
     what these changed: DiLoCo on any graph, after GASLoC (Cagnasso et al. 2026, arXiv 2606.11081).
-    See [Note: local steps of gossip] in engine/mixing.py.
+    See [Note: local steps of gossip].
 
     Construction broadcasts parameters and buffers from rank 0; estimates begin as these parameters.
     They take the memory of 1 + neighbours models, in float32; an outer rate other than 1, and outer
