@@ -72,14 +72,32 @@ class Setting:
     costs: Costs
     codec: CodecCost
     batch: float  # gradient bytes of a call for several parts
+    groups: Topology  # the topology as the strategy sees it
     turns: bool = False  # True if NCCL gets a group for each peer
 
+    @property
+    def peers(self) -> int:
+        """Other ranks that a leader exchanges payloads with; without nodes all others."""
+        return len(self.groups.nodes) - 1
+
+    @property
+    def far(self) -> float:
+        """Share of all values that a rank encodes as a leader, and sends to other owners."""
+        return self.peers / len(self.groups.nodes) / self.groups.largest
+
+    def inside(self, size: float) -> tuple[Stage, ...]:
+        """Stage in which nodes of several ranks share out `size` bytes inside."""
+        others = self.groups.largest - 1
+        if not others:
+            return ()
+        return (transfer(self.costs.inside, size * (others / (others + 1)), others, INSIDE),)
+
     def spread(self, size: float) -> tuple[Stage, ...]:
-        """Stages in which every rank sends `size` bytes, in equal shares, to all others."""
-        n, near = self.topology.world_size, 0
-        if self.topology.nested:
+        """Stages in which every rank sends `size` bytes, in equal shares, to its peers."""
+        near = 0
+        if self.topology.nested and not self.groups.nested:
             near = self.topology.largest - 1
-        far, others = n - 1 - near, max(1, n - 1)
+        far, others = self.peers - near, max(1, self.peers)
         stage = self.between(size * far / others, far)
         if not near:
             return (stage,)

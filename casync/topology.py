@@ -70,13 +70,20 @@ class Topology:
         """Number of ranks of the largest node."""
         return max(map(len, self.nodes))
 
+    @cached_property
+    def flattened(self) -> Topology:
+        """The same ranks, each a node of its own."""
+        return Topology.flat(self.world_size)
+
     @property
     def nested(self) -> bool:
         """True if there are several nodes, and one has several ranks."""
         return 1 < len(self.nodes) < self.world_size
 
-    def leaders(self, owner: int) -> tuple[int, ...]:
+    def leaders(self, owner: int) -> Sequence[int]:
         """A rank of each node: the owner, and in other nodes the one at its place."""
+        if self.largest == 1:
+            return self.ranks
         place = self.nodes[self.node_of[owner]].index(owner)
         return tuple(node[place % len(node)] for node in self.nodes)
 

@@ -29,7 +29,7 @@ class Choice:
     """Codec, strategy and chunks of one tensor."""
 
     codec: str  # key in the executor's mapping, or RAW
-    strategy: str  # module in casync.strategies
+    strategy: str  # one of casync.strategies.list_strategies()
     partitions: int = 1  # chunks (per owner, if the strategy spreads the tensor)
     down: str | None = None  # codec of owners, if another
 

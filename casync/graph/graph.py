@@ -14,7 +14,7 @@ from casync.codec import Codec
 from casync.graph.layout import Layout
 from casync.graph.plan import check_codecs
 from casync.raw import with_raw
-from casync.strategies import load
+from casync.strategies import groups, load
 from casync.topology import Topology
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _build(
     for part in parts if topology.world_size > 1 else ():
         check_codecs(part, codecs)
         b.phase = 0
-        load(part.strategy).build(b, part, topology)
+        load(part.strategy).build(b, part, groups(part.strategy, topology))
     return b.ordered()
 
 

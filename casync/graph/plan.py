@@ -12,7 +12,7 @@ from casync.errors import PlanError
 from casync.graph.shares import SMALL_BYTES, Shares, shares_alone
 from casync.raw import RAW, with_raw
 from casync.rounds import refuse_workers
-from casync.strategies import load, refuses
+from casync.strategies import groups, load, refuses
 from casync.topology import Topology
 
 __all__ = ["BATCH_BYTES", "check_codecs", "partition"]
@@ -117,7 +117,7 @@ def _cuts(
     t: Tensor, choice: Choice, shares: Shares, topology: Topology, least_bytes: int
 ) -> list[_Cut]:
     spread = load(choice.strategy).SPREADS
-    turns = topology.turns(spread) or topology.ranks
+    turns = groups(choice.strategy, topology).turns(spread) or topology.ranks
     first = shares[0][1] if shares else t.index
     owned = [(0, turns[first % len(turns)])]
     if spread in ("ranks", "nodes"):

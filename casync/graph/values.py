@@ -29,7 +29,7 @@ from casync.building.tasks import (
 )
 from casync.errors import PlanError
 from casync.graph.graph import Graph
-from casync.strategies import load
+from casync.strategies import load, over_nodes
 
 __all__ = ["check_values"]
 
@@ -61,10 +61,10 @@ def _wanted(part: Part, rank: int, n: int) -> Terms | None:
             return dict.fromkeys(range(n), 1 / n)
         case "majority":
             return dict.fromkeys(range(n), 1.0)
-        case "sum at owner" | "sum at owner only" if rank == part.owner:
+        case "sum at owner" if rank == part.owner:
             return dict.fromkeys(range(n), 1.0)
-        case "sum at owner only":
-            return None
+        case "sum at owner" if over_nodes(part.strategy):
+            return None  # leaders of nodes hold their sums
         case "owner's":
             return {part.owner: 1.0}
     return {rank: 1.0}

@@ -16,7 +16,8 @@ PREDICTED = tuple(name for name in strategies.list_strategies() if strategies.lo
 
 def native(size: float, costs: Costs) -> tuple[Stage, ...]:
     """Stages of a native all-reduce of `size` bytes."""
-    setting = Setting(Topology.flat(1), costs, CodecCost(FREE, FREE), BATCH_BYTES)
+    one = Topology.flat(1)
+    setting = Setting(one, costs, CodecCost(FREE, FREE), BATCH_BYTES, one)
     return _with_copies((setting.reduce(size, 1, "float32"),), size, costs.copies)
 
 
@@ -32,7 +33,8 @@ def stages(
     """Stages of each rank for `item`, by one of PREDICTED. turns: see Setting."""
     make = strategies.load(strategy).stages
     assert make is not None
-    setting = Setting(topology, costs, codec, BATCH_BYTES, turns)
+    groups = strategies.groups(strategy, topology)
+    setting = Setting(topology, costs, codec, BATCH_BYTES, groups, turns)
     return _with_copies(make(item, setting), item.gradient, costs.copies)
 
 

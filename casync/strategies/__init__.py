@@ -2,7 +2,8 @@
 
 A strategy module has the members of `Strategy`. To add one, add a
 file here. A name may have an argument after a colon, as in `gossip:torus`: its module reads the
-argument from `Part.strategy`.
+argument from `Part.strategy`. `push`, `pull` and `ps` can run over nodes of ranks, by names of
+their own; to all other names every rank is a node.
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ __all__ = [
     "Strategy",
     "current_name",
     "encodes_shares",
+    "groups",
     "instead",
     "list_strategies",
     "load",
+    "over_nodes",
     "owns_mean",
     "refuses",
 ]
 
 #: contents of the buckets in the end: the mean of all; the sign of the sum (codecs that vote); the
-#: sum at a part's owner, and elsewhere as before, or ("only") sums of some ranks; the owner's
+#: sum at a part's owner, and elsewhere as before, or over nodes sums of some ranks; the owner's
 #: values; on each rank as before, while copies of neighbours' values follow them
-Result: TypeAlias = Literal[
-    "mean", "majority", "sum at owner", "sum at owner only", "owner's", "own"
-]
+Result: TypeAlias = Literal["mean", "majority", "sum at owner", "owner's", "own"]
 #: results of half an average, for callers that need no more
-HALVES: tuple[Result, ...] = ("sum at owner", "sum at owner only", "owner's")
+HALVES: tuple[Result, ...] = ("sum at owner", "owner's")
 
 _RENAMED = {"allgather": "exchange"}  # old name -> name
+#: name -> the strategy that it runs over the nodes of a topology
+_OVER_NODES = {"hierarchical": "ps", "hierarchical_push": "push", "hierarchical_pull": "pull"}
 
 
 class Strategy(Protocol):
@@ -58,15 +61,17 @@ class Strategy(Protocol):
     SHARES: bool  # True if workers encode 1/world_size of their values
     RESULT: Result  # what the dry run proves: see casync/graph/values.py
 
-    def refuses(self, codec: Codec, down: Codec) -> str | None:
+    def refuses(self, codec: Codec, down: Codec, name: str) -> str | None:
         """The reason why this strategy cannot carry these codecs, with an alternative; or None.
 
-        down: codec of the owners; the same as `codec` unless the strategy is TWO_WAY.
+        down: codec of the owners; the same as `codec` unless the strategy is TWO_WAY. name: of the
+        strategy, which tells if it runs over nodes.
         """
         ...
 
     def build(self, b: Builder, part: Part, topology: Topology) -> None:
-        """Add the tasks of `part`. See [Note: phases] and [Note: own slice] in builder.py."""
+        """Add the tasks of `part`. topology: as the strategy sees it, see `groups`. See also
+        [Note: phases] and [Note: own slice] in builder.py."""
         ...
 
     #: stages of a rank, for predictions: see casync/stages.py; None if it is not predicted
@@ -75,7 +80,17 @@ class Strategy(Protocol):
 
 def list_strategies() -> tuple[str, ...]:
     """Names of all strategies, sorted."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
+    return tuple(sorted((*_OVER_NODES, *(m.name for m in pkgutil.iter_modules(__path__)))))
+
+
+def over_nodes(name: str) -> bool:
+    """True if the strategy of this name runs over the nodes of a topology."""
+    return name in _OVER_NODES
+
+
+def groups(name: str, topology: Topology) -> Topology:
+    """The topology as the strategy sees it: every rank is a node, unless it runs over nodes."""
+    return topology if over_nodes(name) else topology.flattened
 
 
 def current_name(name: str) -> str:
@@ -94,6 +109,7 @@ def load(name: str) -> Strategy:
     module, *_ = current_name(name).split(":")
     if module not in list_strategies():
         raise PlanError(f"unknown strategy {name!r}; one of {', '.join(list_strategies())}")
+    module = _OVER_NODES.get(module, module)
     return cast(Strategy, importlib.import_module(f"{__name__}.{module}"))
 
 
@@ -111,7 +127,7 @@ def refuses(name: str, codec: Codec, down: Codec | None = None) -> str | None:
             f"strategy {name!r} has one direction, so it cannot send {down.name!r} down; "
             f"leave down out, or use strategy {two_way}"
         )
-    return strategy.refuses(codec, codec if down is None else down)
+    return strategy.refuses(codec, codec if down is None else down, name)
 
 
 def owns_mean(part: Part, rank: int) -> bool:
@@ -139,13 +155,18 @@ def instead(codec: Codec) -> str:
 def refuse_partial_sums(codec: Codec, down: Codec, strategy: str) -> str | None:
     """The reason why strategies that encode sums of some ranks, before the average of all, cannot
     carry `codec`, and `down` for the average; or None."""
-    refusal = refuse_single_encoder(codec, down, strategy)
-    if refusal is None and codec.additive == "float16":
-        return (
-            f"codec {codec.name!r} sends float16, in which the partial sums of strategy "
-            f"{strategy!r} overflow where the mean would not; use {instead(codec)}, or bfloat16"
-        )
-    return refusal
+    return refuse_single_encoder(codec, down, strategy) or refuse_overflow(codec, strategy)
+
+
+def refuse_overflow(codec: Codec, strategy: str) -> str | None:
+    """The reason why strategies that encode sums of some ranks cannot carry float16, or None."""
+    if codec.additive != "float16":
+        return None
+    return (
+        f"codec {codec.name!r} sends float16, in which the partial sums of strategy "
+        f"{strategy!r} overflow where the mean would not; "
+        f"use strategy {_OVER_NODES.get(strategy, 'ps')!r}, or bfloat16"
+    )
 
 
 def refuse_rounds(codec: Codec, strategy: str) -> str | None:

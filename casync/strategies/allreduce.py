@@ -19,15 +19,15 @@ SHARES = True
 RESULT: Result = "mean"
 
 
-def refuses(codec: Codec, down: Codec) -> str | None:
+def refuses(codec: Codec, down: Codec, name: str) -> str | None:
     """Accepts additive codecs and those with rounds."""
     if codec.rounds:
         return None
     if codec.vote:
-        return refuse_vote(codec, "allreduce")
+        return refuse_vote(codec, name)
     if codec.additive is None:
         return (
-            f"payloads of codec {codec.name!r} do not add, which strategy 'allreduce' needs; "
+            f"payloads of codec {codec.name!r} do not add, which strategy {name!r} needs; "
             f"use {instead(codec)}"
         )
     if not codec.fixed:

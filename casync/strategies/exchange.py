@@ -18,9 +18,9 @@ SHARES = True
 RESULT: Result = "mean"
 
 
-def refuses(codec: Codec, down: Codec) -> str | None:
+def refuses(codec: Codec, down: Codec, name: str) -> str | None:
     """Accepts every codec that averages in one exchange."""
-    return refuse_special(codec, "exchange")
+    return refuse_special(codec, name)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

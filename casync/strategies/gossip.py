@@ -32,7 +32,7 @@ stages = None  # not predicted
 LINKS = ("ring", "torus", "complete")
 
 
-def refuses(codec: Codec, down: Codec) -> str | None:
+def refuses(codec: Codec, down: Codec, name: str) -> str | None:
     """Accepts estimates of parameters only."""
     if isinstance(codec, Estimate):
         return None

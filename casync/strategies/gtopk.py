@@ -29,9 +29,9 @@ SHARES = False
 RESULT: Result = "mean"
 
 
-def refuses(codec: Codec, down: Codec) -> str | None:
+def refuses(codec: Codec, down: Codec, name: str) -> str | None:
     """Accepts codecs that may encode sums."""
-    return refuse_partial_sums(codec, down, "gtopk")
+    return refuse_partial_sums(codec, down, name)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

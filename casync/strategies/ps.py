@@ -2,6 +2,10 @@
 
 The owner may encode with another codec than the workers (`Part.down`). Each side keeps the error
 feedback of its own codec; with raw on one side only the other direction is compressed, as in MXNet.
+
+Over nodes (`hierarchical`) it is raw inside a node, compressed between nodes: the traffic between
+nodes is that of one rank per node, whatever the ranks inside. Parts are spread so that all ranks
+lead, and all nodes own, equally much.
 """
 
 from __future__ import annotations
@@ -10,18 +14,26 @@ from casync.building.builder import Builder
 from casync.building.parts import Part
 from casync.codec import Codec
 from casync.stages import Item, Setting, Stage, work
-from casync.strategies import Result, pull, push, refuse_single_encoder
+from casync.strategies import (
+    Result,
+    over_nodes,
+    pull,
+    push,
+    refuse_partial_sums,
+    refuse_single_encoder,
+)
 from casync.topology import Spread, Topology
 
-SPREADS: Spread = "ranks"
+SPREADS: Spread = "nodes"
 TWO_WAY = True
 SHARES = False
 RESULT: Result = "mean"
 
 
-def refuses(codec: Codec, down: Codec) -> str | None:
-    """Accepts codecs whose owner side may encode again."""
-    return refuse_single_encoder(codec, down, "ps")
+def refuses(codec: Codec, down: Codec, name: str) -> str | None:
+    """Accepts codecs whose owner side may encode again; over nodes those that can carry sums."""
+    refuse = refuse_partial_sums if over_nodes(name) else refuse_single_encoder
+    return refuse(codec, down, name)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:
@@ -31,15 +43,18 @@ def build(b: Builder, part: Part, topology: Topology) -> None:
 
 
 def stages(item: Item, s: Setting) -> tuple[Stage, ...]:
-    """Ranks send all but their own parts to owners, which add, encode once and send back."""
-    n = s.topology.world_size
-    others, own = (n - 1) / n, 1 / n
-    sent = [stage.waiting(item.busiest) for stage in s.spread(item.payload * others)]
-    size, parts = item.gradient * others, item.parts * others
+    """Raw to the node's leader; leaders send all but their own parts to owners, which add, encode
+    once and send back; payloads inside."""
+    far, decoded = s.far, 1.0 if s.groups.largest > 1 else s.far
+    sent = [stage.waiting(item.busiest) for stage in s.spread(item.payload * far)]
+    size, parts = item.gradient * far, item.parts * far
+    read, each = item.gradient * decoded, item.parts * decoded
     return (
+        *s.inside(item.gradient),
         work((s.codec.encode, size, s.at_once(parts, size))),
         *sent,
-        s.merge_and_encode(item, n - 1, own),
+        s.merge_and_encode(item, s.peers, 1 / len(s.groups.nodes) / s.groups.largest),
         *sent,
-        work((s.codec.decode, size, s.by_halves(parts, size, n - 1))),
+        *s.inside(item.payload),
+        work((s.codec.decode, read, s.by_halves(each, read, s.topology.world_size - 1))),
     )

@@ -22,9 +22,9 @@ SHARES = False
 RESULT: Result = "mean"
 
 
-def refuses(codec: Codec, down: Codec) -> str | None:
+def refuses(codec: Codec, down: Codec, name: str) -> str | None:
     """Accepts codecs that may encode at every hop, and whose numbers can hold the sum."""
-    return refuse_partial_sums(codec, down, "ring")
+    return refuse_partial_sums(codec, down, name)
 
 
 def build(b: Builder, part: Part, topology: Topology) -> None:

@@ -19,9 +19,9 @@ RESULT: Result = "majority"
 stages = None  # not predicted
 
 
-def refuses(codec: Codec, down: Codec) -> str | None:
+def refuses(codec: Codec, down: Codec, name: str) -> str | None:
     """Accepts codecs that vote."""
-    if refusal := refuse_rounds(codec, "vote"):
+    if refusal := refuse_rounds(codec, name):
         return refusal
     if not codec.vote:
         return f"codec {codec.name!r} does not vote; use {instead(codec)}"

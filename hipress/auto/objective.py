@@ -192,7 +192,8 @@ class Objective:
     def _counted(self, params: Sequence[Param], way: Way) -> tuple[float, float]:
         """Number of parts of a bucket, and the largest share of an owner over the mean share."""
         codec, spread = self._codecs[way.codec], strategies.load(way.strategy).SPREADS
-        alike = (spread, codec.align, cuttable(codec), way.cut, way.fused)
+        nodes = strategies.over_nodes(way.strategy)
+        alike = (spread, nodes, codec.align, cuttable(codec), way.cut, way.fused)
         key = (alike, tuple(p.numel for p in params))
         if key not in self._counts:
             owned, parts = Counter[int](), self._parts(params, way)

@@ -75,7 +75,7 @@ class Residuals(States[int]):
         `ring` keeps at workers what `ps` keeps at aggregators, `exchange` keeps shares of the
         mean, and `hierarchical` keeps a node's state at its leaders."""
         strategy = self.plan.decisions[index].strategy
-        if strategies.load(strategy).SPREADS == "nodes":
+        if strategies.over_nodes(strategy):
             strategy = f"{strategy} over {self.plan.topology}"
         return strategy if self.owned is not None else f"{strategy} by buckets"
 
