@@ -5,7 +5,7 @@
 Each damaged input must be refused by an error that is meant for it, or be taken and read alike by
 all readers; nothing may crash or take long. Trial i of a kind depends on the seed and i alone: a
 finding names them, and `--kind specs --first i --specs 1` runs that one again. `--files` are
-states, rules, profiles, clusters, results and plans, as many of each. Some texts are nested
+states, rules, profiles, clusters and results, as many of each. Some texts are nested
 deep, have aliases of aliases, or are huge.
 """
 

@@ -25,12 +25,7 @@ import yaml
 
 import compll
 from bench import mutations
-from casync.building.parts import Choice, Tensor
 from casync.cost import CodecCost, Costs, Line, Transfer
-from casync.errors import CasyncError
-from casync.graph.graph import build
-from casync.graph.plan import partition
-from casync.graph.text import dump, parse
 from casync.topology import Topology
 from compll.backends.cpu import backend
 from compll.runtime import claims, library
@@ -323,36 +318,6 @@ def profiles() -> Trial:
     return trial
 
 
-def plans() -> Trial:
-    """Texts of plans: refused with the line, or a graph whose text is the same."""
-    codecs = {"topk": compile_codec("topk", {}, "reference")}
-    lengths = (500, 40_000, 900)
-    starts = [sum(lengths[:i]) for i in range(3)]
-    tensors = [Tensor(f"t{i}", i, starts[i], n, starts[i]) for i, n in enumerate(lengths)]
-    texts = [
-        dump(
-            build(
-                partition(tensors, {t.name: Choice("topk", way, 2) for t in tensors}, TWO, codecs),
-                TWO,
-                codecs,
-            )
-        )
-        for way in ("ps", "exchange", "ring")
-    ]
-    known = mutations.tokens(texts)
-
-    def trial(random: Random) -> str:
-        damaged = mutations.by_tokens(random.choice(texts), known, random)
-        try:
-            graph = parse(damaged)
-        except CasyncError:
-            return REFUSED
-        assert parse(dump(graph)) == graph, "a plan is read as another than it is written"
-        return TAKEN
-
-    return trial
-
-
 #: by name: the option of bench.fuzz that counts them, and a function that makes the trial
 KINDS: Mapping[str, tuple[str, Callable[[], Trial]]] = {
     "payloads": ("payloads", payloads),
@@ -362,7 +327,6 @@ KINDS: Mapping[str, tuple[str, Callable[[], Trial]]] = {
     "profiles": ("files", profiles),
     "clusters": ("files", clusters),
     "results": ("files", results),
-    "plans": ("files", plans),
 }
 
 

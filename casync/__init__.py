@@ -1,4 +1,4 @@
-"""Compressed gradient synchronization as a graph of tasks: planned, checked, simulated, run.
+"""Compressed gradient synchronization as a graph of tasks: planned, predicted, run.
 
 ::
 
@@ -7,9 +7,6 @@
     program = build_program(parts, topology, codecs, rank)     # tasks of this rank
     executor = Executor(transport, codecs, RunOptions(seed=0, timeout=60.0))
     future = executor.submit(program, bucket, states, step)    # bucket becomes the average
-
-    graph = build(parts, topology, codecs)                     # tasks of all ranks
-    dry_run(graph)                                             # cannot deadlock; counts bytes
 
 RunOptions is in `casync.runtime.options`; `casync.predict.timeline` predicts times;
 `casync.testing` has a transport between threads.
@@ -28,14 +25,12 @@ if TYPE_CHECKING:
         CasyncError,
         DeadlockError,
         ExecutorClosed,
-        GraphSyntaxError,
         PayloadError,
         PeerTimeout,
         PlanError,
         TransportAborted,
         TransportError,
     )
-    from casync.graph.dryrun import DryRun, dry_run
     from casync.graph.graph import Graph, Program, build, build_program
     from casync.graph.plan import partition
     from casync.graph.shares import share_out
@@ -45,12 +40,10 @@ if TYPE_CHECKING:
 
 _HOME = {
     "codec": ("Codec",),
-    "graph.dryrun": ("DryRun", "dry_run"),
     "errors": (
         "CasyncError",
         "DeadlockError",
         "ExecutorClosed",
-        "GraphSyntaxError",
         "PayloadError",
         "PeerTimeout",
         "PlanError",
@@ -73,11 +66,9 @@ __all__ = [
     "Choice",
     "Codec",
     "DeadlockError",
-    "DryRun",
     "Executor",
     "ExecutorClosed",
     "Graph",
-    "GraphSyntaxError",
     "Part",
     "PayloadError",
     "PeerTimeout",
@@ -89,7 +80,6 @@ __all__ = [
     "TransportError",
     "build",
     "build_program",
-    "dry_run",
     "partition",
     "share_out",
 ]

@@ -4,7 +4,6 @@
 
     CasyncError
     ├── PlanError            a plan that cannot be built: unknown strategy, unsuited codec, overlaps
-    │   └── GraphSyntaxError a text form that does not parse, with its line
     ├── DeadlockError        a graph whose tasks cannot all run; names the stuck ones
     ├── TransportError       a peer is gone or the transport broke; names rank, task and peer
     │   │                    (no peer where all ranks reduce together)
@@ -24,7 +23,6 @@ __all__ = [
     "CasyncError",
     "DeadlockError",
     "ExecutorClosed",
-    "GraphSyntaxError",
     "PayloadError",
     "PeerTimeout",
     "PlanError",
@@ -42,10 +40,6 @@ class CasyncError(Exception):
 
 class PlanError(CasyncError):
     """A plan that cannot be built."""
-
-
-class GraphSyntaxError(PlanError):
-    """A text form of a task or graph that does not parse."""
 
 
 class DeadlockError(CasyncError):

@@ -1,4 +1,4 @@
-"""Primitives of a synchronization, as frozen tasks with a text form that parses back.
+"""Primitives of a synchronization, as frozen tasks with a text form.
 
 CaSync has five: encode, decode, merge, send, recv. `reduce` is the native collective, for payloads
 that add without decoding. `merge` is decode-and-add: codecs fuse the two. `follow` adds to a state
@@ -17,15 +17,13 @@ so that no link has two messages at a time; or one slot, if that costs less: see
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, Literal, TypeAlias, cast
-from urllib.parse import quote, unquote
+from typing import ClassVar, Literal, TypeAlias
+from urllib.parse import quote
 
-from casync.codec import OPERATIONS, Operation
-from casync.errors import GraphSyntaxError
+from casync.codec import Operation
 
 __all__ = [
     "SIDES",
@@ -46,7 +44,6 @@ __all__ = [
     "Side",
     "Task",
     "members",
-    "parse_task",
 ]
 
 Side: TypeAlias = Literal["worker", "aggregator"]
@@ -226,35 +223,6 @@ def members(task: Task) -> tuple[Task, ...]:
     return (task,)
 
 
-_KINDS: dict[str, type[_Base]] = {
-    k.verb: k
-    for k in (
-        *(Encode, Decode, Merge, Follow, Send, Recv, Reduce),
-        *(EncodeRound, ReduceRound, DecodeRounds),
-    )
-}
-_BOOLS = frozenset({"average", "writeback"})
-_WORDS = {"side": SIDES, "op": OPERATIONS}
-_PAIR = re.compile(r"([a-z]+)=(\S+)")
-
-
-def parse_task(text: str) -> Task:
-    """The task whose `text()` this is; raises GraphSyntaxError."""
-    verb, *words = text.split()
-    if verb not in _KINDS:
-        raise GraphSyntaxError(f"unknown task {verb!r}; one of {', '.join(_KINDS)}")
-    pairs = [_PAIR.fullmatch(word) for word in words]
-    keys = [m[1] for m in pairs if m]
-    expected = [f.name for f in dataclasses.fields(_KINDS[verb])]
-    if keys != expected or None in pairs:
-        raise GraphSyntaxError(f"expected `{verb} {'=.. '.join(expected)}=..`, got {text!r}")
-    try:
-        values = {m[1]: _value(m[1], m[2]) for m in pairs if m}
-    except ValueError as error:
-        raise GraphSyntaxError(f"bad value of {error} in {text!r}") from None
-    return cast(Callable[..., Task], _KINDS[verb])(**values)
-
-
 def _word(value: bool | int | str | Sequence[int]) -> str:
     """Text of a field's value, without spaces."""
     if isinstance(value, str):
@@ -269,17 +237,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def _value(key: str, word: str) -> int | bool | str | tuple[int, ...]:
-    """The value of a `_word`; ValueError names the key."""
-    if key == "codec":
-        return unquote(word)
-    if key in _WORDS and word in _WORDS[key]:
-        return word
-    if key in ("ranks", "to") and re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", word):
-        ends = [run.split("-") for run in word.split(",")]
-        return tuple(n for run in ends for n in range(int(run[0]), int(run[-1]) + 1))
-    if not word.isdigit() or (key in _BOOLS and word not in "01"):
-        raise ValueError(repr(key))
-    return word == "1" if key in _BOOLS else int(word)

@@ -16,7 +16,7 @@ ranks, are one message: they lie side by side in the program's memory. See [Note
 
 All else stays the same: sums in rank order are those of the graph. A joined task waits for tasks
 that are done by the same slot at the latest, and nothing in an earlier slot waits for it; so the
-proof of the dry run still holds.
+proof of the tests still holds.
 
 [Note: side by side] A message has the payloads of parts of any owner, in the order of owners and
 parts. On either side, of two messages that share a payload one contains the other, since routes

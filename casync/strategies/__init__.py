@@ -59,7 +59,7 @@ class Strategy(Protocol):
     #: True if owners encode the mean, and may do so with a codec of their own (`down`)
     TWO_WAY: bool
     SHARES: bool  # True if workers encode 1/world_size of their values
-    RESULT: Result  # what the dry run proves: see casync/graph/values.py
+    RESULT: Result  # what buckets hold in the end; tests prove it
 
     def refuses(self, codec: Codec, down: Codec, name: str) -> str | None:
         """The reason why this strategy cannot carry these codecs, with an alternative; or None.

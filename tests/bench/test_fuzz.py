@@ -11,11 +11,11 @@ from bench import fuzz, fuzz_inputs
 #: trials of a kind, in the fast tests and in all of them
 SOME = {
     "states": 300, "rules": 20, "profiles": 100, "clusters": 50, "results": 50,
-    "plans": 200,
+
 }  # fmt: skip
 MANY = {
     "payloads": 4000, "specs": 200, "states": 4000, "rules": 300, "profiles": 1000,
-    "clusters": 1000, "results": 1000, "plans": 3000,
+    "clusters": 1000, "results": 1000,
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_a_crash_is_found_and_run_again_by_its_number(monkeypatch, tmp_path, cap
 
         return trial
 
-    monkeypatch.setattr(fuzz, "KINDS", {"plans": ("files", wrong)})
+    monkeypatch.setattr(fuzz, "KINDS", {"states": ("files", wrong)})
     monkeypatch.setattr(fuzz, "apart", fuzz.run)
     told = []
     for first, files in ((0, 40), (None, 1)):
@@ -55,7 +55,7 @@ def test_a_crash_is_found_and_run_again_by_its_number(monkeypatch, tmp_path, cap
         with pytest.raises(typer.Exit) as ended:
             fuzz.main(0, 0, files, first=first, output=tmp_path)
         assert ended.value.exit_code == 1
-        row = json.loads((tmp_path / "fuzz.json").read_text())["plans"]
+        row = json.loads((tmp_path / "fuzz.json").read_text())["states"]
         assert row["trials"] == files
         assert "KeyError at test_fuzz.py" in row["findings"][0]
         told.append(int(row["findings"][0].split()[3].rstrip(":")))

@@ -22,7 +22,6 @@ from casync.errors import (
     TransportAborted,
     TransportError,
 )
-from casync.graph.dryrun import dry_run
 from casync.graph.graph import build
 from casync.raw import RAW, with_raw
 from casync.runtime import watch
@@ -48,6 +47,7 @@ from tests.casync.fakes import (
     tensors_of,
     world,
 )
+from tests.casync.proofs.dry_run import dry_run
 from tests.patience import HANG
 from tests.tiers import first_fast
 

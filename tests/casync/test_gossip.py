@@ -10,13 +10,13 @@ from casync.building.parts import Choice
 from casync.building.tasks import Recv, Send
 from casync.errors import PlanError
 from casync.estimates import OWN, Estimate, copy_of
-from casync.graph.dryrun import dry_run
 from casync.graph.graph import build, build_program
 from casync.graph.plan import partition
-from casync.graph.text import dump, parse
 from casync.strategies.gossip import LINKS, grid
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, gradients, replay, tensors_of, world
+from tests.casync.graph_text import dump, parse
+from tests.casync.proofs.dry_run import dry_run
 from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 

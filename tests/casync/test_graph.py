@@ -8,15 +8,15 @@ import pytest
 
 from casync.building.parts import Choice, Part
 from casync.building.tasks import Recv, Reduce, Send
-from casync.errors import DeadlockError, GraphSyntaxError, PlanError
-from casync.graph.dryrun import dry_run
+from casync.errors import DeadlockError, PlanError
 from casync.graph.graph import build, build_program
 from casync.graph.plan import partition
-from casync.graph.text import dump, parse
 from casync.raw import RAW
 from casync.strategies import load, owns_mean
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, PAIRS, SIZES, graph_of, tensors_of
+from tests.casync.graph_text import GraphSyntaxError, dump, parse
+from tests.casync.proofs.dry_run import dry_run
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

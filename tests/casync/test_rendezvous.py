@@ -14,7 +14,6 @@ import torch
 from casync.building.parts import Choice
 from casync.building.tasks import Recv, Reduce, Send
 from casync.errors import DeadlockError
-from casync.graph.dryrun import dry_run
 from casync.graph.graph import build, build_program
 from casync.graph.plan import partition
 from casync.raw import RAW
@@ -33,6 +32,7 @@ from tests.casync.fakes import (
     tensors_of,
     world,
 )
+from tests.casync.proofs.dry_run import dry_run
 from tests.casync.rendezvous import Meeting
 from tests.casync.test_executor import EACH_ONCE
 from tests.tiers import first_fast

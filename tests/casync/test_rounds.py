@@ -10,13 +10,13 @@ import torch
 from casync.building.parts import Choice
 from casync.building.tasks import ReduceRound
 from casync.codec import StateField
-from casync.errors import DeadlockError, GraphSyntaxError, PayloadError, PlanError
-from casync.graph.dryrun import dry_run
+from casync.errors import DeadlockError, PayloadError, PlanError
 from casync.graph.plan import partition
-from casync.graph.text import dump, parse
 from casync.strategies import list_strategies
 from casync.topology import Topology
 from tests.casync.fakes import SIZES, Fake, gradients, jitter, planned, tensors_of, world
+from tests.casync.graph_text import GraphSyntaxError, dump, parse
+from tests.casync.proofs.dry_run import dry_run
 from tests.casync.simulate import Cluster, CodecSpeed, Link, simulate
 
 TOTAL = sum(SIZES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from casync.building.parts import Choice
-from casync.building.tasks import DecodeRounds, EncodeRound, Recv, Send, parse_task
+from casync.building.tasks import DecodeRounds, EncodeRound, Recv, Send
 from casync.errors import CasyncError, DeadlockError, PeerTimeout
 from casync.estimates import Estimate
 from casync.graph.graph import build_program
@@ -30,6 +30,7 @@ from tests.casync.fakes import (
     states_of,
     tensors_of,
 )
+from tests.casync.graph_text import parse_task
 from tests.casync.rendezvous import Meeting
 from tests.casync.streams import FakeEnd, FakeMemory, Schedule, poison
 from tests.casync.test_rounds import Twice

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casync.building.tasks import SIDES, Decode, Encode, Merge, Recv, Reduce, Send, parse_task
-from casync.errors import GraphSyntaxError
+from casync.building.tasks import SIDES, Decode, Encode, Merge, Recv, Reduce, Send
+from tests.casync.graph_text import GraphSyntaxError, parse_task
 
 number = st.integers(0, 10**6)
 base = (number, number, number, st.text(min_size=1))  # any name of a codec

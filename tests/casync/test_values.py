@@ -9,7 +9,6 @@ import torch
 from casync.building.parts import Choice
 from casync.building.tasks import Decode, Encode, Merge, Send
 from casync.errors import PlanError
-from casync.graph.dryrun import dry_run
 from casync.graph.graph import Graph, build
 from casync.graph.plan import partition
 from casync.raw import RAW
@@ -27,6 +26,7 @@ from tests.casync.fakes import (
     tensors_of,
     world,
 )
+from tests.casync.proofs.dry_run import dry_run
 
 WORLDS = [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2), (5, 3), (7, 4), (8, 4)]
 

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+from urllib.parse import unquote
 
 from casync.building.parts import Part
-from casync.building.tasks import Recv, Reduce, ReduceRound, Send, Task, parse_task
+from casync.building.tasks import (
+    SIDES,
+    Decode,
+    DecodeRounds,
+    Encode,
+    EncodeRound,
+    Follow,
+    Merge,
+    Recv,
+    Reduce,
+    ReduceRound,
+    Send,
+    Task,
+)
 from casync.codec import OPERATIONS, Operation
-from casync.errors import GraphSyntaxError, PlanError
+from casync.errors import PlanError
 from casync.graph.graph import Graph
 from casync.topology import Topology
 
-__all__ = ["dump", "parse"]
+__all__ = ["GraphSyntaxError", "dump", "parse", "parse_task"]
 
 _TITLE = "casync graph 2"
+
+
+class GraphSyntaxError(PlanError):
+    """A text form that does not parse."""
 
 
 def dump(graph: Graph) -> str:
@@ -122,3 +142,46 @@ def _check_round(task: ReduceRound, part: Part) -> None:
     if task.op != part.rounds[task.round]:
         expected = part.rounds[task.round]
         raise GraphSyntaxError(f"round {task.round} of part {part.id} is a {expected}")
+
+
+_KINDS: dict[str, type[Any]] = {
+    k.verb: k
+    for k in (
+        *(Encode, Decode, Merge, Follow, Send, Recv, Reduce),
+        *(EncodeRound, ReduceRound, DecodeRounds),
+    )
+}
+_BOOLS = frozenset({"average", "writeback"})
+_WORDS = {"side": SIDES, "op": OPERATIONS}
+_PAIR = re.compile(r"([a-z]+)=(\S+)")
+
+
+def parse_task(text: str) -> Task:
+    """The task whose `text()` this is; raises GraphSyntaxError."""
+    verb, *words = text.split()
+    if verb not in _KINDS:
+        raise GraphSyntaxError(f"unknown task {verb!r}; one of {', '.join(_KINDS)}")
+    pairs = [_PAIR.fullmatch(word) for word in words]
+    keys = [m[1] for m in pairs if m]
+    expected = [f.name for f in dataclasses.fields(_KINDS[verb])]
+    if keys != expected or None in pairs:
+        raise GraphSyntaxError(f"expected `{verb} {'=.. '.join(expected)}=..`, got {text!r}")
+    try:
+        values = {m[1]: _value(m[1], m[2]) for m in pairs if m}
+    except ValueError as error:
+        raise GraphSyntaxError(f"bad value of {error} in {text!r}") from None
+    return cast(Callable[..., Task], _KINDS[verb])(**values)
+
+
+def _value(key: str, word: str) -> int | bool | str | tuple[int, ...]:
+    """The value of a `_word`; ValueError names the key."""
+    if key == "codec":
+        return unquote(word)
+    if key in _WORDS and word in _WORDS[key]:
+        return word
+    if key in ("ranks", "to") and re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", word):
+        ends = [run.split("-") for run in word.split(",")]
+        return tuple(n for run in ends for n in range(int(run[0]), int(run[-1]) + 1))
+    if not word.isdigit() or (key in _BOOLS and word not in "01"):
+        raise ValueError(repr(key))
+    return word == "1" if key in _BOOLS else int(word)

@@ -3,7 +3,7 @@ their strategies say (values.py), and counts bytes.
 
 With the semantics "gloo" lanes are those of the executor: receives wait for nothing, sends are FIFO
 per peer and channel, reduces FIFO per group of ranks, and any ready task runs on the compute lane.
-"rendezvous" is that of NCCL, see rendezvous.py. In both, running a task only ever enables others,
+"rendezvous" is that of NCCL, see slots.py. In both, running a task only ever enables others,
 so if one order completes, all do.
 """
 
@@ -16,9 +16,9 @@ from typing import Literal, TypeAlias
 
 from casync.building.tasks import Encode, Recv, Reduce, ReduceRound, Send, Task
 from casync.errors import DeadlockError
-from casync.graph import rendezvous
 from casync.graph.graph import Graph
-from casync.graph.values import check_values
+from tests.casync.proofs import slots
+from tests.casync.proofs.values import check_values
 
 __all__ = ["DryRun", "Semantics", "dry_run"]
 
@@ -44,10 +44,10 @@ def dry_run(graph: Graph, semantics: Semantics = "gloo") -> DryRun:
     if semantics == "gloo":
         _check_messages(graph)
         _check_reduces(graph)
-    run = Run(graph) if semantics == "gloo" else rendezvous.Run(graph)
+    run = Run(graph) if semantics == "gloo" else slots.Run(graph)
     order = tuple(run.order)
     if len(order) < len(graph.tasks):
-        rendezvous.raise_stuck(graph, order)
+        slots.raise_stuck(graph, order)
     _check_payloads(graph, order)
     check_values(graph, order)
     return DryRun(
@@ -88,7 +88,7 @@ def _check_messages(graph: Graph) -> None:
             received[task.peer, task.rank, task.channel].append(task)
     for key in sorted(sent.keys() | received.keys()):
         for pair in zip_longest(sent[key], received[key]):
-            rendezvous.check_pair(*pair)
+            slots.check_pair(*pair)
 
 
 def _check_reduces(graph: Graph) -> None:
