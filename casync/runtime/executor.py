@@ -30,14 +30,13 @@ from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.memory.identity import Identity
-from casync.runtime.bad_payload import find_bad_payload, find_culprit
 from casync.runtime.capture import Captures
 from casync.runtime.counters import Counters
+from casync.runtime.failures import find_bad_payload, find_culprit, named_error, rank_names
 from casync.runtime.lanes import Job, Lanes, Progress
-from casync.runtime.naming import named_error, rank_names
 from casync.runtime.options import Capture, RunOptions
 from casync.runtime.pieces import States
-from casync.runtime.prepared import FLOATS, Prepared, Setting, prepare
+from casync.runtime.prepared import FLOATS, Context, Prepared, prepare
 from casync.runtime.streams import StreamLanes
 from casync.runtime.threads import ThreadLanes
 from casync.shutdown import close_at_exit
@@ -55,7 +54,7 @@ class TraceEvent(NamedTuple):
     end: float
 
 
-class State(Enum):
+class Lifecycle(Enum):
     """States of an executor; a failed one is closed later, an open one perhaps at once."""
 
     OPEN = auto()
@@ -101,10 +100,10 @@ class Executor:
         self._here = (transport.rank, transport.world_size)
         self._memory = memory or HostMemory()
         self._tags = not isinstance(transport, SlotTransport)
-        self._setting = Setting(codecs, self._memory, self._tags, options)
+        self._context = Context(codecs, self._memory, self._tags, options)
         self._process = os.getpid()  # see [Note: fork] in shutdown.py
         self._lock = threading.Lock()
-        self._state = State.OPEN
+        self._state = Lifecycle.OPEN
         self._error: Exception | None = None  # that ended it, unless it is open
         self._ended = threading.Event()
         self._prepared: WeakKeyDictionary[Program, Prepared] = WeakKeyDictionary()
@@ -155,7 +154,7 @@ class Executor:
     @property
     def failed(self) -> bool:
         """True if an error or close() has ended this executor."""
-        return self._state is not State.OPEN
+        return self._state is not Lifecycle.OPEN
 
     def submit(
         self,
@@ -228,7 +227,7 @@ class Executor:
         end, ready = time.perf_counter(), list[int]()
         with self._lock:
             lanes = self._lanes
-            if lanes is None or self._state is not State.OPEN:
+            if lanes is None or self._state is not Lifecycle.OPEN:
                 return  # buckets belong to their callers again
             self._count(job, done, begin, end)
             waits, unlocks = job.waits, job.prepared.program.unlocks
@@ -248,7 +247,7 @@ class Executor:
         """Go on after a lane has issued all tasks of a job."""
         with self._lock:
             lanes = self._lanes
-            if lanes is None or self._state is not State.OPEN:
+            if lanes is None or self._state is not Lifecycle.OPEN:
                 return
             for done, begin, end in times:
                 self._count(job, done, begin, end)
@@ -271,7 +270,7 @@ class Executor:
     def _free(self, job: Job) -> None:
         """Let the job's program run again."""
         with self._lock:
-            if self._state is State.OPEN:
+            if self._state is Lifecycle.OPEN:
                 del self._running[job.sequence]
                 job.prepared.busy = False
 
@@ -370,13 +369,13 @@ class Executor:
 
     def close(self) -> None:
         """Stop the threads; jobs under way fail with ExecutorClosed. Does nothing in a fork."""
-        if os.getpid() != self._process or self._state is State.CLOSED:
+        if os.getpid() != self._process or self._state is Lifecycle.CLOSED:
             return
         self._end(ExecutorClosed(f"{self._where}: the executor was closed"))
         lanes, transport = self._lanes, self._transport
         # Forget what refers back to this. In a cycle connections would live on until Python's
         # collector finds them, maybe in a forked child, where their threads are missing.
-        self._state = State.CLOSED
+        self._state = Lifecycle.CLOSED
         self._lanes = self._streams = self._captures = self._transport = None
         if lanes is not None:
             lanes.close(_PATIENCE)
@@ -404,7 +403,7 @@ class Executor:
     def _prepare(self, program: Program, dtype: torch.dtype) -> Prepared:
         if program not in self._prepared:
             known = dtype if dtype in FLOATS else torch.float32
-            self._prepared[program] = prepare(program, known, self._setting)
+            self._prepared[program] = prepare(program, known, self._context)
         return self._prepared[program]
 
     def _fail(self, job: Job, index: int, error: Exception) -> None:
@@ -422,9 +421,9 @@ class Executor:
         if os.getpid() != self._process:
             return
         with self._lock:
-            if self._state is not State.OPEN:
+            if self._state is not Lifecycle.OPEN:
                 return
-            self._state, self._error = State.FAILED, error
+            self._state, self._error = Lifecycle.FAILED, error
             self._ended.set()
             jobs, lanes, transport = [], self._lanes, self._transport
             jobs += [*self._running.values(), *self._queued]

@@ -28,12 +28,12 @@ from casync.graph.plan import BATCH_BYTES
 from casync.memory import Event, Memory
 from casync.memory.slots import StagedSlot
 from casync.raw import with_raw
+from casync.runtime.calls import Calls, TaskFn
 from casync.runtime.options import RunOptions
 from casync.runtime.payloads import Payloads
-from casync.runtime.steps import Steps, TaskFn
-from casync.transports import Transfer
+from casync.transports import Member
 
-__all__ = ["FLOATS", "Channel", "Events", "Issue", "Prepared", "Setting", "prepare"]
+__all__ = ["FLOATS", "Channel", "Context", "Events", "Issue", "Prepared", "prepare"]
 
 #: operations that complete in the order of their posts: verb, peer, and the peer's channel
 Channel: TypeAlias = tuple[str, int, int]
@@ -43,8 +43,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Circumstances of an executor's programs."""
+class Context:
+    """What an executor's programs have in common."""
 
     codecs: Mapping[str, Codec]
     memory: Memory
@@ -52,43 +52,43 @@ class Setting:
     options: RunOptions
 
 
-def prepare(program: Program, dtype: torch.dtype, setting: Setting) -> Prepared:
+def prepare(program: Program, dtype: torch.dtype, context: Context) -> Prepared:
     """Join a program's tasks, place its payloads in memory, and bind its tasks to codec calls.
 
     dtype: of the buckets, one of FLOATS. Codecs are looked up now.
     """
-    codecs, halves = with_raw(setting.codecs), dtype != torch.float32
-    program = _join(program, codecs, setting, halves=halves)
+    codecs, halves = with_raw(context.codecs), dtype != torch.float32
+    program = _join(program, codecs, context, halves=halves)
     payloads = Payloads(
-        program, codecs, memory=setting.memory, tags=setting.tags,
-        checksum=setting.options.checksum, waits=setting.options.waits, halves=halves,
+        program, codecs, memory=context.memory, tags=context.tags,
+        checksum=context.options.checksum, waits=context.options.waits, halves=halves,
     )  # fmt: skip
-    steps = Steps(
-        program, codecs, payloads, setting.options.seed, setting.options.deferred, setting.memory,
+    calls = Calls(
+        program, codecs, payloads, context.options.seed, context.options.deferred, context.memory,
         halves=halves,
     )  # fmt: skip
     after = _after(program)
     return Prepared(
         program=program,
-        memory=setting.memory,
+        memory=context.memory,
         dtype=dtype,
         codecs={key: codecs[key] for key in sorted({task.codec for task in program.tasks})},
         payloads=payloads,
-        steps=[steps.of(i, task) for i, task in enumerate(program.tasks)],
+        steps=[calls.of(i, task) for i, task in enumerate(program.tasks)],
         after=after,
-        constant=not setting.tags and not payloads.varying,
+        constant=not context.tags and not payloads.varying,
     )
 
 
 def _join(
-    program: Program, codecs: Mapping[str, Codec], setting: Setting, *, halves: bool
+    program: Program, codecs: Mapping[str, Codec], context: Context, *, halves: bool
 ) -> Program:
     """The program with tasks joined: see [Note: bulk]."""
-    if not setting.options.bulk:
+    if not context.options.bulk:
         return program
-    on_host, deferred = setting.memory.host, setting.options.deferred
+    on_host, deferred = context.memory.host, context.options.deferred
     most = BATCH_BYTES if on_host else math.inf
-    together = Bulk(most, apart=halves, at_once=not setting.tags)
+    together = Bulk(most, apart=halves, at_once=not context.tags)
     return join_tasks(program, codecs, together, lambda t: on_host or not deferred.get(t.codec))
 
 
@@ -143,7 +143,7 @@ class Prepared:
         self.counted: dict[int, tuple[str | None, Mapping[str, int]]] = {}  # see Counters.count
         self._names: dict[int, str] = {}
         self._sizes: dict[int, int] = {}
-        self._transfers: dict[int, Transfer] = {}
+        self._transfers: dict[int, Member] = {}
 
     @cached_property
     def order(self) -> list[Issue]:
@@ -173,7 +173,7 @@ class Prepared:
                 self._sizes[index] = size
         return size
 
-    def transfer(self, index: int, bucket: torch.Tensor) -> Transfer:
+    def transfer(self, index: int, bucket: torch.Tensor) -> Member:
         """A send, receive or reduce, as a transport without tags takes it."""
         known = self._transfers.get(index)
         if known is None:
@@ -182,16 +182,16 @@ class Prepared:
                 self._transfers[index] = known
         return known
 
-    def _transfer(self, index: int, bucket: torch.Tensor) -> Transfer:
+    def _transfer(self, index: int, bucket: torch.Tensor) -> Member:
         task, name = self.tasks[index], self.name(index)
         if isinstance(task, Reduce):
             op = task.op if isinstance(task, ReduceRound) else "sum"
             data = self.payloads.reduce_view(task, bucket)
             shares = tuple(size // data.itemsize for size in self.payloads.shares(task))
-            return Transfer("reduce", task.ranks, data, name, op, shares)
+            return Member("reduce", task.ranks, data, name, op, shares)
         assert isinstance(task, Send | Recv)
         data = self.payloads.numbers(task)
-        return Transfer("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)
+        return Member("send" if isinstance(task, Send) else "recv", (task.peer,), data, name)
 
     def name(self, index: int) -> str:
         """A task's text, computed once."""

@@ -15,6 +15,15 @@ messages wait behind earlier ones of slower ranks. A second message to recv_anys
 costs more than it saves: a round trip of 64 KB takes 175 microseconds, 210 with a waiter's wake-up,
 250 with bells. Posting in the thread that makes a task ready lengthens submit, and so the backward
 pass, from 0.1 to 0.3 to 3 ms; with only sends posted that way, bench.tasks showed no gain.
+
+[Note: a peer that is gone] When a connection ends, gloo fails the operations that have not begun,
+but not the one whose bytes are moving: that one waits for its time-out, half an hour by default. On
+a slow link such messages take most of a step. So a watch per peer, from the first message to or
+from it on, waits for one that nobody sends. When its wait ends, a message from or to that peer for
+which a waiter waits, now and still LOOK seconds later, will never come. Unfinished messages alone
+prove nothing: a peer may have ended well, with all its messages here or on their way. A native
+reduce may still be on its way through other ranks, which takes as long as their links do: it has
+REDUCE_LOOKS, or any time if the peer is known to have done its part.
 """
 
 from __future__ import annotations
@@ -26,7 +35,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 
@@ -34,13 +43,17 @@ from casync.building.tasks import Recv, Reduce, ReduceRound, Send, Task
 from casync.memory import Memory
 from casync.runtime.lanes import Job, Progress
 from casync.runtime.prepared import Channel
-from casync.runtime.watch import Posted, watch
 from casync.shutdown import start_thread
 from casync.transports import Handle, Transport
 
 __all__ = ["Communication", "ThreadLanes"]
 
 _SENDS: Channel = ("sent", 0, 0)  # only a job's end waits for its sends: one waiter, once per job
+LOOK = 2.0  # seconds in which a waiter takes an arrived message, on any busy machine
+REDUCE_LOOKS = 10
+_EVER = 1e9  # seconds
+
+Posted: TypeAlias = tuple[Job, int, Handle, float]  # job, task, handle, time
 
 
 def spawn(run: Callable[[], None], name: str, memory: Memory) -> threading.Thread:
@@ -274,3 +287,31 @@ class ThreadLanes:
             except Exception as error:
                 progress.failed(job, index, error)
             del job  # an idle lane must not keep the last job's bucket alive
+
+
+def watch(
+    progress: Progress, transport: Transport, peer: int, waiting: Callable[[int], list[Posted]]
+) -> None:
+    """Watch a peer, in a thread that ends after the executor and its connections. waiting: returns
+    the operations that involve a peer and whose waiters wait now."""
+    try:
+        transport.watch(peer).wait(_EVER)
+    except Exception as error:
+        _look(progress, waiting, peer, error)
+
+
+def _look(
+    progress: Progress, waiting: Callable[[int], list[Posted]], peer: int, error: Exception
+) -> None:
+    """Fail an operation that waits for the peer, and still does at later looks."""
+    looks: list[tuple[Posted, int]] = []  # operations, and earlier looks that found them waiting
+    while not progress.ended.wait(LOOK):
+        now = waiting(peer)
+        looks = [(one, sum(count + 1 for other, count in looks if other is one)) for one in now]
+        for (job, index, *_), count in looks:
+            reduce = isinstance(job.tasks[index], Reduce)
+            if reduce and progress.options.finished(peer):
+                continue
+            if count >= (REDUCE_LOOKS if reduce else 1):
+                progress.failed(job, index, error)
+                return

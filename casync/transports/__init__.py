@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from casync.codec import Operation
 
-__all__ = ["Handle", "SlotTransport", "Transfer", "Transport"]
+__all__ = ["Handle", "Member", "SlotTransport", "Transport"]
 
 
 class Handle(Protocol):
@@ -77,7 +77,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Transfer:
+class Member:
     """A message or a reduce, as a member of a group."""
 
     kind: Literal["send", "recv", "reduce"]
@@ -103,7 +103,7 @@ class SlotTransport(Protocol):
         """Number of ranks."""
         ...
 
-    def exchange(self, transfers: Sequence[Transfer]) -> Callable[[], bool] | None:
+    def exchange(self, transfers: Sequence[Member]) -> Callable[[], bool] | None:
         """Post a group on the current stream.
 
         On a device the host does not wait, and later work of that stream finds the group complete.

@@ -26,7 +26,7 @@ from casync.nccl import Communicator, Connect
 from casync.nccl.distributed import capturing
 from casync.nccl.watchdog import Watchdog
 from casync.shutdown import start_thread
-from casync.transports import Transfer
+from casync.transports import Member
 
 __all__ = ["NcclTransport"]
 
@@ -74,12 +74,12 @@ class NcclTransport:
     def world_size(self) -> int:
         return self._world_size
 
-    def exchange(self, transfers: Sequence[Transfer]) -> None:
+    def exchange(self, transfers: Sequence[Member]) -> None:
         """Implements SlotTransport.exchange; see [Note: order in a slot]."""
         full = [transfer for transfer in transfers if transfer.data.numel()]
         stream, names = self._stream(), [each.name for each in full]
         messages = [each for each in full if each.kind != "reduce"]
-        reduces: dict[tuple[int, ...], list[Transfer]] = {}
+        reduces: dict[tuple[int, ...], list[Member]] = {}
         for each in (each for each in full if each.kind == "reduce"):
             reduces.setdefault(each.ranks, []).append(each)
         with self._blocking(names):
@@ -177,7 +177,7 @@ class NcclTransport:
         start_thread(run, "casync-nccl-end").join(_PATIENCE)
 
 
-def _post(communicator: Communicator, transfers: Sequence[Transfer], stream: int) -> None:
+def _post(communicator: Communicator, transfers: Sequence[Member], stream: int) -> None:
     with communicator.group():
         for each in transfers:
             if each.kind == "send":

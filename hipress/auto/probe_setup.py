@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from casync.memory import Event, Memory, Stream
 from casync.memory.host import HostMemory
-from casync.transports import SlotTransport, Transfer
+from casync.transports import Member, SlotTransport
 
 __all__ = ["HOST", "ProbeSetup", "TimedStream", "Wire"]
 
@@ -61,14 +61,14 @@ class _BySlots:
 
     def swap(self, out: torch.Tensor, targets: Sequence[int], into: Received) -> None:
         name = "a message of the probe"
-        received = [Transfer("recv", (source,), data, name) for data, source in into]
-        self._exchange([*received, *(Transfer("send", (to,), out, name) for to in targets)])
+        received = [Member("recv", (source,), data, name) for data, source in into]
+        self._exchange([*received, *(Member("send", (to,), out, name) for to in targets)])
 
     def reduce(self, data: torch.Tensor) -> None:
         ranks = tuple(range(self.transport.world_size))
-        self._exchange([Transfer("reduce", ranks, data, "an all-reduce of the probe")])
+        self._exchange([Member("reduce", ranks, data, "an all-reduce of the probe")])
 
-    def _exchange(self, transfers: Sequence[Transfer]) -> None:
+    def _exchange(self, transfers: Sequence[Member]) -> None:
         stream = TimedStream(self.memory.caller(), self.memory.event())
         stream.run(lambda: self.transport.exchange(transfers))
 

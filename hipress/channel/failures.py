@@ -7,7 +7,7 @@ import time
 import torch
 
 from casync.errors import CasyncError, TransportError, copy_to_raise
-from casync.runtime.watch import LOOK, REDUCE_LOOKS
+from casync.runtime.threads import LOOK, REDUCE_LOOKS
 from casync.transports.distributed import transport_error
 from hipress.errors import HipressError, RankLost, SyncError
 from hipress.ranks.coordinator import Coordinator

@@ -20,7 +20,7 @@ import torch
 
 from casync.errors import DeadlockError
 from casync.memory.host import HostMemory
-from casync.transports import Transfer
+from casync.transports import Member
 from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 
@@ -166,7 +166,7 @@ class Nccl:
         if not _here.depth:
             self._launch()
 
-    def post(self, comm: Comm, stream: int, transfer: Transfer, *more):
+    def post(self, comm: Comm, stream: int, transfer: Member, *more):
         """Post a send, recv or all-reduce."""
         self.record(transfer.kind, transfer.data.numel(), transfer.data.dtype, *more, stream)
         group = _here.__dict__.setdefault("group", [])
@@ -204,11 +204,11 @@ def _exchange(comm: Comm, transfers):
         comm.gone.wait(HANG)
 
 
-def _to_root(comm: Comm, data: torch.Tensor, op: str, root: int) -> Transfer:
+def _to_root(comm: Comm, data: torch.Tensor, op: str, root: int) -> Member:
     """Reduce to one rank."""
     ranks = tuple(range(comm.size))
     shares = tuple(data.numel() * (rank == root) for rank in ranks)
-    return Transfer("reduce", ranks, data, "sum", op, shares)
+    return Member("reduce", ranks, data, "sum", op, shares)
 
 
 def _view(address, count, kind) -> torch.Tensor:
@@ -240,17 +240,17 @@ def pynccl_modules(nccl: Nccl) -> dict[str, ModuleType]:
 
         def pp_send(self, address, count, kind, peer, comm, stream):
             data, made = _view(address, count, kind), comms[comm.value]
-            nccl.post(made, stream, Transfer("send", (peer,), data, "send"), peer)
+            nccl.post(made, stream, Member("send", (peer,), data, "send"), peer)
 
         def pp_recv(self, address, count, kind, peer, comm, stream):
             data, made = _view(address, count, kind), comms[comm.value]
-            nccl.post(made, stream, Transfer("recv", (peer,), data, "recv"), peer)
+            nccl.post(made, stream, Member("recv", (peer,), data, "recv"), peer)
 
         def all_reduce(self, source, target, count, kind, op, comm, stream):
             assert source == target  # in place
             data, made = _view(target, count, kind), comms[comm.value]
             ranks = tuple(range(made.size))
-            nccl.post(made, stream, Transfer("reduce", ranks, data, "sum", OPS[op]), OPS[op])
+            nccl.post(made, stream, Member("reduce", ranks, data, "sum", OPS[op]), OPS[op])
 
         def reduce(self, source, target, count, kind, op, root, comm, stream):
             assert source == target  # in place
@@ -303,15 +303,15 @@ def nccl4py_modules(nccl: Nccl) -> dict[str, ModuleType]:
             return not self._comm.gone.is_set()
 
         def send(self, sendbuf, peer, *, stream=None):
-            nccl.post(self._comm, stream, Transfer("send", (peer,), sendbuf, "send"), peer)
+            nccl.post(self._comm, stream, Member("send", (peer,), sendbuf, "send"), peer)
 
         def recv(self, recvbuf, peer, *, stream=None):
-            nccl.post(self._comm, stream, Transfer("recv", (peer,), recvbuf, "recv"), peer)
+            nccl.post(self._comm, stream, Member("recv", (peer,), recvbuf, "recv"), peer)
 
         def allreduce(self, sendbuf, recvbuf, op, *, stream=None, config=None):
             assert sendbuf.data_ptr() == recvbuf.data_ptr()
             ranks = tuple(range(self._comm.size))
-            transfer = Transfer("reduce", ranks, recvbuf, "sum", OPS[op])
+            transfer = Member("reduce", ranks, recvbuf, "sum", OPS[op])
             nccl.post(self._comm, stream, transfer, OPS[op])
 
         def reduce(self, sendbuf, recvbuf, op, root=None, *, stream=None, config=None):
@@ -379,11 +379,11 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
         return Group(nccl.init(unique_id, ranks.index(_here.rank), len(ranks)))
 
     def isend(data, *, group, group_dst):
-        transfer = Transfer("send", (group_dst,), data, "send")
+        transfer = Member("send", (group_dst,), data, "send")
         nccl.post(group.comm, group.stream.handle, transfer, group_dst)
 
     def irecv(data, *, group, group_src):
-        transfer = Transfer("recv", (group_src,), data, "recv")
+        transfer = Member("recv", (group_src,), data, "recv")
         nccl.post(group.comm, group.stream.handle, transfer, group_src)
 
     def work(group):
@@ -412,7 +412,7 @@ def torch_functions(nccl: Nccl) -> dict[str, object]:
         name = "sum" if op == torch.distributed.ReduceOp.SUM else "max"
         ranks = tuple(range(group.comm.size))
         group.stream.after(current().recorded())
-        transfer = Transfer("reduce", ranks, tensor, "sum", name)
+        transfer = Member("reduce", ranks, tensor, "sum", name)
         nccl.post(group.comm, group.stream.handle, transfer, name)
         done = work(group)
         return done if async_op else done.wait()

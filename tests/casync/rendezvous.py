@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 
 from casync.errors import DeadlockError, PeerTimeout, copy_to_raise
-from casync.transports import Transfer
+from casync.transports import Member
 
 __all__ = ["Endpoint", "Meeting"]
 
@@ -29,7 +29,7 @@ class _Group:
     """A call of `exchange` that is not complete."""
 
     rank: int
-    transfers: Sequence[Transfer]
+    transfers: Sequence[Member]
     left: int  # members without their counterpart
 
 
@@ -41,7 +41,7 @@ class Meeting:
         self.bytes: Counter[tuple[int, int]] = Counter()  # sent so far, by source and target
         self.world_size, self._timeout = world_size, timeout
         self._changed = threading.Condition()
-        self._queues: dict[_Key, dict[int, deque[tuple[Transfer, _Group]]]]
+        self._queues: dict[_Key, dict[int, deque[tuple[Member, _Group]]]]
         self._queues = defaultdict(lambda: defaultdict(deque))
         self._blocked: dict[int, _Group] = {}
         self._gone: dict[int, str] = {}
@@ -51,14 +51,14 @@ class Meeting:
         """A transport per rank."""
         return [Endpoint(self, rank) for rank in range(self.world_size)]
 
-    def exchange(self, rank: int, transfers: Sequence[Transfer]) -> None:
+    def exchange(self, rank: int, transfers: Sequence[Member]) -> None:
         """Post a group and wait for all of it; raises DeadlockError and PeerTimeout."""
         done = self.post(rank, transfers)
         with self._changed:
             if not self._changed.wait_for(done, self._timeout):
                 raise PeerTimeout(f"{self._where(rank)} for {self._timeout:g} s")
 
-    def post(self, rank: int, transfers: Sequence[Transfer]) -> Callable[[], bool]:
+    def post(self, rank: int, transfers: Sequence[Member]) -> Callable[[], bool]:
         """Post a group; return a function that tells if it is complete, or raises DeadlockError.
         The rank must not post another meanwhile."""
         group = _Group(rank, transfers, len(transfers))
@@ -82,7 +82,7 @@ class Meeting:
             self._gone[rank] = why
             self._tell_deadlock()
 
-    def _post(self, transfer: Transfer, group: _Group) -> None:
+    def _post(self, transfer: Member, group: _Group) -> None:
         key = _key(transfer, group.rank)
         queues, message = self._queues[key], key[0] == "message"
         # by end for a message, since a rank may send to itself
@@ -91,7 +91,7 @@ class Meeting:
         if all(queues[end] for end in ends):
             self._meet(key, [queues[end].popleft() for end in ends])
 
-    def _meet(self, key: _Key, met: Sequence[tuple[Transfer, _Group]]) -> None:
+    def _meet(self, key: _Key, met: Sequence[tuple[Member, _Group]]) -> None:
         transfers = [transfer for transfer, _ in met]
         if len({(t.data.nbytes, t.shares) for t in transfers}) > 1:
             sizes = "; ".join(f"`{t.name}` of {_size(t)}" for t in transfers)
@@ -133,7 +133,7 @@ class Endpoint:
         self.rank, self.world_size = rank, meeting.world_size
         self._meeting = meeting
 
-    def exchange(self, transfers: Sequence[Transfer]) -> None:
+    def exchange(self, transfers: Sequence[Member]) -> None:
         """Implements SlotTransport.exchange: complete on return."""
         self._meeting.exchange(self.rank, transfers)
 
@@ -144,19 +144,19 @@ class Endpoint:
         self._meeting.leave(self.rank)
 
 
-def _key(transfer: Transfer, rank: int) -> _Key:
+def _key(transfer: Member, rank: int) -> _Key:
     if transfer.kind == "reduce":
         return "reduce", transfer.ranks
     peer = transfer.ranks[0]
     return "message", (rank, peer) if transfer.kind == "send" else (peer, rank)
 
 
-def _size(transfer: Transfer) -> str:
+def _size(transfer: Member) -> str:
     shares = f" in shares of {list(transfer.shares)}" if transfer.shares else ""
     return f"{transfer.data.nbytes} bytes{shares}"
 
 
-def _reduce(transfers: Sequence[Transfer]) -> None:
+def _reduce(transfers: Sequence[Member]) -> None:
     """Combine in rank order, and copy to each what it needs of the result."""
     total = transfers[0].data.clone()
     for transfer in transfers[1:]:

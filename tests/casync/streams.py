@@ -15,7 +15,7 @@ import torch
 
 from casync.errors import DeadlockError
 from casync.memory.host import HostMemory
-from casync.transports import Transfer
+from casync.transports import Member
 from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 
@@ -283,7 +283,7 @@ class FakeEnd:
         self.rank, self.world_size, self._meeting = rank, meeting.world_size, meeting
         self._exchanged = exchanged
 
-    def exchange(self, transfers: list[Transfer]) -> Callable[[], bool]:
+    def exchange(self, transfers: list[Member]) -> Callable[[], bool]:
         inside = [replace(each, data=getattr(each.data, "inside", each.data)) for each in transfers]
         complete = self._meeting.post(self.rank, inside)
         told: list[str] = []

@@ -24,11 +24,11 @@ from casync.errors import (
 )
 from casync.graph.graph import build
 from casync.raw import RAW, with_raw
-from casync.runtime import watch
+from casync.runtime import threads
+from casync.runtime.calls import mix_seed
 from casync.runtime.counters import Counters
 from casync.runtime.executor import Executor
 from casync.runtime.options import RunOptions
-from casync.runtime.steps import mix_seed
 from casync.testing import Hub
 from casync.topology import Topology
 from tests.casync.fakes import (
@@ -587,7 +587,7 @@ def on_look(monkeypatch, executor, call):
 
 
 def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
-    monkeypatch.setattr(watch, "LOOK", 0.01)
+    monkeypatch.setattr(threads, "LOOK", 0.01)
     graph, hub, stuck = graph_of([50000], "exchange", "exact", 3, partitions=1), Hub(3), Stuck()
     ends = hub.endpoints()
     receive = ends[0].post_recv
@@ -604,7 +604,7 @@ def test_a_peer_that_dies_amid_a_message_is_noticed(monkeypatch):
 
 def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
     """It was once noticed only at the time-out. Data on its way through other ranks has time."""
-    monkeypatch.setattr(watch, "LOOK", 0.01)
+    monkeypatch.setattr(threads, "LOOK", 0.01)
     ends, stuck, looks = Hub(3).endpoints(), Stuck(), []
     monkeypatch.setattr(ends[0], "post_reduce", lambda *a: stuck)
     program = graph_of([50000], "allreduce", RAW, 3).slice(0)
@@ -615,11 +615,11 @@ def test_a_peer_that_dies_amid_a_native_reduce_is_noticed(monkeypatch):
         with pytest.raises(TransportError, match=r"rank 0, task `reduce .* closed by rank 2"):
             future.wait()
         stuck.free.set()
-    assert len(looks) > watch.REDUCE_LOOKS
+    assert len(looks) > threads.REDUCE_LOOKS
 
 
 def test_a_native_reduce_goes_on_without_a_peer_that_has_done_its_part(monkeypatch):
-    monkeypatch.setattr(watch, "LOOK", 0.01)
+    monkeypatch.setattr(threads, "LOOK", 0.01)
     ends, stuck, looks = Hub(3).endpoints(), Stuck(), threading.Semaphore(0)
     monkeypatch.setattr(ends[0], "post_reduce", lambda *a: stuck)
     program = graph_of([50000], "allreduce", RAW, 3).slice(0)
@@ -628,7 +628,7 @@ def test_a_native_reduce_goes_on_without_a_peer_that_has_done_its_part(monkeypat
         on_look(monkeypatch, executor, looks.release)
         future = executor.submit(program, torch.ones(50000), {}, 0)
         ends[2].abort()
-        for _ in range(watch.REDUCE_LOOKS + 3):
+        for _ in range(threads.REDUCE_LOOKS + 3):
             assert looks.acquire(timeout=HANG)
         assert not executor.failed
         stuck.free.set()
@@ -638,7 +638,7 @@ def test_a_native_reduce_goes_on_without_a_peer_that_has_done_its_part(monkeypat
 
 def test_a_peer_may_leave_when_it_has_done_its_part(monkeypatch):
     """Rank 0 has its message, and waits for another rank's."""
-    monkeypatch.setattr(watch, "LOOK", 0.01)
+    monkeypatch.setattr(threads, "LOOK", 0.01)
     graph = graph_of([50000], "exchange", "exact", 3, partitions=1)
     looks = threading.Semaphore(0)
     before = threading.active_count()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from casync.errors import TransportAborted
 from casync.memory.device import DeviceMemory
 from casync.nccl.bindings import BINDINGS, connect_by
-from casync.transports import Transfer
+from casync.transports import Member
 from casync.transports.nccl import NcclTransport
 from tests.casync.test_slot_transports import doubles, start  # noqa: F401
 from tests.patience import HANG
@@ -22,12 +22,12 @@ from tests.patience import HANG
 def look(exchange, make, abort, *, to_itself):
     """Messages to oneself, sums of one rank, and an abort. exchange: returns when they are done."""
     reduces = [make(range(40), kind) for kind in (torch.float32, torch.float16, torch.uint8)]
-    transfers = [Transfer("reduce", (0,), data, "sum of one", "sum") for data in reduces]
-    transfers += [Transfer("reduce", (0,), reduces[0], "its share", "sum", (40,))]
+    transfers = [Member("reduce", (0,), data, "sum of one", "sum") for data in reduces]
+    transfers += [Member("reduce", (0,), reduces[0], "its share", "sum", (40,))]
     if to_itself:
         sent, got = make(range(1000), torch.uint8), make([0] * 1000, torch.uint8)
-        transfers += [Transfer("send", (0,), sent, "to itself"),
-                      Transfer("recv", (0,), got, "from itself")]  # fmt: skip
+        transfers += [Member("send", (0,), sent, "to itself"),
+                      Member("recv", (0,), got, "from itself")]  # fmt: skip
     exchange(transfers)
     for data in reduces:
         assert data.cpu().tolist() == list(range(40))
@@ -81,11 +81,11 @@ def test_a_rank_alone_on_a_gpu(binding):
             stream.synchronize()
 
         data = values(range(40), torch.float32, device)
-        exchange([Transfer("reduce", (0,), data, "sum of one", "sum")])
+        exchange([Member("reduce", (0,), data, "sum of one", "sum")])
         stream.wait_stream(torch.cuda.current_stream())
 
         def captured():
-            transport.exchange([Transfer("reduce", (0,), data, "sum of one", "sum")])
+            transport.exchange([Member("reduce", (0,), data, "sum of one", "sum")])
             data.add_(1.0)  # NCCL launches nothing for a single rank, and no graph may be empty
 
         launch = memory.capture(captured)

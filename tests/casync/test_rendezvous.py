@@ -18,7 +18,7 @@ from casync.graph.graph import build, build_program
 from casync.graph.plan import partition
 from casync.raw import RAW
 from casync.topology import Topology
-from casync.transports import Transfer
+from casync.transports import Member
 from tests.casync.fakes import (
     CODECS,
     PAIRS,
@@ -152,7 +152,7 @@ def test_a_rank_that_has_left_is_told():
     meeting = Meeting(2)
     meeting.leave(1)
     with pytest.raises(DeadlockError, match=r"rank 0 is blocked in `hello`; rank 1 is at its end"):
-        meeting.exchange(0, [Transfer("send", (1,), torch.zeros(1), "hello")])
+        meeting.exchange(0, [Member("send", (1,), torch.zeros(1), "hello")])
 
 
 def test_sizes_must_agree():

@@ -29,7 +29,7 @@ from casync.nccl.pynccl import Pynccl
 from casync.nccl.watchdog import Watchdog
 from casync.runtime.executor import Executor
 from casync.runtime.options import RunOptions
-from casync.transports import Transfer
+from casync.transports import Member
 from casync.transports.nccl import NcclTransport
 from tests.casync import nccl_doubles
 from tests.casync.fakes import CODECS, gradients, graph_of, replay, states_of, world
@@ -145,15 +145,15 @@ def nccl(request, start):
 
 
 def send(peer, *values):
-    return Transfer("send", (peer,), torch.tensor(values, dtype=torch.uint8), f"send to {peer}")
+    return Member("send", (peer,), torch.tensor(values, dtype=torch.uint8), f"send to {peer}")
 
 
 def recv(peer, size):
-    return Transfer("recv", (peer,), torch.zeros(size, dtype=torch.uint8), f"recv from {peer}")
+    return Member("recv", (peer,), torch.zeros(size, dtype=torch.uint8), f"recv from {peer}")
 
 
 def reduce(ranks, data, op="sum"):
-    return Transfer("reduce", ranks, data, f"reduce over {ranks}", op)
+    return Member("reduce", ranks, data, f"reduce over {ranks}", op)
 
 
 def test_messages_match_by_their_order(ranks):
@@ -346,7 +346,7 @@ def test_each_rank_gets_its_share_of_a_sum(shares, ranks):
     """NCCL cannot scatter to an empty share, so then all ranks may get the whole sum."""
     data = [torch.arange(6.0) * (1 + rank) for rank in range(3)]
     made, everybody = ranks(3), (0, 1, 2)
-    made.exchange([[Transfer("reduce", everybody, own, "sum", "sum", shares)] for own in data])
+    made.exchange([[Member("reduce", everybody, own, "sum", "sum", shares)] for own in data])
     wanted = torch.split(torch.arange(6.0) * 6, [*shares])
     for rank, own in enumerate(data):
         assert torch.equal(torch.split(own, [*shares])[rank], wanted[rank])
@@ -355,7 +355,7 @@ def test_each_rank_gets_its_share_of_a_sum(shares, ranks):
 def test_a_reduce_scatter_is_a_reduce_to_each_rank_in_one_group(nccl):
     made, shares = nccl(2), (2, 3)
     data = [torch.ones(5), torch.ones(5)]
-    made.exchange([[Transfer("reduce", (0, 1), own, "sum", "sum", shares)] for own in data])
+    made.exchange([[Member("reduce", (0, 1), own, "sum", "sum", shares)] for own in data])
     sums = [call[:-1] for call in made.nccl.calls[0] if call[0] == "reduce"]
     kind = torch.float32, "sum"
     assert sums[-2:] == [("reduce", 2, *kind, 0), ("reduce", 3, *kind, 1)]
