@@ -8,8 +8,8 @@
     executor = Executor(transport, codecs, RunOptions(seed=0, timeout=60.0))
     future = executor.submit(program, bucket, states, step)    # bucket becomes the average
 
-RunOptions is in `casync.runtime.options`; `casync.predict.timeline` predicts times;
-`casync.testing` has a transport between threads.
+`casync.testing.Hub` makes transports between threads; `casync.predict.timeline` predicts times.
+docs/engine.md begins with a whole example.
 Names are loaded when first used: importing this package imports neither torch nor networkx.
 """
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from casync.graph.shares import share_out
     from casync.raw import RAW
     from casync.runtime.executor import Executor
+    from casync.runtime.options import RunOptions
     from casync.topology import Topology
 
 _HOME = {
@@ -51,6 +52,7 @@ _HOME = {
         "TransportError",
     ),
     "runtime.executor": ("Executor",),
+    "runtime.options": ("RunOptions",),
     "graph.graph": ("Graph", "Program", "build", "build_program"),
     "building.parts": ("Choice", "Part", "Tensor"),
     "graph.plan": ("partition",),
@@ -74,6 +76,7 @@ __all__ = [
     "PeerTimeout",
     "PlanError",
     "Program",
+    "RunOptions",
     "Tensor",
     "Topology",
     "TransportAborted",

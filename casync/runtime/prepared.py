@@ -44,7 +44,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Context:
-    """What an executor's programs have in common."""
+    """Codecs, memory and options that all programs of an executor share."""
 
     codecs: Mapping[str, Codec]
     memory: Memory
