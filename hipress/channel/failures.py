@@ -76,7 +76,7 @@ class Failures:
 
     def refuse_gone(self) -> None:
         """Raise TransportError if a rank ended so long ago that its data will not come: see
-        [Note: a peer that is gone] in casync/runtime/watch.py."""
+        [Note: a peer that is gone] in casync/runtime/threads.py."""
         gone, now = self._coordinator.gone(), time.monotonic()
         self._gone_since = None if gone is None else (self._gone_since or now)
         if gone is not None and now - (self._gone_since or now) > LOOK * REDUCE_LOOKS:
