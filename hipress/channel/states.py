@@ -10,13 +10,6 @@ been divided by N already; so has a worker's where ranks encode shares of the me
 one rank an owner's residual therefore counts N times. This is independent of codec, strategy and
 buckets, and is what moves when they change. A spec's own sums hold gradient back, too (`owed:`): it
 moves with the states while the codec stays, and as a gradient to another.
-
-[Note: undelivered gradient] A state whose fate is "owed" holds gradient that has not been sent. The
-average of the ranks' gradients lacks 1/N of a worker's residual, but all of an owner's, which has
-been divided by N already; so has a worker's where ranks encode shares of the mean. As a gradient of
-one rank an owner's residual therefore counts N times. This is independent of codec, strategy and
-buckets, and is what moves when they change. A spec's own sums hold gradient back, too (`owed:`): it
-moves with the states while the codec stays, and as a gradient to another.
 """
 
 from __future__ import annotations
