@@ -21,9 +21,13 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from casync.stages import WORK, Stage
+from casync import strategies
+from casync.cost import FREE, CodecCost, Copies, Costs
+from casync.graph.plan import BATCH_BYTES
+from casync.stages import ENTER, INSIDE, LEAVE, WIRE, WORK, Item, Setting, Stage
+from casync.topology import Topology
 
-__all__ = ["Event", "Load", "PredictedStep", "simulate_step"]
+__all__ = ["PREDICTED", "Event", "Load", "PredictedStep", "native", "simulate_step", "stages_of"]
 
 _EPSILON = 1e-12
 _Waiting = tuple[float, bool, float, int, int]  # urgency, last stage, time of arrival, piece, stage
@@ -213,3 +217,51 @@ class _Timeline:
             heapq.heappush(self._later, following)
         else:
             self._enqueue(lane.piece, lane.position + 1)
+
+
+#: strategies whose steps are predicted
+PREDICTED = tuple(name for name in strategies.list_strategies() if strategies.load(name).stages)
+
+
+def native(size: float, costs: Costs) -> tuple[Stage, ...]:
+    """Stages of a native all-reduce of `size` bytes."""
+    one = Topology.flat(1)
+    setting = Setting(one, costs, CodecCost(FREE, FREE), BATCH_BYTES, one)
+    return _with_copies((setting.reduce(size, 1, "float32"),), size, costs.copies)
+
+
+def stages_of(
+    strategy: str,
+    item: Item,
+    codec: CodecCost,
+    topology: Topology,
+    costs: Costs,
+    *,
+    turns: bool = False,
+) -> tuple[Stage, ...]:
+    """Stages of each rank for `item`, by one of PREDICTED. turns: see Setting."""
+    make = strategies.load(strategy).stages
+    assert make is not None
+    groups = strategies.groups(strategy, topology)
+    setting = Setting(topology, costs, codec, BATCH_BYTES, groups, turns)
+    return _with_copies(make(item, setting), item.gradient, costs.copies)
+
+
+def _with_copies(
+    chain: tuple[Stage, ...], gradient: float, copies: Copies | None
+) -> tuple[Stage, ...]:
+    """The stages with copies from and to a device: of gradients, or of payloads."""
+    if copies is None:
+        return chain
+    if copies.gradients:
+        leave, enter = _copies(gradient, copies)
+        return (leave, *chain, enter)
+    copied: list[Stage] = []
+    for stage in chain:
+        leave, enter = _copies(stage.size, copies)
+        copied += [leave, stage, enter] if stage.lane in (WIRE, INSIDE) else [stage]
+    return tuple(copied)
+
+
+def _copies(size: float, copies: Copies) -> tuple[Stage, Stage]:
+    return Stage(LEAVE, copies.leave(size)), Stage(ENTER, copies.enter(size))

@@ -9,7 +9,7 @@ import torch
 
 from casync import strategies
 from casync.codec import FLOAT_BYTES, Codec
-from casync.predict.stages import PREDICTED
+from casync.predict.timeline import PREDICTED
 from hipress.errors import ConfigError
 from hipress.model.params import Param
 from hipress.optim.optimizer_kinds import AVERAGED

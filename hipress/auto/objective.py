@@ -22,8 +22,7 @@ from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import Costs
 from casync.graph.plan import partition
 from casync.graph.shares import LEAST_BYTES, Shares, share_out
-from casync.predict.stages import native, stages
-from casync.predict.timeline import Load, PredictedStep, simulate_step
+from casync.predict.timeline import Load, PredictedStep, native, simulate_step, stages_of
 from casync.stages import Item, Stage
 from casync.topology import Topology
 from hipress.auto.workload import Bucket, Workload
@@ -171,7 +170,7 @@ class Objective:
         cost = self._costs.codecs.get(way.codec)
         if cost is None:  # codec of a rule, without measured costs
             return native(item.payload, self._costs)
-        return stages(way.strategy, item, cost, self._topology, self._costs, turns=self._turns)
+        return stages_of(way.strategy, item, cost, self._topology, self._costs, turns=self._turns)
 
     def _item(self, buckets: Sequence[Sequence[Param]], way: Way) -> Item:
         codec, count = self._codecs[way.codec], len(buckets)

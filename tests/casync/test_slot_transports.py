@@ -22,8 +22,7 @@ import torch.distributed as dist
 from casync.errors import CasyncError, PeerTimeout, PlanError
 from casync.memory.host import HostMemory
 from casync.nccl import distributed
-from casync.nccl.bindings import BINDINGS, connect_by
-from casync.nccl.bootstrap import through_store
+from casync.nccl.bindings import BINDINGS, connect_by, through_store
 from casync.nccl.nccl4py import Nccl4py
 from casync.nccl.pynccl import Pynccl
 from casync.nccl.watchdog import Watchdog

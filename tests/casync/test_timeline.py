@@ -8,8 +8,7 @@ from casync.building.tasks import Encode, members
 from casync.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.graph.joining import Bulk, join_tasks
 from casync.graph.plan import BATCH_BYTES
-from casync.predict.stages import PREDICTED, native, stages
-from casync.predict.timeline import Load, simulate_step
+from casync.predict.timeline import PREDICTED, Load, native, simulate_step, stages_of
 from casync.stages import ENTER, INSIDE, LEAVE, TASK, WIRE, WORK, Item, Stage
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, graph_of
@@ -133,7 +132,7 @@ def test_as_the_graph_is_simulated(strategy, topology):
     costs = Costs({1: each, 3: each}, {}, {"exact": CodecCost(line, line, Line(-TASK, 2 / SPEED))})
     payload = max(sizes["exact"] for sizes in graph.message_bytes) * len(graph.parts)
     item = Item(4.0 * elements, payload, len(graph.parts))
-    chain = stages(strategy, item, costs.codecs["exact"], topology, costs)
+    chain = stages_of(strategy, item, costs.codecs["exact"], topology, costs)
     for apart in (0.1, 0.5, 2.0):  # so that buckets wait for links, and links for buckets
         ready = [apart * number for number in range(4)]
         whole = simulate([graph] * 4, cluster, ready).makespan
@@ -146,18 +145,18 @@ def transferred(strategy, topology, payload=100.0, gradient=1000.0):
     """Seconds of the link for a payload, at a byte a second between nodes, and none inside."""
     costs = Costs({1: Transfer(Line(0, 1.0))}, {"float32": Transfer(Line(0, 2.0))})
     item = Item(gradient, payload, 4)
-    chain = stages(strategy, item, CodecCost(NOTHING, NOTHING), topology, costs)
+    chain = stages_of(strategy, item, CodecCost(NOTHING, NOTHING), topology, costs)
     return sum(stage.seconds for stage in chain if stage.lane == WIRE)
 
 
 def test_transfers_within_a_node_take_their_own_lane():
     costs = Costs({1: Transfer(Line(0, 1.0))}, {}, inside=Transfer(Line(0.5, 2.0), slows=0.25))
     nodes = Topology.even(8, 4)
-    chain = stages("ps", Item(8.0, 8.0, 8), CodecCost(NOTHING, NOTHING), nodes, costs)
+    chain = stages_of("ps", Item(8.0, 8.0, 8), CodecCost(NOTHING, NOTHING), nodes, costs)
     inside = [stage for stage in chain if stage.lane == INSIDE]
     assert [each.seconds for each in inside] == pytest.approx([2.0 * 7 * 3 / 7] * 2)
     assert {(each.delay, each.slows) for each in inside} == {(1.5, 0.25)}
-    chain = stages("hierarchical", Item(8.0, 8.0, 8), CodecCost(NOTHING, NOTHING), nodes, costs)
+    chain = stages_of("hierarchical", Item(8.0, 8.0, 8), CodecCost(NOTHING, NOTHING), nodes, costs)
     assert [stage.lane for stage in chain if stage.lane != WORK] == [INSIDE, WIRE, WIRE, INSIDE]
 
 
@@ -187,7 +186,7 @@ def test_work_of_a_rank(strategy):
     once = Line(-TASK, 1.0)
     codec = CodecCost(once, once, Line(-TASK, 10.0))
     topology = Topology.even(4, 2) if strategy.startswith("hierarchical") else FOUR
-    chain = stages(strategy, Item(1.0, 1.0, 4), codec, topology, costs)
+    chain = stages_of(strategy, Item(1.0, 1.0, 4), codec, topology, costs)
     total = sum(stage.seconds for stage in chain if stage.lane == WORK)
     assert total == pytest.approx(wanted)
 
@@ -202,13 +201,13 @@ def test_calls_of_an_encode_are_those_of_the_joined_program(strategy, lengths, c
     calls = sum(type(members(task)[0]) is Encode for task in first)
     costs = Costs({1: Transfer(NOTHING)}, {"float32": Transfer(NOTHING)})
     item = Item(4.0 * sum(lengths), 1.0, len(graph.parts))
-    chain = stages(strategy, item, CodecCost(NOTHING, NOTHING), FOUR, costs)
+    chain = stages_of(strategy, item, CodecCost(NOTHING, NOTHING), FOUR, costs)
     assert chain[0].seconds / TASK == pytest.approx(calls, abs=1)
 
 
 def test_latencies_of_a_ring_add_up():
     costs = Costs({1: Transfer(Line(0.5, 0.0))}, {"float32": Transfer(Line(2.0, 1.0), 0.25)})
-    chain = stages("ring", Item(1.0, 1.0, 4), CodecCost(NOTHING, NOTHING), FOUR, costs)
+    chain = stages_of("ring", Item(1.0, 1.0, 4), CodecCost(NOTHING, NOTHING), FOUR, costs)
     assert sum(stage.delay for stage in chain) == pytest.approx(2 * 3 * 0.5)
     assert native(3.0, costs) == (Stage(WIRE, 3.0, 2.0, 0.25, 3.0),)
 
@@ -226,7 +225,7 @@ def test_copies_to_and_from_a_device_are_of_gradients_or_messages(gradients):
     wires = {1: Transfer(Line(0, 1.0)), 3: Transfer(Line(0, 1.0))}
     copies = Copies(Line(0.5, 0.01), Line(0.25, 0.02), gradients)
     costs = Costs(wires, {"float32": Transfer(Line(0, 2.0))}, copies=copies)
-    chain = stages("ps", Item(1000.0, 100.0, 4), CodecCost(NOTHING, NOTHING), FOUR, costs)
+    chain = stages_of("ps", Item(1000.0, 100.0, 4), CodecCost(NOTHING, NOTHING), FOUR, costs)
     lanes = [stage.lane for stage in chain]
     sizes = [1000.0] if gradients else [75.0, 75.0]
     out, back = ([s.seconds for s in chain if s.lane == lane] for lane in (LEAVE, ENTER))

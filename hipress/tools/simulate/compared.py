@@ -9,7 +9,7 @@ from typing import Any
 
 from casync import strategies
 from casync.codec import FLOAT_BYTES, Codec
-from casync.predict.stages import PREDICTED
+from casync.predict.timeline import PREDICTED
 from casync.topology import Topology
 from hipress import options as options_
 from hipress.auto.objective import Way

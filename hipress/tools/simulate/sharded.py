@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import Costs
-from casync.predict.stages import native, stages
+from casync.predict.timeline import native, stages_of
 from casync.stages import INSIDE, WIRE, Item, Stage
 from casync.topology import Topology
 from hipress import options
@@ -317,7 +317,7 @@ class ShardSimulation(Simulation):
         )
         item = Item(FLOAT_BYTES * n * sum(packed), n * payload, n * len(packed))
         cost = costs.codecs[self._by_text[method].halves[argument][0]]
-        return stages(way.strategy, item, cost, topology, costs)
+        return stages_of(way.strategy, item, cost, topology, costs)
 
     def _native(self, argument: str, size: int, costs: Costs) -> tuple[Stage, ...]:
         """An all-reduce is a reduce-scatter and an all-gather, so each takes half. gloo's
