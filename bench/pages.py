@@ -42,10 +42,18 @@ def help_page(results: Path) -> dict[str, str]:
     return {"HAND": help_table.arithmetic(), "SPEED": speed}
 
 
+def shards_page(results: Path) -> dict[str, str]:
+    """Blocks of docs/cookbook/fsdp2.md: the tables of bench/results/shards.md."""
+    parts = (results / "shards.md").read_text("utf-8").split("\n\n")
+    shards, replicas = (part.strip() for part in parts if part.startswith("|"))
+    return {"SHARDS": shards, "REPLICAS": replicas}
+
+
 #: blocks of each page
 BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "README.md": readme,
     "docs/help.md": help_page,
+    "docs/cookbook/fsdp2.md": shards_page,
     "docs/compressors.md": spec_table.blocks,
 }
 EVIDENCE = "hipress/plan/evidence.json"
