@@ -176,7 +176,7 @@ class Executor:
         name: of the bucket, the same on all ranks: see [Note: identity] in identity.py.
         capture: for a transport without tags; others have no graphs.
         timeout: seconds that a peer may take, if other than by the options; for messages in host
-            memory.
+        memory.
 
         Never wait for this future in a callback of another. Raises the error that ended the
         executor, if any.
