@@ -55,11 +55,11 @@ class Exchange:
         return sum(piece.length for piece in self.pieces)
 
 
-def rows(lengths: Iterable[int], ranks: int, piece: Piece) -> tuple[Piece, ...]:
-    """Pieces of a tensor with a row for each rank, as in a reduce-scatter: no block of a codec
-    straddles two rows. lengths: of the pieces of a row. piece: the rest of each."""
-    row = [replace(piece, length=length) for length in lengths]
-    return tuple(replace(each, shares=((0, rank),)) for rank in range(ranks) for each in row)
+def rows(row: Iterable[Piece], ranks: int) -> tuple[Piece, ...]:
+    """Pieces of a tensor with a row like this for each rank, which owns it, as in a reduce-scatter:
+    no block of a codec straddles two rows."""
+    pieces = tuple(row)
+    return tuple(replace(each, shares=((0, rank),)) for rank in range(ranks) for each in pieces)
 
 
 def program_of(

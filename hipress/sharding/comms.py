@@ -23,7 +23,7 @@ from torch.futures import Future
 from casync.raw import RAW
 from hipress import compat
 from hipress.channel.channel import Channel
-from hipress.channel.exchange import Exchange, Piece
+from hipress.channel.exchange import Exchange, Piece, rows
 from hipress.channel.futures import average
 from hipress.engine.scaling import Scale, average_unscaled
 from hipress.errors import SyncError
@@ -225,10 +225,7 @@ class _Comm:
 
     def pieces(self, chosen: Sequence[int]) -> tuple[Piece, ...]:
         """Pieces of all rows: see [Note: rows]."""
-        ranks = range(self.group.ranks.size())
-        return tuple(
-            replace(each, shares=((0, rank),)) for rank in ranks for each in self.row(chosen)
-        )
+        return rows(self.row(chosen), self.group.ranks.size())
 
     def row(self, chosen: Sequence[int]) -> tuple[Piece, ...]:
         """Pieces of a row."""

@@ -74,14 +74,14 @@ def halves(rank, world_size, name):
 
 def named_rows(name: str, length: int, ranks: int, piece: Piece) -> Exchange:
     """An exchange of a row of this length for each rank, whose states are kept by row."""
-    pieces = rows([length], ranks, piece)
+    pieces = rows([replace(piece, length=length)], ranks)
     named = (replace(each, name=f"{name} {i}") for i, each in enumerate(pieces))
     return Exchange(name, tuple(named))
 
 
 def sums(length: int) -> Exchange:
     """The exchange of two uncompressed rows, which are summed at their owners."""
-    return Exchange("", rows([length // 2], 2, Piece(0, strategy="push")))
+    return Exchange("", rows([Piece(length // 2, strategy="push")], 2))
 
 
 def many_lengths(rank, world_size):
