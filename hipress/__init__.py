@@ -17,7 +17,8 @@
 
 from __future__ import annotations
 
-from compll import __version__
+from typing import Any
+
 from hipress import optim
 from hipress.api import detach, load_state_dict, report, state_dict
 from hipress.errors import (
@@ -79,3 +80,12 @@ __all__ = [
 ]
 
 _register()
+
+
+def __getattr__(name: str) -> Any:
+    """The version, which is compll's; importing that takes a while."""
+    if name == "__version__":
+        import compll
+
+        return compll.__version__
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

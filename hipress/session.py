@@ -18,10 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import compll
 from casync.codec import Codec
 from casync.shutdown import end_with
-from hipress import __version__, compat
+from hipress import compat
 from hipress.control.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
 from hipress.engine import momentum
 from hipress.engine.carried import Carried
@@ -344,8 +343,7 @@ def facts_of(
             for number, (key, codec) in enumerate(codecs.items())
         }
         | {rule.why: rule.codec.digest for rule in ruled if rule.codec is not None},
-        "versions": versions(),
-        "payload format": compll.PAYLOAD_FORMAT,
+        **versions(),
     }
 
 
@@ -377,6 +375,12 @@ def plain_options(options: Options) -> dict[str, Any]:
     return own | {"compressor": label(options), "params": dict(options.params)}
 
 
-def versions() -> dict[str, str]:
-    """Versions that must be equal on all ranks."""
-    return {"hipress": __version__, "torch": torch.__version__, "machine": platform.machine()}
+def versions() -> dict[str, Any]:
+    """Versions that must be equal on all ranks, by what they are of."""
+    import compll  # takes a while
+
+    ours = {"hipress": compll.__version__, "torch": torch.__version__}
+    return {
+        "versions": {**ours, "machine": platform.machine()},
+        "payload format": compll.PAYLOAD_FORMAT,
+    }

@@ -70,8 +70,8 @@ class Strategy(Protocol):
         ...
 
     def build(self, b: Builder, part: Part, topology: Topology) -> None:
-        """Add the tasks of `part`. topology: as the strategy sees it, see `groups`. See also
-        [Note: phases] and [Note: own slice] in builder.py."""
+        """Add the tasks of `part`: see [Note: phases] and [Note: own slice] in builder.py.
+        topology: as the strategy sees it, see `groups`."""
         ...
 
     #: stages of a rank, for predictions: see casync/stages.py; None if it is not predicted

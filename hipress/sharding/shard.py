@@ -14,7 +14,6 @@ from typing import Any, SupportsIndex
 import torch.distributed as dist
 from torch import nn
 
-import compll
 from casync.shutdown import end_with
 from casync.topology import Topology
 from hipress import compat
@@ -231,8 +230,7 @@ def _facts(
         "seed": options.seed,
         "checksum": options.checksum,
         "transport": placement.transport,
-        "versions": versions(),
-        "payload format": compll.PAYLOAD_FORMAT,
+        **versions(),
     }
 
 

@@ -82,7 +82,7 @@ def test_shards_that_cannot_be_averaged_are_refused_and_drift_is_warned_of():
         assert crossed[0] == "ConfigMismatch"
         assert "shards" in crossed[1]
         assert wrap[0] == older[0] == gossip[0] == "ConfigError"
-        assert "pass it to hipress.Synchronizer" in wrap[1]
+        assert "hipress.Synchronizer averages replicas" in wrap[1]
         assert "fully_shard" in older[1]
         assert "gossip averages whole parameters" in gossip[1]
         assert changed[0] == "SyncError"
