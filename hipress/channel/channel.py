@@ -117,7 +117,10 @@ class Channel:
         self._added: dict[str, Codec] = {}
         self.codecs = self._added if codecs is None else codecs
         if topology is None:
+            from compll import PAYLOAD_FORMAT  # takes a while
+
             facts = {"topology": str(options.topology), "seed": options.seed}
+            facts["payload format"] = PAYLOAD_FORMAT
             places = self._agree(facts, nodes.place())
             topology = nodes.topology_of(options.topology, places, coordinator.ranks)
         self.topology = topology
@@ -340,7 +343,7 @@ class Channel:
         strategies = [*dict.fromkeys(piece.strategy for piece in pieces)]
         facts = {"codec": [*codecs, *strategies], "elements": elements, "type": str(dtype)}
         cuts = [(piece.length, piece.shares) for piece in pieces]
-        self._agree({**facts, "tensor": name, "pieces": cuts})
+        self._agree({**facts, "tensor": name, "pieces": cuts}, what=f"to exchange {name!r}")
         program = program_of(
             pieces, self.topology, self.codecs, self.coordinator.rank, rotates=self.rotates
         )
@@ -354,6 +357,6 @@ class Channel:
         """Bytes of a tensor of each kind: the same on all ranks, whatever still runs."""
         return sum(dtype.itemsize * each.length for pieces, dtype in self._pools for each in pieces)
 
-    def _agree(self, facts: Mapping[str, object], own: object = None) -> list[Any]:
-        named = {f"{what} of {self.purpose}": fact for what, fact in facts.items()}
-        return self.coordinator.require_equal(named, own)
+    def _agree(self, facts: Mapping[str, object], own: object = None, what: str = "") -> list[Any]:
+        named = {f"{each} of {self.purpose}": fact for each, fact in facts.items()}
+        return self.coordinator.require_equal(named, own, what)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import hipress
@@ -15,6 +15,7 @@ from casync.errors import PayloadError
 from casync.runtime.executor import Executor
 from hipress.model.shards import local
 from tests.hipress.common import raised_by
+from tests.patience import SILENCE
 
 WIDE = 64
 SCALES = [2.0**16] * 3 + [2.0**17, 2.0**14, 2.0**10, 2.0**10]
@@ -320,3 +321,45 @@ def stepped_in_backward(rank, world_size):
         model.zero_grad()
     pairs = [pair for layer in model for pair in layer.pairs]
     return all(torch.equal(*pair) for pair in pairs), not torch.equal(pairs[0][0], pairs[1][0])
+
+
+class Adapted(nn.Module):
+    """A frozen layer in bfloat16 with an adapter in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 64, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+        self.adapter = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.adapter(x) + self.base(x.to(torch.bfloat16)).to(x.dtype)
+
+
+def other_types(rank, world_size, kind):
+    """True if a model of types that no codec takes trains as FSDP2 alone trains it, bit for bit;
+    the codecs by parameter that the report tells, and if it tells of bytes that are left."""
+    reduced = torch.float64 if kind == "reduced in float64" else None
+    held, report = [], None
+    for ours in (False, True):
+        torch.manual_seed(0)
+        made = Adapted() if kind == "mixed" else nn.Linear(64, 64)
+        model = fully_shard(made, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduced))
+        if ours:
+            hipress.shard(model, min_size=0, timeout=SILENCE)
+        if kind == "double":
+            model.double()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        for step in range(2):
+            x = torch.randn(4, 64, generator=torch.Generator().manual_seed(2 * step + rank))
+            model(
+                x.to(next(p for p in model.parameters() if p.requires_grad).dtype)
+            ).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        report = hipress.report(model) if ours else None
+        held.append([local(each).clone() for each in model.parameters()])
+    named = {
+        argument: {each.codec for each in decisions}
+        for argument, decisions in report.decisions.items()
+    }
+    return all(map(torch.equal, *held)), named, report.left_bytes > 0
