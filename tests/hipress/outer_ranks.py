@@ -169,7 +169,8 @@ def moved(rank, world_size, state):
     assert torch.equal(flat(model), in_order(fragment, fragment.agreed, model))
     owed = fragment.owed.clone()
     dist.all_reduce(owed)
-    saved = fragment.join(state["owed"])
+    nothing = {each.name: torch.zeros(each.shape) for each in fragment.params}
+    saved = fragment.join({**nothing, **state["owed"]})
     return float((owed / world_size - saved).abs().max()), float(saved.abs().max()), outer.rounds
 
 

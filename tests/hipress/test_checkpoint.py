@@ -17,7 +17,7 @@ from hipress.model.params import describe
 from hipress.options import Options
 from hipress.plan.plan import fixed_plan
 from hipress.state import checkpoint, checkpoint_format
-from tests.hipress import checkpoint_ranks, common, group_ranks, outer_ranks
+from tests.hipress import checkpoint_ranks, common, outer_ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import DIED, launch
 from tests.tiers import first_fast
@@ -326,18 +326,15 @@ def test_replicas_of_hipress_shard_in_other_numbers(codec, tmp_path):
 
 @pytest.mark.slow
 def test_other_ways_in_at_one_to_five_ranks(tmp_path):
-    """A process group `hipress`, replicas of hipress.shard and sites of an Outer: the undelivered
-    gradient is the same for fewer ranks and for more, and nothing is lost after that."""
+    """Replicas of hipress.shard and sites of an Outer: the undelivered gradient is the same for
+    fewer ranks and for more, and nothing is lost after that."""
     topk = {"compressor": "topk", "ratio": 0.1}
     for ranks in (2, 5):
         path = str(tmp_path / f"{ranks}")
-        left, off, *_ = launch(group_ranks.saves, ranks, "topk", f"{path}-group")[0]
         (held,), away = launch(checkpoint_ranks.replicas, ranks, 1, topk, f"{path}-shard", False)[0]
         sites = launch(outer_ranks.moved_by_dcp, ranks, f"{path}-outer", False)[0][0]["owed"]
-        assert max(off, away) < 1e-5
+        assert away < 1e-5
         for now in (1, 3, 4):
-            for by_file, by_dcp, off in launch(group_ranks.loads, now, "onebit", f"{path}-group"):
-                assert max((by_file - left).abs().max(), (by_dcp - left).abs().max(), off) < 1e-5
             shards = 2 if now == 4 else 1
             there = launch(checkpoint_ranks.replicas, now, shards, topk, f"{path}-shard", True)
             for found, off in there:
