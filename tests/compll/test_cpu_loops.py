@@ -86,7 +86,7 @@ def test_values_that_are_kept_need_no_masked_stores(tmp_path, monkeypatch):
     before = np.arange(1, 73, dtype=np.float32) * least
     state = {"held": before.copy()}
     codec.encode(values, state=state)
-    wanted = np.where(np.isfinite(values), values, before)
+    wanted = np.where(np.abs(values) < 2**48, values, before)  # states take up no more
     assert state["held"].tobytes() == wanted.tobytes()
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine("x86-64-v3", "", opt=3, reloc="pic")

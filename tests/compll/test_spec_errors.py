@@ -97,8 +97,8 @@ def test_the_example_is_right(tmp_path):
         ("name: example", "name: 1x", 1, 7, "'1x' is not a name", ""),
         ("feedback: error", "merge: sum", 11, 1, "payloads add without decoding only", ""),
         (
-            "mean(abs(g))",
-            "lookup(quantiles(g, 4), 1)\ngroup: 64",
+            "mean(abs(g))\n  q: where(g < 0, 1, 0)",
+            "lookup(quantiles(g, 4), 1)\n  q: where(g < 0, 1, 0)\ngroup: 64",
             5,
             17,
             "whole tensor",
