@@ -122,5 +122,6 @@ def test_signs_of_zero_sums(kind, form, tmp_path):
                 for codec, out in zip((reference, cpu), found, strict=False):
                     codec.encode_batch(x.copy(), table, out, at, scale=scale)
                 device.encode_batch(x.copy(), table, found[2], at, None, Encoding(scale=scale))
-                same = {np.nan_to_num(out.view("<f4")[: len(out) // 4]).tobytes() for out in found}
+                sums = [out[: len(out) // 4 * 4].view("<f4") for out in found]  # a status may follow
+                same = {np.nan_to_num(of_all).tobytes() for of_all in sums}
                 assert len(same) == 1, (n, value, scale, found)
