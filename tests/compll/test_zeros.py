@@ -122,6 +122,7 @@ def test_signs_of_zero_sums(kind, form, tmp_path):
                 for codec, out in zip((reference, cpu), found, strict=False):
                     codec.encode_batch(x.copy(), table, out, at, scale=scale)
                 device.encode_batch(x.copy(), table, found[2], at, None, Encoding(scale=scale))
-                sums = [out[: len(out) // 4 * 4].view("<f4") for out in found]  # a status may follow
+                # a status byte may follow
+                sums = [out[: len(out) // 4 * 4].view("<f4") for out in found]
                 same = {np.nan_to_num(of_all).tobytes() for of_all in sums}
                 assert len(same) == 1, (n, value, scale, found)
