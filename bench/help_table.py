@@ -1,4 +1,4 @@
-"""Does it help me? Predicted steps by link and model, for README.md and docs/help.md.
+"""Does it help me? Predicted steps by link and model, for README.md and docs/start/help.md.
 
 `python -m bench.pages` writes both tables: HELP, the answers, and HAND, the arithmetic beside them.
 """
@@ -191,7 +191,7 @@ def arithmetic(file: str = "nodes_of_8", rate: int = 25_000) -> str:
 
 def by_hand(case: Case, text: str) -> tuple[float, float, float]:
     """Bytes that a node sends in a step, seconds of its link for them, and seconds of computation,
-    by the formulas of docs/help.md. text: the method, or bf16."""
+    by the formulas of docs/start/help.md. text: the method, or bf16."""
     cluster = _cluster(case.file)
     predicted = simulation(case.file, case.model, case.way, case.method)
     elements, root = sizes(case.model)

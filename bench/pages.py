@@ -31,19 +31,19 @@ def readme(results: Path) -> dict[str, str]:
         f"On an H100 the host took {host[0]:.0f} to {host[-1]:.0f} ms longer for a step of GPT-2 "
         "small with `int4_group` than with DDP,\nby day and number of ranks; CUDA graphs "
         "(`capture=True`) save part of it "
-        "([figures](docs/cuda.md#measurements-on-a-gpu))."
+        "([figures](docs/how/cuda.md#measurements-on-a-gpu))."
     )
     return {"HELP": help_table.table(), "LOSS": spec_table.losses(rows, SHOWN), "HOST": told}
 
 
 def help_page(results: Path) -> dict[str, str]:
-    """Blocks of docs/help.md."""
+    """Blocks of docs/start/help.md."""
     speed = markdown_table(step_times.HEAD, step_times.cells(results))
     return {"HAND": help_table.arithmetic(), "SPEED": speed}
 
 
 def shards_page(results: Path) -> dict[str, str]:
-    """Blocks of docs/cookbook/fsdp2.md: the tables of bench/results/shards.md."""
+    """Blocks of docs/use/shard.md: the tables of bench/results/shards.md."""
     parts = (results / "shards.md").read_text("utf-8").split("\n\n")
     shards, replicas = (part.strip() for part in parts if part.startswith("|"))
     return {"SHARDS": shards, "REPLICAS": replicas}
@@ -52,9 +52,9 @@ def shards_page(results: Path) -> dict[str, str]:
 #: blocks of each page
 BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "README.md": readme,
-    "docs/help.md": help_page,
-    "docs/cookbook/fsdp2.md": shards_page,
-    "docs/compressors.md": spec_table.blocks,
+    "docs/start/help.md": help_page,
+    "docs/use/shard.md": shards_page,
+    "docs/measurements/compressors.md": spec_table.blocks,
 }
 EVIDENCE = "hipress/plan/evidence.json"
 

@@ -1,4 +1,4 @@
-"""The tables of docs/compressors.md, which `python -m bench.pages` writes.
+"""The tables of docs/measurements/compressors.md, which `python -m bench.pages` writes.
 
 python -m bench.codecs        # measures speeds, writes bench/results/codecs.json
 python -m bench.losses        # measures losses
@@ -120,7 +120,7 @@ def read_losses(results: Path) -> list[Row]:
 
 
 def blocks(results: Path) -> dict[str, str]:
-    """The tables of docs/compressors.md."""
+    """The tables of docs/measurements/compressors.md."""
     known = [facts(name) for name in compll.list_specs()]
     return {
         "SPECS": derived(known),

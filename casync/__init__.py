@@ -9,7 +9,7 @@
     future = executor.submit(program, bucket, states, step)    # bucket becomes the average
 
 `casync.testing.Hub` makes transports between threads; `casync.predict.timeline` predicts times.
-docs/engine.md begins with a whole example.
+docs/how/engine.md begins with a whole example.
 Names are loaded when first used: importing this package imports neither torch nor networkx.
 """
 

@@ -15,7 +15,6 @@ ELSEWHERE = {  # pages of the README that have another place on the site
     "CONTRIBUTING.md": "reference/contributing.md",
     "CHANGELOG.md": "reference/changes.md",
     "examples/": "../examples/",
-    "../README.md": "index.md",
 }
 COMMANDS = {"hipress": "hipress.tools.cli", "compll": "compll.tools.cli"}
 
@@ -64,7 +63,8 @@ def mend_links(_: Sphinx, *read: Any) -> None:
     content = read[-1]
     for there, here in ELSEWHERE.items():
         content[0] = content[0].replace(f"]({there}", f"]({here}")
-    results = r"\[([^\]]+)\]\((?:\.\./)?(bench/results/\w+\.md)\)"
+    content[0] = re.sub(r"\]\(\.\./((?:\.\./)*)README\.md", r"](\1index.md", content[0])
+    results = r"\[([^\]]+)\]\((?:\.\./)*(bench/results/\w+\.md)\)"
     content[0] = re.sub(results, r"\1 (`\2`)", content[0])
 
 

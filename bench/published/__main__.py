@@ -1,10 +1,10 @@
 """Published results beside their predictions, and the relative errors.
 
     python -m bench.published                  # every table
-    python -m bench.published --charts docs    # draws the charts of docs/published.md as well
+    python -m bench.published --charts docs    # and the charts of docs/measurements/published.md
     python -m bench.published --fit            # fits the numbers that published.yaml marks for it
 
-published.yaml has the fitted, predicted and assumed numbers; see docs/published.md.
+published.yaml has the fitted, predicted and assumed numbers; see docs/measurements/published.md.
 """
 
 from __future__ import annotations

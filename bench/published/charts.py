@@ -1,4 +1,4 @@
-"""The charts of docs/published.md."""
+"""The charts of docs/measurements/published.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tile programs, which a backend prints as machine code. See docs/tile-ir.md.
+"""Tile programs, which a backend prints as machine code. See docs/how/tile-ir.md.
 
 A kernel works on pieces of a gradient, and on the tiles of a piece: TILE elements, or a group.
 Values are instructions without side effects. Their level says how often they change: once per

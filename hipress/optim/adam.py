@@ -32,7 +32,7 @@ from hipress.optim.averaging import Averaging
 AUTO = "auto"
 FLOOR = 0.01
 SETTLED = 0.04  # largest relative change of the sum of v in a window
-#: steps before which freezes ended up to 20% above float32 in measurements (docs/losses.md), where
+#: steps before which freezes ended up to 20% above float32 (docs/measurements/losses.md) where
 #: the learning rate did not fall; none from here on ended more than 1% above
 EARLY = 150
 LOOKS = 10  # checks of that sum in a window of 1 / (1 - b2) steps

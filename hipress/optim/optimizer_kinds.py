@@ -1,4 +1,4 @@
-"""Kinds of optimizers, by which losses were measured (see docs/losses.md), and their wrappers."""
+"""Kinds of optimizers, by which losses were measured (docs/measurements/losses.md); wrappers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured effects of codecs on the loss of trained models: see docs/losses.md.
+"""Measured effects of codecs on the loss of trained models: see docs/measurements/losses.md.
 
 `python -m bench.pages` makes evidence.json from the results of `python -m bench.losses`.
 """

@@ -20,7 +20,7 @@ def test_files_are_current():
 
 
 def test_every_spec_is_listed():
-    text = (pages.ROOT / "docs" / "compressors.md").read_text("utf-8")
+    text = (pages.ROOT / "docs" / "measurements" / "compressors.md").read_text("utf-8")
     assert [name for name in compll.list_specs() if f"| `{name}` |" not in text] == []
 
 
@@ -29,14 +29,14 @@ def test_check_finds_what_is_out_of_date(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(pages.ROOT / name, tmp_path / name)
     monkeypatch.setattr(pages, "ROOT", tmp_path)
-    path = tmp_path / "docs" / "compressors.md"
+    path = tmp_path / "docs" / "measurements" / "compressors.md"
     text = path.read_text("utf-8")
     path.write_text(text.replace("`ceil(n / 8) + 4`", "`ceil(n / 8) + 5`"), "utf-8")
     app = typer.Typer()
     app.command()(pages.main)
     result = CliRunner().invoke(app, ["--check"])
     assert result.exit_code == 1
-    assert "docs/compressors.md is not" in result.output
+    assert "docs/measurements/compressors.md is not" in result.output
     assert CliRunner().invoke(app, []).exit_code == 0
     assert path.read_text("utf-8") == text
     assert CliRunner().invoke(app, ["--check"]).exit_code == 0
@@ -83,8 +83,13 @@ def test_yes_takes_a_gain_despite_the_host_and_more_than_one_node(common, ours, 
 
 def test_readme_and_the_page_say_what_the_files_of_clusters_describe():
     for file, _ in help_table.ROWS:
-        assert f"examples/clusters/{file}.yaml" in (pages.ROOT / "docs" / "help.md").read_text()
-    named = re.findall(r"examples/clusters/\w+\.yaml", (pages.ROOT / "docs/help.md").read_text())
+        assert (
+            f"examples/clusters/{file}.yaml"
+            in (pages.ROOT / "docs" / "start" / "help.md").read_text()
+        )
+    named = re.findall(
+        r"examples/clusters/\w+\.yaml", (pages.ROOT / "docs/start/help.md").read_text()
+    )
     assert all((pages.ROOT / each).is_file() for each in named)
 
 
@@ -108,7 +113,7 @@ def test_no_claim_cites_a_program_that_is_gone():
 @pytest.mark.parametrize(
     ("figures", "where"),
     [
-        (r"2123.*1184|1184.*2123|2081", {"docs/cookbook/fsdp2.md"}),  # HSDP, on four pages
+        (r"2123.*1184|1184.*2123|2081", {"docs/use/shard.md"}),  # HSDP, on four pages
         (r"1\.1 to 3\b", set()),  # had no source
         (r"No GPU has been\s+probed", set()),  # where another page tabulates "auto" on one
         (r"took 258 ms|hook took 318", set()),  # beside 259, 317 and 291

@@ -1,4 +1,4 @@
-"""The examples of docs/engine.md and of the package run as they stand."""
+"""The examples of docs/how/engine.md and of the package run as they stand."""
 
 import re
 import textwrap
@@ -10,7 +10,7 @@ import casync
 from casync.testing import Hub
 from tests.casync.fakes import CODECS, tensors_of
 
-ENGINE = Path(__file__).parents[2] / "docs" / "engine.md"
+ENGINE = Path(__file__).parents[2] / "docs" / "how" / "engine.md"
 
 
 def test_the_example_that_opens_the_page_on_the_engine():

@@ -1,4 +1,4 @@
-"""docs/language.md names every operator and section, and its examples compile."""
+"""docs/how/language.md names every operator and section, and its examples compile."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from compll.frontend.operators import OPERATORS
 from compll.frontend.sections import SECTIONS
 from tests.tiers import first_fast
 
-TEXT = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "how" / "language.md").read_text()
 #: of one step, where error feedback keeps more than half: sqrt(1 / (1 + ratio)) of a sketch; of the
 #: largest 16th of normal numbers, a third of their squares is sent
 LOST = {"countsketch": 0.92, "few_of_each": 0.85, "best_of_some": 0.97}

@@ -1,4 +1,4 @@
-"""docs/tutorial.md is run as written: its files are made, its commands print the text it shows."""
+"""docs/write/tutorial.md runs as written: its files are made, its commands print what it shows."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tests.walkthrough import follow
 
-TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "write" / "tutorial.md").read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""The scripts of docs/frameworks.md train, save and resume under each framework; the files of their
-ranks."""
+"""The scripts of docs/use/frameworks.md train, save and resume under each framework; the files of
+their ranks."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ from tests.hipress import framework_ranks
 from tests.hipress.launch import launch
 from tests.walkthrough import BLOCK, follow, run, write
 
-TEXT = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "use" / "frameworks.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE))
 
 

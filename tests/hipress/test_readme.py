@@ -16,7 +16,7 @@ from tests.walkthrough import follow
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench" / "results" / "README.md"]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench" / "results" / "README.md"]
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 
@@ -58,7 +58,7 @@ def test_options_and_strategies_are_those_described():
 
 def first_cells(heading):
     """Texts between backquotes in the first column of a section's tables."""
-    told = (ROOT / "docs" / "use.md").read_text("utf-8")
+    told = (ROOT / "docs" / "use" / "wrap.md").read_text("utf-8")
     section = told.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| ([^|]*) \|", section, re.MULTILINE)
     return {name for cell in cells for name in re.findall("`([^`]*)`", cell)}

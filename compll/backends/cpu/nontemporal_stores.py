@@ -1,4 +1,4 @@
-"""Stores that bypass the cache, for arrays that it cannot hold; see docs/tile-ir.md."""
+"""Stores that bypass the cache, for arrays that it cannot hold; see docs/how/tile-ir.md."""
 
 from __future__ import annotations
 

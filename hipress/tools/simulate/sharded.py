@@ -49,7 +49,7 @@ DEFAULTS = {
     FSDP2: (FP32, MIXED, BASELINE, "int4_group+int8_group"),
     HSDP: (FP32, MIXED, BASELINE, "int4_group", "onebit_group"),
 }
-#: measured losses of trainings by AdamW, as shares of float32's: docs/losses.md
+#: measured losses of trainings by AdamW, as shares of float32's: docs/measurements/losses.md
 LOSSES = {"int4_group+int8_group": (0.0008, 0.0028), "int8_group+int8_group": (-0.0003,)}
 _WEIGHTS = "int8_group"  # of weights, by default
 _IN_FLIGHT = 2  # default of hipress.shard
@@ -255,7 +255,7 @@ class ShardSimulation(Simulation):
 
     def _collectives(self, method: str, cluster: Cluster) -> Collectives:
         """[Note: on the host] gloo's own collectives block the host; those of hipress.shard do not,
-        but FSDP2 prefetches in the backward pass alone. See docs/cookbook/fsdp2.md."""
+        but FSDP2 prefetches in the backward pass alone. See docs/use/shard.md."""
         shards, groups = replace(cluster, nodes=1) if self.hybrid else cluster, self._groups
         costs, host = cost_tables.costs(shards, self._costs), cluster.device.host
         ours = ALL_GATHER in self._ways[method]
