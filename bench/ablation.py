@@ -39,7 +39,7 @@ from casync.runtime.executor import Executor
 from casync.runtime.options import RunOptions
 from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
-from hipress.plan.codecs import compile_codec, state_of
+from hipress.codecs import compile_codec, state_of
 
 WIDTH, LAYERS, ROUNDS, WARM_UP = 320, 12, 21, 3
 BUCKET = 25 << 20  # bytes

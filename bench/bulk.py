@@ -28,11 +28,10 @@ from casync.graph.shares import share_out
 from casync.raw import with_raw
 from casync.stages import TASK
 from casync.topology import Topology
-from hipress.auto.objective import Objective, Way
-from hipress.auto.workload import ddp_buckets, timed
+from hipress.choose.objective import Objective, Way
+from hipress.choose.workload import ddp_buckets, timed
+from hipress.codecs import compile_codec, partitions
 from hipress.model.params import describe
-from hipress.plan.codecs import compile_codec
-from hipress.plan.plan import partitions
 
 CODEC = "int4_group"
 CODECS = with_raw({CODEC: compile_codec(CODEC, {})})

@@ -35,12 +35,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 import hipress
-import hipress.auto.search
+import hipress.choose.search
 import hipress.engine.engine
 from bench.chaos_end import LAST
 from casync.cost import CodecCost, Costs, Line, Transfer
-from hipress.auto import probe, trial
 from hipress.channel import executors, failures
+from hipress.choose import probe, trial
 
 WIDTH = 256
 RATIOS = (0.1, 0.01)
@@ -326,8 +326,8 @@ def _trial(model: nn.Module, codec: Mapping[str, Any]) -> Training:
 def _force_trials() -> None:
     """Let "auto" try plans, in short turns: the link seems slow, codecs seem free."""
     trial.COUNTED = 3
-    trial.SLOW = hipress.auto.search.FAR = 1e9
-    hipress.auto.search.MIN_GAIN_SECONDS = hipress.auto.search.SHARE = 0.0
+    trial.SLOW = hipress.choose.search.FAR = 1e9
+    hipress.choose.search.MIN_GAIN_SECONDS = hipress.choose.search.SHARE = 0.0
     slow = dict.fromkeys(probe.DTYPES, Transfer(Line(1e-3, 1e-6)))
     probe.measure_link = lambda *_: Costs({1: Transfer(Line(1e-5, 1e-9))}, slow)
     free = CodecCost(*[Line(1e-6, 1e-10)] * 3)

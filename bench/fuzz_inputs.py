@@ -31,18 +31,18 @@ from compll.backends.cpu import backend
 from compll.runtime import claims, library
 from compll.runtime.library import locate
 from hipress import options
-from hipress.auto.candidates import candidates
-from hipress.auto.places import Places
-from hipress.auto.registry import Registry
-from hipress.auto.search import Search
-from hipress.auto.workload import timed
 from hipress.channel.states import Spans
+from hipress.choose import rules as rules_
+from hipress.choose.candidates import candidates
+from hipress.choose.places import Places
+from hipress.choose.plan import fixed_plan
+from hipress.choose.registry import Registry
+from hipress.choose.search import Search
+from hipress.choose.workload import timed
+from hipress.codecs import compile_codec
 from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError, StateError
 from hipress.model.params import describe
-from hipress.plan import rules as rules_
-from hipress.plan.codecs import compile_codec
-from hipress.plan.plan import fixed_plan
 from hipress.state import checkpoint
 from hipress.tools import profile
 from hipress.tools import results as results_

@@ -32,7 +32,7 @@ from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
 from bench.samples import sample
 from casync.codec import Codec
-from hipress.plan.codecs import compile_codec
+from hipress.codecs import compile_codec
 from hipress.tools.refusals import check_output
 
 WARM = 4  # steps: DDP makes new buckets after the first, programs are captured in the third

@@ -26,14 +26,14 @@ from casync.testing import Hub
 from casync.topology import Topology
 from hipress import optim
 from hipress import options as options_
-from hipress.auto.trial import COUNTED, SETTLING, TURNS
-from hipress.control.tuner import WATCHED
+from hipress.choose.plan import fixed_plan
+from hipress.choose.trial import COUNTED, SETTLING, TURNS
+from hipress.choose.tuner import WATCHED
+from hipress.codecs import resolve, resolve_down
 from hipress.engine.buckets import BucketPlan, BucketPlans
 from hipress.engine.momentum import Momentum
 from hipress.model.params import describe
 from hipress.optim.adam import Freezing
-from hipress.plan.codecs import resolve, resolve_down
-from hipress.plan.plan import fixed_plan
 from hipress.tools.run.figures import FINAL
 from hipress.tools.run.methods import Method, parse
 from hipress.tools.run.synchronize import Synchronized

@@ -1,7 +1,7 @@
 """Tables of README.md and docs, and the evidence that hipress ships, made from cells.
 
 python -m bench.losses          # measures
-python -m bench.pages           # writes the tables and hipress/plan/evidence.json
+python -m bench.pages           # writes the tables and hipress/choose/evidence.json
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bench.loss_cells import BASELINES, FP32, MOMENTUM, SHARDED, TRIAL, Cell, sp
 from bench.loss_workloads import ALL, OTHERS, WORKLOADS
 from compll.numerics.types import F32
 from compll.runtime import library
+from hipress.choose.evidence import Finding
 from hipress.optim.optimizer_kinds import KINDS
-from hipress.plan.evidence import Finding
 from hipress.tools.run import methods
 
 Place = tuple[str, int, str]  # workload, steps, data
@@ -98,7 +98,7 @@ def _error(differences: Sequence[float]) -> float:
 
 
 def evidence(measured: Iterable[Row]) -> str:
-    """The text of hipress/plan/evidence.json: a finding a line."""
+    """The text of hipress/choose/evidence.json: a finding a line."""
     lines = [json.dumps(asdict(each)) for each in _findings(measured)]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 

@@ -56,7 +56,7 @@ BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "docs/use/shard.md": shards_page,
     "docs/measurements/compressors.md": spec_table.blocks,
 }
-EVIDENCE = "hipress/plan/evidence.json"
+EVIDENCE = "hipress/choose/evidence.json"
 
 
 def fill(text: str, blocks: Mapping[str, str]) -> str:

@@ -35,7 +35,7 @@ from hipress.outer.outer import Outer
 from hipress.outer.schedule import OuterSGD
 from hipress.outer.store_members import StoreMembers
 from hipress.outer.torchft_members import TorchftMembers
-from hipress.policies.policies import Accordion, GraVAC, Warmup
+from hipress.policies import Accordion, GraVAC, Warmup
 from hipress.sharding.shard import shard
 from hipress.stateful import Stateful
 from hipress.ways.all_reduce import all_reduce

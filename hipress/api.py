@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from casync.errors import copy_to_raise
 from hipress import compat
-from hipress.auto.trial import REFUSED
+from hipress.choose.captured import forbidden
+from hipress.choose.trial import REFUSED
 from hipress.errors import ConfigError, ConfigMismatch, StateError
 from hipress.model.params import Param, as_ddp, describe
 from hipress.model.shards import (
@@ -29,7 +30,6 @@ from hipress.model.shards import (
 from hipress.model.torch_modes import without_inference_mode
 from hipress.outer import outer_state
 from hipress.outer.outer import Outer
-from hipress.plan.captured import forbidden
 from hipress.session import SESSIONS, Session, plain_options
 from hipress.sharding.sharding import sharding_of
 from hipress.ways.gossip import Gossip
@@ -37,7 +37,7 @@ from hipress.ways.process_group import CompressingGroup
 from hipress.ways.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
-    from hipress.control.plan_controller import PlanController, Trials
+    from hipress.choose.plan_controller import PlanController, Trials
     from hipress.engine.buckets import BucketPlans
     from hipress.engine.engine import Engine
     from hipress.engine.residuals import Residuals
@@ -140,7 +140,7 @@ def _capture_of(session: Session, trials: Trials | None) -> str:
 
 def _why(session: Session, tuner: PlanController | None) -> str:
     """Text on the plan of gradients, and on that of momentum."""
-    from hipress.control.phases import Phases
+    from hipress.choose.phases import Phases
     from hipress.optim.adam import Freezing
     from hipress.reporting.tables import describe_phases, describe_plan
 

@@ -24,7 +24,7 @@ from hipress.options import AUTO, SCRATCH, Options
 from hipress.ranks.link import group_timeout
 
 if TYPE_CHECKING:
-    from hipress.policies.policies import Policy
+    from hipress.policies import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")

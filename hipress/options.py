@@ -21,7 +21,7 @@ from hipress.optim.optimizer_kinds import KINDS, kind_of
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from hipress.policies.policies import Policy
+    from hipress.policies import Policy
 
 SCOPES = ("tensor", "bucket", "model")
 AUTO = "auto"
@@ -89,7 +89,7 @@ class Options:
             the path of a YAML file with one; a value is a name, a path, a compiled codec, None
             (uncompressed) or a mapping of `compressor` and its parameters.
         policy: changes of the compression during training, with a compressor of its own: a
-            hipress.GraVAC, Accordion or Warmup, or another hipress.policies.policies.Policy.
+            hipress.GraVAC, Accordion or Warmup, or another hipress.policies.Policy.
         transport: the transport of payloads. "auto": "gloo" for a model on the CPU, and "nccl" for
             a model on a GPU with an NCCL process group. "staged": a GPU's payloads over gloo,
             through pinned memory. "host": gradients are copied to the host and compressed by the

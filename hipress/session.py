@@ -21,7 +21,15 @@ from torch import nn
 from casync.codec import Codec
 from casync.shutdown import end_with
 from hipress import compat
-from hipress.control.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
+from hipress.choose import evidence, rules
+from hipress.choose.plan import check_patterns
+from hipress.choose.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
+from hipress.codecs import (
+    call,
+    compilations_told_by,
+    full_name,
+    resolve,
+)
 from hipress.engine import momentum
 from hipress.engine.carried import Carried
 from hipress.engine.engine import Engine
@@ -32,25 +40,17 @@ from hipress.model.params import Param, describe
 from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
-from hipress.plan import evidence, rules
-from hipress.plan.codecs import (
-    call,
-    compilations_told_by,
-    full_name,
-    resolve,
-)
-from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import job, nodes
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Mean
 
 if TYPE_CHECKING:
-    from hipress.auto.probe import Probe
-    from hipress.control.plan_controller import PlanController
+    from hipress.choose.plan import Plan
+    from hipress.choose.plan_controller import PlanController
+    from hipress.choose.probe import Probe
     from hipress.engine.residuals import Residuals
     from hipress.model.snapshot import Snapshot
-    from hipress.plan.plan import Plan
 
 log = logging.getLogger("hipress")
 

@@ -25,8 +25,8 @@ from bench.emulated_models import TRAINED, on_meta
 from bench.published.data import Cell, Data
 from bench.published.hipress_paper import plain
 from casync.cost import CodecCost, Line
-from hipress.auto.objective import Objective
-from hipress.auto.workload import Workload, timed
+from hipress.choose.objective import Objective
+from hipress.choose.workload import Workload, timed
 from hipress.model.params import Param, describe
 from hipress.tools.models import roofline
 from hipress.tools.models.device_speeds import DEVICES

@@ -16,7 +16,7 @@ import numpy as np
 from bench.published import data as data_
 from bench.published.data import Cell, Data, Number
 from bench.published.systems import Kernels, Stack, Training, byteps, hipress, inline, ring
-from hipress.plan.codecs import compile_codec
+from hipress.codecs import compile_codec
 from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.models.known import Model, load
 from hipress.tools.simulate.cluster import Cluster, Link

@@ -41,10 +41,10 @@ from hipress.channel.executors import start_executor
 from hipress.channel.failures import Failures
 from hipress.channel.futures import wait_within
 from hipress.channel.states import Arena, Arrays, Slice, States, arrays_of, sides_of
+from hipress.codecs import compile_codec, full_name
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
 from hipress.options import Options
-from hipress.plan.codecs import compile_codec, full_name
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
 from hipress.ranks.coordinator import Coordinator

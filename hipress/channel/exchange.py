@@ -20,7 +20,7 @@ from casync.raw import RAW
 from casync.strategies import owns_mean
 from casync.topology import Topology
 from hipress.channel.states import Arrays, Spans
-from hipress.plan.plan import NATIVE, partitions
+from hipress.codecs import NATIVE, partitions
 
 __all__ = ["Exchange", "Piece", "parts_of", "program_of", "rows"]
 

@@ -27,8 +27,8 @@ from casync import strategies
 from casync.codec import Codec
 from casync.memory import Memory
 from casync.runtime.deferral import as_torch
+from hipress.codecs import flat_names, full_name, gradient_units, state_of
 from hipress.errors import StateError
-from hipress.plan.codecs import flat_names, full_name, gradient_units, state_of
 
 __all__ = [
     "AGGREGATOR",

@@ -26,12 +26,12 @@ from casync.raw import RAW
 from casync.runtime.deferral import as_torch
 from hipress.channel.exchange import Piece, owned_parts, parts_of, program_of
 from hipress.channel.states import WORKER, Arena, Arrays, Spans, arrays_of
+from hipress.choose.plan import Plan
+from hipress.codecs import MEAN, REFERENCE
 from hipress.engine.residuals import Residuals
 from hipress.model.params import Param
 from hipress.model.rounding import add_product
 from hipress.options import Options
-from hipress.plan.codecs import MEAN, REFERENCE
-from hipress.plan.plan import Plan
 
 __all__ = ["Differences"]
 

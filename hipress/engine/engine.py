@@ -20,6 +20,7 @@ from casync.memory import Memory
 from casync.runtime.counters import Counters
 from casync.runtime.executor import TraceEvent
 from casync.runtime.options import Capture
+from hipress.choose.plan import Plan
 from hipress.engine.buckets import BucketPlans
 from hipress.engine.momentum import Momentum
 from hipress.engine.residuals import in_layout, in_shape
@@ -33,10 +34,9 @@ from hipress.model.shards import local
 from hipress.optim import Averaging
 from hipress.optim.optimizer_kinds import holds
 from hipress.options import Options
-from hipress.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from hipress.control.plan_controller import PlanController
+    from hipress.choose.plan_controller import PlanController
 
 #: a mapping, since other threads may add to it while one reads `keyrefs`
 _begun: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()

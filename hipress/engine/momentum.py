@@ -10,6 +10,7 @@ from torch.futures import Future
 
 from casync.codec import Codec
 from hipress.channel.futures import map_future
+from hipress.codecs import owed_names
 from hipress.engine.residuals import Residuals
 from hipress.engine.scaling import set_scaler
 from hipress.errors import ConfigError
@@ -20,7 +21,6 @@ from hipress.optim.adam import Freezing
 from hipress.optim.optimizer_kinds import refuse_foreign
 from hipress.optim.phase import marks_of
 from hipress.options import AUTO, Options
-from hipress.plan.codecs import owed_names
 
 __all__ = ["Momentum", "check"]
 

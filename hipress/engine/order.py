@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
+from hipress.choose.plan import Plan
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.plan import Plan
 
 #: least bytes of a gradient that is encoded in place: a copy costs more than a job of its own
 LARGE_BYTES = 1 << 20

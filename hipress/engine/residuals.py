@@ -33,9 +33,9 @@ from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
 from hipress.channel.states import Arena, Slice, Spans, States, sides_of
+from hipress.choose.plan import Plan
+from hipress.codecs import flat_names, owed_names, state_of
 from hipress.model.params import Param
-from hipress.plan.codecs import flat_names, owed_names, state_of
-from hipress.plan.plan import Plan
 
 
 class Residuals(States[int]):

@@ -18,12 +18,12 @@ from casync.runtime.options import Capture
 from hipress import compat
 from hipress.channel.futures import map_future, wait_within
 from hipress.channel.states import Copied
-from hipress.control.plan_controller import StepEvent
+from hipress.choose.plan_controller import StepEvent
 from hipress.engine.scaling import average_unscaled
 from hipress.engine.world import NATIVE_TIMEOUT_SLACK
 
 if TYPE_CHECKING:
-    from hipress.control.plan_controller import PlanController
+    from hipress.choose.plan_controller import PlanController
     from hipress.engine.buckets import BucketPlan, BucketPlans
     from hipress.engine.momentum import Momentum
     from hipress.engine.world import World

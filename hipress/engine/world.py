@@ -21,12 +21,12 @@ from casync.topology import Topology
 from hipress.channel.channel import Channel
 from hipress.channel.failures import Failures
 from hipress.channel.futures import average
+from hipress.choose.plan import hosted
 from hipress.engine.host_staging import HostCopies
 from hipress.engine.residuals import deferrable_states
 from hipress.engine.verify import Verifier
 from hipress.model.devices import ON_HOST, Placement, by_gloo
 from hipress.options import Options
-from hipress.plan.plan import hosted
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import connect
 

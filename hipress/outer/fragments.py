@@ -9,11 +9,11 @@ from itertools import groupby
 import torch
 from torch import nn
 
+from hipress.choose.plan import Plan
 from hipress.errors import ConfigError, SyncError
 from hipress.model.params import Param
 from hipress.model.shards import local
 from hipress.outer.schedule import KEPT, OuterSGD, Schedule
-from hipress.plan.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from casync.errors import CasyncError
 from hipress import compat
 from hipress import options as options_
 from hipress.arguments import group_of
+from hipress.codecs import refuse_misspelt
 from hipress.errors import (
     ConfigError,
     ConfigMismatch,
@@ -44,7 +45,6 @@ from hipress.outer.rounds import Round
 from hipress.outer.schedule import PRESETS, OuterSGD, Schedule
 from hipress.outer.site_model import SiteModel, refuse_averaged
 from hipress.outer.sites import Sites
-from hipress.plan.codecs import refuse_misspelt
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.coordinator import Coordinator, compare
 from hipress.ranks.link import connect, group_timeout, share

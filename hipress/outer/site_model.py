@@ -16,6 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from casync.topology import Topology
+from hipress.choose import rules as rules_
+from hipress.choose.plan import Plan, check_patterns, fixed_plan
+from hipress.codecs import resolve, resolve_down
 from hipress.errors import ConfigError
 from hipress.model import shards
 from hipress.model.devices import ON_HOST
@@ -25,9 +28,6 @@ from hipress.optim.optimizer_kinds import holds, unwrapped
 from hipress.options import Options
 from hipress.outer.fragments import Fragment, cut
 from hipress.outer.schedule import Schedule
-from hipress.plan import rules as rules_
-from hipress.plan.codecs import resolve, resolve_down
-from hipress.plan.plan import Plan, check_patterns, fixed_plan
 from hipress.session import SESSIONS, facts_of, wrapped_modules
 
 

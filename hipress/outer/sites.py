@@ -16,10 +16,10 @@ from casync.shutdown import end_with
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece
 from hipress.channel.states import Arena, Floats, States
+from hipress.choose.plan import Plan
 from hipress.errors import ConfigError
 from hipress.options import Options
 from hipress.outer.fragments import Bundle
-from hipress.plan.plan import Plan
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, gather
 

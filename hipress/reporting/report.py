@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hipress.auto.trial import Tried
-from hipress.plan.plan import Decision
+from hipress.choose.plan import Decision
+from hipress.choose.trial import Tried
 from hipress.reporting import tables
 from hipress.reporting.measured import Measured, all_reduce_bytes
 
 if TYPE_CHECKING:
-    from hipress.auto.probe import Probe
+    from hipress.choose.probe import Probe
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hipress.choose.plan import UNCOMPRESSED, Decision, Plan
 from hipress.model.params import Param
-from hipress.plan.plan import UNCOMPRESSED, Decision, Plan
 
 if TYPE_CHECKING:
     from hipress.optim.adam import Freezing
@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from casync.cost import Line
-from hipress.auto.trial import Tried
+from hipress.choose.trial import Tried
 from hipress.reporting.measured import Measured, total_of
 from hipress.reporting.text_table import Table
 
 if TYPE_CHECKING:
-    from hipress.auto.probe import Probe
+    from hipress.choose.probe import Probe
 
 
 def describe_plan(plan: Plan, params: Sequence[Param]) -> str:

@@ -19,13 +19,13 @@ from casync.topology import Topology
 from hipress import compat
 from hipress import options as options_
 from hipress.arguments import group_of
+from hipress.choose.plan import check_patterns
+from hipress.codecs import compilations_told_by, full_name
 from hipress.errors import ConfigError, unknown
 from hipress.model.devices import Placement, backends_of, place
 from hipress.model.params import Param
 from hipress.model.shards import mesh_size
 from hipress.options import AUTO, Options
-from hipress.plan.codecs import compilations_told_by, full_name
-from hipress.plan.plan import check_patterns
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
 from hipress.ranks.coordinator import Coordinator

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hipress.plan.plan import Decision
+from hipress.choose.plan import Decision
 from hipress.reporting.tables import decision_table
 from hipress.reporting.text_table import Table
 

@@ -18,13 +18,13 @@ from casync.raw import RAW
 from hipress import compat
 from hipress.channel.channel import Channel
 from hipress.channel.states import States
+from hipress.choose.plan import raw
 from hipress.engine.carried import Carried
 from hipress.engine.residuals import in_layout, in_shape
 from hipress.errors import StateError
 from hipress.model.devices import Placement
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.plan import raw
 from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Mean

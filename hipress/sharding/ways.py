@@ -11,13 +11,13 @@ from casync.codec import Codec
 from casync.rounds import refuse_workers
 from casync.strategies import refuses
 from casync.topology import Topology
+from hipress.choose import rules
+from hipress.choose.plan import Decision, fixed, raw
+from hipress.codecs import strategy_for
 from hipress.errors import ConfigError
 from hipress.model.devices import Placement
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan import rules
-from hipress.plan.codecs import strategy_for
-from hipress.plan.plan import Decision, fixed, raw
 
 __all__ = [
     "ALL_GATHER",

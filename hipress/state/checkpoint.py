@@ -16,10 +16,10 @@ import torch
 
 from casync.runtime.deferral import as_torch
 from hipress.channel.states import WORKER, Floats
+from hipress.codecs import MEAN
 from hipress.engine.residuals import Residuals, in_layout, in_shape
 from hipress.errors import StateError
 from hipress.model.params import Param
-from hipress.plan.codecs import MEAN
 from hipress.state.checkpoint_compat import (
     check_names,
     check_owed,

@@ -9,9 +9,9 @@ import torch
 
 from casync.codec import Codec
 from hipress.channel.states import WORKER
+from hipress.codecs import full_name
 from hipress.engine.residuals import Residuals
 from hipress.model.params import Param
-from hipress.plan.codecs import full_name
 
 NAMED = 5  # most parameter names in a shared error
 

@@ -32,7 +32,7 @@ from hipress.state.checkpoint_compat import check_owed, check_shapes, digest_of,
 from hipress.state.checkpoint_format import portable_state
 
 if TYPE_CHECKING:
-    from hipress.control.plan_controller import PlanController
+    from hipress.choose.plan_controller import PlanController
 
 log = logging.getLogger("hipress")
 

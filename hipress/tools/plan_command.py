@@ -10,16 +10,16 @@ from typing import Annotated
 import typer
 
 from hipress import options
-from hipress.auto.candidates import candidates
-from hipress.auto.places import Places
-from hipress.auto.registry import Registry
-from hipress.auto.search import Search
-from hipress.auto.workload import timed
+from hipress.choose.candidates import candidates
+from hipress.choose.places import Places
+from hipress.choose.plan import Decision, Plan
+from hipress.choose.registry import Registry
+from hipress.choose.search import Search
+from hipress.choose.workload import timed
 from hipress.errors import ConfigError
 from hipress.model.params import Param
 from hipress.optim.optimizer_kinds import kind_of
 from hipress.outer.schedule import Schedule
-from hipress.plan.plan import Decision, Plan
 from hipress.reporting.text_table import WIDTH, Table
 from hipress.tools import profile as profiles
 from hipress.tools.models import own

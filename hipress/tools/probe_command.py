@@ -14,10 +14,10 @@ import typer
 
 from casync.cost import Line
 from hipress import options
-from hipress.auto.candidates import candidates
-from hipress.auto.places import Places
-from hipress.auto.registry import Registry
-from hipress.auto.search import Search
+from hipress.choose.candidates import candidates
+from hipress.choose.places import Places
+from hipress.choose.registry import Registry
+from hipress.choose.search import Search
 from hipress.errors import ConfigError
 from hipress.model.devices import NCCL, ON_HOST, Placement, place
 from hipress.ranks import coordinator as coordinators

@@ -22,13 +22,13 @@ from hipress.arguments import group_of
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece
 from hipress.channel.futures import wait_within
+from hipress.codecs import resolve, resolve_down, strategy_for
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement
 from hipress.model.params import COMPRESSIBLE
 from hipress.model.shards import is_sharded
 from hipress.model.torch_modes import without_inference_mode
 from hipress.options import AUTO, Options
-from hipress.plan.codecs import resolve, resolve_down, strategy_for
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.link import group_timeout
 

@@ -24,6 +24,7 @@ from hipress import compat
 from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.channel.states import WORKER
+from hipress.choose.plan import Plan
 from hipress.engine.engine import Engine
 from hipress.engine.order import buckets
 from hipress.engine.residuals import Residuals
@@ -33,12 +34,11 @@ from hipress.model.shards import is_sharded
 from hipress.model.torch_modes import without_inference_mode
 from hipress.options import Options, refuse_foreign
 from hipress.outer.schedule import OuterSGD, Schedule
-from hipress.plan.neighbours import gossip_plan, step_sizes
-from hipress.plan.plan import Plan
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import connect, group_timeout, share
 from hipress.session import SESSIONS, prepare, tell_plan
+from hipress.ways.gossip_plan import gossip_plan, step_sizes
 from hipress.ways.plain import broadcast_values, plain_module, refuse_detached, snapshot
 
 

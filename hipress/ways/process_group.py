@@ -25,11 +25,11 @@ from hipress import compat
 from hipress import options as options_
 from hipress.channel.exchange import Exchange, Piece
 from hipress.channel.futures import wait_within
+from hipress.codecs import full_name, resolve, resolve_down, strategy_for
 from hipress.errors import ConfigError, StateError
 from hipress.model.devices import place
 from hipress.model.params import COMPRESSIBLE
 from hipress.options import AUTO, refuse_foreign
-from hipress.plan.codecs import full_name, resolve, resolve_down, strategy_for
 from hipress.reporting.text_table import Table
 from hipress.ways.all_reduce import (
     channels_of,

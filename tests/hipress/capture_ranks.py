@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 import hipress
-from hipress.auto.trial import Trial
+from hipress.choose.trial import Trial
 from tests.casync.streams import FakeMemory, Graph
 from tests.hipress.common import SMALL_BUCKETS, data, digest, make
 from tests.hipress.device_training_ranks import on_device

@@ -16,7 +16,7 @@ from hipress import compat, options
 from hipress.channel import channel as channels
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece, rows
-from hipress.plan.codecs import compile_codec
+from hipress.codecs import compile_codec
 from hipress.ranks import coordinator as coordinators
 from tests.hipress.common import error_of, raised_by
 from tests.hipress.toy_way import BufferAverages

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 import hipress
 from hipress import api
-from hipress.plan.codecs import MEAN, REFERENCE
+from hipress.codecs import MEAN, REFERENCE
 from hipress.ranks import link
 from hipress.session import SESSIONS
 from tests.hipress import tuner_ranks

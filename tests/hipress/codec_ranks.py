@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 import hipress
-import hipress.auto.search
+import hipress.choose.search
 from compll.runtime import cache, library
 from tests.hipress.common import (
     SMALL_BUCKETS,
@@ -40,8 +40,8 @@ class Automatic(NamedTuple):
 
 def automatic(rank, world_size, least):
     """compressor="auto" on a model worth compressing where DDP takes `least` seconds a step."""
-    hipress.auto.search.MIN_GAIN_SECONDS = least
-    hipress.auto.search.FAR = 1e9
+    hipress.choose.search.MIN_GAIN_SECONDS = least
+    hipress.choose.search.FAR = 1e9
     torch.manual_seed(0)
     ddp = hipress.wrap(
         nn.Sequential(nn.Linear(7, 2000), Scaled(empty=True), nn.Tanh(), nn.Linear(2000, 3)),
@@ -129,7 +129,7 @@ def told(rank, world_size):
     """Logs of wrapped models: all compressed, none, some by rules, little, and sparse ones."""
     little = nn.Sequential(nn.Linear(2000, 1, bias=False), nn.Linear(1, 3000).double())
     sparse = nn.Sequential(nn.Embedding(1000, 50, sparse=True), nn.Linear(50, 50))
-    hipress.auto.search.MIN_GAIN_SECONDS = 10.0
+    hipress.choose.search.MIN_GAIN_SECONDS = 10.0
     return [
         logged(make(), Int8()),
         logged(make()),

@@ -13,14 +13,13 @@ import hipress
 from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress import options
-from hipress.auto import candidates, places, probe, search, timing, trial
 from hipress.channel import executors
-from hipress.control.planner import Planner, codecs_of
+from hipress.choose import candidates, evidence, levels, places, probe, search, timing, trial
+from hipress.choose.planner import Planner, codecs_of
+from hipress.choose.rules import NO_RULES
+from hipress.codecs import compile_codec
 from hipress.model.devices import NCCL, ON_HOST, Placement
 from hipress.model.params import describe
-from hipress.plan import evidence, levels
-from hipress.plan.codecs import compile_codec
-from hipress.plan.rules import NO_RULES
 from hipress.ranks import coordinator as coordinators
 from tests.casync import emulated
 from tests.casync.streams import FakeMoment, Schedule

@@ -17,10 +17,10 @@ from casync.topology import Topology
 from casync.transports.distributed import DistributedTransport
 from hipress import options, session
 from hipress.channel import executors
+from hipress.choose.plan import fixed_plan
 from hipress.errors import HipressError
 from hipress.model.devices import Placement
 from hipress.model.params import describe
-from hipress.plan.plan import fixed_plan
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.link import connect
 from hipress.state import checkpoint

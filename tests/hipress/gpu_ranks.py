@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate
 
 import hipress
-from hipress import compat, optim, session
-from hipress.auto import candidates
+from hipress import codecs, compat, optim, session
+from hipress.choose import candidates, levels, rules
+from hipress.codecs import compile_codec
 from hipress.model.devices import Placement
-from hipress.plan import codecs, levels, rules
-from hipress.plan.codecs import compile_codec
 from tests import gpus
 from tests.hipress import device_plan_ranks, group_ranks, sharding_ranks
 from tests.hipress.common import SMALL_BUCKETS, data, digest, error_of, make

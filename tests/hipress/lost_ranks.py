@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 import hipress
 from hipress import compat, session
-from hipress.auto import probe
+from hipress.choose import probe
 from hipress.ranks import coordinator, link, mailbox
 from tests.hipress.common import codec, error_of, make, train
 from tests.patience import HANG, SILENCE

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 from hipress import optim
-from hipress.control.tuner import WATCHED
+from hipress.choose.tuner import WATCHED
 from hipress.session import SESSIONS
 from tests.hipress.codec_ranks import logged
 from tests.hipress.common import SMALL_BUCKETS, Scaled, data, digest, make, raised_by

@@ -11,10 +11,10 @@ import torch
 import compll
 from casync.runtime.deferral import as_torch
 from casync.topology import Topology
+from hipress.choose.plan import fixed_plan
 from hipress.engine.buckets import BucketPlans
 from hipress.model.params import describe
 from hipress.options import Options
-from hipress.plan.plan import fixed_plan
 from tests.hipress.fakes import Int8
 
 

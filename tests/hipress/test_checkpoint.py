@@ -11,11 +11,11 @@ import compll
 import hipress
 from casync.topology import Topology
 from hipress import api
+from hipress.choose.plan import fixed_plan
 from hipress.engine.residuals import Residuals
 from hipress.errors import StateError
 from hipress.model.params import describe
 from hipress.options import Options
-from hipress.plan.plan import fixed_plan
 from hipress.state import checkpoint, checkpoint_format
 from tests.hipress import checkpoint_ranks, common, outer_ranks
 from tests.hipress.fakes import Int8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import compll
+from hipress.choose import evidence
 from hipress.engine.residuals import deferrable_states
-from hipress.plan import evidence
 from tests.hipress import codec_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast

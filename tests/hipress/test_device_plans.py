@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from casync.topology import Topology
-from hipress.auto import probe, timing
-from hipress.auto.probe_setup import ProbeSetup
+from hipress.choose import probe, timing
+from hipress.choose.probe_setup import ProbeSetup
 from tests.casync.emulated import DeviceMemory
 from tests.casync.rendezvous import Meeting
 from tests.casync.streams import FakeEnd, Schedule

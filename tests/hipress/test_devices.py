@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 import compll
 from compll.backends.cuda import device as cuda_device
+from hipress.codecs import compile_codec
 from hipress.errors import ConfigError
 from hipress.model.devices import ON_HOST, Placement, backends_of, place
 from hipress.model.params import describe
-from hipress.plan.codecs import compile_codec
-from hipress.policies.policies import Warmup
+from hipress.policies import Warmup
 from tests.casync.fakes import CODECS
 from tests.hipress import device_ranks
 from tests.hipress.fakes import Int8

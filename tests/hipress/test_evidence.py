@@ -9,11 +9,10 @@ import torch
 
 import compll
 from hipress import optim, options
-from hipress.auto import candidates
+from hipress.choose import candidates, evidence
+from hipress.choose.evidence import Finding
 from hipress.errors import ConfigError
 from hipress.optim.optimizer_kinds import KINDS, kind_of, unwrapped
-from hipress.plan import evidence
-from hipress.plan.evidence import Finding
 
 
 def finding(codec="topk", params=None, given=None, *, kind="sgd", workload="a", **more):

@@ -22,7 +22,7 @@ def test_ranks_stay_equal_and_checkpoints_load_into_either_type(name, tmp_path):
 
 
 def test_a_misspelt_residual_is_told():
-    from hipress.plan import codecs
+    from hipress import codecs
 
     kind, message, _ = error_of(codecs.compile_codec, "onebit_group", {"residul": "bfloat16"})
     assert (kind, message) == (

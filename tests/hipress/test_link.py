@@ -8,11 +8,11 @@ import torch.distributed as dist
 
 from casync.topology import Topology
 from hipress import compat
-from hipress.control.planner import Planner
+from hipress.choose.planner import Planner
+from hipress.choose.rules import NO_RULES
 from hipress.errors import AgreementTimeout, HipressError
 from hipress.model.devices import ON_HOST
 from hipress.options import Options
-from hipress.plan.rules import NO_RULES
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import link as links
 from hipress.ranks.coordinator import Coordinator
@@ -98,7 +98,7 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
         raise RuntimeError("closed by peer")
 
     monkeypatch.setattr("hipress.ranks.link.connect", lambda coordinator, purpose: object())
-    monkeypatch.setattr("hipress.auto.probe.measure_link", measure_link)
+    monkeypatch.setattr("hipress.choose.probe.measure_link", measure_link)
     coordinator = Coordinator.on(dist.HashStore(), 1, (3, 5), "here", 0.05)
     planner = Planner((), Options(), Topology.flat(2), NO_RULES, coordinator, ON_HOST)
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"

@@ -12,13 +12,13 @@ from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
 from casync.topology import Topology
 from hipress import options
-from hipress.auto.registry import Registry
-from hipress.auto.search import Search, least_share
+from hipress.choose.plan import fixed_plan, restored
+from hipress.choose.registry import Registry
+from hipress.choose.search import Search, least_share
 from hipress.engine.buckets import BucketPlans
 from hipress.engine.residuals import Residuals
 from hipress.model.params import describe
 from hipress.options import Options
-from hipress.plan.plan import fixed_plan, restored
 from hipress.state.checkpoint import export
 from hipress.state.checkpoint_format import check_format
 from tests.hipress.fakes import Int8

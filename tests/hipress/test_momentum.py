@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hipress.control.tuner import WATCHED
+from hipress.choose.tuner import WATCHED
 from tests.hipress import momentum_ranks
 from tests.hipress.common import make
 from tests.hipress.launch import launch

@@ -12,10 +12,10 @@ import torch
 import hipress
 from compll.runtime.library import specs_dir
 from hipress import options
-from hipress.auto.candidates import candidates
+from hipress.choose.candidates import candidates
+from hipress.codecs import resolve, strategy_for
 from hipress.errors import ConfigError
 from hipress.model.devices import Placement
-from hipress.plan.codecs import resolve, strategy_for
 from hipress.session import label
 from tests.hipress.fakes import Halves, Int8, Sparse
 

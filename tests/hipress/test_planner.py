@@ -17,18 +17,18 @@ from casync.predict import timeline
 from casync.runtime.counters import Counters
 from casync.topology import Topology
 from hipress import options, session
-from hipress.auto import probe
-from hipress.auto.candidates import candidates
-from hipress.auto.local_search import BUDGET
-from hipress.auto.objective import LOADS
-from hipress.auto.registry import Registry
-from hipress.auto.search import FAR, TRIED, Search
-from hipress.auto.workload import Bucket, Workload, estimate, timed
-from hipress.control import planner
+from hipress.choose import planner, probe
+from hipress.choose.candidates import candidates
+from hipress.choose.local_search import BUDGET
+from hipress.choose.objective import LOADS
+from hipress.choose.plan import check_patterns, fixed_plan
+from hipress.choose.registry import Registry
+from hipress.choose.search import FAR, TRIED, Search
+from hipress.choose.workload import Bucket, Workload, estimate, timed
+from hipress.codecs import partitions
 from hipress.engine.round import Traffic
 from hipress.errors import ConfigError
 from hipress.model.params import Param, describe
-from hipress.plan.plan import check_patterns, fixed_plan, partitions
 from hipress.reporting.measured import measure_of
 from hipress.reporting.report import Report
 from hipress.reporting.tables import describe_plan, probe_table
@@ -87,7 +87,7 @@ def test_slow_link_compresses_most(params):
 
 
 def test_the_fastest_predictions_are_tried_and_the_native_all_reduce(params, monkeypatch):
-    monkeypatch.setattr("hipress.auto.search.FAR", 9.0)
+    monkeypatch.setattr("hipress.choose.search.FAR", 9.0)
     made = plans(params, costs(link=1e7, codec=1e10))
     assert len(made) == TRIED + 1
     assert [each.compresses for each in made] == [True, True, True, False]
@@ -127,7 +127,7 @@ def test_far_slower_plans_are_not_tried(params, monkeypatch):
     made = plans(params, costs(link=1e7, codec=1e10))
     best = made[0].seconds
     assert all(each.seconds <= 1.1 * FAR * best for each in made if each.compresses)
-    monkeypatch.setattr("hipress.auto.search.FAR", 1.05)
+    monkeypatch.setattr("hipress.choose.search.FAR", 1.05)
     made = plans(params, costs(link=1e7, codec=1e10))
     assert all("int8_fake" in each.label for each in made[:-1])
     assert not made[-1].compresses

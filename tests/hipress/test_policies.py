@@ -9,7 +9,7 @@ import torch
 
 import hipress
 from hipress.errors import ConfigError
-from hipress.policies.policy_state import DENSE, Gains, Norms, roundtrip
+from hipress.policies import DENSE, Gains, Norms, roundtrip
 from tests.hipress import policy_ranks
 from tests.hipress.fakes import Int8, Sparse
 from tests.hipress.launch import launch

@@ -9,10 +9,10 @@ from torch import nn
 
 from casync.topology import Topology
 from hipress import options
+from hipress.choose import rules as overrides
+from hipress.choose.plan import check_patterns, fixed_plan
 from hipress.errors import ConfigError
 from hipress.model.params import describe
-from hipress.plan import rules as overrides
-from hipress.plan.plan import check_patterns, fixed_plan
 from hipress.session import plain_options
 from tests.hipress import rules_ranks
 from tests.hipress.common import make

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
-from hipress.auto.probe import DTYPES
+from hipress.choose.probe import DTYPES
+from hipress.codecs import compile_codec
 from hipress.errors import ConfigError
-from hipress.plan.codecs import compile_codec
 from hipress.reporting.text_table import Table
 from hipress.tools import profile
 from hipress.tools.cli import app

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from casync.topology import Topology
+from hipress.choose.plan import fixed_plan
 from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError
 from hipress.model.params import describe
 from hipress.options import Options
-from hipress.plan.plan import fixed_plan
 from hipress.ranks.nodes import topology_of
 from tests.hipress import strategy_ranks
 from tests.hipress.fakes import Int8

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from hipress.auto.trial import COUNTED, SETTLING, TURNS, WINDOW, Trial, Watch, results
+from hipress.choose.trial import COUNTED, SETTLING, TURNS, WINDOW, Trial, Watch, results
 
 TURN = SETTLING + COUNTED
 

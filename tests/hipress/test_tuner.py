@@ -12,20 +12,20 @@ import torch
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.memory.host import HostMemory, Instant
 from casync.topology import Topology
-from hipress.auto import probe, trial
-from hipress.auto.compilation import Compilation
-from hipress.auto.places import Device, Places
-from hipress.auto.probe_setup import ProbeSetup
-from hipress.auto.registry import Registry
-from hipress.control import tuner as tuners
-from hipress.control.observer import Observer
-from hipress.control.plan_controller import StepEvent
-from hipress.control.tuner import WATCHED, Tuner
+from hipress.choose import probe, trial
+from hipress.choose import tuner as tuners
+from hipress.choose.compilation import Compilation
+from hipress.choose.observer import Observer
+from hipress.choose.places import Device, Places
+from hipress.choose.plan_controller import StepEvent
+from hipress.choose.probe_setup import ProbeSetup
+from hipress.choose.registry import Registry
+from hipress.choose.rules import NO_RULES
+from hipress.choose.tuner import WATCHED, Tuner
+from hipress.codecs import NATIVE
 from hipress.errors import ConfigError, RankLost
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.plan import NATIVE
-from hipress.plan.rules import NO_RULES
 from hipress.ranks import link as link_
 from tests.hipress import tuner_ranks
 from tests.hipress.launch import launch

@@ -13,17 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 import hipress
-import hipress.auto.candidates
-import hipress.auto.search
+import hipress.choose.candidates
+import hipress.choose.search
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from compll.runtime.codec import Codec
 from hipress import optim, options
-from hipress.auto import probe, trial
-from hipress.auto.places import Places
-from hipress.control.plan_controller import FixedPlan
+from hipress.choose import probe, trial
+from hipress.choose.places import Places
+from hipress.choose.plan import Plan, fixed_plan, raw
+from hipress.choose.plan_controller import FixedPlan
+from hipress.codecs import NATIVE
 from hipress.model.params import describe
-from hipress.plan.plan import NATIVE, Plan, fixed_plan, raw
 from hipress.ranks import coordinator as coordinators
 from hipress.session import SESSIONS
 from tests.hipress.common import (
@@ -117,13 +118,13 @@ def fast_codecs(group, codecs, link, *_):
 def quick(plans=None):
     """Trials of short turns with all plans. plans: fake codecs."""
     trial.COUNTED = 3
-    hipress.auto.search.MIN_GAIN_SECONDS = 0.0
-    hipress.auto.search.FAR = 1e9
+    hipress.choose.search.MIN_GAIN_SECONDS = 0.0
+    hipress.choose.search.FAR = 1e9
     trial.SLOW = 1e9
-    hipress.auto.search.SHARE = 0.0
+    hipress.choose.search.SHARE = 0.0
     probe.measure_link, probe.measure_codecs = slow_link, fast_codecs
     if plans is not None:
-        hipress.auto.candidates.candidates = lambda *_, **__: {c.name: c for c in plans}
+        hipress.choose.candidates.candidates = lambda *_, **__: {c.name: c for c in plans}
 
 
 def steps(sync, model, rank, count):
@@ -252,8 +253,8 @@ def resumed(rank, world_size):
 def by_word(rank, world_size, momentum, accepted):
     """Plans with rounds that a trial tried; reasons by codec; the accept_loss; a digest."""
     quick()
-    usual = hipress.auto.candidates.candidates
-    hipress.auto.candidates.candidates = lambda *args, **more: {
+    usual = hipress.choose.candidates.candidates
+    hipress.choose.candidates.candidates = lambda *args, **more: {
         key: codec for key, codec in usual(*args, **more).items() if "powersgd" in key
     }
     model, whys = make(), {}

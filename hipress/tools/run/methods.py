@@ -144,8 +144,10 @@ def outer_options(method: Method) -> dict[str, Any]:
 
 def _compile(codec: str, options_given: dict[str, Any]) -> None:
     """Check a codec's options by the reference backend, which compiles nothing."""
-    from hipress import options  # not above: both import torch
-    from hipress.plan import codecs
+    from hipress import (
+        codecs,
+        options,  # not above: both import torch
+    )
 
     known = {each.name for each in fields(options.Options)} - {"compressor", "params"}
     chosen = {key: value for key, value in options_given.items() if key in known}

@@ -12,12 +12,12 @@ from casync.codec import FLOAT_BYTES, Codec
 from casync.predict.timeline import PREDICTED
 from casync.topology import Topology
 from hipress import options as options_
-from hipress.auto.objective import Way
+from hipress.choose import evidence
+from hipress.choose.objective import Way
+from hipress.choose.plan import excluded, unsuited
+from hipress.codecs import compile_codec, for_shape, ways_for
 from hipress.errors import ConfigError
 from hipress.model.params import Param
-from hipress.plan import evidence
-from hipress.plan.codecs import compile_codec, for_shape, ways_for
-from hipress.plan.plan import excluded, unsuited
 from hipress.tools.run import methods as texts
 
 __all__ = ["BASELINE", "DEFAULTS", "FP32", "Method", "parse"]

@@ -17,11 +17,11 @@ from casync.predict.timeline import native, stages_of
 from casync.stages import INSIDE, WIRE, Item, Stage
 from casync.topology import Topology
 from hipress import options
+from hipress.choose import evidence
+from hipress.choose.plan import Decision
 from hipress.errors import ConfigError, unknown
 from hipress.model.devices import ON_HOST
 from hipress.model.params import Param
-from hipress.plan import evidence
-from hipress.plan.plan import Decision
 from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way, ways_of
 from hipress.tools.models.own import Description
 from hipress.tools.simulate import compared

@@ -15,8 +15,8 @@ from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import Costs
 from casync.predict.timeline import PredictedStep
 from casync.stages import WIRE, Stage
-from hipress.auto.objective import Objective, Way
-from hipress.auto.workload import Workload, timed
+from hipress.choose.objective import Objective, Way
+from hipress.choose.workload import Workload, timed
 from hipress.errors import ConfigError
 from hipress.tools.models.known import Model
 from hipress.tools.models.own import SHAPES, Description

@@ -10,12 +10,12 @@ from casync.codec import FLOAT_BYTES
 from casync.cost import Costs, Transfer
 from casync.predict.timeline import Event, Load
 from casync.stages import WORK
-from hipress.auto.objective import Objective, Way
-from hipress.auto.places import Places
-from hipress.auto.registry import Registry
-from hipress.auto.search import Search
-from hipress.auto.workload import Bucket, Workload, estimate
-from hipress.plan.plan import Decision
+from hipress.choose.objective import Objective, Way
+from hipress.choose.places import Places
+from hipress.choose.plan import Decision
+from hipress.choose.registry import Registry
+from hipress.choose.search import Search
+from hipress.choose.workload import Bucket, Workload, estimate
 from hipress.ranks.link import Agreement
 from hipress.session import Session
 from hipress.tools.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, WIRE, Point, Span

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from casync.codec import Codec
 from casync.cost import FREE, Copies, Costs, Transfer, fit
 from casync.topology import Topology
-from hipress.auto.probe_setup import HOST, ProbeSetup, TimedStream, Wire
-from hipress.auto.timing import BURST, REPEATS, codec_cost, overlap_of, slows_of
+from hipress.choose.probe_setup import HOST, ProbeSetup, TimedStream, Wire
+from hipress.choose.timing import BURST, REPEATS, codec_cost, overlap_of, slows_of
 from hipress.ranks.link import all_reduce_max
 
 SMALL, LARGE, HUGE = 4 << 10, 1 << 20, 4 << 20  # bytes on the link

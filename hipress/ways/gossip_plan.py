@@ -12,10 +12,10 @@ from casync.codec import Codec
 from casync.estimates import Estimate
 from casync.memory.host import HostMemory
 from casync.raw import Raw
+from hipress.choose.plan import UNCOMPRESSED, Plan
+from hipress.codecs import full_name, partitions, state_of
 from hipress.errors import ConfigError
-from hipress.plan.codecs import full_name, state_of
-from hipress.plan.plan import UNCOMPRESSED, Plan, partitions
-from hipress.policies.policy_state import roundtrip
+from hipress.policies import roundtrip
 
 _SCALES = (1.0, 1e-4)  # scales of the differences that test a codec
 _TRIED = 1 << 16  # elements

@@ -11,28 +11,27 @@ from casync import strategies
 from casync.codec import Codec
 from casync.memory.host import HostMemory
 from casync.topology import Topology
-from hipress.auto import candidates
-from hipress.auto.compilation import Compilation
-from hipress.auto.places import Places
-from hipress.auto.probe import Probe
-from hipress.auto.registry import Registry
-from hipress.auto.search import Search
-from hipress.control.capture_trial import CaptureTrial
-from hipress.control.phases import Phases
-from hipress.control.plan_controller import FixedPlan, PlanController
-from hipress.control.policy_controller import PolicyController
-from hipress.control.tuner import Tuner
+from hipress.choose import candidates, levels
+from hipress.choose.capture_trial import CaptureTrial
+from hipress.choose.captured import with_captured
+from hipress.choose.compilation import Compilation
+from hipress.choose.phases import Phases
+from hipress.choose.places import Places
+from hipress.choose.plan import Plan, fixed_plan, raw
+from hipress.choose.plan_controller import FixedPlan, PlanController
+from hipress.choose.policy_controller import PolicyController
+from hipress.choose.probe import Probe
+from hipress.choose.registry import Registry
+from hipress.choose.rules import Overrides
+from hipress.choose.search import Search
+from hipress.choose.tuner import Tuner
+from hipress.codecs import resolve, resolve_down, strategy_for
 from hipress.model.devices import Placement
 from hipress.model.params import Param
 from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
-from hipress.plan import levels
-from hipress.plan.captured import with_captured
-from hipress.plan.codecs import resolve, resolve_down, strategy_for
-from hipress.plan.plan import Plan, fixed_plan, raw
-from hipress.plan.rules import Overrides
-from hipress.policies.policies import Policy
+from hipress.policies import Policy
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement
 

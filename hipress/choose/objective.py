@@ -25,9 +25,9 @@ from casync.graph.shares import LEAST_BYTES, Shares, share_out
 from casync.predict.timeline import Load, PredictedStep, native, simulate_step, stages_of
 from casync.stages import Item, Stage
 from casync.topology import Topology
-from hipress.auto.workload import Bucket, Workload
+from hipress.choose.workload import Bucket, Workload
+from hipress.codecs import partitions
 from hipress.model.params import Param
-from hipress.plan.plan import partitions
 
 LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
 PIECES = 4  # most pieces of a bucket

@@ -11,7 +11,8 @@ import torch
 
 from casync.codec import Codec
 from casync.runtime.options import Capture
-from hipress.control.plan_controller import (
+from hipress.choose.plan import Plan
+from hipress.choose.plan_controller import (
     Measurements,
     PlanController,
     StepEvent,
@@ -20,7 +21,6 @@ from hipress.control.plan_controller import (
 )
 from hipress.errors import StateError, SyncError
 from hipress.optim.adam import Freezing
-from hipress.plan.plan import Plan
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement
 

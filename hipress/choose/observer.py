@@ -11,10 +11,10 @@ import torch
 from casync.codec import FLOAT_BYTES, Codec, one_piece
 from casync.memory import Memory, Moment
 from casync.memory.repeat_elision import MARK, promises, squeeze
-from hipress.auto.workload import Bucket, Workload, kinds
-from hipress.control.plan_controller import StepEvent
+from hipress.choose.plan_controller import StepEvent
+from hipress.choose.workload import Bucket, Workload, kinds
+from hipress.codecs import state_of
 from hipress.model.params import Param
-from hipress.plan.codecs import state_of
 
 RUNS, RUN = 16, 1 << 14  # number and elements of the runs sampled from a large gradient
 WORD = 8  # bytes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from casync.codec import Codec
-from hipress.auto import candidates
+from hipress.choose import candidates
+from hipress.choose.plan import HOSTED, own_codec, too_large, unsuited
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.plan import HOSTED, own_codec, too_large, unsuited
 
 __all__ = ["Registry"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
+from casync import strategies
 from casync.codec import Codec
 from casync.memory import Memory
 from casync.topology import Topology
@@ -17,6 +19,8 @@ from hipress import options as options_
 from hipress.errors import ConfigError, closest, unknown
 from hipress.options import AUTO, Options
 
+NATIVE = "allreduce"  # strategy of a tensor without codec
+CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps the transfer
 REFERENCE, MEAN = "reference", "mean"  # states of derived feedback of differences
 
 
@@ -183,8 +187,6 @@ def strategy_for(codec: Codec, strategy: str = AUTO, down: Codec | None = None) 
     (`vote`); the rest, sparse codecs, are all-gathered. A stateless codec in groups is not sparse,
     whatever its length: what varies is how it codes its values (`lossless`, `entropy`).
     """
-    from casync import strategies
-
     suited = _suiting_strategy(codec) if down is None else "ps"
     name = strategies.current_name(suited if strategy == AUTO else strategy)
     if name not in strategies.list_strategies():
@@ -208,6 +210,20 @@ def ways_for(codec: Codec, strategy: str, topology: Topology) -> tuple[str, ...]
         return (name,)
     ring = () if codec.states else ("ring",)  # encodes N times, with feedback or without
     return (name, "exchange", *ring, *(["hierarchical"] * topology.nested))
+
+
+def partitions(numel: int, codec: Codec, strategy: str, world_size: int) -> int:
+    """Partitions of a tensor: chunks of about CHUNK elements.
+
+    A codec without groups is not cut: each chunk would have a scale, or a selection, of its own. A
+    strategy that spreads over owners cuts a partition into world_size chunks anyway.
+    """
+    if codec.align == 1 and codec.additive is None:
+        return 1
+    chunks = max(1, math.ceil(numel / CHUNK))
+    if strategies.load(strategy).SPREADS in ("", "tensors"):
+        return chunks
+    return max(1, math.ceil(chunks / world_size))
 
 
 def _suiting_strategy(codec: Codec) -> str:

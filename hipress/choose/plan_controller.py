@@ -11,8 +11,8 @@ import torch
 from casync.codec import Codec
 from casync.cost import Costs
 from casync.runtime.options import Capture
-from hipress.auto.trial import Tried
-from hipress.plan.plan import Plan
+from hipress.choose.plan import Plan
+from hipress.choose.trial import Tried
 
 __all__ = ["FixedPlan"]
 

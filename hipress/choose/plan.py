@@ -5,7 +5,6 @@ A fixed compressor is used for all parameters that it suits; "auto" compares sev
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,17 +17,15 @@ from casync.codec import Codec
 from casync.graph.shares import LEAST_BYTES
 from casync.rounds import refuse_workers
 from casync.topology import Topology
+from hipress.codecs import NATIVE, for_shape, partitions, strategy_for
 from hipress.errors import ConfigError
 from hipress.model.param_kinds import is_kind, refuse_unknown
 from hipress.model.params import Param
 from hipress.options import SMALL, Options
-from hipress.plan.codecs import for_shape, strategy_for
 
-NATIVE = "allreduce"  # strategy of a tensor without codec
 UNCOMPRESSED = "uncompressed"  # key of the raw codec in gossip
 HOSTED = " on the host"  # see `hosted`
 SLACK = 64  # bytes
-CHUNK = 1 << 20  # elements: a bigger tensor is cut, so that encoding overlaps the transfer
 
 
 @dataclass(frozen=True)
@@ -243,20 +240,6 @@ def minimum(codec: Codec, options: Options) -> int:
         return options.min_size
     whole = codec.align > 1 or codec.additive is not None or options.scope != "tensor"
     return 0 if whole else SMALL
-
-
-def partitions(numel: int, codec: Codec, strategy: str, world_size: int) -> int:
-    """Partitions of a tensor: chunks of about CHUNK elements.
-
-    A codec without groups is not cut: each chunk would have a scale, or a selection, of its own. A
-    strategy that spreads over owners cuts a partition into world_size chunks anyway.
-    """
-    if codec.align == 1 and codec.additive is None:
-        return 1
-    chunks = max(1, math.ceil(numel / CHUNK))
-    if strategies.load(strategy).SPREADS in ("", "tensors"):
-        return chunks
-    return max(1, math.ceil(chunks / world_size))
 
 
 def fixed(

@@ -17,8 +17,8 @@ from casync.codec import Codec, one_piece
 from casync.cost import CodecCost, fit
 from casync.memory import Memory, Moment
 from casync.rounds import as_rounds
-from hipress.auto.probe_setup import ProbeSetup, TimedStream
-from hipress.plan.codecs import state_of
+from hipress.choose.probe_setup import ProbeSetup, TimedStream
+from hipress.codecs import state_of
 from hipress.ranks.link import all_reduce_max
 
 __all__ = ["BURST", "REPEATS", "codec_cost", "overlap_of", "slows_of"]

@@ -12,7 +12,7 @@ from hipress.ranks.store import fulfil
 
 if TYPE_CHECKING:
     from casync.codec import Codec
-    from hipress.auto.places import Places
+    from hipress.choose.places import Places
 
 __all__ = ["Compilation"]
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from casync.codec import Codec
-from hipress.auto.objective import Objective, Predicted, Way, cuttable
+from hipress.choose.objective import Objective, Predicted, Way, cuttable
 
 __all__ = ["Choices", "LocalSearch"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from casync.memory import Moment
 from casync.runtime.options import Capture
-from hipress.auto.trial import Trial, Tried, results
-from hipress.control.plan_controller import FixedPlan
-from hipress.plan.plan import Plan
+from hipress.choose.plan import Plan
+from hipress.choose.plan_controller import FixedPlan
+from hipress.choose.trial import Trial, Tried, results
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from casync.codec import Codec
+from hipress.choose.plan import Decision, Plan, fixed, own_codec, raw, refuse_many
+from hipress.codecs import compile_codec, full_name, strategy_for
 from hipress.errors import ConfigError
 from hipress.errors import shown as shortly
 from hipress.model.param_kinds import is_kind, refuse_unknown
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.codecs import compile_codec, full_name, strategy_for
-from hipress.plan.plan import Decision, Plan, fixed, own_codec, raw, refuse_many
 
 _EXAMPLE = '{"*embed*": "int8_group", "*.bias": None}'
 

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 from casync.codec import Codec
 from casync.topology import Topology
+from hipress.choose.plan import Plan, fixed_plan
+from hipress.choose.rules import Overrides
+from hipress.codecs import compile_codec, full_name, strategy_for
 from hipress.errors import ConfigError
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.codecs import compile_codec, full_name, strategy_for
-from hipress.plan.plan import Plan, fixed_plan
-from hipress.plan.rules import Overrides
-from hipress.policies.policies import Policy
+from hipress.policies import Policy
 
 ELEMENTS = 1 << 20  # of a tensor by which levels are compared
 

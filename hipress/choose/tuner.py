@@ -21,15 +21,15 @@ from casync.codec import Codec
 from casync.cost import Costs
 from casync.memory import Moment
 from casync.runtime.options import Capture
-from hipress.auto.compilation import Compilation
-from hipress.auto.places import Places
-from hipress.auto.trial import WINDOW, Trial, Tried, Watch, results
-from hipress.auto.workload import Workload
-from hipress.control.capture_trial import capture_of
-from hipress.control.observer import Observer
-from hipress.control.plan_controller import Measurements
-from hipress.plan.captured import with_captured
-from hipress.plan.plan import Plan, restored
+from hipress.choose.capture_trial import capture_of
+from hipress.choose.captured import with_captured
+from hipress.choose.compilation import Compilation
+from hipress.choose.observer import Observer
+from hipress.choose.places import Places
+from hipress.choose.plan import Plan, restored
+from hipress.choose.plan_controller import Measurements
+from hipress.choose.trial import WINDOW, Trial, Tried, Watch, results
+from hipress.choose.workload import Workload
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, all_reduce_max
 

@@ -72,7 +72,7 @@ class Finding:
 @cache
 def findings() -> tuple[Finding, ...]:
     """All measured findings."""
-    text = resources.files("hipress.plan").joinpath("evidence.json").read_text("utf-8")
+    text = resources.files("hipress.choose").joinpath("evidence.json").read_text("utf-8")
     return tuple(Finding(**each) for each in json.loads(text))
 
 

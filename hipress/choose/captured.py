@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from casync.runtime.capture import capture_obstacle
+from hipress.choose.plan import Plan
 from hipress.options import AUTO, Options
-from hipress.plan.plan import Plan
 
 __all__ = ["forbidden", "with_captured"]
 

@@ -19,17 +19,17 @@ from casync.cost import FREE, CodecCost, Costs, Line
 from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
 from casync.rounds import refuse_workers
 from casync.topology import Topology
-from hipress.auto import candidates
-from hipress.auto.local_search import Choices, LocalSearch
-from hipress.auto.objective import Kind, Objective, Way
-from hipress.auto.registry import Registry
-from hipress.auto.workload import Bucket, Workload, estimate, kinds
+from hipress.choose import candidates
+from hipress.choose.evidence import Finding, swamps
+from hipress.choose.local_search import Choices, LocalSearch
+from hipress.choose.objective import Kind, Objective, Way
+from hipress.choose.plan import HOSTED, Decision, Plan, excluded, raw
+from hipress.choose.registry import Registry
+from hipress.choose.rules import NO_RULES, Overrides
+from hipress.choose.workload import Bucket, Workload, estimate, kinds
+from hipress.codecs import ways_for
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.plan.codecs import ways_for
-from hipress.plan.evidence import Finding, swamps
-from hipress.plan.plan import HOSTED, Decision, Plan, excluded, raw
-from hipress.plan.rules import NO_RULES, Overrides
 
 __all__ = ["least_share"]
 

@@ -14,10 +14,10 @@ import torch
 from casync.codec import Codec
 from casync.memory import Moment
 from casync.runtime.options import Capture
-from hipress.control.plan_controller import StepEvent, Trials
+from hipress.choose.plan import Plan, raw, restored
+from hipress.choose.plan_controller import StepEvent, Trials
 from hipress.model.params import Param
-from hipress.plan.plan import Plan, raw, restored
-from hipress.policies.policy_state import DENSE, PolicyState
+from hipress.policies import DENSE, PolicyState
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, all_reduce_sum
 

@@ -10,19 +10,19 @@ import torch
 from casync import strategies
 from casync.codec import FLOAT_BYTES, Codec
 from casync.predict.timeline import PREDICTED
-from hipress.errors import ConfigError
-from hipress.model.params import Param
-from hipress.optim.optimizer_kinds import AVERAGED
-from hipress.options import Options
-from hipress.plan import evidence
-from hipress.plan.codecs import (
+from hipress.choose import evidence
+from hipress.choose.evidence import Finding
+from hipress.codecs import (
     compile_codec,
     flat_names,
     gradient_units,
     owed_names,
     strategy_for,
 )
-from hipress.plan.evidence import Finding
+from hipress.errors import ConfigError
+from hipress.model.params import Param
+from hipress.optim.optimizer_kinds import AVERAGED
+from hipress.options import Options
 
 __all__ = ["candidates", "expected", "refuses", "within"]
 

@@ -18,13 +18,13 @@ from casync.codec import Codec
 from casync.cost import Costs
 from casync.memory.host import HostMemory
 from casync.topology import Topology
-from hipress.auto import probe
-from hipress.auto.probe_setup import HOST, ProbeSetup
-from hipress.auto.search import FAR, TRIED, Search, why_tried
-from hipress.auto.workload import Workload
 from hipress.channel.executors import start_slots
+from hipress.choose import probe
+from hipress.choose.plan import HOSTED, Plan
+from hipress.choose.probe_setup import HOST, ProbeSetup
+from hipress.choose.search import FAR, TRIED, Search, why_tried
+from hipress.choose.workload import Workload
 from hipress.model.devices import NCCL, Placement
-from hipress.plan.plan import HOSTED, Plan
 from hipress.ranks.coordinator import Coordinator
 
 __all__ = ["Device", "Places"]

@@ -1,1 +1,0 @@
-"""Measurements and the search for plans: `"auto"`."""

@@ -1,1 +1,0 @@
-"""Control of plans: each step's plan, chosen by measured times, a policy or a freeze."""

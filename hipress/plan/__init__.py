@@ -1,1 +1,0 @@
-"""Planning: the codec, strategy and partitions of each parameter."""

@@ -1,1 +1,0 @@
-"""Policies, which move between levels of a compressor, and their state."""
