@@ -31,6 +31,7 @@ from compll.backends.cpu import backend
 from compll.runtime import claims, library
 from compll.runtime.library import locate
 from hipress import options
+from hipress.channel.records import GRADIENTS, check_record
 from hipress.channel.states import Spans
 from hipress.choose import rules as rules_
 from hipress.choose.candidates import candidates
@@ -40,10 +41,10 @@ from hipress.choose.registry import Registry
 from hipress.choose.search import Search
 from hipress.choose.workload import timed
 from hipress.codecs import compile_codec
+from hipress.engine import saving
 from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError, StateError
 from hipress.model.params import describe
-from hipress.state import checkpoint
 from hipress.tools import profile
 from hipress.tools import results as results_
 from hipress.tools.run.figures import Report
@@ -169,17 +170,17 @@ def states() -> Trial:
             {p.index: Spans([(0, p.numel)]) for p in params},
         )
         residuals.place_all()
-        cases.append((residuals, checkpoint.export(residuals, 3, 0, 2)))
+        cases.append((residuals, saving.export([0, 2], residuals, 3)))
 
     def trial(random: Random) -> str:
         residuals, saved = random.choice(cases)
         damaged = mutations.of_value(saved, random)
         try:
-            fitting = checkpoint.validate(residuals, damaged, 0, 2, strict=random.random() < 0.5)
-            checkpoint.plan_of(damaged)
+            check_record(damaged, GRADIENTS)
+            fitting = saving.validate(residuals, damaged, [0, 2], strict=random.random() < 0.5)
         except StateError:
             return REFUSED
-        checkpoint.restore(residuals, damaged, fitting)
+        saving.restore(residuals, damaged, fitting)
         for side in (s for p in residuals.places for s in residuals.arrays(p).values()):
             assert all(np.isfinite(array).all() for array in side.values()), (
                 "loaded what is not finite"

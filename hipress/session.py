@@ -142,6 +142,23 @@ class Session:
         """Takes means of states over the ranks."""
         return Mean(self.coordinator)
 
+    @property
+    def place(self) -> list[int]:
+        """This rank and the number of ranks, as records have them."""
+        return [self.rank, self.world_size]
+
+    def progress(self) -> tuple[Residuals, int, Mapping[int, torch.Tensor], str]:
+        """States, step, other undelivered gradients and measurements, between two steps."""
+        from hipress.engine.residuals import Residuals
+
+        engine = self.engine
+        if engine is None:
+            owed = {} if self.carried is None else self.carried.owed
+            return Residuals(self.params, self.plan), self.loaded_step, owed, ""
+        measurements = None if engine.tuner is None else engine.tuner.measurements
+        measured = "" if measurements is None else measurements.state()
+        return engine.buckets.residuals, engine.step, engine.owed, measured
+
     def carry(self, owed: Mapping[int, torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """Add what a loaded state owes to the next gradients, where there is no engine."""
         if self.carried is not None:

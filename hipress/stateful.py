@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hipress.api import (
-    Synchronized,
-    compressible_parameters,
-    load_state_dict,
-    state_dict,
-    state_of_shards,
-)
+from hipress.api import Synchronized, load_state_dict, state_dict
+from hipress.handles import compressible, model_handle
 from hipress.model.shards import as_gradient, local
 from hipress.outer import outer_state
 from hipress.outer.outer import Outer
@@ -61,7 +56,7 @@ class Stateful:
         Raises ConfigError for a model or group that hipress does not synchronize.
         """
         if not isinstance(model, Outer | CompressingGroup):
-            compressible_parameters(model)
+            model_handle(model)
         self._model, self._exact, self._resume = model, exact, resume
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,12 +76,13 @@ class Stateful:
             else:
                 shared = state_dict(self._model, portable=True)
             return {"others": {f"ranks from {first} on": _pack(shared)}, **exact}
-        whole = state_of_shards(self._model)
+        handle = model_handle(self._model)
+        whole = handle.portable_shards()
         undelivered = {
-            name: _like(parameter, whole["owed"].get(name))
-            for name, parameter in compressible_parameters(self._model).items()
+            name: _like(parameter, whole["undelivered"].get(name))
+            for name, parameter in compressible(handle).items()
         }
-        return {"undelivered": undelivered, "others": _pack(whole | {"owed": {}}), **exact}
+        return {"undelivered": undelivered, "others": _pack(whole | {"undelivered": {}}), **exact}
 
     def load_state_dict(self, entries: Mapping[str, Any]) -> None:
         """Go on from loaded entries. Raises the errors of hipress.load_state_dict."""
@@ -95,7 +91,7 @@ class Stateful:
             state = _unpack(packed)
             if "undelivered" in entries and "own" not in entries:
                 own = {name: local(each).cpu() for name, each in entries["undelivered"].items()}
-                state["owed"] = {name: values for name, values in own.items() if values.any()}
+                state["undelivered"] = {name: each for name, each in own.items() if each.any()}
             load_state_dict(self._model, state)
 
 

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy.typing as npt
@@ -27,8 +28,7 @@ from casync import strategies
 from casync.codec import Codec
 from casync.memory import Memory
 from casync.runtime.deferral import as_torch
-from hipress.codecs import flat_names, full_name, gradient_units, state_of
-from hipress.errors import StateError
+from hipress.codecs import flat_names, gradient_units, state_of
 
 __all__ = [
     "AGGREGATOR",
@@ -228,6 +228,17 @@ class States(Generic[Name]):
             return Spans([(0, place.slice.length)])
         return place.arena.owned.within(place.offset, place.slice.length)
 
+    def shapes(self, name: Name) -> dict[str, dict[str, tuple[int]]]:
+        """Shapes of the tensors of `whole`."""
+        place = self.places[name]
+        return {
+            side: {
+                each: (place.slice.length if each in flat_names(codec) else 1,)
+                for each in place.arena.sides[side]
+            }
+            for side, codec in place.arena.codecs.items()
+        }
+
     def whole(self, name: Name) -> dict[str, dict[str, torch.Tensor]]:
         """A tensor's states as flat tensors of its length, or [1] if per tensor; zero for elements
         of other ranks' aggregators."""
@@ -297,52 +308,39 @@ class States(Generic[Name]):
         """Bytes of all arrays."""
         return sum(arena.nbytes for arena in {place.arena for place in self.places.values()})
 
-    def clear(self) -> None:
-        """Set all states to zero, as at the start."""
-        for name in self.places:
-            for arrays in self.arrays(name).values():
-                for array in arrays.values():
-                    as_torch(array).zero_()
-
-    def export(self) -> dict[str, Any]:
-        """Copies of all states on the host, by tensor, and the codecs that they belong to."""
+    def export(self) -> dict[Name, dict[str, dict[str, torch.Tensor]]]:
+        """Copies of all states on the host: flat tensors by name, side and state."""
         return {
-            "codecs": {name: self._codecs(name) for name in self.places},
-            "state": {
-                name: {
-                    side: {state: values.to("cpu", copy=True) for state, values in arrays.items()}
-                    for side, arrays in self.whole(name).items()
-                }
-                for name in self.places
-            },
+            name: {
+                side: {state: values.to("cpu", copy=True) for state, values in arrays.items()}
+                for side, arrays in self.whole(name).items()
+            }
+            for name in self.places
         }
 
-    def check(self, saved: Mapping[str, Any]) -> None:
-        """Raise StateError unless `export` saved the same tensors and codecs."""
-        wanted = {name: self._codecs(name) for name in self.places}
-        codecs = saved["codecs"]
-        if codecs != wanted:
-            name = min(each for each in {*wanted, *codecs} if wanted.get(each) != codecs.get(each))
-            raise StateError(
-                f"the saved state of {name!r} is of {codecs.get(name, 'no compressor')}, and it "
-                f"has {wanted.get(name, 'none with states')} now: use the compressors of before"
-            )
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Load what `export` saved. Raises StateError for other tensors or codecs, before anything
-        is loaded."""
-        self.check(saved)
+    def restore(
+        self, saved: Mapping[Name, Mapping[str, Mapping[str, torch.Tensor]]] = MappingProxyType({})
+    ) -> None:
+        """Load what `export` returned, in the types that states have now; states that are not there
+        become zero, as at the start."""
         for name in self.places:
             for side, arrays in self.arrays(name).items():
                 for state, array in arrays.items():
-                    spans = self.spans(name, side, state)
-                    as_torch(array).copy_(spans.of(saved["state"][name][side][state]))
+                    values = saved.get(name, {}).get(side, {}).get(state)
+                    if values is None:
+                        as_torch(array).zero_()
+                    else:
+                        spans = self.spans(name, side, state)
+                        _fill(as_torch(array), spans.of(values.reshape(-1)))
 
-    def _codecs(self, name: Name) -> str:
-        """Text on a tensor's codecs and strategy."""
-        place = self.places[name]
-        names = dict.fromkeys(map(full_name, place.arena.codecs.values()))
-        return f"{' and down '.join(names)} by {place.slice.strategy}"
+
+def _fill(array: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy saved values, rounded or exact, in the type of the array, and finite."""
+    flat = values.cpu().float()
+    if array.dtype != torch.float32:
+        most = torch.finfo(array.dtype).max
+        flat = flat.clamp(-most, most)
+    array.copy_(flat)
 
 
 def sides_of(codec: Codec, owner: Codec, ways: Iterable[str]) -> dict[str, Codec]:

@@ -298,6 +298,15 @@ class Engine:
             rotates=channel.rotates,
         )  # fmt: skip
 
+    def buckets_for(self, saved: Mapping[str, Any]) -> BucketPlans:
+        """Buckets into which a record is loaded; if the plan may change, those of the record's."""
+        if self.tuner is None or saved["portable"]:
+            return self.buckets
+        plan = self.tuner.restored(saved["plan"]) if saved["plan"] else None
+        if plan is None or saved["plan"] == self.plan.by_name:
+            return self.buckets
+        return self.buckets_of(plan)
+
     def resume(
         self,
         step: int,

@@ -1,4 +1,4 @@
-"""States of an outer loop, as plain tensors and numbers."""
+"""Records of an outer loop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hipress.channel.records import (
+    OUTER,
+    check_place,
+    check_record,
+    check_states,
+    check_undelivered,
+    entries_of,
+    make_record,
+    refuse,
+)
 from hipress.errors import StateError
 from hipress.outer.fragments import Fragment, by_parameter
 from hipress.outer.rounds import Round
@@ -17,31 +27,18 @@ from hipress.ranks.link import Mean
 if TYPE_CHECKING:
     from hipress.outer.outer import Outer
 
-FORMAT = 1
-_SHARED = {"rounds", "agreed", "momentum", "owed", "portable"}  # of every state
-_OWN = {
-    "site",
-    "sites",
-    "course",
-    "steps",
-    "calls",
-    "codecs",
-    "state",
-    "round",
-}  # and of a site's own
+_SHARED = {"agreed", "momentum"}  # in every record's `more`
+_OWN = {"course", "steps", "calls", "round"}  # and in that of a site's own
 
 
 def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
-    """The state of this site, or one for any number of sites: see `hipress.state_dict`."""
-    common = {
-        "format": FORMAT,
-        "outer": True,
-        "rounds": outer.rounds,
+    """The record of this site, or one for any number of sites: see `hipress.state_dict`."""
+    shared = {
         "agreed": by_parameter(outer.fragments, lambda f: f.agreed),
         "momentum": by_parameter(outer.fragments, lambda f: f.momentum),
     }
     if outer.has_left:  # others have taken over what this site had not delivered
-        return common | {"portable": True, "owed": {}}
+        return make_record(OUTER, outer.rounds, portable=True, more=shared)
     sites = outer.connected()
     if outer.round is not None and (portable or sites.changes):
         raise StateError(
@@ -54,24 +51,33 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         mean = Mean(sites.coordinator)
         some = mean.where_any(map(outer.left, outer.fragments))
         owing = [f for f, owes in zip(outer.fragments, some, strict=True) if owes]
-        owed = by_parameter(owing, lambda f: mean(outer.left(f)))
-        return common | {"portable": True, "owed": owed}
-    return common | {
-        "portable": False,
-        "site": sites.coordinator.rank,
-        "sites": sites.count,
-        "course": outer.schedule.course,
-        "steps": outer.steps,
-        "calls": sites.calls,
-        "owed": by_parameter(outer.fragments, lambda f: f.owed),
-        **sites.states.export(),
-        "round": _round(outer.round),
-    }
+        left = by_parameter(owing, lambda f: mean(outer.left(f)))
+        return make_record(OUTER, outer.rounds, portable=True, undelivered=left, more=shared)
+    return make_record(
+        OUTER,
+        outer.rounds,
+        place=_place(sites),
+        codecs={name: entry.told() for name, entry in entries_of(sites.states).items()},
+        states=sites.states.export(),
+        undelivered=by_parameter(outer.fragments, lambda f: f.owed),
+        more={
+            **shared,
+            "course": outer.schedule.course,
+            "steps": outer.steps,
+            "calls": sites.calls,
+            "round": _round(outer.round),
+        },
+    )
+
+
+def _place(sites: Sites) -> list[int]:
+    return [sites.coordinator.rank, sites.count]
 
 
 def under_way(outer: Outer) -> dict[str, Any]:
-    """In place of a portable state amid a round: tells whoever loads it that there is none."""
-    return {"format": FORMAT, "outer": True, "under way": outer.connected().count}
+    """In place of a portable record amid a round: tells whoever loads it that there is none."""
+    more = {"under way": outer.connected().count}
+    return make_record(OUTER, outer.rounds, portable=True, more=more)
 
 
 def restore(outer: Outer, state: Mapping[str, Any]) -> None:
@@ -82,29 +88,30 @@ def restore(outer: Outer, state: Mapping[str, Any]) -> None:
     with coordinator.failures_told():
         if outer.round is not None:
             raise StateError("a round of the outer loop is under way: load before the first step")
+        check_record(state, OUTER)
         _check(outer, state)
+    rounds, more, undelivered = state["counter"], state["more"], state["undelivered"]
+    agreed = more["agreed"]
     digest = hashlib.sha256()
-    for name in sorted(state["agreed"]):
-        digest.update(state["agreed"][name].float().contiguous().numpy().tobytes())
+    for name in sorted(agreed):
+        digest.update(agreed[name].float().contiguous().numpy().tobytes())
     coordinator.require_equal(
-        {"rounds of the state to load": state["rounds"], "agreed weights": digest.hexdigest()[:16]}
+        {"rounds of the state to load": rounds, "agreed weights": digest.hexdigest()[:16]}
     )
-    outer.rounds, outer.steps = state["rounds"], state.get("steps", 0)
+    outer.rounds, outer.steps = rounds, more.get("steps", 0)
     for fragment in outer.fragments:
-        fragment.agreed.copy_(fragment.join(state["agreed"]))
+        fragment.agreed.copy_(fragment.join(agreed))
         if fragment.momentum is not None:
-            fragment.momentum.copy_(fragment.join(state["momentum"]))
-        owed = {p.name: state["owed"].get(p.name, torch.zeros(p.shape)) for p in fragment.params}
-        fragment.owed = fragment.join(owed) if owed.keys() & state["owed"].keys() else None
+            fragment.momentum.copy_(fragment.join(more["momentum"]))
+        owed = {p.name: undelivered.get(p.name, torch.zeros(p.shape)) for p in fragment.params}
+        fragment.owed = fragment.join(owed) if owed.keys() & undelivered.keys() else None
         if state["portable"]:  # the way of the sites since the last round is owed
             fragment.write(fragment.target())
-    if state["portable"]:  # and so is what codecs held back: new sites have none of it
-        sites.calls = outer.calls_so_far
-        sites.states.clear()
-    else:
-        sites.calls = state["calls"]
-        sites.states.restore(state)
-        outer.round = _restored_round(outer, sites, state["round"])
+    # of a portable record, what codecs held back is owed, too: new sites have none of it
+    sites.states.restore(state["states"])
+    sites.calls = more.get("calls", outer.calls_so_far)
+    if not state["portable"]:
+        outer.round = _restored_round(outer, sites, more["round"])
 
 
 def _restored_round(outer: Outer, sites: Sites, saved: Mapping[str, Any] | None) -> Round | None:
@@ -116,43 +123,40 @@ def _restored_round(outer: Outer, sites: Sites, saved: Mapping[str, Any] | None)
     return Round(fragment, sites, outer.schedule, fragment.join(saved["average"]), sent)
 
 
-def _check(outer: Outer, state: Any) -> None:
-    """Raise StateError for a state of something else."""
-    if isinstance(state, Mapping) and "under way" in state:
+def _check(outer: Outer, state: Mapping[str, Any]) -> None:
+    """Raise StateError for a record of another outer loop."""
+    more = state["more"]
+    if "under way" in more:
         raise StateError(
             "this checkpoint was saved while a round of the outer loop was under way: it goes on "
-            f"only at {state['under way']} sites as before, by hipress.Stateful(outer, "
+            f"only at {more['under way']} sites as before, by hipress.Stateful(outer, "
             "resume=FOLDER), or load one that was saved between two rounds"
         )
-    keys = state.keys() if isinstance(state, Mapping) and state.get("outer") else set()
-    needed = _SHARED if keys and state.get("portable") else _SHARED | _OWN
-    if not needed <= keys or state["format"] != FORMAT:
-        raise StateError("this is no state of a hipress.Outer, or one of another version")
-    wanted = {p.name: p.shape for fragment in outer.fragments for p in fragment.params}
-    other = {name: tuple(each.shape) for name, each in state["agreed"].items()}
-    for name in sorted(wanted.keys() | other.keys()):
-        if wanted.get(name) != other.get(name):
+    needed = _SHARED if state["portable"] else _SHARED | _OWN
+    if not needed <= more.keys():
+        raise StateError(f"damaged state: more: expected {sorted(needed)}, got {sorted(more)}")
+    shapes = {p.name: tuple(p.shape) for fragment in outer.fragments for p in fragment.params}
+    other = {name: tuple(each.shape) for name, each in more["agreed"].items()}
+    for name in sorted(shapes.keys() | other.keys()):
+        if shapes.get(name) != other.get(name):
             raise StateError(
                 f"the state does not fit the model: {name!r} has the shape {other.get(name)} there "
-                f"and {wanted.get(name)} here"
+                f"and {shapes.get(name)} here"
             )
-    if outer.schedule.outer.momentum and not state["momentum"]:
+    if outer.schedule.outer.momentum and not more["momentum"]:
         raise StateError("the state has no outer momentum, and `outer` has")
-    if state["portable"]:
-        return
-    sites = outer.connected()
-    here, there = (sites.coordinator.rank, sites.count), (state["site"], state["sites"])
-    if here != there:
-        raise StateError(
-            f"the state is that of site {there[0]} of {there[1]}, and this is site {here[0]} of "
-            f"{here[1]}: save with portable=True to go on with other sites"
-        )
-    if state["course"] != outer.schedule.course:
-        raise StateError(
-            f"the state is of rounds with {state['course']}, not {outer.schedule.course}: use the "
-            "options of before, or save with portable=True"
-        )
-    sites.states.check(state)
+    wrong = check_undelivered(state, shapes)[1]
+    if not state["portable"]:
+        sites = outer.connected()
+        wrong += check_place(state, _place(sites))
+        others = dict.fromkeys(shapes, "no compressor with states")
+        wrong += check_states(state, entries_of(sites.states), others)[1]
+        if more["course"] != outer.schedule.course:
+            wrong.append(
+                f"it is of rounds with {more['course']}, not {outer.schedule.course}: use the "
+                "options of before, or save with portable=True"
+            )
+    refuse(wrong)
 
 
 def _round(under_way: Round | None) -> dict[str, Any] | None:

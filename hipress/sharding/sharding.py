@@ -17,10 +17,22 @@ from casync.memory.host import HostMemory
 from casync.raw import RAW
 from hipress import compat
 from hipress.channel.channel import Channel
+from hipress.channel.records import (
+    GRADIENTS,
+    SHARDS,
+    check_place,
+    check_record,
+    check_states,
+    check_undelivered,
+    entries_of,
+    make_record,
+    refuse,
+)
 from hipress.channel.states import States
 from hipress.choose.plan import raw
 from hipress.engine.carried import Carried
 from hipress.engine.residuals import in_layout, in_shape
+from hipress.engine.saving import without_sums
 from hipress.errors import StateError
 from hipress.model.devices import Placement
 from hipress.model.params import Param
@@ -32,14 +44,10 @@ from hipress.sharding.comms import Average, Backward, Gather, Link, Scatter
 from hipress.sharding.fsdp import Group, count_steps
 from hipress.sharding.shard_report import ShardReport
 from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way
-from hipress.state.checkpoint_compat import check_owed
-from hipress.state.checkpoint_format import check_format, portable_state
-from hipress.state.portable import without_sums
 
 __all__ = ["SHARDINGS", "Sharding", "sharding_of"]
 
 log = logging.getLogger("hipress")
-FORMAT = 1
 #: by argument of `shard`
 COMMS = {REDUCE_SCATTER: Scatter, ALL_GATHER: Gather, REPLICAS: Average}
 SHARDINGS: weakref.WeakKeyDictionary[nn.Module, Sharding] = weakref.WeakKeyDictionary()
@@ -150,12 +158,17 @@ class Sharding:
         """The numbers by which stochastic codecs draw, and this rank's residuals of averages
         between replicas, by parameter. params: this rank's shards."""
         self._refuse_unfinished()
-        saved = self._states.export()
-        owed = {param.name: self._owed_to(param).clone() for param in params}
-        owed = {name: values for name, values in owed.items() if values.any()}
+        undelivered = {param.name: self._undelivered(param).clone() for param in params}
         draws = {"gradients": self.backward.sums, "weights": self._versions}
-        common = {"format": FORMAT, "passes": self.passes, "draws": draws, "place": self._place}
-        return {**common, "owed": owed, **saved}
+        return make_record(
+            SHARDS,
+            self.passes,
+            place=self._place,
+            codecs={name: entry.told() for name, entry in entries_of(self._states).items()},
+            states=self._states.export(),
+            undelivered={name: each for name, each in undelivered.items() if each.any()},
+            more={"draws": draws},
+        )
 
     @property
     def _states(self) -> States[str]:
@@ -172,14 +185,14 @@ class Sharding:
         """The same for any number of replicas: what these have not delivered is a gradient, of this
         rank's shards. All ranks must call this."""
         self._refuse_unfinished()
-        owed = {}
+        undelivered = {}
         for param in params:
-            values, residual = self._owed_to(param), self._states.undelivered(param.name)
+            values, residual = self._undelivered(param), self._states.undelivered(param.name)
             if residual is not None:  # on all replicas
                 mine = residual[: param.numel].view(param.shape).cpu()
                 values = self._mean(values + mine)
-            owed[param.name] = values
-        return portable_state(self.passes, owed=owed)
+            undelivered[param.name] = values
+        return make_record(GRADIENTS, self.passes, portable=True, undelivered=undelivered)
 
     def load_state_dict(
         self, state: Mapping[str, Any], params: Sequence[Param], parameters: Sequence[torch.Tensor]
@@ -187,46 +200,37 @@ class Sharding:
         """Go on from a state of `state_dict`, bit for bit, or a portable one, which is added to the
         next gradients. params, parameters: this rank's shards. Raises StateError for any other."""
         self._refuse_failed()
-        portable = state.get("portable", False)
         with self.coordinator.failures_told():
+            check_record(state, SHARDS, GRADIENTS)
+            wrong, portable = [], state["portable"]
             if portable:
-                check_format(state)
-                state = without_sums(state)
+                state = {**without_sums(state), "states": {}}
+            elif state["of"] == GRADIENTS:
+                wrong.append("it is not of hipress.shard: save that one with portable=True")
             else:
-                self._check_own(state)
-            good, wrong = check_owed(params, state)
-            if wrong:
-                raise StateError("the state does not fit this model:\n  " + "\n  ".join(wrong))
-            if portable:
-                self._states.clear()
-            else:
-                self._states.restore(state)
-        passes = state["step" if portable else "passes"]
+                wrong += check_place(state, self._place)
+                names = {param.name: "no compressor with states" for param in params}
+                wrong += check_states(state, entries_of(self._states), names)[1]
+            good, problems = check_undelivered(state, {each.name: each.shape for each in params})
+            refuse([*wrong, *problems], " this model")
+        passes = state["counter"]
         self.coordinator.require_equal({"backward passes of the state to load": passes})
+        self._states.restore(state["states"])
         self.backward.drop()
-        draws = {"gradients": passes, "weights": {}} if portable else state["draws"]
+        draws = state["more"].get("draws", {"gradients": passes, "weights": {}})
         self.backward.passes, self.backward.sums = passes, draws["gradients"]
         for group in self._groups:
             group.go_on(draws["weights"].get(group.name, passes))
             group.held.clear()
         self._carried.close()
-        owed = {param.index: in_layout(state["owed"][param.name], param) for param in good}
+        owed = {
+            param.index: in_layout(state["undelivered"][param.name], param)
+            for param in params
+            if param.name in good
+        }
         self._carried = Carried(owed, params, parameters)
 
-    def _check_own(self, state: Mapping[str, Any]) -> None:
-        if state.get("format") != FORMAT or not {"passes", "draws"} <= state.keys():
-            raise StateError(
-                "this is no state of a model of hipress.shard: pass hipress.state_dict(model) of "
-                "one, or a portable state"
-            )
-        if state["state"] and state["place"] != self._place:
-            raise StateError(
-                f"the state is that of rank and ranks {state['place']}, and this is {self._place}: "
-                "load on each rank the file that it saved, with as many ranks, or save with "
-                "portable=True"
-            )
-
-    def _owed_to(self, param: Param) -> torch.Tensor:
+    def _undelivered(self, param: Param) -> torch.Tensor:
         """A parameter's part of a loaded state that was not added to its gradient yet."""
         values = self._carried.owed.get(param.index)
         return torch.zeros(param.shape) if values is None else in_shape(values, param)

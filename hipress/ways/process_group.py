@@ -25,6 +25,7 @@ from hipress import compat
 from hipress import options as options_
 from hipress.channel.exchange import Exchange, Piece
 from hipress.channel.futures import wait_within
+from hipress.channel.records import GROUP, check_record, make_record
 from hipress.codecs import full_name, resolve, resolve_down, strategy_for
 from hipress.errors import ConfigError, StateError
 from hipress.model.devices import place
@@ -150,7 +151,6 @@ class GroupReport:
 
 
 NAME = "hipress"
-FORMAT = 2  # of a state
 SUM, AVG = dist.ReduceOp(dist.ReduceOp.SUM), dist.ReduceOp(dist.ReduceOp.AVG)
 #: collectives that the inner group does as they are, by the names of several versions of torch
 NATIVE = (
@@ -220,20 +220,23 @@ class CompressingGroup(dist.ProcessGroup):
             self._failed = True
             raise
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
         """The number by which stochastic codecs draw; the same on all ranks, for any number."""
         self._refuse_unfinished()
-        return {"format": FORMAT, "group": True, "averaged": self._averaged}
+        return make_record(GROUP, self._averaged, portable=True)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a state: see `hipress.load_state_dict`."""
         self._refuse_unfinished()
         coordinator = group_channels(self, self.options.settings).coordinator
         with coordinator.failures_told():
-            if set(state) != {"format", "group", "averaged"} or state["format"] != FORMAT:
-                raise StateError("this is no state of a process group hipress of this version")
-        coordinator.require_equal({"all-reduces of the state to load": state["averaged"]})
-        self._averaged = state["averaged"]
+            check_record(state, GROUP)
+        coordinator.require_equal({"all-reduces of the state to load": state["counter"]})
+        self._averaged = state["counter"]
+
+    def detach(self) -> None:
+        """Raises ConfigError: a group ends by destroy_process_group."""
+        raise ConfigError("a process group hipress ends by torch.distributed.destroy_process_group")
 
     def _refuse_unfinished(self) -> None:
         if self._failed or compat.backward_id() is not None:

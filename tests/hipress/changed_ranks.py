@@ -49,7 +49,7 @@ def channels_last(rank, world_size, name, way, at=0, only=None):
         losses = [alone(images(each, step)).square().mean() for each in range(world_size)]
         (sum(losses) / world_size).backward()
         whole += alone.weight.grad
-    for side, arrays in hipress.state_dict(made)["state"]["weight"].items():
+    for side, arrays in hipress.state_dict(made)["states"]["weight"].items():
         left += arrays["residual"] / (world_size if side == "worker" else 1)
     dist.all_reduce(left)
     return ((whole - got - left).norm() / whole.norm()).item()

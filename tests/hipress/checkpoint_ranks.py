@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import hipress
-from hipress import api
+from hipress import handles
 from hipress.codecs import MEAN, REFERENCE
 from hipress.ranks import link
 from hipress.session import SESSIONS
@@ -46,28 +46,25 @@ def resume(rank, world_size, name, scope, path, ddp_kwargs):
     file = f"{path}/{rank}.pt"
     torch.save([half.module.state_dict(), hipress.state_dict(half)], file)
     weights, state = torch.load(file, weights_only=True)
-    assert state["step"] == 3
+    assert state["counter"] == 3
     fresh = make()
     fresh.load_state_dict(weights)
     again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
     template = keys_of(hipress.state_dict(again)) == keys_of(state)
-    newer = ("owed", "measured", "portable", "sums")
-    older = {k: v for k, v in state.items() if k not in newer}
-    hipress.load_state_dict(again, older | {"format": 6})
     hipress.load_state_dict(again, state)
     reloaded = hipress.state_dict(again)
     assert str(reloaded["codecs"]) == str(state["codecs"])
     train(again, rank, range(3, 6), momentum=0)
     final, expected = hipress.state_dict(again), hipress.state_dict(whole)
     same = all(
-        torch.equal(values, expected["state"][p][side][key])
-        for p, sides in final["state"].items()
+        torch.equal(values, expected["states"][p][side][key])
+        for p, sides in final["states"].items()
         for side, arrays in sides.items()
         for key, values in arrays.items()
     )
     return {
-        "whole": digest(whole), "again": digest(again), "state": same, "step": final["step"],
-        "sides": sorted({side for sides in final["state"].values() for side in sides}),
+        "whole": digest(whole), "again": digest(again), "state": same, "step": final["counter"],
+        "sides": sorted({side for sides in final["states"].values() for side in sides}),
         "errors": state_errors(again, state), "template": template,
     }  # fmt: skip
 
@@ -125,7 +122,7 @@ def changing_through_dcp(rank, world_size, path):
 def squares(state):
     return {
         (name, side): sum(values.square().sum().item() for values in arrays.values())
-        for name, sides in state["state"].items()
+        for name, sides in state["states"].items()
         for side, arrays in sides.items()
     }
 
@@ -147,7 +144,7 @@ def load_apart(rank, world_size):
         states.append(hipress.state_dict(ddp))
     before = str(states[-1])
     apart = raised_by(hipress.load_state_dict, ddp, states[2 - rank])
-    refused = raised_by(hipress.load_state_dict, ddp, states[0] | {"rank": 0})
+    refused = raised_by(hipress.load_state_dict, ddp, states[0] | {"place": [0, 2]})
     kept = str(hipress.state_dict(ddp)) == before
     hipress.load_state_dict(ddp, states[0])
     train(ddp, rank, range(1, 4))
@@ -184,38 +181,44 @@ def keys_of(state):
 def state_errors(ddp, state):
     """Messages for states that do not fit; checks that strict=False takes them."""
     found = {}
-    other = {"codecs": dict.fromkeys(state["codecs"], "other")}
-    topk = {"compressors": dict.fromkeys(state["codecs"], "topk(ratio=0.01)")}
+    codecs = state["codecs"]
+
+    def changed(where, told):
+        """The state with this in the entries of all codecs."""
+        entries = {name: [*each] for name, each in codecs.items()}
+        for each in entries.values():
+            each[where] = told
+        return state | {"codecs": entries}
+
     broken = {
         "format": {"nonsense": 1},
-        "codec": state | other,
-        "renamed": state | other | topk,
-        "owed": state | {"owed": {"second.weight": torch.zeros(2)}},
-        "rank": state | {"rank": 7},
-        "strategy": state | {"strategies": dict.fromkeys(state["codecs"], "ring")},
-        "missing": state | {"codecs": {}, "state": {}},
-        "unexpected": state | {"codecs": state["codecs"] | {"ghost.weight": "x"}},
+        "codec": changed(0, "other"),
+        "renamed": changed(slice(0, 2), ["other", "topk(ratio=0.01)"]),
+        "undelivered": state | {"undelivered": {"second.weight": torch.zeros(2)}},
+        "rank": state | {"place": [7, 2]},
+        "strategy": changed(2, "ring"),
+        "missing": state | {"codecs": {}, "states": {}},
+        "unexpected": state | {"codecs": codecs | {"ghost.weight": ["", "x", ""]}},
     }
-    values = state["state"]["second.weight"]
+    values = state["states"]["second.weight"]
     for title, damage in {
         "older": {"format": 5},
-        "step": {"step": 1.5},
-        "negative": {"step": -1},
+        "other": {"of": "outer"},
+        "step": {"counter": 1.5},
+        "negative": {"counter": -1},
         "codecs": {"codecs": None},
-        "list": {"state": []},
-        "strategies": {"strategies": 1},
-        "compressors": {"compressors": 1},
+        "list": {"states": []},
         "plan": {"plan": {"second.weight": ["int8_fake", "ps", 0, 0]}},
-        "values": {"state": state["state"] | {"second.weight": {"worker": {"residual": [1]}}}},
-        "side": {"state": state["state"] | {"second.weight": {"owner": values["worker"]}}},
+        "values": {"states": state["states"] | {"second.weight": {"worker": {"residual": [1]}}}},
+        "side": {"states": state["states"] | {"second.weight": {"owner": values["worker"]}}},
     }.items():
         found[title] = raised_by(hipress.load_state_dict, ddp, state | damage, strict=False)
-    broken["absent"] = state | {"state": {"second.weight": values}}
+    broken["absent"] = state | {"states": {"second.weight": values}}
     for side in ("worker", "aggregator"):
         half = {"second.weight": {key: value for key, value in values.items() if key != side}}
-        broken[f"no {side}"] = state | {"state": state["state"] | half}
+        broken[f"no {side}"] = state | {"states": state["states"] | half}
     shape = copy.deepcopy(state)
-    shape["state"]["second.weight"]["worker"]["residual"] = torch.zeros(2)
+    shape["states"]["second.weight"]["worker"]["residual"] = torch.zeros(2)
     broken["shape"] = shape
     for title, bad in broken.items():
         found[title] = raised_by(hipress.load_state_dict, ddp, bad)
@@ -265,11 +268,11 @@ def forgotten(rank, world_size, scope):
     train(ddp, rank, range(2))
     logging.disable(logging.CRITICAL)
     found = []
-    values = {"second.weight": saved["state"]["second.weight"]}
-    for unfit in ({"state": values}, {"world_size": 7}):
+    values = {"second.weight": saved["states"]["second.weight"]}
+    for unfit in ({"states": values}, {"place": [rank, 7]}):
         hipress.load_state_dict(ddp, saved | unfit, strict=False)
         found.append([name for name, any_ in left(ddp).items() if any_])
-    return sorted(name for name, sides in saved["state"].items() if sides), found
+    return sorted(name for name, sides in saved["states"].items() if sides), found
 
 
 PORTABLE = {
@@ -330,7 +333,7 @@ def saves_portable(rank, world_size, name, path):
     if rank == 0:
         torch.save(state, path)
     off = (total + left_of(made, world_size) - exact).abs().max().item()
-    owed = state["owed"].get("weight", torch.zeros(64, 40))
+    owed = state["undelivered"].get("weight", torch.zeros(64, 40))
     saved = owed - left_of(made, world_size)
     return off, saved.abs().max().item(), owed.norm().item()
 
@@ -342,7 +345,7 @@ def loads_portable(rank, world_size, name, path):
     hipress.load_state_dict(made, state)
     total, exact = trained_on(made, model.weight, rank, world_size, range(4, 8))
     left = left_of(made, world_size)
-    owed = state["owed"].get("weight", 0)
+    owed = state["undelivered"].get("weight", 0)
     return (total + left - exact - owed).abs().max().item(), digest(model)
 
 
@@ -464,13 +467,13 @@ def replicas(rank, world_size, shards, codec, path, load):
     app, owed, found = {"hipress": hipress.Stateful(model)}, torch.zeros(64, 40), []
     if load:
         hipress.load_state_dict(model, torch.load(f"{path}.pt", weights_only=True))
-        found.append(hipress.state_dict(model, portable=True)["owed"]["weight"])
+        found.append(hipress.state_dict(model, portable=True)["undelivered"]["weight"])
         dcp.load(app, checkpoint_id=path)
-        found.append(owed := hipress.state_dict(model, portable=True)["owed"]["weight"])
+        found.append(owed := hipress.state_dict(model, portable=True)["undelivered"]["weight"])
     steps = range(3, 6) if load else range(3)
     total, exact = trained_on(model, model.weight, rank, world_size, steps)
     state = hipress.state_dict(model, portable=True)
-    left = state["owed"].get("weight", torch.zeros(64, 40))
+    left = state["undelivered"].get("weight", torch.zeros(64, 40))
     if not load:
         found = [left]
         dcp.save(app, checkpoint_id=path)
@@ -478,7 +481,7 @@ def replicas(rank, world_size, shards, codec, path, load):
             torch.save(state, f"{path}.pt")
     else:
         hipress.load_state_dict(model, hipress.state_dict(model))  # this rank's own
-        again = hipress.state_dict(model, portable=True)["owed"].get("weight", left)
+        again = hipress.state_dict(model, portable=True)["undelivered"].get("weight", left)
         assert again.equal(left)
     return found, (total + left - exact - owed).abs().max().item()
 
@@ -502,7 +505,7 @@ def measured_elsewhere(rank, world_size, state=None):
         made = hipress.wrap(make(), **gravac)
         train(made, rank, range(4))
         state = hipress.state_dict(made, portable=True)
-    again, found = hipress.wrap(make(), **gravac), [state["measured"]]
+    again, found = hipress.wrap(make(), **gravac), [state["more"]["measured"]]
     hipress.load_state_dict(again, state)
     found.append(SESSIONS[again].engine.tuner.measurements.state())
     accordion = hipress.Accordion("topk", low=0.5, high=0.1, window=9)
@@ -581,7 +584,7 @@ def scaled(rank, world_size):
     model = Lines()
     made = hipress.wrap(model, "topk", ratio=0.1)
     state = hipress.state_dict(made)
-    hipress.load_state_dict(made, state | {"owed": {"weight": torch.ones(64, 40)}})
+    hipress.load_state_dict(made, state | {"undelivered": {"weight": torch.ones(64, 40)}})
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     optimizer, left = torch.optim.SGD(model.parameters(), lr=0.0), [owed_to(made, 1).sum().item()]
     for value in (float("inf"), 2.0, 3.0):
@@ -592,7 +595,7 @@ def scaled(rank, world_size):
         scaler.update()
         left.append(owed_to(made, 1).sum().item())
         left.append(model.weight.grad.mean().item())
-    return left, hipress.state_dict(made)["owed"]
+    return left, hipress.state_dict(made)["undelivered"]
 
 
 def sharded_by_hipress(rank, world_size, path, load):
@@ -609,14 +612,14 @@ def sharded_by_hipress(rank, world_size, path, load):
         for _ in range(3):
             model(torch.ones(2, 64)).sum().backward()
         dcp.save(app, checkpoint_id=path)
-    return hipress.state_dict(model)["passes"]
+    return hipress.state_dict(model)["counter"]
 
 
 def nothing_owed(rank, world_size):
     """Elements that travel for portable states of codecs that hold nothing back, by way."""
-    moved, sum_over, whole = [], link.sum_over, api.whole
+    moved, sum_over, whole = [], link.sum_over, handles.whole
     link.sum_over = lambda values, group: (moved.append(len(values)), sum_over(values, group))[1]
-    api.whole = lambda shard, parameter: (moved.append(shard.numel()), whole(shard, parameter))[1]
+    handles.whole = lambda shard, like: (moved.append(shard.numel()), whole(shard, like))[1]
     wrapped = hipress.wrap(make(), "int4_group")
     train(wrapped, rank, range(2))
     sharded = hipress.shard(fully_shard(make()), min_size=0)
@@ -631,7 +634,7 @@ def nothing_owed(rank, world_size):
     for name, each in (("wrap", wrapped), ("shard", sharded), ("Outer", outer)):
         moved.clear()
         state = hipress.state_dict(each, portable=True)
-        assert state["owed"] == {}
+        assert state["undelivered"] == {}
         hipress.load_state_dict(each, state)
         found[name] = sum(moved)
     return found

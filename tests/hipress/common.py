@@ -133,7 +133,7 @@ def infinity(rank, world_size, name):
         loss = loss * float("inf")
     loss.backward()
     infected = [not p.grad.isfinite().all().item() for p in ddp.parameters()]
-    state = hipress.state_dict(ddp)["state"]
+    state = hipress.state_dict(ddp)["states"]
     clean = all(
         values.isfinite().all().item()
         for sides in state.values()
@@ -180,7 +180,7 @@ def left(ddp):
     """True, by parameter, if any of its saved values is not zero."""
     return {
         name: any(bool(value.any()) for values in sides.values() for value in values.values())
-        for name, sides in hipress.state_dict(ddp)["state"].items()
+        for name, sides in hipress.state_dict(ddp)["states"].items()
     }
 
 

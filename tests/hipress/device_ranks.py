@@ -18,12 +18,12 @@ from casync.transports.distributed import DistributedTransport
 from hipress import options, session
 from hipress.channel import executors
 from hipress.choose.plan import fixed_plan
+from hipress.engine import saving
 from hipress.errors import HipressError
 from hipress.model.devices import Placement
 from hipress.model.params import describe
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.link import connect
-from hipress.state import checkpoint
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
 from tests.casync.streams import Schedule
 from tests.hipress.common import (
@@ -281,16 +281,16 @@ def same_states(device, host, rank, size):
     assert any(values.any() for values in wanted)
     assert all(map(torch.equal, exported(device, rank, size), wanted))
     other = device.buckets_of(device.plan)
-    state = checkpoint.export(host.buckets.residuals, host.step, rank, size)
-    checkpoint.restore(other.residuals, state, list(device.params))
-    again = checkpoint.export(other.residuals, device.step, rank, size)["state"]
+    state = saving.export([rank, size], host.buckets.residuals, host.step)
+    saving.restore(other.residuals, state, list(device.params))
+    again = saving.export([rank, size], other.residuals, device.step)["states"]
     assert all(map(torch.equal, tensors(again), wanted))
 
 
 def exported(engine, rank, size):
     """A checkpoint's values."""
     residuals = engine.buckets.residuals
-    return tensors(checkpoint.export(residuals, engine.step, rank, size)["state"])
+    return tensors(saving.export([rank, size], residuals, engine.step)["states"])
 
 
 def tensors(state):

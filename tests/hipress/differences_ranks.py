@@ -63,7 +63,7 @@ def states(rank, world_size, way, codec):
         step_of(sync, model, rank, step)
     return {
         name: {key: values.clone() for key, values in sides["worker"].items()}
-        for name, sides in hipress.state_dict(sync)["state"].items()
+        for name, sides in hipress.state_dict(sync)["states"].items()
         if sides
     }
 
@@ -83,7 +83,7 @@ def resumed(rank, world_size, way):
     again = make()
     again.load_state_dict(saved)
     sync = start(way, again, "ef21")
-    means = state["state"]["second.weight"]["worker"]["mean"]
+    means = state["states"]["second.weight"]["worker"]["mean"]
     kept = means.clone()
     means += rank
     parted = raised_by(hipress.load_state_dict, sync, state)

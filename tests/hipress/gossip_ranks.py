@@ -33,7 +33,7 @@ def mean(model):
 
 def copies_fit(gossip, links):
     """True if this rank's copies have the bits of its neighbours' estimates."""
-    state = hipress.state_dict(gossip)["state"]
+    state = hipress.state_dict(gossip)["states"]
     own = torch.cat([sides["worker"][OWN].reshape(-1) for sides in state.values()])
     every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(every, own)
@@ -221,7 +221,7 @@ def alone(rank, world_size):
     gossip.step()
     state = hipress.state_dict(gossip)
     hipress.load_state_dict(gossip, state)
-    return digest(model) == before, hipress.consensus_distance(model), state["state"]
+    return digest(model) == before, hipress.consensus_distance(model), state["states"]
 
 
 def rounds(rank, world_size):

@@ -18,7 +18,7 @@ def each(state):
     """Every array of a state dictionary, in order."""
     return [
         values
-        for sides in state["state"].values()
+        for sides in state["states"].values()
         for arrays in sides.values()
         for values in arrays.values()
     ]
@@ -49,7 +49,7 @@ def halved(rank, world_size, name, folder):
     return {
         "digests": (digest(whole), digest(second)),
         "dtypes": [{str(v.dtype) for v in each(s)} for s in (state, widened, narrowed)],
-        "sides": sorted({side for sides in state["state"].values() for side in sides}),
+        "sides": sorted({side for sides in state["states"].values() for side in sides}),
         "widened": all(map(equal, each(state), each(widened))),
         "narrowed": all(map(near, each(full), each(narrowed))),
     }

@@ -85,7 +85,7 @@ def shut_down(rank, world_size):
     report, state = hipress.report(ddp), hipress.state_dict(ddp)
     hipress.load_state_dict(ddp, state)
     hipress.detach(ddp)
-    return (report.rank, report.world_size, report.measured.steps), state["rank"]
+    return (report.rank, report.world_size, report.measured.steps), state["place"][0]
 
 
 DEFAULTS = ("gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers",

@@ -220,7 +220,7 @@ def _times(gradient, factor):
 
 def _held(model, optimizer, ddp):
     moments = [optimizer.state[p]["exp_avg"].sum().item() for p in optimizer.state]
-    state = hipress.state_dict(ddp)["state"]
+    state = hipress.state_dict(ddp)["states"]
     residuals = [
         values.double().abs().sum().item()
         for sides in state.values()
@@ -287,7 +287,7 @@ def unused(rank, world_size, way):
 
     def held():
         momentum = optimizer.state[model.maybe.weight]["exp_avg"].clone()
-        state = hipress.state_dict(ddp)["state"]["maybe.weight"]
+        state = hipress.state_dict(ddp)["states"]["maybe.weight"]
         kept = [values.clone() for arrays in state.values() for values in arrays.values()]
         return [momentum, model.maybe.weight.detach().clone(), *kept]
 

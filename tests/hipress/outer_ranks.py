@@ -170,7 +170,7 @@ def moved(rank, world_size, state):
     owed = fragment.owed.clone()
     dist.all_reduce(owed)
     nothing = {each.name: torch.zeros(each.shape) for each in fragment.params}
-    saved = fragment.join({**nothing, **state["owed"]})
+    saved = fragment.join({**nothing, **state["undelivered"]})
     return float((owed / world_size - saved).abs().max()), float(saved.abs().max()), outer.rounds
 
 
@@ -201,7 +201,7 @@ class Refusing:
 
 def states_of(outer):
     """States of codecs, by parameter, side and name."""
-    return outer.connected().states.export()["state"]
+    return outer.connected().states.export()
 
 
 def same(left, right):
@@ -301,7 +301,7 @@ def wrong_states(rank, world_size):
     for options in ({"every": 2}, {"every": 4, "delay": 1}, {"every": 4, "delay": 2, "mix": 0.5}):
         _, _, other = started(**options)
         found.append(raised_by(hipress.load_state_dict, other, state))
-    unknown = [None, {}, {"format": 1, "outer": True}, model.state_dict()]
+    unknown = [None, {}, model.state_dict()]
     return found, [raised_by(hipress.load_state_dict, outer, each) for each in unknown]
 
 

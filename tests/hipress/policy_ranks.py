@@ -111,7 +111,7 @@ def handed_on(rank, world_size, compressor, strategy):
         exact += sum(even(r, step) for r in range(world_size)).flatten() / world_size
         made.zero_grad()
         labels.append(hipress.report(made).decisions[0].codec)
-    state = hipress.state_dict(made)["state"]["one"]
+    state = hipress.state_dict(made)["states"]["one"]
     share = {"worker": 1.0 if strategy == "exchange" else 1.0 / world_size, "aggregator": 1.0}
     left = sum(share[side] * values["residual"].flatten() for side, values in state.items())
     dist.all_reduce(left)
@@ -178,11 +178,11 @@ def norms(state):
     """The norm of each array of a state, and of owed gradients."""
     arrays = [
         values
-        for sides in state["state"].values()
+        for sides in state["states"].values()
         for side in sides.values()
         for values in side.values()
     ]
-    return [values.norm().item() for values in (*arrays, *state["owed"].values())]
+    return [values.norm().item() for values in (*arrays, *state["undelivered"].values())]
 
 
 def refused(rank, world_size, policy, options):

@@ -300,7 +300,7 @@ def replicas(rank, world_size):
     resumed = (fit(again, rank, 3, first=20, skips=True), shards(again)) == more
     moved = {**saved, "place": [0, 5, 0, 2]}
     other = raised_by(hipress.load_state_dict, again, moved)
-    return losses, held, resumed, report.to_dict(), sorted(saved["state"]), other
+    return losses, held, resumed, report.to_dict(), sorted(saved["states"]), other
 
 
 def gathered(model: nn.Module) -> str:

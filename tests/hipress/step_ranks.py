@@ -73,7 +73,7 @@ def passes(rank, _, what, codec):
             else:
                 (one + two).backward()
         found.append(digest(ddp))
-    return hipress.state_dict(ddp)["step"], hipress.report(ddp).measured.steps, found
+    return hipress.state_dict(ddp)["counter"], hipress.report(ddp).measured.steps, found
 
 
 def restore(rank, _):

@@ -68,7 +68,7 @@ def resume(rank, world_size, name, options, path):
     other = hipress.wrap(make(), codec(name), **(options | {"down": "none"}))
     kept = {
         side: any(values.any() for values in arrays.values())
-        for sides in state["state"].values()
+        for sides in state["states"].values()
         for side, arrays in sides.items()
     }
     refused = raised_by(hipress.load_state_dict, other, state)

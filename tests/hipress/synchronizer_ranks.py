@@ -114,7 +114,7 @@ def now_and_then(rank, world_size, name, options):
         there.append(weight.grad is not None)
         wanted += 0 if mine is None else mine / world_size
         got += 0 if weight.grad is None else weight.grad
-    for side, arrays in hipress.state_dict(sync)["state"]["layers.1.weight"].items():
+    for side, arrays in hipress.state_dict(sync)["states"]["layers.1.weight"].items():
         wanted -= arrays["residual"].float() / (world_size if side == "worker" else 1)
     dist.all_reduce(wanted)
     return (got - wanted).norm().item() / got.norm().item(), there
@@ -236,7 +236,7 @@ def own_order(rank, world_size):
         sync.step()
         found.append(gradients(model))
     first = sync._steps._bucket_order._order[0].params[0].name
-    return found, hipress.state_dict(sync)["step"], first
+    return found, hipress.state_dict(sync)["counter"], first
 
 
 class Met(torch.autograd.Function):
@@ -417,8 +417,8 @@ def states(rank, world_size, name):
     fit(sync, sgd(model, 0), rank, range(3))
     mine, theirs = hipress.state_dict(sync), hipress.state_dict(ddp)
     equal = mine.keys() == theirs.keys() and all(
-        torch.equal(value, theirs["state"][key][side][which])
-        for key, sides in mine["state"].items()
+        torch.equal(value, theirs["states"][key][side][which])
+        for key, sides in mine["states"].items()
         for side, values in sides.items()
         for which, value in values.items()
     )
@@ -426,7 +426,7 @@ def states(rank, world_size, name):
     hipress.load_state_dict(ddp, mine)
     fit(sync, sgd(model, 0), rank, range(3, 5))
     train(ddp, rank, range(3, 5), momentum=0)
-    found = equal, mine["step"], digest(model), digest(ddp)
+    found = equal, mine["counter"], digest(model), digest(ddp)
     hipress.detach(sync)
     return *found, raised_by(sync.step), raised_by(hipress.report, sync)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +11,14 @@ import torch
 import compll
 import hipress
 from casync.topology import Topology
-from hipress import api
+from hipress.channel.records import GRADIENTS, make_record
 from hipress.choose.plan import fixed_plan
+from hipress.engine import saving
 from hipress.engine.residuals import Residuals
 from hipress.errors import StateError
+from hipress.handles import SessionHandle
 from hipress.model.params import describe
 from hipress.options import Options
-from hipress.state import checkpoint, checkpoint_format
 from tests.hipress import checkpoint_ranks, common, outer_ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import DIED, launch
@@ -74,27 +76,26 @@ def test_states_that_do_not_fit(tmp_path):
         assert {kind for kind, _ in errors.values()} == {"StateError"}
         for title, expected in {
             "format": "expected",
-            "older": "state format 5; this version reads 6 and 7, hipress 0.1.0 reads 1 to 6",
+            "older": "state format 5 of an earlier version; this one reads 8",
+            "other": "the state is that of a hipress.Outer, and this is a model of hipress.wrap",
             "codec": "norm.bias and 4 more: saved with int8_fake() of another spec, this is int8",
             "renamed": "saved with topk(ratio=0.01), this is int8_fake()",
-            "owed": "second.weight: owed: expected (301, 131), got (2,)",
-            "compressors": "compressors is a int, not a dict",
+            "undelivered": "second.weight: undelivered: expected (301, 131), got (2,)",
             "strategy": "norm.bias and 4 more: saved with strategy ring, this is ps",
             "rank": "saved by rank 7 of 2",
             "missing": "norm.bias and 4 more: missing from the saved state",
-            "unexpected": "ghost.weight: saved with another compressor, and there is no such",
+            "unexpected": "ghost.weight: saved with x, and there is no such",
             "shape": "second.weight: worker residual: expected (301, 131), got (2,)",
-            "absent": "first.weight: its values are missing from the saved state",
+            "absent": "norm.bias and 3 more: its values are missing from the saved state",
             "no worker": "second.weight: worker values are missing from the saved state",
             "no aggregator": "second.weight: aggregator values are missing from the saved state",
-            "step": "step 1.5 is no number of steps",
-            "negative": "step -1 is no number of steps",
-            "codecs": "codecs is a NoneType, not a dict",
-            "strategies": "strategies is a int, not a dict",
-            "list": "state is a list, not a dict",
-            "plan": "plan: expected a codec, a strategy and partitions",
-            "values": "second.weight: expected tensors by side and name",
-            "side": "second.weight: expected tensors by side and name",
+            "step": "counter 1.5: expected a number of steps",
+            "negative": "counter -1: expected a number of steps",
+            "codecs": "codecs None: expected three texts by name",
+            "list": "states []: expected tensors by name, side and name of a state",
+            "plan": ": expected a codec, a strategy and partitions by name",
+            "values": ": expected tensors by name, side and name of a state",
+            "side": ": expected tensors by name, side and name of a state",
         }.items():
             assert expected in errors[title].message
 
@@ -145,17 +146,16 @@ def test_a_load_that_is_interrupted_has_failed(monkeypatch):
     engine = SimpleNamespace(
         unfinished=None,
         tuner=None,
-        buckets=SimpleNamespace(residuals=None),
+        buckets_for=lambda _: SimpleNamespace(residuals=None),
         fail=lambda error, what: ended.append((type(error), what)),
     )
-    coordinator = SimpleNamespace(require_equal=require_equal)
-    session = SimpleNamespace(rank=1, world_size=2, engine=engine, coordinator=coordinator)
-    monkeypatch.setattr(api, "as_ddp", lambda module: module)
-    monkeypatch.setattr(api, "_session", lambda _: session)
-    monkeypatch.setattr(checkpoint, "validate", lambda *_: [])
-    monkeypatch.setattr(checkpoint_format, "check_format", lambda _: None)
+    coordinator = SimpleNamespace(require_equal=require_equal, failures_told=nullcontext)
+    session = SimpleNamespace(
+        rank=1, world_size=2, place=[1, 2], engine=engine, coordinator=coordinator
+    )
+    monkeypatch.setattr(saving, "validate", lambda *_, **__: [])
     with pytest.raises(KeyboardInterrupt):
-        hipress.load_state_dict(None, {"step": 3})
+        SessionHandle(None, session).load_state_dict(make_record(GRADIENTS, 3))
     assert ended == [(KeyboardInterrupt, "load_state_dict")]
 
 
@@ -185,17 +185,12 @@ def test_values_are_those_of_the_same_elements_in_any_layout():
         kept[-1].place_all()
     last, first = [each.arrays(0)["worker"]["residual"] for each in kept]
     last[:] = value.permute(0, 2, 3, 1).flatten()
-    state = checkpoint.export(kept[0], 1, 0, 2)
-    assert torch.equal(state["state"]["weight"]["worker"]["residual"], value)
+    state = saving.export([0, 2], kept[0], 1)
+    assert torch.equal(state["states"]["weight"]["worker"]["residual"], value)
     restore(kept[1], state)
     assert torch.equal(torch.from_numpy(first), value.flatten())
     last[:] = 0
     restore(kept[0], state)
-    assert torch.equal(torch.from_numpy(last), value.permute(0, 2, 3, 1).flatten())
-    newer = ("owed", "measured", "portable", "sums")
-    older = {key: value for key, value in state.items() if key not in newer}
-    last[:] = 0
-    restore(kept[0], older | {"format": 6})
     assert torch.equal(torch.from_numpy(last), value.permute(0, 2, 3, 1).flatten())
 
 
@@ -214,16 +209,16 @@ def test_values_that_are_none_of_a_state(change, told):
     params = describe(torch.nn.Linear(3, 2, bias=False))
     residuals = Residuals(params, fixed_plan(params, Int8(), Options(min_size=0), Topology.flat(2)))
     residuals.place_all()
-    state = checkpoint.export(residuals, 1, 0, 2)
-    side = state["state"]["weight"]["worker"]
+    state = saving.export([0, 2], residuals, 1)
+    side = state["states"]["weight"]["worker"]
     side["residual"] = change(side["residual"])
     with pytest.raises(StateError, match=f"weight: worker residual: {told}"):
         restore(residuals, state)
-    assert checkpoint.validate(residuals, state, 0, 2, strict=False) == []
+    assert saving.validate(residuals, state, [0, 2], strict=False) == []
 
 
 def restore(residuals, state):
-    checkpoint.restore(residuals, state, checkpoint.validate(residuals, state, 0, 2, strict=True))
+    saving.restore(residuals, state, saving.validate(residuals, state, [0, 2], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +336,7 @@ def test_other_ways_in_at_one_to_five_ranks(tmp_path):
                 assert max([off, *((each - held).abs().max() for each in found)]) < 1e-5
             for state, _ in launch(outer_ranks.moved_by_dcp, now, f"{path}-outer", True):
                 for name, values in sites.items():
-                    assert torch.allclose(state["owed"][name], values, atol=1e-5)
+                    assert torch.allclose(state["undelivered"][name], values, atol=1e-5)
 
 
 def test_a_process_that_is_killed_while_it_saves_leaves_the_last_checkpoint(tmp_path):

@@ -402,7 +402,7 @@ def test_agreed_weights_can_be_had_in_each_state_of_an_outer():
     outer.leave()
     state = hipress.state_dict(outer)
     assert state["portable"]
-    assert all(map(torch.equal, state["agreed"].values(), outer.agreed().values()))
+    assert all(map(torch.equal, state["more"]["agreed"].values(), outer.agreed().values()))
     assert float(before["scale"]) > 1
     assert "outer loop that has ended (it has left)" in str(hipress.report(outer))
     again = alone_with(StoreMembers(dist.HashStore()), every=2)

@@ -12,15 +12,15 @@ from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.graph.shares import LEAST_BYTES, SMALL_BYTES
 from casync.topology import Topology
 from hipress import options
+from hipress.channel.records import GRADIENTS, check_record
 from hipress.choose.plan import fixed_plan, restored
 from hipress.choose.registry import Registry
 from hipress.choose.search import Search, least_share
 from hipress.engine.buckets import BucketPlans
 from hipress.engine.residuals import Residuals
+from hipress.engine.saving import export
 from hipress.model.params import describe
 from hipress.options import Options
-from hipress.state.checkpoint import export
-from hipress.state.checkpoint_format import check_format
 from tests.hipress.fakes import Int8
 
 CODEC = Int8()  # 1.25 bytes of payload for 4 of gradient
@@ -106,7 +106,7 @@ def test_a_plan_comes_back_from_a_state_with_its_shares(params):
     for each in (plan, measured):
         again = restored(each.by_name, params, plan.codecs, plan.topology)
         assert again.facts() == each.facts()
-        check_format(export(Residuals(params, each), 1, 0, 4))
+        check_record(export([0, 4], Residuals(params, each), 1), GRADIENTS)
     assert measured.facts() != plan.facts()
 
 

@@ -48,7 +48,7 @@ def test_a_training_goes_on_bit_for_bit(name):
     for difference, most, rounds in launch(ranks.moved, 3, portable):
         assert difference < 1e-6 * most
         assert most > 0
-        assert rounds == portable["rounds"]
+        assert rounds == portable["counter"]
 
 
 @pytest.mark.parametrize("name", first_fast(["topk", "onebit_group", "sparseloco", "int4_group"]))
@@ -141,7 +141,7 @@ def test_states_of_other_rounds_are_refused():
             assert "rounds with every=4, fragments=1, delay=2, mix=None, not ev" in error.message
         for error in unknown:
             assert error.kind == "StateError"
-            assert "no state of a hipress.Outer" in error.message
+            assert "not a state of hipress.state_dict" in error.message
 
 
 def test_what_hipress_does_not_synchronize_is_refused_by_name():
@@ -186,12 +186,12 @@ def test_a_checkpoint_goes_on_at_another_number_of_sites(tmp_path):
         found = launch(ranks.moved_by_dcp, sites, path, True)
         assert len({digest for _, digest in found}) == 1
         for state, _ in found:
-            assert state["rounds"] == saved["rounds"] > 0
+            assert state["counter"] == saved["counter"] > 0
             for name in ("agreed", "momentum"):
-                assert str(state[name]) == str(saved[name])
-            for name, values in saved["owed"].items():
+                assert str(state["more"][name]) == str(saved["more"][name])
+            for name, values in saved["undelivered"].items():
                 assert values.any()
-                assert torch.allclose(state["owed"][name], values, atol=1e-6)
+                assert torch.allclose(state["undelivered"][name], values, atol=1e-6)
 
 
 def test_loops_of_torch_go_on_as_they_are():

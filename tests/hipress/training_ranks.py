@@ -151,7 +151,7 @@ def joined(rank, name):
     ddp = hipress.wrap(make(), codec(name))
     with ddp.join():
         losses = train(ddp, rank, range(4 + 2 * rank))
-    assert hipress.state_dict(ddp)["step"] == 6
+    assert hipress.state_dict(ddp)["counter"] == 6
     return digest(ddp), losses[0], losses[-1]
 
 
@@ -223,7 +223,7 @@ def now_and_then(rank, world_size, name, options):
         loss.backward()
         wanted += 0 if mine is None else mine / world_size
         got += 0 if weight.grad is None else weight.grad
-    for side, arrays in hipress.state_dict(ddp)["state"]["layers.1.weight"].items():
+    for side, arrays in hipress.state_dict(ddp)["states"]["layers.1.weight"].items():
         wanted -= arrays["residual"].float() / (world_size if side == "worker" else 1)
     dist.all_reduce(wanted)
     return (got - wanted).norm().item() / got.norm().item()
@@ -272,7 +272,7 @@ def skipped_buckets(rank, world_size):
         )
         for _ in range(3):
             ddp(torch.randn(4, 20) + rank).sum().backward()
-        counted.append((hipress.state_dict(ddp)["step"], hipress.report(ddp).measured.steps))
+        counted.append((hipress.state_dict(ddp)["counter"], hipress.report(ddp).measured.steps))
     return counted
 
 

@@ -1,1 +1,0 @@
-"""States of codecs in checkpoints: export, restore, and the check that they fit."""
