@@ -4,6 +4,8 @@ STAMP := .venv/.ready
 DEMO ?=
 TESTS ?=
 BENCH ?=
+# without bytecode, each of a test's processes would compile all modules anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-all lint format bench docs wheel lowest clean help
 

@@ -7,7 +7,7 @@ import pytest
 
 import compll
 from bench import spec_table
-from bench.spec_facts import HIPRESS, facts, logic_lines
+from bench.spec_facts import facts, logic_lines
 from compll.ir import exclusive
 from compll.ir.layout import limits
 from compll.ir.storage import STORAGES
@@ -67,12 +67,6 @@ update:
 feedback: error
 """
     assert logic_lines(text) == 6
-
-
-@pytest.mark.parametrize("name", HIPRESS)
-def test_specs_take_at_most_half_the_lines_of_hipress(name):
-    _, logic, functions = HIPRESS[name]
-    assert 2 * facts(name).lines <= logic + functions
 
 
 def test_speeds_are_summed_up():

@@ -36,35 +36,3 @@ def test_examples_compile_and_agree(example, tmp_path):
     assert np.array_equal(first, second)
     lost = np.linalg.norm(x - codecs[0].decode(first, 5000)) / np.linalg.norm(x)
     assert lost < LOST.get(codecs[0].name, 0.5)
-
-
-#: specs that `check` refuses, and the page's sentences about them
-LIMITS = [
-    (
-        "encode:\n  k: top(abs(g), 3)\n  i: indices(k)\n  v: g[k]\n"
-        "payload: {i: 'int32[k]', v: 'float32[k]'}\ndecode: 2 * scatter(i, v)\n",
-        "scatter must be the last step of decode",
-        "`scatter(index, value)`, which is its last step",
-    ),
-    (
-        "encode:\n  k: top(abs(g), 3)\n  i: indices(k)\n  v: where(g > 0, 2, 1)\n"
-        "payload: {i: 'int32[k]', v: 'runs[n]'}\ndecode: v\n",
-        "runs do not go together with selections",
-        "`runs` | the same, most of them 1, in a spec without selections",
-    ),
-    (
-        "group: 64\nstate: {s: float32}\nencode: {v: g * 1}\n"
-        "payload: {v: 'float32[n]'}\ndecode: v\nupdate: {s: 1}\n",
-        "a grouped spec keeps states per element",
-        "A grouped spec keeps states per element",
-    ),
-]
-
-
-@pytest.mark.parametrize("spec, refused, words", LIMITS)
-def test_errors_of_check_are_documented(spec, refused, words, tmp_path):
-    path = tmp_path / "limit.yaml"
-    path.write_text("name: limit\n" + spec)
-    with pytest.raises(compll.SpecError, match=refused):
-        compll.compile(path, "reference")
-    assert words in TEXT

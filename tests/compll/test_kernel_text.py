@@ -43,6 +43,7 @@ def test_rounds_share_one_walk(tmp_path):
     assert sizes[1] - sizes[0] < 4 * 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", compll.list_specs())
 def test_no_kernel_is_without_end(name):
     """LLVM's time depends on the amount of code that is compiled together."""

@@ -96,12 +96,25 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(claims, "DRAWS", 20)
 
 
-MUTATED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def examples(count):
+    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@MUTATED
+MUTATED = examples(150)
+
+
+@examples(30)
 @given(text=st.one_of(by_tokens(), by_sections(), by_values()))
 def test_mutated_specs_compile_or_are_refused(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome(text, tmp_path)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.slow
+@MUTATED
+@given(text=by_values())
+def test_other_values_compile_or_are_refused(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome(text, tmp_path)
     assert not (tmp_path / "pwned").exists()
@@ -131,6 +144,7 @@ def test_arbitrary_values_of_all_sections(value, tmp_path):
     outcome(yaml.safe_dump(value, allow_unicode=True), tmp_path)
 
 
+@pytest.mark.slow
 @MUTATED
 @given(text=st.one_of(by_tokens(), by_sections()))
 def test_specs_that_compile_fit_the_schema(text, tmp_path):

@@ -9,6 +9,7 @@ import compll
 from compll.errors import Problems
 from compll.runtime.library import load, locate
 from tests.compll.test_spec_errors import GOOD, problems
+from tests.tiers import first_fast
 
 SPECS = compll.list_specs()
 
@@ -83,7 +84,7 @@ def lines_and_bindings(name):
     return path.read_text("utf-8").splitlines(), load(path, Problems("")).encode
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", first_fast(dict.fromkeys(["sidco_e", *SPECS])))
 def test_a_wrong_definition_is_one_error_wherever_it_is_used(name, tmp_path):
     lines, bindings = lines_and_bindings(name)
     for binding in bindings:

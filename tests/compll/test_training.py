@@ -103,6 +103,7 @@ def test_check_strict_refuses_them(tmp_path):
     assert "levels.yaml:6:" in result.stderr
 
 
+@pytest.mark.slow
 def test_only_slow_specs_of_the_package_have_warnings(monkeypatch):
     monkeypatch.setattr("compll.runtime.claims.DRAWS", 40)  # test_unbiased.py draws more
     monkeypatch.setattr(training, "trains", lambda codec: iter(()))  # that is the next test

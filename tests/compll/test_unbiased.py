@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import compll
+from tests.tiers import first_fast
 
 N, DRAWS = 1024, 400
 #: elements that are rarely kept would need far more draws
@@ -43,7 +44,7 @@ def gradients():
     }
 
 
-@pytest.mark.parametrize("kind", gradients())
+@pytest.mark.parametrize("kind", first_fast(gradients()))
 @pytest.mark.parametrize("name", CLAIMS)
 def test_mean_of_decoded_is_the_gradient(name, kind):
     x = gradients()[kind].astype(np.float32)
