@@ -1,4 +1,9 @@
-"""GPUs of tests with two ranks: one each, or one for both, which NCCL allows from 2.30 on.
+"""GPUs of tests marked `gpu`: one, or with two ranks one each, or one for both, which NCCL allows
+from 2.30 on.
+
+    @pytest.mark.gpu                             # skipped without a GPU
+    @pytest.mark.gpu(ranks=2)                    # without two, or one that NCCL may share
+    @pytest.mark.gpu(ranks=2, emulated=True)     # runs on emulated devices where there is no GPU
 
 Ranks share a GPU if NCCL_MULTI_RANK_GPU_ENABLE=1; libnccl 2.30 or later must then be loaded, and
 NCCL_MAX_CTAS=4 leaves room for both.
@@ -6,17 +11,20 @@ NCCL_MAX_CTAS=4 leaves room for both.
 
 import os
 
-import pytest
 import torch
 
 HERE = torch.cuda.is_available()
 SHARED = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 ENOUGH = torch.cuda.device_count() > (0 if SHARED else 1)
 
-_reason = "NCCL needs two GPUs, or one that it may share"
-for_two = pytest.mark.skipif(not ENOUGH, reason=_reason)
-#: tests that run on emulated devices where there is no GPU
-or_emulated = pytest.mark.skipif(HERE and not ENOUGH, reason=_reason)
+
+def lacking(ranks: int = 1, *, emulated: bool = False) -> str:
+    """Why a test with this mark is skipped here; empty if it runs."""
+    if emulated and not HERE:
+        return ""
+    if ranks > 1 and not ENOUGH:
+        return "NCCL needs two GPUs, or one that it may share"
+    return "" if HERE else "no GPU"
 
 
 def take(rank: int) -> torch.device:

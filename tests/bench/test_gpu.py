@@ -205,7 +205,7 @@ def test_bad_options_are_refused_before_measuring(bench, capsys):
     assert not bench.begun
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["onebit_group", "dgc", "powersgd"])
 def test_a_gpu_is_measured_and_its_memory_freed(name):
     cupy = pytest.importorskip("cupy")

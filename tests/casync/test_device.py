@@ -223,7 +223,7 @@ def compare_with_the_cpu(strategy, name, dtype, waiting):
     assert [end.sent for end in ends] == sent
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("strategy, name, dtype", WHOLE + HALVES)
 def test_gpu_messages_are_those_of_the_cpu_backend(strategy, name, dtype):
     codec = compll.compile(name, **PARAMS.get(name, {}))

@@ -62,7 +62,7 @@ def one_rank():
         dist.destroy_process_group()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pynccl imports numba's CUDA part
 @pytest.mark.parametrize("binding", BINDINGS)
 def test_a_rank_alone_on_a_gpu(binding):

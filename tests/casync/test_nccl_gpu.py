@@ -4,11 +4,10 @@ import pytest
 
 from casync.nccl.bindings import BINDINGS
 from tests.casync import nccl_ranks
-from tests.gpus import for_two
 from tests.hipress.launch import launch
 
 
-@for_two
+@pytest.mark.gpu(ranks=2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pynccl imports numba's CUDA part
 @pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("binding", BINDINGS)

@@ -40,7 +40,7 @@ def on_gpu():
     return True
 
 
-WHERE = ["shim", "gpu"] if on_gpu() else ["shim"]
+WHERE = ["shim", *([pytest.param("gpu", marks=pytest.mark.gpu)] if on_gpu() else [])]
 
 
 @pytest.fixture(params=WHERE)
@@ -275,6 +275,7 @@ def sanitized(*specs):
     assert "within their buffers" in done.stdout
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not on_gpu(), reason="no CUDA device")
 @pytest.mark.parametrize("spec", ["onebit", "int4_group", "dgc", "randomk", "powersgd", "thc"])
 def test_a_gpu_captures_a_call_in_a_cuda_graph(spec, rng):
@@ -310,6 +311,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.gpu
 @pytest.mark.timeout(570)
 @pytest.mark.skipif(not on_gpu() or not shutil.which("compute-sanitizer"), reason="no sanitizer")
 def test_a_gpu_finds_no_bad_access():

@@ -98,6 +98,7 @@ def test_compared_methods_compile_for_a_device():
     assert set(used) == set(CHECKS)
 
 
+@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_gpu_computes_what_other_processors_do(name):
@@ -149,13 +150,11 @@ def allocations(call):
     return hook.asked + torch.cuda.memory_stats()["allocation.all.allocated"] - before
 
 
-needs_torch = pytest.mark.skipif(
-    not (on_gpu() and torch.cuda.is_available()), reason="no CUDA device, or torch has none"
-)
 SPECS = ["onebit", "int4_group", "dgc", "stc", "randomk", "powersgd", "thc"]
 
 
-@needs_torch
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_gpu_allocates_nothing_after_the_first_call(spec):
     call = Call(spec)
@@ -163,7 +162,8 @@ def test_a_gpu_allocates_nothing_after_the_first_call(spec):
     assert allocations(call) == 0
 
 
-@needs_torch
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_gpu_captures_calls_under_torch(spec):
     """Capture with torch's default mode: no thread may allocate or wait meanwhile."""

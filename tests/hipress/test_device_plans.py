@@ -107,7 +107,7 @@ def test_a_trial_over_nccl_tries_graphs_of_what_is_compressed_on_the_device():
     assert hosts > 0 == device
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 def test_gpu_plans():
     """Two ranks that share a GPU."""
     for name in ("GraVAC", "Accordion"):

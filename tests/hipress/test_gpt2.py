@@ -1,7 +1,6 @@
 """Twenty steps of a GPT-2 on two ranks: a device's kernels give the same bits as the CPU's."""
 
 import pytest
-import torch
 
 from tests.hipress import gpt2_ranks
 from tests.hipress.launch import launch
@@ -14,7 +13,7 @@ def test_gpt2_on_an_emulated_device_has_the_bits_of_the_cpu(name):
     assert len({digest for digests in found for digest in digests}) == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", gpt2_ranks.ON_GPUS)
 def test_gpt2_on_gpus_has_the_bits_of_the_cpu(name):
     """GPT-2 small: gradients that the CPU compresses, and the GPU, staged and over NCCL."""

@@ -5,26 +5,27 @@ Without a GPU, devices are emulated.
 
 import pytest
 
-from tests import gpus
 from tests.hipress import gpu_ranks
 from tests.hipress.launch import DIED, launch
 
 pytestmark = pytest.mark.slow
+for_two = pytest.mark.gpu(ranks=2)
+or_emulated = pytest.mark.gpu(ranks=2, emulated=True)
 #: not "auto", whose choice depends on times; the emulated device lacks what two others call
 WAYS = [
-    pytest.param(name, marks=gpus.for_two if name in ("powersgd", "AdamW") else gpus.or_emulated)
+    pytest.param(name, marks=for_two if name in ("powersgd", "AdamW") else or_emulated)
     for name in gpu_ranks.WAYS
     if name != "auto"
 ]
 #: bindings of NCCL, and if programs are captured; none of them on an emulated device
 BY_NCCL = [
-    pytest.param(binding, capture, marks=gpus.for_two)
+    pytest.param(binding, capture, marks=for_two)
     for binding in ("nccl", *gpu_ranks.BINDINGS)
     for capture in (False, True)
 ]
-BY_ALL = [pytest.param("staged", False, marks=gpus.or_emulated), *BY_NCCL]
+BY_ALL = [pytest.param("staged", False, marks=or_emulated), *BY_NCCL]
 BY_PLACE = [
-    pytest.param(each, marks=gpus.for_two if each == "nccl" else gpus.or_emulated)
+    pytest.param(each, marks=for_two if each == "nccl" else or_emulated)
     for each in gpu_ranks.TRANSPORTS
 ]
 
@@ -52,7 +53,7 @@ def test_gpu_bindings_agree_bit_by_bit(binding, capture):
     assert first == other == agreed(["staged"], ways)
 
 
-@gpus.for_two
+@for_two
 @pytest.mark.parametrize("binding", ["nccl", *gpu_ranks.BINDINGS])
 def test_gpu_graphs_are_tried_by_default_and_change_no_bit(binding):
     """The trial of both ends within these steps."""
@@ -75,14 +76,14 @@ def test_gpu_ranks_take_the_same_choice(transport):
     assert [verdict for _, verdict in tried].count("kept") == 1, tried
 
 
-@gpus.for_two
+@for_two
 def test_gpu_ranks_of_an_nccl_process_group():
     (digest, told), other = launch(gpu_ranks.by_nccl, 2)
     assert digest == other[0]
     assert "onebit_group" in told
 
 
-@gpus.or_emulated
+@or_emulated
 def test_gpu_shards_are_summed_and_gathered():
     results = launch(gpu_ranks.shards, 2)
     for native, plain, packed in results:
@@ -91,7 +92,7 @@ def test_gpu_shards_are_summed_and_gathered():
     assert len({packed[1] for *_, packed in results}) == 1
 
 
-@gpus.for_two
+@for_two
 def test_gpu_replicas_of_fsdp2_are_averaged_by_a_group():
     results = launch(gpu_ranks.replicas, 2)
     for native, plain, packed in results:
@@ -101,7 +102,7 @@ def test_gpu_replicas_of_fsdp2_are_averaged_by_a_group():
         assert all(equal for _, equal, _ in (native, plain, packed))
 
 
-@gpus.for_two
+@for_two
 @pytest.mark.parametrize("way", ["compiled", "scaled"])
 def test_gpu_models_that_are(way):
     (losses, first), (_, other) = launch(gpu_ranks.composed, 2, way)

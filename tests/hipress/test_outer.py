@@ -6,7 +6,6 @@ import torch
 import compll
 import hipress
 from hipress import ConfigError
-from tests import gpus
 from tests.hipress import outer_ranks as ranks
 from tests.hipress.common import make
 from tests.hipress.launch import launch
@@ -227,7 +226,7 @@ def test_threads_of_a_site_are_those_of_its_strategy(name, strategy):
         assert peers == sorted((rank + step) % 6 for step in away)
 
 
-@pytest.mark.skipif(not gpus.HERE, reason="needs a GPU")
+@pytest.mark.gpu
 def test_agreed_weights_of_a_model_on_a_gpu_are_pinned():
     (first, pinned, far), (second, also, apart) = launch(ranks.on_a_gpu, 2)
     assert first == second
