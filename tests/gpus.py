@@ -19,7 +19,7 @@ ENOUGH = torch.cuda.device_count() > (0 if SHARED else 1)
 
 
 def lacking(ranks: int = 1, *, emulated: bool = False) -> str:
-    """Why a test with this mark is skipped here; empty if it runs."""
+    """The reason to skip a test with this mark here; empty if it runs."""
     if emulated and not HERE:
         return ""
     if ranks > 1 and not ENOUGH:
