@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ __all__ = [
     "arithmetic",
     "by_hand",
     "host_milliseconds",
+    "links",
     "simulation",
     "table",
 ]
@@ -47,6 +48,16 @@ ROWS = (
     *(("nodes_of_8", rate) for rate in (1_000, 10_000, 25_000, 100_000)),
     *(("single_machines", rate) for rate in (100, 1_000)),
 )
+#: links between single machines, as docs/start/slow.md names them, and their Mbit/s
+LINKS = {
+    "Wi-Fi": 300,
+    "Ethernet": 1_000,
+    "Ethernet or USB": 2_500,
+    "Ethernet, Thunderbolt by IP": 10_000,
+    "Thunderbolt or USB4 by IP, at best": 20_000,
+    "Ethernet of a data centre": 25_000,
+    "ConnectX-7, as of DGX Spark": 200_000,
+}
 MEGABIT = 1.25e5  # bytes
 TOKENS = 1 << 19  # of a step, on all ranks together
 BITS = {"bf16": 16.0, "int4_group": 4.25, "int8_group": 8.0625}  # of an element, on the wire
@@ -140,6 +151,14 @@ def table() -> str:
     return markdown_table(head, [[_place(*row), *_cells(*row)] for row in ROWS])
 
 
+def links(file: str = "single_machines") -> str:
+    """Answers by kind of link, for DDP on two machines of one GPU."""
+    ways = [column for column in COLUMNS if column[1] == DDP and column[0] != "llama-8b"]
+    head = ["link", "rate", *(f"{MODELS[model]}, DDP" for model, _, _ in ways)]
+    rows = [[name, rate_text(rate), *_cells(file, rate, ways)] for name, rate in LINKS.items()]
+    return markdown_table(head, rows)
+
+
 def _place(file: str, rate: int) -> str:
     cluster = _cluster(file)
     each = f"nodes of {cluster.ranks_per_node}" if cluster.ranks_per_node > 1 else "machines of one"
@@ -153,12 +172,14 @@ def figure(value: float) -> str:
 
 def rate_text(rate: int) -> str:
     """A rate in Mbit/s as text: 25 Gbit/s."""
-    return f"{rate // 1000} Gbit/s" if rate >= 1000 else f"{rate} Mbit/s"
+    return f"{rate / 1000:g} Gbit/s" if rate >= 1000 else f"{rate} Mbit/s"
 
 
-def _cells(file: str, rate: int) -> Iterator[str]:
+def _cells(
+    file: str, rate: int, columns: Sequence[tuple[str, str, str]] = COLUMNS
+) -> Iterator[str]:
     host = 1e-3 * host_milliseconds()[-1]
-    for column in COLUMNS:
+    for column in columns:
         found = answer(Case(file, rate, *column))
         yield found if isinstance(found, str) else found.text(host)
 

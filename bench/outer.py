@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,22 +116,31 @@ def table(
     """Print minutes until a loss is reached, by link and method, and draw them."""
     with refusing():
         places = [times for path in measured for times in Times.read(path)]
-    cells = [each for each in read() if each.workload == workload and each.steps == 1000]
-    lines = [line for line in _lines("losses") if line["workload"] == workload]
-    if not ALL[workload].decays:  # then a curve is the same for each number of steps
-        lines = [{**line, "steps": None} for line in lines]
+    cells = read()
     by_place: dict[str, list[Reached]] = {}
     for times in places:
         rows = by_place.setdefault(times.place, [])
         rows += reach(cells, workload, 1000, times, slack)
-        for method, seconds in times.seconds.items():
-            rows += [_reached(each, cells, seconds, slack) for each in _by_loop(lines, method)]
+        rows += reach_by_rounds(cells, workload, times, slack)
     head = ("method", "ms a step", "steps, by seed", "minutes (of the seeds)")
     for place, rows in by_place.items():
         text = markdown_table(head, [each.row for each in rows])
         print(f"{place}, within {100 * slack:g}%\n\n{text}\n")
     if chart is not None:
         time_chart.draw(by_place, slack, chart)
+
+
+def reach_by_rounds(
+    cells: list[Cell], workload: str, times: Times, slack: float
+) -> Iterator[Reached]:
+    """The times of each outer loop that has step times and curves; float32 trains 1000 steps."""
+    cells = [each for each in cells if each.workload == workload and each.steps == 1000]
+    lines = [line for line in _lines("losses") if line["workload"] == workload]
+    if not ALL[workload].decays:  # then a curve is the same for each number of steps
+        lines = [{**line, "steps": None} for line in lines]
+    for method, seconds in times.seconds.items():
+        for each in _by_loop(lines, method):
+            yield _reached(each, cells, seconds, slack)
 
 
 def _by_loop(lines: list[dict[str, Any]], method: str) -> list[list[dict[str, Any]]]:

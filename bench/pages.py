@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from bench import help_table, loss_tables, spec_table, step_times
+from bench import help_table, loss_tables, measured_tables, spec_table, step_times
 from bench.codecs import RESULTS
 from hipress.tools.run.figures import markdown_table
 
@@ -31,19 +31,46 @@ def readme(results: Path) -> dict[str, str]:
         f"On an H100 the host took {host[0]:.0f} to {host[-1]:.0f} ms longer for a step of GPT-2 "
         "small with `int4_group` than with DDP,\nby day and number of ranks; CUDA graphs "
         "(`capture=True`) save part of it "
-        "([figures](docs/how/cuda.md#measurements-on-a-gpu))."
+        "([figures](docs/measurements/cuda.md#a-step-of-gpt-2-small))."
     )
     return {"HELP": help_table.table(), "LOSS": spec_table.losses(rows, SHOWN), "HOST": told}
 
 
-def help_page(results: Path) -> dict[str, str]:
-    """Blocks of docs/start/help.md."""
+def steps_page(results: Path) -> dict[str, str]:
+    """Blocks of docs/measurements/steps.md."""
     speed = markdown_table(step_times.HEAD, step_times.cells(results))
-    return {"HAND": help_table.arithmetic(), "SPEED": speed}
+    return {"SPEED": speed, "POLICIES": measured_tables.policies(results)}
+
+
+def losses_page(results: Path) -> dict[str, str]:
+    """Blocks of docs/measurements/losses.md."""
+    links = ("slow-adamw", "hosts2-adamw", "hosts2-adamw-10gbit")
+    return {
+        "WAYS": measured_tables.of_ways(spec_table.read_losses(results)),
+        "TIMES": measured_tables.times_to_loss(results, links),
+        "FROZEN": measured_tables.frozen(results),
+    }
+
+
+def regions_page(results: Path) -> dict[str, str]:
+    """Blocks of docs/measurements/regions.md."""
+    links = ("outer-100mbit", "outer-100mbit-rounds", "outer-10mbit", "outer-10mbit-rounds")
+    rounds = measured_tables.times_to_loss(results, links)
+    return {"ROUNDS": rounds, "SITES": measured_tables.sites(results)}
+
+
+def gpu_page(results: Path) -> dict[str, str]:
+    """Blocks of docs/measurements/cuda.md."""
+    return {
+        "GPU_SPEEDS": measured_tables.gpu_speeds(results),
+        "GPU_BOUNDS": measured_tables.gpu_bounds(results),
+        "GPU_STEPS": measured_tables.gpu_steps(results),
+        "GPU_CHOICES": measured_tables.gpu_choices(results),
+    }
 
 
 def shards_page(results: Path) -> dict[str, str]:
-    """Blocks of docs/use/shard.md: the tables of bench/results/shards.md."""
+    """Blocks of docs/measurements/shards.md: the tables of bench/results/shards.md."""
     parts = (results / "shards.md").read_text("utf-8").split("\n\n")
     shards, replicas = (part.strip() for part in parts if part.startswith("|"))
     return {"SHARDS": shards, "REPLICAS": replicas}
@@ -52,8 +79,16 @@ def shards_page(results: Path) -> dict[str, str]:
 #: blocks of each page
 BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "README.md": readme,
-    "docs/start/help.md": help_page,
-    "docs/use/shard.md": shards_page,
+    "docs/start/help.md": lambda _: {"HAND": help_table.arithmetic()},
+    "docs/start/slow.md": lambda _: {"LINKS": help_table.links()},
+    "docs/measurements/ablation.md": lambda results: {
+        "ABLATION": measured_tables.ablation(results)
+    },
+    "docs/measurements/cuda.md": gpu_page,
+    "docs/measurements/losses.md": losses_page,
+    "docs/measurements/regions.md": regions_page,
+    "docs/measurements/shards.md": shards_page,
+    "docs/measurements/steps.md": steps_page,
     "docs/measurements/compressors.md": spec_table.blocks,
 }
 EVIDENCE = "hipress/choose/evidence.json"

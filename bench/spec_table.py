@@ -15,6 +15,7 @@ from typing import Any
 import compll
 from bench import loss_cells, loss_tables
 from bench.codecs import encoding, speedup
+from bench.loss_cells import MOMENTUM, SHARDED, TRIAL
 from bench.loss_tables import Row
 from bench.spec_facts import HIPRESS, Facts, facts
 from hipress.tools.run.figures import markdown_table
@@ -24,11 +25,11 @@ Data = dict[str, Any]
 
 def derived(known: Sequence[Facts]) -> str:
     """The table of facts that follow from the specs."""
-    head = ("spec", "lines", "operators", "payload in bytes", "bits per element", "walks (least)",
+    head = ("spec", "lines", "payload in bytes", "bits per element", "walks (least)",
             "bytes moved (least)", "keeps")  # fmt: skip
     rows = [
         (
-            f"`{f.name}`", str(f.lines), ", ".join(f.operators) or "-",
+            f"`{f.name}`", str(f.lines),
             "; ".join(f"`{text}`" for text in (f.payload, *f.limits)), f"{f.bits:.4g}",
             f"{f.walks} ({f.walks_least})", f"{f.moved:.4g} ({f.least:.4g})",
             ", ".join(f.states) or "-",
@@ -119,12 +120,17 @@ def read_losses(results: Path) -> list[Row]:
     return loss_tables.rows(loss_cells.read(results / loss_cells.CELLS.name))
 
 
+def _of_gradients(row: Row) -> bool:
+    """True of averages of compressed gradients; others are in docs/measurements/losses.md."""
+    return not row.method.startswith((MOMENTUM, SHARDED, TRIAL))
+
+
 def blocks(results: Path) -> dict[str, str]:
     """The tables of docs/measurements/compressors.md."""
     known = [facts(name) for name in compll.list_specs()]
     return {
         "SPECS": derived(known),
         "LINES": lines_of_code(known),
-        "LOSS": losses(read_losses(results)),
+        "LOSS": losses([row for row in read_losses(results) if _of_gradients(row)]),
         "SPEED": speeds(json.loads((results / "codecs.json").read_text())),
     }

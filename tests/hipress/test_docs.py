@@ -1,50 +1,119 @@
-"""Every Python block of the documentation compiles; tests of single pages run those with output."""
+"""Each page of the documentation has an example that runs: Python in one pair of ranks, commands in
+this process, specs and files of clusters through what reads them."""
 
 import ast
-import builtins
+import functools
 import re
+import shlex
+import shutil
+import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from typer.testing import CliRunner
 
+import compll
+from compll.tools import cli as compll_cli
 from hipress import integrations
+from hipress.tools import cli as hipress_cli
+from hipress.tools.simulate import cluster
+from tests.hipress import docs_ranks
+from tests.hipress.launch import launch
+from tests.walkthrough import commands, fits, follow
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_its_python_compiles(page):
-    for _, block in BLOCK.findall(page.read_text("utf-8")):
-        compile(textwrap.dedent(block), str(page), "exec")
-
-
-#: modules that every script imports, and names of the reader's own
-GIVEN = (
-    "hipress compll torch dist model ddp optimizer loss criterion batches Net MyModel load_batch "
-    "tensor tensors choices codecs bucket states executor x step local_rank replicas shards sites "
-    "ranks host"
+BLOCK = re.compile(
+    r"(<!-- not run: [^\n]*-->\n)?^( *)```(\w+)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE
 )
+APPS = {"hipress": hipress_cli.app, "compll": compll_cli.app}
+#: scripts that tests of their own run in full, by torchrun
+OTHERWISE = {"docs/write/tutorial.md", "docs/use/frameworks.md", "README.md"}
+#: pages without examples: they include or list
+LISTS = ("docs/reference/", "docs/index.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_its_python_imports_what_is_not_the_readers(page):
-    """A block can be copied: `fully_shard` once had to be looked for in torch."""
-    known = {*GIVEN.split(), *dir(builtins)}
-    for _, block in BLOCK.findall(page.read_text("utf-8")):
-        used = set()
-        for node in ast.walk(ast.parse(textwrap.dedent(block))):
-            if isinstance(node, ast.Name):
-                (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
-            elif isinstance(node, ast.alias):
-                known.add((node.asname or node.name).partition(".")[0])
-            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-                known.add(node.name)
-            elif isinstance(node, ast.arg):
-                known.add(node.arg)
-        assert used <= known, block
+def blocks(page, kind, *, run=True):
+    """The page's blocks of a kind, without those that are marked as not run."""
+    found = BLOCK.findall(page.read_text("utf-8"))
+    return [textwrap.dedent(b) for mark, _, k, b in found if k == kind and not (run and mark)]
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def whole_scripts(block):
+    """True of a script with its own name: `torchrun` starts it."""
+    return re.match(r"# with_\w+\.py", block) is not None
+
+
+@functools.cache
+def errors_of_ranks():
+    """What went wrong, by page and rank. Ranks are started once, for all pages."""
+    pages = {}
+    for page in PAGES:
+        python = [b for b in blocks(page, "python") if not whole_scripts(b)]
+        if python and name_of(page) not in OTHERWISE - {"docs/use/frameworks.md"}:
+            pages[name_of(page)] = python
+    stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in pages]
+    given = {p: (store.port, pages[p]) for p, store in zip(pages, stores, strict=True)}
+    with tempfile.TemporaryDirectory() as folder:
+        found = launch(docs_ranks.run_pages, 2, folder, given)
+    return {page: [each[page] for each in found if page in each] for page in pages}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name_of)
+def test_its_python_runs(page):
+    errors = errors_of_ranks().get(name_of(page), [])
+    assert not errors, "\n".join(errors)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=name_of)
+def test_its_commands_print_what_it_shows(page, tmp_path, monkeypatch):
+    if name_of(page) in OTHERWISE:
+        pytest.skip("another test runs this page")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "console"):
+        for command, expected in commands(block):
+            program, *args = shlex.split(command)
+            if program != "torchrun":  # the quick start, below
+                done = CliRunner(env={"COLUMNS": "200"}).invoke(APPS[program], args)
+                assert done.exit_code == 0, f"$ {command}\n{done.output}"
+                lines = "\n".join(line.rstrip() for line in done.output.splitlines())
+                assert fits(lines, expected), f"$ {command}\n{lines}"
+
+
+@pytest.mark.slow
+def test_the_quick_start_as_written(tmp_path):
+    page = (ROOT / "docs/start/cpu.md").read_text("utf-8")
+    assert follow(page, tmp_path, errors=False) == ["torchrun"]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "yaml")], ids=name_of)
+def test_its_files_are_read(page, tmp_path):
+    for number, text in enumerate(blocks(page, "yaml")):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        if re.match("name: ", text) and name_of(page) not in OTHERWISE:
+            compll.compile(path, "reference")
+        elif re.match("nodes: ", text):
+            cluster.read(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_it_has_an_example_that_runs(page):
+    kinds = ("python", "console", "yaml")
+    assert name_of(page).startswith(LISTS) or any(blocks(page, kind) for kind in kinds)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_that_is_not_run_compiles(page):
+    for block in blocks(page, "python", run=False):
+        ast.parse(block)
 
 
 class Writer:
