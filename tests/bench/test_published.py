@@ -142,7 +142,7 @@ def test_emulated_hosts_are_predicted_from_a_description(published):
     count, median, _ = emulated.quality(cells)
     assert count > 160
     assert median < 0.07
-    # one large tensor is encoded after the backward pass: docs/use/predict.md
+    # one large tensor is encoded after the backward pass: docs/measurements/steps.md
     _, _, worst = emulated.quality([each for each in cells if not each.row.endswith("huge")])
     assert worst < 0.25
 

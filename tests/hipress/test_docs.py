@@ -52,7 +52,7 @@ def whole_scripts(block):
 
 @functools.cache
 def errors_of_ranks():
-    """What went wrong, by page and rank. Ranks are started once, for all pages."""
+    """Errors by page, of each rank. Ranks start once, for all pages."""
     pages = {}
     for page in PAGES:
         python = [b for b in blocks(page, "python") if not whole_scripts(b)]
