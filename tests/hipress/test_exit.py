@@ -14,7 +14,6 @@ import sys
 import pytest
 
 from tests.patience import HANG
-from tests.tiers import first_fast
 
 #: the peer is rank 1, a process that does nothing but be there, and is killed at the end
 BEGIN = """
@@ -81,7 +80,8 @@ sys.exit(7)
 }
 
 
-@pytest.mark.parametrize("call", first_fast(CALLS))
+@pytest.mark.slow  # test_coordinator.py ends a process while a call waits, too
+@pytest.mark.parametrize("call", CALLS)
 def test_the_exit_status_of_a_program_whose_call_still_waits(call):
     assert_own_status(call)
 

@@ -9,6 +9,7 @@ import pytest
 from compll.tools import LIBRARIES
 from hipress.reporting.text_table import WIDTH, Table
 from tests.patience import HANG
+from tests.tiers import first_fast
 
 ROOT = Path(__file__).parents[2]
 ABSENT = f"import runpy, sys; sys.modules.update(dict.fromkeys({LIBRARIES}))\n"
@@ -29,7 +30,7 @@ def test_an_example_trains_and_prints_its_report_without_them(monkeypatch):
     assert "hipress, rank 0 of 1" in done.stdout
 
 
-@pytest.mark.parametrize("program", ["hipress", "compll"])
+@pytest.mark.parametrize("program", first_fast(["compll", "hipress"]))
 def test_a_command_names_the_extra_in_a_line(program):
     done = run(f"runpy.run_module({program!r}, run_name='__main__')")  # python -m
     assert done.returncode == 1

@@ -26,7 +26,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "world_size, titles",
-    first_fast([(4, [*CASES][:3]), (4, [*CASES][3:]), (6, [*CASES])]),
+    first_fast([(4, [*CASES][:1]), (4, [*CASES][1:]), (6, [*CASES])]),
 )
 def test_ranks_come_nearer_at_a_linear_rate_and_their_average_stays(world_size, titles):
     results = launch(ranks.converging, world_size, {title: CASES[title] for title in titles})

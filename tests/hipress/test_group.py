@@ -20,7 +20,7 @@ ALL = ("int4_group", "int8_group", "default")
 
 @pytest.mark.parametrize(
     "way, ranks, micro, names",
-    first_fast([("hsdp", 4, 2, ALL[2:]), ("hsdp", 4, 2, ALL[:2]), ("hsdp", 4, 1, ALL),
+    first_fast([("replicate", 2, 2, ALL[2:]), ("hsdp", 4, 2, ALL), ("hsdp", 4, 1, ALL),
                 ("replicate", 3, 1, ALL)]),
 )  # fmt: skip
 def test_replicas_train_as_natively(way, ranks, micro, names):

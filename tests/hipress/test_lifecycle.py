@@ -13,7 +13,6 @@ from tests.hipress import common, lifecycle_ranks
 from tests.hipress.fakes import Int8
 from tests.hipress.launch import launch
 from tests.patience import HANG
-from tests.tiers import first_fast
 
 HEAVY = {
     "compll",
@@ -76,7 +75,8 @@ def trained(*arguments):
     return found
 
 
-@pytest.mark.parametrize("ending", first_fast(["leave", "destroy"]))
+@pytest.mark.slow  # two processes, for each of which torch is imported anew
+@pytest.mark.parametrize("ending", ["leave", "destroy"])
 def test_interpreter_exits(ending, tmp_path):
     for output in trained(str(tmp_path / "store"), ending, "int8"):
         assert "trained []" in output

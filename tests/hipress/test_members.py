@@ -364,6 +364,7 @@ def volunteer(port, name, folder, steps):
     ), folder / "agreed.pt"
 
 
+@pytest.mark.slow
 def test_a_volunteer_joins_leaves_saves_and_evaluates(tmp_path):
     """The example; the first is interrupted, and leaves in good order."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

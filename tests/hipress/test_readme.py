@@ -37,6 +37,7 @@ def test_its_commands_train(tmp_path):
     assert follow(script, tmp_path, errors=False) == ["torchrun"]
 
 
+@pytest.mark.slow
 def test_its_lines_of_python_train(tmp_path):
     (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     passes = block.replace("loss.backward()", "loss = model(x).square().mean()\nloss.backward()")
