@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup      ## train with and without compression, draw a chart: make demo DEMO="--hosts 4"
 	$(BIN)/hipress demo $(DEMO)
 
-test: setup      ## the fast tests, in 5 to 10 minutes: make test TESTS="tests/demo -k data"
+test: setup      ## the fast tests, some minutes on 2 cores: make test TESTS="tests/demo -k data"
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow" $(TESTS)
 
 test-all: setup  ## all tests, those marked slow among them; -m slow for those alone

@@ -39,6 +39,7 @@ def trained(method, steps=12, seed=1, workload=DIGITS):
     return found, [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.mark.slow  # two trainings
 def test_fp32_is_plain_training_bit_by_bit():
     """The reference is a process with both ranks' batch and the mean of their losses."""
     model = DIGITS.build(1)

@@ -19,7 +19,6 @@ from hipress.tools.run.lstm import OPTIMIZERS
 from hipress.tools.run.place import Loopback
 from hipress.tools.run.synchronize import synchronize
 from tests.patience import HANG
-from tests.tiers import first_fast
 
 TINY = Workload(vocabulary=200, width=16, batch=2, length=5)
 SIZE = 4 * TINY.parameters
@@ -46,8 +45,9 @@ class Watched(Loopback):
         return self.started[-1]
 
 
+@pytest.mark.slow  # two processes, for each of which torch is imported anew
 @pytest.mark.parametrize(
-    "method, payload", first_fast([("ddp-fp32", SIZE), ("ddp-fp16", SIZE / 2), ("sync:none", SIZE)])
+    "method, payload", [("ddp-fp32", SIZE), ("ddp-fp16", SIZE / 2), ("sync:none", SIZE)]
 )
 def test_a_method_trains_and_counts_its_bytes(method, payload):
     done = []
