@@ -1,4 +1,4 @@
-"""The table of step times in docs/start/help.md, from results of bench.training."""
+"""The table of step times in docs/measurements/steps.md, from results of bench.training."""
 
 from __future__ import annotations
 

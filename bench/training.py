@@ -1,4 +1,4 @@
-"""Step times of the demo's workload: the figures of docs/start/help.md.
+"""Step times of the demo's workload: the figures of docs/measurements/steps.md.
 
     python -m bench.training                      # every group, about half an hour on two cores
     python -m bench.training --group hosts2       # one of them

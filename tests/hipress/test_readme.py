@@ -30,6 +30,12 @@ model, x = torch.nn.Linear(512, 64), torch.randn(8, 512)
 """
 
 
+def test_it_can_be_read_at_once():
+    lines = README.splitlines()
+    assert len(lines) <= 100
+    assert [line for line in lines if len(line) > 160 and not line.startswith("|")] == []
+
+
 @pytest.mark.slow
 def test_its_commands_train(tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
