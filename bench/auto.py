@@ -22,7 +22,7 @@ import typer
 
 from bench.commands import RESULTS, command_line, now, refusing
 from hipress import options
-from hipress.choose.candidates import candidates
+from hipress.choose.search import candidates
 from hipress.tools.bench.measure import Suite, describe, measure, off, prediction
 from hipress.tools.refusals import check_output
 from hipress.tools.run import place, runner

@@ -28,10 +28,11 @@ from casync.graph.shares import share_out
 from casync.raw import with_raw
 from casync.stages import TASK
 from casync.topology import Topology
-from hipress.choose.objective import Objective, Way
+from hipress.choose.search import Way
 from hipress.choose.workload import ddp_buckets, timed
 from hipress.codecs import compile_codec, partitions
 from hipress.model.params import describe
+from hipress.tools.objective import Objective
 
 CODEC = "int4_group"
 CODECS = with_raw({CODEC: compile_codec(CODEC, {})})

@@ -34,11 +34,9 @@ from hipress import options
 from hipress.channel.records import GRADIENTS, check_record
 from hipress.channel.states import Spans
 from hipress.choose import rules as rules_
-from hipress.choose.candidates import candidates
 from hipress.choose.places import Places
 from hipress.choose.plan import fixed_plan
-from hipress.choose.registry import Registry
-from hipress.choose.search import Search
+from hipress.choose.search import Registry, Search, candidates
 from hipress.choose.workload import timed
 from hipress.codecs import compile_codec
 from hipress.engine import saving

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from bench import help_table, loss_tables, measured_tables, spec_table, step_times
+from bench import choices, help_table, loss_tables, measured_tables, spec_table, step_times
 from bench.codecs import RESULTS
 from hipress.tools.run.figures import markdown_table
 
@@ -76,6 +76,11 @@ def shards_page(results: Path) -> dict[str, str]:
     return {"SHARDS": shards, "REPLICAS": replicas}
 
 
+def planner_page(results: Path) -> dict[str, str]:
+    """Blocks of docs/how/planner.md."""
+    return {"CHOICES": choices.table(choices.read(results))}
+
+
 #: blocks of each page
 BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "README.md": readme,
@@ -90,6 +95,7 @@ BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "docs/measurements/shards.md": shards_page,
     "docs/measurements/steps.md": steps_page,
     "docs/measurements/compressors.md": spec_table.blocks,
+    "docs/how/planner.md": planner_page,
 }
 EVIDENCE = "hipress/choose/evidence.json"
 

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from casync.errors import copy_to_raise
 from hipress import compat
 from hipress.channel.records import GRADIENTS, SHARDS, check_record
-from hipress.choose.captured import forbidden
 from hipress.choose.trial import REFUSED
+from hipress.choose.tuner import forbidden
 from hipress.engine import saving
 from hipress.engine.residuals import Residuals
 from hipress.errors import ConfigError, ConfigMismatch, StateError
@@ -42,7 +42,7 @@ from hipress.ways.process_group import CompressingGroup
 from hipress.ways.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
-    from hipress.choose.plan_controller import PlanController, Trials
+    from hipress.choose.chooser import Chooser
     from hipress.engine.buckets import BucketPlans
     from hipress.outer.outer_report import OuterReport
     from hipress.reporting.report import Report
@@ -184,7 +184,7 @@ class SessionHandle:
         session = self._session
         engine, size = session.engine, session.world_size
         tuner = None if engine is None else engine.tuner
-        trials, probe = None if tuner is None else tuner.trials, session.probe
+        probe = session.probe
         measured = before = None
         if engine is not None:
             traffic, counters = engine.traffic, engine.counters
@@ -192,8 +192,8 @@ class SessionHandle:
                 before = measure_of(*engine.at_freeze, size)
                 traffic, counters = traffic - engine.at_freeze[0], counters - engine.at_freeze[1]
             measured = measure_of(traffic, counters, size)
-        if probe and trials and trials.costs:
-            probe = replace(probe, costs=trials.costs)
+        if probe and tuner and tuner.costs:
+            probe = replace(probe, costs=tuner.costs)
         return Report(
             rank=session.rank,
             world_size=size,
@@ -204,10 +204,10 @@ class SessionHandle:
             measured=measured,
             probe=probe,
             cuts={name: codec.cuts for name, codec in session.current_plan.codecs.items()},
-            tried=trials.tried if trials else (),
-            trial_seconds=trials.trial_seconds if trials else None,
+            tried=tuner.tried if tuner else (),
+            trial_seconds=tuner.trial_seconds if tuner else None,
             before_freeze=before,
-            capture=_capture_of(session, trials) if engine and session.placement.by_nccl else "",
+            capture=_capture_of(session, tuner) if engine and session.placement.by_nccl else "",
         )
 
     def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
@@ -338,22 +338,22 @@ def _refuse_unfinished(session: Session) -> None:
         )
 
 
-def _capture_of(session: Session, trials: Trials | None) -> str:
+def _capture_of(session: Session, tuner: Chooser | None) -> str:
     """Text on the use of CUDA graphs, and why there is none."""
     plan, options = session.current_plan, session.options
     if plan.captured or options.capture is True:
         return "buckets are launched as CUDA graphs"
     why = forbidden(plan, options)
-    if not why and trials is not None:
-        failed = any(each.verdict == REFUSED for each in trials.tried)
+    if not why and tuner is not None:
+        failed = any(each.verdict == REFUSED for each in tuner.tried)
         why = "a capture failed" if failed else "as fast in a trial"
-        why = "graphs are being tried" if trials.trial_seconds is None else why
+        why = "graphs are being tried" if tuner.trial_seconds is None else why
     return f"tasks are launched one by one: {why}"
 
 
-def _why(session: Session, tuner: PlanController | None) -> str:
+def _why(session: Session, tuner: Chooser | None) -> str:
     """Text on the plan of gradients, and on that of momentum."""
-    from hipress.choose.phases import Phases
+    from hipress.choose.chooser import Phases
     from hipress.optim.adam import Freezing
     from hipress.reporting.tables import describe_phases, describe_plan
 

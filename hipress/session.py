@@ -46,8 +46,8 @@ from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Mean
 
 if TYPE_CHECKING:
+    from hipress.choose.chooser import Chooser
     from hipress.choose.plan import Plan
-    from hipress.choose.plan_controller import PlanController
     from hipress.choose.probe import Probe
     from hipress.engine.residuals import Residuals
     from hipress.model.snapshot import Snapshot
@@ -68,7 +68,7 @@ class Session:
     placement: Placement
     probe: Probe | None = None
     #: of plans during training; all ranks make one
-    controller: Callable[[], PlanController] | None = None
+    controller: Callable[[], Chooser] | None = None
     optimizer: Averaging | None = None  # an optimizer whose momentum is averaged
     after: Plan | None = None  # of momentum, from the freeze of `optimizer` on
     engine: Engine | None = None

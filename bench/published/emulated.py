@@ -25,12 +25,12 @@ from bench.emulated_models import TRAINED, on_meta
 from bench.published.data import Cell, Data
 from bench.published.hipress_paper import plain
 from casync.cost import CodecCost, Line
-from hipress.choose.objective import Objective
 from hipress.choose.workload import Workload, timed
 from hipress.model.params import Param, describe
 from hipress.tools.models import roofline
 from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.models.known import Model
+from hipress.tools.objective import Objective
 from hipress.tools.run.netns import parse_rate
 from hipress.tools.simulate import codec_speeds as speeds
 from hipress.tools.simulate import compared
@@ -38,7 +38,7 @@ from hipress.tools.simulate.cluster import Cluster, Link
 from hipress.tools.simulate.compared import Method
 from hipress.tools.simulate.costs import costs
 
-__all__ = ["Emulated", "Measured", "quality", "read_places"]
+__all__ = ["Emulated", "Measured", "params_of", "quality", "read_places"]
 
 CORES = 2  # that all hosts share
 LOOPBACK = 6e9  # bytes a second
@@ -94,7 +94,8 @@ def _model(kind: str) -> Model:
 
 
 @cache
-def _params(kind: str) -> tuple[Param, ...]:
+def params_of(kind: str) -> tuple[Param, ...]:
+    """Parameters of one of bench.emulated_models.KINDS."""
     with torch.device("meta"):
         return describe(on_meta(kind)[0])
 
@@ -134,7 +135,7 @@ class Emulated:
         method = compared.parse(text)
         cluster = self.cluster(place)
         codecs = {} if method.codec is None else {text: method.codec}
-        params = _params(place.kind)
+        params = params_of(place.kind)
         suited = {p.index for p in params if method.suits(p)}
         kinds = [tuple(p for p in params if (p.index in suited) == x) for x in (True, False)]
         priced = costs(cluster, {text: self.cost(method, place)} if codecs else {})
@@ -165,7 +166,7 @@ class Emulated:
 
     def workload(self, place: Measured, method: Method) -> Workload:
         """The workload; the embedding sends its words' rows, since repeats do not travel."""
-        model, params = _model(place.kind), _params(place.kind)
+        model, params = _model(place.kind), params_of(place.kind)
         alone = model.timed(DEVICES["cpu"].speed).scaled(place.alone)
         named = {p.name: p for p in params}
         names = [each.name for each in model.gradients]

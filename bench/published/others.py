@@ -10,7 +10,7 @@ from bench.published.hipress_paper import Paper, kernels, model_of, plain
 from bench.published.systems import Kernels, Stack, Training, byteps, hipress, inline, ring
 from hipress.tools.simulate.cluster import Cluster, Link
 
-__all__ = ["Sidco", "espresso", "onebit_adam", "sdp4bit", "sidco"]
+__all__ = ["Sidco", "espresso", "link_of", "onebit_adam", "sdp4bit", "sidco"]
 
 TCP = (0.05, 0.08, 0.12, 0.2, 0.27, 0.4, 0.52, 0.7, 0.85)  # shares of 25 Gbit/s
 
@@ -34,7 +34,7 @@ def _espresso_step(data: Data, paper: Paper, row: Data, work: Training, system: 
     served = [fit[f"byteps_{name}"] for name in ("share", "message", "slows")]
     ours = (fit["ring_share"], fit["byteps_message"], fit["ring_slows"])
     cluster = paper.cluster(nodes, *(served if system == "fp32" else ours))
-    cluster = replace(cluster, between=_link(cluster.between, row["nic"].value, data))
+    cluster = replace(cluster, between=link_of(cluster.between, row["nic"].value, data))
     if row["nvlink"] == "no":
         cluster = replace(cluster, inside=Link(data["pcie_inside"].value, 1e-5))
     if system == "fp32":
@@ -43,7 +43,7 @@ def _espresso_step(data: Data, paper: Paper, row: Data, work: Training, system: 
     return hipress(work, cluster, Stack(), replace(own, encode=data["encode"].value), "ps")
 
 
-def _link(fitted: Link, bandwidth: float, data: Data) -> Link:
+def link_of(fitted: Link, bandwidth: float, data: Data) -> Link:
     """The link of a stack: no faster than the fitted one; of a slower link, a share."""
     reach = min(data["reach"].value, fitted.speed / bandwidth)
     return replace(fitted, bandwidth=bandwidth, reach=reach)

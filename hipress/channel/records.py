@@ -102,8 +102,8 @@ def _are_ways(plan: Any) -> bool:
 
 def _is_way(way: object) -> bool:
     """True for an entry of Plan.by_name, whose last number need not be there."""
-    kinds = [str, str, int, int, int]
-    if not isinstance(way, list) or len(way) not in (4, 5):
+    kinds = [str, str, int, int]
+    if not isinstance(way, list) or len(way) not in (3, 4):
         return False
     return [type(each) for each in way] == kinds[: len(way)] and way[2] > 0 and way[-1] >= 0
 

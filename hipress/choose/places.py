@@ -21,7 +21,7 @@ from casync.topology import Topology
 from hipress.channel.executors import start_slots
 from hipress.choose import probe
 from hipress.choose.plan import HOSTED, Plan
-from hipress.choose.probe_setup import HOST, ProbeSetup
+from hipress.choose.probe import HOST, ProbeSetup
 from hipress.choose.search import FAR, TRIED, Search, why_tried
 from hipress.choose.workload import Workload
 from hipress.model.devices import NCCL, Placement
@@ -63,7 +63,7 @@ class Places:
         if first.search.overrides.codecs:
             return cls((first,))
         hosted = first.search.codecs.hosted()
-        search = replace(first.search, codecs=hosted, watched=False, slots=False)
+        search = replace(first.search, codecs=hosted, slots=False)
         return cls((first, Device("host", search, host)))
 
     @classmethod

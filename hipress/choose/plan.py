@@ -30,7 +30,7 @@ SLACK = 64  # bytes
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision for one parameter, with its reason. Times are predicted seconds, or None."""
+    """The decision for one parameter, with its reason."""
 
     name: str
     numel: int
@@ -38,9 +38,6 @@ class Decision:
     strategy: str
     partitions: int
     why: str
-    gain: float | None = None  # extra seconds of a step if it were uncompressed
-    runner_up: str = ""  # the next best choice
-    margin: float | None = None  # extra seconds of a step with the next best choice
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,8 @@ class Plan:
     why: str = ""
     downs: Mapping[str, str] = field(default_factory=dict)  # codec of owners, if another, by codec
     seconds: float = 0.0  # predicted for a step; 0 without a prediction
-    fused: bool = False  # True if neighbours in a bucket with one codec are compressed as one
     least: int = LEAST_BYTES  # bytes of gradient in an owner's share of the model: see messages.py
-    turns: bool = False  # True if NCCL gets a group for each turn of a phase, and not for all
-    captured: bool = False  # True if buckets are launched as CUDA graphs: see captured.py
+    captured: bool = False  # True if buckets are launched as CUDA graphs: see tuner.py
 
     @property
     def compresses(self) -> bool:
@@ -73,8 +68,7 @@ class Plan:
         """Text such as `bf16 (allreduce) and int4_group (ps)`."""
         used = {(d.codec.partition("(")[0], d.strategy) for d in self.decisions if d.codec}
         text = " and ".join(f"{codec} ({way})" for codec, way in sorted(used)) or "no compression"
-        more = (", fused" * self.fused, ", in turns" * self.turns, ", captured" * self.captured)
-        return text + "".join(more)
+        return text + ", captured" * self.captured
 
     def down(self, key: str) -> Codec:
         """Codec of owners for parameters whose workers use codec `key`."""
@@ -86,9 +80,9 @@ class Plan:
 
     @property
     def by_name(self) -> dict[str, list[str | int]]:
-        """Codec ("": none), strategy, partitions, fusion (0, 1), and `least` if measured, by
-        parameter, for states."""
-        common = (int(self.fused), *([self.least] if self.least != LEAST_BYTES else ()))
+        """Codec ("": none), strategy, partitions, and `least` if measured, by parameter, for
+        states."""
+        common = [self.least] if self.least != LEAST_BYTES else []
         return {d.name: [d.codec or "", d.strategy, d.partitions, *common] for d in self.decisions}
 
     def owned_as(self, before: Plan) -> Plan:
@@ -98,8 +92,7 @@ class Plan:
     def facts(self) -> list[dict[str, Any]]:
         """Values in which all ranks must agree, for JSON."""
         keys = ("name", "codec", "strategy", "partitions")
-        common = {"fused": self.fused, "least": self.least, "turns": self.turns}
-        common |= {"captured": self.captured}
+        common = {"least": self.least, "captured": self.captured}
         return [{key: getattr(d, key) for key in keys} | common for d in self.decisions]
 
 
@@ -118,8 +111,7 @@ def restored(
     if saved.keys() != {param.name for param in params}:
         return None
     decisions = []
-    fused = any(way[3] for way in saved.values())
-    least = max((way[4] for way in saved.values() if len(way) > 4), default=LEAST_BYTES)
+    least = max((way[3] for way in saved.values() if len(way) > 3), default=LEAST_BYTES)
     for param in params:
         key, strategy, cut, *_ = saved[param.name]
         strategy = strategies.current_name(strategy)
@@ -129,7 +121,7 @@ def restored(
         decisions.append(Decision(param.name, param.numel, key or None, strategy, cut, why))
     used = {decision.codec for decision in decisions}
     used_codecs = {key: codec for key, codec in codecs.items() if key in used}
-    return Plan(tuple(decisions), topology, used_codecs, why, fused=fused, least=least)
+    return Plan(tuple(decisions), topology, used_codecs, why, least=least)
 
 
 def fixed_plan(

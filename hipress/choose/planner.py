@@ -11,20 +11,15 @@ from casync import strategies
 from casync.codec import Codec
 from casync.memory.host import HostMemory
 from casync.topology import Topology
-from hipress.choose import candidates, levels
-from hipress.choose.capture_trial import CaptureTrial
-from hipress.choose.captured import with_captured
-from hipress.choose.compilation import Compilation
-from hipress.choose.phases import Phases
+from hipress.choose import levels, search
+from hipress.choose.chooser import Chooser, Phases
+from hipress.choose.levels import ByPolicy
 from hipress.choose.places import Places
 from hipress.choose.plan import Plan, fixed_plan, raw
-from hipress.choose.plan_controller import FixedPlan, PlanController
-from hipress.choose.policy_controller import PolicyController
 from hipress.choose.probe import Probe
-from hipress.choose.registry import Registry
 from hipress.choose.rules import Overrides
-from hipress.choose.search import Search
-from hipress.choose.tuner import Tuner
+from hipress.choose.search import Registry, Search
+from hipress.choose.tuner import CaptureTrial, Compilation, Tuner, with_captured
 from hipress.codecs import resolve, resolve_down, strategy_for
 from hipress.model.devices import Placement
 from hipress.model.params import Param
@@ -43,7 +38,7 @@ class Planned:
     plan: Plan
     probe: Probe | None = None
     #: of plans during training; all ranks make one
-    controller: Callable[[], PlanController] | None = None
+    controller: Callable[[], Chooser] | None = None
     after: Plan | None = None  # of momentum, from the freeze of an optimizer on
 
 
@@ -53,9 +48,9 @@ def codecs_of(options: Options, placement: Placement) -> dict[str, Codec]:
     if options.policy is not None:
         return levels.compiled(options.policy, options, placement.target)
     if options.automatic:  # compiled for the device only if they are tried
-        codecs = candidates.candidates(options, "reference")
+        codecs = search.candidates(options, "reference")
         if not placement.on_host:  # report a missing compiler now
-            candidates.candidates(options, placement.target, only=[*codecs][:1])
+            search.candidates(options, placement.target, only=[*codecs][:1])
         return codecs
     codec = resolve(options, placement.target)
     down = resolve_down(options, codec, placement.target)
@@ -97,8 +92,8 @@ class Planner:
         compile_ahead(after.plan)
         refuse_misplaced(after.plan, self.placement)
 
-        def phases() -> PlanController:
-            makers = [each.controller or partial(FixedPlan, each.plan) for each in (before, after)]
+        def phases() -> Chooser:
+            makers = [each.controller or partial(Chooser, each.plan) for each in (before, after)]
             first, second = (make() for make in makers)
             return Phases(optimizer, first, second, self.coordinator)
 
@@ -115,7 +110,7 @@ class Planner:
         plan = self.overrides.apply(plan)
         return Planned(plan, controller=self._capturing(plan))
 
-    def _capturing(self, plan: Plan) -> Callable[[], PlanController] | None:
+    def _capturing(self, plan: Plan) -> Callable[[], Chooser] | None:
         """A controller that tries the plan with CUDA graphs, if that may be tried."""
         plans = with_captured(plan, self.options, by_nccl=self.placement.by_nccl)
         if len(plans) == 1:
@@ -125,19 +120,19 @@ class Planner:
     def _automatic(self, codecs: Mapping[str, Codec], when: str) -> Planned:
         """A plan without compression, and a tuner that tries codecs that promise to pay here."""
         registry = Registry(codecs, self.options, self.placement.target)
-        search = Search(self.params, registry, self.options, self.topology, self.overrides)
-        places, probe = self._probed(search, when)
+        wanted = Search(self.params, registry, self.options, self.topology, self.overrides)
+        places, probe = self._probed(wanted, when)
         if not places.codecs:
             places.close()
             why = "no compressor would make a step faster here"
             if not codecs:
                 why = "no compressor was measured to keep the loss under this optimizer"
-            return Planned(search.unplanned(why), probe)
+            return Planned(wanted.unplanned(why), probe)
 
-        def tuner() -> PlanController:
+        def tuner() -> Chooser:
             return Tuner(places, Compilation(places), self.coordinator, when)
 
-        return Planned(search.unplanned(), probe, tuner)
+        return Planned(wanted.unplanned(), probe, tuner)
 
     def _probed(self, search: Search, when: str) -> tuple[Places, Probe]:
         """Places with measured links, and the codecs that promise to pay there."""
@@ -162,8 +157,8 @@ class Planner:
         for plan in plans:
             compile_ahead(plan)
 
-        def controller() -> PlanController:
-            return PolicyController(state, plans, self.params, self.coordinator, memory.moment)
+        def controller() -> Chooser:
+            return ByPolicy(state, plans, self.params, self.coordinator, memory.moment)
 
         return Planned(plans[0], controller=controller)
 

@@ -1,9 +1,17 @@
-"""The tuner of "auto": observes the first steps, tries plans, keeps one, and watches for changes.
+"""Choosers that try plans in real steps: `CaptureTrial` a given plan with CUDA graphs and without,
+`Tuner` those of "auto", which it chooses after it has observed some steps.
 
 Every rank asks as a step begins, so all switch between the same two steps. Decisions depend on
 values that are the same on all ranks: times of the slowest one, by an all-reduce of a number, after
 every step of a trial and later once in WINDOW steps. The first steps use the native all-reduce:
 they show when gradients are ready and how long payloads are, while codecs are compiled.
+
+[Note: captured plans] With capture="auto" such a plan takes turns with the same one launched task
+by task, and is kept if its steps are faster. In the first steps of a turn graphs are made, and
+tasks launched: a rank where that fails says so, and no rank launches a graph. Averages have the
+same bits either way, and a graph ends with the plan, its buckets, or its states (see [Note:
+capture] in casync/runtime/capture.py). DDP's buckets live as long as DDP; those of a Synchronizer
+would only live on for their graphs, which is why it captures only if it is told to.
 """
 
 from __future__ import annotations
@@ -11,41 +19,186 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from casync.codec import Codec
 from casync.cost import Costs
 from casync.memory import Moment
+from casync.runtime.capture import capture_obstacle
 from casync.runtime.options import Capture
-from hipress.choose.capture_trial import capture_of
-from hipress.choose.captured import with_captured
-from hipress.choose.compilation import Compilation
-from hipress.choose.observer import Observer
+from casync.shutdown import close_at_exit
+from hipress.choose.chooser import Chooser, StepEvent
 from hipress.choose.places import Places
 from hipress.choose.plan import Plan, restored
-from hipress.choose.plan_controller import Measurements
 from hipress.choose.trial import WINDOW, Trial, Tried, Watch, results
-from hipress.choose.workload import Workload
+from hipress.choose.workload import Observer, Workload
+from hipress.options import AUTO, Options
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.link import Agreement, all_reduce_max
+from hipress.ranks.store import fulfil
 
-WATCHED = 3  # least number of observed steps; DDP rebuilds its buckets after the first
+__all__ = ["Compilation"]
+
+WATCHED = 3  # least number of steps before a trial; DDP rebuilds its buckets after the first
 MOST_PATIENCE = 64  # windows
 LINK = "measuring the link"
+_PATIENCE = 5.0  # seconds that Compilation.close waits for the codec that is being compiled
 T = TypeVar("T")
 Span: TypeAlias = tuple[Moment, Moment]  # beginning and end of a step
 log = logging.getLogger("hipress")
 
 
-class Tuner:
-    """Chooses among plans by trying them. All ranks must make one, with the same calls."""
+def forbidden(plan: Plan, options: Options) -> str:
+    """The reason why a plan over NCCL is not tried with CUDA graphs; "" if it is."""
+    if options.capture != AUTO:
+        return f"capture={options.capture}"
+    if options.policy is not None:
+        return "a policy changes what is launched"
+    if not plan.compresses or plan.hosted:
+        return "nothing is compressed on the GPU"
+    return capture_obstacle(plan.codecs)
 
-    #: a checkpoint's plan is kept as it is
-    measurements: Measurements | None = None
+
+def with_captured(plan: Plan, options: Options, *, by_nccl: bool) -> tuple[Plan, ...]:
+    """The plan, and it captured if that may be tried."""
+    if not by_nccl or forbidden(plan, options):
+        return (plan,)
+    return plan, replace(plan, captured=True)
+
+
+class Compilation:
+    """A thread that compiles the codecs of places."""
+
+    def __init__(self, places: Places) -> None:
+        self._stopped = threading.Event()
+        self._codecs: Future[dict[str, Codec]] = Future()
+        work = partial(fulfil, self._codecs, partial(places.compile, self._refuse_stopped))
+        self._thread = threading.Thread(target=work, name="hipress-compile", daemon=True)
+        self._thread.start()
+        close_at_exit(self)
+
+    def done(self) -> bool:
+        """True if `result` does not wait."""
+        return self._codecs.done()
+
+    def result(self) -> dict[str, Codec]:
+        """The compiled codecs, by key. Raises the error that ended the compilation, CancelledError
+        after `stop`."""
+        return self._codecs.result()
+
+    def stop(self) -> None:
+        """Let the thread end before its next codec."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Stop, and wait for that: no compiler may run as the interpreter ends."""
+        self.stop()
+        self._thread.join(_PATIENCE)
+
+    def _refuse_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise CancelledError
+
+
+class Trying(Chooser):
+    """Plans that take turns in a trial, by the times of steps on the slowest rank."""
+
+    def __init__(
+        self,
+        plans: tuple[Plan, ...],
+        coordinator: Coordinator,
+        purpose: str,
+        moment: Callable[[], Moment],
+        codecs: Mapping[str, Codec] | None = None,
+    ) -> None:
+        """purpose: of the connections by which ranks agree. moment: returns the present moment of
+        the memory in which gradients are compressed."""
+        super().__init__(plans[0], codecs)
+        self._moment, self._agreement = moment, Agreement(coordinator, purpose)
+        self.plans = plans
+        self._trial = Trial(len(plans), kept=0)
+        self._begun: Moment | None = None  # beginning of the current step
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[self._trial.current]
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        labels = [plan.label for plan in self.plans]
+        return results(self._trial, labels, [plan.seconds for plan in self.plans])
+
+    @property
+    def trial_seconds(self) -> float | None:
+        return self._trial.cost
+
+    @property
+    def capture(self) -> Capture:
+        if not self.plan.captured:
+            return Capture.NEVER
+        return Capture.MAKE if self._trial.settling else Capture.LAUNCH
+
+    def next(self, step: int, uncaptured: str = "") -> Plan:
+        if self._agreement.open:  # the host waits for a device's moments only if one is decided by
+            before, now = self._begun, self._moment()
+            if before is not None:
+                self._take_step((before, now), uncaptured)
+            self._begun = self._moment()
+        return self.plan
+
+    def close(self) -> None:
+        self._agreement.close()
+
+    def _take_step(self, span: Span, uncaptured: str) -> None:
+        """Decide by a step's time."""
+        raise NotImplementedError
+
+    def _try_step(self, span: Span, uncaptured: str) -> bool:
+        """Take a step of the trial; True if that is over."""
+        return self._trial.observe(self._slowest(math.inf if uncaptured else _seconds(span)))
+
+    def _slowest(self, seconds: float) -> float:
+        """The seconds of the slowest rank."""
+        return self._agree(
+            lambda group: all_reduce_max([seconds], group)[0], "comparing the times of steps"
+        )
+
+    def _agree(self, call: Callable[[dist.ProcessGroup], T], what: str) -> T:
+        """The result of a call that every rank makes. what: the call's name in errors."""
+        return self._agreement.run_in_step(call, what)
+
+
+class CaptureTrial(Trying):
+    """A plan that is given, launched task by task or as CUDA graphs, whichever takes less time; see
+    [Note: captured plans]."""
+
+    def __init__(
+        self, plans: tuple[Plan, ...], coordinator: Coordinator, moment: Callable[[], Moment]
+    ) -> None:
+        """plans: the two of `with_captured`."""
+        super().__init__(plans, coordinator, "capture", moment)
+        self._steps = 0
+
+    def hold(self, plan: Plan) -> None:
+        """There is no other plan."""
+
+    def _take_step(self, span: Span, uncaptured: str) -> None:
+        self._steps += 1
+        if self._steps >= WATCHED and self._try_step(span, uncaptured):
+            self._agreement.close()
+
+
+class Tuner(Trying):
+    """Plans of "auto", by prediction and trial; it keeps the fastest, and watches for changes."""
 
     def __init__(
         self,
@@ -57,69 +210,43 @@ class Tuner:
         """places: with costs of links, the same on all ranks. compilation: of the codecs that
         these may use. when: a suffix that distinguishes several tuners of a coordinator."""
         search, memory = places.first.search, places.first.setup.memory
-        self._places, self._coordinator, self._moment = places, coordinator, memory.moment
-        self._compilation = compilation
-        self._agreement = Agreement(coordinator, f"trial{when}")
-        self.plans: tuple[Plan, ...] = (search.unplanned(),)
-        self._trial = Trial(1, kept=0)
+        codecs = {**places.codecs, **search.overrides.codecs}
+        plans = (search.unplanned(),)
+        super().__init__(plans, coordinator, f"trial{when}", memory.moment, codecs)
+        self._places, self._coordinator, self._compilation = places, coordinator, compilation
         self._observer: Observer | None = Observer(search.params, memory)  # None after some steps
         self._workload: Workload | None = None  # None if it was not observed
         self._watch, self._in_vain = Watch(), 0  # successive trials without a change
-        self._begun: Moment | None = None  # beginning of the current step
         self._window: list[Span] = []
-        #: of all possible plans
-        self.codecs: dict[str, Codec] = {**places.codecs, **search.overrides.codecs}
 
     @property
-    def observer(self) -> Observer | None:
-        """Implements PlanController.observer: the first steps are observed."""
-        return self._observer
-
-    @property
-    def trials(self) -> Tuner:
-        """Implements PlanController.trials."""
-        return self
+    def observes(self) -> bool:
+        return self._observer is not None
 
     @property
     def costs(self) -> Costs:
-        """Implements Trials.costs."""
         return self._places.reported
 
     @property
-    def plan(self) -> Plan:
-        """Plan of the current step."""
-        return self.plans[self._trial.current]
-
-    @property
     def tried(self) -> tuple[Tried, ...]:
-        """Results of the last trial so far; () before it."""
-        if self._observer is not None:
-            return ()
-        labels = [plan.label for plan in self.plans]
-        return results(self._trial, labels, [plan.seconds for plan in self.plans])
-
-    @property
-    def trial_seconds(self) -> float | None:
-        """Implements Trials.trial_seconds."""
-        return self._trial.cost
-
-    @property
-    def capture(self) -> Capture:
-        """Implements PlanController.capture."""
-        return capture_of(self.plan, self._trial)
+        return () if self._observer is not None else super().tried
 
     def next(self, step: int, uncaptured: str = "") -> Plan:
-        """Implements PlanController.next."""
-        now = self._moment()
         if self._observer is not None:
             self._observer.begin()
-        if self._agreement.open and self._begun is not None:
-            self._observe_step((self._begun, now), uncaptured)
-        self._begun = self._moment()
-        return self.plan
+        return super().next(step, uncaptured)
+
+    def observe(
+        self, indices: Sequence[int], buffer: torch.Tensor, undelivered: Callable[[], torch.Tensor]
+    ) -> None:
+        if self._observer is not None:
+            self._observer.observe(indices, buffer)
+
+    def mark(self, event: StepEvent) -> None:
+        if self._observer is not None:
+            self._observer.mark(event)
 
     def restored(self, saved: Mapping[str, Any]) -> Plan | None:
-        """Implements PlanController.restored."""
         search = self._places.first.search
         return restored(saved, search.params, self.codecs, search.topology)
 
@@ -134,20 +261,17 @@ class Tuner:
         self._window.clear()
 
     def close(self) -> None:
-        """Implements PlanController.close."""
+        super().close()
         self._compilation.stop()
-        self._agreement.close()
         self._places.close()
 
-    def _observe_step(self, span: Span, uncaptured: str) -> None:
-        """Decide by a step's time; the host waits for a device's only if a decision needs it."""
+    def _take_step(self, span: Span, uncaptured: str) -> None:
         if self._observer is not None:
             compiling = self._slowest(float(not self._compilation.done()))
             if self._observer.steps >= WATCHED and not compiling:
                 self._try_first(self._observer)
         elif not self._trial.over:
-            seconds = math.inf if uncaptured else _seconds(span)
-            if self._trial.observe(self._slowest(seconds)):
+            if self._try_step(span, uncaptured):
                 self._end_trial()
         else:
             self._window.append(span)
@@ -190,19 +314,12 @@ class Tuner:
         if self._watch.drifted(step, self._agree(self._places.message_seconds, LINK)):
             self._look_again()
 
-    def _slowest(self, seconds: float) -> float:
-        """The seconds of the slowest rank."""
-        return self._agree(
-            lambda group: all_reduce_max([seconds], group)[0], "comparing the times of steps"
-        )
-
     def _measure_codecs(self) -> None:
         self._places = self._agree(self._places.measure_codecs, "measuring compressors")
 
     def _agree(self, call: Callable[[dist.ProcessGroup], T], what: str) -> T:
-        """The result of a call that every rank makes. what: the call's name in errors."""
         try:
-            return self._agreement.run_in_step(call, what)
+            return super()._agree(call, what)
         except BaseException:
             self._places.abort()
             raise

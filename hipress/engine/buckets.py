@@ -107,12 +107,12 @@ class BucketPlans:
         rotates: bool = True,
     ) -> None:
         """memory: of states; by default the host's. rotates: see casync.build."""
-        self._rotates = rotates or plan.turns
+        self._rotates = rotates
         self._params, self.plan, self.hosted = params, plan, plan.hosted
         self._rank, self._topology = rank, plan.topology
-        self._merges = plan.fused or options.scope != "tensor"
+        self._merges = options.scope != "tensor"
         shares = share_out([p.numel for p in params], plan.topology.world_size, plan.least)
-        # fused runs have no shares: they are spread as they are
+        # merged runs have no shares: they are spread as they are
         named = zip(params, shares, strict=True) if not self._merges else ()
         self._shares = {param.name: mine for param, mine in named}
         self.residuals = Residuals(params, plan, memory=memory)

@@ -36,7 +36,7 @@ from hipress.optim.optimizer_kinds import holds
 from hipress.options import Options
 
 if TYPE_CHECKING:
-    from hipress.choose.plan_controller import PlanController
+    from hipress.choose.chooser import Chooser
 
 #: a mapping, since other threads may add to it while one reads `keyrefs`
 _begun: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
@@ -117,7 +117,7 @@ class Engine:
         options: Options,
         world: World,
         *,
-        tuner: PlanController | None = None,
+        tuner: Chooser | None = None,
         skips: bool = False,
         momentum: Momentum | None = None,
     ) -> None:
@@ -151,9 +151,7 @@ class Engine:
     @property
     def observes(self) -> bool:
         """True if a tuner or momentum sees gradients, also uncompressed ones."""
-        return self.momentum is not None or (
-            self.tuner is not None and self.tuner.observer is not None
-        )
+        return self.momentum is not None or (self.tuner is not None and self.tuner.observes)
 
     @property
     def capture(self) -> Capture:
@@ -315,7 +313,7 @@ class Engine:
         measured: str = "",
     ) -> None:
         """Go on from this step with these buckets and their state, gradients owed from earlier
-        plans, and what the tuner had measured (see Measurements)."""
+        plans, and what the tuner had measured (see PolicyState)."""
         if self.tuner is not None and buckets is not self.buckets:
             self.tuner.hold(buckets.plan)
         if self.tuner is not None and self.tuner.measurements is not None and measured:

@@ -18,12 +18,12 @@ from casync.runtime.options import Capture
 from hipress import compat
 from hipress.channel.futures import map_future, wait_within
 from hipress.channel.states import Copied
-from hipress.choose.plan_controller import StepEvent
+from hipress.choose.chooser import StepEvent
 from hipress.engine.scaling import average_unscaled
 from hipress.engine.world import NATIVE_TIMEOUT_SLACK
 
 if TYPE_CHECKING:
-    from hipress.choose.plan_controller import PlanController
+    from hipress.choose.chooser import Chooser
     from hipress.engine.buckets import BucketPlan, BucketPlans
     from hipress.engine.momentum import Momentum
     from hipress.engine.world import World
@@ -70,7 +70,7 @@ class Averager(Protocol):
     options: Options
     params: list[Param]
     buckets: BucketPlans
-    tuner: PlanController | None
+    tuner: Chooser | None
     momentum: Momentum | None
     traffic: Traffic
     round: Round | None
@@ -183,8 +183,8 @@ class Round:
                 plan = engine.buckets.plan_for(indices)
                 if engine.owed:  # before values are encoded
                     self._owed |= engine.add_owed(indices, values)
-            if engine.tuner is not None and (observer := engine.tuner.observer) is not None:
-                observer.observe(indices, values, partial(engine.buckets.undelivered, indices))
+            if engine.tuner is not None and engine.tuner.observes:
+                engine.tuner.observe(indices, values, partial(engine.buckets.undelivered, indices))
             if plan is None and world.sums_by_channel(values):
                 plan = engine.buckets.raw(values.numel())
             engine.traffic.count(plan, values)
@@ -232,9 +232,8 @@ class Round:
         """
         engine, world = self._engine, self._engine.world
         self.close()
-        observer = None if engine.tuner is None else engine.tuner.observer
-        if observer is not None:
-            observer.mark(StepEvent.BACKWARD_OVER)
+        if engine.tuner is not None and engine.tuner.observes:
+            engine.tuner.mark(StepEvent.BACKWARD_OVER)
         if self._comparison is not None:
             with self._waiting():
                 wait_within(self._comparison, None, world.failures.refuse_gone)
@@ -252,8 +251,8 @@ class Round:
                 world.settle()  # of a device: no optimizer may step before its errors are known
         if engine.momentum is not None:
             engine.momentum.take_averages()
-        if observer is not None:
-            observer.mark(StepEvent.AVERAGED)
+        if engine.tuner is not None and engine.tuner.observes:
+            engine.tuner.mark(StepEvent.AVERAGED)
         if engine.round is self:  # from here on the loss of a rank belongs to no step
             engine.round = None
 

@@ -43,7 +43,7 @@ from hipress.model.params import Param
 from hipress.ranks.link import Mean
 
 if TYPE_CHECKING:
-    from hipress.choose.plan_controller import PlanController
+    from hipress.choose.chooser import Chooser
 
 log = logging.getLogger("hipress")
 
@@ -60,7 +60,7 @@ def export(
     """This rank's record after `step` steps.
 
     place: rank and number of ranks. undelivered: gradients of earlier plans, flat, by parameter
-    (see Engine). measured: of Measurements.
+    (see Engine). measured: of PolicyState.
     """
     entries, params = entries_of(residuals), residuals.params
     named = {param.name: param for param in params}
@@ -355,7 +355,7 @@ def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: b
     return good
 
 
-def load_measured(tuner: PlanController | None, measured: str) -> None:
+def load_measured(tuner: Chooser | None, measured: str) -> None:
     """Let a policy go on with a state's measurements, if they are its own."""
     try:
         if measured and (tuner is None or tuner.measurements is None):

@@ -1,7 +1,7 @@
 """The phase of an optimizer: what ranks average for it, and the averages that no step has used yet.
 
 One object, which the optimizer owns. The engine (hipress/engine/momentum.py) enters gradients and
-marks the averages that have arrived, a controller (hipress/choose/phases.py) lets ranks agree on
+marks the averages that have arrived, a controller (hipress/choose/chooser.py) lets ranks agree on
 the end of the first phase, and the optimizer's step uses the averages.
 """
 

@@ -112,19 +112,10 @@ def decision_table(decisions: Sequence[Decision]) -> Table:
     """A row for the parameters of each codec, strategy and reason; most elements first."""
     table = Table("Plan")
     table.add_columns(["codec", "strategy", "why", "largest"], ["parameters", "elements"])
-    predicted = any(d.gain is not None for d in decisions)
-    if predicted:
-        table.caption = (
-            "gain: ms that a step would take longer with the largest uncompressed; "
-            "otherwise: the next best for it, and ms longer with that. Predicted."
-        )
-        table.add_columns([], ["gain"])
-        table.add_columns(["otherwise"], ["ms"])
     for group, members in _group(decisions):
         first = members[0]
         row = [*group, first.name, f"{len(members):,}"]
-        more = (_ms(first.gain), first.runner_up or "-", _ms(first.margin))
-        table.add_row(*row, f"{_elements(members):,}", *(more if predicted else ()))
+        table.add_row(*row, f"{_elements(members):,}")
     return table
 
 

@@ -10,11 +10,9 @@ from typing import Annotated
 import typer
 
 from hipress import options
-from hipress.choose.candidates import candidates
 from hipress.choose.places import Places
 from hipress.choose.plan import Decision, Plan
-from hipress.choose.registry import Registry
-from hipress.choose.search import Search
+from hipress.choose.search import Registry, Search, candidates
 from hipress.choose.workload import timed
 from hipress.errors import ConfigError
 from hipress.model.params import Param
@@ -165,23 +163,13 @@ def _show(plans: Sequence[Plan], params: Sequence[Param], reasons: Iterable[str]
     print(f"\n{plans[0].label}: {plans[0].why}")
     for line in reasons:
         print(line)
-    table = Table(
-        "\nThe first, by tensor",
-        "gain: ms that a step would take longer if this tensor alone had no codec; otherwise: with "
-        "the next best. Tensors share lanes, so gains do not add up.",
-    )
-    table.add_columns(["tensor", "choice", "why"], ["gain"])
-    table.add_columns(["otherwise"], ["ms"])
+    table = Table("\nThe first, by tensor")
+    table.add_columns(["tensor", "choice", "why"])
     for param, decision in zip(params, plans[0].decisions, strict=True):
-        cells = [param.named_shape, _way(decision), decision.why, _ms(decision.gain)]
-        table.add_row(*cells, decision.runner_up or "-", _ms(decision.margin))
+        table.add_row(param.named_shape, _way(decision), decision.why)
     table.print()
 
 
 def _way(decision: Decision) -> str:
     cut = f", {decision.partitions} parts" if decision.partitions > 1 else ""
     return f"{decision.codec or 'no compression'} ({decision.strategy}{cut})"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f}"

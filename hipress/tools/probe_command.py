@@ -14,10 +14,8 @@ import typer
 
 from casync.cost import Line
 from hipress import options
-from hipress.choose.candidates import candidates
 from hipress.choose.places import Places
-from hipress.choose.registry import Registry
-from hipress.choose.search import Search
+from hipress.choose.search import Registry, Search, candidates
 from hipress.errors import ConfigError
 from hipress.model.devices import NCCL, ON_HOST, Placement, place
 from hipress.ranks import coordinator as coordinators

@@ -148,7 +148,7 @@ class Synchronizer:
         with coordinators.failures_told(group):
             why = "it makes no DistributedDataParallel"
             options = arguments.checked_options("Synchronizer", group, ddp_kwargs=why)
-            # see [Note: captured plans] in captured.py
+            # see [Note: captured plans] in tuner.py
             options = replace(options, capture=options.capture is True)
             model = plain_module(arguments.model, self)
             shards.reshard(model)

@@ -14,7 +14,7 @@ from casync.memory.host import HostMemory
 from casync.topology import Topology
 from hipress import options
 from hipress.channel import executors
-from hipress.choose import candidates, evidence, levels, places, probe, search, timing, trial
+from hipress.choose import evidence, levels, places, probe, search, trial
 from hipress.choose.planner import Planner, codecs_of
 from hipress.choose.rules import NO_RULES
 from hipress.codecs import compile_codec
@@ -52,7 +52,7 @@ def device(rank, gpu=False):
 
     with ExitStack() as stack:
         stack.enter_context(schedule.driving())
-        for module in (levels, candidates):
+        for module in (levels, search):
             stack.enter_context(mock.patch.object(module, "compile_codec", compiled))
         yield memory
 
@@ -115,8 +115,8 @@ def quick(stack):
     for where, name, value in (
         (trial, "COUNTED", 3), (trial, "SLOW", 1e9), (search, "MIN_GAIN_SECONDS", -1e9),
         (search, "FAR", 1e9), (places, "FAR", 1e9), (search, "SHARE", 0.0),
-        (timing, "ELEMENTS", (1 << 7, 1 << 9)),
-        (timing, "REPEATS", 1), (timing, "SIDES", (8, 8)), (timing, "WORKED", (64, 64)),
+        (probe, "ELEMENTS", (1 << 7, 1 << 9)),
+        (probe, "REPEATS", 1), (probe, "SIDES", (8, 8)), (probe, "WORKED", (64, 64)),
         (probe, "HUGE", 1 << 16), (probe, "LARGE", 1 << 14),
         (evidence, "trusted", lambda optimizer: TRIED),
     ):  # fmt: skip

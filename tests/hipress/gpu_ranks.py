@@ -14,7 +14,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 
 import hipress
 from hipress import codecs, compat, optim, session
-from hipress.choose import candidates, levels, rules
+from hipress.choose import levels, rules, search
 from hipress.codecs import compile_codec
 from hipress.model.devices import Placement
 from tests import gpus
@@ -69,7 +69,7 @@ def emulate(stack, rank, transport):
         on_it = target == "cuda"
         return made(name, **params) if on_it else compile_codec(name, params, target)
 
-    for module in (codecs, rules, levels, candidates):
+    for module in (codecs, rules, levels, search):
         stack.enter_context(mock.patch.object(module, "compile_codec", compiled))
 
 

@@ -9,8 +9,9 @@ import torch
 
 import compll
 from hipress import optim, options
-from hipress.choose import candidates, evidence
+from hipress.choose import evidence
 from hipress.choose.evidence import Finding
+from hipress.choose.search import candidates
 from hipress.errors import ConfigError
 from hipress.optim.optimizer_kinds import KINDS, kind_of, unwrapped
 
@@ -82,19 +83,17 @@ def test_other_parameters_are_another_codec(measured):
     assert len(evidence.of(topk(ratio=0.05))) == 2
     given, *harmless = evidence.trusted("sgd")
     assert given == ("topk ratio=0.05", "topk", {"ratio": 0.05})
-    found = candidates.candidates(options.make("auto", optimizer="sgd"))
+    found = candidates(options.make("auto", optimizer="sgd"))
     assert list(found) == ["topk ratio=0.05", *(name for name, *_ in harmless)]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", None])
 def test_unbiased_and_lossless_codecs_need_no_evidence(kind, measured):
     measured()
-    found = candidates.candidates(options.make("auto", optimizer=kind))
+    found = candidates(options.make("auto", optimizer=kind))
     assert set(found) == {"lossless", "lossless_bf16", "bf16_sr"}
     measured(finding("bf16_sr", params={}, kind="adam", difference=0.5))
-    assert ("bf16_sr" in candidates.candidates(options.make("auto", optimizer=kind))) == (
-        kind == "sgd"
-    )
+    assert ("bf16_sr" in candidates(options.make("auto", optimizer=kind))) == (kind == "sgd")
 
 
 def test_the_worst_is_named_with_its_figure(measured):
@@ -108,7 +107,7 @@ def test_the_worst_is_named_with_its_figure(measured):
 def test_auto_tries_what_keeps_the_loss_under_the_optimizer(measured):
     named = ("int8_group", "signum", "powersgd", "ef21", "adacomp", "efsignsgd", "thc")
     measured(*both(), *(each for name in named for each in both(codec=name, params={})))
-    found = candidates.candidates(options.make("auto", optimizer="sgd"))
+    found = candidates(options.make("auto", optimizer="sgd"))
     # no formula predicts votes; factors and references begin anew in each turn
     owing = ["adacomp", "efsignsgd", "thc"]
     assert list(found) == ["topk", "int8_group", *owing, *evidence.HARMLESS]
@@ -128,10 +127,10 @@ def test_lossy_codecs_are_taken_up_to_the_accepted_loss(more, taken, measured):
     measured(*both(), lost, *others, finding("dgc", {}, kind="adam"))
     if more.get("workload") == "b" or "seeds" in more or "steps" in more:
         measured(finding(workload="a"), lost)
-    allowed = candidates.candidates(options.make("auto", optimizer="sgd", accept_loss=0.03))
+    allowed = candidates(options.make("auto", optimizer="sgd", accept_loss=0.03))
     assert ("powersgd rank=4" in allowed) == taken
     assert "dgc" not in allowed
-    assert "powersgd rank=4" not in candidates.candidates(options.make("auto", optimizer="sgd"))
+    assert "powersgd rank=4" not in candidates(options.make("auto", optimizer="sgd"))
 
 
 def test_losses_of_a_trial_count_where_a_trial_may_zero_states_only(measured):
@@ -145,16 +144,14 @@ def test_losses_of_a_trial_count_where_a_trial_may_zero_states_only(measured):
 def test_momentum_needs_feedback_whatever_is_accepted(measured):
     kept = {"kind": "momentum", "difference": 0.001}
     measured(finding(**kept), finding("tern_group", {}, **kept), finding("dgc", {}, **kept))
-    assert list(
-        candidates.candidates(options.make("auto", optimizer="momentum", accept_loss=0.5))
-    ) == ["topk"]
+    assert list(candidates(options.make("auto", optimizer="momentum", accept_loss=0.5))) == ["topk"]
 
 
 def test_evidence_without_momentum_does_not_hold_with_it(measured):
     measured(finding("powersgd", {}, kind="plain-sgd"), finding("powersgd", {}, difference=0.2))
     for kind, taken in (("plain-sgd", True), ("sgd", False)):
         wanted = options.make("auto", optimizer=kind, accept_loss=0.01)
-        assert ("powersgd" in candidates.candidates(wanted)) == taken
+        assert ("powersgd" in candidates(wanted)) == taken
     assert "powersgd" not in keys("plain-sgd")
 
 

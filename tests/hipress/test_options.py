@@ -12,7 +12,7 @@ import torch
 import hipress
 from compll.runtime.library import specs_dir
 from hipress import options
-from hipress.choose.candidates import candidates
+from hipress.choose.search import candidates
 from hipress.codecs import resolve, strategy_for
 from hipress.errors import ConfigError
 from hipress.model.devices import Placement

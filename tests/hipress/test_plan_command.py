@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from casync.cost import CodecCost, Copies, Costs, Line, Transfer
 from casync.topology import Topology
 from hipress import options
-from hipress.choose.candidates import candidates
+from hipress.choose.search import candidates
 from hipress.errors import ConfigError
 from hipress.tools import profile
 from hipress.tools.cli import app

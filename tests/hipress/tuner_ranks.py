@@ -13,16 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compll
 import hipress
-import hipress.choose.candidates
 import hipress.choose.search
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from compll.runtime.codec import Codec
 from hipress import optim, options
 from hipress.choose import probe, trial
+from hipress.choose.chooser import Chooser
 from hipress.choose.places import Places
 from hipress.choose.plan import Plan, fixed_plan, raw
-from hipress.choose.plan_controller import FixedPlan
 from hipress.codecs import NATIVE
 from hipress.model.params import describe
 from hipress.ranks import coordinator as coordinators
@@ -41,8 +40,8 @@ from tests.hipress.common import (
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 
-class Script(FixedPlan):
-    """A PlanController with a given plan for each step."""
+class Script(Chooser):
+    """A Chooser with a given plan for each step."""
 
     def __init__(self, plans):
         super().__init__(plans[0])
@@ -68,8 +67,6 @@ PLANS = {
 def made(params, name, topology) -> Plan:
     if name == NATIVE:
         return Plan(tuple(raw(p, "asked for") for p in params), topology)
-    if name == "fused":
-        return dataclasses.replace(made(params, "int8", topology), fused=True)
     codec, strategy = PLANS[name]
     wanted = options.make(codec(), strategy=strategy, min_size=0)
     return fixed_plan(params, codec(), wanted, topology)
@@ -124,7 +121,7 @@ def quick(plans=None):
     hipress.choose.search.SHARE = 0.0
     probe.measure_link, probe.measure_codecs = slow_link, fast_codecs
     if plans is not None:
-        hipress.choose.candidates.candidates = lambda *_, **__: {c.name: c for c in plans}
+        hipress.choose.search.candidates = lambda *_, **__: {c.name: c for c in plans}
 
 
 def steps(sync, model, rank, count):
@@ -253,8 +250,8 @@ def resumed(rank, world_size):
 def by_word(rank, world_size, momentum, accepted):
     """Plans with rounds that a trial tried; reasons by codec; the accept_loss; a digest."""
     quick()
-    usual = hipress.choose.candidates.candidates
-    hipress.choose.candidates.candidates = lambda *args, **more: {
+    usual = hipress.choose.search.candidates
+    hipress.choose.search.candidates = lambda *args, **more: {
         key: codec for key, codec in usual(*args, **more).items() if "powersgd" in key
     }
     model, whys = make(), {}

@@ -13,8 +13,8 @@ from casync.predict.timeline import PREDICTED
 from casync.topology import Topology
 from hipress import options as options_
 from hipress.choose import evidence
-from hipress.choose.objective import Way
 from hipress.choose.plan import excluded, unsuited
+from hipress.choose.search import Way
 from hipress.codecs import compile_codec, for_shape, ways_for
 from hipress.errors import ConfigError
 from hipress.model.params import Param

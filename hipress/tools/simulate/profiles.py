@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hipress import options
-from hipress.choose.candidates import candidates
+from hipress.choose.search import candidates
 from hipress.tools import profile as profiles
 from hipress.tools.simulate import costs as cost_tables
 from hipress.tools.simulate.cluster import Cluster

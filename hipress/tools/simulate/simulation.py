@@ -15,11 +15,12 @@ from casync.codec import FLOAT_BYTES, Codec
 from casync.cost import Costs
 from casync.predict.timeline import PredictedStep
 from casync.stages import WIRE, Stage
-from hipress.choose.objective import Objective, Way
+from hipress.choose.search import Way
 from hipress.choose.workload import Workload, timed
 from hipress.errors import ConfigError
 from hipress.tools.models.known import Model
 from hipress.tools.models.own import SHAPES, Description
+from hipress.tools.objective import Objective
 from hipress.tools.simulate import costs as cost_tables
 from hipress.tools.simulate.cluster import Cluster
 from hipress.tools.simulate.compared import BASELINE, Method

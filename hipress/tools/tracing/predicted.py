@@ -10,14 +10,13 @@ from casync.codec import FLOAT_BYTES
 from casync.cost import Costs, Transfer
 from casync.predict.timeline import Event, Load
 from casync.stages import WORK
-from hipress.choose.objective import Objective, Way
 from hipress.choose.places import Places
 from hipress.choose.plan import Decision
-from hipress.choose.registry import Registry
-from hipress.choose.search import Search
+from hipress.choose.search import Registry, Search, Way
 from hipress.choose.workload import Bucket, Workload, estimate
 from hipress.ranks.link import Agreement
 from hipress.session import Session
+from hipress.tools.objective import Objective
 from hipress.tools.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, WIRE, Point, Span
 
 POINTS = 12  # points of a sweep on either side of the measured bandwidth
@@ -84,8 +83,7 @@ def _objective(session: Session, costs: Costs, load: Workload) -> Objective:
     kinds = [(param,) for param in session.params]
     chains = max(1, len(load.buckets))
     least = dict.fromkeys(plan.codecs, plan.least)
-    objective = Objective(kinds, plan.codecs, plan.topology, costs, load, loads=chains, least=least)
-    return objective.turning() if plan.turns else objective
+    return Objective(kinds, plan.codecs, plan.topology, costs, load, loads=chains, least=least)
 
 
 def _with_link(costs: Costs, factor: float) -> Costs:

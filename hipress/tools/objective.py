@@ -1,4 +1,4 @@
-"""The objective of the planner: predicted seconds of a step with a way for each tensor.
+"""Predicted seconds of a step with a codec and strategy for each tensor, by a timeline.
 
 [Note: joined buckets] The time to simulate a step grows with its chains, so neighbouring buckets
 are joined, and large ones cut. The first bucket decides when the link starts, and the last how much
@@ -25,6 +25,7 @@ from casync.graph.shares import LEAST_BYTES, Shares, share_out
 from casync.predict.timeline import Load, PredictedStep, native, simulate_step, stages_of
 from casync.stages import Item, Stage
 from casync.topology import Topology
+from hipress.choose.search import Way
 from hipress.choose.workload import Bucket, Workload
 from hipress.codecs import partitions
 from hipress.model.params import Param
@@ -32,35 +33,9 @@ from hipress.model.params import Param
 LOADS = 12  # chains in a simulated step: see [Note: joined buckets]
 PIECES = 4  # most pieces of a bucket
 SAMPLED = 2  # buckets of a chain whose parts are counted
-ONCE = 0.1  # worth of one quantization instead of two, as a share of a step's waiting time
 
 Kind = tuple[Param, ...]  # parameters that share a choice
 _Key = tuple[int, "Way | None", tuple[int, ...]]  # chain, way, kinds
-
-
-@dataclass(frozen=True)
-class Way:
-    """The codec and strategy of a tensor, with its cuts."""
-
-    codec: str  # key in a plan
-    strategy: str
-    cut: int = 1  # multiple of the usual partitions
-    fused: bool = False  # True if neighbours in a bucket are compressed as one
-
-    @property
-    def label(self) -> str:
-        """Text such as `int4_group (ps)`."""
-        return f"{self.codec} ({self.strategy}{', fused' * self.fused})"
-
-    def partitions(self, numel: int, codec: Codec, topology: Topology) -> int:
-        """Partitions of a tensor of this length; no extra cuts for a codec that must not be cut."""
-        usual = partitions(numel, codec, self.strategy, topology.world_size)
-        return usual * self.cut if cuttable(codec) else usual
-
-
-def cuttable(codec: Codec) -> bool:
-    """True if partitions do not change the codec's result for a tensor."""
-    return codec.align > 1 or codec.additive is not None
 
 
 @dataclass(frozen=True)
@@ -73,7 +48,7 @@ class Predicted:
 
 
 class Objective:
-    """Predicts and counts steps of one model on one cluster. None as a way is no codec."""
+    """Predicts steps of one model on one cluster. None as a way is no codec."""
 
     def __init__(
         self,
@@ -87,7 +62,7 @@ class Objective:
     ) -> None:
         """kinds: of all parameters; a prediction takes a choice for each. loads: chains. least:
         bytes of gradient in an owner's share, by codec; LEAST_BYTES by default."""
-        self.steps, self._turns, self.least = 0, False, least or {}
+        self.least = least or {}
         self._kinds, self._codecs, self._topology = kinds, codecs, topology
         self._costs, self._workload = costs, workload
         kind_of = {param.index: number for number, kind in enumerate(kinds) for param in kind}
@@ -106,13 +81,7 @@ class Objective:
     def costing(self, costs: Costs) -> Objective:
         """The same objective with costs of another cluster of this topology; parts stay counted."""
         other = copy(self)
-        other.steps, other._costs, other._known = 0, costs, {}
-        return other
-
-    def turning(self) -> Objective:
-        """The same with a group of NCCL for each turn of a phase; parts are the same, too."""
-        other = copy(self)
-        other._turns, other._known = True, {}
+        other._costs, other._known = costs, {}
         return other
 
     def step(self, choices: Sequence[Way | None]) -> Predicted:
@@ -123,23 +92,12 @@ class Objective:
 
     def simulated(self, choices: Sequence[Way | None], events: bool = False) -> PredictedStep:
         """The simulated backward pass and synchronization, from the first bucket on."""
-        self.steps += 1
         loads = self.loads(choices)
         return simulate_step(loads, self._workload.backward, self._costs.overlap, events)
 
     def loads(self, choices: Sequence[Way | None]) -> list[Load]:
         """Chains of stages beside the backward pass."""
         return list(self._loads(choices))
-
-    def weighed(self, predicted: Predicted, choices: Sequence[Way | None]) -> float:
-        """The value to minimize: predicted seconds, plus a penalty for quantizing twice."""
-        sizes = [sum(param.numel for param in kind) for kind in self._kinds]
-        again = [
-            size
-            for size, way in zip(sizes, choices, strict=True)
-            if way is not None and strategies.load(way.strategy).SPREADS
-        ]
-        return predicted.seconds + ONCE * predicted.waiting * sum(again) / max(1, sum(sizes))
 
     def _loads(self, choices: Sequence[Way | None]) -> Iterator[Load]:
         for number, (_, buckets) in enumerate(self._buckets):
@@ -170,7 +128,7 @@ class Objective:
         cost = self._costs.codecs.get(way.codec)
         if cost is None:  # codec of a rule, without measured costs
             return native(item.payload, self._costs)
-        return stages_of(way.strategy, item, cost, self._topology, self._costs, turns=self._turns)
+        return stages_of(way.strategy, item, cost, self._topology, self._costs)
 
     def _item(self, buckets: Sequence[Sequence[Param]], way: Way) -> Item:
         codec, count = self._codecs[way.codec], len(buckets)
@@ -192,7 +150,7 @@ class Objective:
         """Number of parts of a bucket, and the largest share of an owner over the mean share."""
         codec, spread = self._codecs[way.codec], strategies.load(way.strategy).SPREADS
         nodes = strategies.over_nodes(way.strategy)
-        alike = (spread, nodes, codec.align, cuttable(codec), way.cut, way.fused)
+        alike = (spread, nodes, codec.align, codec.additive is None)
         key = (alike, tuple(p.numel for p in params))
         if key not in self._counts:
             owned, parts = Counter[int](), self._parts(params, way)
@@ -203,20 +161,18 @@ class Objective:
         return self._counts[key]
 
     def _parts(self, params: Sequence[Param], way: Way) -> Sequence[Part]:
-        codec = self._codecs[way.codec]
+        codec, ranks = self._codecs[way.codec], self._topology.world_size
         lengths = [(p.name, p.numel) for p in params]
-        if way.fused:
-            lengths = [(lengths[0][0], sum(n for _, n in lengths))]
         starts = accumulate((n for _, n in lengths), initial=0)
         tensors = [
             Tensor(name, i, start, n, start)
             for i, ((name, n), start) in enumerate(zip(lengths, starts, strict=False))
         ]
         choices = {
-            name: Choice(way.codec, way.strategy, way.partitions(n, codec, self._topology))
+            name: Choice(way.codec, way.strategy, partitions(n, codec, way.strategy, ranks))
             for name, n in lengths
         }
-        shares = {} if way.fused else self._shared(self.least.get(way.codec, LEAST_BYTES))
+        shares = self._shared(self.least.get(way.codec, LEAST_BYTES))
         return partition(tensors, choices, self._topology, self._codecs, shares=shares)
 
     def _shared(self, least: int) -> Mapping[str, Shares]:
