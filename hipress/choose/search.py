@@ -152,6 +152,7 @@ class Registry(Mapping[str, Codec]):
         compll that `compile` compiles for."""
         self._codecs, self._options, self._target = dict(codecs), options, target
         self._variants: dict[tuple[str, tuple[int, ...]], tuple[str, Codec]] = {}
+        self._refusals: dict[tuple[str, tuple[int, ...], torch.dtype], str | None] = {}
 
     def __getitem__(self, key: str) -> Codec:
         return self._codecs[key]
@@ -189,9 +190,12 @@ class Registry(Mapping[str, Codec]):
 
     def refuses(self, key: str, param: Param) -> str | None:
         """The reason why a candidate does not suit this parameter, or None."""
-        codec = self.variant(key, param)[1]
-        wrong = _mistyped(codec, param) or unsuited(param, codec, self._options)
-        return wrong or too_large(param, codec, self._options)
+        known = (key, param.shape, param.dtype)
+        if known not in self._refusals:
+            codec = self.variant(key, param)[1]
+            wrong = _mistyped(codec, param) or unsuited(param, codec, self._options)
+            self._refusals[known] = wrong or too_large(param, codec, self._options)
+        return self._refusals[known]
 
     def compile(self, params: Sequence[Param], check: Callable[[], None]) -> dict[str, Codec]:
         """The result of `every`, compiled, for `use_compiled`. check: called before each codec."""
@@ -211,6 +215,7 @@ class Registry(Mapping[str, Codec]):
         """Replace the candidates by compiled ones; plans made from now on have these."""
         self._codecs = {key: compiled[key] for key in self._codecs}
         self._variants.clear()
+        self._refusals.clear()
 
 
 def least_share(costs: Costs, codec: Codec, owners: int) -> int:
