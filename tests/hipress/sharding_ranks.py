@@ -151,8 +151,8 @@ CASES = {
     "frozen": (lambda: frozen(Net()), {}, {}),
 }
 AFTER = {"prefetched": prefetching, "sums": summing, "compiled": compiling}  # once it is sharded
-SLOW = ("recomputed in a nested pass", "columns", "frozen", "sums", "compiled")
-FAST = tuple(case for case in (*CASES, *AFTER) if case not in SLOW)
+FAST = ("accumulated", "a branch without gradient", "mixed precision", "recomputed", "tied")
+SLOW = tuple(case for case in (*CASES, *AFTER) if case not in FAST)
 
 
 def beside_native(rank, world_size, cases):

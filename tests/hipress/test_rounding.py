@@ -42,6 +42,7 @@ print(total(draw(6).square()).hex())
 """
 
 
+@pytest.mark.slow  # imports torch anew
 def test_instructions_and_threads_change_no_bits():
     """torch's kernels round sums of products once with AVX2, and twice without."""
     if torch.backends.cpu.get_cpu_capability() == "DEFAULT":

@@ -19,7 +19,8 @@ def alike(results):
     return [results[one] for one, _ in REPLICAS]
 
 
-@pytest.mark.parametrize("large", first_fast([64, LARGE_BYTES]))
+@pytest.mark.slow  # compressed replicas are fast
+@pytest.mark.parametrize("large", [64, LARGE_BYTES])
 def test_uncompressed_steps_are_those_of_hsdp_bit_for_bit(large):
     for cases in launch(ranks.beside_hsdp, 4, large):
         for title, (theirs, ours) in cases.items():
