@@ -19,6 +19,7 @@ from tests.hipress.common import (
     SMALL_BUCKETS,
     Scaled,
     Trained,
+    delivered,
     difference,
     digest,
     make,
@@ -63,7 +64,8 @@ def real(rank, world_size, names):
     for name, params in names.items():
         ddp = hipress.wrap(make(), name, verify=True, ddp_kwargs=SMALL_BUCKETS, **params)
         losses = train(ddp, rank, range(10))
-        found[name] = Trained(difference(plain, ddp), losses, digest(ddp))
+        apart, held = difference(plain, ddp), digest(ddp)
+        found[name] = Trained(apart, losses, held, delivered(ddp, rank))
         hipress.detach(ddp)
     return found
 

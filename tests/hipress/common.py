@@ -7,6 +7,7 @@ import time
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import hipress
@@ -74,6 +75,24 @@ def digest(module: nn.Module) -> str:
     return hashed.hexdigest()
 
 
+def delivered(ddp, rank: int, steps: int = 20) -> float:
+    """The sum of averages of one gradient by the sum of exact means: 1, but for what states still
+    hold back and for noise; 2 or a half if averages have another factor."""
+    inputs, outputs = data(rank, 0)
+    alone = make()
+    alone.load_state_dict(ddp.module.state_dict())
+    nn.functional.mse_loss(alone(inputs), outputs).backward()
+    exact = nn.utils.parameters_to_vector([p.grad for p in alone.parameters()])
+    dist.all_reduce(exact)
+    exact /= dist.get_world_size()
+    total = torch.zeros_like(exact)
+    for _ in range(steps):
+        ddp.zero_grad()
+        nn.functional.mse_loss(ddp(inputs), outputs).backward()
+        total += nn.utils.parameters_to_vector([p.grad for p in ddp.parameters()])
+    return float(total @ exact / (steps * exact @ exact))
+
+
 def codec(name: str):
     """A fake codec, or the name of a real one."""
     return FAKES[name]() if name in FAKES else name
@@ -90,6 +109,7 @@ class Trained(NamedTuple):
     difference: float  # from plain DDP's, of an element at most
     losses: list[float]
     digest: str  # of its parameters
+    delivered: float  # of the gradient, 1 if averages add up to it
 
 
 class Raised(NamedTuple):

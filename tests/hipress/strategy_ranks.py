@@ -13,6 +13,7 @@ from tests.hipress.common import (
     Raised,
     Trained,
     codec,
+    delivered,
     difference,
     digest,
     make,
@@ -37,7 +38,8 @@ def real(rank, world_size, cases):
         report = hipress.report(ddp)
         assert report.installed
         assert report.to_dict()["options"]["down"] == options.get("down", "auto")
-        found.append(Trained(difference(plain, ddp), losses, digest(ddp)))
+        apart, held = difference(plain, ddp), digest(ddp)
+        found.append(Trained(apart, losses, held, delivered(ddp, rank)))
         hipress.detach(ddp)
     return found
 
