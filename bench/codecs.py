@@ -27,8 +27,7 @@ from bench.commands import check_codecs, command_line, other_rows, refusing
 from bench.plain_torch import METHODS
 from bench.torch_common import Method
 from compll.tools import measure
-from compll.tools.bench_report import about
-from compll.tools.timing import Job, Timing, timings
+from compll.tools.measure import Job, Timing, about, timings
 from hipress.tools.refusals import check_output
 from hipress.tools.run import methods
 

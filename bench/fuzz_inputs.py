@@ -28,7 +28,7 @@ from bench import mutations
 from casync.cost import CodecCost, Costs, Line, Transfer
 from casync.topology import Topology
 from compll.backends.cpu import backend
-from compll.runtime import claims, library
+from compll.runtime import library, lint
 from compll.runtime.library import locate
 from hipress import options
 from hipress.channel.records import GRADIENTS, check_record
@@ -132,7 +132,7 @@ def spec_outcome(text: str, path: Path, *, printed: bool) -> Any:
     except compll.SpecError as error:
         _check_diagnostics(error.diagnostics, text)
         return None
-    with mock.patch.object(claims, "DRAWS", DRAWS):
+    with mock.patch.object(lint, "DRAWS", DRAWS):
         warned = library.warnings(path, {})
     if warned:
         _check_diagnostics(warned, text)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 import compll
 from bench.commands import RESULTS, check_codecs, command_line, now, refusing
 from bench.gpu_memory import Place, on_cuda, on_shim, rounded
-from compll.numerics.types import I64
+from compll.numerics.numbers import I64
 from compll.runtime.batches import Incoming
 from hipress.tools.refusals import check_output
 

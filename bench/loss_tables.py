@@ -18,7 +18,7 @@ import numpy as np
 import compll
 from bench.loss_cells import BASELINES, FP32, MOMENTUM, SHARDED, TRIAL, Cell, spec_of
 from bench.loss_workloads import ALL, OTHERS, WORKLOADS
-from compll.numerics.types import F32
+from compll.numerics.numbers import F32
 from compll.runtime import library
 from hipress.choose.evidence import Finding
 from hipress.optim.optimizer_kinds import KINDS

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 from compll.frontend.operators import OPERATORS
 from compll.frontend.source import LIMIT_BYTES
-from compll.frontend.spec import Spec
-from compll.frontend.syntax import Call, Syntax
-from compll.ir import exclusive
+from compll.frontend.spec import Call, Spec, Syntax
+from compll.ir import layout
 from compll.ir.expr import Printer
 from compll.ir.layout import header, tile_of
 from compll.ir.module import Field, Module
-from compll.ir.places import factors
 from compll.ir.storage import HUFFMAN_TILE
 from compll.runtime import library
 from compll.tools import explain
+from compll.tools.explain import factors
 
 #: sections that hold no algorithm
 PLAIN = {"name", "about", "source", "params", "group", "state", "feedback", "merge"}
@@ -148,8 +147,8 @@ def sized(field: Field, module: Module) -> Iterator[tuple[str, int]]:
 def limits(module: Module) -> tuple[str, ...]:
     """The largest number of elements of each selection."""
     text = Printer(module.bindings)
-    together = [name for family in exclusive.families(module) for name in family]
-    shared = [" + ".join(f"count({x})" for x in f) + " <= n" for f in exclusive.families(module)]
+    together = [name for family in layout.families(module) for name in family]
+    shared = [" + ".join(f"count({x})" for x in f) + " <= n" for f in layout.families(module)]
     alone = [s for s in module.selections if s.name not in together]
     return (
         *(f"count({s.name}) <= {bare(text(s.limit))}" for s in alone),

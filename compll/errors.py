@@ -104,16 +104,16 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The entry of `known` that `name` was probably meant to be, or None."""
-    names = {n.lower(): n for n in sorted(known, reverse=True)}
-    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    return names[found[0]] if found else None
+def closest(name: str, candidates: Iterable[str]) -> str | None:
+    """The entry of `candidates` that `name` was probably meant to be, or None."""
+    names = {n.lower(): n for n in sorted(candidates, reverse=True)}
+    result = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    return names[result[0]] if result else None
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint with the closest entry of `known`; if none is close, all of few entries, or ""."""
-    names = sorted(known)
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """A hint with the closest entry of `candidates`; else all of few entries, or ""."""
+    names = sorted(candidates)
     close = closest(name, names)
     if close:
         return f"did you mean {close!r}?"

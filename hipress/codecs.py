@@ -144,11 +144,11 @@ def refuse_misspelt(
 
 def _parameters_of(name: str) -> list[str]:
     from compll.errors import Problems
-    from compll.frontend import derived
+    from compll.frontend import feedback
     from compll.runtime import library
 
     untold = Problems(name)  # dropped: compiling reports them, with all others
-    return [each.name for each in derived.accepted(library.load(name, untold))]
+    return [each.name for each in feedback.accepted(library.load(name, untold))]
 
 
 def _refuse_unknown(name: str, params: Mapping[str, Any]) -> None:

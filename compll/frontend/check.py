@@ -6,19 +6,65 @@ here: the order of computation (passes).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from compll.errors import Diagnostic, Problems, Span, nearest
-from compll.frontend import check_arrays, check_fields, check_names, derived, planes
+from compll.frontend import check_arrays, check_exprs, check_fields, feedback
 from compll.frontend.check_exprs import ERROR, Expressions, Scope
 from compll.frontend.operators import MIXING, SELECTING
 from compll.frontend.rule_context import Context
+from compll.frontend.rules import integer, whole_number
 from compll.frontend.spec import ANY, Binding, Declared, ParamValue, Spec, as_float
 from compll.ir.expr import Expr, Pool, Type, walk
 from compll.ir.module import Field, Module, Selection
-from compll.passes import feedback, strict
+
+# ---- planes -------------------------------------------------------------------------------------
+# Codes of 3, 5, 6 or 7 bits: they travel as fields of 8, 4, 2 and 1 bits.
+# `q: uint3[n]` is `q_0: uint2[n]` of `q & 3` and `q_2: uint1[n]` of `q >> 2`. Encode and decode
+# see `q`, so backends do not know of planes. Codes of 0 bits do not travel at all, and are 0 in
+# decode.
+
+#: a field, and the bits that its codes are shifted by
+Plane = tuple[Field, int]
+
+
+def split_planes(
+    c: Context, fields: Iterable[Field], taken: Container[str], added: Container[str]
+) -> dict[str, list[Plane]]:
+    """The planes of every field, lowest first; the field itself if it needs no others.
+
+    taken: names that planes cannot have; added: fields that ranks add as they are.
+    """
+    return {f.name: list(_planes(c, f, taken)) if f.name not in added else [(f, 0)] for f in fields}
+
+
+def _planes(c: Context, field: Field, taken: Container[str]) -> Iterator[Plane]:
+    widths = [bits for bits in (8, 4, 2, 1) if field.bits & bits]
+    if field.storage != "uint" or len(widths) == 1 or field.expr is None:
+        yield field, 0
+        return
+    code, shift = whole_number(c, field.expr, 0, (1 << field.bits) - 1), 0
+    for bits in widths:
+        name = f"{field.name}_{shift}"
+        while name in taken:
+            name += "_"
+        part = integer(c, "bitand", code, c.pool.const((1 << bits) - 1))
+        yield replace(field, name=name, bits=bits, expr=part), shift
+        code, shift = integer(c, "shr", code, c.pool.const(bits)), shift + bits
+
+
+def joined_planes(c: Context, codes: Sequence[tuple[Expr, int]]) -> Expr:
+    """The codes, put together from their planes, of which the lowest is not shifted."""
+    (whole, _), *others = codes or [(c.pool.const(0), 0)]
+    for code, shift in others:
+        moved = integer(c, "shl", code, c.pool.const(shift))
+        whole = integer(c, "bitor", whole, moved)
+    return whole
+
+
+# ---- check --------------------------------------------------------------------------------------
 
 GROUPS: tuple[int, ...] = tuple(1 << i for i in range(3, 15))
 
@@ -36,17 +82,17 @@ def parameters(
     spec: Spec, passed: Mapping[str, object], problems: Problems
 ) -> dict[str, ParamValue]:
     """Values of all parameters of the spec: those passed, checked, and defaults for the others."""
-    known = {p.name: p for p in derived.accepted(spec)}
+    declared = {p.name: p for p in feedback.accepted(spec)}
     for name, value in passed.items():
-        if name in known and (wrong := known[name].check(value)):
+        if name in declared and (wrong := declared[name].check(value)):
             problems.found.append(Diagnostic("", Span(), wrong))  # of the call, not of the file
-        elif name not in known and not spec.broken & {name, ANY}:
-            hint = nearest(name, known) or "it has no parameters"
+        elif name not in declared and not spec.broken & {name, ANY}:
+            hint = nearest(name, declared) or "it has no parameters"
             unknown = f"{spec.name} has no parameter {name!r}"
             problems.found.append(Diagnostic("", Span(), unknown, hint))
     chosen = {p.name: passed.get(p.name, p.default) for p in spec.params}
-    legal = {n: known[n].default if known[n].check(v) else v for n, v in chosen.items()}
-    return {name: _exact(known[name].type, value) for name, value in legal.items()}
+    legal = {n: declared[n].default if declared[n].check(v) else v for n, v in chosen.items()}
+    return {name: _exact(declared[name].type, value) for name, value in legal.items()}
 
 
 def _exact(kind: str, value: object) -> ParamValue:
@@ -63,9 +109,6 @@ class Checked(NamedTuple):
 class _Checker(Expressions):
     """Checks the sections of a spec, in order."""
 
-    #: the payload's fields by their declared names
-    planes: dict[str, list[planes.Plane]]
-
     def __init__(
         self,
         spec: Spec,
@@ -75,6 +118,13 @@ class _Checker(Expressions):
     ) -> None:
         super().__init__(spec, params, problems, Pool())
         self.passed = passed
+        self.group, self.decay = 0, 1.0
+        self.feedback = self.unbiased = ""
+        #: derived parameters, as they were passed
+        self.kept_as: dict[str, str] = {}
+        self.when: Expr | None = None
+        #: the payload's fields by their declared names
+        self.planes: dict[str, list[Plane]] = {}
         self.spec = replace(
             spec,
             payload=tuple(map(self.declared, spec.payload)),
@@ -83,11 +133,11 @@ class _Checker(Expressions):
 
     def module(self) -> Module:
         spec = self.spec
-        check_names.unique(spec, self.problems)
+        check_exprs.unique(spec, self.problems)
         self.group = self.group_size()
         self.feedback, self.unbiased = self.settle(spec.feedback), self.settle(spec.unbiased)
         feeds, self.decay = self.feedback in ("error", "own"), self.factor()
-        self.kept_as = derived.kept_as(spec, self.passed, feeds=feeds, problems=self.problems)
+        self.kept_as = feedback.kept_as(spec, self.passed, feeds=feeds, problems=self.problems)
         self.context = self.new_context(grouped=self.group > 0)
         unsized: list[check_fields.Unsized] = []
         states = check_fields.states(self, unsized)
@@ -98,8 +148,10 @@ class _Checker(Expressions):
         check_fields.sized_by_data(self, unsized, env)
         self.static = {name for name in bound if env[name].type.shape == "static"}
         self.when = self.condition(env)
-        found = check_arrays.widened(spec, check_fields.payload(self, env))
-        self.planes = planes.split(self.context, found, set(env), {b.name for b in spec.rounds})
+        payload_fields = check_arrays.widened(spec, check_fields.payload(self, env))
+        self.planes = split_planes(
+            self.context, payload_fields, set(env), {b.name for b in spec.rounds}
+        )
         fields = tuple(f for parts in self.planes.values() for f, _ in parts)
         # Fixed-size fields first: then their places do not depend on selections.
         fields = tuple(sorted(fields, key=lambda f: (f.shape == "kept", f.layout.recoded)))
@@ -140,11 +192,11 @@ class _Checker(Expressions):
                 "function of single elements and selections",
                 "remove `feedback:`",
             )
-        carried = strict.carries(fields, self.selections, decode)
+        carried = feedback.carries(fields, self.selections, decode)
         rounds = check_arrays.rounds(spec, fields, self.selections, carried, self.problems)
         self.problems.raise_if_any()
         if feed:
-            states = (*states, *derived.states(self.kept_as, differences=differences))
+            states = (*states, *feedback.feedback_states(self.kept_as, differences=differences))
         return Module(
             name=spec.name,
             group=self.group,
@@ -175,12 +227,12 @@ class _Checker(Expressions):
     def spans(self) -> dict[str, Span]:
         """Places of all names, as "section.name", and of the sections."""
         spec = self.spec
-        found = dict(spec.spans)
+        result = dict(spec.spans)
         for section, bindings in (("encode", spec.encode), ("update", spec.update)):
-            found |= {f"{section}.{b.name}": b.span for b in bindings}
+            result |= {f"{section}.{b.name}": b.span for b in bindings}
         for turn in self.turns:
-            found[f"encode.{turn}"] = found.get(f"encode.{turn.split()[0]}", Span())
-        return found | {f"payload.{d.name}": d.span for d in spec.payload}
+            result[f"encode.{turn}"] = result.get(f"encode.{turn.split()[0]}", Span())
+        return result | {f"payload.{d.name}": d.span for d in spec.payload}
 
     def declared(self, item: Declared) -> Declared:
         """The declaration that the parameters choose."""
@@ -259,8 +311,8 @@ class _Checker(Expressions):
         leaves = [e for e in walk(value) if not e.args]
         drawn = any(e.op in ("shared", "random_matrix") for e in leaves)
         alike = ("shared", "random_matrix", "ones", "const", "param")
-        known = all(e.op in alike and e.value != "step" for e in leaves)
-        return self.constant_of_params(value) or (drawn and known)
+        constant = all(e.op in alike and e.value != "step" for e in leaves)
+        return self.constant_of_params(value) or (drawn and constant)
 
     def decode(self, fields: tuple[Field, ...], known_too: Mapping[str, Expr]) -> Expr:
         self.fields = {f.name: f for f in fields}
@@ -270,7 +322,7 @@ class _Checker(Expressions):
         env |= {d.name: ERROR for d in self.spec.payload}
         for name, parts in self.planes.items():
             codes = [(check_fields.leaf(self, "field", f), shift) for f, shift in parts]
-            env[name] = planes.joined(context, codes)
+            env[name] = joined_planes(context, codes)
         value = self.bind(self.spec.decode, env, context)
         return value if value is ERROR else self.result(value)
 

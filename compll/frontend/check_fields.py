@@ -11,12 +11,11 @@ from dataclasses import replace
 
 from compll.errors import Problems, RuleError, Span, closest, nearest
 from compll.frontend import check_arrays
+from compll.frontend.check_arrays import values
 from compll.frontend.check_exprs import ERROR, Expressions
-from compll.frontend.check_spread import values
 from compll.frontend.rule_context import WHOLE_SIZES
-from compll.frontend.rule_elements import arithmetic, trit, where, whole_element, whole_number
-from compll.frontend.spec import Declared
-from compll.frontend.syntax import Name, Syntax, names
+from compll.frontend.rules import arithmetic, trit, where, whole_element, whole_number
+from compll.frontend.spec import Declared, Name, Syntax, names
 from compll.ir.expr import Expr, Type
 from compll.ir.module import HALVES, PACKED, POSITIONS, WHOLE, Field
 from compll.ir.storage import STORAGES
@@ -108,34 +107,34 @@ def _dims(c: Expressions, item: Declared, env: Mapping[str, Expr]) -> tuple[Expr
 
 def updates(c: Expressions, states: tuple[Field, ...], env: Mapping[str, Expr]) -> dict[str, Expr]:
     """The new values of states, of which each has one."""
-    known = {s.name: s for s in states}
+    by_name = {s.name: s for s in states}
     named, meant = {b.name for b in c.spec.update}, set[str]()
     computed = {b.name for b in c.spec.encode} - {s.name for s in c.spec.state} - c.spec.broken
     for b in c.spec.update:
-        if b.name not in known and (b.name in computed or not c.excused(b.name)):
-            hint = nearest(b.name, known) or "states are declared in `state:`"
+        if b.name not in by_name and (b.name in computed or not c.excused(b.name)):
+            hint = nearest(b.name, by_name) or "states are declared in `state:`"
             c.problems.add(b.span, f"{b.name!r} is no state", hint)
-            meant.add(closest(b.name, known) or "")
-    for name in known:
+            meant.add(closest(b.name, by_name) or "")
+    for name in by_name:
         if name not in named | meant and not c.excused(name):
             span = c.spec.spans.get("update", c.spec.spans.get("state", Span()))
             hint = f"add `update: {{{name}: ...}}`"
             c.problems.add(span, f"state {name!r} is never updated", hint)
     pairs = [(b, c.expr(b.value, c.scope(env, b.name))) for b in c.spec.update]
     return {
-        b.name: _fitted(c, b.value, known[b.name], e)
+        b.name: _fitted(c, b.value, by_name[b.name], e)
         for b, e in pairs
-        if e is not ERROR and b.name in known
+        if e is not ERROR and b.name in by_name
     }
 
 
 def owed(c: Expressions, states: tuple[Field, ...]) -> tuple[Field, ...]:
     """The states, with the gradient that they hold back by `owed:`."""
-    known = {s.name for s in states if s.shape == "n"}
-    factors = dict.fromkeys(known, 0.0)
+    names = {s.name for s in states if s.shape == "n"}
+    factors = dict.fromkeys(names, 0.0)
     for b in c.spec.owed:
-        if b.name not in known and not c.excused(b.name):
-            hint = nearest(b.name, known) or "like `state: {sum: float32[n]}`"
+        if b.name not in names and not c.excused(b.name):
+            hint = nearest(b.name, names) or "like `state: {sum: float32[n]}`"
             message = f"{b.name!r} in `owed:` is no state with a value per element"
             c.problems.add(b.span, message, hint)
         value = c.constant(b.value)
@@ -193,9 +192,9 @@ def _field(c: Expressions, item: Declared, env: Mapping[str, Expr]) -> Field | N
     if item.name not in env and not c.excused(item.name):
         _report_undefined(c, item)
     if expr is ERROR:
-        known = {p.name for p in c.spec.params}  # a table's length may be a parameter
+        names = {p.name for p in c.spec.params}  # a table's length may be a parameter
         named = item.dim.name if isinstance(item.dim, Name) else ""
-        if named and named not in known and env.get(named) is not ERROR:
+        if named and named not in names and env.get(named) is not ERROR:
             _need_length(c, item)
         return None
     if item.second is not None or expr.type.shape == "matrix":
@@ -314,8 +313,8 @@ def _level(c: Expressions, item: Declared, expr: Expr) -> tuple[str, str] | None
     if not _need_length(c, item):
         return None
     name = item.dim.name if isinstance(item.dim, Name) else None
-    one = "group" if c.context.grouped else "scalar"
-    shape = {None: one, "n": "n", "groups": "group"}.get(name, "kept")
+    shape = "group" if c.context.grouped else "scalar"
+    shape = {None: shape, "n": "n", "groups": "group"}.get(name, "kept")
     of = str(name) if shape == "kept" else ""
     level = expr.type.shape
     repeated = level in ("scalar", "group") and shape in ("n", "group")

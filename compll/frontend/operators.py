@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compll.frontend import rule_arrays as arrays
-from compll.frontend import rule_elements as elements
-from compll.frontend import rule_reductions as reductions
-from compll.frontend import rule_selections as selections
+from compll.frontend import rules as arrays
+from compll.frontend import rules as elements
+from compll.frontend import rules as reductions
+from compll.frontend import rules as selections
 from compll.frontend.rule_context import Context
 from compll.ir.expr import Expr
 

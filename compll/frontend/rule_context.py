@@ -179,8 +179,8 @@ class Context:
         """A static value with the parameters replaced by their values."""
 
         def change(e: Expr) -> Expr | None:
-            known = e.op == "param" and e.value in self.params
-            return self.pool.const(self.params[e.value]) if known else None
+            constant = e.op == "param" and e.value in self.params
+            return self.pool.const(self.params[e.value]) if constant else None
 
         return rebuild(self.pool, x, change) if x.type.shape == "static" else x
 

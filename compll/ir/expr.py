@@ -98,7 +98,7 @@ class Pool:
     def make(self, op: str, args: tuple[Expr, ...], type: Type, value: Any = None) -> Expr:
         """The one node with these parts."""
         # True == 1 == 1.0 in Python, so the constant's class is part of the key.
-        key = (op, tuple(map(id, args)), type, value.__class__, value)
+        key = (op, args, type, value.__class__, value)
         node = self.table.get(key)
         if node is None:
             node = self.table[key] = Expr(op, args, type, value)
@@ -113,14 +113,14 @@ class Pool:
 def walk(*roots: Expr, into: Callable[[Expr], bool] = lambda e: True) -> Iterator[Expr]:
     """Every node below `roots` once, arguments first. Nodes for which `into` is false hide their
     arguments."""
-    seen: set[int] = set()
+    seen: set[Expr] = set()
     stack = [(root, False) for root in reversed(roots)]
     while stack:
         node, ready = stack.pop()
         if ready:
             yield node
-        elif id(node) not in seen:
-            seen.add(id(node))
+        elif node not in seen:
+            seen.add(node)
             stack.append((node, True))
             if into(node):
                 stack.extend((a, False) for a in reversed(node.args))
@@ -128,48 +128,48 @@ def walk(*roots: Expr, into: Callable[[Expr], bool] = lambda e: True) -> Iterato
 
 def leaves(*roots: Expr) -> tuple[str, ...]:
     """Names of the arrays of n elements that the expressions read: "g" and states."""
-    found = (e for e in walk(*roots) if e.op in ("input", "state") and e.type.shape == "n")
-    return tuple(dict.fromkeys(str(e.value) for e in found))
+    result = (e for e in walk(*roots) if e.op in ("input", "state") and e.type.shape == "n")
+    return tuple(dict.fromkeys(str(e.value) for e in result))
 
 
 def rebuild(pool: Pool, root: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
     """A copy of `root` in which `change` replaces every node for which it returns an expression."""
-    done: dict[int, Expr] = {}
+    done: dict[Expr, Expr] = {}
     stack = [(root, False)]
     while stack:
         node, ready = stack.pop()
         if ready:
-            args = tuple(done[id(a)] for a in node.args)
+            args = tuple(done[a] for a in node.args)
             same = all(a is b for a, b in zip(args, node.args, strict=True))
-            done[id(node)] = node if same else pool.make(node.op, args, node.type, node.value)
-        elif id(node) not in done:
+            done[node] = node if same else pool.make(node.op, args, node.type, node.value)
+        elif node not in done:
             new = change(node)
             if new is not None:
-                done[id(node)] = new
+                done[node] = new
             else:
                 stack.append((node, True))
                 stack.extend((a, False) for a in reversed(node.args))
-    return done[id(root)]
+    return done[root]
 
 
 # text
 
 
-def formula(node: Expr, least: int = 0, names: Mapping[int, str] | None = None) -> str:
+def formula(node: Expr, least: int = 0, names: Mapping[Expr, str] | None = None) -> str:
     """The expression, in parentheses where it binds less tightly than `least`.
 
     names: those of its parts, by their id.
     """
-    parts: dict[int, tuple[str, int]] = {key: (name, 20) for key, name in (names or {}).items()}
-    parts.pop(id(node), None)
+    parts: dict[Expr, tuple[str, int]] = {key: (name, 20) for key, name in (names or {}).items()}
+    parts.pop(node, None)
     stack = [node]
     while stack:
-        if waiting := [a for a in stack[-1].args if id(a) not in parts]:
+        if waiting := [a for a in stack[-1].args if a not in parts]:
             stack += waiting
         else:
             done = stack.pop()
-            parts[id(done)] = _written(done, [parts[id(a)] for a in done.args])
-    return _within(parts[id(node)], least)
+            parts[done] = _written(done, [parts[a] for a in done.args])
+    return _within(parts[node], least)
 
 
 def _within(part: tuple[str, int], least: int = 0) -> str:
@@ -223,7 +223,7 @@ class Printer:
 
     def __init__(self, bindings: Mapping[str, Expr]) -> None:
         named = reversed(list(bindings.items()))
-        self.names = {id(e): name for name, e in named if e.args}
+        self.names = {e: name for name, e in named if e.args}
 
     def __call__(self, expr: Expr) -> str:
         """The expression itself, with its parts by name."""
@@ -231,11 +231,11 @@ class Printer:
 
     def part(self, expr: Expr) -> str:
         """The expression's name, or the expression itself."""
-        return self.names.get(id(expr)) or self(expr)
+        return self.names.get(expr) or self(expr)
 
     def values(self, expr: Expr) -> set[str]:
         """Names of the values that a number is computed from: bindings, and totals over
         elements."""
-        if id(expr) in self.names or expr.op in TOTALS:
+        if expr in self.names or expr.op in TOTALS:
             return {self.part(expr)}
         return {name for a in expr.args for name in self.values(a)}

@@ -141,7 +141,7 @@ class Module:
     when: Expr | None = None
     #: the spec's claim that the mean of decode(encode(g)) over all seeds is g
     unbiased: bool = False
-    #: derived parameters that choose the type of states (see derived.py)
+    #: derived parameters that choose the type of states (see feedback.py)
     kept_as: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
     source: str = ""
@@ -165,8 +165,8 @@ class Module:
         selections = [e for s in self.selections for e in (s.key, s.limit, s.threshold)]
         fields = (f.expr for f in self.fields)
         roots = [self.decode, *self.updates.values(), *fields, *selections]
-        found = walk(*(e for e in roots if e is not None))
-        return any(e.op == "param" and e.value == "step" for e in found)
+        result = walk(*(e for e in roots if e is not None))
+        return any(e.op == "param" and e.value == "step" for e in result)
 
     def among(self, selection: str) -> str:
         """The selection among whose elements one chooses; "": among all, or no selection."""

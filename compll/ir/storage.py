@@ -2,8 +2,8 @@
 but for positions, they may be Numbers of a program, too (see numerics/traced.py).
 
 A type is a class or an instance here. Its reading and writing is in reference/fields.py for the
-reference, in cpu/storages.py for the CPU, and in a module of routines (cpu/streams.py) for types of
-varying length.
+reference, in cpu/instructions.py for the CPU, and in a module of routines (cpu/streams.py) for
+types of varying length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Storage:
     packed = positions = False
     #: true if the payload stores the field's length in bytes
     varying = False
-    #: true if it holds values 0, 1 and 2, five in a byte (see [Note: trits] in reference/trits.py)
+    #: true if it holds values 0, 1 and 2, five in a byte: [Note: trits] in reference/bitstreams.py
     trits = False
 
     @property
@@ -71,7 +71,7 @@ class Codes(Storage):
 
 @dataclass(frozen=True)
 class Trits(Storage):
-    """Values 0, 1 and 2, five in a byte (see [Note: trits] in reference/trits.py).
+    """Values 0, 1 and 2, five in a byte (see [Note: trits] in reference/bitstreams.py).
 
     varying: runs of the byte of ones are shortened.
     """
@@ -132,7 +132,7 @@ HUFFMAN_TILE, HUFFMAN_LONGEST = 1024, 12
 @dataclass(frozen=True)
 class Huffman(Storage):
     """Numbers of at most `bits` bits, from 0, in Huffman codes of their own frequencies (see
-    [Note: huffman] in reference/huffman.py)."""
+    [Note: huffman] in reference/bitstreams.py)."""
 
     name: str = "huffman"
     packed = varying = True

@@ -147,7 +147,7 @@ class Compact:
         return conditions + [v for _, v in self.parts]
 
 
-@dataclass
+@dataclass(eq=False)
 class Walk:
     """A loop over the tiles of a domain: the elements of a piece, of a selection or of a matrix.
 
@@ -163,7 +163,7 @@ class Walk:
     @property
     def roots(self) -> list[Value]:
         """Values that it computes for its stores, folds and selections."""
-        compacted = [v for one in self.compacts for v in one.roots]
+        compacted = [v for compact in self.compacts for v in compact.roots]
         places = [s.place for s in self.stores if s.place is not None]
         return [*self.folds, *compacted, *places, *(s.value for s in self.stores)]
 
@@ -254,7 +254,7 @@ class Kernel:
     arrays; those of streams come first in decodes, which find them where a check has left them.
     extents: of matrices, by their dimensions. rooms: matrices that hold the elements of a piece
     ("matrix"), that replace them ("flat"), and others (""). exprs: values that compute expressions
-    of the spec, and these, by the values' ids.
+    of the spec, and these.
     """
 
     name: str
@@ -271,7 +271,7 @@ class Kernel:
     scratch: list[Array] = field(default_factory=list)
     extents: dict[tuple[Expr, ...], Extents] = field(default_factory=dict)
     rooms: dict[tuple[str, tuple[Expr, ...]], None] = field(default_factory=dict)
-    exprs: dict[int, tuple[Value, Expr]] = field(default_factory=dict)
+    exprs: dict[Value, Expr] = field(default_factory=dict)
 
     @property
     def decodes(self) -> bool:
@@ -302,14 +302,14 @@ def order(
 ) -> Iterator[Value]:
     """Every value that the roots need, once, arguments first. Values for which `into` is false hide
     their arguments."""
-    seen: set[int] = set()
+    seen: set[Value] = set()
     stack = [(root, False) for root in reversed(list(roots))]
     while stack:
         value, ready = stack.pop()
         if ready:
             yield value
-        elif id(value) not in seen:
-            seen.add(id(value))
+        elif value not in seen:
+            seen.add(value)
             stack.append((value, True))
             stack.extend((a, False) for a in reversed(value.args if into(value) else ()))
 
@@ -323,3 +323,121 @@ def order_inside(roots: Iterable[Value]) -> Iterator[Value]:
     """Values as `order` gives them, without the arguments of the piece's values: an earlier walk
     computed a total's fold."""
     return order(roots, into=lambda v: v.level != "piece")
+
+
+# ---- tile text ----------------------------------------------------------------------------------
+# Tile programs as text, to read and to tell kernels apart.
+
+#: the unit that has one value of an array, by its domain
+UNITS = {"scalar": "piece", "group": "tile", "n": "lane"}
+
+
+def text(kernel: Kernel) -> str:
+    """A kernel as text; kernels of equal text are equal."""
+    lines = [f"kernel {kernel.name}, tiles of {kernel.tile}"]
+    lines += [f"  state {_declared(a)}" for a in kernel.states]
+    names: dict[Value, str] = {}
+    for number, static in enumerate(kernel.statics):
+        lines.append(f"  static {number} = {static}")
+    for dims, extents in kernel.extents.items():
+        lines += [*_known([extents.size], names), f"  matrix {_sides(dims)}: {names[extents.size]}"]
+    lines += [f"  sum over ranks {_declared(a)}" for a in kernel.sums]
+    lines += [f"  array {_declared(a)}" for a in kernel.scratch]
+    for name, count in kernel.counts.items():
+        lines += [*_known([count], names), f"  elements of {name or 'g'}: {names[count]}"]
+    for a, start in kernel.starts.items():
+        lines += [*_known([start], names), f"  {a.role} {_declared(a)} at {names[start]}"]
+    for step in kernel.steps:
+        lines += [f"  {line}" for line in _step(step, names)]
+    return "\n".join(lines) + "\n"
+
+
+def _step(step: Op, names: dict[Value, str]) -> list[str]:
+    if isinstance(step, When):
+        inner = [f"  {line}" for compact in step.steps for line in _step(compact, names)]
+        before = _known([step.condition], names)
+        return [*before, f"when {'not ' * (not step.wanted)}{names[step.condition]}:", *inner]
+    if isinstance(step, Call):
+        return _call(step, names)
+    if isinstance(step, Store):
+        return [*_known([step.value], names), f"  {_store(step, names)}"]
+    limits = [compact.limit for compact in step.compacts if compact.limit is not None]
+    over = f" of {_set(step.domain)}" * (step.domain != ELEMENTS)
+    lines = [f"for each tile{over}:", *_known([*step.roots, *limits], names)]
+    lines += [f"  {_store(s, names)}" for s in step.stores]
+    return lines + [line for compact in step.compacts for line in _compact(compact, names)]
+
+
+def _call(call: Call, names: dict[Value, str]) -> list[str]:
+    """Lines for a call: its inputs, and the arrays and values that it makes."""
+    lines: list[str] = []
+    parts = [call.attr.name if isinstance(call.attr, Field) else str(call.attr)]
+    for view in call.views:
+        matrix = [] if view.matrix is None else [view.matrix.rows, view.matrix.cols]
+        lines += _known([view.value, *matrix], names)
+        sides = " x ".join(names[v] for v in matrix)
+        how = " turned" * view.turned + " ended by zeros" * view.ends
+        how += f" of {view.of}" * bool(view.of)
+        parts.append(f"{names[view.value]}{f' as {sides}' * bool(matrix)}{how}")
+    given = [*call.numbers, *([call.matrix.rows, call.matrix.cols] if call.matrix else [])]
+    lines += _known(given, names)
+    parts += [names[v] for v in given]
+    for value in call.results:
+        names.setdefault(value, f"%{len(names)}")
+    made = [*(a.name for a in call.made), *(names[v] for v in call.results)]
+    left = f"{', '.join(made)} = " * bool(made)
+    return [*lines, f"{left}{call.routine} {', '.join(parts)}"]
+
+
+def _set(domain: Domain) -> str:
+    """A selection, a table or a matrix."""
+    if domain.kind == "matrix":
+        return f"matrix {_sides(domain.dims)}"
+    return f"a table of {domain.of}" if domain.kind == "table" else domain.of
+
+
+def _sides(dims: tuple[Expr, ...]) -> str:
+    return f"[{', '.join(map(str, dims))}]"
+
+
+def _known(roots: list[Value], names: dict[Value, str]) -> list[str]:
+    """Lines for the values that `roots` need and that have no name yet."""
+    lines = []
+    for value in order(roots):
+        if value not in names:
+            names[value] = f"%{len(names)}"
+            lines.append(f"  {_line(value, names)}")
+    return lines
+
+
+def _line(value: Value, names: dict[Value, str]) -> str:
+    what = value.attr.name if isinstance(value.attr, Array) else value.attr
+    shown = [] if what is None else [str(what)]
+    parts = ", ".join([*shown, *(names[a] for a in value.args)])
+    return f"{names[value]} = {value.op} {parts}".rstrip() + f" : {value.kind} {value.level}"
+
+
+def _compact(compact: Compact, names: dict[Value, str]) -> list[str]:
+    conditions = [f"where {names[compact.always]}"] if compact.always is not None else []
+    if compact.first is not None and compact.limit is not None:
+        conditions.append(f"the first {names[compact.limit]} where {names[compact.first]}")
+    parts = ", ".join(f"{f.name} = {names[v]}" for f, v in compact.parts)
+    return [f"  compact {compact.selection} {', '.join(conditions)}: {parts}"]
+
+
+def _store(store: Store, names: dict[Value, str]) -> str:
+    array = store.array
+    verb = "pack" if store.packed else "add" if store.adds else "store"
+    where = "if back: " if store.back else ""
+    to = "" if store.place is None else f" at {names[store.place]}"
+    kind = "" if array.role == "gradient" else f" as {_type(array.storage)}"
+    return f"{where}{verb} {array.role} {array.name}{to}, {names[store.value]}{kind}"
+
+
+def _declared(a: Array) -> str:
+    per = UNITS.get(a.domain.kind) or f"lane of {_set(a.domain)}"
+    return f"{a.name}: {_type(a.storage)} per {per}"
+
+
+def _type(storage: Storage) -> str:
+    return storage.name + str(storage.bits) * (storage.name in ("uint", "huffman"))

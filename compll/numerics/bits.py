@@ -2,21 +2,34 @@
 
 NumPy runs these functions for the reference and for numbers known before any data; both printers
 write them as instructions (see traced.py). A printer may have an instruction of its own for one.
+
+[Note: elementary functions] A processor's library, NumPy's vector code and a GPU each round these
+functions in their own way, so payloads would differ. Here they consist of float64 additions,
+multiplications, one division and exact operations on exponents, in a fixed order, without fused
+multiply-add: IEEE 754 defines all of these to the bit. Errors are below 4 units in the last place
+of float64 (for a power: relative 1e-16 times the exponent), so a float32 result is nearly always
+the rounded true value. The polynomials are those of Taylor and of 2 artanh(s), s = (m - 1) / (m +
+1).
+
+Functions take and give float64, NumPy's or a printer's (see traced.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from compll.numerics import elementary
 from compll.numerics.traced import (
     bits,
     convert,
+    floor,
     kind_of,
     magnitude,
+    nearest,
     quotient,
     remainder,
     unsigned_right,
@@ -24,7 +37,114 @@ from compll.numerics.traced import (
 )
 from compll.numerics.traced import floor as floor_
 
-INF = float("inf")
+# ---- elementary ---------------------------------------------------------------------------------
+# exp, log, log2 and powers, the same to the last bit in every backend.
+
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+#: LN2 in two parts; the first has 21 bits of zeros at its end, so that k times it is exact
+LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+INF, NAN = float("inf"), float("nan")
+#: float64: the smallest normal number, bits of the fraction, and the exponent's bias
+NORMAL, FRACTION, BIAS = 2.2250738585072014e-308, 52, 1023
+
+
+def power_of_two(k: Any) -> Any:
+    """2 to the power of an integral k, for -1022 <= k <= 1023."""
+    return bits((convert(k, "i64") + BIAS) << FRACTION)
+
+
+def split(x: Any) -> tuple[Any, Any]:
+    """The mantissa in [0.5, 1) and the exponent of a positive, finite x."""
+    tiny = magnitude(x) < NORMAL
+    raw = bits(where(tiny, x * 2.0**54, x))
+    mantissa = bits(raw & ((1 << FRACTION) - 1) | ((BIAS - 1) << FRACTION))
+    exponent = ((raw >> FRACTION) & 2047) - (BIAS - 1)
+    return mantissa, convert(exponent, "f64") - where(tiny, 54.0, 0.0)
+
+
+def _polynomial(x: Any, first: float, *others: float) -> Any:
+    """A polynomial by Horner's rule; coefficients from the highest power to the constant."""
+    second, *rest = others
+    value = x * first + second
+    for each in rest:
+        value = value * x + each
+    return value
+
+
+def _exp_small(r: Any) -> Any:
+    """e to the r, for |r| <= 0.35."""
+    return _polynomial(r, *(1 / math.factorial(k) for k in range(13, -1, -1)))
+
+
+def _scaled(value: Any, k: Any) -> Any:
+    """value times 2 to the k, for |k| < 2000, rounded once."""
+    half = floor(k * 0.5)
+    return value * power_of_two(half) * power_of_two(k - half)
+
+
+def _log_parts(x: Any) -> Any:
+    """The logarithm of the mantissa, brought near to 1, and the exponent."""
+    m, e = split(x)
+    low = m < 0.7071067811865476
+    m, e = where(low, m + m, m), where(low, e - 1.0, e)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    p = _polynomial(z, *(1 / k for k in range(21, 2, -2)))
+    return (s + s) + (s + s) * z * p, e
+
+
+def _at_the_ends(x: Any, value: Any) -> Any:
+    """A logarithm, also of zero, infinity, NaN and negative numbers."""
+    value = where(x == INF, INF, value)
+    return where(x > 0.0, value, where(x == 0.0, -INF, NAN))
+
+
+def exp(x: Any) -> Any:
+    """e to the x."""
+    y = where(x > -760.0, x, -760.0)
+    y = where(y < 720.0, y, 720.0)
+    k = nearest(y * LOG2E)
+    r = (y - k * LN2_HIGH) - k * LN2_LOW
+    return where(x == x, _scaled(_exp_small(r), k), x)
+
+
+def log(x: Any) -> Any:
+    """The natural logarithm."""
+    m, e = _log_parts(x)
+    return _at_the_ends(x, e * LN2_HIGH + (m + e * LN2_LOW))
+
+
+def log2(x: Any) -> Any:
+    """The logarithm to base 2."""
+    m, e = _log_parts(x)
+    return _at_the_ends(x, e + m * LOG2E)
+
+
+def power(a: Any, b: Any) -> Any:
+    """a to the power b."""
+    size = magnitude(a)
+    t = b * log2(size)
+    y = where(t > -1100.0, t, -1100.0)
+    y = where(y < 1100.0, y, 1100.0)
+    k = nearest(y)
+    v = where(t == t, _scaled(_exp_small((y - k) * LN2), k), t)
+    v = where((size == 1.0) & (magnitude(b) == INF), 1.0, v)
+    half = b * 0.5
+    whole = floor(b) == b
+    odd = whole & (floor(half) != half)
+    v = where(a < 0.0, where(odd, -v, where(whole | (size == INF), v, NAN)), v)
+    return where((b == 0.0) | (a == 1.0), 1.0, v)
+
+
+def probit(p: float) -> float:
+    """The quantile p of a standard normal variable (NaN outside 0..1)."""
+    if p in (0.0, 1.0):
+        return math.copysign(math.inf, p - 0.5)
+    return NormalDist().inv_cdf(p) if 0 < p < 1 else math.nan
+
+
+# ---- bits ---------------------------------------------------------------------------------------
+
 SIGN_LESS, INFINITE = 0x7FFFFFFF, 0x7F800000
 #: key of every NaN, which processors make with either sign: the one above that of infinity
 NAN_KEY = 0x7F800001
@@ -71,8 +191,8 @@ def floordiv(a: Any, b: Any) -> Any:
     safe = where((b == 0) | (b == -1), 1, b)
     rest = remainder(a, safe)
     below = ((rest ^ safe) < 0) & (rest != 0)
-    found = quotient(a, safe) - convert(below, kind_of(a))
-    return where(b == 0, 0, where(b == -1, -a, found))
+    result = quotient(a, safe) - convert(below, kind_of(a))
+    return where(b == 0, 0, where(b == -1, -a, result))
 
 
 def _width(x: Any) -> int:
@@ -188,10 +308,10 @@ def float16_bits(x: Any) -> Any:
     normal = unsigned_right(size + (0xFFF - 0x38000000) + (size >> 13 & 1), 13)
     # a float32 in [.5, 1) has the last bit of a float16 below 2**-14
     tiny = bits(bits(size) + 0.5) - 0x3F000000
-    found = where(size < 0x38800000, tiny, normal)
-    found = where(size >= 0x477FF000, 0x7C00, found)
-    found = where(size > INFINITE, size >> 13 & 0x3FF | 0x7E00, found)
-    return found | (unsigned_right(bits(x), 16) & 0x8000)
+    result = where(size < 0x38800000, tiny, normal)
+    result = where(size >= 0x477FF000, 0x7C00, result)
+    result = where(size > INFINITE, size >> 13 & 0x3FF | 0x7E00, result)
+    return result | (unsigned_right(bits(x), 16) & 0x8000)
 
 
 def of_float16(raw: Any) -> Any:
@@ -201,8 +321,8 @@ def of_float16(raw: Any) -> Any:
     large = normal + 0x38000000
     large = where(size > 0x7C00, large | 0x400000, large)
     tiny = bits(convert(size, "f32") * 2.0**-24)
-    found = where(size >= 0x7C00, large, where(size < 0x400, tiny, normal))
-    return bits(found | (raw & 0x8000) << 16)
+    result = where(size >= 0x7C00, large, where(size < 0x400, tiny, normal))
+    return bits(result | (raw & 0x8000) << 16)
 
 
 def float8_e4m3_bits(x: Any) -> Any:
@@ -211,18 +331,18 @@ def float8_e4m3_bits(x: Any) -> Any:
     normal = unsigned_right(size + (0x7FFFF - (120 << 23)) + (size >> 20 & 1), 20)
     # the unit of a float in [2**14, 2**15) is that of the numbers below 2**-6
     tiny = bits(bits(size) + 2.0**14) - 0x46800000
-    found = where(size < 0x3C800000, tiny, normal)
-    found = where(size >= 0x43E00000, 0x7E, found)
-    found = where(size >= INFINITE, 0x7F, found)
-    return found | (unsigned_right(bits(x), 24) & 0x80)
+    result = where(size < 0x3C800000, tiny, normal)
+    result = where(size >= 0x43E00000, 0x7E, result)
+    result = where(size >= INFINITE, 0x7F, result)
+    return result | (unsigned_right(bits(x), 24) & 0x80)
 
 
 def of_float8_e4m3(raw: Any) -> Any:
     """Inverse of float8_e4m3_bits."""
     size = raw & 0x7F
     normal, tiny = (size << 20) + (120 << 23), bits(convert(size, "f32") * 2.0**-9)
-    found = where(size == 0x7F, QUIET, where(size < 8, tiny, normal))
-    return bits(found | (raw & 0x80) << 24)
+    result = where(size == 0x7F, QUIET, where(size < 8, tiny, normal))
+    return bits(result | (raw & 0x80) << 24)
 
 
 class Format(NamedTuple):
@@ -240,8 +360,8 @@ FORMATS = {
 }
 
 
-def _rounded(one: Format) -> Callable[[Any], Any]:
-    return _single(lambda x: one.value(one.bits(x)))
+def _rounded(form: Format) -> Callable[[Any], Any]:
+    return _single(lambda x: form.value(form.bits(x)))
 
 
 def _single(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -279,10 +399,10 @@ MEANINGS = {
     "trunc": Meaning(trunc, FLOATS),
     "trit": Meaning(trit, ("f32", "i32", "bool")),
     "isfinite": Meaning(isfinite, FLOATS),
-    "exp": Meaning(_wide(elementary.exp), FLOATS),
-    "log": Meaning(_wide(elementary.log), FLOATS),
-    "log2": Meaning(_wide(elementary.log2), FLOATS),
-    "pow": Meaning(_wide(elementary.power), FLOATS, 2),
+    "exp": Meaning(_wide(exp), FLOATS),
+    "log": Meaning(_wide(log), FLOATS),
+    "log2": Meaning(_wide(log2), FLOATS),
+    "pow": Meaning(_wide(power), FLOATS, 2),
     "exponent": Meaning(exponent, FLOATS),
     "exp2": Meaning(exp2, WHOLES),
     "float_bits": Meaning(float_bits, FLOATS),

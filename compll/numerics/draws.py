@@ -14,14 +14,15 @@ NumPy's. Both keys of a stream are one int64, the first above the second.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compll.numerics.bits import maximum
+from compll.numerics.numbers import F32
 from compll.numerics.traced import bits, convert, remainder, unsigned_quotient, unsigned_right
-from compll.numerics.types import F32
 
 MASK = (1 << 64) - 1
 
@@ -130,8 +131,8 @@ def uniform(
     out = np.empty(count, np.float32)
     for value in np.unique(high):
         chosen = high == value
-        own = stream(seed, step, tensor, draw, int(value))
-        out[chosen] = uniform_of(element[chosen], own)
+        keys = stream(seed, step, tensor, draw, int(value))
+        out[chosen] = uniform_of(element[chosen], keys)
     return out
 
 
@@ -139,5 +140,38 @@ def sample_positions(seed: int, step: int, tensor: int, n: int, count: int) -> N
     """A random position in each of `count` equal stretches of n elements."""
     count = max(1, min(count, n))
     first = upper(stream(seed, step, tensor, -1, 0))
-    found: NDArray[np.int64] = sampled(first, n, count, np.arange(count, dtype=np.int64))
-    return found
+    result: NDArray[np.int64] = sampled(first, n, count, np.arange(count, dtype=np.int64))
+    return result
+
+
+# ---- shared draws -------------------------------------------------------------------------------
+# Draws that all ranks agree on: they depend on step, tensor and place alone, not on the seed.
+
+#: numbers of draws in [Note: random draws]; samples are -1, random matrices -2
+DRAWN = -3
+#: number of the first draw of elements; further ones count down
+SHARED = -16
+
+
+@lru_cache(maxsize=4)
+def shared_positions(step: int, tensor: int, offset: int, n: int, count: int) -> NDArray[np.int64]:
+    """`count` of n positions, ascending; each position has the same chance, count / n.
+
+    One is drawn from each of `count` equal stretches of a circle of n with a random start, so that
+    chances are equal even if lengths of stretches differ by one. n and count: up to 2**32.
+    Read-only, since a step asks more than once.
+    """
+    if count == 0:
+        return np.zeros(0, np.int64)
+    keys, place = stream(0, step, tensor, DRAWN, offset), np.arange(count, dtype=np.int64)
+    with np.errstate(over="ignore"):
+        at = on_circle(keys, circle_start(keys, n), n, count, place)
+    wrapped = int(np.searchsorted(at, n))
+    result = np.concatenate([at[wrapped:] - n, at[:wrapped]])
+    result.setflags(write=False)
+    return result
+
+
+def shared_uniform(step: int, tensor: int, draw: int, start: int, count: int, tile: int) -> F32:
+    """`count` draws in [0, 1) for the elements of a tensor from `start` on."""
+    return uniform(0, step, tensor, SHARED - draw, start, count, tile)

@@ -14,22 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.numerics import bits
-from compll.numerics.types import F32
+from compll.numerics.numbers import F32
 
 
 def read(held: NDArray[Any]) -> F32:
     """The float32 values of a state. For a float32 state this is the array itself."""
     if held.dtype == np.uint16:
-        found: F32 = bits.of_bfloat16(held.astype(np.int32))
-        return found
+        result: F32 = bits.of_bfloat16(held.astype(np.int32))
+        return result
     return held.astype(np.float32, copy=False)
 
 
 def stored(values: F32, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Values as an array of that type stores them; values that are too large become infinite."""
     if dtype == np.uint16:
-        found: NDArray[Any] = bits.bfloat16_bits(values).astype(np.uint16)
-        return found
+        result: NDArray[Any] = bits.bfloat16_bits(values).astype(np.uint16)
+        return result
     with np.errstate(over="ignore"):
         return values.astype(dtype, copy=False)
 

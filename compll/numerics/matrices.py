@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.numerics import bits, draws, numbers
-from compll.numerics.types import F32, F64, I32
+from compll.numerics.numbers import F32, F64, I32
 
 TINY = 1e-6
 #: products of an element that are added up by themselves
@@ -85,13 +85,13 @@ def _dot(a: F64, b: F64) -> float:
 
 def runs(n: int, block: int) -> list[tuple[int, int]]:
     """Start and length of a tensor's runs of one length; the length is a power of two."""
-    found, at, size = [], 0, block
+    all_runs, at, size = [], 0, block
     while at < n:
         if n - at >= size:
-            found.append((at, size))
+            all_runs.append((at, size))
             at += (n - at) // size * size
         size //= 2
-    return found
+    return all_runs
 
 
 def hadamard(x: F32, block: int) -> F32:
@@ -115,9 +115,9 @@ def top_columns(m: F32, k: int) -> I32:
     Of equal elements the first win.
     """
     keys = bits.order_key(m)
-    found = np.sort(np.argsort(-keys.astype(np.int64), axis=1, kind="stable")[:, :k], axis=1)
+    result = np.sort(np.argsort(-keys.astype(np.int64), axis=1, kind="stable")[:, :k], axis=1)
     out = np.full((m.shape[0], k), -1, np.int32)
-    out[:, : found.shape[1]] = found
+    out[:, : result.shape[1]] = result
     return out
 
 
@@ -140,8 +140,8 @@ def take_columns(m: F32, at: I32) -> F32:
     columns."""
     inside = (at >= 0) & (at < m.shape[1])
     clipped = np.broadcast_to(np.where(inside, at, 0), (m.shape[0], at.shape[1]))
-    found: F32 = np.where(inside, np.take_along_axis(m, clipped, 1), np.float32(0))
-    return found
+    result: F32 = np.where(inside, np.take_along_axis(m, clipped, 1), np.float32(0))
+    return result
 
 
 def flat_places(at: I32, cols: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

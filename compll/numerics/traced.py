@@ -2,7 +2,7 @@
 
 A function written with Python's operators and the operations below takes NumPy's numbers or
 arrays, which it computes; or Numbers of a program that is being printed, each operation of which
-is an instruction. So the meaning of an operator is written once (bits.py, draws.py, elementary.py).
+is an instruction. So the meaning of an operator is written once (bits.py, draws.py, bits.py).
 
 Numbers have a kind: f32, f64, i32, i64 or bool. Both sides of an operation have the same kind, or
 one is a constant of Python. Integers wrap around; // and % of a program's Numbers take those that
@@ -45,12 +45,12 @@ class Number:
         """The result of an instruction. Constants have the kind of another argument that is no
         truth, else f64."""
         numbers = [a for a in args if isinstance(a, Number)]
-        own = next((a.kind for a in numbers if a.kind != "bool"), "f64")
+        shared_kind = next((a.kind for a in numbers if a.kind != "bool"), "f64")
         values = [
-            a.value if isinstance(a, Number) else self.machine.const(own, a, self.value)
+            a.value if isinstance(a, Number) else self.machine.const(shared_kind, a, self.value)
             for a in args
         ]
-        kind = kind or own
+        kind = kind or shared_kind
         return Number(self.machine, self.machine.emit(op, kind, *values), kind)
 
     def __neg__(self) -> Number:
@@ -79,8 +79,8 @@ for _name, _op in {
 
 
 def _where(c: Any, a: Any, b: Any) -> Any:
-    own = next((x.dtype for x in (a, b) if hasattr(x, "dtype")), None)
-    return np.where(c, np.asarray(a, own), np.asarray(b, own))
+    dtype = next((x.dtype for x in (a, b) if hasattr(x, "dtype")), None)
+    return np.where(c, np.asarray(a, dtype), np.asarray(b, dtype))
 
 
 def _unsigned(ufunc: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,8 +88,8 @@ def _unsigned(ufunc: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(a: Any, b: Any) -> Any:
         a = np.asarray(a)
-        own = {4: np.uint32, 8: np.uint64}[a.itemsize]
-        return ufunc(a.view(own), np.asarray(b, a.dtype).view(own)).view(a.dtype)
+        unsigned = {4: np.uint32, 8: np.uint64}[a.itemsize]
+        return ufunc(a.view(unsigned), np.asarray(b, a.dtype).view(unsigned)).view(a.dtype)
 
     return call
 

@@ -26,7 +26,7 @@ from compll.ir.tile import (
     When,
     order,
 )
-from compll.passes.refusal import Unsupported
+from compll.passes.values import Unsupported
 
 #: the identity of a result of a step: an array, the fold of a total, a routine's value, or a count
 Key = Any
@@ -47,12 +47,12 @@ class Node:
     def walk(self) -> Walk | None:
         """The walk that may become a part of another, also one under a condition of which only
         totals are needed."""
-        one = self.step
-        if isinstance(one, When) and len(one.steps) == 1 and isinstance(one.steps[0], Walk):
-            one = one.steps[0] if not one.steps[0].stores else one
-        if not isinstance(one, Walk) or any(s.place and not s.in_place for s in one.stores):
+        step = self.step
+        if isinstance(step, When) and len(step.steps) == 1 and isinstance(step.steps[0], Walk):
+            step = step.steps[0] if not step.steps[0].stores else step
+        if not isinstance(step, Walk) or any(s.place and not s.in_place for s in step.stores):
             return None  # lanes that are stored at places of their own take a loop of one lane
-        return one
+        return step
 
     @property
     def domain(self) -> Domain:
@@ -64,14 +64,14 @@ class Node:
 def fuse(kernel: Kernel) -> None:
     """Order and fuse the steps of a kernel. Raises Unsupported."""
     waiting = dict(enumerate(nodes(kernel)))
-    found: list[Op] = []
+    ordered: list[Op] = []
     while waiting:
         ready = [i for i, n in waiting.items() if not n.before & waiting.keys()]
         taken = chosen(waiting, ready)
         if not taken:
             raise Unsupported("values that wait for each other")
-        found.append(joined([waiting.pop(i) for i in taken]))
-    kernel.steps = found
+        ordered.append(joined([waiting.pop(i) for i in taken]))
+    kernel.steps = ordered
 
 
 def chosen(waiting: dict[int, Node], ready: list[int]) -> list[int]:
@@ -102,12 +102,12 @@ def stored_last(step: Op) -> bool:
 
 def batch(waiting: dict[int, Node], ready: list[int], domain: Domain) -> list[int]:
     """The nodes of a domain that can be one walk now."""
-    found = [i for i in ready if waiting[i].walk is not None and waiting[i].domain == domain]
+    result = [i for i in ready if waiting[i].walk is not None and waiting[i].domain == domain]
     while True:
-        kept = [i for i in found if not (waiting[i].beside & waiting.keys()) - set(found)]
-        if kept == found:
-            return found
-        found = kept
+        kept = [i for i in result if not (waiting[i].beside & waiting.keys()) - set(result)]
+        if kept == result:
+            return result
+        result = kept
 
 
 def joined(nodes: list[Node]) -> Op:
@@ -115,17 +115,17 @@ def joined(nodes: list[Node]) -> Op:
     if len(nodes) == 1:
         return nodes[0].step
     walks = [n.walk for n in nodes if n.walk is not None]
-    one = Walk(
+    walk = Walk(
         [s for w in walks for s in w.stores],
         list(dict.fromkeys(f for w in walks for f in w.folds)),
         [c for w in walks for c in w.compacts],
         domain=walks[0].domain,
     )  # fmt: skip
-    guards = {(id(s.condition), s.wanted) if isinstance(s := n.step, When) else None for n in nodes}
+    guards = {(s.condition, s.wanted) if isinstance(s := n.step, When) else None for n in nodes}
     first = nodes[0].step
     if len(guards) == 1 and isinstance(first, When):
-        return When(first.condition, first.wanted, [one])
-    return one
+        return When(first.condition, first.wanted, [walk])
+    return walk
 
 
 # dependences
@@ -137,24 +137,24 @@ def nodes(kernel: Kernel) -> Iterator[Node]:
     readers: dict[Key, list[tuple[int, Domain | None]]] = {}
     writers: dict[Key, list[int]] = {}
     for i, step in enumerate(kernel.steps):
-        for key, own in read(step):
-            readers.setdefault(key, []).append((i, domain_of(step) if own else None))
+        for key, read_domain in read(step):
+            readers.setdefault(key, []).append((i, domain_of(step) if read_domain else None))
         for key in overwritten(step):
             writers.setdefault(key, []).append(i)
     for i, step in enumerate(kernel.steps):
-        found = Node(step)
+        node = Node(step)
         for key in needs(step, kernel):
-            found.before |= makers.get(key, set())
+            node.before |= makers.get(key, set())
         for key in makes(step):  # zeros of an array, and then some elements
-            found.before |= {j for j in makers[key] if j < i and isinstance(key, Array)}
+            node.before |= {j for j in makers[key] if j < i and isinstance(key, Array)}
         for key in overwritten(step):
-            found.before |= {j for j in writers[key] if j < i}
+            node.before |= {j for j in writers[key] if j < i}
             for j, domain in readers.get(key, []):
                 beside = domain is not None and domain == domain_of(step)
-                (found.beside if beside else found.before).add(j)
-        found.before.discard(i)
-        found.beside.discard(i)
-        yield found
+                (node.beside if beside else node.before).add(j)
+        node.before.discard(i)
+        node.beside.discard(i)
+        yield node
 
 
 def makers_of(steps: list[Op]) -> dict[Key, set[int]]:
@@ -176,13 +176,13 @@ def depends(kernel: Kernel, roots: Iterable[Value], target: Op) -> bool:
 def followers(kernel: Kernel, target: Op) -> set[int]:
     """The numbers of the target, and of steps that need its results."""
     makers = makers_of(kernel.steps)
-    found = {i for i, step in enumerate(kernel.steps) if step is target}
+    after = {i for i, step in enumerate(kernel.steps) if step is target}
     before = [
         {i for key in needs(step, kernel) for i in makers.get(key, ())} for step in kernel.steps
     ]
-    while more := {i for i, needed in enumerate(before) if needed & found} - found:
-        found |= more
-    return found
+    while more := {i for i, needed in enumerate(before) if needed & after} - after:
+        after |= more
+    return after
 
 
 def domain_of(step: Op) -> Domain | None:
@@ -197,22 +197,22 @@ def inner(step: Op) -> list[Op]:
 
 def makes(step: Op) -> Iterator[Key]:
     """The results of a step that others read."""
-    for one in inner(step):
-        if isinstance(one, Call):
-            yield from one.made
-            yield from map(id, one.results)
-        elif isinstance(one, Walk):
-            yield from map(id, one.folds)
-            yield from (s.array for s in one.stores if s.array.role == "scratch")
-            for compact in one.compacts:
+    for inner_step in inner(step):
+        if isinstance(inner_step, Call):
+            yield from inner_step.made
+            yield from inner_step.results
+        elif isinstance(inner_step, Walk):
+            yield from inner_step.folds
+            yield from (s.array for s in inner_step.stores if s.array.role == "scratch")
+            for compact in inner_step.compacts:
                 yield "counted", compact.selection
                 yield from (a for a, _ in compact.parts)
 
 
 def overwritten(step: Op) -> Iterator[Key]:
     """The gradient and states that a step overwrites."""
-    for one in inner(step):
-        for s in stores_of(one):
+    for inner_step in inner(step):
+        for s in stores_of(inner_step):
             if s.in_place and s.array.domain.kind != "scalar":
                 yield s.array
 
@@ -225,10 +225,14 @@ def stores_of(step: Op) -> list[Store]:
 def needs(step: Op, kernel: Kernel) -> Iterator[Key]:
     """Results of other steps that a step reads, and those that decide where it stores."""
     yield from (key for key, _ in read(step))
-    for one in inner(step):
-        if isinstance(one, Walk) and one.domain.of:
-            yield "counted", one.domain.of
-        stored = one.made if isinstance(one, Call) else [s.array for s in stores_of(one)]
+    for inner_step in inner(step):
+        if isinstance(inner_step, Walk) and inner_step.domain.of:
+            yield "counted", inner_step.domain.of
+        stored = (
+            inner_step.made
+            if isinstance(inner_step, Call)
+            else [s.array for s in stores_of(inner_step)]
+        )
         starts = [kernel.starts[a] for a in stored if a in kernel.starts]
         yield from (key for key, _ in inputs(starts))
 
@@ -238,25 +242,25 @@ def read(step: Op) -> Iterator[tuple[Key, bool]]:
     element alone."""
     if isinstance(step, When):
         yield from inputs([step.condition])
-    for one in inner(step):
-        if isinstance(one, Call):
-            yield from ((key, False) for key, _ in inputs(v.value for v in one.views))
-            yield from inputs(one.numbers)
-        elif isinstance(one, Store):
-            yield from inputs([one.value])
-        elif isinstance(one, Walk):
-            limits = [c.limit for c in one.compacts if c.limit is not None]
-            yield from inputs([*one.roots, *limits])
+    for inner_step in inner(step):
+        if isinstance(inner_step, Call):
+            yield from ((key, False) for key, _ in inputs(v.value for v in inner_step.views))
+            yield from inputs(inner_step.numbers)
+        elif isinstance(inner_step, Store):
+            yield from inputs([inner_step.value])
+        elif isinstance(inner_step, Walk):
+            limits = [c.limit for c in inner_step.compacts if c.limit is not None]
+            yield from inputs([*inner_step.roots, *limits])
 
 
 def inputs(roots: Iterable[Value]) -> Iterator[tuple[Key, bool]]:
     """Arrays and numbers that values are computed from; see `read`."""
     for v in order(roots, into=lambda v: v.op not in MADE):
         if v.op == "total":
-            yield id(v.args[0]), True
+            yield v.args[0], True
         elif v.op == "counted":
             yield (v.op, v.attr), True
         elif v.op in MADE:
-            yield id(v), True
+            yield v, True
         elif v.op in ("load", "unpack", "at", "spread") and v.level != "piece":
             yield v.attr, v.op in ("load", "unpack")

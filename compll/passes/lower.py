@@ -5,20 +5,212 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import Any
 
-from compll.ir.capacity import capped, cuts
-from compll.ir.expr import Expr, Type, walk
-from compll.ir.layout import is_fixed, tile_of
-from compll.ir.module import HALVES, STATUS, Module
-from compll.ir.tile import GRADIENT, Array, Domain, Kernel, Kind, Store, Value, Walk, When
-from compll.passes import array_fields, feedback, selections
-from compll.passes.array_operations import OPERATIONS
-from compll.passes.arrays import Arrays
+from compll.frontend import feedback
+from compll.ir.expr import LIBRARY, TABLES, Expr, Type, walk
+from compll.ir.layout import capped, cuts, families, is_fixed, starts, tile_of
+from compll.ir.module import HALVES, STATUS, Field, Module
+from compll.ir.storage import STORAGES
+from compll.ir.tile import (
+    GRADIENT,
+    USED,
+    WRONG,
+    Array,
+    Domain,
+    Kernel,
+    Kind,
+    Role,
+    Store,
+    Value,
+    Walk,
+    When,
+)
+from compll.numerics import matrices
+from compll.numerics.traced import Number
+from compll.passes import arrays, selections
+from compll.passes.arrays import Arrays, Operation
 from compll.passes.fusion import fuse
-from compll.passes.guards import guards
-from compll.passes.payload import Payload
-from compll.passes.refusal import Unsupported, refused
 from compll.passes.selections import Placed
+from compll.passes.values import Unsupported, refused
+
+# ---- guards -------------------------------------------------------------------------------------
+# Conditions under which a value is needed: `a if c else b` on numbers computes one branch.
+
+
+def guards(roots: list[Expr]) -> dict[Expr, tuple[Expr, bool]]:
+    """For each costly value, a condition that holds wherever the value is used, and its
+    value there.
+
+    A condition holds at a value if it holds at every use: at its user, or by the branch of a
+    `choose`.
+    """
+    result: dict[Expr, tuple[Expr, bool]] = {}
+    facts: dict[Expr, dict[tuple[Expr, bool], Expr]] = {e: {} for e in roots}
+    for e in reversed(list(walk(*roots))):
+        facts_here = facts[e]
+        chooses = e.op == "choose" and e.type.shape == "scalar"
+        for place, a in enumerate(e.args):
+            there = dict(facts_here)
+            if chooses and place:
+                there[e.args[0], place == 1] = e.args[0]
+            before = facts.get(a)
+            both = there if before is None else {k: v for k, v in before.items() if k in there}
+            facts[a] = both
+        if facts_here and costly(e) and e.op not in TABLES:
+            (_, wanted), condition = list(facts_here.items())[-1]
+            result[e] = condition, wanted
+    return result
+
+
+def costly(expr: Expr) -> bool:
+    """True if a value takes a walk over all elements (or a sample of them)."""
+    total = expr.op.startswith("reduce_") and expr.type.shape == "scalar"
+    return expr.op in LIBRARY or (total and expr.args[0].type.shape == "n")
+
+
+# ---- payload ------------------------------------------------------------------------------------
+# A payload's layout as values of the piece, of which ir/layout.py has the sums.
+# A payload begins with a header of counts and lengths: a kernel that is given the payload loads
+# them, one that stores it has them from its steps.
+
+
+class Payload:
+    """The payload that a kernel stores or is given. Its sums are of Numbers, whose instructions it
+    makes values (see numerics/traced.py)."""
+
+    def __init__(self, values: Arrays) -> None:
+        self.values, self.kernel, self.module = values, values.kernel, values.kernel.module
+        self.role: Role = "incoming" if self.kernel.decodes else "payload"
+        #: bytes of the header so far
+        self.head = 0
+
+    def lay_out(self) -> None:
+        """Set the kernel's counts, sizes and starts. Have it store the payload's header and length,
+        or check them."""
+        kernel, values = self.kernel, self.values
+        kernel.counts = {"": values.make("size", (), "i64", "piece")}
+        for s in self.module.selections:
+            most = selections.limit(values, s)
+            kernel.counts[s.name] = self.of_header("counted", s.name) if s.dynamic else most
+        for f in self.module.fields:
+            if f.layout.varying:
+                kernel.sizes[Array.of(f, self.role)] = self.of_header("length", f.name)
+                if kernel.decodes or f.layout.recoded:
+                    array = values.contents(f)
+                    kernel.sizes[array] = self.value(self.bytes(array))
+        *begins, end = starts(self.module, self.head, lambda f: self.bytes(Array.of(f, self.role)))
+        for role in (self.role, "incoming") if kernel.kind == "hop" else (self.role,):
+            for f, start in zip(self.module.parts, begins, strict=True):
+                kernel.starts[Array.of(f, role)] = self.value(start)
+        if kernel.kind == "check":
+            kernel.steps.append(Store(WRONG, self.misfit(self.value(end))))
+        elif not kernel.decodes and kernel.kind != "rounds":
+            kernel.steps.append(Store(USED, self.value(end)))
+
+    def of_header(self, op: str, name: str) -> Value:
+        """The header's next number: loaded, or stored once a step has made it. Payloads of rounds,
+        which are added up, have no header."""
+        start, make = self.head, self.values.make
+        if self.kernel.decodes:
+            self.head += 4
+            return make("header", (), "i64", "piece", start)
+        result = make(op, (), "i64", "piece", name)
+        if self.kernel.kind in ("round", "rounds"):
+            return result
+        self.head += 4
+        array = Array(f"{op} {name}", "payload", STORAGES["uint32"], Domain("scalar"))
+        self.kernel.starts[array] = self.value(start)
+        self.kernel.steps.append(Store(array, result))
+        return result
+
+    def misfit(self, end: Value) -> Value:
+        """1 for a payload that does not end where its header says, or with more selected elements
+        or bytes of codes than there can be; else 0."""
+        kernel, values = self.kernel, self.values
+        pairs = [
+            (kernel.counts[s.name], selections.limit(values, s))
+            for s in self.module.selections if s.dynamic
+        ]  # fmt: skip
+        pairs += [
+            (kernel.sizes[Array.of(f, "incoming")], self.value(self.most(f)))
+            for f in self.module.fields if f.layout.recoded
+        ]  # fmt: skip
+        for family in families(self.module):  # of which an element is in one
+            together = reduce(add, (self.number(kernel.counts[name]) for name in family))
+            pairs.append((self.value(together), kernel.counts[""]))
+        used = values.make("used", (), "i64", "piece")
+        wrong = [values.make("ne", (used, end), "bool", "piece")]
+        wrong += [values.make("gt", pair, "bool", "piece") for pair in pairs]
+        return values.whole(reduce(lambda a, b: values.make("or", (a, b), "bool", "piece"), wrong))
+
+    # sums
+
+    def most(self, field: Field) -> Any:
+        """The most bytes of a field whose bytes are made from an array of all codes."""
+        count = self.items(self.values.contents(field).domain)
+        return field.layout.most_bytes(count, 0, self.kernel.tile)
+
+    def items(self, domain: Domain) -> Any:
+        """Items of a domain."""
+        if domain.kind == "matrix":
+            return self.number(self.values.extents(domain.dims).size)
+        if domain.kind in ("scalar", "table"):
+            return int(domain.of or 1)
+        count, tile = self.number(self.kernel.counts[domain.of]), self.kernel.tile
+        return (count + (tile - 1)) // tile if domain.kind == "group" else count
+
+    def bytes(self, array: Array) -> Any:
+        """Bytes of an array."""
+        if array in self.kernel.sizes:
+            return self.number(self.kernel.sizes[array])
+        return array.storage.most_bytes(self.items(array.domain), 0, self.kernel.tile)
+
+    def number(self, value: Value) -> Any:
+        """A value as a term of sums."""
+        return Number(self, value, "i64")
+
+    def value(self, number: Any) -> Value:
+        """A sum as a value."""
+        return self.const("i64", number) if isinstance(number, int) else number.value
+
+    def const(self, kind: str, number: float, like: Any = None) -> Value:
+        """A constant."""
+        return self.values.make("const", (), kind, "piece", number)
+
+    def emit(self, op: str, kind: str, *args: Value) -> Value:
+        """An instruction."""
+        return self.values.make(op, args, kind, "piece")
+
+
+# ---- array operations ---------------------------------------------------------------------------
+# Operators that mix elements, by name: the functions that make their values and steps.
+
+#: calls of a routine of the operator's own name
+ROUTINES = ("orthonormal", "chosen", *matrices.OPERATORS)
+OPERATIONS: dict[str, Operation] = {
+    "field": arrays.payload_field,
+    "combined": arrays.combined,
+    "matrix": arrays.matrix,
+    "flat": arrays.flat,
+    "transpose": arrays.transpose,
+    "take_columns": arrays.take_columns,
+    "random_matrix": arrays.random_matrix,
+    "ones": arrays.ones,
+    "indices": selections.indices,
+    "count_kept": selections.counted,
+    "gather": selections.gather,
+    "in": selections.inside,
+    "scatter": selections.scatter,
+    "matmul": arrays.matmul,
+    "sum_by": arrays.sum_by,
+    **dict.fromkeys(ROUTINES, arrays.routine),
+}
+
+
+# ---- lower --------------------------------------------------------------------------------------
 
 #: the smallest bits, without the sign, of a float that is not finite
 INFINITE = 0x7F800000
@@ -34,34 +226,34 @@ def kernels(module: Module, target: str = "cpu") -> dict[str, list[Kernel]]:
     combine in rounds, whole payloads, which tests and files need.
     """
     try:
-        found = _kernels(module)
+        by_part = _kernels(module)
     except Unsupported as why:
         raise refused(module, target, why) from why
-    return {name: part for name, part in found.items() if part}
+    return {name: part for name, part in by_part.items() if part}
 
 
 def _kernels(module: Module) -> dict[str, list[Kernel]]:
-    found: dict[str, list[Kernel]] = {
+    by_part: dict[str, list[Kernel]] = {
         "first": [], "stateless": [], "hop": [], "cut": [], "payloads": [],
     }  # fmt: skip
-    home = found["payloads" if module.rounds else "first"]
+    home = by_part["payloads" if module.rounds else "first"]
     for fed in (True, False):
         if (fed and not module.states) or (not fed and module.updates and not module.rounds):
             continue
-        usual = found["first" if fed or not module.states else "stateless"]
+        usual = by_part["first" if fed or not module.states else "stateless"]
         if module.rounds:
             usual += [added(module, k, fed) for k in range(len(module.rounds))]
             usual.append(closing(module, fed))
-        one = encode(module, fed)
-        (home if module.rounds else usual).append(one)
-        if hops(module, one):
-            found["hop"].append(encode(module, fed, "hop"))
+        kernel = encode(module, fed)
+        (home if module.rounds else usual).append(kernel)
+        if hops(module, kernel):
+            by_part["hop"].append(encode(module, fed, "hop"))
     if cuts(module):
-        found["cut"].append(encode(capped(module), True, "cut"))
+        by_part["cut"].append(encode(capped(module), True, "cut"))
     checked = check(module) if checks(module) else None
     home += [checked] if checked else []
     home += [decode(module, adds, checked) for adds in (False, True)]
-    return found
+    return by_part
 
 
 def hops(module: Module, encode: Kernel) -> bool:
@@ -81,10 +273,10 @@ def opened(module: Module, kernel: Kernel, **how: bool) -> Arrays:
 
 def roots(module: Module) -> list[Expr]:
     """All that an encode computes."""
-    found = [f.expr for f in module.fields]
-    found += [e for s in module.selections for e in (s.key, s.threshold)]
-    found += [*module.updates.values(), module.decoded]
-    return [e for e in found if e is not None]
+    exprs = [f.expr for f in module.fields]
+    exprs += [e for s in module.selections for e in (s.key, s.threshold)]
+    exprs += [*module.updates.values(), module.decoded]
+    return [e for e in exprs if e is not None]
 
 
 # encode
@@ -100,7 +292,7 @@ def encode(module: Module, fed: bool, kind: Kind = "encode") -> Kernel:
         values.incoming = incoming(values)
     for f in module.fields:
         with blamed(f.name):
-            array_fields.store(values, f)
+            arrays.store(values, f)
     told = status(values) if module.status else None
     if module.decoded is not None:
         update(values, module.decoded)
@@ -177,21 +369,21 @@ def decode(module: Module, adds: bool, check: Kernel | None) -> Kernel:
         f"decode_{kind}", kind, module, tile_of(module), statics=check.statics if check else []
     )
     values = opened(module, kernel, fed=False)
-    found, steps = result(values), kernel.steps
+    placed, steps = result(values), kernel.steps
     told = told_by(values)
-    if isinstance(found, Placed):
+    if isinstance(placed, Placed):
         zero = values.make("const", (), "f32", "piece", 0.0)
         fill = Store(GRADIENT, or_nan(values, zero, told))
-        scattered = Store(GRADIENT, found.value, place=found.place, adds=adds)
-        walk = Walk([scattered], domain=Domain("kept", found.selection))
+        scattered = Store(GRADIENT, placed.value, place=placed.place, adds=adds)
+        walk = Walk([scattered], domain=Domain("kept", placed.selection))
         if told is None:
             steps += [walk] if adds else [fill, walk]
         else:
             steps += [When(told, True, [fill]) if adds else fill, When(told, False, [walk])]
     else:
         if adds:
-            found = values.make("add", [values.load(GRADIENT), found], "f32", "lane")
-        steps.append(Walk([Store(GRADIENT, or_nan(values, found, told))]))
+            placed = values.make("add", [values.load(GRADIENT), placed], "f32", "lane")
+        steps.append(Walk([Store(GRADIENT, or_nan(values, placed, told))]))
     fuse(kernel)
     return kernel
 
@@ -201,8 +393,8 @@ def result(values: Arrays, told: Value | None = None) -> Value | Placed:
     decode = values.module.decode
     with blamed("decode"):
         if decode.op == "scatter":
-            found = selections.placed(values, decode)
-            return replace(found, value=or_nan(values, found.value, told))
+            result = selections.placed(values, decode)
+            return replace(result, value=or_nan(values, result.value, told))
         return or_nan(values, values.lanes(values.of(decode)), told)
 
 
@@ -239,7 +431,7 @@ def added(module: Module, number: int, fed: bool) -> Kernel:
     kernel = Kernel(name, "round", part, tile_of(module), states=states(module, fed))
     values = opened(module, kernel, fed=fed)
     with blamed(field.name):
-        array_fields.store(values, field)
+        arrays.store(values, field)
     fuse(kernel)
     return kernel
 
@@ -250,12 +442,12 @@ def closing(module: Module, fed: bool) -> Kernel:
     name = f"rounds{'_feed' * fed}"
     part = replace(module, fields=(), status=False)
     kernel = Kernel(name, "rounds", part, tile_of(module), states=states(module, fed))
-    own = opened(module, kernel, fed=fed, own=True)
+    encoded = opened(module, kernel, fed=fed, own=True)
     values = opened(module, kernel, fed=fed, summed=True)
     decoded = result(values)
     left = None
     if fed and module.feedback:
-        left = result(own) if module.own else decoded
+        left = result(encoded) if module.own else decoded
     settle(values, decoded, left, back=False)
     fuse(kernel)
     return kernel
@@ -275,7 +467,7 @@ def settle(
     updates = module.updates if v.fed_states else {}
     for e in updates.values():
         if e.type.shape == "matrix" or (e.type.shape == "n" and moves(e)):
-            v.known[id(e)] = v.stored_array(v.of(e), e.type)
+            v.known[e] = v.stored_array(v.of(e), e.type)
     stores = [
         Store(v.states[name], v.lanes(v.of(e)))
         for name, e in updates.items() if e.type.shape == "n"
@@ -296,8 +488,8 @@ def settle(
         steps.append(Walk([*stores, Store(GRADIENT, decoded, back=back)]))
     for name, e in updates.items():
         if e.type.shape == "matrix":
-            one = v.walk(e.type, Store(v.states[name], v.of(e)))
-            steps.append(When(v.fits(e.type), True, [one]))
+            update = v.walk(e.type, Store(v.states[name], v.of(e)))
+            steps.append(When(v.fits(e.type), True, [update]))
     steps += numbers
 
 
@@ -309,10 +501,10 @@ def residual(values: Arrays, left: Value | Placed, after: list[Store], told: Val
     if not isinstance(left, Placed):
         return Store(f, v.make("sub", [given, left], "f32", "lane"))
     place, type_ = left.place, Type("float", "kept", left.selection)
-    own = v.stored_array(v.moved(given, place, type_), type_)
+    taken = v.stored_array(v.moved(given, place, type_), type_)
     held = v.load(f)
     before = v.stored_array(v.moved(held, place, type_), type_)
-    rest = v.make("sub", [own, left.value], "f32", "lane")
+    rest = v.make("sub", [taken, left.value], "f32", "lane")
     # a walk over all elements changed the state: restore it if the new value is not finite
     how = f.storage.name
     stored = v.make(how, [rest], "f32", "lane") if how in HALVES else rest

@@ -8,7 +8,7 @@ from compll.ir.expr import Expr, Type, walk
 from compll.ir.module import Selection
 from compll.ir.storage import FLOAT32, INT32
 from compll.ir.tile import ELEMENTS, WRONG, Array, Call, Compact, Domain, Kernel, Store, Value, Walk
-from compll.passes import array_fields, fusion
+from compll.passes import arrays, fusion
 from compll.passes.arrays import Arrays, Selecting
 from compll.passes.values import Values
 
@@ -35,9 +35,9 @@ def select(values: Arrays, name: str) -> Selecting:
     """The walk that selects, added on first use."""
     if name not in values.selecting:
         s = next(s for s in values.module.selections if s.name == name)
-        one = compact(values, s)
-        step = Walk(compacts=[one], domain=Domain("kept", s.of) if s.of else ELEMENTS)
-        values.selecting[name] = Selecting(one, step)
+        selecting = compact(values, s)
+        step = Walk(compacts=[selecting], domain=Domain("kept", s.of) if s.of else ELEMENTS)
+        values.selecting[name] = Selecting(selecting, step)
         values.kernel.steps.append(step)
     return values.selecting[name]
 
@@ -51,12 +51,12 @@ def compact(values: Arrays, s: Selection) -> Compact:
         return Compact(s.name, [], first=key, limit=limit(values, s))
     assert s.threshold is not None
     values.of(s.threshold)
-    found, larger = values.searches.kth[id(s.threshold)].results
+    result, larger = values.searches.kth[s.threshold].results
     key = values.order_key(values.lanes(values.of(s.key)))
     return Compact(
         s.name, [],
-        always=values.make("gt", [key, found], "bool", "lane"),
-        first=values.make("eq", [key, found], "bool", "lane"),
+        always=values.make("gt", [key, result], "bool", "lane"),
+        first=values.make("eq", [key, result], "bool", "lane"),
         limit=values.make("sub", [limit(values, s), larger], "i64", "piece"),
     )  # fmt: skip
 
@@ -64,10 +64,10 @@ def compact(values: Arrays, s: Selection) -> Compact:
 def captured(values: Arrays, name: str, value: Value) -> Value:
     """A selected element's value: captured by the walk that selects; if that walk does not know it,
     computed again, or read at the element's place."""
-    one = select(values, name)
+    selecting = select(values, name)
     if value.level == "piece":
         return value
-    if late(values, one, value):
+    if late(values, selecting, value):
         if value.op == "load":
             return values.at(value, captured(values, name, values.position()))
         args = [captured(values, name, a) for a in value.args]
@@ -75,19 +75,19 @@ def captured(values: Arrays, name: str, value: Value) -> Value:
     value = values.lanes(value)
     if value.kind == "bool":
         return values.truth(captured(values, name, values.whole(value)))
-    if id(value) not in one.parts:
+    if value not in selecting.parts:
         storage = {"f32": FLOAT32, "i32": INT32}[value.kind]
-        array = values.scratch(f"{name}.{len(one.parts)}", storage, Domain("kept", name))
-        one.parts[id(value)] = array
-        one.compact.parts.append((array, value))
-    return values.load(one.parts[id(value)])
+        array = values.scratch(f"{name}.{len(selecting.parts)}", storage, Domain("kept", name))
+        selecting.parts[value] = array
+        selecting.compact.parts.append((array, value))
+    return values.load(selecting.parts[value])
 
 
-def late(values: Arrays, one: Selecting, value: Value) -> bool:
+def late(values: Arrays, selecting: Selecting, value: Value) -> bool:
     """True if a value is known only after the walk that selects."""
-    if id(value) not in one.late:
-        one.late[id(value)] = fusion.depends(values.kernel, [value], one.walk)
-    return one.late[id(value)]
+    if value not in selecting.late:
+        selecting.late[value] = fusion.depends(values.kernel, [value], selecting.walk)
+    return selecting.late[value]
 
 
 # operators
@@ -98,11 +98,11 @@ def positions(values: Arrays, name: str) -> Value:
     s = next(s for s in values.module.selections if s.name == name)
     if s.kind != "drawn":
         return captured(values, name, values.position())
-    if id(s) not in values.arrays:  # all ranks draw the same
+    if s not in values.arrays:  # all ranks draw the same
         f = values.array(Type("int", "kept", name))
         values.kernel.steps.append(Call("drawn", made=(f,), numbers=(values.kernel.counts[name],)))
-        values.arrays[id(s)] = values.load(f)
-    return values.arrays[id(s)]
+        values.arrays[s] = values.load(f)
+    return values.arrays[s]
 
 
 def counted(values: Arrays, e: Expr) -> Value:
@@ -132,15 +132,15 @@ def gather(values: Arrays, e: Expr) -> Value:
 def inside(values: Arrays, e: Expr) -> Value:
     """The elements of a selection, as an array of conditions."""
     place = positions(values, str(e.value))
-    one = values.lanes(values.make("const", (), "i32", "piece", 1))
+    mark = values.lanes(values.make("const", (), "i32", "piece", 1))
     type_ = replace(e.type, dtype="int")
-    f = filled(values, type_, Type("int", "kept", str(e.value)), one, place)
+    f = filled(values, type_, Type("int", "kept", str(e.value)), mark, place)
     return values.truth(values.load(f))
 
 
 def scatter(values: Arrays, e: Expr) -> Value:
-    found = placed(values, e)
-    return values.load(filled(values, e.type, e.args[1].type, found.value, found.place))
+    result = placed(values, e)
+    return values.load(filled(values, e.type, e.args[1].type, result.value, result.place))
 
 
 def placed(values: Arrays, e: Expr) -> Placed:
@@ -199,21 +199,22 @@ def marks(values: Arrays, name: str, new: dict[str, Expr], marked: set[str]) -> 
     e, f, kernel = new[name], values.states[name], values.kernel
     if not chooses(values, e) or stays(name, e):
         return False
-    one = select(values, str(e.args[0].value))
-    after = fusion.followers(kernel, one.walk)
-    if late(values, one, values.of(e.args[2])) or any(
-        kernel.steps[i] is not one.walk and f in dict(fusion.read(kernel.steps[i])) for i in after
+    selecting = select(values, str(e.args[0].value))
+    after = fusion.followers(kernel, selecting.walk)
+    if late(values, selecting, values.of(e.args[2])) or any(
+        kernel.steps[i] is not selecting.walk and f in dict(fusion.read(kernel.steps[i]))
+        for i in after
     ):
         return True
     for other in new.keys() - {name}:
-        known = [values.of(part) for part in parts(values, new[other])]
-        if all(f not in dict(fusion.inputs([v])) for v in known):
+        new_values = [values.of(part) for part in parts(values, new[other])]
+        if all(f not in dict(fusion.inputs([v])) for v in new_values):
             continue
-        if other in marked or any(late(values, one, v) for v in known):
+        if other in marked or any(late(values, selecting, v) for v in new_values):
             return True
         if chooses(values, new[other]):
             walk = select(values, str(new[other].args[0].value)).walk
-            if walk is not one.walk and any(kernel.steps[i] is walk for i in after):
+            if walk is not selecting.walk and any(kernel.steps[i] is walk for i in after):
                 return True
     return False
 
@@ -226,9 +227,9 @@ def stays(name: str, e: Expr) -> bool:
 def choose(values: Arrays, name: str, e: Expr) -> None:
     """Add the stores of where(selection, a, b)."""
     f, selection = values.states[name], str(e.args[0].value)
-    one, after = select(values, selection), Walk(domain=Domain("kept", selection))
+    selecting, after = select(values, selection), Walk(domain=Domain("kept", selection))
     a, b = (values.narrow(values.of(part), "lane") for part in e.args[1:])
-    if stays(name, e) or late(values, one, a):
+    if stays(name, e) or late(values, selecting, a):
         place = captured(values, selection, values.position())
         mended = captured(values, selection, values.lanes(a))
         after.stores = [Store(f, mended, place=place)]
@@ -236,7 +237,7 @@ def choose(values: Arrays, name: str, e: Expr) -> None:
         taken = values.make("selected", (), "bool", "lane", selection)
         here = values.load(f) if after.stores else a
         value = values.make("where", [taken, here, b], "f32", "lane")
-        one.walk.stores.append(Store(f, value))
+        selecting.walk.stores.append(Store(f, value))
     if after.stores:
         values.kernel.steps.append(after)
 
@@ -256,7 +257,7 @@ def check(values: Arrays, kernel: Kernel, decode: Expr) -> None:
     places = {e.args[0].value for e in walk(decode) if e.op == "scatter"}
     for f in values.module.fields:
         if f.layout.varying:
-            array_fields.read_stream(values, f)
+            arrays.read_stream(values, f)
         elif f.name in places:
             kernel.steps.append(Call("ascending", attr=f))
 
@@ -267,10 +268,10 @@ def check_spread(values: Values, kernel: Kernel, decode: Expr) -> None:
         if e.op == "spread":
             inside = values.of(e.args[0])
             folds.append(values.make("fold", [inside], "i32", "tile", "count"))
-            found = values.make("total", [folds[-1]], "f64", "piece", "count")
-            found = values.make("convert", [found], "i64", "piece")
+            result = values.make("total", [folds[-1]], "f64", "piece", "count")
+            result = values.make("convert", [result], "i64", "piece")
             size = kernel.counts[e.args[1].type.of]
-            other = values.whole(values.make("ne", [found, size], "bool", "piece"))
+            other = values.whole(values.make("ne", [result, size], "bool", "piece"))
             wrong = values.make("add", [wrong, other], "i32", "piece")
     if folds:
         kernel.steps.append(Walk(folds=folds))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compll.ir.layout import limit
-from compll.ir.matrices import extent
 from compll.ir.module import Module
+from compll.ir.static import extent
 from compll.ir.storage import Storage
 from compll.ir.tile import (
     FIELDS,
@@ -81,14 +81,18 @@ def traffic_of(module: Module, *, feed: bool) -> Traffic:
     """
     kernel = lower.encode(module, feed)
     sizes = Sizes(kernel)
-    walks = [one for step in searched(kernel.steps) if (one := sizes.walk(step)) is not None]
+    walks = [moved for step in searched(kernel.steps) if (moved := sizes.walk(step)) is not None]
     return Traffic(kernel, tuple(walks), sizes.least(), sizes.depth())
 
 
 def searched(steps: list[Op]) -> list[Op]:
     """The steps that every encode runs, with walks under conditions."""
-    every = ((step, one) for step in steps for one in fusion.inner(step))
-    return [one for step, one in every if one is step or isinstance(one, TileWalk)]
+    every = ((step, inner_step) for step in steps for inner_step in fusion.inner(step))
+    return [
+        inner_step
+        for step, inner_step in every
+        if inner_step is step or isinstance(inner_step, TileWalk)
+    ]
 
 
 class Sizes:
@@ -151,22 +155,22 @@ class Sizes:
         storage = self.recoded.get(s.array.name, s.array.storage)
         return item(storage) * (1 / self.kernel.tile if per_group else size)
 
-    def read(self, v: Value, size: float, found: dict[str, float]) -> None:
-        """Add the array that a lane reads to `found`."""
+    def read(self, v: Value, size: float, bytes_of: dict[str, float]) -> None:
+        """Add the array that a lane reads to `bytes_of`."""
         if v.level == "lane" and v.op in ("load", "unpack", "at"):
-            found[v.attr.name] = min(self.array(v.attr), item(v.attr.storage) * size)
+            bytes_of[v.attr.name] = min(self.array(v.attr), item(v.attr.storage) * size)
 
     def least(self) -> float:
         """Bytes of inputs, states and results, each once."""
         reads: dict[str, float] = {}
         writes: dict[str, float] = {}
-        for one in self.kernel.walks:
-            size, found = self.domain(one.domain), dict[str, float]()
-            for v in one.values:
+        for walk in self.kernel.walks:
+            size, bytes_of = self.domain(walk.domain), dict[str, float]()
+            for v in walk.values:
                 if not (isinstance(v.attr, Array) and v.attr.role == "scratch"):
-                    self.read(v, size, found)
-            reads = {k: max(reads.get(k, 0.0), found.get(k, 0.0)) for k in reads | found}
-            for s in one.stores:
+                    self.read(v, size, bytes_of)
+            reads = {k: max(reads.get(k, 0.0), bytes_of.get(k, 0.0)) for k in reads | bytes_of}
+            for s in walk.stores:
                 name = s.array.name
                 if s.array.role in ("payload", "state") or name in self.recoded:
                     writes[name] = max(writes.get(name, 0.0), self.stored(s, size))
@@ -174,12 +178,12 @@ class Sizes:
 
     def depth(self) -> int:
         """The longest chain of steps over all elements that depend on each other."""
-        known: dict[object, int] = {}
+        depths: dict[object, int] = {}
         last = 1
         for step in flat(self.kernel.steps):
-            before = max((known.get(key, 0) for key, _ in fusion.read(step)), default=0)
+            before = max((depths.get(key, 0) for key, _ in fusion.read(step)), default=0)
             turn = before + self.waits(step)
-            known |= {key: max(known.get(key, 0), turn) for key in fusion.makes(step)}
+            depths |= {key: max(depths.get(key, 0), turn) for key in fusion.makes(step)}
             last = max(last, turn, before + self.stores(step))
         return last
 

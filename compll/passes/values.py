@@ -2,19 +2,179 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from compll.ir.expr import Expr
+from compll.errors import Diagnostic, Span, SpecError
+from compll.ir.expr import Expr, walk
 from compll.ir.module import POSITIONS, Field, Module
 from compll.ir.storage import FLOAT32, INT32, STORAGES, Codes, Storage
 from compll.ir.tile import ELEMENTS, Array, Domain, Kernel, Store, Value, Walk
-from compll.numerics import shared_draws as shared
+from compll.numerics import draws
 from compll.numerics.bits import NAN_KEY, order_key
-from compll.passes.bounds import Bounds
+
+# ---- refusal ------------------------------------------------------------------------------------
+# Errors for specs that a backend refuses, at the binding of the spec that is to blame.
+
+
+class Unsupported(Exception):
+    """A shape of program that a backend does not compile; the message says which.
+
+    name: the field or state in which it occurs. expr: the expression to blame.
+    """
+
+    def __init__(
+        self, message: str, name: str = "", expr: Expr | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.name, self.expr, self.hint = name, expr, hint
+
+
+def refused(module: Module, target: str, why: Unsupported) -> SpecError:
+    """The error for a program that the backend `target` does not compile."""
+    message = f"the {target} backend does not compile {why}"
+    return SpecError([Diagnostic(module.path or module.name, span(module, why), message, why.hint)])
+
+
+def span(module: Module, why: Unsupported) -> Span:
+    """The innermost binding that holds the refused expression; else the place of the field or
+    section that needs it."""
+    root = module.bindings.get(why.name)
+    if why.expr is not None and root is not None:
+        inside = set(walk(root))
+        for name, value in module.bindings.items():
+            if value in inside and any(e is why.expr for e in walk(value)):
+                return module.spans[f"encode.{name}"]
+    for place in (*(f"{s}.{why.name}" for s in ("update", "encode", "payload")), why.name):
+        if place in module.spans:
+            return module.spans[place]
+    return module.spans.get("feedback", Span())
+
+
+# ---- bounds -------------------------------------------------------------------------------------
+# Bounds of instructions' values, by which other instructions take simpler forms.
+
+Pair = tuple[float, float]
+ANY: Pair = (-math.inf, math.inf)
+WHOLE = (-(2.0**31), 2.0**31 - 1)
+#: instructions that keep the order of values
+RISING: dict[str, Callable[[float], Any]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "repeat": lambda x: x,
+}
+BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+KNOWN = {"exponent": (-127.0, 128.0), "draw": (0.0, 1.0), "trit": (0.0, 2.0)}
+
+
+class Bounds:
+    """The smallest and the largest value of instructions of 32 bits. A float may also be NaN."""
+
+    def __init__(self) -> None:
+        self.known: dict[Value, Pair] = {}
+
+    def of(self, v: Value) -> Pair:
+        """The bounds of a value; infinite ones if nothing is known."""
+        stack = [v]
+        while stack:
+            top = stack[-1]
+            missing = [a for a in top.args if a not in self.known]
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            self.known[top] = self._fitting(top)
+        return self.known[v]
+
+    def within(self, v: Value, low: float, high: float) -> bool:
+        """True if a value is never outside of these bounds."""
+        pair = self.of(v)
+        return low <= pair[0] and pair[1] <= high
+
+    def _fitting(self, v: Value) -> Pair:
+        """The bounds, unless an integer may wrap around."""
+        if v.kind == "bool":
+            return 0.0, 1.0
+        low, high = _own(v, [self.known[a] for a in v.args])
+        if v.kind == "f32":
+            return (low, high) if low <= high else ANY  # NaN
+        return (low, high) if v.kind == "i32" and WHOLE[0] <= low <= high <= WHOLE[1] else ANY
+
+
+def _own(v: Value, args: list[Pair]) -> Pair:
+    """The bounds from those of the arguments; those of integers as if they had no end."""
+    if v.op == "const":
+        return float(v.attr), float(v.attr)
+    if v.op in KNOWN:
+        return KNOWN[v.op]
+    if v.op == "code":
+        return 0.0, float((1 << v.attr) - 1)
+    if v.op in ("unpack", "load"):
+        return _stored(v)
+    if v.op in ("min", "max"):
+        return _extreme(v, *args)
+    if v.op == "where":
+        return min(a[0] for a in args[1:]), max(a[1] for a in args[1:])
+    if v.op == "convert":
+        whole = v.kind == "f32" and v.args[0].kind in ("i32", "bool")
+        return _mapped(np.float32, args[0]) if whole else ANY
+    if v.op == "neg":
+        return -args[0][1], -args[0][0]
+    if v.op == "exp2":
+        return 0.0, math.inf
+    if v.op in RISING:
+        return _mapped(RISING[v.op], args[0])
+    if v.op in BINARY:
+        kind = np.float32 if v.kind == "f32" else np.float64
+        return _corners(lambda a, b: BINARY[v.op](kind(a), kind(b)), *args)
+    return _of_bits(v, args)
+
+
+def _stored(v: Value) -> Pair:
+    """The bounds of numbers in a field of whole ones."""
+    storage = v.attr.storage
+    if storage.packed:
+        return 0.0, 2.0 if storage.trits else float((1 << storage.bits) - 1)
+    return storage.whole or ANY
+
+
+def _extreme(v: Value, a: Pair, b: Pair) -> Pair:
+    """The bounds of the smaller or larger number. If the first is NaN, it is the second."""
+    smaller = v.op == "min"
+    low, high = ((min if smaller else max)(x, y) for x, y in zip(a, b, strict=True))
+    if v.kind != "f32":
+        return low, high
+    return (low, b[1]) if smaller else (b[0], high)
+
+
+def _of_bits(v: Value, args: list[Pair]) -> Pair:
+    """The bounds of operators on bits of numbers that are not negative."""
+    if v.op == "bitand" and max(a[0] for a in args) >= 0:
+        return 0.0, min(a[1] for a in args if a[0] >= 0)
+    if v.op == "shr" and args[0][0] >= 0:
+        return 0.0, args[0][1]
+    if v.op == "abs" and v.kind == "f32":
+        return 0.0, max(abs(end) for end in args[0])
+    return ANY
+
+
+def _mapped(function: Callable[[float], Any], ends: Pair) -> Pair:
+    return float(function(ends[0])), float(function(ends[1]))
+
+
+def _corners(function: Callable[[float, float], float], a: Pair, b: Pair) -> Pair:
+    """The bounds of a function that has its extremes at ends of both arguments."""
+    with np.errstate(all="ignore"):
+        result = [float(function(x, y)) for x in a for y in b]
+    return ANY if any(math.isnan(x) for x in result) else (min(result), max(result))
+
+
+# ---- values -------------------------------------------------------------------------------------
 
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
@@ -43,7 +203,7 @@ class Values:
         self.made: dict[Any, Value] = {}
         self.bounds = Bounds()
         #: for each `adjust`, the number of elements that reach its threshold, as float64
-        self.counts: dict[int, Value] = {}
+        self.counts: dict[Expr, Value] = {}
         #: number of arrays that collect the values that decode spreads, and of tables
         self.spreads = self.tables = 0
 
@@ -52,8 +212,8 @@ class Values:
     ) -> Value:
         """The only instruction with these parts."""
         args = tuple(args)
-        known = attr if isinstance(attr, Array) else (attr.__class__, repr(attr))
-        key = (op, *map(id, args), kind, level, known)
+        constant = attr if isinstance(attr, Array) else (attr.__class__, repr(attr))
+        key = (op, *args, kind, level, constant)
         if key not in self.made:
             self.made[key] = Value(op, args, kind, level, attr)
         return self.made[key]
@@ -72,8 +232,8 @@ class Values:
         kind = (WIDE if level == "piece" else KINDS).get(e.type.dtype, "")
         kind = "table" if e.type.shape == "table" else kind
         if special is not None:
-            found: Value = special(e, args, kind, level)
-            return found
+            result: Value = special(e, args, kind, level)
+            return result
         op = "where" if e.op == "choose" else e.op
         return self.make(op, [self.narrow(a, level) for a in args], kind, level)
 
@@ -112,11 +272,11 @@ class Values:
         if inner.op == "const" and e.type.dtype in ("float", "int"):
             number = float(inner.value) if kind == "f64" else int(inner.value)
             return self.make("const", (), kind, "piece", number)
-        known = next((i for i, s in enumerate(self.kernel.statics) if s is e), None)
-        if known is None:
-            known = len(self.kernel.statics)
+        index = next((i for i, s in enumerate(self.kernel.statics) if s is e), None)
+        if index is None:
+            index = len(self.kernel.statics)
             self.kernel.statics.append(e)
-        return self.make("static", (), kind, "piece", known)
+        return self.make("static", (), kind, "piece", index)
 
     def fold(self, e: Expr) -> Value:
         """A tile's sum, in the order of [Note: order of sums], or its largest or smallest value.
@@ -167,9 +327,9 @@ class Values:
         if self.bounds.within(i, -126, 126):
             below = self.make("neg", [i], i.kind, i.level)
             return self.make("exp2", [below], power.kind, power.level)
-        one = self.make("const", (), power.kind, "piece", 1.0)
+        unit = self.make("const", (), power.kind, "piece", 1.0)
         shared = power.level != level
-        return self.make("div", [one, power], power.kind, power.level) if shared else None
+        return self.make("div", [unit, power], power.kind, power.level) if shared else None
 
     def op_trunc(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         (value,) = args
@@ -180,7 +340,7 @@ class Values:
         return self.make("draw", (), "f32", "lane", int(e.value))
 
     def op_shared(self, e: Expr, args: Args, kind: str, level: str) -> Value:
-        return self.make("draw", (), "f32", "lane", shared.ELEMENTS - int(e.value))
+        return self.make("draw", (), "f32", "lane", draws.SHARED - int(e.value))
 
     def op_group_size(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.make("count", (), kind, level)
@@ -201,10 +361,10 @@ class Values:
 
     def scratch(self, name: str, storage: Storage, domain: Domain = ELEMENTS) -> Array:
         """An array of the kernel's own."""
-        found = Array(name, "scratch", storage, domain)
-        if found not in self.kernel.scratch:
-            self.kernel.scratch.append(found)
-        return found
+        result = Array(name, "scratch", storage, domain)
+        if result not in self.kernel.scratch:
+            self.kernel.scratch.append(result)
+        return result
 
     def contents(self, f: Field) -> Array:
         """The array that a field of varying length is made into: its positions, or its codes."""
@@ -225,7 +385,7 @@ class Values:
         return self.make("spread", [inside], "f32", "lane", array)
 
     def op_adjusted_count(self, e: Expr, args: Args, kind: str, level: str) -> Value:
-        return self.counts[id(e.args[0])]
+        return self.counts[e.args[0]]
 
     def op_quantiles(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         table = Array(f"table {self.tables}", "scratch", FLOAT32, Domain("table", e.type.of))
@@ -239,20 +399,20 @@ class Values:
         x, edges = args
         key = self.order_key(self.narrow(x, "lane"))
         if e.args[1].op == "literal":
-            found = self.reached(key, order_key(np.array(e.args[1].value, np.float32)).tolist())
-            return found if kind == "i32" else self.make("convert", [found], kind, level)
+            result = self.reached(key, order_key(np.array(e.args[1].value, np.float32)).tolist())
+            return result if kind == "i32" else self.make("convert", [result], kind, level)
         size = int(e.args[1].type.of)
         search = self.make("buckets", [edges], "table", "piece", size)
-        found = self.make("bucket", [key, search], "i32", level, size)
-        return found if kind == "i32" else self.make("convert", [found], kind, level)
+        result = self.make("bucket", [key, search], "i32", level, size)
+        return result if kind == "i32" else self.make("convert", [result], kind, level)
 
     def op_lookup(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         table, index = args
         if e.args[0].op == "literal":
-            found = self.one_of(index, e.args[0].value, 0)
-            return found if kind == "f32" else self.make("convert", [found], kind, level)
-        found = self.make("lookup", [table, index], "f32", level, int(e.args[0].type.of))
-        return found if kind == "f32" else self.make("convert", [found], kind, level)
+            result = self.one_of(index, e.args[0].value, 0)
+            return result if kind == "f32" else self.make("convert", [result], kind, level)
+        result = self.make("lookup", [table, index], "f32", level, int(e.args[0].type.of))
+        return result if kind == "f32" else self.make("convert", [result], kind, level)
 
     def reached(self, key: Value, edges: Sequence[int]) -> Value:
         """Number of edges that an order key reaches: one comparison each, without a table."""

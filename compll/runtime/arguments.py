@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from compll.errors import PayloadError, UsageError
 from compll.frontend.spec import Shape
 from compll.ir import layout as lay
-from compll.ir.capacity import cuts, most_in
 from compll.ir.expr import walk
+from compll.ir.layout import Before, cuts, most_in, rounds
 from compll.ir.module import Field, Module
-from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
-from compll.numerics.held import Memo, hold, is_held, once, once_with
-from compll.numerics.types import I64, U8
-from compll.runtime.arrays import INTS, checked, checked_table, fault
+from compll.numerics.numbers import F32, I64, U8
+from compll.runtime.arrays import (
+    INTS,
+    Arrays,
+    Memo,
+    checked,
+    checked_table,
+    fault,
+    hold,
+    is_held,
+    once,
+    once_with,
+    part,
+)
 from compll.runtime.batches import LENGTH, START, STATE, TENSOR, Incoming, State
 
 #: the largest index of an element in specs that use indices, which are int32
@@ -181,10 +191,10 @@ class Arguments:
 
     def _most_in(self, n: int, capacity: int) -> int:
         key = (n, min(capacity, self.payload_bytes(n)))
-        found = self._most.once(key, lambda: most_in(self.module, self.params, *key))
-        if found < 0:
+        result = self._most.once(key, lambda: most_in(self.module, self.params, *key))
+        if result < 0:
             raise UsageError(f"{self.name}: no payload of {n} elements fits into {capacity} bytes")
-        return found
+        return result
 
     def room(self, table: I64, at: I64, have: int, capacity: I64 | None = None) -> None:
         """Check that an array of `have` bytes has room for the pieces' payloads."""
@@ -300,8 +310,113 @@ class Arguments:
                 f"{self.name}: round {count - 1} of {len(self.all_rounds)} with "
                 f"{len(payloads) - 1} before it"
             )
-        for one, (payload, at) in zip(self.all_rounds, payloads, strict=False):
+        for round_, (payload, at) in zip(self.all_rounds, payloads, strict=False):
             self.table(table, at, x, "x")
-            sizes = [one.payload_bytes(int(n)) for n in table[:, LENGTH]]
+            sizes = [round_.payload_bytes(int(n)) for n in table[:, LENGTH]]
             if any(a + size > len(payload) for a, size in zip(at.tolist(), sizes, strict=True)):
-                raise PayloadError(f"{self.name}: round {one.name!r} ends early")
+                raise PayloadError(f"{self.name}: round {round_.name!r} ends early")
+
+
+# ---- inputs -------------------------------------------------------------------------------------
+# Arrays of a codec's callers, checked and in the form that kernels take.
+
+
+class Decode(NamedTuple):
+    """A call of a backend's decode: one payload per piece, or several if it merges."""
+
+    table: I64
+    at: I64
+    used: Any
+    add: bool
+
+
+class Inputs:
+    """The checks of one codec: `arrays` knows its memory, `arguments` its spec's sizes."""
+
+    def __init__(self, name: str, arrays: Arrays, arguments: Arguments) -> None:
+        self.name, self.arrays, self.arguments = name, arrays, arguments
+
+    def states(self, state: State | None) -> State | None:
+        """A caller's states; other types than mappings are refused later."""
+        if self.arrays.host or not isinstance(cast(object, state), Mapping):
+            return state
+        return {name: self.arrays.raw(held, self.name) for name, held in (state or {}).items()}
+
+    def used(self, used: I64) -> I64:
+        """Payloads' lengths. They may be in host memory even if payloads are not."""
+        if self.arrays.host or isinstance(cast(object, used), np.ndarray):
+            return self.arguments.numbers(used, "used", 2 if np.ndim(used) == 2 else 1)
+        return cast(I64, self.arrays.raw(used, self.name))
+
+    def incoming(self, incoming: Incoming, table: I64, out: U8, at: I64) -> Incoming:
+        """Payloads that an encode merges. Raises UsageError if they overlap its own payloads."""
+        payload = self.arrays.payloads(incoming[0], self.name, "the incoming payload")
+        raw = Incoming(payload, incoming[1], self.used(incoming[2]))
+        there: int | None = self.arrays.address(payload) - self.arrays.address(out)
+        if there is not None and not -len(payload) < there < len(out):
+            there = None  # apart, wherever they are
+        key = "incoming", len(payload), len(out), there
+
+        def checked() -> Incoming:
+            result = self.arguments.incoming(raw, table)
+            if there is not None and self.arguments.overlap(table, at, result.at, there):
+                raise UsageError(
+                    f"{self.name}: out is written while the incoming payloads are read, and the "
+                    "two have memory in common"
+                )
+            return result
+
+        result = once_with(at, key, (table, raw.at, raw.used), checked)
+        return Incoming(payload, result.at, result.used)
+
+    def before(self, payloads: Before) -> Before:
+        """Payloads of rounds."""
+        what = "the payload of a round"
+        return [(self.arrays.payloads(payload, self.name, what), at) for payload, at in payloads]
+
+    def rounds(
+        self, x: F32, table: I64, state: State | None, payloads: Before, count: int,
+        *, write: bool = False,
+    ) -> F32:  # fmt: skip
+        """The gradient of a round, whose other arguments fit it."""
+        x = self.arrays.vector(x, self.name, write=write)
+        self.arguments.rounds(payloads, count, len(x), table)
+        self.arguments.state(state, table)
+        return x
+
+    def decodes(
+        self, payload: U8, table: I64, at: I64, used: I64, n: int, *, add: bool, merges: bool
+    ) -> list[Decode]:
+        """The calls of a decode into n elements; all are checked before any is made. For held
+        numbers once: see [Note: held numbers]."""
+        key = "decodes", n, len(payload), add, merges
+
+        def checked() -> list[Decode]:
+            return self._decodes(payload, table, at, used, n, add=add, merges=merges)
+
+        return once_with(at, key, (table, used), checked)
+
+    def _decodes(
+        self, payload: U8, table: I64, at: I64, used: I64, n: int, *, add: bool, merges: bool
+    ) -> list[Decode]:
+        used = self.used(used)
+        if np.ndim(at) != 2:
+            return [self.decode(payload, table, at, used, n, add)]
+        if used.shape != at.shape:
+            raise UsageError(f"{self.name}: at is {at.shape}, and used {used.shape}")
+        calls = [
+            self.decode(payload, table, part(at, k), part(used, k), n, add or k > 0)
+            for k in range(len(at))
+        ]
+        first = 0 if add else 1
+        if len(calls) > first + 1 and merges:
+            rest = slice(first, None)
+            several = Decode(table, part(at, rest), part(used, rest), True)
+            calls = [*calls[:first], several]
+        return calls
+
+    def decode(self, payload: U8, table: I64, at: I64, used: Any, n: int, add: bool) -> Decode:
+        """The call that decodes a payload of each piece."""
+        table, at = self.arguments.table(table, at, n, "out")
+        self.arguments.lengths(payload, table, at, used)
+        return Decode(table, at, used, add)

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compll.ir.capacity import MOST
 from compll.ir.expr import Expr
+from compll.ir.layout import MOST, Before
 from compll.ir.module import Module
-from compll.ir.rounds import Before
 from compll.ir.static import Number, depends, evaluate
-from compll.numerics.held import Memo
-from compll.numerics.types import F64, I64
-from compll.runtime.arrays import Arrays
+from compll.numerics.numbers import F64, I64
+from compll.runtime.arrays import Arrays, Memo
 
 #: float32, or 16 bits a value: float16, and bfloat16 bits as uint16
 State = Mapping[str, NDArray[Any]]
@@ -39,7 +37,7 @@ class Incoming(NamedTuple):
 class Encoding:
     """Options of encoding a batch's pieces; see Codec.encode_batch and encode_round.
 
-    most: int64 [m], elements that each filter may keep of a piece; see ir/capacity.py.
+    most: int64 [m], elements that each filter may keep of a piece; see ir/layout.py.
     """
 
     seed: int = 0
@@ -75,7 +73,7 @@ class Rows:
     def of(
         self, kernel: str, exprs: Sequence[Expr], table: I64, step: int, most: I64 | None = None
     ) -> F64:
-        """Rows for the kernel of this name, float64 [m, expressions]. most: see ir/capacity.py."""
+        """Rows for the kernel of this name, float64 [m, expressions]. most: see ir/layout.py."""
         if not exprs:
             return np.empty((len(table), 0))
         step = step if self.follow_step(kernel, exprs) else 0

@@ -128,14 +128,16 @@ def need_own(path: Path) -> None:
         refuse_foreign(each.stat(), each)
 
 
-def refuse_foreign(found: os.stat_result, path: Path) -> None:
+def refuse_foreign(status: os.stat_result, path: Path) -> None:
     """Raise ForeignError for a file or folder that others own or may write."""
     if not hasattr(os, "getuid"):  # not a Unix
         return
     advice = "name another folder by COMPLL_CACHE"
-    if found.st_uid not in (0, os.getuid()):
-        raise ForeignError(f"{path} belongs to user {found.st_uid}, not to {os.getuid()}: {advice}")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid not in (0, os.getuid()):
+        raise ForeignError(
+            f"{path} belongs to user {status.st_uid}, not to {os.getuid()}: {advice}"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ForeignError(f"other users may write {path}: remove it, or {advice}")
 
 

@@ -12,17 +12,13 @@ from numpy.typing import NDArray
 
 from compll.errors import UsageError
 from compll.frontend.spec import Shape
-from compll.ir.capacity import cuts
-from compll.ir.layout import FORMAT
+from compll.ir.layout import FORMAT, Before, Round, cuts, draws, refused
 from compll.ir.module import RESIDUAL, Module
-from compll.ir.rounds import Before, Round, draws, refused
 from compll.ir.static import Number, evaluate
-from compll.numerics.held import hold, is_held
-from compll.numerics.types import F32, I64, U8
-from compll.runtime.arguments import Arguments
-from compll.runtime.arrays import INTS, fault, on_stream
+from compll.numerics.numbers import F32, I64, U8
+from compll.runtime.arguments import Arguments, Inputs
+from compll.runtime.arrays import INTS, fault, hold, is_held, on_stream
 from compll.runtime.batches import Backend, Encoding, Incoming, State
-from compll.runtime.inputs import Inputs
 
 
 class Codec:
@@ -288,9 +284,9 @@ class Codec:
         calls = self._inputs.decodes(
             payload, table, at, used, len(out), add=add, merges=self.backend.merges
         )
-        for one in calls:
+        for call in calls:
             self.backend.decode_batch(
-                payload, one.table, one.at, one.used, out, add=one.add, step=step
+                payload, call.table, call.at, call.used, out, add=call.add, step=step
             )
 
     def for_shape(self, shape: Shape) -> Codec:

@@ -17,7 +17,7 @@ from types import ModuleType
 import numpy as np
 
 from compll.errors import Diagnostic, Problems, Span, SpecError, UsageError, nearest
-from compll.frontend import check, lint, source, spec_reader
+from compll.frontend import check, reader, source
 from compll.frontend.spec import (
     PARAM_TYPES,
     Param,
@@ -28,8 +28,7 @@ from compll.frontend.spec import (
     settled,
     shown,
 )
-from compll.passes import costly
-from compll.runtime import claims, training
+from compll.runtime import lint, training
 from compll.runtime.codec import Codec
 
 _compiled: dict[tuple[str, str, str, object], Codec] = {}
@@ -96,10 +95,10 @@ def load(name_or_path: str | os.PathLike[str], problems: Problems | None = None)
     Other problems of form are added to `problems` if given, else raised together.
     """
     path = locate(name_or_path)
-    found = problems or Problems(_shown(path))
-    result = _parse(_text(path, found), found)
+    problems_found = problems or Problems(_shown(path))
+    result = _parse(_text(path, problems_found), problems_found)
     if problems is None:
-        found.raise_if_any()
+        problems_found.raise_if_any()
     return result
 
 
@@ -119,7 +118,7 @@ def _parse(text: str, problems: Problems) -> Spec:
     if root is None:
         problems.raise_if_any()
         raise AssertionError("a text that is not read has problems")
-    return spec_reader.read(root, problems)
+    return reader.read(root, problems)
 
 
 def _shown(path: Path) -> str:
@@ -140,15 +139,15 @@ def warnings(
 ) -> list[Diagnostic]:
     """Warnings about a spec that compiles. Raises SpecError if it does not."""
     spec, checked = _checked(name_or_path, params)
-    found = lint.warnings(spec, checked.module) + costly.warnings(checked.module)
+    diagnostics = lint.spec_warnings(spec, checked.module) + lint.cost_warnings(checked.module)
     codec = compile(name_or_path, "reference", **params)
-    found += claims.warnings(codec, (claims.finite,))
-    places = {each.span for each in found}  # one warning for each claim
-    found += [w for w in claims.warnings(codec, claims.CLAIMS) if w.span not in places]
-    found += claims.warnings(codec, (training.trains,)) if not found else ()
-    for name, value in _ends(spec.params, params) if not found else ():
-        found += _at_end(name_or_path, {**params, name: value}, name)
-    return sorted(found)
+    diagnostics += lint.trial_warnings(codec, (lint.finite,))
+    places = {each.span for each in diagnostics}  # one warning for each claim
+    diagnostics += [w for w in lint.trial_warnings(codec, lint.CLAIMS) if w.span not in places]
+    diagnostics += lint.trial_warnings(codec, (training.trains,)) if not diagnostics else ()
+    for name, value in _ends(spec.params, params) if not diagnostics else ():
+        diagnostics += _at_end(name_or_path, {**params, name: value}, name)
+    return sorted(diagnostics)
 
 
 def _ends(params: Sequence[Param], named: Collection[str]) -> Iterator[tuple[str, object]]:
@@ -164,11 +163,13 @@ def _at_end(
 ) -> list[Diagnostic]:
     """Warnings about a spec with parameter `name` at an end of its range or with another choice."""
     try:
-        found = claims.warnings(compile(name_or_path, "reference", **params), (claims.finite,))
+        diagnostics = lint.trial_warnings(
+            compile(name_or_path, "reference", **params), (lint.finite,)
+        )
     except SpecError as error:
         first = error.diagnostics[0]
-        found = [replace(first, message=f"warning: this does not compile: {first.message}")]
-    return [replace(d, message=f"{d.message}, with {name}={params[name]!r}") for d in found]
+        diagnostics = [replace(first, message=f"warning: this does not compile: {first.message}")]
+    return [replace(d, message=f"{d.message}, with {name}={params[name]!r}") for d in diagnostics]
 
 
 def _checked(
@@ -176,8 +177,8 @@ def _checked(
 ) -> tuple[Spec, check.Checked]:
     """A spec as it is written, and typed."""
     problems = Problems(_shown(locate(name_or_path)))
-    found = load(name_or_path, problems)
-    return found, check.check(found, params, problems)
+    read_spec = load(name_or_path, problems)
+    return read_spec, check.check(read_spec, params, problems)
 
 
 def plain(value: object) -> object:
@@ -207,13 +208,13 @@ def compile(name_or_path: str | os.PathLike[str], target: str = "cpu", **params:
         repr(sorted((k, hex(v) if type(v) is int else _spelt(v)) for k, v in params.items())),
         _bound(target),
     )
-    if found := _compiled.get(key):
-        return found
+    if codec_made := _compiled.get(key):
+        return codec_made
     written = _parse(text, problems)
     module, values = check.check(written, params, problems)
     codec = Codec(module, values, target, text, _backend(target).build(module, values))
-    own = path.parent == specs_dir()
-    codec.origin = again, (path.stem if own else str(path.absolute()), target, params)
+    shipped = path.parent == specs_dir()
+    codec.origin = again, (path.stem if shipped else str(path.absolute()), target, params)
     if open_ := open_params(written.params, params):
         codec.shaped = _shaped(path, target, params, open_)
     # no lock, which a fork would copy as held: of two threads' codecs the first is kept

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from compll.ir.module import MEAN, REFERENCE, RESIDUAL, Field
 from compll.numerics import halves
-from compll.numerics.types import F32
+from compll.numerics.numbers import F32
 from compll.runtime.codec import Codec
 
 SIZE = 1000
@@ -75,7 +75,7 @@ class Trial:
             self.course.go(STEPS)
             return self.course.early
         each = (Course(self.codec, self.x, step) for step in range(STEPS))
-        total: F64 = np.sum([one.go(one.step + 1) for one in each], axis=0)
+        total: F64 = np.sum([run.go(run.step + 1) for run in each], axis=0)
         return total
 
     @property

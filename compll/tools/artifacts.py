@@ -41,14 +41,14 @@ def binaries(target: str, texts: Texts, arch: str) -> Binaries:
     from compll.backends.cuda.nvrtc import compiled
 
     try:
-        found = {name.removesuffix(".cu"): compiled(text, arch) for name, text in texts.items()}
+        by_name = {name.removesuffix(".cu"): compiled(text, arch) for name, text in texts.items()}
     except ImportError as why:
         raise UsageError(f"--arch needs CuPy with NVRTC: {why}") from why
     except RuntimeError as why:
         raise UsageError(f"{arch}: {why}") from why
     return Binaries(
-        {f"{name}.{arch}.cubin": data for name, (data, _) in found.items()},
-        {name: {k: asdict(r) for k, r in used.items()} for name, (_, used) in found.items()},
+        {f"{name}.{arch}.cubin": data for name, (data, _) in by_name.items()},
+        {name: {k: asdict(r) for k, r in used.items()} for name, (_, used) in by_name.items()},
     )
 
 

@@ -1,13 +1,14 @@
-"""The command line `compll`; cli_author.py has the commands for authors."""
+"""The command line `compll`."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,26 +17,203 @@ from rich.progress import track
 from rich.table import Table
 
 from compll import __version__
-from compll.errors import CompllError, Diagnostic, SpecError, UsageError, nearest
+from compll.errors import CompllError, Diagnostic, Span, SpecError, UsageError, nearest
 from compll.files import write_file
-from compll.ir.places import places
+from compll.frontend import source
+from compll.frontend.source import NAME, NAME_HINT
 from compll.passes import lower
 from compll.runtime import library
 from compll.runtime.codec import Codec
-from compll.tools import artifacts, cli_author, explain, report
-from compll.tools.cli_common import (
-    Params,
-    SomeSpecs,
-    Specs,
-    Strict,
-    Target,
-    compiled,
-    each,
-    known_target,
-    parameters,
-    usage,
-    warn,
-)
+from compll.tools import artifacts, explain
+from compll.tools.explain import places
+from compll.tools.schema import schema as make_schema
+
+# ---- cli common ---------------------------------------------------------------------------------
+# Common parts of the commands of `compll`: arguments, parameters, one-line errors.
+
+Made = TypeVar("Made")
+Specs = Annotated[list[str], typer.Argument(help="names of specs, or paths of YAML files")]
+SomeSpecs = Annotated[
+    list[str] | None, typer.Argument(help="names of specs, or paths; all if none is given")
+]
+Params = Annotated[
+    list[str] | None, typer.Option("--param", "-p", help="a parameter, as name=value")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="exit with 1 if there are warnings")]
+Target = Annotated[str, typer.Option(help="the backend: cpu, cuda or reference")]
+
+
+def usage(message: str) -> NoReturn:
+    """Report a mistake on the command line: one line, exit status 2."""
+    typer.echo(f"compll: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def parameters(options: list[str] | None) -> dict[str, object]:
+    """Parameters from `name=value` texts."""
+    result: dict[str, object] = {}
+    for item in options or []:
+        name, equals, value = item.partition("=")
+        if not (equals and name.isidentifier()):
+            usage(f"parameter {item!r}: expected name=value")
+        if name in result:
+            usage(f"parameter {name!r} is given twice")
+        result[name] = source.scalar(source.Text(value, Span()))
+    return result
+
+
+def known_target(target: str) -> str:
+    """The target, or exit 2."""
+    if target not in library.backends():
+        hint = nearest(target, library.backends())
+        usage(f"no backend {target!r}: {hint}")
+    return target
+
+
+def each(names: Iterable[str], make: Callable[[str], Made]) -> list[Made]:
+    """make(name) for every spec; or exit 1 after all of them, with every diagnostic of each."""
+    made, wrong = list[Made](), list[Diagnostic]()
+    for name in names:
+        try:
+            made.append(make(name))
+        except SpecError as error:
+            wrong += error.diagnostics
+        except UsageError as error:
+            usage(str(error))
+    if wrong:
+        typer.echo(str(SpecError(wrong)), err=True)
+        raise typer.Exit(1)
+    return made
+
+
+def warn(names: Iterable[str], params: dict[str, object]) -> int:
+    """Print warnings about specs that compile; returns their number."""
+    diagnostics = [w for name in dict.fromkeys(names) for w in library.warnings(name, params)]
+    for warning in diagnostics:
+        typer.echo(str(warning), err=True)
+    return len(diagnostics)
+
+
+def compiled(name: str, target: str, params: dict[str, object]) -> Codec:
+    """A codec; or exit 1 with all diagnostics of a wrong spec, 2 for a backend that is not
+    available."""
+    known_target(target)
+    return each([name], lambda name: library.compile(name, target, **params))[0]
+
+
+# ---- cli author ---------------------------------------------------------------------------------
+# Commands for the author of a spec: new, schema, bench. `new` begins with the file of that kind
+# in templates/, a commented spec.
+
+FOLDER = Path(__file__).with_name("templates")
+
+
+def kinds() -> list[str]:
+    """Kinds of compressors that have a template."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def start(name: str, kind: str, folder: Path) -> Path:
+    """Write folder/NAME.yaml and return its path. Raises UsageError, never overwrites."""
+    if not NAME.match(name):
+        raise UsageError(f"{name!r} is no name for a spec: {NAME_HINT} (and no .yaml)")
+    if kind not in kinds():
+        raise UsageError(f"no kind {kind!r}: {nearest(kind, kinds())}")
+    if name in library.list_specs():
+        raise UsageError(f"{name!r} comes with the package already: choose another name")
+    path = folder / f"{name}.yaml"
+    text = (FOLDER / f"{kind}.yaml").read_text("utf-8").replace("NAME", name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path):
+            raise UsageError(f"{path} exists, and is left as it is")
+        write_file(path, text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="the compressor's name; NAME.yaml is written")],
+    kind: Annotated[str, typer.Option(help=", ".join(kinds()))] = "quantizer",
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder")] = Path(),
+) -> None:
+    """Begin a spec: a commented file that compiles as it is."""
+    try:
+        path = start(name, kind, output)
+    except UsageError as error:
+        usage(str(error))
+    typer.echo(f"{path} written; next: compll check {path}")
+
+
+def schema() -> None:
+    """Print a JSON Schema of spec files, for completion in editors."""
+    typer.echo(json.dumps(make_schema(), indent=1))
+
+
+def bench(
+    specs: SomeSpecs = None,
+    sizes: Annotated[str, typer.Option(help="elements, like 100k,1M")] = "10k,1M,12M",
+    repeat: Annotated[int, typer.Option(min=1, help="timed turns; the median counts")] = 9,
+    param: Params = None,
+    target: Target = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="roofline chart to write: .png, .svg, .pdf")
+    ] = None,
+) -> None:
+    """Measure encode, decode, decode-add and merge against the copy bandwidth of this machine."""
+    from compll.tools import measure
+
+    counts = [elements(size) for size in sizes.split(",")]
+    params = parameters(param)
+    known_target(target)
+    writable(json_file)
+    writable(plot)
+    if plot and plot.suffix[1:].lower() not in (formats := measure.formats()):
+        usage(f"cannot write {plot}: a picture is one of {', '.join(sorted(formats))}")
+    codecs = each(
+        specs or library.list_specs(), lambda name: library.compile(name, target, **params)
+    )
+    rows = [measure.measure(codec, n, repeat) for n in counts for codec in codecs]
+    Console().print(measure.table(rows))
+    try:
+        if json_file:
+            write_file(json_file, json.dumps(measure.data(rows), indent=1) + "\n")
+        if plot:
+            measure.plot(rows, plot)
+    except (OSError, ValueError) as error:
+        usage(f"cannot write {json_file if plot is None else plot}: {error}")
+
+
+def writable(path: Path | None) -> None:
+    """Exit 2 if `path` cannot be written: before an hour of measuring, not after."""
+    if path is None or (path.exists() and not (path.is_file() or path.is_dir())):
+        return  # a pipe or device: even opening it has effects
+    real = Path(os.path.realpath(path))
+    new = not real.exists()
+    try:
+        real.open("ab").close()
+        if new:
+            real.unlink()
+    except (OSError, ValueError) as error:
+        usage(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def elements(text: str) -> int:
+    """The number of elements in a text such as 4096, 100k or 1.5M; or exit 2."""
+    number = text.strip().lower().rstrip("km")
+    scale = {"k": 10**3, "m": 10**6}.get(text.strip()[-1:].lower(), 1)
+    try:
+        count = int(float(number) * scale)
+    except (ValueError, OverflowError):
+        count = 0
+    if not 1 <= count <= 1 << 31:
+        usage(f"size {text!r}: expected a number of elements, like 4096, 100k or 1M")
+    return count
+
+
+# ---- cli ----------------------------------------------------------------------------------------
 
 LINE = 200  # characters
 
@@ -59,7 +237,7 @@ def compll(
     """Gradient compressors from YAML specs."""
 
 
-for command in (cli_author.new, cli_author.schema, cli_author.bench):
+for command in (new, schema, bench):
     app.command()(command)
 
 
@@ -75,7 +253,7 @@ def list_() -> None:
     table.add_column("about", overflow="fold")
     for name in library.list_specs():
         codec = library.compile(name, "reference")
-        table.add_row(name, f"{report.bits(codec):.4g}", codec.module.about)
+        table.add_row(name, f"{explain.bits(codec):.4g}", codec.module.about)
     # one line per spec, for programs that read them
     Console(width=None if sys.stdout.isatty() else LINE).print(table)
 
@@ -150,11 +328,11 @@ def build(
     if refused and (specs or not made):
         raise typer.Exit(1)
     refuse_same_names(made)
-    if warn((one.spec for one in made), params) and strict:
+    if warn((output_of.spec for output_of in made), params) and strict:
         raise typer.Exit(1)
-    for one in made:
-        write(one, output)
-    Console().print(summary([one.codec for one in made]))
+    for output_of in made:
+        write(output_of, output)
+    Console().print(summary([output_of.codec for output_of in made]))
     typer.echo(f"source and reports: {output}/")
 
 
@@ -172,10 +350,10 @@ def distinct(specs: list[str]) -> list[str]:
 def refuse_same_names(specs: list[Built]) -> None:
     """Exit 2 if two specs have the same name, and so the same files."""
     owners = dict[str, str]()
-    for one in specs:
-        name = one.codec.name
-        if owners.setdefault(name, one.spec) != one.spec:
-            usage(f"{owners[name]} and {one.spec} are both named {name!r}: rename one")
+    for spec in specs:
+        name = spec.codec.name
+        if owners.setdefault(name, spec.spec) != spec.spec:
+            usage(f"{owners[name]} and {spec.spec} are both named {name!r}: rename one")
 
 
 def several(options: list[str] | None) -> list[str]:
@@ -194,12 +372,12 @@ class Built:
     files: dict[str, bytes]
 
 
-def write(one: Built, folder: Path) -> None:
+def write(built: Built, folder: Path) -> None:
     """Write the files of a spec; or exit 2."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for ending, data in one.files.items():
-            write_file(folder / f"{one.codec.name}.{ending}", data)
+        for ending, data in built.files.items():
+            write_file(folder / f"{built.codec.name}.{ending}", data)
     except OSError as error:
         usage(f"cannot write {error.filename}: {error.strerror}")
 
@@ -220,10 +398,10 @@ def built(name: str, targets: list[str], params: dict[str, object], archs: list[
             binaries = artifacts.binaries(target, texts, arch)
             files |= binaries.files
             kernels[arch] = binaries.kernels
-        facts = json.dumps(report.facts(codec, target) | {"kernels": kernels}, indent=1) + "\n"
+        facts = json.dumps(explain.facts(codec, target) | {"kernels": kernels}, indent=1) + "\n"
         which = f"{target}." if len(targets) > 1 else ""
         files[f"{which}report.json"] = facts.encode()
-        files[f"{which}report.md"] = report.markdown(codec, target, kernels).encode()
+        files[f"{which}report.md"] = explain.markdown(codec, target, kernels).encode()
         codecs.append(codec)
     return Built(name, codecs[0], files)
 
@@ -235,10 +413,10 @@ def summary(codecs: list[Codec]) -> Table:
     )
     for codec in codecs:
         parts = ", ".join(f"{p.name} {p.type}" for p in places(codec.module))
-        found = explain.encode_traffic(codec.module)
+        traffic = explain.encode_traffic(codec.module)
         table.add_row(
-            codec.name, escape(parts), f"{report.bits(codec):.4g}", str(len(found.passes)),
-            f"{found.moved:.4g}", f"{found.least:.4g}",
+            codec.name, escape(parts), f"{explain.bits(codec):.4g}", str(len(traffic.passes)),
+            f"{traffic.moved:.4g}", f"{traffic.least:.4g}",
         )  # fmt: skip
     return table
 

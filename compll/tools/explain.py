@@ -2,25 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
-from compll.frontend.spec import Spec
-from compll.frontend.syntax import Call, Name, Number, Syntax, Word
-from compll.ir.expr import Expr, Printer, Type
-from compll.ir.layout import limits, tile_of
-from compll.ir.module import REFERENCE, Module
-from compll.ir.places import places
-from compll.ir.rounds import rounds
+from compll.frontend import feedback
+from compll.frontend.spec import Call, Name, Number, Spec, Syntax, Word
+from compll.ir.expr import FACTOR, Expr, Printer, Type, formula
+from compll.ir.layout import header, limits, rounds, tile_of
+from compll.ir.module import REFERENCE, Field, Module
 from compll.ir.static import evaluate
 from compll.ir.tile import FIELDS, Kernel, Op, Store, Value, When, order
 from compll.ir.tile import Call as Routine
 from compll.ir.tile import Walk as TileWalk
-from compll.ir.tile_text import text as tile_text
-from compll.passes import feedback, fusion, lower
+from compll.ir.tile import text as tile_text
+from compll.passes import fusion, lower
 from compll.passes.traffic import Traffic, Walk, merge_traffic, traffic_of
 from compll.runtime.codec import Codec
 from compll.tools import artifacts
+from compll.tools.artifacts import Kernels
+
+# ---- places -------------------------------------------------------------------------------------
+# Parts of a payload: their types, and their sizes as formulas of n.
+
+
+@dataclass(frozen=True)
+class PayloadSlot:
+    """A payload field and its size as a formula."""
+
+    name: str
+    type: str
+    size: str
+
+
+def places(module: Module) -> list[PayloadSlot]:
+    """The payload's parts in order."""
+    all_places = [
+        PayloadSlot(f"count of {s.name}", "uint32", "4") for s in module.selections if s.dynamic
+    ]
+    all_places += [PayloadSlot(f"length of {name}", "uint32", "4") for name in header(module)[1]]
+    all_places += [PayloadSlot(f.name, _type(f), _size(f, module)) for f in module.fields]
+    if module.status:
+        all_places.append(PayloadSlot("status", "uint8", "1"))
+    return all_places
+
+
+def _type(f: Field) -> str:
+    base = f"uint{f.bits}" if f.storage in ("uint", "byte") else f.storage
+    base += f"[{f.bits}]" if f.storage == "huffman" else ""
+    if f.shape == "matrix":
+        return base + f"[{', '.join(map(formula, f.dims))}]"
+    return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]", "table": f"[{f.of}]"}.get(
+        f.shape, ""
+    )
+
+
+def factors(dims: tuple[Expr, ...]) -> str:
+    """Rows times columns."""
+    return " * ".join(formula(d, FACTOR) for d in dims)
+
+
+def _size(f: Field, module: Module) -> str:
+    if f.shape in ("scalar", "table"):
+        return str(f.item_bits // 8 * int(f.of or 1))
+    counts = {
+        "n": "n", "group": f"ceil(n / {module.group})", "kept": f"count({f.of})",
+        "matrix": factors(f.dims),
+    }  # fmt: skip
+    return f.layout.formula(counts[f.shape], tile_of(module))
+
+
+# ---- explain ------------------------------------------------------------------------------------
 
 STAGES = ("syntax", "types", "feedback", "layout", "passes", "tiles", "traffic", "source")
 SIZES = (1, 1000, 1_000_000, 100_000_000)
@@ -49,8 +101,8 @@ def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
 
 def tiles(module: Module) -> Iterator[str]:
     """The tile programs."""
-    found = [kernel for part in lower.kernels(module).values() for kernel in part]
-    yield "\n".join(map(tile_text, found)).rstrip()
+    kernels = [kernel for part in lower.kernels(module).values() for kernel in part]
+    yield "\n".join(map(tile_text, kernels)).rstrip()
 
 
 def _source(codec: Codec, target: str) -> Iterator[str]:
@@ -167,11 +219,11 @@ class _Passes:
 
     def named(self, value: Value) -> str:
         """The expression that a value computes, or is a part of."""
-        if id(value) in self.kernel.exprs:
-            return self.text(self.kernel.exprs[id(value)][1])
-        known = (e for v, e in self.kernel.exprs.values() if v.level == value.level
+        if value in self.kernel.exprs:
+            return self.text(self.kernel.exprs[value])
+        exprs = (e for v, e in self.kernel.exprs.items() if v.level == value.level
                  and e.type.shape != "static" and any(x is value for x in order([v])))  # fmt: skip
-        return next(map(self.text, known), value.op)
+        return next(map(self.text, exprs), value.op)
 
     def line(self, step: Op) -> str:
         """A step that is no walk; "" for a number that is stored."""
@@ -181,7 +233,7 @@ class _Passes:
             return f"{step.attr.name} as {step.routine}"
         if step.results:
             return self.named(step.results[0])
-        made = (e for v, e in self.kernel.exprs.values() if v.attr in step.made)
+        made = (e for v, e in self.kernel.exprs.items() if v.attr in step.made)
         return next(map(self.text, made), step.routine)
 
     def walk(self, walk: TileWalk) -> Iterator[str]:
@@ -189,15 +241,15 @@ class _Passes:
         reads = {v.attr.name for v in walk.values
                  if v.level == "lane" and v.op in ("load", "unpack", "at", "spread")}  # fmt: skip
         yield f"  reads {', '.join(sorted(reads)) or 'nothing'}"
-        totals = {id(v.args[0]): v for v, _ in self.kernel.exprs.values() if v.op == "total"}
+        totals = {v.args[0]: v for v in self.kernel.exprs if v.op == "total"}
         whole = " over the whole tensor" * (self.module.group > 0)
         for fold in (v for v in walk.values if v.op == "fold"):
             if fold not in walk.folds:
                 yield f"  reduces {self.named(fold)}"
-            elif id(fold) in totals:
-                yield f"  reduces {self.named(totals[id(fold)])}{whole}"
-        for one in walk.compacts:
-            s = next(s for s in self.module.selections if s.name == one.selection)
+            elif fold in totals:
+                yield f"  reduces {self.named(totals[fold])}{whole}"
+        for compact in walk.compacts:
+            s = next(s for s in self.module.selections if s.name == compact.selection)
             yield f"  selects {s.name}: {s.kind} of {self.text(s.key)}"
         yield from map(self.store, walk.stores)
 
@@ -206,17 +258,17 @@ class _Passes:
         if s.back:
             return "  writes back on request g"
         name, updates = s.array.name, s.array.role == "state"
-        known = self.states if updates else self.fields
-        value = self.text(known[name]) if name in known else self.named(s.value)
+        exprs = self.states if updates else self.fields
+        value = self.text(exprs[name]) if name in exprs else self.named(s.value)
         return f"  {'updates' if updates else 'stores'} {name} = {value}"
 
 
 def rounds_text(module: Module) -> Iterator[str]:
     """Lines that describe the rounds to a person."""
-    for number, one in enumerate(rounds(module), 1):
-        size = one.payload_bytes(10**6)
+    for number, round_ in enumerate(rounds(module), 1):
+        size = round_.payload_bytes(10**6)
         yield (
-            f"round {number}: the {one.how} of {one.name} over the ranks, "
+            f"round {number}: the {round_.how} of {round_.name} over the ranks, "
             f"{size} bytes for n = 1000000"
         )
     if module.when is not None:
@@ -225,32 +277,32 @@ def rounds_text(module: Module) -> Iterator[str]:
 
 
 def walks(module: Module) -> Iterator[str]:
-    text, found = Printer(module.bindings), encode_traffic(module)
+    text, traffic = Printer(module.bindings), encode_traffic(module)
     before = set[str]()
-    for number, one in enumerate(found.walks, 1):
-        yield f"walk {number}: {_touched(one, before)}"
-        known = (e for v in one.needs for e in _exprs(found.kernel, v))
-        if needs := sorted({name for e in known for name in text.values(e)}):
+    for number, pass_ in enumerate(traffic.walks, 1):
+        yield f"walk {number}: {_touched(pass_, before)}"
+        exprs = (e for v in pass_.needs for e in _exprs(traffic.kernel, v))
+        if needs := sorted({name for e in exprs for name in text.values(e)}):
             yield f"  after {', '.join(needs)}"
-        before |= set(one.reads)
-    ratio = found.moved / max(found.least, 1e-9)
-    yield f"walks {len(found.walks)}, least possible {found.chain}"
+        before |= set(pass_.reads)
+    ratio = traffic.moved / max(traffic.least, 1e-9)
+    yield f"walks {len(traffic.walks)}, least possible {traffic.chain}"
     yield (
-        f"bytes per element: moved {found.moved:.4g}, least possible {found.least:.4g} "
+        f"bytes per element: moved {traffic.moved:.4g}, least possible {traffic.least:.4g} "
         f"(each input read, each result written once): ratio {ratio:.2f}"
     )
-    yield from merges(module, found)
+    yield from merges(module, traffic)
 
 
 def _exprs(kernel: Kernel, value: Value) -> Iterator[Expr]:
     """Expressions that a number of the piece is made of, if it depends on steps."""
     if next(fusion.inputs([value]), None) is None:
         return
-    if id(value) in kernel.exprs:
-        yield kernel.exprs[id(value)][1]
+    if value in kernel.exprs:
+        yield kernel.exprs[value]
     elif value.op in fusion.MADE:  # the key of a threshold
-        found = (e for v, e in kernel.exprs.values() if v.level == "piece" and value in order([v]))
-        yield from islice(found, 1)
+        exprs = (e for v, e in kernel.exprs.items() if v.level == "piece" and value in order([v]))
+        yield from islice(exprs, 1)
     else:
         for a in value.args:
             yield from _exprs(kernel, a)
@@ -261,21 +313,88 @@ def merges(module: Module, encode: Traffic) -> Iterator[str]:
     selects = any(f.shape == "kept" or f.layout.recoded for f in module.fields)
     if module.decoded is None or selects:
         return
-    found = merge_traffic(module, encode)
-    size = found.payload
+    traffic = merge_traffic(module, encode)
+    size = traffic.payload
     yield f"decode: reads payload ({size:.4g} B), writes g (4 B): ratio 1.00"
     yield f"decode and add: reads payload, g ({size + 4:.4g} B), writes g (4 B): ratio 1.00"
-    if found.fused is not None:
+    if traffic.fused is not None:
         yield (
             "decode, add and encode in one kernel (cuda; cpu for tiles of 512 elements and more): "
-            f"moved {found.fused:.4g}, "
-            f"least possible {size + encode.least:.4g} (as two kernels {found.apart:.4g})"
+            f"moved {traffic.fused:.4g}, "
+            f"least possible {size + encode.least:.4g} (as two kernels {traffic.apart:.4g})"
         )
 
 
-def _touched(one: Walk, before: set[str]) -> str:
+def _touched(walk: Walk, before: set[str]) -> str:
     """Arrays that a walk touches, with bytes per element."""
-    names = ", ".join(f"{name} again" if name in before else name for name in one.reads)
-    writes = f"writes {', '.join(one.writes)} ({one.written:.4g} B)"
-    reads = f"reads {names or 'nothing'} ({one.read:g} B)"
-    return f"{reads}, {writes if one.writes else 'writes nothing'}"
+    names = ", ".join(f"{name} again" if name in before else name for name in walk.reads)
+    writes = f"writes {', '.join(walk.writes)} ({walk.written:.4g} B)"
+    reads = f"reads {names or 'nothing'} ({walk.read:g} B)"
+    return f"{reads}, {writes if walk.writes else 'writes nothing'}"
+
+
+# ---- report -------------------------------------------------------------------------------------
+# The report of a compiled spec, as data and as Markdown: payload, passes, memory traffic.
+
+
+def facts(codec: Codec, target: str) -> dict[str, object]:
+    """The report that `compll build` writes beside the source, as JSON."""
+    module = codec.module
+    traffic = encode_traffic(module)
+    return {
+        "name": codec.name,
+        "about": module.about,
+        "source": module.source,
+        "parameters": dict(codec.params),
+        "digest": codec.digest,
+        "target": target,
+        "group": module.group or None,
+        "feedback": module.feedback,
+        "states": [s.name for s in module.states],
+        "merge": module.merge,
+        "rounds": dict(module.rounds),
+        "payload": [{"name": p.name, "type": p.type, "bytes": p.size} for p in places(module)],
+        "payload_fixed": codec.fixed,
+        "payload_bytes": {str(n): codec.payload_bytes(n) for n in SIZES},
+        "passes": len(traffic.walks),
+        "passes_least": traffic.chain,
+        "bytes_moved_per_element": traffic.moved,
+        "bytes_least_per_element": traffic.least,
+    }
+
+
+def markdown(codec: Codec, target: str, kernels: Mapping[str, Kernels]) -> str:
+    """The report for a reader: payload, passes and their traffic, and resources of kernels compiled
+    for an architecture."""
+    module = codec.module
+    rows = [f"| {p.name} | {p.type} | {p.size} |" for p in places(module)]
+    bound = "exactly" if codec.fixed else "at most"
+    sizes = [f"| {n} | {codec.payload_bytes(n)} |" for n in SIZES]
+    params = ", ".join(f"{k} = {v}" for k, v in codec.params.items()) or "none"
+    facts = [f"- parameters: {params}", f"- backend: {target}", f"- digest: {codec.digest}"]
+    parts = [
+        [f"# {codec.name}", "", module.about, "", *facts],
+        ["## Payload", "", "| part | type | bytes |", "| --- | --- | --- |", *rows],
+        [f"| elements | bytes ({bound}) |", "| --- | --- |", *sizes],
+        ["## Passes", "", "```", *passes(module), "```"],
+        ["## Memory traffic", "", "Bytes per element of the gradient.", "", "```"],
+    ]
+    text = "\n\n".join("\n".join(part) for part in parts)
+    resources = [line for arch, used in kernels.items() for line in kernel_table(arch, used)]
+    return "\n".join([text, *walks(module), "```", *resources, ""])
+
+
+def kernel_table(arch: str, kernels: Kernels) -> list[str]:
+    """Registers and memory of kernels for an architecture and float32 gradients, as Markdown."""
+    rows = [
+        f"| {name} | {used['registers']} | {used['local']} | {used['shared']} |"
+        for name, used in kernels["float32"].items()
+    ]
+    head = "| kernel | registers | local bytes of a thread | shared bytes of a block |"
+    return ["", f"## Kernels on {arch}", "", head, "| --- | --- | --- | --- |", *rows]
+
+
+def bits(codec: Codec) -> float:
+    """Payload bits per element of a large tensor."""
+    n = 1 << 24
+    return codec.payload_bytes(n) * 8 / n

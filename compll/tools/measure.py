@@ -7,16 +7,90 @@ bandwidth of the same run.
 
 from __future__ import annotations
 
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
+from compll.files import replacing
 from compll.ir.module import POSITIONS
 from compll.passes.traffic import traffic_of
 from compll.runtime.batches import Incoming
 from compll.runtime.codec import Codec
-from compll.tools.timing import Job, Timing, timings
+
+# ---- timing -------------------------------------------------------------------------------------
+# Timing: jobs take turns, after a warm-up, and the median of their samples counts.
+# A sample repeats a job until it lasts long enough for the clock. Turns are interleaved, so
+# that a machine that slows down for a while slows all jobs, and comparisons within a run stay
+# fair.
+
+Job = Callable[[], object]
+#: least seconds of a sample
+SAMPLE = 2e-3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call: the median of the samples, and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """Half the distance of the quartiles, as a share of the median."""
+        return (self.high - self.low) / 2 / self.median
+
+
+def timings(
+    work: Mapping[str, Job], repeat: int, wait: Job = lambda: None, shortest: float = SAMPLE
+) -> dict[str, Timing]:
+    """Time every job in `repeat` turns; `wait` returns when all started work has ended."""
+    counts = {name: calibrate(job, wait, shortest) for name, job in work.items()}
+    samples: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(repeat):
+        for name, job in work.items():
+            samples[name].append(sample(job, counts[name], wait))
+    return {name: summary(seconds) for name, seconds in samples.items()}
+
+
+def calibrate(job: Job, wait: Job, shortest: float) -> int:
+    """Calls per sample. The calls made here also warm up caches and compile lazily compiled
+    code."""
+    sample(job, 1, wait)
+    count = 1
+    while (took := sample(job, count, wait) * count) < shortest and count < 1 << 20:
+        count = max(2 * count, int(count * min(shortest / max(took, 1e-9), 100)))
+    return count
+
+
+def sample(job: Job, count: int, wait: Job) -> float:
+    """Seconds per call of `count` calls."""
+    start = time.perf_counter()
+    for _ in range(count):
+        job()
+    wait()
+    return (time.perf_counter() - start) / count
+
+
+def summary(samples: list[float]) -> Timing:
+    """Median and quartiles of samples."""
+    if len(samples) == 1:
+        return Timing(samples[0], samples[0], samples[0])
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(median, low, high)
+
+
+# ---- measure ------------------------------------------------------------------------------------
 
 OPERATIONS = ("encode", "encode_feedback", "decode", "decode_add", "merge")
 
@@ -78,20 +152,20 @@ def prepare(codec: Codec, n: int) -> Bench:
     x, y, table, at = _put(codec, values), codec.arrays.zeros(n, "float32"), _table(n), _at()
     out = codec.arrays.zeros(codec.payload_bytes(n), "uint8")
     used = codec.encode_batch(x, table, out, at)
-    found: dict[str, Job] = {
+    prepared: dict[str, Job] = {
         "decode": lambda: codec.decode_batch(out, table, at, used, y),
         "decode_add": lambda: codec.decode_batch(out, table, at, used, y, add=True),
     }
     # A payload of its own, so that decode's stays intact when the state changes its length.
     spare = codec.arrays.zeros(codec.payload_bytes(n), "uint8")
     if not codec.module.updates:
-        found["encode"] = lambda: codec.encode_batch(x, table, spare, at)
+        prepared["encode"] = lambda: codec.encode_batch(x, table, spare, at)
     if codec.stateful:
         state = codec.init_state(n)
-        found["encode_feedback"] = lambda: codec.encode_batch(x, table, spare, at, state=state)
+        prepared["encode_feedback"] = lambda: codec.encode_batch(x, table, spare, at, state=state)
     if codec.fuses:
-        found["merge"] = _merge(codec, table, Incoming(out, at, used))
-    jobs = {name: found[name] for name in OPERATIONS if name in found}
+        prepared["merge"] = _merge(codec, table, Incoming(out, at, used))
+    jobs = {name: prepared[name] for name in OPERATIONS if name in prepared}
     return Bench(codec, n, int(used[0]), jobs, _waiter(codec))
 
 
@@ -181,3 +255,111 @@ def _waiter(codec: Codec) -> Job:
     import cupy
 
     return lambda: cupy.cuda.get_current_stream().synchronize()
+
+
+# ---- bench report -------------------------------------------------------------------------------
+# The output of `compll bench`: a table, JSON, and a roofline plot.
+
+TITLES = {
+    "encode": "encode", "encode_feedback": "feedback", "decode": "decode", "decode_add": "add",
+    "merge": "merge",
+}  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A row per codec and size. feedback: encode with its states; add: decode and add; merge:
+    decode, add and encode in one kernel, as an aggregator does (if the backend has one). ±: the
+    largest spread of the row's medians. copy: GB/s read plus written."""
+    result = Table(
+        title="GB/s of gradient, and % of a copy of the moved bytes",
+        title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    for head in ("spec", "size", "saves", *TITLES.values(), "±", "copy"):
+        result.add_column(head, justify="left" if head == "spec" else "right", overflow="fold")
+    for row in rows:
+        cells = [cell(row.rates.get(name)) for name in OPERATIONS]
+        spread = max(rate.spread for rate in row.rates.values())
+        result.add_row(
+            row.codec, short(row.elements), f"{row.ratio:.4g}x", *cells,
+            f"{spread:.0%}", f"{row.copy:.3g}",
+        )  # fmt: skip
+    return result
+
+
+def cell(rate: Rate | None) -> str:
+    """A rate and its share of the bound."""
+    return "-" if rate is None else f"{rate.rate:.3g} {rate.share:.0%}"
+
+
+def short(count: int) -> str:
+    """A number of elements: 12M, 100k, 4096."""
+    for scale, letter in ((10**6, "M"), (10**3, "k")):
+        if count % scale == 0:
+            return f"{count // scale}{letter}"
+    return str(count)
+
+
+def about() -> dict[str, str]:
+    """The machine and the versions that the figures belong to."""
+    facts = {"date": date.today().isoformat(), "cpu": cpu(), "python": platform.python_version()}
+    for package in ("numpy", "llvmlite"):
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            facts[package] = "none"
+    return facts
+
+
+def cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def data(rows: Sequence[Row]) -> dict[str, Any]:
+    """All measurements, for JSON."""
+    return {"about": about(), "rows": [row.data() for row in rows]}
+
+
+def formats() -> set[str]:
+    """Kinds of pictures that can be written, by the endings of their files."""
+    from matplotlib.figure import Figure
+
+    return set(Figure().canvas.get_supported_filetypes())
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """A roofline: the rate of each operation of the largest size over its intensity.
+
+    Intensity is bytes of gradient per byte moved; the roof is the copy bandwidth times that.
+    """
+    from matplotlib.figure import Figure
+
+    most = max(row.elements for row in rows)
+    rows = [row for row in rows if row.elements == most]
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots()
+    marks = dict(zip(OPERATIONS, "o^sDv", strict=True))
+    for name, mark in marks.items():
+        points = [(4 / r.rates[name].moved, r.rates[name].rate, r.codec)
+                  for r in rows if name in r.rates]  # fmt: skip
+        axes.scatter([p[0] for p in points], [p[1] for p in points], marker=mark, s=28,
+                     label=TITLES[name], zorder=3)  # fmt: skip
+        for x, y, codec in points if len(rows) <= 12 or name.startswith("encode") else ():
+            axes.annotate(codec, (x, y), fontsize=6, xytext=(3, 3), textcoords="offset points")
+    copy = sorted(row.copy for row in rows)[len(rows) // 2]
+    spots = [4 / r.moved for row in rows for r in row.rates.values()]
+    ends = [min(spots) * 0.8, max(spots) * 1.25]
+    axes.plot(ends, [copy * x for x in ends], color="black", label=f"copy: {copy:.1f} GB/s moved")
+    axes.set(
+        xscale="log", yscale="log", xlabel="bytes of gradient per byte moved",
+        ylabel="GB/s of gradient", title=f"{most:,} elements, {rows[0].target}",
+    )  # fmt: skip
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend()
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150)

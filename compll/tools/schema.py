@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from compll.frontend.operators import OPERATORS, Operator
-from compll.frontend.sections import FEEDBACK_KEYS, PARAM_KEYS, SECTIONS, SectionRow
+from compll.frontend.reader import SIZED, STORAGE, UINTS
+from compll.frontend.source import FEEDBACK_KEYS, PARAM_KEYS, SECTIONS, SectionRow
 from compll.frontend.spec import PARAM_TYPES, SIDES
-from compll.frontend.spec_types import SIZED, STORAGE, UINTS
 
 Schema = dict[str, Any]
 NAME = "^[A-Za-z_][A-Za-z0-9_]*$"
@@ -110,7 +110,7 @@ def feedback(choices: tuple[str, ...]) -> Schema:
 
 def type_() -> Schema:
     """The type of a payload field or a state: the common types as choices, all types by pattern."""
-    fixed = (*(one for one in STORAGE if one not in SIZED), *UINTS)
+    fixed = (*(name for name in STORAGE if name not in SIZED), *UINTS)
     common = ["float32", "float32[n]", "float16", "bfloat16", *(f"{u}[n]" for u in UINTS)]
     return {
         "type": "string",

@@ -8,7 +8,7 @@ import pytest
 import compll
 from bench import spec_table
 from bench.spec_facts import facts, logic_lines
-from compll.ir import exclusive
+from compll.ir import layout
 from compll.ir.layout import limits
 from compll.ir.storage import STORAGES
 
@@ -34,7 +34,7 @@ def formula_gives_the_length(name, n):
     assert known.limits
     most = limits(codec.module, n, codec.params)
     among = {name: most.get(codec.module.among(name), n) for name in most}
-    found = exclusive.longest(codec.module, most, lambda sizes: longest(known, n, sizes, among))
+    found = layout.longest(codec.module, most, lambda sizes: longest(known, n, sizes, among))
     assert found == codec.payload_bytes(n), n
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import compll
 from compll.runtime.library import specs_dir
-from compll.tools import cli_author
+from compll.tools import cli
 from compll.tools.cli import app
 from compll.tools.schema import schema
 from tests.tiers import first_fast
@@ -34,7 +34,7 @@ def complaints(text):
     return [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(text))]
 
 
-@pytest.mark.parametrize("kind", first_fast(cli_author.kinds()))
+@pytest.mark.parametrize("kind", first_fast(cli.kinds()))
 def test_new_specs_compile_as_they_are(kind, tmp_path, rng):
     result = run("new", "mine", "--kind", kind, "-o", tmp_path)
     assert result.exit_code == 0, result.output

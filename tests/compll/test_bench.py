@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import compll
-from compll.tools import measure, timing
+from compll.tools import measure
 from compll.tools.cli import app
 
 
@@ -33,34 +33,34 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
-    monkeypatch.setattr(timing.time, "perf_counter", found)
+    monkeypatch.setattr(measure.time, "perf_counter", found)
     return found
 
 
 def test_the_median_of_turns_counts_and_the_warm_up_does_not(clock):
     work = {"a": clock.job("a", 90, 80, 5, 1, 2, 3, 4), "b": clock.job("b", 1)}
-    found = timing.timings(work, 5, shortest=1)
+    found = measure.timings(work, 5, shortest=1)
     assert (found["a"].low, found["a"].median, found["a"].high) == (2, 3, 4)
     assert found["a"].spread == pytest.approx(1 / 3)
-    assert found["b"] == timing.Timing(1, 1, 1)
+    assert found["b"] == measure.Timing(1, 1, 1)
     assert clock.calls[4:] == ["a", "b"] * 5
 
 
 def test_short_jobs_are_repeated_until_the_clock_can_see_them(clock):
-    found = timing.timings({"a": clock.job("a", 1e-6)}, 3, shortest=1e-3)
+    found = measure.timings({"a": clock.job("a", 1e-6)}, 3, shortest=1e-3)
     assert found["a"].median == pytest.approx(1e-6)
     assert len(clock.calls) >= 3000
 
 
 def test_the_wait_for_started_work_counts(clock):
     waiting = clock.job("wait", 7)
-    assert timing.timings({"a": clock.job("a", 1)}, 1, waiting)["a"].median == 8
+    assert measure.timings({"a": clock.job("a", 1)}, 1, waiting)["a"].median == 8
 
 
 def test_rates_follow_from_times_and_traffic():
     bench = measure.prepare(compll.compile("onebit"), 1024)
     times = {"copy": 8e-6, "encode": 2e-6, "encode_feedback": 8e-6, "decode": 4e-6}
-    took = {name: timing.Timing(t, t, t) for name, t in (times | {"decode_add": 4e-6}).items()}
+    took = {name: measure.Timing(t, t, t) for name, t in (times | {"decode_add": 4e-6}).items()}
     row = measure.row(bench, took)
     assert row.copy == pytest.approx(1.024)
     assert row.payload == 132

@@ -5,7 +5,7 @@ import pytest
 
 import compll
 from compll.errors import UsageError
-from compll.ir.capacity import cuts
+from compll.ir.layout import cuts
 from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES, costing

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import compll
 from compll.passes import lower
-from compll.passes.refusal import Unsupported
+from compll.passes.values import Unsupported
 from compll.tools.cli import app
 from tests.patience import HANG
 

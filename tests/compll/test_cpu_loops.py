@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import backend, jit, storages
+from compll.backends.cpu import backend, instructions, jit
 
 #: elementwise operators of every type between arrays, draws of both kinds, sums, states, codes
 MIXED = """name: mixed
@@ -91,6 +91,6 @@ def test_values_that_are_kept_need_no_masked_stores(tmp_path, monkeypatch):
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine("x86-64-v3", "", opt=3, reloc="pic")
     monkeypatch.setattr(jit, "machine", lambda: machine)
-    monkeypatch.setattr(storages, "MASKED", False)
+    monkeypatch.setattr(instructions, "MASKED", False)
     if llvm.get_process_triple().startswith("x86_64"):
         assert "maskmov" not in jit.assembly(backend.source(codec.module))

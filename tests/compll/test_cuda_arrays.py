@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cuda import grids
+from compll.backends.cuda import plans
 from compll.backends.cuda import source as cuda_source
-from compll.backends.cuda.plan_builder import PlanBuilder
+from compll.backends.cuda.plans import PlanBuilder
 from compll.errors import UsageError
 from compll.numerics.matrices import CHUNK
 from compll.passes import lower
@@ -171,7 +171,7 @@ def test_a_tall_matrix_is_shared_by_many_blocks():
     for name, n in (("atomo", 1 << 26), ("powersgd", 1 << 24)):
         module, params = type_check(name, {"rank": 4})
         code = cuda_source.source(module)
-        items = grids.Items(module, params, code.shape.tile)
+        items = plans.Items(module, params, code.shape.tile)
         blocks = [
             items.count(grid, n)
             for plan in code.plans.values()
@@ -325,7 +325,7 @@ def test_scratch_memory_of_equal_names(text, tmp_path, rng):
 def test_memory_of_a_name_has_one_size(tmp_path):
     module = compiled(KEYS, tmp_path)[1].module
     (kernel, *_) = lower.kernels(module)["first"]
-    plan = PlanBuilder("encode", kernel, grids.shape_of(1024), ())
+    plan = PlanBuilder("encode", kernel, plans.shape_of(1024), ())
     assert plan.memory("one", "int32", 0, 2) == plan.memory("one", "int32", 0, 2)
     with pytest.raises(AssertionError, match="one"):
         plan.memory("one", "int32", 0, 3)

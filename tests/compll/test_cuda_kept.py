@@ -10,7 +10,7 @@ import pytest
 import compll
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import device as cuda_device
-from compll.backends.cuda import keeping
+from compll.backends.cuda import launch
 from compll.backends.cuda import source as cuda_source
 from compll.errors import PayloadError, UsageError
 from compll.runtime.batches import Encoding
@@ -47,7 +47,7 @@ NAMES = ["dgc", "thc"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_latest_unheld_arrays_are_kept(name, monkeypatch, rng):
-    monkeypatch.setattr(keeping, "KEPT", 6)
+    monkeypatch.setattr(launch, "KEPT", 6)
     device = kernels(name)
     for n in (*range(100, 108), 107, 100):
         round_trip(device, name, n, rng)
@@ -285,8 +285,8 @@ class Interrupted(HostDevice):
 def test_a_call_after_an_interrupted_one_begins_anew(name, rng):
     device = kernels(name, Interrupted)
     round_trip(device, name, 5000, rng)
-    for launch in range(1, len(device.device.launches)):
-        device.device.after = launch
+    for number in range(1, len(device.device.launches)):
+        device.device.after = number
         with pytest.raises(KeyboardInterrupt):
             round_trip(device, name, 5000, rng)
         round_trip(device, name, 5000, rng)

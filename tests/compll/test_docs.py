@@ -8,7 +8,7 @@ import pytest
 
 import compll
 from compll.frontend.operators import OPERATORS
-from compll.frontend.sections import SECTIONS
+from compll.frontend.source import SECTIONS
 from tests.tiers import first_fast
 
 TEXT = (Path(__file__).parents[2] / "docs" / "how" / "language.md").read_text()

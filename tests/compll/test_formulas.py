@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import compll
 from compll.errors import Problems, Span
 from compll.frontend.source import Text
-from compll.frontend.syntax import parse
+from compll.frontend.spec import parse
 from compll.ir.expr import FACTOR, Pool, Type, formula
 from compll.ir.static import depends, evaluate
 from compll.runtime.library import type_check

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.frontend.derived import RESIDUAL, accepted
+from compll.frontend.feedback import RESIDUAL, accepted
 from compll.numerics import halves
 from compll.runtime.library import load, locate, type_check
 

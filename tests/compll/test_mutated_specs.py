@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import compll
 from compll.backends.cpu import backend
-from compll.frontend.sections import SECTIONS
-from compll.runtime import claims, library
+from compll.frontend.source import SECTIONS
+from compll.runtime import library, lint
 from compll.runtime.library import locate
 from compll.tools.schema import schema
 
@@ -93,7 +93,7 @@ def outcome(text, folder):
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
     """Claims are tried with all their draws in test_claims.py."""
-    monkeypatch.setattr(claims, "DRAWS", 20)
+    monkeypatch.setattr(lint, "DRAWS", 20)
 
 
 def examples(count):

@@ -5,7 +5,7 @@ import pytest
 
 import compll
 from compll.errors import PayloadError, SpecError
-from compll.numerics import shared_draws
+from compll.numerics import draws
 from tests.compll.cuda_host.pieces import compiled, pieces_equal
 
 SPEC = """
@@ -132,7 +132,7 @@ def test_cocktail_is_the_published_one(rng):
     x = rng.standard_normal(n).astype(np.float32)
     codec = compll.compile("cocktail")
     found = codec.decode(codec.encode(x, step=step), n, step=step)
-    pool = shared_draws.positions(step, 0, 0, n, n // 10)
+    pool = draws.shared_positions(step, 0, 0, n, n // 10)
     best = np.sort(pool[np.argsort(-np.abs(x[pool]), kind="stable")[: n // 100]])
     scale = np.abs(x[best]).max()
     wanted = np.zeros(n, np.float32)

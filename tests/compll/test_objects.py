@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import processor
+from compll.backends.cpu import jit
 from compll.errors import UsageError
 from tests.patience import HANG
 from tests.tiers import first_fast
@@ -113,6 +113,6 @@ def test_a_call_lets_other_threads_run():
 
 
 def test_a_processor_that_is_not_known_is_refused(monkeypatch):
-    monkeypatch.setattr(processor, "NAME", "z80")
+    monkeypatch.setattr(jit, "NAME", "z80")
     with pytest.raises(UsageError, match="COMPLL_CPU is 'z80', not x86-64-v3 or x86-64-v2"):
-        processor.features()
+        jit.features()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import jit, nontemporal_stores, walk_calls
+from compll.backends.cpu import instructions, jit, walks
 from compll.backends.cpu.backend import TileKernels
 
 LINE = 16  # elements
@@ -20,9 +20,9 @@ def past(tmp_path_factory):
         folder = tmp_path_factory.mktemp("past")
         for name in ("usual", "folder", "spare"):
             patch.setattr(jit, name, lambda kind: folder)
-        for module in (nontemporal_stores, walk_calls):
+        for module in (instructions, walks):
             patch.setattr(module, "gains", lambda: True)
-        patch.setattr(nontemporal_stores, "PAST", 256)  # more than a line
+        patch.setattr(instructions, "PAST", 256)  # more than a line
         found = {}
         for name in ("none", "int8_group", "topk"):
             codec = compll.compile(name, "reference")
@@ -55,7 +55,7 @@ def test_every_element_is_written_and_no_other(past, n, skew, name):
 
 @pytest.mark.parametrize("name", ["none", "onebit_group", "int8_group", "threelc", "dgc"])
 def test_large_results_are_what_is_added(name):
-    n = nontemporal_stores.PAST // 4 + 1337
+    n = instructions.PAST // 4 + 1337
     codec = compll.compile(name)
     payload = codec.encode(np.random.default_rng(0).standard_normal(n, dtype=np.float32))
     added = np.zeros(n, np.float32)
@@ -77,7 +77,7 @@ def test_large_results_are_what_is_added(name):
 @pytest.mark.parametrize("name", ["none", "fp16"])
 def test_large_payloads_are_those_of_the_reference(name):
     codec = compll.compile(name)
-    n = nontemporal_stores.PAST // codec.payload_bytes(1) + 1337
+    n = instructions.PAST // codec.payload_bytes(1) + 1337
     x = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
     meant = compll.compile(name, "reference").encode(x)
     for skew in (0, 1, 63):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.numerics import shared_draws as shared
+from compll.numerics.draws import shared_positions
 from tests.compll.world import World, table
 
 PLACES = st.tuples(
@@ -19,17 +19,17 @@ PLACES = st.tuples(
 def test_positions_are_ascending_and_inside(place, share):
     *where, n = place
     count = int(share * n)
-    at = shared.positions(*where, n, count)
+    at = shared_positions(*where, n, count)
     assert at.dtype == np.int64
     assert len(at) == count
     assert (np.diff(at) > 0).all()
     assert count == 0 or (at[0] >= 0 and at[-1] < n)
-    assert np.array_equal(at, shared.positions(*where, n, count))
+    assert np.array_equal(at, shared_positions(*where, n, count))
 
 
 @pytest.mark.parametrize("n, count", [(2**32, 1000), (2**32 - 1, 7), (2**31 + 3, 2)])
 def test_positions_in_large_tensors(n, count):
-    at = np.array([shared.positions(step, 1, 0, n, count) for step in range(200)])
+    at = np.array([shared_positions(step, 1, 0, n, count) for step in range(200)])
     assert (np.diff(at, axis=1) > 0).all()
     assert at.min() >= 0
     assert at.max() < n
@@ -47,14 +47,14 @@ def test_every_position_has_the_same_chance(n, count):
             one[place] = i
         times = np.zeros(n)
         for one in where:
-            times[shared.positions(*one, n, count)] += 1
+            times[shared_positions(*one, n, count)] += 1
         share = count / n
         spread = np.sqrt(draws * share * (1 - share))
         assert np.abs(times - draws * share).max() < 4.5 * spread, place
 
 
 def test_stretches_are_drawn_independently():
-    at = np.array([shared.positions(step, 0, 0, 4096, 4) for step in range(4000)])
+    at = np.array([shared_positions(step, 0, 0, 4096, 4) for step in range(4000)])
     gaps = np.diff(at, axis=1)
     assert abs(np.corrcoef(gaps[:, 0], gaps[:, 2])[0, 1]) < 5 / np.sqrt(4000)
     assert gaps.min() < 100
@@ -69,7 +69,7 @@ def test_with_feedback_against_numpy(workers, ratio, target, rng):
     kept_back = np.zeros((workers, n), np.float32)
     for step in range(5):
         given = rng.standard_normal((workers, n)).astype(np.float32)
-        at = shared.positions(step, 0, 0, n, max(1, int(n * ratio)))
+        at = shared_positions(step, 0, 0, n, max(1, int(n * ratio)))
         kept_back += given
         expected = np.zeros(n, np.float32)
         expected[at] = kept_back[:, at].sum(0) / np.float32(workers)
@@ -84,7 +84,7 @@ def test_without_feedback_values_are_scaled_up(n, rng):
     world = World("randomk", 2, n, ratio=0.25, residual=False)
     given = rng.standard_normal((2, n)).astype(np.float32)
     y, k = world.step(list(given), 9), max(1, n // 4)
-    at = shared.positions(9, 0, 0, n, k)
+    at = shared_positions(9, 0, 0, n, k)
     assert np.array_equal(np.flatnonzero(y), at)
     assert np.allclose(y[at], given.mean(0)[at] * n / k)
     assert world.states == [{}, {}]
@@ -109,8 +109,8 @@ def test_parts_of_a_tensor_draw_their_own_positions():
     y = np.zeros(2000, np.float32)
     codec.decode_batch(out, rows, at, used, y, step=5)
     assert np.allclose(y[y != 0], 10)
-    assert np.array_equal(np.flatnonzero(y[:1000]), shared.positions(5, 3, 0, 1000, 100))
-    assert np.array_equal(np.flatnonzero(y[1000:]), shared.positions(5, 3, 1000, 1000, 100))
+    assert np.array_equal(np.flatnonzero(y[:1000]), shared_positions(5, 3, 0, 1000, 100))
+    assert np.array_equal(np.flatnonzero(y[1000:]), shared_positions(5, 3, 1000, 1000, 100))
     codec.decode_batch(out, rows, at, used, y, add=True, step=5)
     assert np.allclose(y[y != 0], 20)
 
@@ -156,7 +156,7 @@ def test_decode_needs_the_step(rng):
     assert not compll.compile("topk").needs_step
     payload = codec.encode(x, step=7)
     assert np.array_equal(np.flatnonzero(codec.decode(payload, 500, step=7)),
-                          shared.positions(7, 0, 0, 500, 5))  # fmt: skip
+                          shared_positions(7, 0, 0, 500, 5))  # fmt: skip
     total = np.zeros(500, np.float32)
     codec.decode_add(payload, total, step=7)
     assert np.array_equal(total, codec.decode(payload, 500, step=7))
@@ -167,7 +167,7 @@ def test_decode_needs_the_step(rng):
 def test_non_finite_values_of_one_worker_reach_all(bad, residual, rng):
     world = World("randomk", 3, 999, residual=residual)
     given = list(rng.standard_normal((3, 999)).astype(np.float32))
-    at = shared.positions(0, 0, 0, 999, 9)
+    at = shared_positions(0, 0, 0, 999, 9)
     place = next(i for i in range(999) if i not in at)  # not even sent
     given[1][place] = bad
     assert np.isnan(world.step(given, 0)[at]).all()
@@ -244,7 +244,7 @@ def test_drawn_selections_without_rounds(tmp_path, rng):
     states = [c.init_state(777) for c in codecs]
     payloads = [c.encode(x, state=s, step=4) for c, s in zip(codecs, states, strict=True)]
     assert np.array_equal(*payloads)
-    at = shared.positions(4, 0, 0, 777, 77)
+    at = shared_positions(4, 0, 0, 777, 77)
     assert len(payloads[0]) == 4 * 77 + 1  # and a status byte: values may not show a NaN
     assert np.array_equal(codecs[0].decode(payloads[0], 777, step=4)[at], x[at])
     assert (states[0]["residual"][at] == 0).all()

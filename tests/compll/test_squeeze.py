@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.cpu import compaction, jit
+from compll.backends.cpu import instructions, jit
 from compll.backends.cpu.backend import TileKernels
 from compll.runtime.batches import Encoding
 from tests.compll.routines import stream
@@ -28,7 +28,7 @@ decode: scatter(index, value)
 def test_selected_elements_are_put_together_in_order(at_once, group, tmp_path, monkeypatch):
     for name in ("usual", "folder", "spare"):
         monkeypatch.setattr(jit, name, lambda kind: tmp_path)
-    monkeypatch.setattr(compaction, "COMPRESSES", at_once)
+    monkeypatch.setattr(instructions, "COMPRESSES", at_once)
     path = tmp_path / "chosen.yaml"
     path.write_text(CHOSEN.format(group=group))
     codec = compll.compile(path, "reference")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import compll
 from compll.errors import UsageError
 from compll.numerics import matrices as matrix_numbers
-from compll.numerics import shared_draws as shared
+from compll.numerics.draws import shared_uniform
 from tests.compll.operators import computed
 from tests.compll.world import World, table
 from tests.tiers import first_fast
@@ -61,14 +61,14 @@ def test_non_finite_values_stay_non_finite(rng):
 
 
 def test_shared_draws_are_uniform_and_not_those_of_random():
-    draws = [shared.uniform(3, 1, k, 0, 1 << 16, 1024) for k in range(3)]
+    draws = [shared_uniform(3, 1, k, 0, 1 << 16, 1024) for k in range(3)]
     for u in draws:
         assert u.min() >= 0
         assert u.max() < 1
         counts = np.histogram(u, bins=64, range=(0, 1))[0]
         assert ((counts - 1024.0) ** 2 / 1024).sum() < 63 + 5 * np.sqrt(126)
     assert np.abs(np.corrcoef(draws) - np.eye(3)).max() < 0.02
-    parts = [shared.uniform(3, 1, 0, a, 1 << 15, 1024) for a in (0, 1 << 15)]
+    parts = [shared_uniform(3, 1, 0, a, 1 << 15, 1024) for a in (0, 1 << 15)]
     assert np.array_equal(np.concatenate(parts), draws[0])
 
 
@@ -80,12 +80,12 @@ class Plain:
         self.errors = np.zeros((workers, n))
 
     def step(self, gradients, step):
-        sign = np.where(shared.uniform(step, 0, 0, 0, self.n, 1024) < 0.5, -1, 1)
+        sign = np.where(shared_uniform(step, 0, 0, 0, self.n, 1024) < 0.5, -1, 1)
         given = gradients + self.errors
         y = np.array([plain(sign * x, self.block) for x in given])
         tops = np.abs(y).max(1)
         if self.clipped:
-            normal = compll.numerics.elementary.probit(1 - self.clipped / 2)
+            normal = compll.numerics.bits.probit(1 - self.clipped / 2)
             tops = np.abs(y).mean(1) * np.sqrt(np.pi / 2) * normal
         top = tops.max()
         u = np.array([
@@ -208,7 +208,7 @@ def test_codes_of_too_many_ranks_do_not_fit_a_byte(bits, most):
 def test_the_largest_sum_fits(rng):
     """Seventeen ranks whose codes are all 15 decode correctly."""
     world = World("thc", 17, 64, clipped=0.0, residual=False, block=64)
-    sign = np.where(shared.uniform(0, 0, 0, 0, 64, 1024) < 0.5, -1, 1)
+    sign = np.where(shared_uniform(0, 0, 0, 0, 64, 1024) < 0.5, -1, 1)
     x = (sign * matrix_numbers.hadamard(np.full(64, 3, np.float32), 64)).astype(np.float32)
     assert np.allclose(world.step([x] * 17), x, atol=1e-4)
 

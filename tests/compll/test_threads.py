@@ -11,8 +11,8 @@ import compll
 from compll.backends.cuda import source as cuda_source
 from compll.backends.cuda.backend import Kernels
 from compll.frontend import source
-from compll.numerics.held import Memo, hold
 from compll.runtime import batches, library
+from compll.runtime.arrays import Memo, hold
 from tests.compll.cuda_host import HostDevice
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import compaction, instructions, jit, storages
+from compll.backends.cpu import instructions, jit
 from compll.backends.cpu.backend import TileKernels
 from compll.runtime.batches import Encoding
 from tests.tiers import first_fast
@@ -71,9 +71,9 @@ def test_narrower_vectors_give_the_same_bits(name, processor, empty, monkeypatch
     jit.machine()
     monkeypatch.setattr(jit, "machine", lambda: machine(processor))
     monkeypatch.setattr(jit, "linker", lambda: llvm.create_lljit_compiler(machine(processor)))
-    monkeypatch.setattr(compaction, "COMPRESSES", False)
+    monkeypatch.setattr(instructions, "COMPRESSES", False)
     monkeypatch.setattr(instructions, "SOFT_HALVES", processor == "x86-64-v2")
-    monkeypatch.setattr(storages, "MASKED", False)
+    monkeypatch.setattr(instructions, "MASKED", False)
     codec, kernels = fresh(name)
     reference = codec.backend
     for n in SIZES:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import compll
 from compll.runtime import training
 from compll.runtime.library import warnings
-from compll.tools import cli_author
+from compll.tools import cli
 from compll.tools.cli import app
 from tests.tiers import first_fast
 
@@ -105,7 +105,7 @@ def test_check_strict_refuses_them(tmp_path):
 
 @pytest.mark.slow
 def test_only_slow_specs_of_the_package_have_warnings(monkeypatch):
-    monkeypatch.setattr("compll.runtime.claims.DRAWS", 40)  # test_unbiased.py draws more
+    monkeypatch.setattr("compll.runtime.lint.DRAWS", 40)  # test_unbiased.py draws more
     monkeypatch.setattr(training, "trains", lambda codec: iter(()))  # that is the next test
     names = compll.list_specs()
     result = CliRunner().invoke(app, ["check", *names])
@@ -123,6 +123,6 @@ def test_every_spec_of_the_package_trains(name):
     assert list(training.trains(compll.compile(name, "reference"))) == []
 
 
-@pytest.mark.parametrize("kind", cli_author.kinds())
+@pytest.mark.parametrize("kind", cli.kinds())
 def test_new_specs_have_none(kind, tmp_path):
-    assert warnings(cli_author.start("own", kind, tmp_path), {}) == []
+    assert warnings(cli.start("own", kind, tmp_path), {}) == []

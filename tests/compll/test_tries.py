@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compll.numerics.tries import MOST, SIZE, Tries, walks
+from compll.numerics.numbers import MOST_TRIES, TRIES, Tries, walks_of_tries
 from tests.compll.cuda_host.pieces import pieces_equal
 
 #: numbers of `adjust` and `bisect`, as in the language, for different numbers of tries
@@ -42,21 +42,21 @@ def test_a_tree_of_tries_is_the_tries_one_by_one(op):
         state = rule.begin()
         while state[2] >= 0:
             counts = [count(t) for t in rule.tree(*state[:2])]
-            assert len(counts) == SIZE
+            assert len(counts) == TRIES
             found, reached, *state = rule.decide(state, counts)
             done += 1
         assert (found, reached) == one_by_one(op, given, count)
-        assert done <= walks(MOST)
+        assert done <= walks_of_tries(MOST_TRIES)
 
 
-@pytest.mark.parametrize("tries", [0, 1, 2, 3, 11, MOST, MOST + 1])
+@pytest.mark.parametrize("tries", [0, 1, 2, 3, 11, MOST_TRIES, MOST_TRIES + 1])
 def test_walks_of_a_search_that_finds_nothing(tries):
     rule, done = Tries("adjust", (2.0, 90, 110, 0.7, 1.3, tries)), 0
     state = rule.begin()
     while state[2] >= 0:
-        _, _, *state = rule.decide(state, [0] * SIZE)
+        _, _, *state = rule.decide(state, [0] * TRIES)
         done += 1
-    assert done == walks(min(tries, MOST))
+    assert done == walks_of_tries(min(tries, MOST_TRIES))
 
 
 @pytest.mark.parametrize("tries", ["max(3, calls)", "max(calls, 3)", "max(2, int(sqrt(calls)))"])

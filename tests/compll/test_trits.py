@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.reference import trits
+from compll.backends.reference import bitstreams
 from tests.compll.routines import stream
 
 MORE = np.load(Path(__file__).parent / "golden" / "more.npz")
@@ -32,9 +32,9 @@ def test_published_bytes(case):
     held = {k.rsplit("/", 1)[1]: MORE[k] for k in MORE if k.startswith(f"{case}/")}
     codes = (held["quantized"] + 1).astype(np.uint8)
     x = INPUTS[f"input/{case.split('/')[1]}"]
-    assert np.array_equal(trits.shorten(held["quartic"]), held["zero_run"])
-    assert np.array_equal(trits.lengthen(held["zero_run"]), held["quartic"])
-    assert np.array_equal(trits.unpack(held["quartic"], len(codes), len(codes)), codes)
+    assert np.array_equal(bitstreams.shorten_runs(held["quartic"]), held["zero_run"])
+    assert np.array_equal(bitstreams.lengthen_runs(held["zero_run"]), held["quartic"])
+    assert np.array_equal(bitstreams.unpack_trits(held["quartic"], len(codes), len(codes)), codes)
     codec = compll.compile("threelc", "cpu", s=float(case.split("/")[0][5:]))
     y = codec.decode(codec.encode(x), len(x))
     np.testing.assert_allclose(y, held["quantized"] * held["scale"], rtol=1e-5, atol=1e-30)
@@ -44,8 +44,8 @@ def test_published_bytes(case):
 @settings(deadline=None)
 def test_runs_round_trip(groups):
     data = np.array([byte for byte, count in groups for _ in range(count)], np.uint8)
-    short = trits.shorten(data)
-    assert np.array_equal(trits.lengthen(short), data)
+    short = bitstreams.shorten_runs(data)
+    assert np.array_equal(bitstreams.lengthen_runs(short), data)
     assert len(short) <= len(data)
     out = np.full(len(data) + 2, 7, np.uint8)
     end = stream("runs").store(data, len(data), out)
@@ -59,9 +59,9 @@ def test_runs_round_trip(groups):
 @settings(deadline=None)
 def test_pack_round_trip(codes, tile):
     codes = np.array(codes, np.uint8)
-    packed = trits.pack(codes, tile)
-    assert (packed < trits.FIRST).all()
-    assert np.array_equal(trits.unpack(packed, len(codes), tile), codes)
+    packed = bitstreams.pack_trits(codes, tile)
+    assert (packed < bitstreams.FIRST).all()
+    assert np.array_equal(bitstreams.unpack_trits(packed, len(codes), tile), codes)
 
 
 @pytest.mark.slow

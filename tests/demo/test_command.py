@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import compll
 import hipress
-from compll.tools import cli_author
+from compll.tools import cli
 from hipress.tools import demo_command
 from hipress.tools.cli import app
 from hipress.tools.run import ending, methods
@@ -106,7 +106,7 @@ def test_a_label_tells_codec_and_options():
 
 
 def test_a_codec_may_be_a_path(tmp_path):
-    path = cli_author.start("own", "quantizer", tmp_path)
+    path = cli.start("own", "quantizer", tmp_path)
     method = methods.parse(f"hipress:{path}:bits=4")
     assert (method.codec, method.options) == (str(path), {"bits": 4})
     assert method.label == "HiPress own.yaml bits=4"

@@ -17,16 +17,13 @@ from numpy.typing import NDArray
 from compll.backends.cpu import interface, jit
 from compll.backends.cpu.interface import GIVEN, SLACK, passed, signature
 from compll.errors import PayloadError, UsageError
-from compll.ir.layout import is_fixed, payload_bytes
+from compll.ir.layout import Before, is_fixed, payload_bytes, rounds
 from compll.ir.module import Module
-from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
-from compll.ir.tile import Kernel
-from compll.ir.tile_text import text
-from compll.numerics.held import Memo
-from compll.numerics.types import F32, I64, U8
+from compll.ir.tile import Kernel, text
+from compll.numerics.numbers import F32, I64, U8
 from compll.passes import lower
-from compll.runtime.arrays import HostArrays
+from compll.runtime.arrays import HostArrays, Memo
 from compll.runtime.batches import Encoding, Rows, State, fresh
 
 
@@ -53,9 +50,9 @@ class TileKernels:
         """Load the functions that are compiled together, unless they are loaded."""
         # no lock, which a fork would copy as held: two threads may load the same functions
         if part[0].name not in self.functions:
-            found = library(self.module.name, part)
-            self.libraries.append(found)
-            self.functions |= found.functions
+            result = library(self.module.name, part)
+            self.libraries.append(result)
+            self.functions |= result.functions
 
     def function(self, name: str) -> Callable[..., None]:
         """A kernel. On first use its part is compiled."""
@@ -92,8 +89,8 @@ class TileKernels:
 
     def room(self, kernel: Kernel, n: int) -> int:
         """The most bytes that an array of a kernel takes for n elements. Raises UsageError."""
-        found: int = self.rooms.once((kernel.name, n), lambda: interface.array_bytes(kernel, n))
-        return found
+        result: int = self.rooms.once((kernel.name, n), lambda: interface.array_bytes(kernel, n))
+        return result
 
     def statics(self, name: str, table: I64, step: int, most: I64 | None = None) -> Any:
         """Host-computed values of every piece."""
@@ -202,7 +199,7 @@ class TileKernels:
             "statics": self.statics(name, table, how.step), "seed": signed(how.seed),
             "step": how.step, "scale": how.scale, "back": True, "workers": float(how.workers),
         }  # fmt: skip
-        by_name = {one.name: pair for one, pair in zip(self.rounds, sums, strict=False)}
+        by_name = {r.name: pair for r, pair in zip(self.rounds, sums, strict=False)}
         pairs = [by_name[a.name] for a in kernel.sums]
         held = [] if state is None else [state[s.name] for s in kernel.states]
         self.call(name, given, [*held, *(array for pair in pairs for array in pair)])
@@ -210,8 +207,8 @@ class TileKernels:
 
     def size(self, n: int) -> int:
         """The bytes of a payload of n elements."""
-        found: int = self.sizes.once(n, lambda: payload_bytes(self.module, n, self.params))
-        return found
+        result: int = self.sizes.once(n, lambda: payload_bytes(self.module, n, self.params))
+        return result
 
     def raise_found(self) -> None:
         """Do nothing: a call raises for a bad payload itself."""

@@ -7,21 +7,45 @@ from contextlib import AbstractContextManager, contextmanager
 
 from llvmlite import ir
 
-from compll.backends.cpu.types import (
-    F32,
-    F64,
-    HALF,
-    I1,
-    I8,
-    I32,
-    I64,
-    PTR,
-    SIZES,
-    VOID,
-    c,
-    element,
-    number,
-)
+# ---- types --------------------------------------------------------------------------------------
+# LLVM's types and constants.
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+HALF, F32, F64, PTR, VOID = (
+    ir.HalfType(), ir.FloatType(), ir.DoubleType(), ir.PointerType(), ir.VoidType(),
+)  # fmt: skip
+#: bytes of an element
+SIZES = {I8: 1, I16: 2, I32: 4, F32: 4, I64: 8, F64: 8}
+KINDS = {"f32": F32, "i32": I32, "bool": I1, "f64": F64, "i64": I64, "table": PTR}
+
+
+def lanes(kind: ir.Type, like: ir.Value) -> ir.Type:
+    """The type with elements of `kind` and as many lanes as the value `like`."""
+    return ir.VectorType(kind, like.type.count) if isinstance(like.type, ir.VectorType) else kind
+
+
+def const(kind: ir.Type, like: ir.Value, number: float) -> ir.Value:
+    """The number in every lane."""
+    made = lanes(kind, like)
+    return ir.Constant(made, [number] * made.count if made is not kind else number)
+
+
+def element(x: ir.Value) -> ir.Type:
+    """The type of one lane."""
+    return x.type.element if isinstance(x.type, ir.VectorType) else x.type
+
+
+def number(kind: ir.Type, value: float) -> ir.Value:
+    """A constant."""
+    return ir.Constant(kind, value)
+
+
+def c(value: int) -> ir.Value:
+    """An int64 constant."""
+    return number(I64, value)
+
+
+# ---- builder ------------------------------------------------------------------------------------
 
 
 def at(b: Builder, pointer: ir.Value, offset: ir.Value) -> ir.Value:
@@ -44,18 +68,18 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
 
     def declared(self, name: str, result: ir.Type, kinds: list[ir.Type]) -> ir.Value:
         """A function of LLVM, declared on first use."""
-        known = self.module.globals.get(name)
-        return known or ir.Function(self.module, ir.FunctionType(result, kinds), name)
+        function = self.module.globals.get(name)
+        return function or ir.Function(self.module, ir.FunctionType(result, kinds), name)
 
     def clear(self, pointer: ir.Value, size: ir.Value) -> None:
         """Set bytes to 0."""
-        known = self.declared("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
-        self.call(known, [pointer, number(I8, 0), size, number(I1, 0)])
+        memset = self.declared("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
+        self.call(memset, [pointer, number(I8, 0), size, number(I1, 0)])
 
     def copy(self, pointer: ir.Value, source: ir.Value, size: ir.Value) -> None:
         """Copy bytes from `source`."""
-        known = self.declared("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
-        self.call(known, [pointer, source, size, number(I1, 0)])
+        memcpy = self.declared("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
+        self.call(memcpy, [pointer, source, size, number(I1, 0)])
 
     def get(self, array: ir.Value, kind: ir.Type, index: ir.Value, lanes: int = 0) -> ir.Value:
         """Elements of an array from `index` on; lanes 0: a single one, not a vector."""
@@ -69,9 +93,9 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
     def room(self, kind: ir.Type, count: int = 1) -> ir.Value:
         """Stack memory for `count` values of a kind."""
         with self.goto_entry_block():
-            found = self.alloca(ir.ArrayType(kind, count))
-        found.align, found.type = 64, PTR
-        return found
+            memory = self.alloca(ir.ArrayType(kind, count))
+        memory.align, memory.type = 64, PTR
+        return memory
 
     def splat(self, x: ir.Value, count: int) -> ir.Value:
         """A number in each of `count` lanes."""
@@ -182,8 +206,8 @@ class Routine:
             if not self.inline:
                 function.attributes.add("noinline")
             b = Builder(function.append_basic_block("entry"))
-            found = self.body(b, *function.args)
-            b.ret_void() if self.type.return_type == VOID else b.ret(found)
+            result = self.body(b, *function.args)
+            b.ret_void() if self.type.return_type == VOID else b.ret(result)
         return module.globals[self.name]
 
     def __call__(self, b: Builder, *args: ir.Value) -> ir.Value:

@@ -6,28 +6,40 @@ language defines: no row has fast-math flags, and none is fused with another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
-from compll.backends.cpu.builder import Builder, Routine, routine
-from compll.backends.cpu.processor import FEATURES
-from compll.backends.cpu.types import (
+from compll.backends.cpu import jit
+from compll.backends.cpu.builder import (
     F32,
     F64,
     HALF,
     I1,
+    I8,
     I16,
     I32,
     I64,
     KINDS,
+    PTR,
+    Builder,
+    Routine,
+    Variable,
+    at,
+    c,
     const,
     element,
     lanes,
+    loop,
+    number,
+    routine,
 )
-from compll.ir.tile import Value
+from compll.backends.cpu.jit import FEATURES
+from compll.ir.tile import Array, Value
 from compll.numerics import bits, draws
+from compll.numerics.bits import FORMATS, HUGE
 from compll.numerics.traced import Number
 
 #: emits an instruction: of a builder and values
@@ -203,3 +215,216 @@ def apply(b: Builder, v: Value, args: list[ir.Value]) -> ir.Value:
 CALLED = {
     op: Routine(f"called_{op}", F64, [F64] * bits.MEANINGS[op].arity, ROWS[op]) for op in LONG
 }
+
+
+# ---- storages -----------------------------------------------------------------------------------
+# Values in memory that are not packed: float32 and int32, or storages of 16 bits and fewer.
+
+#: true if this processor stores some lanes of a vector as fast as all of them
+MASKED = bool(FEATURES.get("avx512f"))
+#: bits of HUGE
+TOO_LARGE = int(np.float32(HUGE).view(np.int32))
+#: storages of at most 16 bits
+NARROW = {"uint16": 16, "byte": 8} | {name: one.width for name, one in FORMATS.items()}
+
+
+def item_bytes(array: Array) -> int:
+    """Bytes of one value in memory."""
+    return array.storage.bits // 8
+
+
+def load_as(b: Builder, pointer: ir.Value, storage: str, count: int) -> ir.Value:
+    """Values of a storage as float32 or int32; count 0: a single one, not a vector."""
+
+    def of(kind: ir.Type) -> ir.Value:
+        return b.load(pointer, typ=ir.VectorType(kind, count) if count else kind, align=1)
+
+    return of_raw(b, of(raw(storage)), storage)
+
+
+def raw(storage: str) -> ir.Type:
+    """The type of a value in memory."""
+    if storage in NARROW:
+        return I8 if NARROW[storage] == 8 else I16
+    return F32 if storage == "float32" else I32
+
+
+def of_raw(b: Builder, x: ir.Value, storage: str) -> ir.Value:
+    """Values as they are in memory, converted to float32 or int32."""
+    x = b.zext(x, lanes(I32, x)) if storage in NARROW else x
+    return format_value(b, x, storage) if storage in FORMATS else x
+
+
+def stored_as(b: Builder, x: ir.Value, storage: str) -> ir.Value:
+    """The value in memory for a float32 or int32."""
+    x = format_bits(b, x, storage) if storage in FORMATS else x
+    return b.trunc(x, lanes(raw(storage), x)) if storage in NARROW else x
+
+
+def finite_or(b: Builder, value: ir.Value, before: ir.Value, storage: str) -> ir.Value:
+    """A state's value; the old value if the new one is NaN, or not below HUGE, once stored.
+
+    [Note: masked stores] LLVM turns a choice between a value and the old one into a masked store.
+    On AMD's processors without AVX-512 that takes 12 cycles and more. So bits are blended there,
+    with a mask that LLVM cannot recognize as one.
+    """
+    too_large = {"bfloat16": TOO_LARGE - 0x8000, "float16": 0x477FF000}.get(storage, TOO_LARGE)
+    size, least = ROWS["magnitude_bits"](b, value), const(I32, value, too_large)
+    if MASKED:
+        return b.select(b.icmp_signed("<", size, least), value, before)
+    old, new = ROWS["bits"](b, before), ROWS["bits"](b, value)
+    hidden = b.asm(ir.FunctionType(I32, [I32]), "", "=r,0", [number(I32, 31)], side_effect=False)
+    shift = b.splat(hidden, size.type.count) if size.type != I32 else hidden
+    mask = b.ashr(b.sub(size, least), shift)
+    return b.bitcast(b.xor(old, b.and_(b.xor(old, new), mask)), value.type)
+
+
+# ---- compaction ---------------------------------------------------------------------------------
+# Compaction within a walk: selected lanes are appended to arrays, in order.
+# llvm.experimental.vector.compress is one instruction with AVX-512; elsewhere LLVM stores each
+# lane and advances if it is selected, without a branch. Whole vectors are written, so arrays
+# have SLACK (interface.py) more elements than they hold.
+
+#: true if this processor compresses lanes in one instruction, which is cheaper than a branch
+COMPRESSES = bool(FEATURES.get("avx512f"))
+
+
+def count_bits(b: Builder, x: ir.Value) -> ir.Value:
+    """The number of set bits, as int64."""
+    return b.zext(b.ctpop(x), I64)
+
+
+class Compaction:
+    """The instructions of one Compact in a walk's function.
+
+    counts: address of the number of elements taken so far, and of the number that `first` may still
+    take.
+    """
+
+    def __init__(self, b: Builder, counts: ir.Value, arrays: list[ir.Value]) -> None:
+        self.b, self.counts, self.arrays = b, counts, arrays
+        self.taken, self.left = (Variable(b, b.get(counts, I64, c(i))) for i in range(2))
+
+    def close(self) -> None:
+        """Store the counts, after the last tile."""
+        for i, now in enumerate((self.taken, self.left)):
+            self.b.put(now.get(), self.counts, c(i))
+
+    def lanes(self, always: ir.Value, first: ir.Value, parts: list[ir.Value]) -> ir.Value:
+        """Append the selected lanes; returns a mask of them. parts: the values for each array."""
+        b = self.b
+        like = always if always is not None else first
+        result: ir.Value = number(I32, 0)
+        if always is not None:
+            result = self.bits(always)
+        if first is not None:
+            result = b.or_(result, self.limited(self.bits(first)))
+        hit = b.bitcast(b.trunc(result, ir.IntType(like.type.count)), like.type)
+        if COMPRESSES:
+            self.append(parts, hit, result)
+        else:
+            with b.if_then(b.icmp_unsigned("!=", result, number(I32, 0))):
+                self.append(parts, hit, result)
+        return hit
+
+    def append(self, parts: list[ir.Value], hit: ir.Value, bits: ir.Value) -> None:
+        """Store the selected lanes, and advance by their number."""
+        b, taken = self.b, self.taken.get()
+        for array, value in zip(self.arrays, parts, strict=True):
+            b.put(self.together(value, hit), array, taken)
+        self.taken.set(b.add(taken, count_bits(b, bits)))
+
+    def bits(self, mask: ir.Value) -> ir.Value:
+        """A vector of truths as the bits of a word."""
+        return self.b.zext(self.b.bitcast(mask, ir.IntType(mask.type.count)), I32)
+
+    def limited(self, bits: ir.Value) -> ir.Value:
+        """The first set bits, as many as may still be taken."""
+        b, word = self.b, Variable(self.b, bits)
+        with b.if_then(b.icmp_unsigned("!=", bits, number(I32, 0)), likely=False):
+            left = b.sub(self.left.get(), count_bits(b, bits))
+            few = b.icmp_signed("<", left, c(0))
+            self.left.set(b.select(few, c(0), left))
+            with b.if_then(few, likely=False), loop(b, b.neg(left)):
+                highest = b.lshr(number(I32, -(2**31)), b.ctlz(word.get(), number(I1, 0)))
+                word.set(b.xor(word.get(), highest))
+        return word.get()
+
+    def together(self, value: ir.Value, hit: ir.Value) -> ir.Value:
+        """The selected lanes, moved to the start of a vector."""
+        b, kind = self.b, value.type
+        letter = "f32" if kind.element == F32 else "i32"
+        full = f"llvm.experimental.vector.compress.v{kind.count}{letter}"
+        compress = b.declared(full, kind, [kind, hit.type, kind])
+        return b.call(compress, [value, hit, ir.Constant(kind, ir.Undefined)])
+
+
+def expanded(b: Builder, place: ir.Value, hit: ir.Value, bits: ir.Value) -> ir.Value:
+    """The next float32 values from an address on, in order, in the lanes of `hit`; zeros in the
+    others. bits: `hit` as a number."""
+    width = hit.type.count
+    kind = ir.VectorType(F32, width)
+    zeros = ir.Constant(kind, [0.0] * width)
+    if COMPRESSES:
+        expand = b.declared(f"llvm.masked.expandload.v{width}f32", kind, [PTR, hit.type, kind])
+        return b.call(expand, [place, hit, zeros])
+    result = Variable(b, zeros)
+    with b.if_then(b.icmp_unsigned("!=", bits, number(I32, 0))):
+        # without a branch: lanes behind the last value read the last value
+        last, taken, lanes = b.sub(b.ctpop(bits), number(I32, 1)), number(I32, 0), zeros
+        for lane in range(width):
+            near = b.select(b.icmp_unsigned("<", taken, last), taken, last)
+            value = b.get(place, F32, b.zext(near, I64))
+            lanes = b.insert_element(lanes, value, number(I32, lane))
+            taken = b.add(taken, b.and_(b.lshr(bits, number(I32, lane)), number(I32, 1)))
+        result.set(b.select(hit, lanes, zeros))
+    return result.get()
+
+
+# ---- nontemporal stores -------------------------------------------------------------------------
+# Stores that bypass the cache, for arrays that it cannot hold; see docs/how/tile-ir.md.
+
+#: bytes from which stores to an array bypass the cache, which cannot hold it
+PAST = 1 << 24
+
+
+def gains() -> bool:
+    """True if this processor is known to gain from them."""
+    return jit.NAME.startswith("znver")
+
+
+def zero(b: Builder, pointer: ir.Value, size: ir.Value) -> None:
+    """Set `size` bytes to 0. If the cache cannot hold them they bypass it, which gains on all
+    processors: a cache would first load the bytes to be overwritten."""
+    with b.if_else(large(b, [(pointer, size)])) as (then, otherwise):
+        with then:
+            start = b.and_(b.neg(b.ptrtoint(pointer, I64)), number(I64, 63))
+            lines = b.add(start, b.and_(b.sub(size, start), number(I64, -64)))
+            _clear(b, pointer, number(I64, 0), start)
+            with loop(b, lines, 64, start) as offset:
+                zeros = ir.Constant(ir.VectorType(F32, 16), None)
+                made = b.store(zeros, at(b, pointer, offset), align=64)
+                made.set_metadata("nontemporal", b.module.add_metadata([number(I32, 1)]))
+            _clear(b, pointer, lines, size)
+            b.fence("seq_cst")
+        with otherwise:
+            _clear(b, pointer, number(I64, 0), size)
+
+
+def _clear(b: Builder, pointer: ir.Value, start: ir.Value, stop: ir.Value) -> None:
+    """Set bytes from `start` to `stop` to 0."""
+    b.clear(at(b, pointer, start), b.sub(stop, start))
+
+
+def large(b: Builder, arrays: Iterable[tuple[ir.Value, ir.Value]]) -> ir.Value:
+    """True if the cache cannot hold the arrays and their addresses allow stores that bypass it.
+
+    arrays: address and bytes of each.
+    """
+    result: ir.Value = number(I1, 1)
+    for pointer, size in arrays:
+        much = b.icmp_signed(">=", size, number(I64, PAST))
+        even = b.and_(b.ptrtoint(pointer, I64), number(I64, 15))
+        aligned = b.icmp_unsigned("==", even, number(I64, 0))
+        result = b.and_(result, b.and_(much, aligned))
+    return result

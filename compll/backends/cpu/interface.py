@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compll.ir.matrices import NARROW, check_rooms, extents
+from compll.ir.static import NARROW, check_rooms, extents
 from compll.ir.tile import Call, Kernel, View, flat
 from compll.numerics.matrices import CHUNK
 from compll.numerics.numbers import LANES

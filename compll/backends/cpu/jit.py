@@ -6,7 +6,8 @@ import ctypes
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from compll.backends.cpu import processor
+from compll.errors import UsageError
 from compll.runtime.cache import (
     IMPORTED,
     alone,
@@ -26,6 +27,33 @@ from compll.runtime.cache import (
     write,
 )
 
+# ---- processor ----------------------------------------------------------------------------------
+# The processor that kernels are compiled for: this one, or the one that COMPLL_CPU names.
+# x86-64-v3 has AVX2 and no AVX-512; x86-64-v2 has SSE only. So code for other processors can be
+# tested here.
+
+#: lesser processors by LLVM's names, with the features that code here asks about
+LESSER: dict[str, dict[str, bool]] = {
+    "x86-64-v3": {"f16c": True, "avx512f": False},
+    "x86-64-v2": {"f16c": False, "avx512f": False},
+}
+NAME: str = os.environ.get("COMPLL_CPU") or llvm.get_host_cpu_name()
+#: LLVM's features, each with true if the processor has it
+FEATURES: Mapping[str, bool] = LESSER.get(NAME, llvm.get_host_cpu_features())
+
+
+def features() -> str:
+    """Features beyond those that the name implies, in LLVM's notation. Raises UsageError."""
+    if NAME in LESSER:
+        return ""
+    if llvm.get_host_cpu_name() != NAME:
+        raise UsageError(f"COMPLL_CPU is {NAME!r}, not {' or '.join(LESSER)}")
+    result: str = llvm.get_host_cpu_features().flatten()
+    return result
+
+
+# ---- jit ----------------------------------------------------------------------------------------
+
 log = logging.getLogger("compll")
 _numbers = itertools.count()
 
@@ -36,14 +64,14 @@ def machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(processor.NAME, processor.features(), opt=3, reloc="pic")
+    return target.create_target_machine(NAME, features(), opt=3, reloc="pic")
 
 
 @cache
 def version() -> str:
     """A text that changes with the compiler, LLVM and the processor; objects depend on it."""
-    known = (llvmlite.__version__, processor.NAME, processor.features(), IMPORTED)
-    return " ".join(known)
+    facts = (llvmlite.__version__, NAME, features(), IMPORTED)
+    return " ".join(facts)
 
 
 def optimized(text: str, level: int = 3) -> Any:

@@ -7,20 +7,84 @@ layout.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from llvmlite import ir
 
 from compll.backends.cpu import calls, searches, streams
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu.builder import at, loop
-from compll.backends.cpu.exports import export
-from compll.backends.cpu.nontemporal_stores import zero
+from compll.backends.cpu.builder import (
+    F32,
+    I32,
+    I64,
+    KINDS,
+    PTR,
+    VOID,
+    Builder,
+    at,
+    c,
+    loop,
+    number,
+)
+from compll.backends.cpu.instructions import finite_or, stored_as, zero
 from compll.backends.cpu.printer import COLUMNS, Printer
-from compll.backends.cpu.storages import finite_or, stored_as
-from compll.backends.cpu.types import F32, I32, I64, KINDS, c, number
-from compll.backends.cpu.walk_calls import WalkCalls
+from compll.backends.cpu.walks import WalkCalls
 from compll.ir.tile import GRADIENT, USED, WRONG, Call, Kernel, Op, Store, Walk, When
+
+# ---- exports ------------------------------------------------------------------------------------
+# Exported functions: they keep denormal numbers, whatever their caller's thread does with them.
+
+#: bits of the control register that flush denormal numbers: results and operands of x86; ARM's FZ
+FLUSH = {"x86_64": 0x8040, "aarch64": 1 << 24}
+
+
+def export(module: ir.Module, name: str, body: ir.Function) -> None:
+    """A function that calls a kernel's body with denormal numbers kept: otherwise payloads would
+    differ."""
+    function = ir.Function(module, body.function_type, name)
+    b = Builder(function.append_basic_block("entry"))
+    with kept(b):
+        b.call(body, function.args, attrs=("noinline",))
+    b.ret_void()
+
+
+@contextmanager
+def kept(b: Builder) -> Iterator[None]:
+    """Instructions that run with denormal numbers kept. LLVM may move arithmetic across the change
+    of the control register, so they are a call that is not inlined."""
+    processor = platform.machine()
+    if processor not in FLUSH:
+        yield
+        return
+    access = _on_x86 if processor == "x86_64" else _on_arm
+    before, write = access(b)
+    write(b.and_(before, number(before.type, ~FLUSH[processor])))
+    yield
+    write(before)
+
+
+def _on_x86(b: Builder) -> tuple[ir.Value, ir.Value]:
+    """The control register's value, and a function that writes it."""
+    place, kind = b.alloca(I32), ir.FunctionType(VOID, [PTR])
+    b.call(b.module.declare_intrinsic("llvm.x86.sse.stmxcsr", (), kind), [place])
+    load = b.module.declare_intrinsic("llvm.x86.sse.ldmxcsr", (), kind)
+
+    def write(value: ir.Value) -> None:
+        b.store(value, place)
+        b.call(load, [place])
+
+    return b.load(place, typ=I32), write
+
+
+def _on_arm(b: Builder) -> tuple[ir.Value, ir.Value]:
+    get = b.module.declare_intrinsic("llvm.aarch64.get.fpcr", (), ir.FunctionType(I64, []))
+    put = b.module.declare_intrinsic("llvm.aarch64.set.fpcr", (), ir.FunctionType(VOID, [I64]))
+    return b.call(get, []), lambda value: b.call(put, [value])
+
+
+# ---- kernels ------------------------------------------------------------------------------------
 
 
 def module_text(name: str, kernels: Sequence[Kernel]) -> str:
@@ -37,9 +101,11 @@ class KernelPrinter:
     def __init__(self, module: ir.Module, kernel: Kernel) -> None:
         self.kernel, self.printer = kernel, Printer(module, kernel)
         self.b = self.printer.b
-        #: calls of products whose elements a walk computes where it stores them, by the walk's id
+        #: calls of products whose elements a walk computes where it stores them
         self.fused = calls.fused(kernel)
         self.walks = WalkCalls(self.printer)
+        #: in a check, the block that ends it
+        self.wrong: ir.Block | None = None
 
     def emit(self) -> None:
         """Build the function's body."""
@@ -93,13 +159,13 @@ class KernelPrinter:
     def walk(self, walk: Walk) -> None:
         """A walk, which makes counts of its selections."""
         p = self.printer
-        if id(walk) in self.fused:
-            return calls.walk(p, walk, self.fused[id(walk)])
-        for one in walk.compacts:
-            most = c(0) if one.limit is None else p.value(one.limit)
-            self.walks.open_counts(one.selection, most)
+        if walk in self.fused:
+            return calls.walk(p, walk, self.fused[walk])
+        for compact in walk.compacts:
+            most = c(0) if compact.limit is None else p.value(compact.limit)
+            self.walks.open_counts(compact.selection, most)
         self.walks.run(walk, p.items(walk.domain))
-        for name in [one.selection for one in walk.compacts]:
+        for name in [compact.selection for compact in walk.compacts]:
             p.sizes["counted", name] = self.b.load(p.counts[name], typ=I64)
         return p.fields()
 
@@ -117,16 +183,16 @@ class KernelPrinter:
     def when(self, step: When) -> None:
         """Steps under a condition. Their results are in memory, and are set to 0 before."""
         b, p, condition = self.b, self.printer, self.printer.value(step.condition)
-        for one in step.steps:
-            if isinstance(one, Walk):
-                for f in one.folds:
+        for inner in step.steps:
+            if isinstance(inner, Walk):
+                for f in inner.folds:
                     self.walks.clear_total(f)
-            elif isinstance(one, Call):
-                assert one.routine in searches.ROUTINES, one
-                for v in one.results:
+            elif isinstance(inner, Call):
+                assert inner.routine in searches.ROUTINES, inner
+                for v in inner.results:
                     b.store(number(KINDS[v.kind], 0), p.made(v))
             else:
-                assert isinstance(one, Store), one
+                assert isinstance(inner, Store), inner
         before = dict(p.local)
         with b.if_then(condition if step.wanted else b.not_(condition)):
             self.steps(step.steps)

@@ -11,12 +11,37 @@ from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu import table_routines as tables
-from compll.backends.cpu.builder import Builder, Variable, at
+from compll.backends.cpu.builder import (
+    F32,
+    F64,
+    I8,
+    I32,
+    I64,
+    KINDS,
+    PTR,
+    VOID,
+    Builder,
+    Variable,
+    at,
+    c,
+    lanes,
+    number,
+)
+from compll.backends.cpu.instructions import item_bytes, load_as
 from compll.backends.cpu.interface import GIVEN, signature
-from compll.backends.cpu.lane_folds import LEAST, MOST
-from compll.backends.cpu.storages import item_bytes, load_as
-from compll.backends.cpu.types import F32, F64, I8, I32, I64, KINDS, PTR, VOID, c, number
-from compll.ir.tile import GRADIENT, SIZES, Array, Domain, Kernel, Role, Value, order
+from compll.backends.cpu.lanes import LEAST, MOST
+from compll.ir.tile import (
+    GRADIENT,
+    SIZES,
+    Array,
+    Domain,
+    Kernel,
+    Role,
+    Value,
+    View,
+    order,
+    order_inside,
+)
 from compll.numerics import draws
 from compll.numerics.numbers import LANES
 
@@ -42,30 +67,35 @@ class Printer:
         names = [*GIVEN, *kernel.states, *(key for a in kernel.sums for key in (a, (a, "at")))]
         self.given: dict[Hashable, ir.Value] = dict(zip(names, self.function.args, strict=True))
         self.b = Builder(self.function.append_basic_block("entry"))
+        #: the number of the piece, and its row of the batch's table
+        self.p: ir.Value = c(0)
+        self.row: dict[str, ir.Value] = {}
+        #: values that are known, and memory of those that steps make
+        self.local: dict[Value, ir.Value] = {}
+        self.rooms: dict[Value, ir.Value] = {}
+        self.totals: dict[Value, ir.Value] = {}
+        #: counts of selections and lengths of fields that steps have made, by instruction and name
+        self.sizes: dict[tuple[str, str], ir.Value] = {}
+        self.pointers: dict[Array, ir.Value] = {}
+        #: states of one number, before any is stored
+        self.before: dict[Array, ir.Value] = {}
+        #: places for the numbers of selected elements, and of those that arrays have spread
+        self.counts: dict[str | Array, ir.Value] = {}
 
     def open_piece(self, p: ir.Value, row: dict[str, ir.Value]) -> None:
         """Begin the piece of number p, whose row of the batch's table is given."""
         b, self.p, self.row = self.b, p, row
-        #: values that are known, and memory of those that steps make, by their ids
-        self.local: dict[int, ir.Value] = {}
-        self.rooms: dict[int, ir.Value] = {}
-        self.totals: dict[int, ir.Value] = {}
-        #: counts of selections and lengths of fields that steps have made, by instruction and name
-        self.sizes: dict[tuple[str, str], ir.Value] = {}
-        self.pointers = {GRADIENT: at(b, self.given["x"], self.bytes(row["start"], 4))}
+        self.pointers[GRADIENT] = at(b, self.given["x"], self.bytes(row["start"], 4))
         self.open_states()
         for array in self.kernel.sums:
             begin = b.load(at(b, self.given[array, "at"], self.bytes(p, 8)), typ=I64)
             self.pointers[array] = at(b, self.given[array], begin)
         for i, array in enumerate(self.kernel.scratch):
             self.pointers[array] = self.scratch(i)
-        #: places for the numbers of selected elements, and of those that arrays have spread
-        self.counts: dict[str | Array, ir.Value] = {}
 
     def open_states(self) -> None:
         """Set pointers to the piece's states. Loads states of one number before any is stored."""
         b = self.b
-        self.before: dict[Array, ir.Value] = {}
         for s in self.kernel.states:
             single = s.domain.kind == "scalar"
             index = self.row["tensor" if single else "state"]
@@ -93,17 +123,17 @@ class Printer:
 
         The function gets all values that are known so far; LLVM removes unused ones.
         """
-        inner, known = copy(self), ("given", "row", "pointers", "local")
-        before = {what: getattr(self, what) for what in known}
+        inner, tables = copy(self), ("given", "row", "pointers", "local")
+        before = {what: getattr(self, what) for what in tables}
         values = [v for of in before.values() for v in of.values()]
-        values = list({id(v): v for v in values if not isinstance(v, ir.Constant)}.values())
+        values = list(dict.fromkeys(v for v in values if not isinstance(v, ir.Constant)))
         kind = ir.FunctionType(VOID, [v.type for v in values])
         function = ir.Function(self.module, kind, self.module.get_unique_name(name))
         function.linkage = "internal"
         function.attributes.add("noinline")
-        inside = {id(v): arg for v, arg in zip(values, function.args, strict=True)}
+        inside = dict(zip(values, function.args, strict=True))
         for what, of in before.items():
-            setattr(inner, what, {key: inside.get(id(v), v) for key, v in of.items()})
+            setattr(inner, what, {key: inside.get(v, v) for key, v in of.items()})
         inner.b = Builder(function.append_basic_block("entry"))
         yield inner
         inner.b.ret_void()
@@ -147,14 +177,14 @@ class Printer:
 
     def value(self, v: Value) -> ir.Value:
         """A value of the piece, built on first use."""
-        if id(v) not in self.local:
-            self.local[id(v)] = self.make(v)
-        return self.local[id(v)]
+        if v not in self.local:
+            self.local[v] = self.make(v)
+        return self.local[v]
 
     def make(self, v: Value) -> ir.Value:
         """A value: one that a step made, or that a method op_NAME builds, or an instruction."""
-        if id(v) in self.rooms:
-            return self.b.load(self.rooms[id(v)], typ=KINDS[v.kind])
+        if v in self.rooms:
+            return self.b.load(self.rooms[v], typ=KINDS[v.kind])
         special = getattr(self, f"op_{v.op}", None)
         if special is not None:
             return special(v)
@@ -165,9 +195,9 @@ class Printer:
 
     def made(self, v: Value) -> ir.Value:
         """Memory for a result of a routine."""
-        if id(v) not in self.rooms:
-            self.rooms[id(v)] = self.b.room(KINDS[v.kind])
-        return self.rooms[id(v)]
+        if v not in self.rooms:
+            self.rooms[v] = self.b.room(KINDS[v.kind])
+        return self.rooms[v]
 
     def draw_keys(self, seed: ir.Value, draw: int, upper: ir.Value) -> ir.Value:
         """The keys of a draw of the piece (see [Note: random draws] in draws.py)."""
@@ -189,10 +219,10 @@ class Printer:
         """An entry of the piece's row of numbers from the host."""
         b = self.b
         index = b.add(self.bytes(self.p, len(self.kernel.statics)), c(v.attr))
-        found = b.load(at(b, self.given["statics"], self.bytes(index, 8)), typ=F64)
+        result = b.load(at(b, self.given["statics"], self.bytes(index, 8)), typ=F64)
         if v.kind == "bool":
-            return b.fcmp_unordered("!=", found, number(F64, 0.0))
-        return ins.convert(b, found, KINDS[v.kind])
+            return b.fcmp_unordered("!=", result, number(F64, 0.0))
+        return ins.convert(b, result, KINDS[v.kind])
 
     def op_counted(self, v: Value) -> ir.Value:
         return self.sizes[v.op, v.attr]
@@ -204,11 +234,11 @@ class Printer:
 
     def op_header(self, v: Value) -> ir.Value:
         """A number of the header; 0 if the payload is too short for it."""
-        b, found = self.b, Variable(self.b, c(0))
+        b, result = self.b, Variable(self.b, c(0))
         with b.if_then(b.icmp_signed(">=", self.op_used(v), c(v.attr + 4))):
             place = at(b, self.payload("incoming"), c(v.attr))
-            found.set(b.zext(b.load(place, typ=I32, align=1), I64))
-        return found.get()
+            result.set(b.zext(b.load(place, typ=I32, align=1), I64))
+        return result.get()
 
     def op_load(self, v: Value) -> ir.Value:
         b, storage = self.b, v.attr.storage.name
@@ -217,20 +247,20 @@ class Printer:
         place = self.pointers[v.attr]
         if v.kind == "table":
             return place
-        found = load_as(b, place, storage, 0)
-        return b.zext(found, I64) if storage == "uint32" else ins.convert(b, found, KINDS[v.kind])
+        result = load_as(b, place, storage, 0)
+        return b.zext(result, I64) if storage == "uint32" else ins.convert(b, result, KINDS[v.kind])
 
     def op_total(self, v: Value) -> ir.Value:
         """The total of a fold over all tiles."""
         b, (f,) = self.b, v.args
         kind, _, start = TOTALS[f.attr]
-        found = b.load(self.totals[id(f)], typ=kind)
+        result = b.load(self.totals[f], typ=kind)
         if f.attr == "count":
-            return b.sitofp(found, F64)
+            return b.sitofp(result, F64)
         if f.attr == "sum" or v.kind == "i32":
-            return found
-        nothing = b.icmp_signed("==", found, number(I32, start))
-        return b.fpext(b.select(nothing, number(F32, 0.0), ins.ROWS["from_key"](b, found)), F64)
+            return result
+        nothing = b.icmp_signed("==", result, number(I32, start))
+        return b.fpext(b.select(nothing, number(F32, 0.0), ins.ROWS["from_key"](b, result)), F64)
 
     # tables
 
@@ -250,5 +280,99 @@ class Printer:
 
     def op_lookup(self, v: Value) -> ir.Value:
         b, (table, index) = self.b, map(self.value, v.args)
-        own = b.trunc(tables.clipped(b, index, v.attr), I32)
-        return b.extract_element(tables.gathered(b, table, b.splat(own, 1), F32), number(I32, 0))
+        place = b.trunc(tables.clipped(b, index, v.attr), I32)
+        return b.extract_element(tables.gathered(b, table, b.splat(place, 1), F32), number(I32, 0))
+
+
+# ---- sources ------------------------------------------------------------------------------------
+# Arrays that routines read: from memory, or computed from several arrays on each read.
+# PowerSGD reads gradient plus residual three times a step; an array of their sum would cost
+# more than the products.
+
+
+def every(b: Builder, value: ir.Value, count: int) -> ir.Value:
+    """A value in all lanes; 0 lanes: the value itself."""
+    return b.splat(value, count) if count else value
+
+
+def wide(b: Builder, x: ir.Value) -> ir.Value:
+    """float32 as float64."""
+    return b.fpext(x, lanes(F64, x))
+
+
+class Source:
+    """The lanes of a view, in the kernel that the printer builds. made: lanes that are
+    computed already, by their values."""
+
+    def __init__(self, printer: Printer, view: View) -> None:
+        self.printer, self.b, self.view = printer, printer.b, view
+        self.kind = KINDS[view.value.kind]
+        matrix = view.matrix
+        n = printer.row["n"]
+        self.rows, self.cols = (
+            (c(1), n)
+            if matrix is None
+            else (printer.value(matrix.rows), printer.value(matrix.cols))
+        )
+        self.size = n if matrix is None else printer.value(matrix.size)
+        #: number of elements; zeros follow
+        self.valid = n if view.ends else self.size
+        if view.turned:  # the rows in memory
+            self.rows, self.cols = self.cols, self.rows
+        for v in values_of_piece(view.value):
+            printer.value(v)  # before any loop
+
+    def load(
+        self, index: ir.Value, count: int, made: dict[Value, ir.Value] | None = None
+    ) -> ir.Value:
+        """Elements from `index` on; 0 lanes: a single one."""
+        return evaluated(self.printer, self.view.value, index, count, dict(made or {}))
+
+    def place(self, row: ir.Value, column: ir.Value) -> ir.Value:
+        """Index of an element of the matrix."""
+        row, column = (column, row) if self.view.turned else (row, column)
+        return self.b.add(self.b.mul(row, self.cols), column)
+
+    def inside(self, index: ir.Value, lane: ir.Value = None) -> ir.Value:
+        """An element; zero beyond the end. lane: condition that its row exists."""
+        b = self.b
+        there = b.icmp_signed("<", index, self.valid)
+        there = there if lane is None else b.and_(there, lane)
+        result = Variable(b, number(self.kind, 0))
+        with b.if_then(there):
+            result.set(self.load(index, 0))
+        return result.get()
+
+
+def values_of_piece(value: Value) -> list[Value]:
+    """The piece's values in an expression of lanes."""
+    return [v for v in order_inside([value]) if v.level == "piece"]
+
+
+def evaluated(
+    printer: Printer, v: Value, index: ir.Value, count: int, values: dict[Value, ir.Value]
+) -> ir.Value:
+    """Lanes of a value from `index` on: loads, and expressions of loads."""
+    b = printer.b
+    if v in values:
+        return values[v]
+    if v.level == "piece":
+        result = every(b, printer.value(v), count)
+    elif v.op == "load":
+        place = at(b, printer.pointers[v.attr], b.mul(index, c(item_bytes(v.attr))))
+        result = load_as(b, place, v.attr.storage.name, count)
+        result = ins.convert(b, result, KINDS[v.kind])
+    else:
+        result = ins.apply(b, v, [evaluated(printer, a, index, count, values) for a in v.args])
+    values[v] = result
+    return result
+
+
+def vector(kind: ir.Type, count: int) -> ir.Value:
+    """The type of `count` lanes; 0: of a single number."""
+    return ir.VectorType(kind, count) if count else kind
+
+
+def zeros(kind: ir.Type, count: int) -> ir.Value:
+    """`count` zeros; 0: a single one."""
+    return ir.Constant(vector(kind, count), None if count else 0)

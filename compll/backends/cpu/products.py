@@ -7,9 +7,25 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import Builder, Variable, at, in_steps, loop, routine
-from compll.backends.cpu.sources import Source, every, vector, wide, zeros
-from compll.backends.cpu.types import F32, F64, I32, I64, PTR, SIZES, VOID, c, number
+from compll.backends.cpu.builder import (
+    F32,
+    F64,
+    I32,
+    I64,
+    PTR,
+    SIZES,
+    VOID,
+    Builder,
+    Variable,
+    at,
+    c,
+    in_steps,
+    loop,
+    number,
+    routine,
+)
+from compll.backends.cpu.instructions import ROWS, Compaction, zero
+from compll.backends.cpu.printer import Source, every, vector, wide, zeros
 from compll.numerics.matrices import CHUNK
 
 #: lanes of a float64 vector, columns of a product that are computed together
@@ -28,9 +44,9 @@ def transposed(b: Builder, rows: list[ir.Value]) -> list[ir.Value]:
         low = [lane if not lane & h else count + lane - h for lane in range(count)]
         high = [lane + h if not lane & h else count + lane for lane in range(count)]
         for k in (k for k in range(count) if not k & h):
-            one, other = rows[k], rows[k + h]
+            first, other = rows[k], rows[k + h]
             rows[k], rows[k + h] = (
-                b.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, count), order))
+                b.shuffle_vector(first, other, ir.Constant(ir.VectorType(I32, count), order))
                 for order in (low, high)
             )
         h *= 2
@@ -53,8 +69,8 @@ def factor(b: Builder, source: Source, rows: ir.Value, columns: int, out: ir.Val
         for k in range(width):
             value = number(F64, 0.0)
             if k < columns:
-                own = source.inside(source.place(j, c(k)), b.icmp_signed("<", j, given))
-                value = wide(b, own)
+                entry = source.inside(source.place(j, c(k)), b.icmp_signed("<", j, given))
+                value = wide(b, entry)
             b.put(value, out, b.add(b.mul(j, c(width)), c(k)))
     return width
 
@@ -90,13 +106,13 @@ def narrow(b: Builder, m: Source, right: ir.Value, columns: int, out: ir.Value) 
 
     def leave(sums: list[ir.Value], i: ir.Value, column: ir.Value, some: ir.Value) -> None:
         for k, held in enumerate(sums):
-            found = b.fptrunc(held.get(), vector(F32, WIDE))
+            result = b.fptrunc(held.get(), vector(F32, WIDE))
             with b.if_then(b.icmp_signed("<", b.add(column, c(k)), c(columns))):
                 for lane in range(WIDE):
                     row = b.add(i, c(lane))
                     with b.if_then(b.icmp_signed("<", row, some)):
                         place = b.add(b.mul(row, c(columns)), b.add(column, c(k)))
-                        b.put(b.extract_element(found, number(I32, lane)), out, place)
+                        b.put(b.extract_element(result, number(I32, lane)), out, place)
 
     def block(i: ir.Value, column: ir.Value, count: int, full: bool) -> None:
         totals = [Variable(b, zeros(F64, WIDE)) for _ in range(count)]
@@ -202,14 +218,14 @@ def blocked(
             zs = [
                 wide(b, b.get(right, F32, b.add(first, c(width * k)), width)) for k in range(count)
             ]
-            for start, own in zip(starts, sums, strict=True):
+            for start, part in zip(starts, sums, strict=True):
                 y = every(b, wide(b, b.get(a, F32, b.add(start, step))), width)
-                for held, z in zip(own, zs, strict=True):
+                for held, z in zip(part, zs, strict=True):
                     held.set(b.intrinsic("fmuladd", y, z, held.get()))
         places = {
             b.add(b.mul(b.add(i, c(r)), cols), b.add(column, c(width * k))): held
-            for r, own in enumerate(sums)
-            for k, held in enumerate(own)
+            for r, part in enumerate(sums)
+            for k, held in enumerate(part)
         }
         with b.if_then(b.icmp_signed(">", begin, c(0))):
             for place, held in places.items():
@@ -275,7 +291,95 @@ def by_rows(
 
 def least_of(b: Builder, *values: ir.Value) -> ir.Value:
     """The smallest of int64 values."""
-    found, *others = values
+    least, *others = values
     for other in others:
-        found = b.select(b.icmp_signed("<", other, found), other, found)
-    return found
+        least = b.select(b.icmp_signed("<", other, least), other, least)
+    return least
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+# Rows of matrices: the largest elements, elements at positions.
+
+#: elements of a vector; a row's keys are padded to a multiple of this
+MANY = 64
+
+
+def each_of_row(
+    b: Builder, m: Source, row: ir.Value, lanes: int, take: Callable[..., None]
+) -> None:
+    """Call take(elements, column, how many; 0: one) for a row, in the order of memory."""
+    start = b.mul(row, m.cols)
+    left = b.sub(m.valid, start)
+    there = least_of(b, m.cols, b.select(b.icmp_signed(">", left, c(0)), left, c(0)))
+    whole = b.and_(there, c(-lanes))
+    with loop(b, whole, lanes) as k:
+        take(m.load(b.add(start, k), lanes), k, lanes)
+    with loop(b, m.cols, 1, whole) as k:
+        take(m.inside(b.add(start, k)), k, 0)
+
+
+def _count(b: Builder, keys: ir.Value, count: ir.Value, order: str, than: ir.Value) -> ir.Value:
+    """The number of int32 keys that are > or >= `than`; `count`: a multiple of MANY."""
+    kind = ir.VectorType(I32, MANY)
+    held = Variable(b, ir.Constant(kind, None))
+    with loop(b, count, MANY) as j:
+        hit = b.icmp_signed(order, b.get(keys, I32, j, MANY), b.splat(than, MANY))
+        held.set(b.sub(held.get(), b.sext(hit, kind)))
+    return b.sext(b.intrinsic("vector.reduce.add", held.get()), I64)
+
+
+def _kth_key(b: Builder, keys: ir.Value, count: ir.Value, k: ir.Value) -> ir.Value:
+    """The k-th largest of keys, or another threshold that as many keys reach.
+
+    Found bit by bit, until the count fits: the keys are few, and in the cache.
+    """
+    lowest = number(I32, -(2**31))
+    key, number_of = Variable(b, number(I32, 0)), Variable(b, count)
+    with loop(b, c(32)) as step:
+        with b.if_then(b.icmp_signed(">", number_of.get(), k)):
+            tried = b.or_(key.get(), b.lshr(lowest, b.trunc(step, I32)))
+            more = _count(b, keys, count, ">=", b.xor(tried, lowest))
+            with b.if_then(b.icmp_signed(">=", more, k)):
+                key.set(tried)
+                number_of.set(more)
+    return b.xor(key.get(), lowest)
+
+
+def top_columns(b: Builder, m: Source, k: ir.Value, out: ir.Value, keys: ir.Value) -> None:
+    """out [rows, k], int32: columns of the k largest elements of each row, ascending, then -1.
+
+    keys: room for a row, to the next multiple of MANY. A row may write a few elements too many,
+    which the next row overwrites.
+    """
+    few = least_of(b, k, m.cols)
+    padded = b.and_(b.add(m.cols, c(MANY - 1)), c(-MANY))
+    with loop(b, padded) as j:
+        b.put(number(I32, -(2**31)), keys, j)
+    counts = b.room(I64, 2)
+    b.put(c(0), counts, c(0))
+    compaction = Compaction(b, counts, [out])
+    with loop(b, m.rows) as i:
+        each_of_row(b, m, i, 16, lambda x, j, lanes: b.put(ROWS["order_key"](b, x), keys, j))
+        least = _kth_key(b, keys, padded, few)
+        compaction.taken.set(b.mul(i, k))
+        compaction.left.set(b.sub(few, _count(b, keys, padded, ">", least)))
+        with loop(b, padded, 16) as j:
+            key, edge = b.get(keys, I32, j, 16), b.splat(least, 16)
+            place = b.add(b.splat(b.trunc(j, I32), 16), ir.Constant(key.type, list(range(16))))
+            larger, tied = (b.icmp_signed(order, key, edge) for order in (">", "=="))
+            compaction.lanes(larger, tied, [place])
+        with loop(b, k, 1, few) as j:
+            b.put(number(I32, -1), out, b.add(b.mul(i, k), j))
+
+
+def place_columns(
+    b: Builder, at: Source, x: Source, rows: ir.Value, cols: ir.Value, out: ir.Value
+) -> None:
+    """out [rows, cols]: the elements of x at positions of each row, zero elsewhere."""
+    zero(b, out, b.mul(b.mul(rows, cols), c(4)))
+    width = x.rows if x.view.turned else x.cols
+    with loop(b, rows) as i, loop(b, width) as j:
+        place = b.sext(at.inside(at.place(i, j)), I64)
+        inside = b.and_(b.icmp_signed(">=", place, c(0)), b.icmp_signed("<", place, cols))
+        with b.if_then(inside):
+            b.put(x.inside(x.place(i, j)), out, b.add(b.mul(i, cols), place))

@@ -7,16 +7,28 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from compll.backends.cpu import table_routines
-from compll.backends.cpu.builder import Builder, Variable, loop, repeat_while, routine
-from compll.backends.cpu.instructions import numbers, traced
+from compll.backends.cpu.builder import (
+    F32,
+    F64,
+    I16,
+    I32,
+    I64,
+    PTR,
+    Builder,
+    Variable,
+    c,
+    loop,
+    number,
+    repeat_while,
+    routine,
+)
+from compll.backends.cpu.instructions import item_bytes, numbers, traced
 from compll.backends.cpu.printer import Printer
-from compll.backends.cpu.storages import item_bytes
-from compll.backends.cpu.types import F32, F64, I16, I32, I64, PTR, c, number
-from compll.backends.cpu.walk_calls import WalkCalls
+from compll.backends.cpu.walks import WalkCalls
 from compll.ir.tile import Call, Compact, Store, Value, Walk
 from compll.numerics import draws
-from compll.numerics.tries import Tries
-from compll.passes.searches import counting, sampled
+from compll.numerics.numbers import Tries
+from compll.passes.arrays import counting, sampled
 
 #: elements of the sample; bits of a digit
 SAMPLE, DIGIT = 4096, 8
@@ -32,17 +44,17 @@ def kth(b: Builder, keys: ir.Value, count: ir.Value, k: ir.Value) -> ir.Value:
     bins = 1 << DIGIT
     histogram = b.room(I64, bins)
     prefix: ir.Value = number(I32, 0)
-    known, larger = 0, c(0)
+    bits_done, larger = 0, c(0)
     for shift in range(32 - DIGIT, -1, -DIGIT):
         b.clear(histogram, c(8 * bins))
         with loop(b, count) as i:
             key = b.xor(b.get(keys, I32, i), LOWEST)
             digit = b.zext(b.and_(b.lshr(key, number(I32, shift)), number(I32, bins - 1)), I64)
-            alike = b.icmp_unsigned("==", b.and_(key, number(I32, known)), prefix)
+            alike = b.icmp_unsigned("==", b.and_(key, number(I32, bits_done)), prefix)
             b.put(b.add(b.get(histogram, I64, digit), b.zext(alike, I64)), histogram, digit)
         digit, larger = _found(b, histogram, bins, k, larger)
         prefix = b.or_(prefix, b.shl(b.trunc(digit, I32), number(I32, shift)))
-        known |= (bins - 1) << shift
+        bits_done |= (bins - 1) << shift
     key = b.zext(b.xor(prefix, LOWEST), I64)
     return b.or_(b.shl(larger, c(32)), key)
 
@@ -85,7 +97,7 @@ class KthLargestSearch:
     def emit(self) -> None:
         """Compute the call's two results."""
         b, p, (k, *size) = self.b, self.printer, map(self.printer.value, self.call.numbers)
-        p.local[id(self.least)] = LOWEST
+        p.local[self.least] = LOWEST
         self.walks.know(self.walk, [self.least])
         keys = self.keys
         if not size:
@@ -97,10 +109,10 @@ class KthLargestSearch:
         else:
             self.sample(size[0], self.key())
         both = kth(b, keys, size[0] if size else self.count(), k)
-        for v, found in zip(
+        for v, number_of in zip(
             self.call.results, (b.trunc(both, I32), b.lshr(both, c(32))), strict=True
         ):
-            b.store(found, p.made(v))
+            b.store(number_of, p.made(v))
 
     def elements(self) -> ir.Value:
         """Number of elements that have keys."""
@@ -133,7 +145,7 @@ class KthLargestSearch:
         """Collect the keys of n elements that are at least `least`."""
         p = self.printer
         self.walks.open_counts(self.name, c(0))
-        p.local[id(self.least)] = least
+        p.local[self.least] = least
         self.walks.run(self.walk, n)
 
     def bracket(self, wanted: ir.Value) -> ir.Value:
@@ -183,24 +195,24 @@ class KthLargestSearch:
 
 
 def threshold_search(printer: Printer, walks: WalkCalls, call: Call) -> None:
-    """adjust or bisect: walk until a count fits; see [Note: tries] in numerics/tries.py."""
+    """adjust or bisect: walk until a count fits; see [Note: tries] in numerics/numbers.py."""
     p, b, (low, high, left) = printer, printer.b, range(3)
     rule = Tries(call.routine, numbers(b, *map(p.value, call.numbers)))
     tried, walk = counting(call.views[0])
     walks.know(walk, tried)
     state = [Variable(b, x.value) for x in rule.begin()]
     with repeat_while(b, lambda: b.fcmp_ordered(">=", state[left].get(), number(F64, 0))):
-        now = numbers(b, *(one.get() for one in state))
+        now = numbers(b, *(variable.get() for variable in state))
         for v, t in zip(tried, rule.tree(now[low], now[high]), strict=True):
-            p.local[id(v)] = b.fptrunc(t.value, F32)
+            p.local[v] = b.fptrunc(t.value, F32)
         walks.run(walk, p.row["n"])
-        totals = [b.load(p.totals[id(f)], typ=I64) for f in walk.folds]
+        totals = [b.load(p.totals[f], typ=I64) for f in walk.folds]
         counts = numbers(b, *(b.sitofp(total, F64) for total in totals))
-        found = [x.value for x in rule.decide(now, counts)]
-        for v, value in zip(call.results, found[:2], strict=True):
+        result = [x.value for x in rule.decide(now, counts)]
+        for v, value in zip(call.results, result[:2], strict=True):
             b.store(value, p.made(v))
-        for one, value in zip(state, found[2:], strict=True):
-            one.set(value)
+        for variable, value in zip(state, result[2:], strict=True):
+            variable.set(value)
 
 
 def quantiles(printer: Printer, walks: WalkCalls, call: Call) -> None:

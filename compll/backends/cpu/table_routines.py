@@ -10,9 +10,25 @@ from functools import partial
 
 from llvmlite import ir
 
-from compll.backends.cpu.builder import Builder, Routine, Variable, at, loop, repeat_while, routine
+from compll.backends.cpu.builder import (
+    F32,
+    I1,
+    I8,
+    I32,
+    I64,
+    PTR,
+    VOID,
+    Builder,
+    Routine,
+    Variable,
+    at,
+    c,
+    loop,
+    number,
+    repeat_while,
+    routine,
+)
 from compll.backends.cpu.instructions import ROWS
-from compll.backends.cpu.types import F32, I1, I8, I32, I64, PTR, VOID, c, number
 
 #: elements from which counting pays
 MANY = 1 << 16
@@ -47,8 +63,8 @@ def quantiles(parts: int) -> Routine:
             array.set(some)
         sort(b, array.get(), other, count.get())
         with loop(b, c(parts - 1)) as j:
-            found = b.get(array.get(), I32, b.get(places, I64, j))
-            b.put(ROWS["from_key"](b, found), table, j)
+            result = b.get(array.get(), I32, b.get(places, I64, j))
+            b.put(ROWS["from_key"](b, result), table, j)
 
     return Routine(f"quantiles{parts}", VOID, [PTR, I64, PTR, PTR, PTR], body)
 
@@ -179,24 +195,24 @@ def bucket(b: Builder, table: ir.Value, keys: ir.Value, edges: int) -> ir.Value:
 
     starts, sorted_ = at(b, table, c(8)), at(b, table, c(8 + 4 * (SLOTS + 1)))
     slots = b.lshr(b.xor(keys, of(LOWEST)), of(SHIFT))
-    found = Variable(b, gathered(b, starts, slots, I32))
+    result = Variable(b, gathered(b, starts, slots, I32))
     steps = b.load(table, typ=I64)
     with loop(b, steps) as turn:
         by = b.shl(number(I32, 1), b.trunc(b.sub(b.sub(steps, turn), c(1)), I32))
-        ahead = b.add(found.get(), b.splat(by, count))
+        ahead = b.add(result.get(), b.splat(by, count))
         edge = gathered(b, sorted_, b.sub(ahead, of(1)), I32)
-        found.set(b.select(b.icmp_signed("<=", edge, keys), ahead, found.get()))
+        result.set(b.select(b.icmp_signed("<=", edge, keys), ahead, result.get()))
     most = of(edges)  # a NaN may reach the padding of the keys, too
-    return b.select(b.icmp_signed("<", found.get(), most), found.get(), most)
+    return b.select(b.icmp_signed("<", result.get(), most), result.get(), most)
 
 
 def gathered(b: Builder, array: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
     """Elements at the index of each lane."""
-    found: ir.Value = ir.Constant(ir.VectorType(kind, index.type.count), ir.Undefined)
+    result: ir.Value = ir.Constant(ir.VectorType(kind, index.type.count), ir.Undefined)
     for lane in range(index.type.count):
-        own = b.zext(b.extract_element(index, number(I32, lane)), I64)
-        found = b.insert_element(found, b.get(array, kind, own), number(I32, lane))
-    return found
+        place = b.zext(b.extract_element(index, number(I32, lane)), I64)
+        result = b.insert_element(result, b.get(array, kind, place), number(I32, lane))
+    return result
 
 
 def clipped(b: Builder, index: ir.Value, size: int) -> ir.Value:

@@ -8,7 +8,7 @@ memory.
 
 Calls of one codec on one stream share scratch memory: a call launches all of its kernels before
 another thread's does. The array of bytes used that an encode returns is the codec's until the next
-call with its table: order those, by one stream or by events. keeping.py explains lifetimes.
+call with its table: order those, by one stream or by events. launch.py explains lifetimes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from compll.backends.cuda.device import CupyDevice, cupy
 from compll.backends.cuda.launch import Batch, Launching, alone
 from compll.backends.cuda.source import hop_source, source
 from compll.errors import UsageError
+from compll.ir.layout import Before, rounds
 from compll.ir.module import Module
-from compll.ir.rounds import Before, rounds
 from compll.ir.static import Number
-from compll.numerics.held import hold, is_held
-from compll.numerics.types import I64
+from compll.numerics.numbers import I64
+from compll.runtime.arrays import hold, is_held
 from compll.runtime.batches import Encoding, fresh
 
 
@@ -118,11 +118,11 @@ class Kernels(Launching):
         name = f"round{number}{self.feeds(state)}"
         given = (out, self.place(at), before[:number])
         self.round(name, x, table, given, state, how)
-        one = rounds(self.module)[number]
+        round_ = rounds(self.module)[number]
 
         def lengths(held: I64) -> Any:
-            found = [one.payload_bytes(n) for n in held[:, 1].tolist()]
-            return self.device.upload(np.array(found, np.int64))
+            result = [round_.payload_bytes(n) for n in held[:, 1].tolist()]
+            return self.device.upload(np.array(result, np.int64))
 
         return self.keeper.once(table, (self, "lengths", number), lengths)
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.instructions import C_TYPES, MEMORY, Lines
-from compll.backends.cuda.plan_builder import PlanBuilder
+from compll.backends.cuda.plans import PlanBuilder
 from compll.ir.expr import Expr
 from compll.ir.module import HALVES, Field
 from compll.ir.tile import SIZES, Array, Domain, Value
@@ -248,18 +248,18 @@ class Body:
             return self.given("n")
         if v.op in SIZES:
             return self.slot((v.op, v.attr), v.kind)
-        if id(v) in self.plan.left:
-            return self.slot(id(v), v.kind)
-        if id(v) not in self.named:
+        if v in self.plan.left:
+            return self.slot(v, v.kind)
+        if v not in self.named:
             text = self.text(v)
             name = self.name("s")
             kind = "auto" if v.kind == "table" else C_TYPES[v.kind]
-            self.named[id(v)] = self.hoist(name, f"const {kind} {name} = {text};")
-        return self.named[id(v)]
+            self.named[v] = self.hoist(name, f"const {kind} {name} = {text};")
+        return self.named[v]
 
     def text(self, v: Value) -> str:
-        if id(v) in self.plan.elsewhere:
-            return f"({C_TYPES[v.kind]}){self.plan.elsewhere[id(v)][1]}"
+        if v in self.plan.elsewhere:
+            return f"({C_TYPES[v.kind]}){self.plan.elsewhere[v]}"
         if v.op in ("scale", "workers"):
             return v.op
         if v.op == "static":

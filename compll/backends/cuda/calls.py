@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.ir.storage import FLOAT32, INT32
-from compll.ir.tile import ELEMENTS, Array, Call, Domain, Extents, Store, Value, View, Walk
+from compll.backends.cuda.printer import Printer
+from compll.ir.storage import INT32
+from compll.ir.tile import ELEMENTS, Array, Call, Domain, Extents, View
 from compll.numerics.matrices import CHUNK
 
 EACH = 2048  # elements of a block
@@ -26,11 +26,10 @@ Text = Callable[[Body], str]
 
 
 class Calls:
-    """The routines of the plan that `printer` (a Printer) makes."""
+    """The routines of the plan that `printer` makes."""
 
-    def __init__(self, printer: Any) -> None:
+    def __init__(self, printer: Printer) -> None:
         self.printer, self.plan = printer, printer.plan
-        self.arrays: dict[Any, tuple[Value, Array]] = {}
 
     def emit(self, call: Call) -> None:
         """Add the kernels of a routine."""
@@ -42,7 +41,7 @@ class Calls:
     def view(self, view: View) -> Text:
         """The text of a matrix or array that a routine reads."""
         domain = view.domain
-        array = self.array(view.value, domain)
+        array = self.printer.array(view.value, domain)
 
         def text(b: Body) -> str:
             count, pointer = b.items(domain), b.elements(array)
@@ -53,20 +52,6 @@ class Calls:
             return named(b, array, f"{pointer}, {rows}, {cols}, {down}, {across}, {count}")
 
         return text
-
-    def array(self, value: Value, domain: Domain) -> Array:
-        """The scratch array of a value of lanes; stores the value in one if necessary."""
-        array = value.attr
-        stored = value.op == "load" and array.role == "scratch"
-        if stored and array not in self.plan.elements:
-            return array  # type: ignore[no-any-return]
-        key = (id(value), domain)
-        if key not in self.arrays:
-            storage = INT32 if value.kind == "i32" else FLOAT32
-            array = Array(self.plan.fresh("view "), "scratch", storage, domain)
-            self.printer.walk_kernel("step", Walk([Store(array, value)], domain=domain), {})
-            self.arrays[key] = value, array
-        return self.arrays[key][1]
 
     def made(self, b: Body, call: Call) -> str:
         """Pointer to the array that a routine fills."""
@@ -95,7 +80,7 @@ class Calls:
     def blocks(self, what: str, domain: Domain, each: int = 1) -> AbstractContextManager[Body]:
         """A kernel with a block for every `each` items of a domain."""
         grid = self.plan.grid(domain, each)
-        return self.printer.kernel(what, grid, self.plan.shape.threads)  # type: ignore[no-any-return]
+        return self.printer.kernel(what, grid, self.plan.shape.threads)
 
     # routines, by their names: see Call in ir/tile.py
 
@@ -171,8 +156,8 @@ class Calls:
         with self.blocks("sums", items, SUMMED) as b:
             begin = f"own * {SUMMED}"
             end = f"op_min({b.items(items)}, {begin} + {SUMMED})"
-            up, own = f"sum_up({units(b)})", (sums(b), b.items(domain))
-            b.call("add_items", index(b), x(b), up, begin, end, *own)
+            up, to = f"sum_up({units(b)})", (sums(b), b.items(domain))
+            b.call("add_items", index(b), x(b), up, begin, end, *to)
         with self.over("rounded", domain) as b:
             sum_ = f"(double)(i64){sums(b)}[i]"
             b.add(f"{self.made(b, call)}[i] = (float)({sum_} * sum_down({units(b)}));")

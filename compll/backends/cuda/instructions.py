@@ -1,18 +1,24 @@
 """CUDA C++: lines of text, and a tile program's instructions for a number or a lane.
 
-One row per instruction; numbers.cuh and traced_functions.py have the `op_` functions. The compiler
+One row per instruction; numbers.cuh and instructions.py have the `op_` functions. The compiler
 must not contract a * b + c (`--fmad=false`): results are equal to the reference's bit for bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 
 from compll.ir.tile import Value
-from compll.numerics.bits import MEANINGS
-from compll.passes.bounds import Bounds
+from compll.numerics import bits, draws
+from compll.numerics.bits import IN_NUMPY, MEANINGS
+from compll.numerics.numbers import TRIES, Tries, sum_units
+from compll.numerics.traced import Number, convert, kind_of
+from compll.passes.values import Bounds
 
 C_TYPES = {"f32": "float", "i32": "i32", "bool": "bool", "f64": "double", "i64": "i64"}
 #: C types of scratch memory and states; others are floats
@@ -91,3 +97,215 @@ class Lines:
     def __str__(self) -> str:
         texts = (line if isinstance(line, str) else line() for line in self.lines)
         return "".join(f"{text}\n" for text in texts if text)
+
+
+# ---- code tables --------------------------------------------------------------------------------
+# Values that follow from one code of few bits: every thread of a warp holds one of them, and
+# lanes ask for theirs, instead of computing it.
+
+WARP = 32
+#: instructions from which a value is asked for
+WORTH = 3
+KINDS = {"f32": np.float32, "i32": np.int32, "bool": np.bool_}
+
+
+class CodeTables:
+    """The values of a walk that are asked for: their codes and numbers."""
+
+    def __init__(self, values: Iterable[Value], roots: Iterable[Value]) -> None:
+        self.codes: dict[Value, Value] = {}
+        self.numbers: dict[Value, Any] = {}
+        self.costs: dict[Value, int] = {}
+        users: dict[Value, bool] = dict.fromkeys(roots, True)
+        values = list(values)
+        for v in values:
+            self._look(v)
+        for v in values:
+            for a in v.args:
+                users[a] = users.get(a, False) or v not in self.codes
+        #: those that others than such values need
+        self.asked = {
+            v: (self.codes[v], self.numbers[v])
+            for v in values
+            if users.get(v) and v.kind != "bool" and self.costs.get(v, 0) >= WORTH
+        }
+
+    def args(self, v: Value) -> tuple[Value, ...]:
+        """The values that a value is made of here."""
+        return (self.asked[v][0],) if v in self.asked else v.args
+
+    def _look(self, v: Value) -> None:
+        """Compute a value for every code, if it follows from one alone."""
+        if v.op == "const" and v.kind in KINDS:
+            self.numbers[v] = KINDS[v.kind](v.attr)
+        if v.level != "lane" or v.kind not in KINDS:
+            return
+        bits = v.attr if v.op == "code" else v.attr.storage.bits if v.op == "unpack" else WARP
+        if 1 << bits <= WARP:
+            self.codes[v], self.costs[v] = v, 0
+            self.numbers[v] = np.arange(1 << bits, dtype=np.int32)
+            return
+        codes = {self.codes[a] for a in v.args if a in self.codes}
+        constant = all(a in self.numbers for a in v.args)
+        of = np.asarray if v.op in ("convert", "repeat") else IN_NUMPY.get(v.op)
+        if len(codes) != 1 or not constant or of is None:
+            return
+        with np.errstate(all="ignore"):
+            result = of(*(self.numbers[a] for a in v.args))
+        (self.codes[v],) = codes
+        self.numbers[v] = np.asarray(result).astype(KINDS[v.kind])
+        self.costs[v] = 1 + sum(self.costs.get(a, 0) for a in v.args)
+
+
+# ---- traced functions ---------------------------------------------------------------------------
+# Functions of numbers (see numerics/traced.py) as CUDA C++.
+
+UNSIGNED = {"i32": "u32", "i64": "u64"}
+#: operators of C++, for floats and for integers
+INFIX = {
+    "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+    "and": "&", "or": "|", "xor": "^", "right": ">>", "quotient": "/", "remainder": "%",
+    "add": "+", "sub": "-", "mul": "*",
+}  # fmt: skip
+#: operators of unsigned integers, which wrap around
+WRAPPING = {
+    "add": "+", "sub": "-", "mul": "*", "left": "<<", "unsigned_right": ">>",
+    "unsigned_quotient": "/",
+}  # fmt: skip
+CALLS = {"magnitude": "fabs", "floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt"}
+BITS = {"i32": "__float_as_int", "f32": "__int_as_float", "i64": "__double_as_longlong",
+        "f64": "__longlong_as_double"}  # fmt: skip
+#: functions for which a device has instructions of its own: see numbers.cuh
+OF_DEVICES = ("float16_bits", "float16_value", "op_code")
+
+
+class Function:
+    """A function in C++: lines, each of which names a value."""
+
+    def __init__(self) -> None:
+        self.lines = Lines(depth=1)
+
+    def const(self, kind: str, number: float, like: str) -> str:
+        """A constant."""
+        if kind in UNSIGNED:
+            return f"({int(number)}{'ll' * (kind == 'i64')})"
+        return double(number) if kind == "f64" else f"(float){double(number)}"
+
+    def emit(self, op: str, kind: str, *args: str) -> str:
+        """The name of an instruction's value."""
+        name = f"v{len(self.lines.lines)}"
+        self.lines.add(f"const {C_TYPES[kind]} {name} = {written(op, kind, args)};")
+        return name
+
+
+def written(op: str, kind: str, args: tuple[str, ...]) -> str:
+    """An instruction."""
+    if op == "where":
+        return "{} ? {} : {}".format(*args)
+    if op == "convert":
+        return f"({C_TYPES[kind]}){args[0]}"
+    if op == "bits":
+        return f"{BITS[kind]}({args[0]})"
+    if op == "not":
+        return f"!{args[0]}"
+    if op in CALLS:
+        return f"{CALLS[op]}{'f' * (kind == 'f32')}({args[0]})"
+    if kind in UNSIGNED and op in WRAPPING:
+        a, b = (f"({UNSIGNED[kind]}){x}" for x in args)
+        return f"({C_TYPES[kind]})({a} {WRAPPING[op]} {b})"
+    if op == "neg":
+        return (
+            f"({C_TYPES[kind]})(({UNSIGNED[kind]})0 - ({UNSIGNED[kind]}){args[0]})"
+            if (kind in UNSIGNED)
+            else f"-{args[0]}"
+        )
+    return f"{args[0]} {INFIX[op]} {args[1]}"
+
+
+def function(name: str, of: Callable[..., Any], *kinds: str, head: str = "D") -> str:
+    """The definition of a function of arguments of these kinds."""
+    made = Function()
+    names = [f"x{k}" for k in range(len(kinds))]
+    result = of(*(Number(made, *each) for each in zip(names, kinds, strict=True)))
+    params = ", ".join(f"{C_TYPES[k]} {x}" for x, k in zip(names, kinds, strict=True))
+    text = f"{head} {C_TYPES[result.kind]} {name}({params}) {{\n{made.lines}  return {result.value};\n}}\n"
+    return f"#ifndef __CUDA_ARCH__\n{text}#endif\n" if name in OF_DEVICES else text
+
+
+def of_arrays(name: str, of: Callable[..., list[Number]], *lengths: int) -> str:
+    """The definition of a function of arrays of float64 of these lengths. The last argument takes its
+    results."""
+    made = Function()
+    names = [f"x{k}" for k in range(len(lengths))]
+    result = of(
+        *(
+            [Number(made, f"{x}[{i}]", "f64") for i in range(length)]
+            for x, length in zip(names, lengths, strict=True)
+        )
+    )
+    for i, each in enumerate(result):
+        made.lines.add(f"out[{i}] = {each.value};")
+    params = "".join(f"const double* {x}, " for x in names)
+    return f"D void {name}({params}double* out) {{\n{made.lines}}}\n"
+
+
+def searches() -> Iterator[str]:
+    """The functions of searched thresholds: they begin a search, and decide after a walk."""
+    for op, count in (("adjust", 6), ("bisect", 5)):
+
+        def begin(given: list[Number], op: str = op) -> list[Number]:
+            rule = Tries(op, given)
+            state = rule.begin()
+            return [*state, *rule.tree(*state[:2])]
+
+        def decide(
+            given: list[Number], state: list[Number], counts: list[Number], op: str = op
+        ) -> list[Number]:
+            rule = Tries(op, given)
+            result = rule.decide(state, counts)
+            return [*result, *rule.tree(*result[2:4])]
+
+        yield of_arrays(f"begin_{op}", begin, count)
+        yield of_arrays(f"decide_{op}", decide, count, 3, TRIES)
+
+
+def _code(x: Any, most: Any) -> Any:
+    return bits.code(x, most if kind_of(x) == "bool" else convert(most, kind_of(x)))
+
+
+def in_payloads() -> str:
+    """Functions that store and load each format, with those of prelude.cuh."""
+    lines = []
+    for name, form in bits.FORMATS.items():
+        whole = {8: "byte", 16: "uint16"}[form.width]
+        lines += [
+            f"template <bool READY = false> D void store_{name}(u8* p, float value) "
+            f"{{ store_{whole}<READY>(p, {name}_bits(value)); }}",
+            f"template <bool READY = false> D float load_{name}(const u8* p) "
+            f"{{ return {name}_value((i32)load_{whole}<READY>(p)); }}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def traced_functions() -> str:
+    """The text of all these functions."""
+    made = [
+        function(f"op_{name}", meaning.of, *[kind] * meaning.arity)
+        for name, meaning in bits.MEANINGS.items()
+        for kind in meaning.kinds
+    ]
+    made += [function("op_code", _code, kind, "i32") for kind in ("f32", "i32", "bool")]
+    made += [function("op_as_count", bits.as_count, kind, "i64") for kind in ("f64", "i64")]
+    made += [function("op_exp2_inside", bits.exp2_inside, "i32")]
+    for name, form in bits.FORMATS.items():
+        made += [function(f"{name}_bits", form.bits, "f32")]
+        made += [function(f"{name}_value", form.value, "i32")]
+    # out of line: two threads of a block need it
+    made += [function("stream", draws.keys, *["i64"] * 5, head="SLOW")]
+    made += [function("uniform", draws.uniform_of, "i64", "i64")]
+    made += [function("sample_position", draws.sampled, "i32", "i64", "i64", "i64")]
+    for k, name in enumerate(("sum_up", "sum_down")):
+        made += [function(name, lambda *given, k=k: sum_units(*given)[k], "f32", "i64")]
+    made += [function("circle_start", draws.circle_start, "i64", "i64")]
+    made += [function("on_circle", draws.on_circle, *["i64"] * 5)]
+    return "".join([*made, *searches()])

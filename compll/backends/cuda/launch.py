@@ -1,31 +1,171 @@
-"""Common parts of the CUDA backend's kernels, for CuPy and the tests' shim."""
+"""Common parts of the CUDA backend's kernels, for CuPy and the tests' shim.
+
+[Note: what lives how long] The device copy of a table, and of other numbers, lives as long as the
+array that the caller holds (see [Note: held numbers]). For arrays that are not held, the codec
+keeps copies of the latest ones, by content; a CUDA graph cannot capture calls with those. Scratch
+memory belongs to a plan and a stream, and all tables share it. It is zero before the first call,
+and each call leaves it as the next one needs it. It grows with the largest table, and lives while a
+table that used it does. Scratch memory of a captured call lives as long as the call's table, since
+the graph points there.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import groupby
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda.device import DeviceArrays
-from compll.backends.cuda.grids import Items, Scratch
-from compll.backends.cuda.keeping import Device, Keeper, Lent, Wanted
-from compll.backends.cuda.plans import Plan, Source
+from compll.backends.cuda.plans import Items, Plan, Scratch, Source
 from compll.errors import PayloadError, UsageError
 from compll.ir.expr import Expr
 from compll.ir.layout import is_fixed, payload_bytes
-from compll.ir.matrices import check_rooms
 from compll.ir.module import Module
-from compll.ir.static import Number
-from compll.numerics.held import once
-from compll.numerics.types import I64
+from compll.ir.static import Number, check_rooms
+from compll.numerics.numbers import I64
+from compll.runtime.arrays import Held, hold, is_held, once
 from compll.runtime.batches import Encoding, Rows
+
+# ---- keeping ------------------------------------------------------------------------------------
+# Memory that stays on a device between calls.
+
+#: copies that a codec keeps of arrays that nobody holds
+KEPT = 256
+T = TypeVar("T")
+#: types and lengths of arrays
+Wanted = tuple[tuple[str, int], ...]
+
+
+class Device(Protocol):
+    """A device that runs kernels: CuPy, or the test-only shim on the CPU."""
+
+    def upload(self, values: NDArray[Any]) -> Any:
+        """A copy in device memory. Raises UsageError during a capture of a CUDA graph."""
+
+    def zeros(self, count: int, dtype: str) -> Any:
+        """Zeros in device memory. Raises UsageError, as upload; MemoryError."""
+
+    def capturing(self) -> bool:
+        """True if a CUDA graph is being captured from the current stream."""
+
+    def stream(self) -> int:
+        """The current stream, as a number."""
+
+    def settle(self) -> None:
+        """Wait until nothing runs on the device. Raises UsageError, as upload."""
+
+    def finish(self) -> None:
+        """Wait until the current stream has finished its work."""
+
+    def download(self, array: Any) -> NDArray[Any]:
+        """A copy in host memory; waits."""
+
+    def dtype(self, array: Any) -> str:
+        """float32, float16 or bfloat16 (uint16 arrays hold bfloat16 bits)."""
+
+    def launch(
+        self, gradient: str, kernel: str, grid: int, threads: int, args: tuple[Any, ...]
+    ) -> None:
+        """Run a kernel for gradients of this dtype, after earlier launches."""
+
+
+class Lent:
+    """Scratch memory of a plan on a stream, for all tables that fit."""
+
+    def __init__(self, arrays: tuple[Any, ...], sizes: tuple[int, ...]) -> None:
+        self.arrays, self.sizes = arrays, sizes
+
+    def fits(self, wanted: Wanted) -> bool:
+        """True if it is large enough for these types and lengths."""
+        return all(size >= count for size, (_, count) in zip(self.sizes, wanted, strict=True))
+
+
+class Keeper:
+    """Memory that a codec's kernels keep on a device. name: the codec's, for messages."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self.device, self.name = device, name
+        #: copies of arrays that nobody holds, by content
+        self.copies: dict[tuple[Any, ...], Held] = {}
+        self.lent: WeakValueDictionary[tuple[str, int], Lent] = WeakValueDictionary()
+
+    def once(self, numbers: I64, key: Hashable, make: Callable[[Held], T]) -> T:
+        """Result of `make` for these numbers. Made once; kept with them."""
+        held: Held = numbers if is_held(numbers) else self.copy(numbers)
+        if key not in held.kept:
+            held.kept[key] = self.spared(lambda: make(held))
+            self.device.finish()  # the next call may use another stream
+        made: T = held.kept[key]
+        return made
+
+    def copy(self, numbers: I64) -> Held:
+        """A held copy of numbers that nobody holds. If there are KEPT copies, the older half is
+        dropped, once the device does not use them."""
+        if self.device.capturing():
+            raise UsageError(
+                f"{self.name}: a CUDA graph is being captured, and would use copies of this call's "
+                "arrays that are dropped some day: give codec.hold(...) of table, at and used, and "
+                "keep these as long as the graph"
+            )
+        key = (numbers.shape, numbers.tobytes())
+        if key not in self.copies:
+            if len(self.copies) >= KEPT:
+                self.device.settle()
+                for old in list(self.copies)[: KEPT // 2]:
+                    del self.copies[old]
+            self.copies[key] = hold(numbers)
+        return self.copies[key]
+
+    def lend(self, name: str, wanted: Wanted, last: Lent | None, captured: dict[int, Lent]) -> Lent:
+        """A plan's scratch memory for the current stream. last: that of the table's last call,
+        which a capture on a stream of its own may use. captured: collects memory of captured calls
+        for the graph's owner."""
+        key, capturing = (name, self.device.stream()), self.device.capturing()
+        lent = self.lent.get(key)
+        if capturing and not (lent and lent.fits(wanted)) and last and last.fits(wanted):
+            lent = last
+        if lent is None or not lent.fits(wanted):
+            lent = self.lent[key] = self.spared(partial(self.grown, lent, wanted))
+        if capturing:
+            captured[id(lent)] = lent
+        return lent
+
+    def grown(self, lent: Lent | None, wanted: Wanted) -> Lent:
+        """Scratch memory that is large enough; new parts are zeros."""
+        arrays = list(lent.arrays) if lent else [None] * len(wanted)
+        sizes = list(lent.sizes) if lent else [-1] * len(wanted)
+        for k, (dtype, count) in enumerate(wanted):
+            if sizes[k] < count:
+                arrays[k], sizes[k] = None, count  # free the old one first
+                arrays[k] = self.device.zeros(count, dtype)
+        return Lent(tuple(arrays), tuple(sizes))
+
+    def spared(self, make: Callable[[], T]) -> T:
+        """Result of `make`. If memory runs out, drops all copies of arrays that nobody holds and
+        tries again."""
+        try:
+            return make()
+        except MemoryError:
+            self.device.settle()
+            self.copies.clear()
+            return make()
+
+    def clean(self) -> None:
+        """Zero all scratch memory, after an interrupted call."""
+        for lent in list(self.lent.values()):
+            for array in lent.arrays:
+                array[:] = 0
+
+
+# ---- launch -------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,7 +221,7 @@ def alone(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P],
 
 
 class Launching:
-    """A source's kernels on a device. See [Note: what lives how long] in keeping.py."""
+    """A source's kernels on a device. See [Note: what lives how long] in launch.py."""
 
     arrays = DeviceArrays()
 
@@ -236,14 +376,14 @@ class Launching:
         plan = self.source.plans[name]
         follows = self.rows.follow_step(name, plan.statics)
         asked = (step if follows else 0, None if most is None else most.tobytes())
-        known = b.evaluated
-        if known is None or known[0] != asked:
+        evaluated = b.evaluated
+        if evaluated is None or evaluated[0] != asked:
             values = self.rows.of(name, plan.statics, b.pieces, step, most).reshape(-1)
-            same = known is not None and np.array_equal(known[1], values, equal_nan=True)
+            same = evaluated is not None and np.array_equal(evaluated[1], values, equal_nan=True)
             upload = partial(self.device.upload, values)
-            place = known[2] if known and same else self.keeper.spared(upload)
-            known = b.evaluated = (asked, values, place)
-        return known[2]
+            place = evaluated[2] if evaluated and same else self.keeper.spared(upload)
+            evaluated = b.evaluated = (asked, values, place)
+        return evaluated[2]
 
     def place(self, numbers: I64) -> Any:
         """Numbers in device memory; uploaded once."""
@@ -272,11 +412,11 @@ class Launching:
     def raise_found(self) -> None:
         """Raise PayloadError for a bad payload that an earlier decode found; waits."""
         with self.arrays.stream():
-            found = int(self.device.download(self.errors)[0])
-            if found:
+            error = int(self.device.download(self.errors)[0])
+            if error:
                 self.errors[:] = 0  # in place: a captured CUDA graph writes here
-        if found:
-            raise PayloadError(f"{self.module.name}: {REASONS[min(found, 3)]}")
+        if error:
+            raise PayloadError(f"{self.module.name}: {REASONS[min(error, 3)]}")
 
 
 def starts(counts: I64) -> I64:

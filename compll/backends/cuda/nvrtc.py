@@ -30,7 +30,7 @@ class Resources:
 
 def resources(log: str) -> dict[str, Resources]:
     """Resources of every kernel, by its name, from ptxas's output with `-v`."""
-    found, name, local = dict[str, Resources](), "", 0
+    result, name, local = dict[str, Resources](), "", 0
     for line in log.splitlines():
         if entry := re.search(r"entry function '(\w+)'", line):
             name = entry[1]
@@ -38,8 +38,8 @@ def resources(log: str) -> dict[str, Resources]:
             local = int(stack[1])
         elif used := re.search(r"Used (\d+) registers(.*)", line):
             shared = re.search(r"(\d+) bytes smem", used[2])
-            found[name] = Resources(int(used[1]), local, int(shared[1]) if shared else 0)
-    return found
+            result[name] = Resources(int(used[1]), local, int(shared[1]) if shared else 0)
+    return result
 
 
 def compiled(text: str, arch: str, *options: str) -> tuple[bytes, dict[str, Resources]]:
@@ -81,12 +81,12 @@ def architecture(capability: str) -> str:
     driver compiles, if NVRTC does not know the device yet."""
     from cupy.cuda import nvrtc
 
-    known = nvrtc.getSupportedArchs()
-    if int(capability) in known:
+    supported = nvrtc.getSupportedArchs()
+    if int(capability) in supported:
         return f"sm_{capability}"
-    older = [arch for arch in known if arch <= int(capability)]
+    older = [arch for arch in supported if arch <= int(capability)]
     if not older:
-        raise RuntimeError(f"NVRTC knows no device of compute capability {capability}: {known}")
+        raise RuntimeError(f"NVRTC knows no device of compute capability {capability}: {supported}")
     return f"compute_{max(older)}"
 
 

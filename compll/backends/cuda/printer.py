@@ -1,38 +1,37 @@
-"""Tile programs as CUDA kernels: a walk is a kernel over its tiles, after another that counts if it
-selects; steps between walks are computed by a block for each piece."""
+"""Kernels of a plan, and numbers of pieces, which a block for each piece computes between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from compll.backends.cuda import searches, streams
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.calls import Calls
 from compll.backends.cuda.instructions import C_TYPES
-from compll.backends.cuda.plan_builder import PlanBuilder
-from compll.backends.cuda.selected_lanes import counted
-from compll.backends.cuda.walk_kernel import Region, WalkKernel
+from compll.backends.cuda.lanes import Region
+from compll.backends.cuda.plans import PlanBuilder
+from compll.backends.cuda.walk_kernel import WalkKernel
 from compll.ir.expr import Expr
-from compll.ir.layout import is_fixed
-from compll.ir.tile import GRADIENT, USED, WRONG, Call, Op, Store, Value, Walk, When, count_of
+from compll.ir.storage import FLOAT32, INT32
+from compll.ir.tile import Array, Domain, Store, Value, Walk
 
 #: threads of a block that computes a piece's numbers
 THREADS = 256
 
 
 class Printer:
-    """Adds the kernels of tile programs to a plan. guard: the condition of the current step."""
+    """Adds kernels to a plan, and numbers of pieces that they need.
+
+    guard: the condition of the current step.
+    """
 
     def __init__(self, plan: PlanBuilder) -> None:
         self.plan = plan
         self.phase: Body | None = None
         self.guard: tuple[Value, bool] | None = None
-        self.lates: dict[int, tuple[Value, bool]] = {}
-        self.guards: dict[int, tuple[Value, bool]] = {}
-        self.parts: dict[int, tuple[str, Region]] = {}
-        self.calls = Calls(self)
+        self.lates: dict[Value, bool] = {}
+        self.guards: dict[Value, tuple[Value, bool]] = {}
+        self.parts: dict[Value, tuple[str, Region]] = {}
+        self.arrays: dict[tuple[Value, Domain], Array] = {}
 
     # kernels
 
@@ -76,14 +75,14 @@ class Printer:
     def require(self, values: Sequence[Value]) -> None:
         """Make numbers that depend on totals known to the next kernel."""
         for v in values:
-            if v.level == "piece" and self.late(v) and id(v) not in self.plan.left:
+            if v.level == "piece" and self.late(v) and v not in self.plan.left:
                 self.value(v)
 
     def late(self, v: Value) -> bool:
         """True if a number depends on totals."""
-        if id(v) not in self.lates:
-            self.lates[id(v)] = v, v.op == "total" or any(map(self.late, v.args))
-        return self.lates[id(v)][1]
+        if v not in self.lates:
+            self.lates[v] = v.op == "total" or any(map(self.late, v.args))
+        return self.lates[v]
 
     def value(self, v: Value) -> str:
         """A number of the piece in the open phase; left for other kernels if it depends on
@@ -91,7 +90,7 @@ class Printer:
         if v.op == "const" or not self.late(v):
             return self.open_phase().value(v)
         b = self.open_phase()
-        if id(v) in b.named or id(v) in self.plan.left:
+        if v in b.named or v in self.plan.left:
             return b.value(v)
         if v.op == "total":
             name = self.total(b, v)
@@ -99,17 +98,17 @@ class Printer:
             for a in v.args:
                 self.value(a)
             name = b.declare(C_TYPES[v.kind], b.text(v), "s")
-        b.leave(id(v), name)
+        b.leave(v, name)
         return name
 
     def total(self, b: Body, v: Value) -> str:
         """The total of a walk's fold over all tiles."""
         (f,) = v.args
-        parts = self.parts_of(b, f, *self.parts[id(f)])
+        parts = self.parts_of(b, f, *self.parts[f])
         text = f"block_{f.attr}({parts})"
         if f.attr in ("max", "min") and v.kind == "f64":
-            text = f"({self.parts[id(f)][1].size(b)} ? (double)op_from_key({text}) : 0.0)"
-        guard = self.guards.get(id(f))
+            text = f"({self.parts[f][1].size(b)} ? (double)op_from_key({text}) : 0.0)"
+        guard = self.guards.get(f)
         if guard is not None:
             text = f"{'' if guard[1] else '!'}{self.value(guard[0])} ? {text} : 0"
         return b.declare(C_TYPES[v.kind], text, "s")
@@ -126,116 +125,30 @@ class Printer:
         """The tiles that a walk runs over."""
         return Region(self.plan.tiles(walk.domain), lambda b: b.items(walk.domain))
 
-    # steps
-
-    def steps(self, steps: Sequence[Op]) -> None:
-        """Steps in order. Numbers read states from memory when a kernel first needs them, so all new
-        states of one number are computed before any is stored."""
-        states = [s for s in steps if isinstance(s, Store) and s.array.role == "state"]
-        for step in steps:
-            if step not in states:
-                self.step(step)
-        for s in states:
-            self.value(s.value)
-        for s in states:
-            name, b = self.value(s.value), self.open_phase()
-            to = f"a_{s.array.name} + {b.given('tensor')}"
-            b.first(f"keep1({to}, 0, (float){name});")
-
-    def step(self, step: Op) -> None:
-        """Add the kernels of a step."""
-        STEPS[type(step)](self, step)
-
-    def when(self, step: When) -> None:
-        """Steps under a condition; their results are 0 if it does not hold."""
-        self.guard = (step.condition, step.wanted)
-        for one in step.steps:
-            for v in one.results if isinstance(one, Call) else ():
-                self.open_phase().first(f"{self.plan.place(id(v))} = 0;")
-            for f in one.folds if isinstance(one, Walk) else ():
-                self.guards[id(f)] = self.guard
-            self.step(one)
-        self.guard = None
-
-    def store(self, s: Store) -> None:
-        """Store a number of the piece, or a table: in the payload, or in all of the gradient. The
-        host knows the length of payloads that do not vary."""
-        if s.array is GRADIENT:
-            lanes = Value("repeat", (s.value,), "f32", "lane")
-            self.walk_kernel("fill", Walk([Store(GRADIENT, lanes)]), {})
-            return
-        if s.array is USED and is_fixed(self.plan.module):
-            return
-        value = self.value(s.value)
-        b = self.open_phase()
-        if s.array is USED:
-            b.first(f"used[p] = {value};")
-            return
-        if s.array is WRONG:
-            b.refuse(f"threadIdx.x == 0 && {value} != 0")
-            return
-        to, storage = b.payload(s.array), s.array.storage
-        if s.value.kind == "table":
-            each = f"store_float32({to} + 4 * k, {value}[k]);"
-            b.add(f"for (int k = threadIdx.x; k < {s.array.domain.of}; k += blockDim.x) {each}")
-            return
-        cast = "i64" if storage.whole else "float"
-        b.first(f"store_{storage.name}({to}, ({cast}){value});")
-
-    def call(self, call: Call) -> None:
-        """The kernels of a routine."""
-        own = searches.ROUTINES | (streams.LOADS if self.plan.decodes else streams.STORES)
-        if call.routine in own:
-            own[call.routine](self, call)
-        else:
-            self.calls.emit(call)
-
-    def walk(self, walk: Walk) -> None:
-        """A walk's kernel, after the counts that it needs. It leaves the parts of its totals."""
-        self.count(walk)
-        region, totals = self.region(walk), {id(f): self.plan.fresh("part") for f in walk.folds}
-        self.parts |= {fold: (name, region) for fold, name in totals.items()}
-        self.walk_kernel("walk", walk, totals, region)
-
     def walk_kernel(
-        self, what: str, walk: Walk, totals: dict[int, str], region: Region | None = None, *,
-        places: dict[int, str] | None = None, repeat: Expr | int | None = None, until: str = "",
+        self, what: str, walk: Walk, totals: dict[Value, str], region: Region | None = None, *,
+        places: dict[Value, str] | None = None, repeat: Expr | int | None = None, until: str = "",
     ) -> None:  # fmt: skip
         """The kernel of a walk (see WalkKernel). until: a condition for doing nothing."""
         region = region or self.region(walk)
         self.require([v for v in walk.values if v.level == "piece"])
-        self.require([one.limit for one in walk.compacts if one.limit is not None])
+        self.require([compact.limit for compact in walk.compacts if compact.limit is not None])
         with self.kernel(what, region.grid, self.plan.shape.threads, repeat) as b:
             if until:
                 b.skip(until)
-            memories = {
-                id(f): b.parts(f, totals[id(f)], region.grid) for f in walk.folds if id(f) in totals
-            }
+            memories = {f: b.parts(f, totals[f], region.grid) for f in walk.folds if f in totals}
             WalkKernel(b, walk, region, memories, places or {}).emit()
 
-    def count(self, walk: Walk) -> None:
-        """Count the selected lanes before each tile, and in all."""
-        conditions = counted(walk)
-        if not conditions:
-            return
-        folds = {name: count_of(condition) for name, condition in conditions.items()}
-        places = {id(f): name for name, f in folds.items()}
-        region, count = self.region(walk), Walk(folds=[*folds.values()], domain=walk.domain)
-        self.walk_kernel("count", count, {}, region, places=places)
-        b = self.open_phase()
-        found = {
-            name: b.declare("i64", f"scan_array({b.of_blocks(f'blocks_{name}', region.grid)})")
-            for name in conditions
-        }
-        for one in walk.compacts:
-            if self.plan.kernel.counts[one.selection].op != "counted":
-                continue
-            counts = [found[f"always_{one.selection}"]] if one.always is not None else []
-            if one.first is not None and one.limit is not None:
-                counts.append(f"op_min({found[f'first_{one.selection}']}, {self.value(one.limit)})")
-            b.leave(("counted", one.selection), b.declare("i64", " + ".join(counts)))
-
-
-STEPS: dict[type[Op], Callable[[Printer, Any], None]] = {
-    Walk: Printer.walk, When: Printer.when, Store: Printer.store, Call: Printer.call,
-}  # fmt: skip
+    def array(self, value: Value, domain: Domain) -> Array:
+        """The scratch array of a value of lanes; stores the value in one if necessary."""
+        if value.op == "load" and value.attr.role == "scratch":
+            array: Array = value.attr
+            if array not in self.plan.elements:
+                return array
+        key = (value, domain)
+        if key not in self.arrays:
+            storage = INT32 if value.kind == "i32" else FLOAT32
+            array = Array(self.plan.fresh("view "), "scratch", storage, domain)
+            self.walk_kernel("step", Walk([Store(array, value)], domain=domain), {})
+            self.arrays[key] = array
+        return self.arrays[key]

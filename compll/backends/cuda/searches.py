@@ -8,34 +8,34 @@ sample, the elements that keys are made of are collected first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.plan_builder import PlanBuilder
-from compll.backends.cuda.walk_kernel import Region
+from compll.backends.cuda.lanes import Region
+from compll.backends.cuda.plans import PlanBuilder
+from compll.backends.cuda.printer import Printer
 from compll.ir.expr import Expr
 from compll.ir.static import depends
 from compll.ir.storage import INT32
 from compll.ir.tile import ELEMENTS, Array, Call, Domain, Store, Value, View, Walk
-from compll.numerics import tries
-from compll.passes.searches import counting, sampled
+from compll.numerics.numbers import MOST_TRIES, TRIES
+from compll.passes.arrays import counting, sampled
 
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
 EACH = 16384  # keys of a block, whose histogram has 2048 bins to clear and to add to the piece's
 BINS = 8192  # most bins of the histograms of several ranks in a block's shared memory
 EACH_RANKED = 4096  # keys of a block with these
-#: a search's memory: the state of tries.py, of which LEFT is the number that are left, and the tree
+#: a search's memory: the state of numbers.py, of which LEFT is the number that are left, and the tree
 #: of thresholds from TREE on
-LEFT, TREE, SEARCH = 2, 3, 3 + tries.SIZE
+LEFT, TREE, SEARCH = 2, 3, 3 + TRIES
 
 
 # digits
 
 
-def kth_largest(p: Any, call: Call) -> None:
+def kth_largest(p: Printer, call: Call) -> None:
     """Search digit by digit: a histogram of keys with the digits found so far, then the next
-    digit. p: the Printer."""
-    (view,), (found, larger), (rank_of, *size) = call.views, call.results, call.numbers
+    digit."""
+    (view,), (key, larger), (rank_of, *size) = call.views, call.results, call.numbers
     keys = sample(p, view, size[0]) if size else store_keys(p, view)
     grid = p.plan.grid(keys.domain, EACH)
 
@@ -52,20 +52,20 @@ def kth_largest(p: Any, call: Call) -> None:
     for number, (bits, shift) in enumerate(ROUNDS):
         with p.kernel("digits", grid, 256) as b:
             hist, prefix, _ = memory(b)
-            own = b.elements(keys)
+            data = b.elements(keys)
             length = b.value(size[0]) if size else b.items(keys.domain)
             digit = f"count_digits<{bits}, {shift}, {min(number, 1)}>"
-            b.call(digit, own, f"own * {EACH}", length, EACH, prefix, hist)
+            b.call(digit, data, f"own * {EACH}", length, EACH, prefix, hist)
         with p.kernel("pick", -1, 256) as b:
             b.call(f"pick<{bits}>", *memory(b))
             if shift == 0:
                 _, prefix, rank = memory(b)
                 b.add("__syncthreads();")
-                b.leave(id(found), b.declare("i32", f"(i32)(*{prefix} ^ 0x80000000u)"))
-                b.leave(id(larger), b.declare("i64", f"{b.value(rank_of)} - *{rank}"))
+                b.leave(key, b.declare("i32", f"(i32)(*{prefix} ^ 0x80000000u)"))
+                b.leave(larger, b.declare("i64", f"{b.value(rank_of)} - *{rank}"))
 
 
-def store_keys(p: Any, view: View) -> Array:
+def store_keys(p: Printer, view: View) -> Array:
     """Leave the keys of a view's elements, in the array that it returns."""
     keys = Array("keys", "scratch", INT32, view.domain)
     p.walk_kernel("keys", Walk([Store(keys, view.value)], domain=view.domain), {})
@@ -81,7 +81,7 @@ def round_bits(ranks: int) -> list[int]:
     return [upper, *(left // rounds + (k < left % rounds) for k in range(rounds))]
 
 
-def quantiles(p: Any, call: Call) -> None:
+def quantiles(p: Printer, call: Call) -> None:
     """Search all ranks at once: keys that have the digits found for a rank are counted by their
     next digit."""
     count, keys = call.attr - 1, store_keys(p, call.views[0])
@@ -103,19 +103,19 @@ def quantiles(p: Any, call: Call) -> None:
         shift -= bits
         now, after = (f" + {(number + k) % 2 * count}" for k in (0, 1))
         with p.kernel("digits", p.plan.grid(ELEMENTS, EACH_RANKED), 256) as b:
-            hist, known, _ = memory(b)
-            own = b.elements(keys)
+            hist, digits, _ = memory(b)
+            data = b.elements(keys)
             digit = f"count_digits<{bits}, {shift}, {count if number else 0}>"
             at = f"own * {EACH_RANKED}"
-            b.call(digit, own, at, b.given("n"), EACH_RANKED, known + now, hist)
+            b.call(digit, data, at, b.given("n"), EACH_RANKED, digits + now, hist)
         with p.kernel("pick", -1, 256) as b:
-            hist, known, ranks = memory(b)
+            hist, digits, ranks = memory(b)
             start = str(number == 0).lower()
             b.call(
-                f"pick_ranks<{bits}>", hist, known + now, known + after, ranks, count, start, bins
+                f"pick_ranks<{bits}>", hist, digits + now, digits + after, ranks, count, start, bins
             )
             if shift == 0:
-                key = f"(i32)(({known}{after})[j] ^ 0x80000000u)"
+                key = f"(i32)(({digits}{after})[j] ^ 0x80000000u)"
                 b.add(f"{each} {b.value(call.results[0])}[j] = op_from_key({key});")
 
 
@@ -128,21 +128,21 @@ def told_by_host(v: Value, plan: PlanBuilder) -> Expr | None:
     if v.op == "const":
         return pool.const(int(v.attr))
     if v.op == "static":
-        known = plan.statics[v.attr]
-        return None if "step" in depends(known) else known
+        expr = plan.statics[v.attr]
+        return None if "step" in depends(expr) else expr
     if v.op in ("as_count", "convert"):
         return told_by_host(v.args[0], plan)
-    found = [told_by_host(a, plan) for a in v.args] if v.op == "max" else [None]
-    if (first := found[0]) is None or (second := found[1]) is None:
+    result = [told_by_host(a, plan) for a in v.args] if v.op == "max" else [None]
+    if (first := result[0]) is None or (second := result[1]) is None:
         return None
     return pool.make("max", (first, second), first.type)
 
 
-def sample(p: Any, view: View, size: Value) -> Array:
+def sample(p: Printer, view: View, size: Value) -> Array:
     """Leave the keys of a sample of `size` elements, in the array that it returns."""
     plan = p.plan
-    known = told_by_host(size, plan)
-    domain = ELEMENTS if known is None else Domain("sample", dims=(known,))
+    count = told_by_host(size, plan)
+    domain = ELEMENTS if count is None else Domain("sample", dims=(count,))
     keys = Array("sampled keys", "scratch", INT32, domain)
     arrays = sampled(view)
     if not arrays:
@@ -159,7 +159,7 @@ def sample(p: Any, view: View, size: Value) -> Array:
     return keys
 
 
-def gather(p: Any, size: Value, samples: dict[Array, Array]) -> None:
+def gather(p: Printer, size: Value, samples: dict[Array, Array]) -> None:
     """Collect elements of a sample. samples: for each array, the one that they are copied to."""
     shape = p.plan.shape
     per = shape.teams * shape.tile
@@ -177,12 +177,12 @@ def gather(p: Any, size: Value, samples: dict[Array, Array]) -> None:
 # counts
 
 
-def threshold_search(p: Any, call: Call) -> None:
+def threshold_search(p: Printer, call: Call) -> None:
     """adjust or bisect: walks count for a tree of thresholds, until a count fits."""
     name = p.plan.fresh("search")
     tried, walk = counting(call.views[0])
     for q, v in enumerate(tried):
-        p.plan.elsewhere[id(v)] = (v, f"{name}[p * {SEARCH} + {TREE + q}]")
+        p.plan.elsewhere[v] = f"{name}[p * {SEARCH} + {TREE + q}]"
     p.require([*call.numbers, *(v for v in walk.values if v.level == "piece")])
 
     def given(b: Body) -> str:
@@ -192,8 +192,8 @@ def threshold_search(p: Any, call: Call) -> None:
 
     with p.kernel("begin", -1, 32) as b:
         b.first(f"begin_{call.routine}(given, {given(b)});")
-    most = told_by_host(call.numbers[-1], p.plan) or tries.MOST
-    totals = {id(f): f"tried{q}_{name}" for q, f in enumerate(walk.folds)}
+    most = told_by_host(call.numbers[-1], p.plan) or MOST_TRIES
+    totals = {f: f"tried{q}_{name}" for q, f in enumerate(walk.folds)}
     region = p.region(walk)
     ended = f"{name}[p * {SEARCH} + {LEFT}] < 0.0"
     p.walk_kernel("tries", walk, totals, region, repeat=most, until=ended)
@@ -202,16 +202,16 @@ def threshold_search(p: Any, call: Call) -> None:
         search = given(b)
         b.add(f"double counts[{len(totals)}];")
         for q, f in enumerate(walk.folds):
-            b.add(f"counts[{q}] = (double)block_count({p.parts_of(b, f, totals[id(f)], region)});")
+            b.add(f"counts[{q}] = (double)block_count({p.parts_of(b, f, totals[f], region)});")
         b.add("if (threadIdx.x) return;")
         b.add(f"double found[{2 + SEARCH}];")
         b.call(f"decide_{call.routine}", "given", search, "counts", "found")
         for k, v in enumerate(call.results):
-            b.add(f"{p.plan.place(id(v))} = slot_of(found[{k}]);")
+            b.add(f"{p.plan.place(v)} = slot_of(found[{k}]);")
         b.add(f"for (int k = 0; k < {SEARCH}; ++k) {search}[k] = found[2 + k];")
 
 
-ROUTINES: dict[str, Callable[[Any, Call], None]] = {
+ROUTINES: dict[str, Callable[[Printer, Call], None]] = {
     "kth_largest": kth_largest, "adjust": threshold_search, "bisect": threshold_search,
     "quantiles": quantiles,
 }  # fmt: skip

@@ -2,33 +2,161 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from compll.backends.cuda import searches, streams
 from compll.backends.cuda.body import Body, state_params
-from compll.backends.cuda.grids import Shape, shape_of
-from compll.backends.cuda.plan_builder import DECODE, ENCODE, TAKEN, PlanBuilder
-from compll.backends.cuda.plans import GRADIENTS, Source, header
+from compll.backends.cuda.calls import Calls
+from compll.backends.cuda.lanes import counted
+from compll.backends.cuda.plans import (
+    DECODE,
+    ENCODE,
+    GRADIENTS,
+    TAKEN,
+    PlanBuilder,
+    Shape,
+    Source,
+    header,
+    shape_of,
+)
 from compll.backends.cuda.printer import THREADS, Printer
 from compll.backends.cuda.searches import ROUNDS
-from compll.backends.cuda.selected_lanes import counted
 from compll.ir import layout
+from compll.ir.layout import is_fixed
 from compll.ir.module import STATUS, Module
 from compll.ir.tile import (
     FIELDS,
     GRADIENT,
     SEARCHES,
+    USED,
+    WRONG,
     Call,
     Kernel,
     Op,
     Store,
+    Value,
     Walk,
     When,
     count_of,
     order,
 )
 from compll.passes import lower
-from compll.passes.refusal import Unsupported, refused
 from compll.passes.traffic import WORD, Sizes, samples
+from compll.passes.values import Unsupported, refused
+
+# ---- steps --------------------------------------------------------------------------------------
+# Tile programs as CUDA kernels: a walk is a kernel over its tiles, after another that counts if
+# it selects; steps between walks are computed by a block for each piece.
+
+
+class Steps(Printer):
+    """Adds the kernels of tile programs to a plan."""
+
+    def __init__(self, plan: PlanBuilder) -> None:
+        super().__init__(plan)
+        self.calls = Calls(self)
+
+    def steps(self, steps: Sequence[Op]) -> None:
+        """Steps in order. Numbers read states from memory when a kernel first needs them, so all new
+        states of one number are computed before any is stored."""
+        states = [s for s in steps if isinstance(s, Store) and s.array.role == "state"]
+        for step in steps:
+            if step not in states:
+                self.step(step)
+        for s in states:
+            self.value(s.value)
+        for s in states:
+            name, b = self.value(s.value), self.open_phase()
+            to = f"a_{s.array.name} + {b.given('tensor')}"
+            b.first(f"keep1({to}, 0, (float){name});")
+
+    def step(self, step: Op) -> None:
+        """Add the kernels of a step."""
+        STEPS[type(step)](self, step)
+
+    def when(self, step: When) -> None:
+        """Steps under a condition; their results are 0 if it does not hold."""
+        self.guard = (step.condition, step.wanted)
+        for inner in step.steps:
+            for v in inner.results if isinstance(inner, Call) else ():
+                self.open_phase().first(f"{self.plan.place(v)} = 0;")
+            for f in inner.folds if isinstance(inner, Walk) else ():
+                self.guards[f] = self.guard
+            self.step(inner)
+        self.guard = None
+
+    def store(self, s: Store) -> None:
+        """Store a number of the piece, or a table: in the payload, or in all of the gradient. The
+        host knows the length of payloads that do not vary."""
+        if s.array is GRADIENT:
+            lanes = Value("repeat", (s.value,), "f32", "lane")
+            self.walk_kernel("fill", Walk([Store(GRADIENT, lanes)]), {})
+            return
+        if s.array is USED and is_fixed(self.plan.module):
+            return
+        value = self.value(s.value)
+        b = self.open_phase()
+        if s.array is USED:
+            b.first(f"used[p] = {value};")
+            return
+        if s.array is WRONG:
+            b.refuse(f"threadIdx.x == 0 && {value} != 0")
+            return
+        to, storage = b.payload(s.array), s.array.storage
+        if s.value.kind == "table":
+            each = f"store_float32({to} + 4 * k, {value}[k]);"
+            b.add(f"for (int k = threadIdx.x; k < {s.array.domain.of}; k += blockDim.x) {each}")
+            return
+        cast = "i64" if storage.whole else "float"
+        b.first(f"store_{storage.name}({to}, ({cast}){value});")
+
+    def call(self, call: Call) -> None:
+        """The kernels of a routine."""
+        routines = searches.ROUTINES | (streams.LOADS if self.plan.decodes else streams.STORES)
+        if call.routine in routines:
+            routines[call.routine](self, call)
+        else:
+            self.calls.emit(call)
+
+    def walk(self, walk: Walk) -> None:
+        """A walk's kernel, after the counts that it needs. It leaves the parts of its totals."""
+        self.count(walk)
+        region, totals = self.region(walk), {f: self.plan.fresh("part") for f in walk.folds}
+        self.parts |= {fold: (name, region) for fold, name in totals.items()}
+        self.walk_kernel("walk", walk, totals, region)
+
+    def count(self, walk: Walk) -> None:
+        """Count the selected lanes before each tile, and in all."""
+        conditions = counted(walk)
+        if not conditions:
+            return
+        folds = {name: count_of(condition) for name, condition in conditions.items()}
+        places = {f: name for name, f in folds.items()}
+        region, count = self.region(walk), Walk(folds=[*folds.values()], domain=walk.domain)
+        self.walk_kernel("count", count, {}, region, places=places)
+        b = self.open_phase()
+        totals = {
+            name: b.declare("i64", f"scan_array({b.of_blocks(f'blocks_{name}', region.grid)})")
+            for name in conditions
+        }
+        for compact in walk.compacts:
+            if self.plan.kernel.counts[compact.selection].op != "counted":
+                continue
+            counts = [totals[f"always_{compact.selection}"]] if compact.always is not None else []
+            if compact.first is not None and compact.limit is not None:
+                counts.append(
+                    f"op_min({totals[f'first_{compact.selection}']}, {self.value(compact.limit)})"
+                )
+            b.leave(("counted", compact.selection), b.declare("i64", " + ".join(counts)))
+
+
+STEPS: dict[type[Op], Callable[[Steps, Any], None]] = {
+    Walk: Steps.walk, When: Steps.when, Store: Steps.store, Call: Steps.call,
+}  # fmt: skip
+
+
+# ---- source -------------------------------------------------------------------------------------
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
@@ -82,9 +210,9 @@ def add(result: Source, name: str, plan: PlanBuilder) -> None:
 def writes_back(kernel: Kernel) -> bool:
     """True if an encode overwrites the gradient, also one that is not finite."""
     stores = [s for w in kernel.walks for s in w.stores if s.back]
-    known = [v for s in stores for v in order([s.value])]
+    values = [v for s in stores for v in order([s.value])]
     status = [s.value for s in kernel.steps if isinstance(s, Store) and s.array.name == STATUS.name]
-    return bool(stores) and all(any(v is told.args[0] for v in known) for told in status)
+    return bool(stores) and all(any(v is told.args[0] for v in values) for told in status)
 
 
 def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
@@ -99,15 +227,15 @@ def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
 def encode(kernel: Kernel, name: str, shape: Shape) -> PlanBuilder:
     """The plan of an encode or a round."""
     more: tuple[str, ...] = TAKEN if kernel.kind == "hop" else ()
-    rounds = [one for one, _ in kernel.module.rounds]
+    rounds = [field for field, _ in kernel.module.rounds]
     if kernel.kind in ("round", "rounds"):
-        own = kernel.module.fields[0].name if kernel.kind == "round" else ""
-        earlier = range(rounds.index(own) if own else len(rounds))
+        round_field = kernel.module.fields[0].name if kernel.kind == "round" else ""
+        earlier = range(rounds.index(round_field) if round_field else len(rounds))
         sums = (param for k in earlier for param in (f"const u8* r{k}", f"const i64* r{k}_at"))
         more = ("float workers", *sums)
     plan = PlanBuilder(name, kernel, shape, (*ENCODE, *more, *state_params(kernel.states)))
     plan.sums = {field: f"(r{k} + r{k}_at[p])" for k, field in enumerate(rounds)}
-    p = Printer(plan)
+    p = Steps(plan)
     p.steps(kernel.steps)
     p.end_phase()
     return plan
@@ -116,7 +244,7 @@ def encode(kernel: Kernel, name: str, shape: Shape) -> PlanBuilder:
 def decode(kernel: Kernel, shape: Shape, checking: Kernel | None) -> PlanBuilder:
     """The plan of a decode, after the kernels of a check, which mark bad payloads."""
     plan = PlanBuilder(kernel.name, kernel, shape, DECODE, decodes=True)
-    p = Printer(plan)
+    p = Steps(plan)
     if checking is not None:
         check(p, checking)
         p.end_phase()
@@ -139,7 +267,7 @@ def alone(kernel: Kernel) -> bool:
     return adds and not any(v.op in ("draw", "spread") for v in first.values)
 
 
-def check(p: Printer, kernel: Kernel) -> None:
+def check(p: Steps, kernel: Kernel) -> None:
     """Add kernels that check if payloads are as long as their headers say, and if positions lie in
     their tensors."""
     b = p.phase = Body(p.plan, -1, THREADS)

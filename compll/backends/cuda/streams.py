@@ -1,5 +1,5 @@
-"""Fields of varying length: positions as codes of bits, and runs of trits. codes.cuh and
-streams.cuh have the functions. huffman.py has Huffman codes.
+"""Fields of varying length: positions as codes of bits, runs of trits, Huffman codes. codes.cuh,
+streams.cuh and huffman.cuh have the functions.
 
 The place of a code depends on all codes before it: blocks leave the lengths that they find, a block
 per piece adds these up, and the blocks run again.
@@ -8,13 +8,120 @@ per piece adds these up, and the blocks run again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from compll.backends.cuda import huffman
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.grids import GROUP
+from compll.backends.cuda.plans import GROUP
+from compll.backends.cuda.printer import Printer
 from compll.ir.module import Field
-from compll.ir.tile import Call, Domain
+from compll.ir.storage import HUFFMAN_LONGEST, HUFFMAN_TILE
+from compll.ir.tile import ELEMENTS, Array, Call, Domain
+
+# ---- huffman ------------------------------------------------------------------------------------
+# Huffman codes of a field: huffman.cuh has the functions.
+# A thread has a tile. Its stream's place depends on those before it: blocks leave the sum of
+# their streams' bytes, and a block per piece adds these up.
+
+TILES = 64  # of a block
+COUNTED = 1 << 14  # numbers that a block counts
+NUMBERS = 256
+
+
+class Huffman:
+    """The kernels of one field."""
+
+    def __init__(self, p: Printer, field: Field, array: Array) -> None:
+        self.p, self.field, self.array = p, field, array
+        self.grid = p.plan.grid(ELEMENTS, HUFFMAN_TILE * TILES)
+        of_blocks, name = p.plan.of_blocks, field.name
+        self.sums = of_blocks(f"sums_{name}", "int64", self.grid)
+        self.places = of_blocks(f"places_{name}", "int64", self.grid, TILES)
+
+    def codes(self, b: Body) -> str:
+        """Memory for the codes of all numbers."""
+        return b.memory(f"codes_{self.field.name}", "uint32", -1, NUMBERS)
+
+    def table(self, b: Body) -> str:
+        """Memory for the table of all windows."""
+        return b.memory(f"table_{self.field.name}", "uint32", -1, 1 << HUFFMAN_LONGEST)
+
+    def tile(self, b: Body) -> None:
+        """Declare a thread's tile, its first number, and how many it has."""
+        b.add(f"const i64 tile = own * {TILES} + threadIdx.x, begin = tile * {HUFFMAN_TILE};")
+        b.add(f"const i64 m = op_min({b.given('n')} - begin, (i64){HUFFMAN_TILE});")
+
+    def head(self, b: Body) -> str:
+        """Bytes before the streams."""
+        n = b.given("n")
+        return f"{(1 << self.field.bits) // 2} + 2 * (({n} + {HUFFMAN_TILE - 1}) / {HUFFMAN_TILE})"
+
+    def size_at(self, data: str) -> str:
+        """Pointer to the size of a thread's stream."""
+        return f"{data} + {(1 << self.field.bits) // 2} + 2 * tile"
+
+    def leave(self, b: Body, size: str) -> None:
+        """Leave the places of a block's streams, by their sizes."""
+        b.add("i64 all;")
+        place = f"{self.places}[blockIdx.x * {TILES} + threadIdx.x]"
+        b.add(f"{place} = block_scan<{TILES}>({size}, &all);")
+        b.first(f"{self.sums}[blockIdx.x] = all;")
+
+    def stream_at(self, b: Body, data: str) -> str:
+        """Pointer to a thread's stream."""
+        before = f"{self.sums}[blockIdx.x] + {self.places}[blockIdx.x * {TILES} + threadIdx.x]"
+        return f"{data} + {self.head(b)} + {before}"
+
+
+def store(p: Printer, call: Call) -> None:
+    """Store numbers: count them, make codes, find the sizes of streams, store these."""
+    f = call.attr
+    coder = Huffman(p, f, call.views[0].value.attr)
+
+    def counts(b: Body) -> str:
+        return b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
+
+    with p.kernel("counts", p.plan.grid(ELEMENTS, COUNTED), 256) as b:
+        end = f"op_min({b.given('n')}, (own + 1) * {COUNTED})"
+        b.call("count_numbers", b.elements(coder.array), f"own * {COUNTED}", end, counts(b))
+    b = p.open_phase()
+    b.call("make_codes", counts(b), f.bits, b.field(f), coder.codes(b))
+    with p.kernel("sizes", coder.grid, TILES) as b:
+        coder.tile(b)
+        b.add(
+            f"const i64 size = stream_bytes({b.elements(coder.array)} + begin, m, {coder.codes(b)});"
+        )
+        b.add(f"if (m > 0) store_uint16({coder.size_at(b.field(f))}, size);")
+        coder.leave(b, "size")
+    b = p.open_phase()
+    b.leave_length(f, f"{coder.head(b)} + scan_array({b.of_blocks(coder.sums, coder.grid)})")
+    with p.kernel("streams", coder.grid, TILES) as b:
+        coder.tile(b)
+        to = coder.stream_at(b, b.field(f))
+        b.call("store_stream", f"{b.elements(coder.array)} + begin", "m", coder.codes(b), to)
+
+
+def load(p: Printer, call: Call) -> None:
+    """Load numbers. The payload is bad if the head's sizes or lengths are, or a stream's end."""
+    f = call.attr
+    coder = Huffman(p, f, call.made[0])
+    with p.kernel("sizes", coder.grid, TILES) as b:
+        coder.tile(b)
+        fits = f"m > 0 && {b.length(f)} >= {coder.head(b)}"
+        coder.leave(b, f"{fits} ? load_uint16({coder.size_at(b.field(f))}) : 0")
+    b = p.open_phase()
+    streams = b.declare("i64", f"scan_array({b.of_blocks(coder.sums, coder.grid)})")
+    whole = f"{b.length(f)} == {coder.head(b)} + {streams}"
+    filled = f"fill_table({b.field(f)}, {f.bits}, {coder.table(b)})"
+    good = b.declare("bool", f"{whole} && {filled}")
+    b.refuse(f"threadIdx.x == 0 && !{good}")
+    with p.kernel("numbers", coder.grid, TILES) as b:
+        coder.tile(b)
+        data = b.field(f)
+        b.add(f"const int size = m > 0 ? (int)load_uint16({coder.size_at(data)}) : 0;")
+        to = f"{coder.table(b)}, {b.elements(coder.array)} + begin"
+        b.refuse(f"m > 0 && !load_stream({coder.stream_at(b, data)}, size, m, {to})")
+
+
+# ---- streams ------------------------------------------------------------------------------------
 
 POSITIONS = 256  # of a block
 PLACES = 64  # of a chunk, where its first unit may begin: as in streams.cuh
@@ -38,13 +145,13 @@ def place_of(b: Body, f: Field) -> tuple[str, str, str]:
     return f"own * {POSITIONS} + threadIdx.x", b.kept(f.of), b.among(f.of)
 
 
-def store_positions(p: Any, call: Call) -> None:
+def store_positions(p: Printer, call: Call) -> None:
     """Store positions, a thread each: first lengths of codes, then places, then the codes."""
     (view,), f, code = call.views, call.attr, f"{call.routine}_code"
     grid = p.plan.grid(Domain("kept", f.of), POSITIONS)
     bits = p.plan.of_blocks(f"bits_{f.name}", "int64", grid)
     # drawn positions are computed on each read
-    array = p.calls.array(view.value, view.value.attr.domain)
+    array = p.array(view.value, view.value.attr.domain)
 
     def own(b: Body) -> str:
         return ", ".join((b.elements(array), *place_of(b, f)))
@@ -60,7 +167,7 @@ def store_positions(p: Any, call: Call) -> None:
         b.call(f"store_code<{code}>", own(b), f"{bits}[blockIdx.x] + before", b.field(f))
 
 
-def read_positions(p: Any, call: Call) -> None:
+def read_positions(p: Printer, call: Call) -> None:
     """Read chunks in parallel for every possible start, then find the real start of each."""
     f, units = call.attr, f"{call.routine}_units"
     chunks = p.plan.grid(Domain("chunks", f.name), CHUNKS)
@@ -82,21 +189,21 @@ def read_positions(p: Any, call: Call) -> None:
         to = f"{reads} + blockIdx.x * {3 * PLACES}"
         b.call(f"join_chunks<{GROUP}>", stream(b), "own", to)
     with p.kernel("stream", -1, 32) as b:
-        own = f"{b.first_block(groups)}, {b.first_block(groups, of='p + 1')}"
-        own = f"{own}, {b.among(f.of)}"
-        b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {own}, {b.bad()});")
+        blocks = f"{b.first_block(groups)}, {b.first_block(groups, of='p + 1')}"
+        blocks = f"{blocks}, {b.among(f.of)}"
+        b.first(f"join_groups<{units}>({stream(b)}, {reads}, {entries}, {blocks}, {b.bad()});")
     with p.kernel("positions", groups, THREADS) as b:
-        own, n = f"own, {entries} + blockIdx.x * 3", b.among(f.of)
+        blocks, n = f"own, {entries} + blockIdx.x * 3", b.among(f.of)
         to = f"{b.elements(call.made[0])}, {b.bad()}"
-        b.call(f"write_positions<{units}, {GROUP}>", stream(b), own, n, to)
+        b.call(f"write_positions<{units}, {GROUP}>", stream(b), blocks, n, to)
 
 
-def ascending(p: Any, call: Call) -> None:
+def ascending(p: Printer, call: Call) -> None:
     """Have a check report positions that do not ascend within the tensor, a thread each."""
     f = call.attr
     with p.kernel("ascending", p.plan.grid(Domain("kept", f.of), POSITIONS), POSITIONS) as b:
-        own = ", ".join(place_of(b, f))
-        b.refuse(f"!ascends({b.field(f)}, {own})", 2)
+        given = ", ".join(place_of(b, f))
+        b.refuse(f"!ascends({b.field(f)}, {given})", 2)
 
 
 # runs of trits
@@ -107,7 +214,7 @@ def over_bytes(b: Body, length: str) -> str:
     return f"{b.hoist('length', f'const i64 length = {length};')}, own * {BYTES} + threadIdx.x * 8"
 
 
-def shorten(p: Any, call: Call) -> None:
+def shorten(p: Printer, call: Call) -> None:
     """Shorten runs: for every block find the last byte before it that is not of ones; count bytes;
     store them."""
     f, array = call.attr, call.views[0].value.attr
@@ -132,7 +239,7 @@ def shorten(p: Any, call: Call) -> None:
         b.add(f"i64 all; shortened({own(b)}, {breaks}[blockIdx.x], {to}, &all);")
 
 
-def lengthen(p: Any, call: Call) -> None:
+def lengthen(p: Printer, call: Call) -> None:
     """Lengthen runs. The payload is bad if they do not stand for as many trits as there are
     elements."""
     f, (array,) = call.attr, call.made
@@ -154,10 +261,10 @@ def lengthen(p: Any, call: Call) -> None:
 
 
 #: the routines of payload fields, by their names: to store, and to load
-STORES: dict[str, Callable[[Any, Call], None]] = {
-    "gaps": store_positions, "golomb": store_positions, "runs": shorten, "huffman": huffman.store,
+STORES: dict[str, Callable[[Printer, Call], None]] = {
+    "gaps": store_positions, "golomb": store_positions, "runs": shorten, "huffman": store,
 }  # fmt: skip
-LOADS: dict[str, Callable[[Any, Call], None]] = {
-    "gaps": read_positions, "golomb": read_positions, "runs": lengthen, "huffman": huffman.load,
+LOADS: dict[str, Callable[[Printer, Call], None]] = {
+    "gaps": read_positions, "golomb": read_positions, "runs": lengthen, "huffman": load,
     "ascending": ascending,
 }  # fmt: skip

@@ -4,45 +4,33 @@ lanes."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.code_tables import CodeTables
-from compll.backends.cuda.instructions import C_TYPES
-from compll.backends.cuda.lane_arrays import LaneArrays
-from compll.backends.cuda.lane_folds import Folds
-from compll.backends.cuda.lane_stores import Stores
-from compll.backends.cuda.selected_lanes import SelectedLanes
+from compll.backends.cuda.instructions import C_TYPES, CodeTables
+from compll.backends.cuda.lanes import Folds, LaneArrays, Region, SelectedLanes, Stores
+from compll.backends.loops import Loop, loops, order_of_lanes
 from compll.ir.tile import Array, Value, Walk, order_inside
-from compll.passes.bounds import Bounds
-from compll.passes.fuse import Loop, loops, order_of_lanes
-
-
-@dataclass(frozen=True)
-class Region:
-    """The tiles of a walk: a grid, and in a kernel the number of elements.
-
-    remade: arrays that replace others, as a sample replaces the gradient.
-    """
-
-    grid: int
-    size: Callable[[Body], str]
-    remade: Callable[[Body], dict[Array, str]] = lambda _: {}
+from compll.passes.values import Bounds
 
 
 class WalkKernel:
-    """Prints one walk into `body`. totals: memories of folds, by their identity; places: names of
+    """Prints one walk into `body`. totals: memories of folds; places: names of
     counts, for each of which the walk leaves the number before a tile in its block, and the block's
     number."""
 
     def __init__(
-        self, body: Body, walk: Walk, region: Region, totals: dict[int, str], places: dict[int, str]
+        self,
+        body: Body,
+        walk: Walk,
+        region: Region,
+        totals: dict[Value, str],
+        places: dict[Value, str],
     ) -> None:
         self.body, self.walk, self.region = body, walk, region
         self.totals, self.places = totals, places
@@ -58,7 +46,7 @@ class WalkKernel:
         self.rows = f"READY, {self.shape.team}, {self.shape.rows}"
         self.loops = loops(walk, self.tile, ordered=False)
         self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
-        self.local: dict[int, str] = {}
+        self.local: dict[Value, str] = {}
         self.bounds = Bounds()
         self.tables = CodeTables(walk.values, walk.roots)
         self.arrays = LaneArrays(self)
@@ -101,9 +89,9 @@ class WalkKernel:
         b, grid = self.body, self.region.grid
         before = b.memory(f"before_{name}", "uint32", grid)
         blocks = b.plan.of_blocks(f"blocks_{name}", "uint32", grid)
-        own = f"block_scan<{self.shape.threads}>(u == 0 ? found_{name} : 0, &all_{name})"
+        before_this = f"block_scan<{self.shape.threads}>(u == 0 ? found_{name} : 0, &all_{name})"
         b.add(f"i64 all_{name};")
-        b.add(f"const i64 own_{name} = {own};")
+        b.add(f"const i64 own_{name} = {before_this};")
         b.add(f"if (u == 0 && o < size) {before}[t] = (u32)own_{name};")
         b.add(f"if (threadIdx.x == 0) {blocks}[blockIdx.x] = (u32)all_{name};")
 
@@ -135,40 +123,40 @@ class WalkKernel:
             b.add("const int c = 0;")
             self.arrays.load()
         self.stores.of_tiles()
-        for one in self.loops:
-            self.one_loop(one)
+        for loop in self.loops:
+            self.one_loop(loop)
             self.stores.of_tiles()
 
-    def one_loop(self, one: Loop) -> None:
+    def one_loop(self, loop: Loop) -> None:
         """A loop over the rows of a tile, and values known after it."""
-        values = self.order(one)
+        values = self.order(loop)
         for v in values:
             for a in self.tables.args(v):
                 if a.level == "tile":
                     self.of_tile(a)
         b = self.body
-        self.folds.open(one.folds)
-        self.stores.open_codes(one.stores)
-        self.stores.open_sums(one.stores)
+        self.folds.open(loop.folds)
+        self.stores.open_codes(loop.stores)
+        self.stores.open_sums(loop.stores)
         self.selected.begin()
         with self.chunks():
             b.add("#pragma unroll")
             with b.block(f"for (int row = 0; row < {self.held}; ++row)"):
                 b.add(f"const int k = c * {self.held} + row, l = k * {self.shape.row} + 4 * u;")
                 self.arrays.load_row(values)
-                self.stores.open_row(one.stores)
-                self.selected.row(one)
+                self.stores.open_row(loop.stores)
+                self.selected.row(loop)
                 with self.each_of_row(values):
-                    self.folds.take(one.folds)
-                    self.stores.take(one.stores)
-                self.stores.row(one.stores)
-        self.stores.rows(one.stores)
-        self.stores.codes(one.stores)
-        self.local.update(self.folds.close(one.folds))
+                    self.folds.take(loop.folds)
+                    self.stores.take(loop.stores)
+                self.stores.row(loop.stores)
+        self.stores.rows(loop.stores)
+        self.stores.codes(loop.stores)
+        self.local.update(self.folds.close(loop.folds))
 
-    def order(self, one: Loop) -> list[Value]:
+    def order(self, loop: Loop) -> list[Value]:
         """Values of lanes that a loop computes, arguments first."""
-        return order_of_lanes(one, (), self.tables.args)
+        return order_of_lanes(loop, (), self.tables.args)
 
     @contextmanager
     def chunks(self) -> Iterator[None]:
@@ -187,14 +175,14 @@ class WalkKernel:
     def each_of_row(self, values: list[Value]) -> Iterator[None]:
         """A loop over a thread's four lanes of a row, with these values."""
         b = self.body
-        known = dict(self.local)
+        outer = dict(self.local)
         b.add("#pragma unroll")
         with b.block("for (int j = 0; j < 4; ++j)"):
             b.add("const int i = l + j;")
             for v in values:
-                self.local[id(v)] = b.declare(C_TYPES[v.kind], self.lane(v))
+                self.local[v] = b.declare(C_TYPES[v.kind], self.lane(v))
             yield
-        self.local = known
+        self.local = outer
 
     def lane(self, v: Value) -> str:
         """A value of the current lane, made of named ones."""
@@ -208,17 +196,17 @@ class WalkKernel:
             return self.selected.lane(v)
         if v.op == "at":
             return self.arrays.at(v, f"(i < m ? (i64)(u32){self.named(v.args[0])} : 0)")
-        if id(v) in self.tables.asked:
-            return self.asked(v, *self.tables.asked[id(v)])
+        if v in self.tables.asked:
+            return self.asked(v, *self.tables.asked[v])
         return self.text(v)
 
     def asked(self, v: Value, code: Value, numbers: Any) -> str:
         """The number of a lane's code, from the thread of the warp that holds it."""
         held = ", ".join(map(str, numbers.view(np.int32)))
         name = f"held{zlib.crc32(held.encode()):08x}"
-        own = f"static constexpr i32 of_{name}[] = {{{held}}};\n"
-        own += f"  const i32 {name} = of_{name}[threadIdx.x % {len(numbers)}];"
-        text = f"__shfl_sync(FULL, {self.body.hoist(name, own)}, {self.named(code)}, 32)"
+        table = f"static constexpr i32 of_{name}[] = {{{held}}};\n"
+        table += f"  const i32 {name} = of_{name}[threadIdx.x % {len(numbers)}];"
+        text = f"__shfl_sync(FULL, {self.body.hoist(name, table)}, {self.named(code)}, 32)"
         return f"__int_as_float({text})" if v.kind == "f32" else text
 
     def text(self, v: Value) -> str:
@@ -231,14 +219,14 @@ class WalkKernel:
             return f"Table<READY>{{{self.arrays.pointer(v.attr)}}}"
         if v.level == "piece":
             return self.body.value(v)
-        return self.local[id(v)] if id(v) in self.local else self.of_tile(v)
+        return self.local[v] if v in self.local else self.of_tile(v)
 
     def of_tile(self, v: Value) -> str:
         """A value of the tile, declared outside of loops over lanes."""
-        for one in order_inside([v]):
-            if one.level == "tile" and id(one) not in self.local:
-                self.local[id(one)] = self.body.declare(C_TYPES[one.kind], self.tile_text(one))
-        return self.local[id(v)]
+        for value in order_inside([v]):
+            if value.level == "tile" and value not in self.local:
+                self.local[value] = self.body.declare(C_TYPES[value.kind], self.tile_text(value))
+        return self.local[v]
 
     def tile_text(self, v: Value) -> str:
         if v.op == "count":

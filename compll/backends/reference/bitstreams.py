@@ -8,14 +8,38 @@ lowest first. b = floor(log2(.9624 n / k)) for k of n positions is the best Rice
 positions are independent (Golomb 1966; sparse ternary compression uses it). If more
 than half of the elements are selected, b is 0: a bit for each element, as in a bitmap. Another b is
 refused: no stream is longer than encode makes.
+
+[Note: trits] A tile of m values takes w = ceil(m / 5) bytes; value i is the digit of byte i mod w
+with weight 3**(4 - i div w), and digits beyond m are 1. So bytes are below 243, and a byte of ones
+is 121. Shortened, 2 to 14 bytes of 121 in a row become one, from 243 to 255 (3LC, Lim et al. 2019).
+
+[Note: huffman] First come four bits a number, that of an even number in the low half of its byte: 0
+if it does not occur, else 1 + the length of its code. Then 16 bits for each tile of TILE numbers,
+the bytes of its stream; then the streams. Bit i of a stream is bit 7 - i mod 8 of byte i div 8, the
+highest bit of a code first; the last byte is padded with zeros.
+
+Lengths are Huffman's for the numbers' counts (1952). Of equal weights a number is joined before a
+pair, a lower number before a higher, and an earlier pair before a later one. While a length is
+above LONGEST, counts are halved, rounded up. If the codes together are longer than `bits` a number,
+every number has the length `bits`. Codes are canonical: ascending by length, then by number. So
+a single number that occurs takes no bits. 2**(LONGEST - length) sums to 2**LONGEST, and in windows
+of LONGEST bits the codes follow one another without gaps.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import heapq
+from itertools import groupby
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from compll.ir.storage import HUFFMAN_LONGEST as LONGEST
+from compll.ir.storage import HUFFMAN_TILE as TILE
 from compll.ir.storage import rice_parameter
-from compll.numerics.types import I64, U8
+from compll.numerics import numbers
+from compll.numerics.numbers import I64, U8
 
 
 class _Writer:
@@ -80,11 +104,163 @@ def _gaps(positions: I64) -> list[int]:
 
 
 def _positions(reader: _Reader, gap, count: int) -> I64 | None:  # type: ignore[no-untyped-def]
-    found, before = [], -1
+    positions, before = [], -1
     try:
         for _ in range(count):
             before += gap() + 1
-            found.append(before)
+            positions.append(before)
     except IndexError:
         return None
-    return np.array(found, np.int64) if reader.ends() else None
+    return np.array(positions, np.int64) if reader.ends() else None
+
+
+# ---- trits --------------------------------------------------------------------------------------
+# Values 0, 1 and 2, five in a byte, and runs of the byte of ones shortened, in NumPy.
+
+DIGITS = 5
+WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint8)[:, None]
+ONES, FIRST, LONGEST_RUN = 121, 243, 14
+
+
+def pack_trits(codes: NDArray[Any], tile: int) -> U8:
+    """Trits as bytes, tile after tile."""
+    return numbers.pack_digits(codes.astype(np.uint8), WEIGHTS, 1, tile)
+
+
+def unpack_trits(data: U8, count: int, tile: int) -> U8:
+    """Inverse of pack."""
+    return numbers.unpack_digits(data, count, WEIGHTS, 3, tile)
+
+
+def unpack_runs(data: U8, count: int, tile: int) -> U8 | None:
+    """Inverse of shorten and pack; None if the bytes are not `count` trits."""
+    full, (tiles, rest) = lengthen_runs(data), divmod(count, tile)
+    width = tiles * -(-tile // DIGITS) + -(-rest // DIGITS)
+    return unpack_trits(full, count, tile) if len(full) == width else None
+
+
+def shorten_runs(data: U8) -> U8:
+    """Bytes of trits with runs of ONES shortened."""
+    out = bytearray()
+    for byte, group in groupby(data.tolist()):
+        count = len(list(group))
+        if byte == ONES:
+            out += bytes([FIRST + LONGEST_RUN - 2]) * (count // LONGEST_RUN)
+            rest = count % LONGEST_RUN
+            out += bytes([] if rest == 0 else [ONES] if rest == 1 else [FIRST + rest - 2])
+        else:
+            out += bytes([byte]) * count
+    return np.frombuffer(bytes(out), np.uint8)
+
+
+def lengthen_runs(data: U8) -> U8:
+    """Inverse of shorten."""
+    runs = np.where(data >= FIRST, data.astype(np.int64) - (FIRST - 2), 1)
+    return np.repeat(np.where(data >= FIRST, np.uint8(ONES), data), runs)
+
+
+# ---- huffman ------------------------------------------------------------------------------------
+# Huffman codes of numbers below 2**bits, in NumPy.
+
+_WEIGHTS = 1 << np.arange(LONGEST)[::-1]
+
+
+def huffman_lengths(counts: I64, bits: int) -> I64:
+    """The lengths of the codes; -1 for numbers that do not occur."""
+    lengths, weights = _depths(counts), counts
+    while lengths.max() > LONGEST:
+        weights = (weights + 1) // 2
+        lengths = _depths(weights)
+    fixed = np.full(len(counts), bits)
+    return fixed if counts @ (lengths - bits) > 0 else lengths
+
+
+def _depths(weights: I64) -> I64:
+    """Depths in Huffman's tree; -1 for weights of 0."""
+    depths = np.where(weights > 0, 0, -1)
+    queue: list[Any] = [(int(w), i, [i]) for i, w in enumerate(weights) if w]
+    heapq.heapify(queue)
+    for joined in range(len(weights), len(weights) + len(queue) - 1):
+        (first, _, some), (other, _, more) = heapq.heappop(queue), heapq.heappop(queue)
+        depths[some + more] += 1
+        heapq.heappush(queue, (first + other, joined, some + more))
+    return depths
+
+
+def _windows(lengths: I64) -> tuple[I64, I64]:
+    """Numbers that occur in the order of their codes, and the first window of each code."""
+    order = np.lexsort((np.arange(len(lengths)), lengths))
+    order = order[lengths[order] >= 0]
+    sizes = 1 << (LONGEST - lengths[order])
+    return order, np.cumsum(sizes) - sizes
+
+
+def encode_huffman(values: NDArray[Any], bits: int) -> U8:
+    """The field of these numbers."""
+    counts = np.bincount(values, minlength=1 << bits)
+    lengths = huffman_lengths(counts, bits)
+    order, first = _windows(lengths)
+    windows = np.zeros(1 << bits, np.int64)
+    windows[order] = first
+    streams = [
+        _stream(windows[part], lengths[part]) for part in np.split(values, _cuts(len(values)))
+    ]
+    head = (lengths[::2] + 1 | lengths[1::2] + 1 << 4).astype(np.uint8)
+    sizes = np.array([len(stream) for stream in streams], "<u2").view(np.uint8)
+    return np.concatenate([head, sizes, *streams])
+
+
+def _cuts(count: int) -> NDArray[Any]:
+    return np.arange(TILE, count, TILE)
+
+
+def _stream(windows: I64, sizes: I64) -> U8:
+    """The first `size` bits of each window."""
+    bits = windows[:, None] & _WEIGHTS > 0
+    return np.packbits(bits[np.arange(LONGEST) < sizes[:, None]])
+
+
+def decode_huffman(data: U8, count: int, bits: int) -> U8 | None:
+    """Inverse of encode; None if the bytes are not `count` numbers."""
+    tiles = len(_cuts(count)) + 1
+    head = (1 << bits) // 2
+    if len(data) < head + 2 * tiles:
+        return None
+    lengths = np.stack([data[:head] & 15, data[:head] >> 4], 1).reshape(-1).astype(np.int64) - 1
+    table = _table(lengths)
+    sizes = np.ascontiguousarray(data[head : head + 2 * tiles]).view("<u2").astype(np.int64)
+    ends = head + 2 * tiles + np.cumsum(sizes)
+    if table is None or ends[-1] != len(data):
+        return None
+    numbers = list[int]()
+    for size, end in zip(sizes, ends, strict=True):
+        left = min(TILE, count - len(numbers))
+        part = _numbers(data[end - size : end], left, table, lengths)
+        if part is None:
+            return None
+        numbers += part
+    return np.array(numbers, np.uint8)
+
+
+def _table(lengths: I64) -> I64 | None:
+    """The number of every window; None if codes do not fill all windows."""
+    order, _ = _windows(lengths)
+    if lengths.max() > LONGEST or (1 << (LONGEST - lengths[order])).sum() != 1 << LONGEST:
+        return None
+    return np.repeat(order, 1 << (LONGEST - lengths[order]))
+
+
+def _numbers(data: U8, count: int, table: I64, lengths: I64) -> list[int] | None:
+    """The numbers of a stream; None if it does not end with the last one's code."""
+    bits = np.pad(np.unpackbits(data), (0, LONGEST)).astype(np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(bits, LONGEST) @ _WEIGHTS
+    values = table[windows]
+    following = (np.arange(len(values)) + lengths[values]).tolist()
+    numbers, at, held = list[int](), 0, values.tolist()
+    for _ in range(count):
+        if at > 8 * len(data):
+            return None
+        numbers.append(held[at])
+        at = following[at]
+    padded = 0 <= 8 * len(data) - at < 8 and not bits[at:].any()
+    return numbers if padded else None

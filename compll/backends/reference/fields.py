@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compll.backends.reference import bitstreams, huffman, trits
+from compll.backends.reference import bitstreams
 from compll.errors import PayloadError
-from compll.ir.exclusive import families
 from compll.ir.expr import walk
-from compll.ir.layout import header, items, limits, tile_of
-from compll.ir.matrices import extents
+from compll.ir.layout import families, header, items, limits, tile_of
 from compll.ir.module import POSITIONS, Field, Module
-from compll.ir.static import Number
+from compll.ir.static import Number, extents
 from compll.numerics import numbers
 from compll.numerics.bits import FORMATS, Format, code
-from compll.numerics.types import U8
+from compll.numerics.numbers import U8
 
 
 class PayloadType(NamedTuple):
@@ -66,14 +64,15 @@ TYPES = {
         lambda f, x, n, tile: numbers.pack(_codes(f, x).astype(np.uint8), f.bits, tile),
         lambda f, data, count, n, tile: numbers.unpack(data, count, f.bits, tile)),
     "trit": PayloadType(
-        lambda f, x, n, tile: trits.pack(x, tile),
-        lambda f, data, count, n, tile: trits.unpack(data, count, tile)),
+        lambda f, x, n, tile: bitstreams.pack_trits(x, tile),
+        lambda f, data, count, n, tile: bitstreams.unpack_trits(data, count, tile)),
     "runs": PayloadType(
-        lambda f, x, n, tile: trits.shorten(trits.pack(x, tile)),
-        lambda f, data, count, n, tile: trits.unpack_runs(data, count, tile), "runs of {} trits"),
+        lambda f, x, n, tile: bitstreams.shorten_runs(bitstreams.pack_trits(x, tile)),
+        lambda f, data, count, n, tile: bitstreams.unpack_runs(data, count, tile),
+        "runs of {} trits"),
     "huffman": PayloadType(
-        lambda f, x, n, tile: huffman.encode(_codes(f, x), f.bits),
-        lambda f, data, count, n, tile: huffman.decode(data, count, f.bits),
+        lambda f, x, n, tile: bitstreams.encode_huffman(_codes(f, x), f.bits),
+        lambda f, data, count, n, tile: bitstreams.decode_huffman(data, count, f.bits),
         "Huffman codes of {} numbers"),
     "gaps": PayloadType(
         lambda f, at, n, tile: numbers.encode_gaps(at),

@@ -17,14 +17,11 @@ from compll.backends.reference import fields
 from compll.errors import PayloadError, UsageError
 from compll.ir.expr import Expr, Type
 from compll.ir.layout import tile_of
-from compll.ir.matrices import extents, short
 from compll.ir.module import Field, Module, Selection
-from compll.ir.static import Number, as_count, evaluate
+from compll.ir.static import Number, as_count, evaluate, extents, short
 from compll.numerics import draws, matrices, numbers
-from compll.numerics import shared_draws as shared
 from compll.numerics.bits import IN_NUMPY, code, from_key, order_key
-from compll.numerics.tries import Tries
-from compll.numerics.types import F32, U8
+from compll.numerics.numbers import F32, U8, Tries
 
 
 class Place(NamedTuple):
@@ -54,7 +51,7 @@ class Run:
         self.env: dict[str, Number] = dict(params) | {"n": n, "step": place.step}
         self.place, self.most = place, most
         self.inputs: dict[str, Any] = {}
-        self.done: dict[int, Any] = {}
+        self.done: dict[Expr, Any] = {}
         self.picked: dict[str, NDArray[np.int64]] = {}
         self.selections = {s.name: s for s in module.selections}
         self.fields = {f.name: f for f in module.fields}
@@ -72,21 +69,21 @@ class Run:
             return evaluate(expr, self.env)
         stack = [expr]
         while stack:
-            waits = [a for a in self.needs(stack[-1]) if id(a) not in self.done]
+            waits = [a for a in self.needs(stack[-1]) if a not in self.done]
             if waits:
                 stack.extend(waits)
                 continue
             e = stack.pop()
-            if id(e) not in self.done:
-                self.done[id(e)] = self.typed(self.compute(e), e.type)
-        return self.done[id(expr)]
+            if e not in self.done:
+                self.done[e] = self.typed(self.compute(e), e.type)
+        return self.done[expr]
 
     def needs(self, expr: Expr) -> list[Expr]:
         """The arguments to compute first: all; for a `choose` its condition, then one branch."""
         args = expr.args
         if expr.op == "choose":
-            known = args[0].type.shape == "static" or id(args[0]) in self.done
-            args = (args[1 if self.value(args[0]) else 2],) if known else args[:1]
+            ready = args[0].type.shape == "static" or args[0] in self.done
+            args = (args[1 if self.value(args[0]) else 2],) if ready else args[:1]
         return [a for a in args if a.type.shape != "static"]
 
     @staticmethod
@@ -148,7 +145,7 @@ class Run:
 
     def op_shared(self, expr: Expr) -> Any:
         _, step, tensor, offset = self.place
-        return shared.uniform(step, tensor, expr.value, offset, self.n, self.tile)
+        return draws.shared_uniform(step, tensor, expr.value, offset, self.n, self.tile)
 
     def op_group_size(self, expr: Expr) -> Any:
         sizes = np.full(-(-self.n // self.tile), self.tile, np.float32)
@@ -251,8 +248,8 @@ class Run:
 
     def op_bucket(self, expr: Expr) -> Any:
         x, edges = (order_key(np.asarray(self.value(a), np.float32)) for a in expr.args)
-        found = np.searchsorted(edges, x.reshape(-1), side="right")
-        return found[0] if expr.type.shape == "scalar" else found.reshape(x.shape)
+        result = np.searchsorted(edges, x.reshape(-1), side="right")
+        return result[0] if expr.type.shape == "scalar" else result.reshape(x.shape)
 
     def op_lookup(self, expr: Expr) -> Any:
         table, index = (self.value(a) for a in expr.args)
@@ -272,7 +269,7 @@ class Run:
 
     def choose_elements(self, selection: Selection, limit: int) -> NDArray[np.int64]:
         if selection.kind == "drawn":
-            return shared.positions(*self.place[1:], self.n, limit)
+            return draws.shared_positions(*self.place[1:], self.n, limit)
         key = self.value(selection.key)
         if selection.kind == "filter":
             return np.flatnonzero(key)[:limit]

@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 
 from compll.files import write_file
-from compll.tools.bench_report import cpu
+from compll.tools.measure import cpu
 from hipress.reading import read_json
 from hipress.tools.run.jobs import Result, Workload
 from hipress.tools.run.methods import ALONE

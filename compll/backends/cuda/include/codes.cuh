@@ -63,7 +63,7 @@ D bool stream_ended(const u8* data, i64 bit, i64 end) {
 
 // ---- runs of trits ----
 
-// Runs of the byte of ones, shortened: [Note: trits] in trits.py. The code of a byte depends on the start
+// Runs of the byte of ones, shortened: [Note: trits] in bitstreams.py. The code of a byte depends on the start
 // of its run, which is known from the last other byte before it.
 // Blocks have 256 threads, a thread eight bytes.
 

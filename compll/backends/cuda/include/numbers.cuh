@@ -1,5 +1,5 @@
 // Numbers, for generated CUDA kernels. A host compiler compiles them too: the tests run kernels that way.
-// The functions of compll/numerics follow (see traced_functions.py).
+// The functions of compll/numerics follow (see instructions.py).
 
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -35,57 +35,57 @@ def loops(walk: Walk, tile: int, *, ordered: bool = True) -> list[Loop]:
     """The loops of a walk, in order. ordered: the order of lanes matters and values are kept
     between loops; false if a thread has few lanes of each tile."""
     stages = _stages(walk)
-    found: list[Loop] = []
+    all_loops: list[Loop] = []
     folds = [v for v in walk.values if v.op == "fold"]
     for fold in folds:
         stride = lane_count(tile) if ordered and fold.attr == "sum" else 0
-        _loop(found, stages[id(fold)] - 1, stride).folds.append(fold)
+        _loop(all_loops, stages[fold] - 1, stride).folds.append(fold)
     lane_stores = [s for s in walk.stores if s.value.level == "lane"]
     for store in lane_stores:
         if not store.in_place:
-            stage = max(stages[id(v)] for v in (store.value, store.place or store.value))
-            _loop(found, stage, _stride(store, tile) if ordered else 0).stores.append(store)
+            stage = max(stages[v] for v in (store.value, store.place or store.value))
+            _loop(all_loops, stage, _stride(store, tile) if ordered else 0).stores.append(store)
     last = [s for s in lane_stores if s.in_place]
     if last or walk.compacts:
-        found = _with_last(found, walk, last, stages, tile, ordered)
-    found.sort(key=lambda one: one.stage)  # stable: the last of its stage stays the last
-    for one in found:
-        one.stride = one.stride or tile
+        all_loops = _with_last(all_loops, walk, last, stages, tile, ordered)
+    all_loops.sort(key=lambda loop: loop.stage)  # stable: the last of its stage stays the last
+    for loop in all_loops:
+        loop.stride = loop.stride or tile
     if ordered:
-        _keep(found)
-    return found
+        _keep(all_loops)
+    return all_loops
 
 
 def _with_last(
-    found: list[Loop], walk: Walk, stores: list[Store], stages: dict[int, int], tile: int,
+    all_loops: list[Loop], walk: Walk, stores: list[Store], stages: dict[Value, int], tile: int,
     ordered: bool,
 ) -> list[Loop]:  # fmt: skip
     """The loops with a last one that overwrites memory, or that selects, which needs the order of
     lanes."""
-    roots = [s.value for s in stores] + [v for one in walk.compacts for v in one.roots]
-    stage = max([one.stage for one in found] + [stages[id(v)] for v in roots])
-    strides = (0, tile) if walk.compacts else tuple(one.stride for one in found)
+    roots = [s.value for s in stores] + [v for each in walk.compacts for v in each.roots]
+    stage = max([each.stage for each in all_loops] + [stages[v] for v in roots])
+    strides = (0, tile) if walk.compacts else tuple(each.stride for each in all_loops)
     scattered = any(s.place is not None for s in stores)  # a lane at a time, unlike others
     together = [
-        one
-        for one in found
-        if one.stage == stage and one.stride in strides and not scattered
-        and (not (ordered and one.folds)
-             or (walk.compacts and all(f.attr != "sum" for f in one.folds)))
+        each
+        for each in all_loops
+        if each.stage == stage and each.stride in strides and not scattered
+        and (not (ordered and each.folds)
+             or (walk.compacts and all(f.attr != "sum" for f in each.folds)))
     ]  # fmt: skip
     loop = together[-1] if together else Loop(stage, 0)
     loop.stride = tile if walk.compacts else loop.stride
     loop.stores += stores
     loop.compacts = walk.compacts
-    return [one for one in found if one is not loop] + [loop]
+    return [each for each in all_loops if each is not loop] + [loop]
 
 
-def _stages(walk: Walk) -> dict[int, int]:
+def _stages(walk: Walk) -> dict[Value, int]:
     """Rounds of folds after which each value is known."""
-    stages: dict[int, int] = {}
+    stages: dict[Value, int] = {}
     for v in walk.values:
-        made_of = [stages[id(a)] for a in v.args if v.level != "piece"]
-        stages[id(v)] = max(made_of, default=0) + (v.op == "fold")
+        made_of = [stages[a] for a in v.args if v.level != "piece"]
+        stages[v] = max(made_of, default=0) + (v.op == "fold")
     return stages
 
 
@@ -95,61 +95,61 @@ def _stride(store: Store, tile: int) -> int:
     return storage.tile_bytes(tile) if storage.parts else 0
 
 
-def _loop(found: list[Loop], stage: int, stride: int) -> Loop:
+def _loop(all_loops: list[Loop], stage: int, stride: int) -> Loop:
     """The loop of this stage and stride. A loop without a stride of its own joins another."""
-    for one in found:
-        if one.stage == stage and (one.stride == stride or 0 in (one.stride, stride)):
-            one.stride = one.stride or stride
-            return one
-    found.append(Loop(stage, stride))
-    return found[-1]
+    for loop in all_loops:
+        if loop.stage == stage and (loop.stride == stride or 0 in (loop.stride, stride)):
+            loop.stride = loop.stride or stride
+            return loop
+    all_loops.append(Loop(stage, stride))
+    return all_loops[-1]
 
 
-def _keep(found: list[Loop]) -> None:
+def _keep(all_loops: list[Loop]) -> None:
     """Have the first of several loops that use a costly value keep it for the others.
 
     Values that only a kept value needs are not kept.
     """
-    users: dict[int, list[Loop]] = {}
-    values: dict[int, Value] = {}
-    for one in found:
-        for v in order_of_lanes(one, ()):
-            users.setdefault(id(v), []).append(one)
-            values[id(v)] = v
-    kept: set[int] = set()
-    for v in reversed(list(values.values())):
-        by = users[id(v)]
-        within = [w for w in values.values() if any(a is v for a in w.args)]
-        inside = any(id(w) in kept and users[id(w)] == by for w in within)
+    users: dict[Value, list[Loop]] = {}
+    for loop in all_loops:
+        for v in order_of_lanes(loop, ()):
+            users.setdefault(v, []).append(loop)
+    kept: set[Value] = set()
+    for v in reversed(list(users)):
+        by = users[v]
+        within = [w for w in users if any(a is v for a in w.args)]
+        inside = any(w in kept and users[w] == by for w in within)
         if len(by) > 1 and v.kind in ("f32", "i32") and cost(v) >= WORTH and not inside:
-            kept.add(id(v))
+            kept.add(v)
             by[0].kept.append(v)
 
 
 def order_of_lanes(
-    loop: Loop, known: Iterable[int], args: Callable[[Value], Iterable[Value]] = lambda v: v.args
+    loop: Loop,
+    computed: Iterable[Value],
+    args: Callable[[Value], Iterable[Value]] = lambda v: v.args,
 ) -> list[Value]:
-    """Lane values that a loop computes, arguments first, without those in `known` and their
+    """Lane values that a loop computes, arguments first, without those in `computed` and their
     arguments. args: the values that a value is made of."""
-    given = set(known)
+    given = set(computed)
     roots = [f.args[0] for f in loop.folds] + [s.value for s in loop.stores] + loop.kept
     roots += [s.place for s in loop.stores if s.place is not None]
-    roots += [v for one in loop.compacts for v in one.roots]
-    seen: dict[int, Value] = {}
+    roots += [v for compact in loop.compacts for v in compact.roots]
+    seen: dict[Value, None] = {}
 
     def visit(v: Value) -> None:
-        if v.level != "lane" or id(v) in seen or id(v) in given:
+        if v.level != "lane" or v in seen or v in given:
             return
         for a in args(v):
             visit(a)
-        seen[id(v)] = v
+        seen[v] = None
 
     for root in roots:
         visit(root)
-    return list(seen.values())
+    return list(seen)
 
 
 def cost(v: Value) -> int:
     """Approximate number of instructions that a lane of a value takes, with its arguments."""
-    own = 2 if v.op == "load" and v.attr.storage.bits < 32 else 1
-    return COSTS.get(v.op, own) + sum(cost(a) for a in v.args if a.level == "lane")
+    base = 2 if v.op == "load" and v.attr.storage.bits < 32 else 1
+    return COSTS.get(v.op, base) + sum(cost(a) for a in v.args if a.level == "lane")
