@@ -327,7 +327,7 @@ def test_other_ways_in_at_one_to_five_ranks(tmp_path):
     for ranks in (2, 5):
         path = str(tmp_path / f"{ranks}")
         (held,), away = launch(checkpoint_ranks.replicas, ranks, 1, topk, f"{path}-shard", False)[0]
-        sites = launch(outer_ranks.moved_by_dcp, ranks, f"{path}-outer", False)[0][0]["owed"]
+        sites = launch(outer_ranks.moved_by_dcp, ranks, f"{path}-outer", False)[0][0]["undelivered"]
         assert away < 1e-5
         for now in (1, 3, 4):
             shards = 2 if now == 4 else 1
