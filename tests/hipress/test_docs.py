@@ -29,8 +29,9 @@ BLOCK = re.compile(
     r"(<!-- not run: [^\n]*-->\n)?^( *)```(\w+)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE
 )
 APPS = {"hipress": hipress_cli.app, "compll": compll_cli.app}
-#: scripts that tests of their own run in full, by torchrun
-OTHERWISE = {"docs/write/tutorial.md", "docs/use/frameworks.md", "README.md"}
+#: pages that tests of their own run in full, and pages of which they run the scripts
+WHOLE = {"docs/write/tutorial.md", "README.md"}
+SCRIPTS = {"docs/start/cpu.md", "docs/use/frameworks.md"}
 #: pages without examples: they include or list
 LISTS = ("docs/reference/", "docs/index.md")
 
@@ -45,9 +46,9 @@ def name_of(page):
     return page.relative_to(ROOT).as_posix()
 
 
-def whole_scripts(block):
-    """True of a script with its own name: `torchrun` starts it."""
-    return re.match(r"# with_\w+\.py", block) is not None
+def having(kind):
+    """Pages with such blocks, which no other test runs as a whole."""
+    return [p for p in PAGES if blocks(p, kind) and name_of(p) not in WHOLE]
 
 
 @functools.cache
@@ -55,32 +56,36 @@ def errors_of_ranks():
     """Errors by page, of each rank. Ranks start once, for all pages."""
     pages = {}
     for page in PAGES:
-        python = [b for b in blocks(page, "python") if not whole_scripts(b)]
-        if python and name_of(page) not in OTHERWISE - {"docs/use/frameworks.md"}:
+        # a script with a name of its own is torchrun's to start
+        python = [b for b in blocks(page, "python") if not re.match(r"# with_\w+\.py", b)]
+        if python and name_of(page) not in WHOLE:
             pages[name_of(page)] = python
     stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in pages]
     given = {p: (store.port, pages[p]) for p, store in zip(pages, stores, strict=True)}
     with tempfile.TemporaryDirectory() as folder:
-        found = launch(docs_ranks.run_pages, 2, folder, given)
+        try:
+            found = launch(docs_ranks.run_pages, 2, folder, given)
+        except AssertionError as error:  # no answer, of any page
+            return {page: [str(error)] for page in pages}
     return {page: [each[page] for each in found if page in each] for page in pages}
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name_of)
+@pytest.mark.xdist_group("pages")  # one worker, so that ranks start once
+@pytest.mark.parametrize("page", having("python"), ids=name_of)
 def test_its_python_runs(page):
     errors = errors_of_ranks().get(name_of(page), [])
     assert not errors, "\n".join(errors)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=name_of)
+@pytest.mark.parametrize("page", having("console"), ids=name_of)
 def test_its_commands_print_what_it_shows(page, tmp_path, monkeypatch):
-    if name_of(page) in OTHERWISE:
-        pytest.skip("another test runs this page")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "console"):
         for command, expected in commands(block):
             program, *args = shlex.split(command)
-            if program != "torchrun":  # the quick start, below
+            assert program in APPS or name_of(page) in SCRIPTS, f"no test runs $ {command}"
+            if program in APPS:
                 done = CliRunner(env={"COLUMNS": "200"}).invoke(APPS[program], args)
                 assert done.exit_code == 0, f"$ {command}\n{done.output}"
                 lines = "\n".join(line.rstrip() for line in done.output.splitlines())
@@ -93,12 +98,12 @@ def test_the_quick_start_as_written(tmp_path):
     assert follow(page, tmp_path, errors=False) == ["torchrun"]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "yaml")], ids=name_of)
+@pytest.mark.parametrize("page", having("yaml"), ids=name_of)
 def test_its_files_are_read(page, tmp_path):
     for number, text in enumerate(blocks(page, "yaml")):
         path = tmp_path / f"{number}.yaml"
         path.write_text(text)
-        if re.match("name: ", text) and name_of(page) not in OTHERWISE:
+        if re.match("name: ", text):
             compll.compile(path, "reference")
         elif re.match("nodes: ", text):
             cluster.read(path)
