@@ -16,7 +16,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.futures import Future
 from torch.optim.lr_scheduler import LinearLR
 
 from bench.loss_workloads import Batch, Workload
@@ -177,11 +176,9 @@ class Averaged(AbstractContextManager["Averaged"]):
 
     def _hand(self, gradient: Tensor) -> None:
         """Hand over a rank's gradient, as an engine does; its momentum is added after a freeze."""
-        entered: Future[Tensor] = Future()
-        entered.set_result(gradient)
         self._momentum.begin(_Kept(), self._after.residuals)
-        self._momentum.average(self._every, lambda _: entered, Future(), gradient)
-        self._momentum.release()
+        if self._momentum.take(self._every, gradient):
+            self._momentum.release()
 
     def __exit__(self, *error: object) -> None:
         for each in (self._before, self._after):

@@ -8,8 +8,8 @@ import platform
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -165,15 +165,9 @@ class Session:
             self.carried.close()
         self.carried = Carried(owed, self.params, parameters)
 
-    @contextmanager
-    def failing(self, what: str) -> Iterator[None]:
-        """Make any error inside end the session on all ranks."""
-        try:
-            yield
-        except BaseException as error:
-            if self.engine is not None:
-                self.engine.fail(error, what)
-            raise
+    def failing(self, what: str) -> AbstractContextManager[None]:
+        """A context whose error ends the session on all ranks."""
+        return nullcontext() if self.engine is None else self.engine.failing(what)
 
     def close(self) -> None:
         """End threads and groups; the module is then synchronized by DDP alone, or not at all."""

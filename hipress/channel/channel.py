@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -98,6 +97,7 @@ class Channel:
         codecs: Mapping[str, Codec] | None = None,
         deferred: Mapping[str, Sequence[str]] | None = None,
         topology: Topology | None = None,
+        failures: Failures | None = None,
         most: int | None = None,
     ) -> None:
         """Connect the ranks, each of which calls this.
@@ -110,6 +110,7 @@ class Channel:
                 those that `add` makes known.
             deferred: names of states that wait while a tensor is unused, by key.
             topology: of the ranks; by default they meet to find it.
+            failures: of channels that end together; by default of this one alone.
             most: bytes of the tensors whose programs are kept, by default of all.
         """
         self.purpose, self.coordinator = purpose, coordinator
@@ -125,13 +126,13 @@ class Channel:
             topology = nodes.topology_of(options.topology, places, coordinator.ranks)
         self.topology = topology
         self.states: States[str] = States(topology.world_size, self.memory)
-        self.failures = Failures(coordinator, options.timeout)
-        self.waited = 0.0  # seconds
+        self.failures = failures or Failures(coordinator, options.timeout)
         self._pools: OrderedDict[_Kind, _Pool] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self._executor = start_executor(
             purpose, self.codecs, options, coordinator, deferred or {}, placement, self.memory
         )
+        self.failures.ends(self._executor.abort)
 
     @classmethod
     def of(
@@ -268,34 +269,15 @@ class Channel:
         """Wait on the host, or with the current stream. Raises the first failure, which names rank,
         peer and task. step: for errors."""
         self.failures.refuse()
-        with self._waiting(step):
-            wait_within(future, None, self.failures.refuse_gone)
+        with self.failures.waiting(step):
+            self.failures.wait(future)
 
     def settle_in(self, step: int) -> None:
         """Wait until a device has done all work, and raise its errors: no optimizer may step before
         they are known. Nothing after a failure, which is told already."""
         if self.failures.first is None:
-            with self._waiting(step):
+            with self.failures.waiting(step):
                 self.settle()
-
-    @contextmanager
-    def _waiting(self, step: int) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        except BaseException as error:
-            raise self.fail(error, step) from error.__cause__
-        self.waited += time.perf_counter() - start
-
-    def fail(self, error: BaseException, step: int) -> BaseException:
-        """End the channel, so that other ranks learn of it; return the error by which this rank
-        ends: an Exception with what is known of other ranks that caused it."""
-        named = error
-        if isinstance(error, Exception):
-            named = self.failures.explain(self.failures.not_begun(error, step), step)
-        recorded = self.failures.record(named, f"step {step}")
-        self.abort(recorded)
-        return recorded if isinstance(error, Exception) else error
 
     @property
     def counters(self) -> Counters:
@@ -324,10 +306,6 @@ class Channel:
     def pop_capture_error(self) -> str:
         """Return and forget the reason why a capture failed; "" if none did."""
         return self._executor.pop_capture_error()
-
-    def abort(self, error: Exception) -> None:
-        """End the channel by this error, so that other ranks learn of it at once."""
-        self._executor.abort(error)
 
     def close(self) -> None:
         """End threads and connections. May repeat."""

@@ -1,14 +1,19 @@
-"""Failures of a module: their errors, and the first one, after which no step may follow."""
+"""The failure scope of channels: the first error ends them all, and no step may follow."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.futures import Future
 
 from casync.errors import CasyncError, TransportError, copy_to_raise
 from casync.runtime.threads import LOOK, REDUCE_LOOKS
 from casync.transports.distributed import transport_error
+from hipress.channel.futures import wait_within
 from hipress.errors import HipressError, RankLost, SyncError
 from hipress.ranks.coordinator import Coordinator
 
@@ -20,15 +25,17 @@ UNEVEN = (
 
 
 class Failures:
-    """The failures of one engine."""
+    """The failures of channels that end together."""
 
-    def __init__(self, coordinator: Coordinator, timeout: float) -> None:
-        """timeout: seconds that a native all-reduce may take."""
-        self._coordinator, self._timeout = coordinator, timeout
+    def __init__(self, coordinator: Coordinator, timeout: float, unit: str = "step") -> None:
+        """timeout: seconds that a native all-reduce may take. unit: word for what is numbered."""
+        self._coordinator, self._timeout, self._unit = coordinator, timeout, unit
         self._name = coordinator.ranks[coordinator.rank]
         self._first: BaseException | None = None
         self._by = ""  # the operation that failed first
         self._gone_since: float | None = None
+        self._ends: list[Callable[[Exception], None]] = []
+        self.waited = 0.0  # seconds in `waiting`
 
     @property
     def first(self) -> str | None:
@@ -40,16 +47,59 @@ class Failures:
         if self._first is not None:
             raise SyncError(self.first) from self._first
 
-    def record(self, error: BaseException, what: str) -> Exception:
-        """Record the first failure, and tell the other ranks; return it as an error of hipress."""
-        self._coordinator.fail(error)  # others would see only a broken connection
-        if not isinstance(error, CasyncError | HipressError):
+    def ends(self, abort: Callable[[Exception], None]) -> None:
+        """Call this with the first failure: it ends a channel, or what depends on it."""
+        self._ends.append(abort)
+
+    def abort(self, error: Exception) -> None:
+        """End all channels, so that other ranks learn of the error at once."""
+        for abort in self._ends:
+            abort(error)
+
+    def fail(self, error: BaseException, step: int, what: str = "") -> BaseException:
+        """End all channels, since `what` failed, by default this step, maybe on this rank only.
+
+        The first failure counts. Returns the error by which this rank ends: an Exception with what
+        is known of other ranks that caused it.
+        """
+        if self._first is not None:
+            return error
+        named = self.explain(error, step) if isinstance(error, Exception) else error
+        self._coordinator.fail(named)  # others would see only a broken connection
+        told = named
+        if not isinstance(told, CasyncError | HipressError):
             text = f"{type(error).__name__}: {error}"
             if not isinstance(error, Exception):
                 text = f"interrupted by a {type(error).__name__}"
-            error = SyncError(f"rank {self._name}: {text}")
-        self._first, self._by = copy_to_raise(error), what
-        return error
+            told = SyncError(f"rank {self._name}: {text}")
+        self._first, self._by = copy_to_raise(told), what or f"{self._unit} {step}"
+        self.abort(told)
+        return named
+
+    @contextmanager
+    def scope(self, step: int, what: str = "") -> Iterator[None]:
+        """A context whose error ends all channels: see `fail`."""
+        try:
+            yield
+        except BaseException as error:
+            raise self.fail(error, step, what) from error.__cause__
+
+    @contextmanager
+    def waiting(self, step: int) -> Iterator[None]:
+        """The same for a wait, which is timed; a native all-reduce's error tells its place."""
+        start = time.perf_counter()
+        with self.scope(step):
+            try:
+                yield
+            except Exception as error:
+                error.__traceback__ = None  # a future keeps the error, and would keep the callers
+                raise self.not_averaged(error, step) from error.__cause__
+        self.waited += time.perf_counter() - start
+
+    def wait(self, future: Future[Any], seconds: float | None = None) -> None:
+        """Wait for a future, and look meanwhile for ranks that are gone. Within `waiting`.
+        seconds: None if the future has a time-out of its own."""
+        wait_within(future, seconds, self.refuse_gone)
 
     def not_begun(self, error: Exception, step: int) -> Exception:
         """The error for a bucket that could not be handed over."""
@@ -69,8 +119,9 @@ class Failures:
 
     def explain(self, error: Exception, step: int) -> Exception:
         """The error with what is known of other ranks that caused it."""
-        named = self._coordinator.named(error, f"step {step}")
-        if isinstance(named, RankLost) and " ended during " in str(named).partition("\n")[0]:
+        named = self._coordinator.named(error, f"{self._unit} {step}")
+        ended = isinstance(named, RankLost) and " ended during " in str(named).partition("\n")[0]
+        if ended and UNEVEN not in getattr(named, "__notes__", ()):
             named.add_note(UNEVEN)
         return named
 
@@ -103,4 +154,4 @@ class Failures:
             )
 
     def _where(self, step: int) -> str:
-        return f"rank {self._name}, step {step}"
+        return f"rank {self._name}, {self._unit} {step}"

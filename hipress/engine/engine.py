@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,8 @@ class Engine:
         #: next ones: flat float32 in bucket order, by parameter
         self.owed: dict[int, torch.Tensor] = {}
         watch_steps()
+        if tuner is not None:
+            world.failures.ends(lambda _: tuner.close())
 
     @property
     def global_rank(self) -> int:
@@ -228,18 +231,17 @@ class Engine:
         """Raise SyncError after a failure: no step may follow."""
         self.world.failures.refuse()
 
-    def fail(self, error: BaseException, what: str = "") -> None:
-        """End the engine, since `what` failed, maybe on this rank only; by default the current
-        step. The first failure counts."""
-        if self.broken:
-            return
-        self.world.abort(self.world.failures.record(error, what or f"step {self._latest}"))
-        if self.tuner is not None:
-            self.tuner.close()
+    def fail(self, error: BaseException, what: str = "") -> BaseException:
+        """End the engine, since `what` failed, by default the current step: see Failures.fail."""
+        return self.world.failures.fail(error, self._latest, what)
 
-    def explain(self, error: Exception) -> Exception:
-        """The error with what is known of other ranks that caused it."""
-        return self.world.failures.explain(error, self._latest)
+    @contextmanager
+    def failing(self, what: str = "") -> Iterator[None]:
+        """A context whose error ends the engine, on all ranks."""
+        try:
+            yield
+        except BaseException as error:
+            raise self.fail(error, what) from error.__cause__
 
     def close(self) -> None:
         """End the threads: on detach, when the module is collected, and at exit. May repeat."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import torch
-from torch.futures import Future
 
 from casync.codec import Codec
-from hipress.channel.futures import map_future
 from hipress.codecs import owed_names
 from hipress.engine.residuals import Residuals
 from hipress.engine.scaling import set_scaler
@@ -24,7 +22,6 @@ from hipress.options import AUTO, Options
 
 __all__ = ["Momentum", "check"]
 
-Begin = Callable[[torch.Tensor], Future[torch.Tensor]]  # of the average of a bucket
 Bucket = tuple[Sequence[int], torch.Tensor]  # indices of parameters, and their flat gradients
 
 
@@ -69,7 +66,6 @@ class Momentum:
         self._sampled: Collection[torch.Tensor] = frozenset()  # parameters of a norm that is wanted
         self._norms: dict[int, torch.Tensor] = {}  # of their gradients, by index
         self._buckets: list[Bucket] = []  # of the step, with momentum
-        self._waiting: list[tuple[Bucket, Begin, Future[torch.Tensor]]] = []
         self._step: Step | None = None  # the last one
         if optimizer.scaler is not None and optimizer.scaler.is_enabled():
             set_scaler(optimizer.scaler, optimizer)
@@ -87,34 +83,24 @@ class Momentum:
         if self._groups and optimizer.scaler is not None and optimizer.scaler.is_enabled():
             step.keep(residuals.places)
 
-    def average(
-        self,
-        indices: Sequence[int],
-        begin: Begin,
-        future: Future[torch.Tensor],
-        buffer: torch.Tensor,
-    ) -> Future[torch.Tensor]:
-        """Start the average of a ready bucket by `begin`; if it has to wait for all others, return
-        `future`, which will have it."""
+    def take(self, indices: Sequence[int], buffer: torch.Tensor) -> bool:
+        """Add momentum to a ready bucket; True if it has to wait for all others first: see
+        release."""
         if self._sampled and not buffer.is_sparse:
             self._sample(indices, buffer)
         if not self._groups or buffer.is_sparse:
-            return begin(buffer)
-        bucket = indices, buffer
-        self._buckets.append(bucket)
-        if self._optimizer.rank_norm is None:
-            self._enter(*bucket)
-            return begin(buffer)
-        self._waiting.append((bucket, begin, future))
-        return future
+            return False
+        self._buckets.append((indices, buffer))
+        if self._optimizer.rank_norm is not None:
+            return True
+        self._enter(indices, buffer)
+        return False
 
     def release(self) -> None:
-        """Clip the gradient of all buckets of the step, and start their averages."""
-        waiting, self._waiting = self._waiting, []
-        self._clip([bucket for bucket, _, _ in waiting])
-        for bucket, begin, future in waiting:
+        """Clip the gradient of all buckets of the step, which have waited, and add momentum."""
+        self._clip(self._buckets)
+        for bucket in self._buckets:
             self._enter(*bucket)
-            map_future(begin(bucket[1]), lambda done: done, future)
 
     def take_averages(self) -> None:
         """Take the averages, which are all complete."""

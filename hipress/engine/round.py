@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.futures import Future
 
 from casync.codec import FLOAT_BYTES
-from casync.errors import copy_to_raise
 from casync.runtime.options import Capture
 from hipress import compat
-from hipress.channel.futures import map_future, wait_within
+from hipress.channel.futures import map_future
 from hipress.channel.states import Copied
 from hipress.choose.chooser import StepEvent
-from hipress.engine.scaling import average_unscaled
+from hipress.engine.scaling import scale_back, unscaled
 from hipress.engine.world import NATIVE_TIMEOUT_SLACK
 
 if TYPE_CHECKING:
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
     from hipress.engine.world import World
     from hipress.model.params import Param
     from hipress.options import Options
-
-Averaging: TypeAlias = Callable[[torch.Tensor], Future[torch.Tensor]]
 
 
 @dataclass
@@ -94,16 +89,14 @@ class Averager(Protocol):
         """Add a gradient to this rank's next one of the parameter."""
         ...
 
-    def fail(self, error: BaseException) -> None:
-        """End the engine."""
-        ...
-
 
 @dataclass(eq=False)
 class Average:
     """The average of a bucket."""
 
     indices: tuple[int, ...]  # parameters, in the bucket's order
+    number: int  # of the bucket in its step
+    values: torch.Tensor  # what is averaged, in place: the bucket, or a copy
     future: Future[torch.Tensor] = field(init=False)  # its value is the bucket
     seconds: float | None = None  # longest wait; None if the future itself times out
     job: Future[torch.Tensor] | None = None  # of the executor; None if averaged natively
@@ -121,6 +114,7 @@ class Round:
         see [Note: scale] in scaling.py."""
         self._engine, self.step, self._scale = engine, step, scale
         self.averages: list[Average] = []
+        self._waiting: list[tuple[Average, Future[torch.Tensor]]] = []  # for the last bucket
         self.closed = False  # True once the last bucket has come
         self._comparison: Future[torch.Tensor] | None = None  # of all ranks' parameters
         self._before: dict[int, Copied] = {}  # states of parameters from before the round
@@ -150,30 +144,38 @@ class Round:
         become the future's: the other buckets are still averaged, so that no rank waits in an
         all-reduce of DDP's group for a rank that has failed.
         """
-        engine, world = self._engine, self._engine.world
+        engine, world, dense = self._engine, self._engine.world, not buffer.is_sparse
         world.failures.refuse()
-        number, dense, memory = len(self.averages), not buffer.is_sparse, world.memory
-        average, native = Average(indices), not dense or engine.buckets.native(indices)
+        native = not dense or engine.buckets.native(indices)
+        scaled = self._scale != 1 and dense and (engine.observes or not native)
+        values = unscaled(self._scale, buffer) if scaled else buffer
+        average = Average(indices, len(self.averages), values)
         if native:
             average.seconds = engine.options.timeout + NATIVE_TIMEOUT_SLACK
-        # what a bucket passes, from the last to the first; each averages a tensor in place
-        hand_over = partial(self._hand_over, average, number)
-        stage: Averaging = hand_over
-        if dense and (world.always_copies or engine.buckets.hosted):  # called in the copies' thread
-            stage = partial(world.copies.average, number, partial(hand_over, copied=True))
-        if engine.momentum is not None:  # a bucket may wait for the last, as the norm of all clips
-            stage = partial(engine.momentum.average, indices, stage, memory.future())
-        if self._scale != 1 and dense and (engine.observes or not native):
-            stage = partial(average_unscaled, self._scale, stage, memory.future())
-        average.future = stage(buffer)
-        self.averages.append(average)
+        if engine.momentum is not None and engine.momentum.take(indices, values):
+            average.future = world.memory.future()  # `close` completes it
+            self._waiting.append((average, average.future))
+        else:
+            average.future = self._start(average)
+        if scaled:
+            average.future = scale_back(self._scale, average.future, world.memory.future(), buffer)
         if world.verifier is not None and dense:
             params = [engine.params[index] for index in indices]
             average.future = world.verifier.check(average.future, params, self.step)
+        self.averages.append(average)
         return average.future
 
+    def _start(self, average: Average) -> Future[torch.Tensor]:
+        """Start the average of a bucket's values: of a device, maybe of a copy on the host."""
+        world, values = self._engine.world, average.values
+        copied = world.always_copies or self._engine.buckets.hosted
+        if values.is_sparse or not copied:
+            return self._hand_over(average, values)
+        hand_over = partial(self._hand_over, average, copied=True)  # in the copies' thread
+        return world.copies.average(average.number, hand_over, values)
+
     def _hand_over(
-        self, average: Average, number: int, values: torch.Tensor, *, copied: bool = False
+        self, average: Average, values: torch.Tensor, *, copied: bool = False
     ) -> Future[torch.Tensor]:
         """Average values in place by the executor or natively, as planned; raises nothing. copied:
         they are a copy on the host."""
@@ -188,9 +190,9 @@ class Round:
             if plan is None and world.sums_by_channel(values):
                 plan = engine.buckets.raw(values.numel())
             engine.traffic.count(plan, values)
-            with compat.profiled(f"bucket {number}") as event:
+            with compat.profiled(f"bucket {average.number}") as event:
                 if plan is None:
-                    future = world.average_natively(number, values, copied=copied)
+                    future = world.average_natively(average.number, values, copied=copied)
                 else:
                     channel, states = world.channel(hosted=engine.buckets.hosted), plan.states
                     future = average.job = channel.run(
@@ -204,24 +206,21 @@ class Round:
                 future = map_future(future, add_means, world.memory.future())
             return future
         except Exception as error:
-            return self._fail_bucket(error)
-
-    def _fail_bucket(self, error: Exception) -> Future[torch.Tensor]:
-        """The future of a bucket that could not be handed over; ends the executors, so that other
-        ranks learn of it at once."""
-        world = self._engine.world
-        named = world.failures.not_begun(error, self.step)
-        world.abort(named)
-        error.__traceback__ = None  # a kept error would keep the callers' models
-        future: Future[torch.Tensor] = Future()
-        future.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
-        return future
+            named = world.failures.not_begun(error, self.step)
+            world.failures.abort(named)
+            error.__traceback__ = None  # a kept error would keep the callers' models
+            failed: Future[torch.Tensor] = Future()
+            failed.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
+            return failed
 
     def close(self) -> None:
         """Start averages that waited for the last bucket, which has come."""
         self.closed = True
-        if self._engine.momentum is not None:
+        waiting, self._waiting = self._waiting, []
+        if waiting and self._engine.momentum is not None:
             self._engine.momentum.release()
+        for average, future in waiting:
+            map_future(self._start(average), lambda values: values, future)
 
     def finish(self, arrived: Callable[[int], None] | None = None) -> None:
         """Wait for all averages; raise their errors, after which no step may follow.
@@ -230,44 +229,29 @@ class Round:
         arrived: called with the number of each bucket, in order, while later ones still travel; on
         a device, too.
         """
-        engine, world = self._engine, self._engine.world
+        engine, world, failures = self._engine, self._engine.world, self._engine.world.failures
         self.close()
         if engine.tuner is not None and engine.tuner.observes:
             engine.tuner.mark(StepEvent.BACKWARD_OVER)
         if self._comparison is not None:
-            with self._waiting():
-                wait_within(self._comparison, None, world.failures.refuse_gone)
-                world.failures.finished()
+            with failures.waiting(self.step):
+                failures.wait(self._comparison)
+                failures.finished()
         for number, average in enumerate(self.averages):
-            with self._waiting():
-                wait_within(average.future, average.seconds, world.failures.refuse_gone)
-                world.failures.finished()
+            with failures.waiting(self.step):
+                failures.wait(average.future, average.seconds)
+                failures.finished()
                 if arrived is not None and average.job is not None:
                     world.settle(average.job)
             if arrived is not None:
                 arrived(number)
         if arrived is None:
-            with self._waiting():
+            with failures.waiting(self.step):
                 world.settle()  # of a device: no optimizer may step before its errors are known
         if engine.momentum is not None:
             engine.momentum.take_averages()
         if engine.tuner is not None and engine.tuner.observes:
             engine.tuner.mark(StepEvent.AVERAGED)
+        engine.traffic.exposed_seconds = failures.waited
         if engine.round is self:  # from here on the loss of a rank belongs to no step
             engine.round = None
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """A context of a wait, whose failure ends the engine."""
-        engine, failures, start = self._engine, self._engine.world.failures, time.perf_counter()
-        try:
-            yield
-        except Exception as error:
-            named = failures.explain(failures.not_averaged(error, self.step), self.step)
-            engine.fail(named)
-            error.__traceback__ = None
-            raise copy_to_raise(named) from named.__cause__
-        except BaseException as error:  # a KeyboardInterrupt: the step is lost
-            engine.fail(error)
-            raise
-        engine.traffic.exposed_seconds += time.perf_counter() - start

@@ -29,10 +29,11 @@ from hipress.optim.optimizer_kinds import holds
 
 __all__ = [
     "Scale",
-    "average_unscaled",
+    "scale_back",
     "set_scaler",
     "set_unscaled",
     "stepped_optimizers",
+    "unscaled",
     "watch_scalers",
 ]
 
@@ -111,19 +112,20 @@ def _optimizer_of(parameters: Collection[torch.Tensor]) -> Optimizer | None:
     return last
 
 
-def average_unscaled(
-    scale: float,
-    reduce: Callable[[torch.Tensor], Future[torch.Tensor]],
-    used: Future[torch.Tensor],
-    buffer: torch.Tensor,
-) -> Future[torch.Tensor]:
-    """Average a flat bucket in place by `reduce`, divided by its scale meanwhile. `used` will have
-    the average. Float16, which is scaled for its range, is averaged as a float32 copy."""
+def unscaled(scale: float, buffer: torch.Tensor) -> torch.Tensor:
+    """A flat bucket divided by its scale, in place; float16, which is scaled for its range, as a
+    float32 copy."""
     values = buffer.float() if buffer.dtype == torch.float16 else buffer
-    values.div_(scale)
+    return values.div_(scale)
 
-    def scale_back(average: torch.Tensor) -> torch.Tensor:
-        average.mul_(scale)
-        return buffer if average is buffer else buffer.copy_(average)
 
-    return map_future(reduce(values), scale_back, used)
+def scale_back(
+    scale: float, average: Future[torch.Tensor], used: Future[torch.Tensor], buffer: torch.Tensor
+) -> Future[torch.Tensor]:
+    """The future of the bucket with this average of its unscaled values. used: a new one."""
+
+    def multiply(values: torch.Tensor) -> torch.Tensor:
+        values.mul_(scale)
+        return buffer if values is buffer else buffer.copy_(values)
+
+    return map_future(average, multiply, used)

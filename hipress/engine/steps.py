@@ -241,15 +241,12 @@ class Steps:
     def failing(self, what: str) -> Iterator[None]:
         """Make any error inside end the engine on all ranks, which learn it as the group ends."""
         try:
-            yield
-        except BaseException as error:
+            with self._engine.failing(what):
+                yield
+        except BaseException:
             self._group = None
             self.show()
-            if self._engine.broken:
-                raise
-            named = self._engine.explain(error) if isinstance(error, Exception) else error
-            self._engine.fail(named, what)
-            raise named from error.__cause__
+            raise
 
     def _reduce_used(self) -> tuple[torch.Tensor, Future[torch.Tensor]]:
         """Start to combine flags over the ranks: of parameters with a gradient on any rank, once
@@ -264,8 +261,7 @@ class Steps:
         except Exception as error:
             self._engine.finish()  # the error of a failed bucket says more
             what = f"{self._where}: comparing which parameters ranks used, at the end of a step,"
-            failed = transport_error(error, what, self._engine.options.timeout)
-            raise self._engine.explain(failed) from error
+            raise transport_error(error, what, self._engine.options.timeout) from error
 
     def _agree_on_order(self) -> BucketOrder:
         """Order by rank 0's gradients; other parameters follow, the last one first."""

@@ -92,6 +92,7 @@ class World:
         }
         common = self._options, self.coordinator
         plans: dict[str, Any] = {"codecs": codecs, "deferred": deferred, "topology": topology}
+        plans["failures"] = self.failures
         first = Channel("gradients", *common, placement=placement, memory=memory, **plans)
         if not any(map(hosted, codecs)):
             return (first,)
@@ -165,11 +166,6 @@ class World:
         """Wait until devices have done all submitted work, or that of one job; raise its errors."""
         for each in self._channels:
             each.settle(job)
-
-    def abort(self, error: Exception) -> None:
-        """End all channels, so that other ranks learn of the error at once."""
-        for each in self._channels:
-            each.abort(error)
 
     def close(self) -> None:
         """End threads and connections. May repeat."""

@@ -25,7 +25,7 @@ from hipress import compat
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece, rows
 from hipress.channel.futures import average
-from hipress.engine.scaling import Scale, average_unscaled
+from hipress.engine.scaling import Scale, scale_back, unscaled
 from hipress.errors import SyncError
 from hipress.model.params import COMPRESSIBLE
 from hipress.model.torch_modes import without_inference_mode
@@ -139,7 +139,7 @@ class Link:
 
     def fail(self, error: BaseException) -> BaseException:
         """End the channel; return the error by which this rank ends."""
-        failed = self.channel.fail(error, self.backward.step)
+        failed = self.channel.failures.fail(error, self.backward.step)
         self._note_used(failed)
         return failed
 
@@ -260,8 +260,8 @@ class _Comm:
         self.link.used[self.name] = used
         if scale == 1:
             return self.exchange(tensor, chosen, draw)
-        exchange = partial(self.exchange, chosen=chosen, draw=draw)
-        return average_unscaled(scale, exchange, self.link.channel.memory.future(), tensor)
+        future = self.exchange(unscaled(scale, tensor), chosen, draw)
+        return scale_back(scale, future, self.link.channel.memory.future(), tensor)
 
     def _unknown(self, tensor: torch.Tensor, chosen: Sequence[int]) -> str:
         return (

@@ -151,7 +151,7 @@ class Sharding:
             state_bytes=sum(channel.states.nbytes for channel in channels),
             encode_seconds=sum(one.encode_seconds for one in each),
             decode_seconds=sum(one.decode_seconds for one in each),
-            wait_seconds=sum(channel.waited for channel in channels),
+            wait_seconds=sum(channel.failures.waited for channel in channels),
         )
 
     def state_dict(self, params: Sequence[Param]) -> dict[str, Any]:

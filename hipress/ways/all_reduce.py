@@ -21,6 +21,7 @@ from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece
+from hipress.channel.failures import Failures
 from hipress.channel.futures import wait_within
 from hipress.codecs import resolve, resolve_down, strategy_for
 from hipress.errors import ConfigError
@@ -109,9 +110,7 @@ def closing_on_failure(group: dist.ProcessGroup) -> Iterator[None]:
         if channels is None:
             with coordinators.failures_told(group):
                 raise
-        coordinator = channels.coordinator
-        named = coordinator.named(error, "all_reduce") if isinstance(error, Exception) else error
-        coordinator.fail(named)
+        named = channels.failures.fail(error, channels.calls)
         channels.close()
         raise named from error.__cause__
 
@@ -128,6 +127,7 @@ class GroupChannels:
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.coordinator = coordinators.coordinator(group, timeout)
+        self.failures = Failures(self.coordinator, timeout, "all_reduce")
         self.channels: dict[_Kind, Channel] = {}
         self._calls: Counter[Channel] = Counter()
         self.close = end_with(group, partial(_close_all, self.channels))  # at the latest
@@ -142,9 +142,15 @@ class GroupChannels:
             number = len(self.channels)
             purpose = f"all_reduce {number}" if number else "all_reduce"
             self.channels[key] = Channel(
-                purpose, options, self.coordinator, placement=placement, most=most
-            )
+                purpose, options, self.coordinator, placement=placement, most=most,
+                failures=self.failures,
+            )  # fmt: skip
         return self.channels[key]
+
+    @property
+    def calls(self) -> int:
+        """Number of the latest call, for errors."""
+        return max(0, self._calls.total() - 1)
 
     def draw(self, channel: Channel) -> int:
         """The number of earlier calls, by which stochastic codecs draw."""

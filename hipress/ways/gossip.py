@@ -86,7 +86,7 @@ class Mixing:
             engine.step += 1
             engine.traffic.steps += 1
             return
-        try:
+        with engine.failing("gossip.step()"):
             step, sent = engine.begin(), []
             for number, bucket in enumerate(self._buckets):
                 sent.append(bucket.gather(self._values(number)))
@@ -94,9 +94,6 @@ class Mixing:
                     self._step_outer(piece, states)
                 step.reduce(bucket.indices, sent[-1])
             step.finish(lambda number: self._mix(number, sent[number]))
-        except BaseException as error:
-            engine.fail(error, "gossip.step()")
-            raise
 
     def _values(self, number: int) -> list[torch.Tensor]:
         return [self._parameters[index].detach() for index in self._buckets[number].indices]

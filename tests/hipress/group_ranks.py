@@ -217,5 +217,5 @@ def saves(rank, world_size, path):
         same, _ = trained_on(other, other.weight, rank, world_size, range(3, 5))
         found.append(same)
         groups.append(again)
-    counts = [hipress.state_dict(each)["averaged"] for each in groups]
+    counts = [hipress.state_dict(each)["counter"] for each in groups]
     return *found, counts, raised_by(hipress.load_state_dict, group, state | {"format": 1})
