@@ -39,6 +39,15 @@ from hipress.channel.exchange import Exchange, Piece, numbered, program_of
 from hipress.channel.executors import start_executor
 from hipress.channel.failures import Failures
 from hipress.channel.futures import wait_within
+from hipress.channel.records import (
+    check_place,
+    check_record,
+    check_states,
+    entries_of,
+    export_states,
+    make_record,
+    refuse,
+)
 from hipress.channel.states import Arena, Arrays, Slice, States, arrays_of, sides_of
 from hipress.codecs import compile_codec, full_name
 from hipress.errors import ConfigError
@@ -259,6 +268,28 @@ class Channel:
             program, tensor, states, draw, name, capture=capture, timeout=timeout
         )
 
+    def record(self, of: str, counter: int) -> dict[str, Any]:
+        """This rank's states as a record, after so many steps: see make_record. of: a text that
+        names the way in."""
+        return make_record(of, counter, place=self._place, **export_states(self.states))
+
+    def take_record(self, saved: Mapping[str, Any], of: str) -> int:
+        """Go on from a record of `record`, bit for bit; return its counter. All ranks must call
+        this. Raises StateError for another one, and ConfigMismatch for another step's than on other
+        ranks; then no rank has loaded its own."""
+        with self.coordinator.failures_told():
+            check_record(saved, of)
+            wrong = check_states(saved, entries_of(self.states), {})[1]
+            refuse([*check_place(saved, self._place), *wrong])
+        self.coordinator.require_equal({"the step of the state to load": saved["counter"]})
+        self.states.restore(saved["states"])
+        counter: int = saved["counter"]
+        return counter
+
+    @property
+    def _place(self) -> list[int]:
+        return [self.coordinator.rank, len(self.coordinator.ranks)]
+
     def compare_names(self, name: str, timeout: float) -> None:
         """Send a number under this name, and raise unless all ranks do. For tensors in an order of
         the user's: native sums carry no identity (see casync/memory/identity.py)."""
@@ -278,6 +309,11 @@ class Channel:
         if self.failures.first is None:
             with self.failures.waiting(step):
                 self.settle()
+
+    @property
+    def waited(self) -> float:
+        """Seconds in waits so far."""
+        return self.failures.waited
 
     @property
     def counters(self) -> Counters:

@@ -47,7 +47,7 @@ def make_record(of: str, counter: int, **entries: Any) -> dict[str, Any]:
     """A record.
 
     Args:
-        of: GRADIENTS, SHARDS, OUTER or GROUP.
+        of: the kind of way in: GRADIENTS, SHARDS, OUTER, GROUP, or a text of its own.
         counter: steps, backward passes or rounds so far, the same on all ranks.
         entries: those that are not empty, of:
             place: this rank and the number of ranks, for each dimension in which it is one of
@@ -83,9 +83,8 @@ def check_record(saved: object, *of: str) -> None:
         if not fits(saved[key]):
             raise StateError(f"damaged state: {key} {shown(saved[key])}: expected {wanted}")
     if saved["of"] not in of:
-        raise StateError(
-            f"the state is that of {SOURCES[saved['of']]}, and this is {SOURCES[of[0]]}"
-        )
+        its, mine = (SOURCES.get(each, each) for each in (saved["of"], of[0]))
+        raise StateError(f"the state is that of {its}, and this is {mine}")
 
 
 def _are_texts(values: object) -> bool:
@@ -135,7 +134,7 @@ def _are_sums(sums: Any) -> bool:
 #: keys, words for their values, and checks; in the order of the checks
 _TYPES: tuple[tuple[str, str, Any], ...] = (
     ("format", "a number", lambda each: type(each) is int),
-    ("of", f"one of {', '.join(SOURCES)}", lambda each: isinstance(each, str) and each in SOURCES),
+    ("of", "a text", lambda each: isinstance(each, str)),
     ("counter", "a number of steps", lambda each: type(each) is int and 0 <= each < 2**63),
     (
         "place",
@@ -184,6 +183,12 @@ def _entry(states: States[str], name: str) -> Entry:
         shapes=states.shapes(name),
         needed=tuple(place.arena.codecs),
     )
+
+
+def export_states(states: States[str]) -> dict[str, Any]:
+    """The entries `codecs` and `states` of a record, for all of these."""
+    entries = {name: entry.told() for name, entry in entries_of(states).items()}
+    return {"codecs": entries, "states": states.export()}
 
 
 def check_place(saved: Mapping[str, Any], place: Sequence[int]) -> list[str]:

@@ -15,6 +15,7 @@ from hipress.channel.records import (
     check_states,
     check_undelivered,
     entries_of,
+    export_states,
     make_record,
     refuse,
 )
@@ -57,8 +58,7 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         OUTER,
         outer.rounds,
         place=_place(sites),
-        codecs={name: entry.told() for name, entry in entries_of(sites.states).items()},
-        states=sites.states.export(),
+        **export_states(sites.states),
         undelivered=by_parameter(outer.fragments, lambda f: f.owed),
         more={
             **shared,

@@ -25,6 +25,7 @@ from hipress.channel.records import (
     check_states,
     check_undelivered,
     entries_of,
+    export_states,
     make_record,
     refuse,
 )
@@ -151,7 +152,7 @@ class Sharding:
             state_bytes=sum(channel.states.nbytes for channel in channels),
             encode_seconds=sum(one.encode_seconds for one in each),
             decode_seconds=sum(one.decode_seconds for one in each),
-            wait_seconds=sum(channel.failures.waited for channel in channels),
+            wait_seconds=sum(channel.waited for channel in channels),
         )
 
     def state_dict(self, params: Sequence[Param]) -> dict[str, Any]:
@@ -164,8 +165,7 @@ class Sharding:
             SHARDS,
             self.passes,
             place=self._place,
-            codecs={name: entry.told() for name, entry in entries_of(self._states).items()},
-            states=self._states.export(),
+            **export_states(self._states),
             undelivered={name: each for name, each in undelivered.items() if each.any()},
             more={"draws": draws},
         )

@@ -84,7 +84,7 @@ def test_a_way_in_is_a_file():
         assert off < 1e-5
         assert same
         assert error.kind == "StateError"
-        assert "the saved state of 'mean' is of no compressor" in error.message
+        assert "mean, scale: missing from the saved state" in error.message
         assert report.averages == 4
         assert 0 < report.bytes_sent < 4 * 4 * 2300 / 8
         assert report.state_bytes == 2 * 4 * 2300

@@ -76,9 +76,8 @@ class BufferAverages:
 
     def state_dict(self) -> dict[str, Any]:
         """The number of steps and this rank's residuals, by buffer."""
-        return {"steps": self.steps, **self._channel.states.export()}
+        return self._channel.record("averages of buffers", self.steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, bit for bit. Raises StateError for that of another module."""
-        self._channel.states.restore(state)
-        self.steps = state["steps"]
+        self.steps = self._channel.take_record(state, "averages of buffers")
