@@ -17,8 +17,8 @@ from compll.frontend.rule_context import WHOLE_SIZES
 from compll.frontend.rules import arithmetic, trit, where, whole_element, whole_number
 from compll.frontend.spec import Declared, Name, Syntax, names
 from compll.ir.expr import Expr, Type
-from compll.ir.module import HALVES, PACKED, POSITIONS, WHOLE, Field
-from compll.ir.storage import STORAGES
+from compll.ir.module import HALVES, PACKED, POSITIONS, TRITS, WHOLE, Field
+from compll.ir.storage import STORAGES, WITH_BITS
 
 #: a length in a declaration, and the names of encode in it that need data
 Unsized = tuple[Span, set[str]]
@@ -219,7 +219,7 @@ def _field(c: Expressions, item: Declared, env: Mapping[str, Expr]) -> Field | N
 
 def _stored(c: Expressions, expr: Expr, storage: str) -> Expr:
     """The value that a type stores for an expression; feedback must know it."""
-    if storage in ("trit", "runs"):
+    if storage in TRITS:
         return trit(c.context, expr)
     if storage in check_arrays.FLOATS:
         return c.context.number(expr)
@@ -250,14 +250,15 @@ def _need_room(
     if storage in POSITIONS and expr.op != "indices":
         message = f"{item.name!r}: {storage} holds the positions of a selection"
         raise RuleError(message, "store indices(selection)")
-    if storage not in ("trit", "runs", "huffman"):
+    if storage == "uint" or storage not in PACKED:
         return
     codes, hint = storage, "use trit[n], or uint2 for selected elements"
-    if storage == "huffman":
-        codes, hint = "Huffman codes", "use uint[bits], of which a code has a fixed length"
+    if storage not in TRITS:
+        hint = "use uint[bits], of which a code has a fixed length"
+        codes = f"{storage.capitalize()} codes"
     if shape != "n":
         raise RuleError(f"{item.name!r}: {storage} holds a value of every element", hint)
-    if storage != "trit" and c.selections:
+    if STORAGES[storage].varying and c.selections:
         raise RuleError(f"{item.name!r}: {codes} do not go together with selections", hint)
 
 
@@ -279,7 +280,7 @@ def _storage(c: Expressions, item: Declared) -> tuple[str, int]:
         storages = {16: f"{base}16", 32: "float32"}
         bits = _bits(c, item, storages, 32, " or ".join(map(str, storages)))
         return storages.get(bits, "float32"), 32
-    if base == "huffman":
+    if base in WITH_BITS and base != "uint":
         return base, _bits(c, item, range(1, 9), 8, "1 to 8")
     if base == "uint":
         added = item.name in {b.name for b in c.spec.rounds}
@@ -287,7 +288,7 @@ def _storage(c: Expressions, item: Declared) -> tuple[str, int]:
         return base, _bits(c, item, range(least, 16), 8, f"{least} to 15")
     if base.startswith("uint") and base not in WHOLE:
         return "uint", int(base[4:])
-    return ("uint", 1) if base == "bool" else (base, 2 if base in ("trit", "runs") else 32)
+    return ("uint", 1) if base == "bool" else (base, 2 if base in TRITS else 32)
 
 
 def _bits(

@@ -41,7 +41,7 @@ from compll.frontend.spec import (
     Syntax,
     as_float,
 )
-from compll.ir.storage import STORAGES
+from compll.ir.storage import STORAGES, WITH_BITS
 
 # ---- spec params --------------------------------------------------------------------------------
 # The parameters of a spec: `name: default`, or a mapping with type, limits and choices.
@@ -187,7 +187,7 @@ class ParamReader:
 
 STORAGE = (*STORAGES, "bool")
 #: types with their bits in brackets
-SIZED = ("uint", "float", "bfloat", "huffman")
+SIZED = ("float", "bfloat", *WITH_BITS)
 UINTS = tuple(f"uint{bits}" for bits in range(1, 16))
 #: names of types elsewhere
 TYPE_SYNONYMS = {

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 from compll.errors import Span
 from compll.ir.expr import Expr, Pool, walk
-from compll.ir.storage import STORAGES, Codes, Huffman, Storage
+from compll.ir.storage import STORAGES, WITH_BITS, Storage
 
 #: states of feedback: of errors, and of differences; MEAN is that of all ranks' references, which
 #: whoever averages payloads updates
 RESIDUAL, REFERENCE, MEAN = "residual", "reference", "mean"
 #: storages of positions, of varying length
-POSITIONS = tuple(name for name, one in STORAGES.items() if one.positions)
-PACKED = ("uint", *(name for name, one in STORAGES.items() if one.packed))
+POSITIONS = tuple(name for name, storage in STORAGES.items() if storage.positions)
+PACKED = ("uint", *(name for name, storage in STORAGES.items() if storage.packed))
+TRITS = tuple(name for name, storage in STORAGES.items() if storage.trits)
 #: storages of integers that are not packed
-WHOLE = tuple(name for name, one in STORAGES.items() if one.whole)
+WHOLE = tuple(name for name, storage in STORAGES.items() if storage.whole)
 #: NumPy's types of 16-bit states: NumPy has no bfloat16, so its bits are kept as integers
 HALVES = {"float16": "float16", "bfloat16": "uint16"}
 
@@ -45,9 +46,8 @@ class Field:
     @property
     def layout(self) -> Storage:
         """The storage type, which lays the values out in bytes."""
-        sized: dict[str, type[Storage]] = {"uint": Codes, "huffman": Huffman}
-        if self.storage in sized:
-            return sized[self.storage](bits=self.bits)
+        if self.storage in WITH_BITS:
+            return WITH_BITS[self.storage](bits=self.bits)
         return STORAGES.get(self.storage, Storage())
 
     @property

@@ -151,10 +151,12 @@ class Huffman(Storage):
         return f"at most {(1 << self.bits) // 2} + {count} * {self.bits} / 8 + 2.875 * {tiles}"
 
 
-#: storage types by name; `uint` and `huffman` are made with their bits by Field.layout
+#: types that are declared with their bits, as NAME[bits][n]
+WITH_BITS: dict[str, type[Storage]] = {"uint": Codes, "huffman": Huffman}
+#: storage types by name; those with bits are made by Field.layout
 STORAGES: dict[str, Storage] = {
-    one.name: one
-    for one in (
+    storage.name: storage
+    for storage in (
         Storage("float32"),
         Storage("float16", 16),
         Storage("bfloat16", 16),
@@ -171,3 +173,5 @@ STORAGES: dict[str, Storage] = {
     )
 }
 FLOAT32, INT32 = STORAGES["float32"], STORAGES["int32"]
+#: types of varying length: backends have routines of these names, which store and load them
+VARYING = tuple(name for name, storage in STORAGES.items() if storage.varying)

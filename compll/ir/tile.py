@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from compll.ir.expr import Expr
 from compll.ir.module import Field, Module
-from compll.ir.storage import FLOAT32, INT32, Storage
+from compll.ir.storage import FLOAT32, INT32, VARYING, WITH_BITS, Storage
 
 LEVELS = ("piece", "tile", "lane")
 #: instructions for sizes that steps make: elements of a selection, bytes of a field
@@ -238,7 +238,7 @@ SEARCHES = ("kth_largest", "adjust", "bisect", "quantiles")
 #: routines of the payload field `attr`. Those of storages of varying length make the field of an
 #: array, and its length, or an array of the field; ascending: a check that each position is inside
 #: the tensor and above the one before
-FIELDS = ("gaps", "golomb", "runs", "huffman", "ascending")
+FIELDS = (*VARYING, "ascending")
 
 Op = Walk | Store | Call | When
 
@@ -440,4 +440,4 @@ def _declared(a: Array) -> str:
 
 
 def _type(storage: Storage) -> str:
-    return storage.name + str(storage.bits) * (storage.name in ("uint", "huffman"))
+    return storage.name + str(storage.bits) * (storage.name in WITH_BITS)

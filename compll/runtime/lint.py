@@ -14,7 +14,7 @@ from compll.frontend.operators import MIXING, OPERATORS
 from compll.frontend.spec import Binding, Call, Declared, Name, Spec, Syntax, names, parts
 from compll.ir.expr import Expr, Type, formula, walk
 from compll.ir.layout import limits
-from compll.ir.module import Module
+from compll.ir.module import PACKED, Module
 from compll.ir.static import depends, evaluate
 from compll.numerics.numbers import F32, U8
 from compll.passes.traffic import traffic_of
@@ -135,7 +135,7 @@ def _negatives(spec: Spec, module: Module, problems: Problems) -> None:
     g = module.pool.make("input", (), Type("float", "n"), "g")
     for d in _alternatives(spec.payload):
         value = module.bindings.get(d.name, g if d.name == "g" else None)
-        unsigned = d.base.startswith("uint") or d.base in ("bool", "trit", "runs", "huffman")
+        unsigned = d.base.startswith("uint") or d.base in ("bool", *PACKED)
         if unsigned and value is not None and _negative(value):
             message = f"warning: {d.name!r} can be negative, which {d.base} holds as 0"
             problems.add(d.span, message, "add an offset in encode, and take it away in decode")

@@ -12,6 +12,7 @@ from compll.ir.expr import FACTOR, Expr, Printer, Type, formula
 from compll.ir.layout import header, limits, rounds, tile_of
 from compll.ir.module import REFERENCE, Field, Module
 from compll.ir.static import evaluate
+from compll.ir.storage import WITH_BITS
 from compll.ir.tile import FIELDS, Kernel, Op, Store, Value, When, order
 from compll.ir.tile import Call as Routine
 from compll.ir.tile import Walk as TileWalk
@@ -49,7 +50,7 @@ def places(module: Module) -> list[PayloadSlot]:
 
 def _type(f: Field) -> str:
     base = f"uint{f.bits}" if f.storage in ("uint", "byte") else f.storage
-    base += f"[{f.bits}]" if f.storage == "huffman" else ""
+    base += f"[{f.bits}]" if f.storage in WITH_BITS and f.layout.varying else ""
     if f.shape == "matrix":
         return base + f"[{', '.join(map(formula, f.dims))}]"
     return base + {"n": "[n]", "group": "[groups]", "kept": f"[{f.of}]", "table": f"[{f.of}]"}.get(

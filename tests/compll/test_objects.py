@@ -20,7 +20,7 @@ RUN = """
 import hashlib, json, sys
 import numpy as np
 import compll
-from compll.backends.cpu import processor
+from compll.backends.cpu import jit
 from compll.errors import UsageError
 digest, x = hashlib.sha256(), np.sin(np.arange(3000, dtype=np.float32) ** 2)
 for name in sys.argv[1:]:
