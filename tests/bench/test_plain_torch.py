@@ -180,6 +180,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_is_kept():
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1000  # of 20,000 pages

@@ -63,7 +63,7 @@ def test_bucket_counts_edges_and_lookup_ends_at_the_last():
     assert found.tolist() == wanted.tolist()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)  # each is compiled
 @given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=256), st.data())
 def test_lookup_is_the_list(numbers, data):
     index = data.draw(st.lists(st.integers(-300, 300), min_size=1, max_size=20))

@@ -349,7 +349,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@FUZZ
+@settings(FUZZ, max_examples=60)
 @given(EXPRESSIONS, EXPRESSIONS, EXPRESSIONS, st.sampled_from(["", "group: 64\n"]))
 def test_arbitrary_expressions(tmp_path, scale, q, decode, more):
     text = GOOD.replace("mean(abs(g))", scale).replace("where(g < 0, 1, 0)", q)

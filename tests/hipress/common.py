@@ -75,7 +75,7 @@ def digest(module: nn.Module) -> str:
     return hashed.hexdigest()
 
 
-def delivered(ddp, rank: int, steps: int = 20) -> float:
+def delivered(ddp, rank: int, steps: int = 10) -> float:
     """The sum of averages of one gradient by the sum of exact means: 1, but for what states still
     hold back and for noise; 2 or a half if averages have another factor."""
     inputs, outputs = data(rank, 0)

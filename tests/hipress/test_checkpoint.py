@@ -290,6 +290,7 @@ def test_as_many_ranks_go_on_bit_for_bit_by_the_same_checkpoint(tmp_path):
     assert min(launch(checkpoint_ranks.exact_elsewhere, 3, path)) > 1
 
 
+@pytest.mark.slow  # the next is like it, by hipress.shard
 def test_shards_and_replicas_in_other_numbers(tmp_path):
     path = str(tmp_path / "checkpoint")
     saved = launch(checkpoint_ranks.sharded, 4, 2, path, False)[0]

@@ -29,7 +29,7 @@ def test_every_codec_trains(world_size):
         assert all(result[name].digest == trained.digest for result in results), name
         assert trained.losses[-1] < trained.losses[0], name
         assert trained.difference <= EXACT.get(name, 1.0), name
-        assert 0.8 < trained.delivered < 1.2, (name, trained.delivered)
+        assert 0.7 < trained.delivered < 1.3, (name, trained.delivered)
     # two ranks' numbers have only one sum, whatever the strategy
     bits = {results[0][name].digest for name in ("none", "lossless")}
     assert len(bits) == 1 or world_size > 2

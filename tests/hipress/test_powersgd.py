@@ -11,7 +11,6 @@ import compll
 from compll.numerics.matrices import random_matrix
 from tests.hipress import common, rounds_ranks
 from tests.hipress.launch import launch
-from tests.tiers import first_fast
 
 
 def together(results):
@@ -20,7 +19,8 @@ def together(results):
     return results[0]
 
 
-@pytest.mark.parametrize("world_size", first_fast([2, 3, 4]))
+@pytest.mark.slow  # that of thc in test_rounds.py is fast, with the same engine
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_training_follows_plain_ddp(world_size):
     results = launch(rounds_ranks.low_rank, world_size)
     for title in results[0]:

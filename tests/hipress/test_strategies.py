@@ -42,7 +42,7 @@ def test_nodes_and_directions_train(cases):
         assert trained.losses[-1] < trained.losses[0], (name, options)
         lossless = name == "none" and options.get("down") == "none"
         assert trained.difference <= (1e-5 if lossless else 1.0), (name, options)
-        assert 0.8 < trained.delivered < 1.2, (name, options, trained.delivered)
+        assert 0.7 < trained.delivered < 1.3, (name, options, trained.delivered)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ def test_a_default_device_that_is_not_the_parameters(way):
     assert first == second or (way == "Gossip" and distance > 0)
 
 
-@pytest.mark.parametrize("within", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # of torch.compile
+@pytest.mark.parametrize("within", [False, True])
 def test_a_compiled_backward_pass_without_ddp(within):
     assert max(launch(ranks.compiled, 2, within)) < 1e-6
 
