@@ -88,10 +88,6 @@ def test_the_baseline_is_the_same_method(name):
         assert np.linalg.norm(x - z) == pytest.approx(np.linalg.norm(x - y), rel=0.05)
 
 
-def test_every_spec_has_a_baseline():
-    assert list(METHODS) == compll.list_specs()
-
-
 @pytest.mark.parametrize("name", [name for name in METHODS if bounded(name)])
 def test_no_more_is_sent_than_the_bound_of_the_spec(name):
     """The payload has exactly as many values as the spec sends, if no threshold separates them."""
