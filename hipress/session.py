@@ -31,8 +31,8 @@ from hipress.codecs import (
     resolve,
 )
 from hipress.engine import momentum
-from hipress.engine.carried import Carried
 from hipress.engine.engine import Engine
+from hipress.engine.loaded import LoadedGradients
 from hipress.engine.momentum import Momentum
 from hipress.engine.world import World
 from hipress.model.devices import Placement, backends_of, place
@@ -74,7 +74,9 @@ class Session:
     engine: Engine | None = None
     end: Callable[[], None] | None = None  # closes the engine and removes hooks
     loaded_step: int = 0  # of a loaded state, if there is no engine
-    carried: Carried | None = None  # what that state had not delivered, if there is no engine
+    loaded_gradients: LoadedGradients | None = (
+        None  # what that state had not delivered, if there is no engine
+    )
     loaded: Callable[[Residuals], None] | None = None  # called with loaded residuals
     snapshot: Snapshot | None = None  # parameters, to detect changes
 
@@ -153,17 +155,20 @@ class Session:
 
         engine = self.engine
         if engine is None:
-            owed = {} if self.carried is None else self.carried.owed
-            return Residuals(self.params, self.plan), self.loaded_step, owed, ""
+            loaded = self.loaded_gradients
+            undelivered = {} if loaded is None else loaded.undelivered
+            return Residuals(self.params, self.plan), self.loaded_step, undelivered, ""
         measurements = None if engine.tuner is None else engine.tuner.measurements
         measured = "" if measurements is None else measurements.state()
-        return engine.buckets.residuals, engine.step, engine.owed, measured
+        return engine.buckets.residuals, engine.step, engine.undelivered, measured
 
-    def carry(self, owed: Mapping[int, torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
-        """Add what a loaded state owes to the next gradients, where there is no engine."""
-        if self.carried is not None:
-            self.carried.close()
-        self.carried = Carried(owed, self.params, parameters)
+    def carry(
+        self, undelivered: Mapping[int, torch.Tensor], parameters: Sequence[torch.Tensor]
+    ) -> None:
+        """Add what a loaded state had not delivered to the next gradients, without an engine."""
+        if self.loaded_gradients is not None:
+            self.loaded_gradients.close()
+        self.loaded_gradients = LoadedGradients(undelivered, self.params, parameters)
 
     def failing(self, what: str) -> AbstractContextManager[None]:
         """A context whose error ends the session on all ranks."""
@@ -171,8 +176,8 @@ class Session:
 
     def close(self) -> None:
         """End threads and groups; the module is then synchronized by DDP alone, or not at all."""
-        if self.carried is not None:
-            self.carried.close()
+        if self.loaded_gradients is not None:
+            self.loaded_gradients.close()
         self.mean.close()
         if self.end is not None:
             self.end()

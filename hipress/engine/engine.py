@@ -141,7 +141,7 @@ class Engine:
         self.buckets = self.buckets_of(plan)  # of the current plan
         #: undelivered gradients of this rank from earlier plans, which wait for the parameters'
         #: next ones: flat float32 in bucket order, by parameter
-        self.owed: dict[int, torch.Tensor] = {}
+        self.undelivered: dict[int, torch.Tensor] = {}
         watch_steps()
         if tuner is not None:
             world.failures.ends(lambda _: tuner.close())
@@ -258,22 +258,24 @@ class Engine:
 
     def owe(self, index: int, gradient: torch.Tensor) -> None:
         """Add a gradient to this rank's next one of the parameter."""
-        self.owed[index] = self.owed.get(index, 0) + gradient
+        self.undelivered[index] = self.undelivered.get(index, 0) + gradient
 
-    def add_owed(self, indices: Sequence[int], buffer: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Add owed gradients to those of a bucket, unless these are zero, as for parameters that
+    def add_undelivered(
+        self, indices: Sequence[int], buffer: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """Add undelivered gradients to a bucket's, unless these are zero, as for parameters that
         this rank did not use: see [Note: unused parameters] in residuals.py. Returns the added
         ones."""
         added: dict[int, torch.Tensor] = {}
         for index, piece in zip(indices, self.buckets.pieces(indices, buffer), strict=True):
-            if index in self.owed and piece.any():
-                added[index] = self.owed.pop(index)
+            if index in self.undelivered and piece.any():
+                added[index] = self.undelivered.pop(index)
                 piece.add_(added[index])
         return added
 
     def _use_plan(self, plan: Plan) -> None:
         """Use this plan from now on. What this rank has not delivered moves to it in one of two
-        ways: as states of codecs, bit for bit, where these fit; else as a gradient that is owed.
+        ways: as states of codecs, bit for bit, where these fit; else as an undelivered gradient.
         See [Note: undelivered gradient] in channel/states.py."""
         if plan is self.plan:
             return
@@ -282,7 +284,9 @@ class Engine:
             return
         before, self.buckets = self.buckets, self.buckets_of(plan)
         moved, memory = self.buckets.adopt(before), self.buckets.residuals.memory
-        self.owed = {index: _in(memory, values) for index, values in self.owed.items()}
+        self.undelivered = {
+            index: _in(memory, values) for index, values in self.undelivered.items()
+        }
         for index in before.residuals.places.keys() - moved:
             values = before.residuals.undelivered(index)
             if values is not None and values.any():
@@ -311,17 +315,17 @@ class Engine:
         self,
         step: int,
         buckets: BucketPlans,
-        owed: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        undelivered: Mapping[int, torch.Tensor] = MappingProxyType({}),
         measured: str = "",
     ) -> None:
-        """Go on from this step with these buckets and their state, gradients owed from earlier
+        """Go on from this step with these buckets and their state, undelivered gradients of earlier
         plans, and what the tuner had measured (see PolicyState)."""
         if self.tuner is not None and buckets is not self.buckets:
             self.tuner.hold(buckets.plan)
         if self.tuner is not None and self.tuner.measurements is not None and measured:
             self.tuner.measurements.load(measured)
         memory, self.buckets = buckets.residuals.memory, buckets
-        self.owed = {index: _in(memory, values) for index, values in owed.items()}
+        self.undelivered = {index: _in(memory, values) for index, values in undelivered.items()}
         self.step = step
 
     def lay_out(self, params: Sequence[Param]) -> None:
@@ -329,8 +333,10 @@ class Engine:
         for old, new in zip(self.params, params, strict=True):
             if old.layout != new.layout:
                 self.buckets.residuals.lay_out(old, new)
-                if old.index in self.owed:
-                    self.owed[old.index] = in_layout(in_shape(self.owed[old.index], old), new)
+                if old.index in self.undelivered:
+                    self.undelivered[old.index] = in_layout(
+                        in_shape(self.undelivered[old.index], old), new
+                    )
         self.params[:] = params  # in place: makers of buckets share the list
 
 

@@ -69,7 +69,7 @@ class Averager(Protocol):
     momentum: Momentum | None
     traffic: Traffic
     round: Round | None
-    owed: dict[int, torch.Tensor]
+    undelivered: dict[int, torch.Tensor]
 
     @property
     def capture(self) -> Capture:
@@ -81,8 +81,10 @@ class Averager(Protocol):
         """True if a tuner or momentum sees gradients, also uncompressed ones."""
         ...
 
-    def add_owed(self, indices: Sequence[int], buffer: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Add owed gradients to those of a bucket; return the added ones."""
+    def add_undelivered(
+        self, indices: Sequence[int], buffer: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """Add undelivered gradients to those of a bucket; return the added ones."""
         ...
 
     def owe(self, index: int, gradient: torch.Tensor) -> None:
@@ -118,7 +120,7 @@ class Round:
         self.closed = False  # True once the last bucket has come
         self._comparison: Future[torch.Tensor] | None = None  # of all ranks' parameters
         self._before: dict[int, Copied] = {}  # states of parameters from before the round
-        self._owed: dict[int, torch.Tensor] = {}  # gradients of earlier plans that it took
+        self._taken: dict[int, torch.Tensor] = {}  # gradients of earlier plans that it took
 
     def compare(self, checked: Future[torch.Tensor]) -> None:
         """Wait in `finish` for this comparison of parameters, too."""
@@ -134,8 +136,8 @@ class Round:
         must be over: all of its averages complete or failed."""
         some = self._before.keys() if indices is None else self._before.keys() & set(indices)
         self._engine.buckets.residuals.put_back({index: self._before[index] for index in some})
-        for index in some & self._owed.keys():
-            self._engine.owe(index, self._owed.pop(index))
+        for index in some & self._taken.keys():
+            self._engine.owe(index, self._taken.pop(index))
 
     def reduce(self, indices: tuple[int, ...], buffer: torch.Tensor) -> Future[torch.Tensor]:
         """Average the gradients of these parameters in place; the future's value is `buffer`.
@@ -183,8 +185,8 @@ class Round:
         try:
             if not values.is_sparse:
                 plan = engine.buckets.plan_for(indices)
-                if engine.owed:  # before values are encoded
-                    self._owed |= engine.add_owed(indices, values)
+                if engine.undelivered:  # before values are encoded
+                    self._taken |= engine.add_undelivered(indices, values)
             if engine.tuner is not None and engine.tuner.observes:
                 engine.tuner.observe(indices, values, partial(engine.buckets.undelivered, indices))
             if plan is None and world.sums_by_channel(values):

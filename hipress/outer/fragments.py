@@ -67,7 +67,7 @@ class Fragment:
         self.agreed = torch.empty(start, dtype=KEPT[schedule.keep], pin_memory=pinned)
         self.momentum = torch.zeros(start) if schedule.outer.momentum else None
         #: pseudo-gradient of this site that earlier rounds did not deliver
-        self.owed: torch.Tensor | None = None
+        self.undelivered: torch.Tensor | None = None
         self.agreed.copy_(self.weights())
 
     def weights(self) -> torch.Tensor:
@@ -134,10 +134,10 @@ class Fragment:
                 own.copy_(piece.view(own.shape))
 
     def owe(self, values: torch.Tensor, part: slice = slice(None)) -> None:
-        """Add values that were not delivered to what this site owes."""
-        if self.owed is None:
-            self.owed = torch.zeros(self.elements)
-        self.owed[part] += values
+        """Add values that were not delivered to those of earlier rounds."""
+        if self.undelivered is None:
+            self.undelivered = torch.zeros(self.elements)
+        self.undelivered[part] += values
 
     def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Flat values by name of a parameter, in its shape."""
@@ -150,7 +150,11 @@ class Fragment:
 
     def bytes_by_use(self) -> dict[str, int]:
         """Bytes beyond the weights that last from round to round."""
-        tensors = {"agreed": self.agreed, "momentum": self.momentum, "owed": self.owed}
+        tensors = {
+            "agreed": self.agreed,
+            "momentum": self.momentum,
+            "undelivered": self.undelivered,
+        }
         return {use: 0 if each is None else each.nbytes for use, each in tensors.items()}
 
     def _pieces(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, nn.Parameter]]:

@@ -499,8 +499,8 @@ class Outer:
         """Pseudo-gradient of this site that has not been delivered, with that of its steps since
         the last round. sent: but for what a round of the fragment, under way, delivers."""
         flat, sites = torch.zeros(fragment.elements) if sent else fragment.change(), self._sites
-        if fragment.owed is not None and not sent:
-            flat += fragment.owed
+        if fragment.undelivered is not None and not sent:
+            flat += fragment.undelivered
         for bundle in fragment.bundles:
             left = None if sites is None else sites.undelivered(bundle)
             if left is not None:

@@ -59,7 +59,7 @@ def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
         outer.rounds,
         place=_place(sites),
         **export_states(sites.states),
-        undelivered=by_parameter(outer.fragments, lambda f: f.owed),
+        undelivered=by_parameter(outer.fragments, lambda f: f.undelivered),
         more={
             **shared,
             "course": outer.schedule.course,
@@ -104,7 +104,7 @@ def restore(outer: Outer, state: Mapping[str, Any]) -> None:
         if fragment.momentum is not None:
             fragment.momentum.copy_(fragment.join(more["momentum"]))
         owed = {p.name: undelivered.get(p.name, torch.zeros(p.shape)) for p in fragment.params}
-        fragment.owed = fragment.join(owed) if owed.keys() & undelivered.keys() else None
+        fragment.undelivered = fragment.join(owed) if owed.keys() & undelivered.keys() else None
         if state["portable"]:  # the way of the sites since the last round is owed
             fragment.write(fragment.target())
     # of a portable record, what codecs held back is owed, too: new sites have none of it

@@ -48,8 +48,8 @@ class Round:
         keeps = schedule.delay > 0 and schedule.mix is None
         sent = fragment.weights() if keeps else None
         values = fragment.change()
-        if fragment.owed is not None:
-            values += fragment.owed
+        if fragment.undelivered is not None:
+            values += fragment.undelivered
         before = sites.copy(fragment.bundles) if sites.changes else []
         scale = sites.count / len(counted)
         return cls(fragment, sites, schedule, values, sent, before, counted, scale)
@@ -79,7 +79,7 @@ class Round:
 
     def commit(self, seed: int) -> None:
         """Take over the average. seed: of roundings, the same at all sites."""
-        self.fragment.owed = None
+        self.fragment.undelivered = None
         self.fragment.advance(self.values, self.schedule.outer, seed)
         self.fragment.move(self.sent, self.schedule.mix)
 

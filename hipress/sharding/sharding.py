@@ -31,7 +31,7 @@ from hipress.channel.records import (
 )
 from hipress.channel.states import States
 from hipress.choose.plan import raw
-from hipress.engine.carried import Carried
+from hipress.engine.loaded import LoadedGradients
 from hipress.engine.residuals import in_layout, in_shape
 from hipress.engine.saving import without_sums
 from hipress.errors import StateError
@@ -71,7 +71,7 @@ class Sharding:
         self.backward = Backward(buffers, self._groups)
         self.links: dict[str, Link] = {}  # by argument; empty with one rank
         self._params, self._buffers = params, buffers
-        self._carried = Carried({}, (), ())  # what a loaded state had not delivered
+        self._loaded = LoadedGradients({}, (), ())  # what a loaded state had not delivered
         self._told: set[tuple[str, str]] = set()  # arguments, and why they are left to FSDP
         count_steps()
 
@@ -222,17 +222,17 @@ class Sharding:
         for group in self._groups:
             group.go_on(draws["weights"].get(group.name, passes))
             group.held.clear()
-        self._carried.close()
+        self._loaded.close()
         owed = {
             param.index: in_layout(state["undelivered"][param.name], param)
             for param in params
             if param.name in good
         }
-        self._carried = Carried(owed, params, parameters)
+        self._loaded = LoadedGradients(owed, params, parameters)
 
     def _undelivered(self, param: Param) -> torch.Tensor:
         """A parameter's part of a loaded state that was not added to its gradient yet."""
-        values = self._carried.owed.get(param.index)
+        values = self._loaded.undelivered.get(param.index)
         return torch.zeros(param.shape) if values is None else in_shape(values, param)
 
     @functools.cached_property
@@ -259,7 +259,7 @@ class Sharding:
 
     def close(self) -> None:
         """End threads and connections. May repeat."""
-        self._carried.close()
+        self._loaded.close()
         for link in self.links.values():
             link.channel.close()
 

@@ -319,7 +319,7 @@ def trained_on(made, weight, rank, world_size, steps):
 def left_of(made, world_size):
     """The mean over ranks of the undelivered gradients, those owed included."""
     engine = SESSIONS[made].engine
-    left = engine.buckets.undelivered((0,)) + sum(engine.owed.values())
+    left = engine.buckets.undelivered((0,)) + sum(engine.undelivered.values())
     dist.all_reduce(left)
     return left.view(64, 40) / world_size
 
@@ -355,7 +355,7 @@ def owed_to(made, world_size):
     session = SESSIONS[made]
     if session.engine is not None:
         return left_of(made, world_size)
-    held = session.carried.owed if session.carried else {}
+    held = session.loaded_gradients.undelivered if session.loaded_gradients else {}
     left = held.get(0, torch.zeros(64 * 40)).clone()
     dist.all_reduce(left)
     return left.view(64, 40) / world_size

@@ -167,7 +167,7 @@ def moved(rank, world_size, state):
     hipress.load_state_dict(outer, state)
     fragment = outer.fragments[0]
     assert torch.equal(flat(model), in_order(fragment, fragment.agreed, model))
-    owed = fragment.owed.clone()
+    owed = fragment.undelivered.clone()
     dist.all_reduce(owed)
     nothing = {each.name: torch.zeros(each.shape) for each in fragment.params}
     saved = fragment.join({**nothing, **state["undelivered"]})

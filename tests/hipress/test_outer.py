@@ -168,7 +168,7 @@ def test_the_report_tells_the_memory():
             assert after["agreed"] == wide * ELEMENTS
             assert after["momentum"] == size
             assert after["states"] == states * size  # of workers, and as long a one of owners
-            assert after["owed"] == 0
+            assert after["undelivered"] == 0
             assert during["round"] == 2 * size
             assert "1 rounds, 0 undone" in text
 

@@ -18,41 +18,41 @@ from hipress.engine.scaling import Scale, watch_scalers
 from hipress.model.params import Param
 from hipress.model.shards import local
 
-__all__ = ["Carried"]
+__all__ = ["LoadedGradients"]
 
 
-class Carried:
+class LoadedGradients:
     """Gradients that wait for the parameters' next ones."""
 
     def __init__(
         self,
-        owed: Mapping[int, torch.Tensor],
+        undelivered: Mapping[int, torch.Tensor],
         params: Sequence[Param],
         parameters: Sequence[torch.Tensor],
     ) -> None:
-        """owed: flat float32 in bucket order, by the parameter's index."""
+        """undelivered: flat float32 in bucket order, by the parameter's index."""
         watch_scalers()
-        self.owed = dict(owed)
+        self.undelivered = dict(undelivered)
         self._params, self._parameters, self._scale = params, parameters, Scale()
         self._hooks: dict[int, RemovableHandle] = {
             index: parameters[index].register_post_accumulate_grad_hook(partial(self._add, index))  # type: ignore[no-untyped-call]
-            for index, values in self.owed.items()
+            for index, values in self.undelivered.items()
             if values.any()
         }
 
     @compat.untraced
     def _add(self, index: int, parameter: torch.Tensor) -> None:
-        """Add a parameter's owed gradient to its `.grad`, once, and not to NaN or infinity, as a
+        """Add what waits for a parameter to its `.grad`, once, and not to NaN or infinity, as a
         GradScaler leaves such a step out."""
         gradient = local(parameter.grad)  # type: ignore[arg-type] # the hook follows a gradient
         if not torch.linalg.vector_norm(gradient, torch.inf).isfinite():
             return
-        values = in_shape(self.owed.pop(index), self._params[index])
+        values = in_shape(self.undelivered.pop(index), self._params[index])
         gradient.add_(values.to(gradient.device), alpha=self._scale.now(self._parameters))
         self._hooks.pop(index).remove()
 
     def close(self) -> None:
-        """Remove the hooks; what waits stays in `owed`."""
+        """Remove the hooks; what waits stays in `undelivered`."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
