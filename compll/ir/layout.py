@@ -25,7 +25,7 @@ from compll.ir.module import POSITIONS, Field, Module, Selection
 from compll.ir.static import Number, as_count, evaluate, extents
 from compll.numerics.numbers import I64
 
-__all__ = ["MOST", "capped", "cut", "cuts", "most_in"]
+__all__ = ["MOST", "cut", "cuts", "most_in", "truncated"]
 
 # ---- exclusive ----------------------------------------------------------------------------------
 # Selections that share no element: their sizes together are at most n.
@@ -174,7 +174,7 @@ def is_fixed(module: Module) -> bool:
 # keeps the first elements, and states, such as the residual, treat the others as not sent. So
 # nothing is lost.
 
-#: the static that holds the most elements a filter of `capped` keeps; no parameter has this name
+#: the static that holds the most elements a filter of `truncated` keeps; no parameter has this name
 MOST = "(most)"
 
 
@@ -186,7 +186,7 @@ def cuts(module: Module) -> bool:
     return bool(filters and module.states) and module.decoded is not None and not spreads
 
 
-def capped(module: Module) -> Module:
+def truncated(module: Module) -> Module:
     """The module with filters that keep at most MOST elements; the host sets MOST for every
     piece."""
     most = module.pool.make("param", (), Type("int", "static"), MOST)

@@ -151,32 +151,32 @@ Operation = Callable[["Arrays", Expr], Value]
 class Selecting:
     """A selection, the walk that selects, and arrays of the values that it captures.
 
-    late: known for values: true if they are computed only after that walk.
+    data_dependent: known for values: true if they are computed only after that walk.
     """
 
     compact: Compact
     walk: Walk
     parts: dict[Value, Array] = field(default_factory=dict)
-    late: dict[Value, bool] = field(default_factory=dict)
+    data_dependent: dict[Value, bool] = field(default_factory=dict)
 
 
 class Arrays(Values):
     """Values of a kernel; adds steps to the kernel as values need them.
 
-    fed: states are available. alone: this rank's fields stand for the combined ones; else the sums
-    over ranks are given. own: `field` is the value that this rank stores, not the payload's.
+    with_states: states are available. alone: this rank's fields stand for the combined ones; else
+    the sums over ranks are given. own: `field` is the value this rank stores, not the payload's.
     summed: it is the one that all ranks combined. operations: by name, those whose elements depend
     on other elements of their arguments. conditions: see lower.py.
     """
 
     def __init__(
-        self, module: Module, kernel: Kernel, operations: Mapping[str, Operation], *, fed: bool,
-        alone: bool = False, own: bool = False, summed: bool = False,
+        self, module: Module, kernel: Kernel, operations: Mapping[str, Operation], *,
+        with_states: bool, alone: bool = False, own: bool = False, summed: bool = False,
         conditions: Mapping[Expr, tuple[Expr, bool]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(module, kernel)
         self.operations = operations
-        self.fed_states, self.alone, self.own, self.summed = fed, alone, own, summed
+        self.with_states, self.alone, self.own, self.summed = with_states, alone, own, summed
         self.known: dict[Expr, Value] = {}
         self.arrays: dict[Hashable, Value] = {}
         self.extremes = {name for name, how in module.rounds if how == "max"}
@@ -395,7 +395,7 @@ class Arrays(Values):
         if self.incoming is not None:
             g = self.make("add", [g, self.incoming], "f32", "lane")
         g = self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
-        if not (self.fed_states and self.module.feedback):
+        if not (self.with_states and self.module.feedback):
             return g
         held = self.load(self.states[self.module.fed_state])
         if self.module.differences:
@@ -406,7 +406,7 @@ class Arrays(Values):
 
     def op_state(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         kind = "f32" if level == "lane" else "f64"
-        if not self.fed_states:
+        if not self.with_states:
             zero = self.make("const", (), kind, "piece", 0.0)
             return self.lanes(zero) if level == "lane" else zero
         f = self.states[str(e.value)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from compll.frontend import feedback
 from compll.ir.expr import LIBRARY, TABLES, Expr, Type, walk
-from compll.ir.layout import capped, cuts, families, is_fixed, starts, tile_of
+from compll.ir.layout import cuts, families, is_fixed, starts, tile_of, truncated
 from compll.ir.module import HALVES, STATUS, Field, Module
 from compll.ir.storage import STORAGES
 from compll.ir.tile import (
@@ -237,19 +237,21 @@ def _kernels(module: Module) -> dict[str, list[Kernel]]:
         "first": [], "stateless": [], "hop": [], "cut": [], "payloads": [],
     }  # fmt: skip
     home = by_part["payloads" if module.rounds else "first"]
-    for fed in (True, False):
-        if (fed and not module.states) or (not fed and module.updates and not module.rounds):
+    for with_states in (True, False):
+        if (with_states and not module.states) or (
+            not with_states and module.updates and not module.rounds
+        ):
             continue
-        usual = by_part["first" if fed or not module.states else "stateless"]
+        usual = by_part["first" if with_states or not module.states else "stateless"]
         if module.rounds:
-            usual += [added(module, k, fed) for k in range(len(module.rounds))]
-            usual.append(closing(module, fed))
-        kernel = encode(module, fed)
+            usual += [added(module, k, with_states) for k in range(len(module.rounds))]
+            usual.append(closing(module, with_states))
+        kernel = encode(module, with_states)
         (home if module.rounds else usual).append(kernel)
         if hops(module, kernel):
-            by_part["hop"].append(encode(module, fed, "hop"))
+            by_part["hop"].append(encode(module, with_states, "hop"))
     if cuts(module):
-        by_part["cut"].append(encode(capped(module), True, "cut"))
+        by_part["cut"].append(encode(truncated(module), True, "cut"))
     checked = check(module) if checks(module) else None
     home += [checked] if checked else []
     home += [decode(module, adds, checked) for adds in (False, True)]
@@ -282,12 +284,12 @@ def roots(module: Module) -> list[Expr]:
 # encode
 
 
-def encode(module: Module, fed: bool, kind: Kind = "encode") -> Kernel:
+def encode(module: Module, with_states: bool, kind: Kind = "encode") -> Kernel:
     """The kernel that stores every payload field, with states also these, and the decoded gradient
     if the caller wants it. kind: encode, hop or cut."""
-    name = f"{f'{kind}_' * (kind != 'encode')}encode{'_feed' * fed}"
-    kernel = Kernel(name, kind, module, tile_of(module), states=states(module, fed))
-    values = opened(module, kernel, fed=fed, alone=True, own=True)
+    name = f"{f'{kind}_' * (kind != 'encode')}encode{'_feed' * with_states}"
+    kernel = Kernel(name, kind, module, tile_of(module), states=states(module, with_states))
+    values = opened(module, kernel, with_states=with_states, alone=True, own=True)
     if kind == "hop":
         values.incoming = incoming(values)
     for f in module.fields:
@@ -296,7 +298,7 @@ def encode(module: Module, fed: bool, kind: Kind = "encode") -> Kernel:
     told = status(values) if module.status else None
     if module.decoded is not None:
         update(values, module.decoded)
-    elif fed:
+    elif with_states:
         decoded = result(values, told)
         left = decoded if module.feedback else None
         with blamed(next(iter(module.updates), "")):
@@ -305,13 +307,13 @@ def encode(module: Module, fed: bool, kind: Kind = "encode") -> Kernel:
     return kernel
 
 
-def states(module: Module, fed: bool) -> list[Array]:
-    return [Array.of(s, "state") for s in module.states if fed]
+def states(module: Module, with_states: bool) -> list[Array]:
+    return [Array.of(s, "state") for s in module.states if with_states]
 
 
 def incoming(values: Arrays) -> Value:
     """The decoded incoming payload; NaN if its status byte tells of a NaN or infinity."""
-    reader = Arrays(values.module, values.kernel, OPERATIONS, fed=False)
+    reader = Arrays(values.module, values.kernel, OPERATIONS, with_states=False)
     reader.made = values.made
     return or_nan(values, reader.of(values.module.decode), told_by(values))
 
@@ -346,8 +348,8 @@ def gradient(module: Module) -> Expr:
 def update(values: Arrays, decoded: Expr) -> None:
     """Store new states and the decoded gradient, for a decode that is elementwise."""
     module = values.module
-    new = dict(module.updates) if values.fed_states else {}
-    if values.fed_states and module.feedback:
+    new = dict(module.updates) if values.with_states else {}
+    if values.with_states and module.feedback:
         new[module.fed_state] = feedback.update(module, gradient(module), decoded)
     selections.store_states(values, {n: e for n, e in new.items() if e.type.shape == "n"})
     if not module.selections:
@@ -368,7 +370,7 @@ def decode(module: Module, adds: bool, check: Kernel | None) -> Kernel:
     kernel = Kernel(
         f"decode_{kind}", kind, module, tile_of(module), statics=check.statics if check else []
     )
-    values = opened(module, kernel, fed=False)
+    values = opened(module, kernel, with_states=False)
     placed, steps = result(values), kernel.steps
     told = told_by(values)
     if isinstance(placed, Placed):
@@ -410,7 +412,7 @@ def check(module: Module) -> Kernel:
     """The kernel that finds payloads with wrong lengths, or positions outside their tensors. Both
     decodes call it with their own arguments, so the three have one list of statics."""
     kernel = Kernel("check", "check", module, tile_of(module))
-    selections.check(opened(module, kernel, fed=False), kernel, module.decode)
+    selections.check(opened(module, kernel, with_states=False), kernel, module.decode)
     fuse(kernel)
     return kernel
 
@@ -423,30 +425,30 @@ def checks(module: Module) -> bool:
 # rounds
 
 
-def added(module: Module, number: int, fed: bool) -> Kernel:
+def added(module: Module, number: int, with_states: bool) -> Kernel:
     """The kernel of round `number`: stores its payload, given the sums of the rounds before."""
     field = next(f for f in module.fields if f.name == module.rounds[number][0])
-    name = f"round{number}{'_feed' * fed}"
+    name = f"round{number}{'_feed' * with_states}"
     part = replace(module, fields=(field,), status=False)
-    kernel = Kernel(name, "round", part, tile_of(module), states=states(module, fed))
-    values = opened(module, kernel, fed=fed)
+    kernel = Kernel(name, "round", part, tile_of(module), states=states(module, with_states))
+    values = opened(module, kernel, with_states=with_states)
     with blamed(field.name):
         arrays.store(values, field)
     fuse(kernel)
     return kernel
 
 
-def closing(module: Module, fed: bool) -> Kernel:
+def closing(module: Module, with_states: bool) -> Kernel:
     """The kernel behind the last round: decodes the sums of all rounds into the gradient, and
     updates the states."""
-    name = f"rounds{'_feed' * fed}"
+    name = f"rounds{'_feed' * with_states}"
     part = replace(module, fields=(), status=False)
-    kernel = Kernel(name, "rounds", part, tile_of(module), states=states(module, fed))
-    encoded = opened(module, kernel, fed=fed, own=True)
-    values = opened(module, kernel, fed=fed, summed=True)
+    kernel = Kernel(name, "rounds", part, tile_of(module), states=states(module, with_states))
+    encoded = opened(module, kernel, with_states=with_states, own=True)
+    values = opened(module, kernel, with_states=with_states, summed=True)
     decoded = result(values)
     left = None
-    if fed and module.feedback:
+    if with_states and module.feedback:
         left = result(encoded) if module.own else decoded
     settle(values, decoded, left, back=False)
     fuse(kernel)
@@ -464,7 +466,7 @@ def settle(
     then.
     """
     v, module, steps = values, values.module, values.kernel.steps
-    updates = module.updates if v.fed_states else {}
+    updates = module.updates if v.with_states else {}
     for e in updates.values():
         if e.type.shape == "matrix" or (e.type.shape == "n" and moves(e)):
             v.known[e] = v.stored_array(v.of(e), e.type)

@@ -67,7 +67,7 @@ def captured(values: Arrays, name: str, value: Value) -> Value:
     selecting = select(values, name)
     if value.level == "piece":
         return value
-    if late(values, selecting, value):
+    if data_dependent(values, selecting, value):
         if value.op == "load":
             return values.at(value, captured(values, name, values.position()))
         args = [captured(values, name, a) for a in value.args]
@@ -83,11 +83,11 @@ def captured(values: Arrays, name: str, value: Value) -> Value:
     return values.load(selecting.parts[value])
 
 
-def late(values: Arrays, selecting: Selecting, value: Value) -> bool:
+def data_dependent(values: Arrays, selecting: Selecting, value: Value) -> bool:
     """True if a value is known only after the walk that selects."""
-    if value not in selecting.late:
-        selecting.late[value] = fusion.depends(values.kernel, [value], selecting.walk)
-    return selecting.late[value]
+    if value not in selecting.data_dependent:
+        selecting.data_dependent[value] = fusion.depends(values.kernel, [value], selecting.walk)
+    return selecting.data_dependent[value]
 
 
 # operators
@@ -201,7 +201,7 @@ def marks(values: Arrays, name: str, new: dict[str, Expr], marked: set[str]) -> 
         return False
     selecting = select(values, str(e.args[0].value))
     after = fusion.followers(kernel, selecting.walk)
-    if late(values, selecting, values.of(e.args[2])) or any(
+    if data_dependent(values, selecting, values.of(e.args[2])) or any(
         kernel.steps[i] is not selecting.walk and f in dict(fusion.read(kernel.steps[i]))
         for i in after
     ):
@@ -210,7 +210,7 @@ def marks(values: Arrays, name: str, new: dict[str, Expr], marked: set[str]) -> 
         new_values = [values.of(part) for part in parts(values, new[other])]
         if all(f not in dict(fusion.inputs([v])) for v in new_values):
             continue
-        if other in marked or any(late(values, selecting, v) for v in new_values):
+        if other in marked or any(data_dependent(values, selecting, v) for v in new_values):
             return True
         if chooses(values, new[other]):
             walk = select(values, str(new[other].args[0].value)).walk
@@ -229,7 +229,7 @@ def choose(values: Arrays, name: str, e: Expr) -> None:
     f, selection = values.states[name], str(e.args[0].value)
     selecting, after = select(values, selection), Walk(domain=Domain("kept", selection))
     a, b = (values.narrow(values.of(part), "lane") for part in e.args[1:])
-    if stays(name, e) or late(values, selecting, a):
+    if stays(name, e) or data_dependent(values, selecting, a):
         place = captured(values, selection, values.position())
         mended = captured(values, selection, values.lanes(a))
         after.stores = [Store(f, mended, place=place)]

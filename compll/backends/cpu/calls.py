@@ -307,7 +307,7 @@ def chosen_columns(
 def emit(printer: Printer, call: Call) -> None:
     """Call the routine, as a function of its own."""
     know(printer, call)
-    with printer.apart(call.routine) as p:
+    with printer.outlined(call.routine) as p:
         ROUTINES[call.routine](p, call, [Source(p, v) for v in call.views])
 
 
@@ -437,7 +437,7 @@ def walk(printer: Printer, walk: Walk, call: Call) -> None:
         printer.value(v)
     of_product = next(v for v in walk.values if v.attr == call.made[0])
     know(printer, call)
-    with printer.apart(call.routine) as p:
+    with printer.outlined(call.routine) as p:
 
         def take(y: ir.Value, place: ir.Value, count: int) -> None:
             b, values = p.b, {of_product: y}

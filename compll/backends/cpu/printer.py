@@ -117,7 +117,7 @@ class Printer:
         return self.b.mul(count, c(size))
 
     @contextmanager
-    def apart(self, name: str) -> Iterator[Printer]:
+    def outlined(self, name: str) -> Iterator[Printer]:
         """Build the body of the `with` as a function of its own, by the printer that it yields, and
         call it here: so each can use all registers.
 

@@ -28,7 +28,7 @@ class Printer:
         self.plan = plan
         self.phase: Body | None = None
         self.guard: tuple[Value, bool] | None = None
-        self.lates: dict[Value, bool] = {}
+        self.dependent: dict[Value, bool] = {}
         self.guards: dict[Value, tuple[Value, bool]] = {}
         self.parts: dict[Value, tuple[str, Region]] = {}
         self.arrays: dict[tuple[Value, Domain], Array] = {}
@@ -75,19 +75,19 @@ class Printer:
     def require(self, values: Sequence[Value]) -> None:
         """Make numbers that depend on totals known to the next kernel."""
         for v in values:
-            if v.level == "piece" and self.late(v) and v not in self.plan.left:
+            if v.level == "piece" and self.data_dependent(v) and v not in self.plan.left:
                 self.value(v)
 
-    def late(self, v: Value) -> bool:
+    def data_dependent(self, v: Value) -> bool:
         """True if a number depends on totals."""
-        if v not in self.lates:
-            self.lates[v] = v.op == "total" or any(map(self.late, v.args))
-        return self.lates[v]
+        if v not in self.dependent:
+            self.dependent[v] = v.op == "total" or any(map(self.data_dependent, v.args))
+        return self.dependent[v]
 
     def value(self, v: Value) -> str:
         """A number of the piece in the open phase; left for other kernels if it depends on
         totals."""
-        if v.op == "const" or not self.late(v):
+        if v.op == "const" or not self.data_dependent(v):
             return self.open_phase().value(v)
         b = self.open_phase()
         if v in b.named or v in self.plan.left:

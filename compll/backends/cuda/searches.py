@@ -122,7 +122,7 @@ def quantiles(p: Printer, call: Call) -> None:
 # samples
 
 
-def told_by_host(v: Value, plan: PlanBuilder) -> Expr | None:
+def host_scalar(v: Value, plan: PlanBuilder) -> Expr | None:
     """A number that the host knows without the step; None for others. It is not yet clamped."""
     pool = plan.module.pool
     if v.op == "const":
@@ -131,8 +131,8 @@ def told_by_host(v: Value, plan: PlanBuilder) -> Expr | None:
         expr = plan.statics[v.attr]
         return None if "step" in depends(expr) else expr
     if v.op in ("as_count", "convert"):
-        return told_by_host(v.args[0], plan)
-    result = [told_by_host(a, plan) for a in v.args] if v.op == "max" else [None]
+        return host_scalar(v.args[0], plan)
+    result = [host_scalar(a, plan) for a in v.args] if v.op == "max" else [None]
     if (first := result[0]) is None or (second := result[1]) is None:
         return None
     return pool.make("max", (first, second), first.type)
@@ -141,7 +141,7 @@ def told_by_host(v: Value, plan: PlanBuilder) -> Expr | None:
 def sample(p: Printer, view: View, size: Value) -> Array:
     """Leave the keys of a sample of `size` elements, in the array that it returns."""
     plan = p.plan
-    count = told_by_host(size, plan)
+    count = host_scalar(size, plan)
     domain = ELEMENTS if count is None else Domain("sample", dims=(count,))
     keys = Array("sampled keys", "scratch", INT32, domain)
     arrays = sampled(view)
@@ -192,7 +192,7 @@ def threshold_search(p: Printer, call: Call) -> None:
 
     with p.kernel("begin", -1, 32) as b:
         b.first(f"begin_{call.routine}(given, {given(b)});")
-    most = told_by_host(call.numbers[-1], p.plan) or MOST_TRIES
+    most = host_scalar(call.numbers[-1], p.plan) or MOST_TRIES
     totals = {f: f"tried{q}_{name}" for q, f in enumerate(walk.folds)}
     region = p.region(walk)
     ended = f"{name}[p * {SEARCH} + {LEFT}] < 0.0"
