@@ -16,6 +16,7 @@ import typer
 
 from bench import choices, help_table, loss_tables, measured_tables, spec_table, step_times
 from bench.codecs import RESULTS
+from hipress import options
 from hipress.tools.run.figures import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +97,9 @@ BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "docs/measurements/steps.md": steps_page,
     "docs/measurements/compressors.md": spec_table.blocks,
     "docs/how/planner.md": planner_page,
+    "docs/use/wrap.md": lambda _: {
+        "OPTIONS": markdown_table(("option", "effect", "also an option of"), options.table())
+    },
 }
 EVIDENCE = "hipress/choose/evidence.json"
 

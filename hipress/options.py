@@ -6,7 +6,7 @@ import inspect
 import operator
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
@@ -37,96 +37,211 @@ LONGEST = 1e9
 and then time out at once or never."""
 
 
+#: ways in besides wrap, attach and Synchronizer, which take all options
+GOSSIP, SHARD, OUTER, ALL_REDUCE, GROUP = "Gossip", "shard", "Outer", "all_reduce", "GroupOptions"
+
+
+@dataclass(frozen=True)
+class Option:
+    """The declaration of an option."""
+
+    words: str  # its effect, in Markdown, for docs/use/wrap.md
+    ways: tuple[str, ...]  # other ways in that take it
+    kinds: Any  # types of its values; None: a check of its own
+    wanted: str  # words for these
+
+
+def _option(
+    words: str, ways: tuple[str, ...] = (), *, kinds: Any = None, wanted: str = ""
+) -> Mapping[str, Option]:
+    """Metadata of a field of Options: see Option."""
+    return {"option": Option(words, ways, kinds, wanted)}
+
+
 @dataclass(frozen=True)
 class Options:
-    """Options of `wrap`, `attach` and `Synchronizer` for synchronization.
+    """Options of `wrap`, `attach` and `Synchronizer`, of which other ways in take some.
 
-    All ranks must agree on all but `timeout`.
-
-    Attributes:
-        compressor: a spec's name or path, a compiled codec, or "auto": the planner picks a codec
-            per tensor, or none.
-        strategy: a module of casync.strategies, which sends the payloads; "auto": one that suits
-            the codec.
-        scope: the unit of compression: a parameter ("tensor"), neighbours in a bucket of
-            gradients ("bucket"), or all gradients of the model ("model", for a compressor given by
-            name).
-        exclude: fnmatch patterns of names of parameters that always travel uncompressed; a
-            pattern that matches no parameter is refused.
-        min_size: tensors with fewer elements travel uncompressed. None: 0 for codecs that work in
-            groups or whose payloads add, and for scopes other than "tensor"; 1024 for others, for
-            which a bias is all noise.
-        seed: of stochastic codecs. Draws differ between ranks, sides, tensors and steps anyway;
-            draws that all ranks share do not depend on it.
-        timeout: seconds that hipress waits for another rank, when attached and in a step; finite.
-            None (in a call): the process group's. Collectives of DDP itself (bucket rebuild,
-            buffers; all of them if nothing is installed) keep the process group's.
-        verify: hash every averaged gradient and compare the ranks, every step; and the parameters,
-            in the second step and every 100 steps after it, to find a rank that skipped an
-            optimizer's step. Slow: for finding faults.
-        checksum: send a CRC-32 with every compressed message; a damaged message raises
-            SyncError, naming the sending rank, part and step. Refused over NCCL, where no host
-            sees messages. Costs 0.25 ms for 1 MB of payload,
-            2.5 ms for 10 MB and 27 ms for 50 MB on either side, on a busy machine. Native
-            all-reduces, such as those of uncompressed gradients, have no checksum.
-        down: the codec of averages, which owners send: a spec's name or path, or a compiled codec,
-            with error feedback of its own; None or "none": float32, so that only gradients are
-            compressed. "auto": the compressor's own code. For strategies with owners that average.
-        topology: the nodes of the group's ranks, for strategies that depend on them: ranks per
-            node, or a list of ranks for each node. None: by LOCAL_WORLD_SIZE, which torchrun sets,
-            or by equal host names.
-        optimizer: the optimizer of the training, a torch.optim.Optimizer or its class's name.
-            "auto" then chooses among all codecs that kept the loss under its kind in measurements,
-            and a named codec that did not is reported. None: among those that kept it under every
-            kind. Here it is the kind, one of hipress.optim.optimizer_kinds.KINDS.
-        accept_loss: the share by which the loss may end above float32's, such as 0.01: "auto" then
-            also takes codecs that lose, or that have rounds or states of their own (powersgd, dgc),
-            if all measurements under this kind of optimizer are within it. Such a state starts at
-            zero again when a trial changes plans. Needs `optimizer`.
-        rules: other compressors for some parameters, by fnmatch patterns of names, or of names and
-            shapes, as in `"*.weight 1000x*"`; the first match counts, and a rule that gets no
-            parameter is refused. A mapping such as `{"*embed*": "int8_group", "*.bias": None}`, or
-            the path of a YAML file with one; a value is a name, a path, a compiled codec, None
-            (uncompressed) or a mapping of `compressor` and its parameters.
-        policy: changes of the compression during training, with a compressor of its own: a
-            hipress.GraVAC, Accordion or Warmup, or another hipress.policies.Policy.
-        transport: the transport of payloads. "auto": "gloo" for a model on the CPU, and "nccl" for
-            a model on a GPU with an NCCL process group. "staged": a GPU's payloads over gloo,
-            through pinned memory. "host": gradients are copied to the host and compressed by the
-            CPU. "nccl" uses torch.distributed; "nccl4py" and "pynccl" use these packages. The
-            compressor "auto" tries the CPU beside the GPU with every transport, and with "host"
-            only the CPU.
-        capture: launch a bucket's synchronization as a CUDA graph; over NCCL, and only if no
-            lengths vary and no parameter depends on the step. "auto": if steps take less time so,
-            by a trial in the first steps; not with a policy, nor by a `Synchronizer`. True: from
-            the third step on, for many small tensors, whose launches cost more than their kernels:
-            graphs run one after another. False: never.
-        scratch: most bytes of a GPU's memory that the kernels of a codec may need for a tensor,
-            besides payloads and states; a tensor that would need more travels uncompressed. Codecs
-            that work in groups need none, "topk" 4 bytes an element of the largest tensor,
-            "powersgd" 8, "dgc" 12 and "thc" 40.
-        params: parameters of the codec, as its spec names them.
+    Each field declares its words, its types, and the ways in that take it; docs/use/wrap.md has the
+    table. All ranks must agree on all but `timeout`. `optimizer` is here the kind of one, of
+    hipress.optim.optimizer_kinds.KINDS.
     """
 
-    compressor: str | Codec = AUTO
-    strategy: str = AUTO
-    scope: str = "tensor"
-    exclude: tuple[str, ...] = ()
-    min_size: int | None = None
-    seed: int = 0
-    timeout: float = default_pg_timeout.total_seconds()
-    verify: bool = False
-    checksum: bool = False
-    down: str | Codec | None = AUTO
-    topology: int | tuple[tuple[int, ...], ...] | None = None
-    optimizer: str | None = None
-    accept_loss: float | None = None
-    rules: Mapping[str, Any] | str | os.PathLike[str] = field(default_factory=dict)
-    policy: Policy | None = None
-    transport: str = AUTO
-    capture: bool | str = AUTO
-    scratch: int = SCRATCH
-    params: Mapping[str, Any] = field(default_factory=dict)
+    compressor: str | Codec = field(
+        default=AUTO,
+        metadata=_option(
+            '`"auto"` (the default): the planner picks one for each tensor, or none; a name '
+            "from `compll list`, a path, or a compiled codec: [which?](choose.md)",
+            (GOSSIP, OUTER, ALL_REDUCE, GROUP),
+        ),
+    )
+    strategy: str = field(
+        default=AUTO,
+        metadata=_option(
+            'how payloads travel: `"auto"` takes what suits the compressor; else one of those '
+            "below",
+            (OUTER, ALL_REDUCE, GROUP),
+            kinds=str,
+            wanted="a name",
+        ),
+    )
+    optimizer: str | None = field(
+        default=None,
+        metadata=_option(
+            'the model\'s optimizer, or its name (`"sgd"`, `"adamw"`). `"auto"` then chooses '
+            "among all compressors that [kept the loss](../measurements/losses.md) under its "
+            "kind, else among those that kept it under every kind. A named compressor that "
+            "raised the loss under this kind is a warning",
+            (OUTER,),
+        ),
+    )
+    accept_loss: float | None = field(
+        default=None,
+        metadata=_option(
+            'the share by which the loss may end above float32\'s, such as `0.01`: `"auto"` then '
+            "also takes compressors whose [measured "
+            "loss](../measurements/losses.md#a-loss-that-you-accept) is within it, with states "
+            "of their own, too, which begin at zero when a trial changes plans. Needs "
+            "`optimizer`",
+            kinds=int | float | None,
+            wanted="a share of the loss, or None",
+        ),
+    )
+    scope: str = field(
+        default="tensor",
+        metadata=_option(
+            '`"tensor"`: each parameter is compressed by itself, small ones travel together; '
+            '`"bucket"`: neighbours in a bucket as one tensor; `"model"`: all as one tensor, by '
+            "a named compressor",
+            kinds=str,
+            wanted="a name",
+        ),
+    )
+    exclude: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            'patterns of parameter names (`"*.bias"`) or [kinds](#rules-by-name-and-shape) that '
+            "stay uncompressed; a pattern that matches nothing is an error",
+            (GOSSIP, SHARD, OUTER),
+        ),
+    )
+    rules: Mapping[str, Any] | str | os.PathLike[str] = field(
+        default_factory=dict,
+        metadata=_option(
+            "other compressors for some parameters, [by name and "
+            "shape](#rules-by-name-and-shape); the first match counts, and a rule that gets no "
+            "parameter is an error",
+            (GOSSIP, SHARD, OUTER),
+        ),
+    )
+    min_size: int | None = field(
+        default=None,
+        metadata=_option(
+            "tensors with fewer elements stay uncompressed; by default 0 for compressors that "
+            "work in groups or whose payloads add, and for other scopes than tensors, else 1024",
+            (GOSSIP, SHARD, OUTER, GROUP),
+            kinds=int | None,
+            wanted="a whole number, or None",
+        ),
+    )
+    scratch: int = field(
+        default=SCRATCH,
+        metadata=_option(
+            "bytes of a GPU's memory that kernels may need for a tensor; a tensor that needs "
+            "more stays uncompressed. Default 2 GiB; `topk` needs 4 bytes an element of the "
+            "largest tensor, `powersgd` 8, `dgc` 12, `thc` 40, compressors in groups none",
+            kinds=int,
+            wanted="a whole number of bytes",
+        ),
+    )
+    down: str | Codec | None = field(
+        default=AUTO,
+        metadata=_option(
+            "the compressor for averages on their way back, with error feedback of its own; by "
+            "default the same; `None`: float32",
+            (OUTER, ALL_REDUCE, GROUP),
+        ),
+    )
+    topology: int | tuple[tuple[int, ...], ...] | None = field(
+        default=None,
+        metadata=_option(
+            "the ranks that share a node, for `hierarchical`: ranks per node, or a list of "
+            "ranks for each node; by default by LOCAL_WORLD_SIZE, which torchrun sets, or host "
+            "names",
+            (GOSSIP, SHARD, ALL_REDUCE, GROUP),
+        ),
+    )
+    policy: Policy | None = field(
+        default=None,
+        metadata=_option(
+            "changes the compression [during training](#policies)",
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=_option(
+            "seed of compressors that draw random numbers; ranks, tensors and steps always draw "
+            "different ones, and draws that all ranks share do not depend on it",
+            (GOSSIP, SHARD, OUTER, ALL_REDUCE, GROUP),
+            kinds=int,
+            wanted="a whole number",
+        ),
+    )
+    timeout: float = field(
+        default=default_pg_timeout.total_seconds(),
+        metadata=_option(
+            "seconds to wait for another rank, at the start and in a step; by default the "
+            "process group's. DDP's own messages keep the group's",
+            (GOSSIP, SHARD, OUTER, ALL_REDUCE, GROUP),
+            kinds=int | float,
+            wanted="seconds, or a timedelta",
+        ),
+    )
+    checksum: bool = field(
+        default=False,
+        metadata=_option(
+            "a CRC-32 with every compressed message: a damaged one is an error that names its "
+            "sender. Takes 0.25 ms for 1 MB, 2.5 ms for 10 MB on either side, on a busy "
+            "machine. Refused over NCCL, where no host sees messages",
+            (GOSSIP, SHARD, OUTER),
+            kinds=bool,
+            wanted="True or False",
+        ),
+    )
+    verify: bool = field(
+        default=False,
+        metadata=_option(
+            "compares hashes of averages between ranks in every step, and of parameters in the "
+            "second step and every 100 steps after it: slow, for finding faults",
+            kinds=bool,
+            wanted="True or False",
+        ),
+    )
+    transport: str = field(
+        default=AUTO,
+        metadata=_option(
+            '`"auto"`, `"gloo"`, `"staged"`, `"host"`, `"nccl"`, `"nccl4py"` or `"pynccl"`: [on '
+            "GPUs](../start/gpu.md#which-way-do-payloads-travel)",
+            (SHARD, GROUP),
+            kinds=str,
+            wanted="a name",
+        ),
+    )
+    capture: bool | str = field(
+        default=AUTO,
+        metadata=_option(
+            "on GPUs over NCCL, where no lengths vary: launch a bucket's synchronization as a "
+            'CUDA graph, from the third step on. `"auto"`: [if a trial finds it '
+            "faster](../how/cuda.md#between-gpus)",
+        ),
+    )
+    params: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata=_option(
+            "other names: a parameter of the compressor, such as `ratio`",
+            (GOSSIP, OUTER, ALL_REDUCE, GROUP),
+        ),
+    )
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -192,22 +307,13 @@ class Options:
         if self.policy is not None:
             self._check_policy()
         _check_topology(self.topology)
-        for name, kinds, wanted in (
-            ("strategy", str, "a name"),
-            ("scope", str, "a name"),
-            ("transport", str, "a name"),
-            ("min_size", int | None, "a whole number, or None"),
-            ("seed", int, "a whole number"),
-            ("timeout", int | float, "seconds, or a timedelta"),
-            ("verify", bool, "True or False"),
-            ("checksum", bool, "True or False"),
-            ("scratch", int, "a whole number of bytes"),
-            ("accept_loss", int | float | None, "a share of the loss, or None"),
-        ):
-            value = getattr(self, name)
-            truth = isinstance(value, bool) and kinds is not bool  # a bool is an int to Python
-            if truth or not isinstance(value, kinds):
-                raise ConfigError(f"{name} is {wanted}, not {value!r}")
+        for each in fields(self):
+            option, value = declared(each), getattr(self, each.name)
+            if option.kinds is None:  # it has a check of its own
+                continue
+            truth = isinstance(value, bool) and option.kinds is not bool  # an int to Python
+            if truth or not isinstance(value, option.kinds):
+                raise ConfigError(f"{each.name} is {option.wanted}, not {value!r}")
         if not isinstance(self.capture, bool) and self.capture != AUTO:
             raise ConfigError(f'capture is True, False or "auto", not {self.capture!r}')
         if not all(isinstance(pattern, str) for pattern in self.exclude):
@@ -268,6 +374,21 @@ def _check_codec(option: str, codec: object) -> None:
             f"{option} {type(codec).__name__} lacks {', '.join(absent)}: a codec has all "
             "members of casync.codec.Codec (casync.codec.CodecDefaults has some to inherit)"
         )
+
+
+def declared(option: Field[Any]) -> Option:
+    """The declaration of a field of Options."""
+    made: Option = option.metadata["option"]
+    return made
+
+
+def table() -> list[tuple[str, str, str]]:
+    """Rows of the options: name, effect, and ways in that take it besides wrap, attach and
+    Synchronizer."""
+    rows = [(each.name, declared(each)) for each in fields(Options)]
+    return [
+        (f"`{name}`", each.words, ", ".join(f"`{w}`" for w in each.ways)) for name, each in rows
+    ]
 
 
 def names() -> list[str]:

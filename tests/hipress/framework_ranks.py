@@ -82,13 +82,13 @@ def without_room(rank, world_size, folder):
     model, file = attached([]), files.file_of(folder)
     backward(model, rank)
     files.save(model, file)
-    before = torch.load(file)["step"]
+    before = torch.load(file)["counter"]
     backward(model, rank)
     with room_for(4096):
         error = raised_by(files.save, model, file)
     files.load(model, file)
     dist.barrier()
-    return error, sorted(os.listdir(folder)), torch.load(file)["step"] == before == 1
+    return error, sorted(os.listdir(folder)), torch.load(file)["counter"] == before == 1
 
 
 def trained_elsewhere(rank, world_size, folder):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from dataclasses import fields
 from datetime import timedelta
 
 import numpy as np
@@ -32,6 +34,18 @@ class Unfinished:
 
     def encode_batch(self):
         raise AssertionError
+
+
+def test_each_way_in_takes_the_options_that_are_declared_for_it():
+    declared = {each.name: options.declared(each) for each in fields(options.Options)}
+    for way in ("wrap", "attach", "Synchronizer"):
+        taken = inspect.signature(getattr(hipress, way)).parameters
+        assert set(declared) <= set(taken), way
+    for way in (options.GOSSIP, options.SHARD, options.OUTER, options.ALL_REDUCE, options.GROUP):
+        taken = inspect.signature(getattr(hipress, way)).parameters
+        assert {n for n, option in declared.items() if way in option.ways} == set(declared) & set(
+            taken
+        ), way
 
 
 def test_defaults_and_forms():
