@@ -183,7 +183,7 @@ class SessionHandle:
 
         session = self._session
         engine, size = session.engine, session.world_size
-        tuner = None if engine is None else engine.tuner
+        chooser = None if engine is None else engine.chooser
         probe = session.probe
         measured = before = None
         if engine is not None:
@@ -192,22 +192,22 @@ class SessionHandle:
                 before = measure_of(*engine.at_freeze, size)
                 traffic, counters = traffic - engine.at_freeze[0], counters - engine.at_freeze[1]
             measured = measure_of(traffic, counters, size)
-        if probe and tuner and tuner.costs:
-            probe = replace(probe, costs=tuner.costs)
+        if probe and chooser and chooser.costs:
+            probe = replace(probe, costs=chooser.costs)
         return Report(
             rank=session.rank,
             world_size=size,
             installed=engine is not None,
-            why=_why(session, tuner),
+            why=_why(session, chooser),
             options=plain_options(session.options),
             decisions=session.current_plan.decisions,
             measured=measured,
             probe=probe,
             cuts={name: codec.cuts for name, codec in session.current_plan.codecs.items()},
-            tried=tuner.tried if tuner else (),
-            trial_seconds=tuner.trial_seconds if tuner else None,
+            tried=chooser.tried if chooser else (),
+            trial_seconds=chooser.trial_seconds if chooser else None,
             before_freeze=before,
-            capture=_capture_of(session, tuner) if engine and session.placement.by_nccl else "",
+            capture=_capture_of(session, chooser) if engine and session.placement.by_nccl else "",
         )
 
     def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class SessionHandle:
         try:
             if session.world_size > 1:  # equal steps give equal random draws and initial factors
                 facts = {"the step of the state to load": state["counter"]}
-                if engine is not None and engine.tuner and buckets:
+                if engine is not None and engine.chooser and buckets:
                     facts["its plan"] = buckets.plan.label
                 session.coordinator.require_equal(facts | saving.means_of(state, fitting))
             saving.restore(residuals, state, fitting)
@@ -250,7 +250,7 @@ class SessionHandle:
             undelivered = saving.undelivered_of(residuals, state)
             measured = state["more"].get("measured", "")
             if state["portable"]:  # of any policy, or none
-                saving.load_measured(None if engine is None else engine.tuner, measured)
+                saving.load_measured(None if engine is None else engine.chooser, measured)
                 measured = ""
             if engine is not None and buckets is not None:
                 engine.resume(session.loaded_step, buckets, undelivered, measured)
@@ -338,27 +338,27 @@ def _refuse_unfinished(session: Session) -> None:
         )
 
 
-def _capture_of(session: Session, tuner: Chooser | None) -> str:
+def _capture_of(session: Session, chooser: Chooser | None) -> str:
     """Text on the use of CUDA graphs, and why there is none."""
     plan, options = session.current_plan, session.options
     if plan.captured or options.capture is True:
         return "buckets are launched as CUDA graphs"
     why = forbidden(plan, options)
-    if not why and tuner is not None:
-        failed = any(each.verdict == REFUSED for each in tuner.tried)
+    if not why and chooser is not None:
+        failed = any(each.verdict == REFUSED for each in chooser.tried)
         why = "a capture failed" if failed else "as fast in a trial"
-        why = "graphs are being tried" if tuner.trial_seconds is None else why
+        why = "graphs are being tried" if chooser.trial_seconds is None else why
     return f"tasks are launched one by one: {why}"
 
 
-def _why(session: Session, tuner: Chooser | None) -> str:
+def _why(session: Session, chooser: Chooser | None) -> str:
     """Text on the plan of gradients, and on that of momentum."""
     from hipress.choose.chooser import Phases
     from hipress.optim.adam import Freezing
     from hipress.reporting.tables import describe_phases, describe_plan
 
-    if isinstance(tuner, Phases) and isinstance(session.optimizer, Freezing):
-        return describe_phases(session.optimizer, *tuner.plans, session.params)
+    if isinstance(chooser, Phases) and isinstance(session.optimizer, Freezing):
+        return describe_phases(session.optimizer, *chooser.plans, session.params)
     plan = describe_plan(session.current_plan, session.params)
     if session.optimizer is None:
         return plan

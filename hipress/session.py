@@ -113,17 +113,17 @@ class Session:
         group: of uncompressed buckets; parameters: those of `params`, for an optimizer whose
         momentum is averaged; skips, unused: see Engine and World.
         """
-        tuner = None if self.controller is None else self.controller()
+        chooser = None if self.controller is None else self.controller()
         plan, codecs = self.plan, self.plan.codecs
-        if tuner is not None:
-            plan, codecs = tuner.plan, tuner.codecs
+        if chooser is not None:
+            plan, codecs = chooser.plan, chooser.codecs
         momentum = self._momentum(parameters, unused)
         world = World(
             codecs, plan.topology, self.options, group, self.coordinator,
             placement=self.placement, unused=unused,
         )  # fmt: skip
         return Engine(
-            self.params, plan, self.options, world, tuner=tuner, skips=skips, momentum=momentum
+            self.params, plan, self.options, world, chooser=chooser, skips=skips, momentum=momentum
         )
 
     def _momentum(self, parameters: Sequence[torch.Tensor], unused: bool) -> Momentum | None:
@@ -158,7 +158,7 @@ class Session:
             loaded = self.loaded_gradients
             undelivered = {} if loaded is None else loaded.undelivered
             return Residuals(self.params, self.plan), self.loaded_step, undelivered, ""
-        measurements = None if engine.tuner is None else engine.tuner.measurements
+        measurements = None if engine.chooser is None else engine.chooser.measurements
         measured = "" if measurements is None else measurements.state()
         return engine.buckets.residuals, engine.step, engine.undelivered, measured
 

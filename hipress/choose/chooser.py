@@ -112,7 +112,7 @@ class Phases(Chooser):
     ) -> None:
         """after: used from the step in which the optimizer is frozen."""
         self._optimizer, self._before, self._after = optimizer, before, after
-        #: a view: a tuner replaces its codecs by compiled ones
+        #: a view: a chooser replaces its codecs by compiled ones
         self.codecs = ChainMap[str, Codec]({}, after.codecs, before.codecs)
         self._rank = coordinator.rank
         self._agreement = Agreement(coordinator, "freeze")

@@ -118,7 +118,7 @@ class Planner:
         return lambda: CaptureTrial(plans, self.coordinator, self.placement.memory().moment)
 
     def _automatic(self, codecs: Mapping[str, Codec], when: str) -> Planned:
-        """A plan without compression, and a tuner that tries codecs that promise to pay here."""
+        """A plan without compression, and a chooser that tries codecs that promise to pay here."""
         registry = Registry(codecs, self.options, self.placement.target)
         wanted = Search(self.params, registry, self.options, self.topology, self.overrides)
         places, probe = self._probed(wanted, when)
@@ -129,10 +129,10 @@ class Planner:
                 why = "no compressor was measured to keep the loss under this optimizer"
             return Planned(wanted.unplanned(why), probe)
 
-        def tuner() -> Chooser:
+        def chooser() -> Chooser:
             return Tuner(places, Compilation(places), self.coordinator, when)
 
-        return Planned(wanted.unplanned(), probe, tuner)
+        return Planned(wanted.unplanned(), probe, chooser)
 
     def _probed(self, search: Search, when: str) -> tuple[Places, Probe]:
         """Places with measured links, and the codecs that promise to pay there."""

@@ -118,7 +118,7 @@ class Engine:
         options: Options,
         world: World,
         *,
-        tuner: Chooser | None = None,
+        chooser: Chooser | None = None,
         skips: bool = False,
         momentum: Momentum | None = None,
     ) -> None:
@@ -126,12 +126,12 @@ class Engine:
 
         Args:
             world: ends with the engine.
-            tuner: chooses the plan of each step, beginning with `plan`.
+            chooser: chooses the plan of each step, beginning with `plan`.
             skips: True if a step may lack buckets whose parameters are unused.
             momentum: adds momentum to gradients.
         """
         self.params, self.options, self.world = list(params), options, world
-        self.tuner, self.momentum = tuner, momentum
+        self.chooser, self.momentum = chooser, momentum
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
         self.round: Round | None = None  # the step under way; None between steps
         self._scale = Scale()
@@ -143,8 +143,8 @@ class Engine:
         #: next ones: flat float32 in bucket order, by parameter
         self.undelivered: dict[int, torch.Tensor] = {}
         watch_steps()
-        if tuner is not None:
-            world.failures.ends(lambda _: tuner.close())
+        if chooser is not None:
+            world.failures.ends(lambda _: chooser.close())
 
     @property
     def global_rank(self) -> int:
@@ -153,15 +153,15 @@ class Engine:
 
     @property
     def observes(self) -> bool:
-        """True if a tuner or momentum sees gradients, also uncompressed ones."""
-        return self.momentum is not None or (self.tuner is not None and self.tuner.observes)
+        """True if a chooser or momentum sees gradients, also uncompressed ones."""
+        return self.momentum is not None or (self.chooser is not None and self.chooser.observes)
 
     @property
     def capture(self) -> Capture:
         """Use of CUDA graphs in the current step."""
         if self.options.capture is True:
             return Capture.LAUNCH
-        return Capture.NEVER if self.tuner is None else self.tuner.capture
+        return Capture.NEVER if self.chooser is None else self.chooser.capture
 
     @property
     def counters(self) -> Counters:
@@ -194,8 +194,8 @@ class Engine:
         step, self.step = self.step, self.step + 1
         self.round = Round(self, step, self._scale.now(parameters))
         averaging = self.momentum is not None and self.momentum.phase.momentum
-        if self.tuner is not None:
-            plan = self.tuner.next(step, self.world.pop_capture_error())  # ranks may meet here
+        if self.chooser is not None:
+            plan = self.chooser.next(step, self.world.pop_capture_error())  # ranks may meet here
             self._use_plan(plan)
         if self.momentum is not None:
             if self.momentum.phase.momentum and not averaging:
@@ -248,8 +248,8 @@ class Engine:
         self.world.close()
         if self.momentum is not None:
             self.momentum.close()
-        if self.tuner is not None:
-            self.tuner.close()
+        if self.chooser is not None:
+            self.chooser.close()
 
     @property
     def plan(self) -> Plan:
@@ -304,9 +304,9 @@ class Engine:
 
     def buckets_for(self, saved: Mapping[str, Any]) -> BucketPlans:
         """Buckets into which a record is loaded; if the plan may change, those of the record's."""
-        if self.tuner is None or saved["portable"]:
+        if self.chooser is None or saved["portable"]:
             return self.buckets
-        plan = self.tuner.restored(saved["plan"]) if saved["plan"] else None
+        plan = self.chooser.restored(saved["plan"]) if saved["plan"] else None
         if plan is None or saved["plan"] == self.plan.by_name:
             return self.buckets
         return self.buckets_of(plan)
@@ -319,11 +319,11 @@ class Engine:
         measured: str = "",
     ) -> None:
         """Go on from this step with these buckets and their state, undelivered gradients of earlier
-        plans, and what the tuner had measured (see PolicyState)."""
-        if self.tuner is not None and buckets is not self.buckets:
-            self.tuner.hold(buckets.plan)
-        if self.tuner is not None and self.tuner.measurements is not None and measured:
-            self.tuner.measurements.load(measured)
+        plans, and what the chooser had measured (see PolicyState)."""
+        if self.chooser is not None and buckets is not self.buckets:
+            self.chooser.hold(buckets.plan)
+        if self.chooser is not None and self.chooser.measurements is not None and measured:
+            self.chooser.measurements.load(measured)
         memory, self.buckets = buckets.residuals.memory, buckets
         self.undelivered = {index: _in(memory, values) for index, values in undelivered.items()}
         self.step = step

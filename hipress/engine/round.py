@@ -65,7 +65,7 @@ class Averager(Protocol):
     options: Options
     params: list[Param]
     buckets: BucketPlans
-    tuner: Chooser | None
+    chooser: Chooser | None
     momentum: Momentum | None
     traffic: Traffic
     round: Round | None
@@ -78,7 +78,7 @@ class Averager(Protocol):
 
     @property
     def observes(self) -> bool:
-        """True if a tuner or momentum sees gradients, also uncompressed ones."""
+        """True if a chooser or momentum sees gradients, also uncompressed ones."""
         ...
 
     def add_undelivered(
@@ -187,8 +187,10 @@ class Round:
                 plan = engine.buckets.plan_for(indices)
                 if engine.undelivered:  # before values are encoded
                     self._taken |= engine.add_undelivered(indices, values)
-            if engine.tuner is not None and engine.tuner.observes:
-                engine.tuner.observe(indices, values, partial(engine.buckets.undelivered, indices))
+            if engine.chooser is not None and engine.chooser.observes:
+                engine.chooser.observe(
+                    indices, values, partial(engine.buckets.undelivered, indices)
+                )
             if plan is None and world.sums_by_channel(values):
                 plan = engine.buckets.raw(values.numel())
             engine.traffic.count(plan, values)
@@ -233,8 +235,8 @@ class Round:
         """
         engine, world, failures = self._engine, self._engine.world, self._engine.world.failures
         self.close()
-        if engine.tuner is not None and engine.tuner.observes:
-            engine.tuner.mark(StepEvent.BACKWARD_OVER)
+        if engine.chooser is not None and engine.chooser.observes:
+            engine.chooser.mark(StepEvent.BACKWARD_OVER)
         if self._comparison is not None:
             with failures.waiting(self.step):
                 failures.wait(self._comparison)
@@ -252,8 +254,8 @@ class Round:
                 world.settle()  # of a device: no optimizer may step before its errors are known
         if engine.momentum is not None:
             engine.momentum.take_averages()
-        if engine.tuner is not None and engine.tuner.observes:
-            engine.tuner.mark(StepEvent.AVERAGED)
+        if engine.chooser is not None and engine.chooser.observes:
+            engine.chooser.mark(StepEvent.AVERAGED)
         engine.traffic.exposed_seconds = failures.waited
         if engine.round is self:  # from here on the loss of a rank belongs to no step
             engine.round = None

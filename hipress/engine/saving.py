@@ -355,12 +355,12 @@ def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: b
     return good
 
 
-def load_measured(tuner: Chooser | None, measured: str) -> None:
+def load_measured(chooser: Chooser | None, measured: str) -> None:
     """Let a policy go on with a state's measurements, if they are its own."""
     try:
-        if measured and (tuner is None or tuner.measurements is None):
+        if measured and (chooser is None or chooser.measurements is None):
             raise StateError("there is no policy here")
-        if measured and tuner is not None and tuner.measurements is not None:
-            tuner.measurements.load(measured)
+        if measured and chooser is not None and chooser.measurements is not None:
+            chooser.measurements.load(measured)
     except StateError as error:
         log.info("load_state_dict: measurements of the saved policy are left out: %s", error)

@@ -107,7 +107,7 @@ def changing_through_dcp(rank, world_size, path):
         if way == "auto":
             engine = SESSIONS[ddp].engine
             costs = tuner_ranks.fast_codecs(None, ["int8_fake"], tuner_ranks.slow_link())
-            plans = engine.tuner._places.first.search.plans(costs)
+            plans = engine.chooser._places.first.search.plans(costs)
             engine.resume(0, engine.buckets_of(next(plan for plan in plans if plan.compresses)))
         train(ddp, rank, range(3))
         saved, again = hipress.state_dict(ddp), hipress.wrap(make(), **given)
@@ -507,7 +507,7 @@ def measured_elsewhere(rank, world_size, state=None):
         state = hipress.state_dict(made, portable=True)
     again, found = hipress.wrap(make(), **gravac), [state["more"]["measured"]]
     hipress.load_state_dict(again, state)
-    found.append(SESSIONS[again].engine.tuner.measurements.state())
+    found.append(SESSIONS[again].engine.chooser.measurements.state())
     accordion = hipress.Accordion("topk", low=0.5, high=0.1, window=9)
     for other in (hipress.wrap(make(), policy=accordion), hipress.wrap(make(), "topk")):
         hipress.load_state_dict(other, state)

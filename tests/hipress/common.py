@@ -204,11 +204,13 @@ def left(ddp):
     }
 
 
-def engine_of_world(params, plan, options, group, coordinator, *, tuner=None, skips=False, **where):
+def engine_of_world(
+    params, plan, options, group, coordinator, *, chooser=None, skips=False, **where
+):
     """An engine over a world of its own. where: placement, memory and unused, as of World."""
-    codecs = plan.codecs if tuner is None else tuner.codecs
+    codecs = plan.codecs if chooser is None else chooser.codecs
     world = World(codecs, plan.topology, options, group, coordinator, **where)
-    return Engine(params, plan, options, world, tuner=tuner, skips=skips)
+    return Engine(params, plan, options, world, chooser=chooser, skips=skips)
 
 
 def averaged(engine, buckets):

@@ -75,7 +75,7 @@ def steered(params, policy, coordinator, placement, memory):
         made = planner.plan(codecs)
         return engine_of_world(
             params, made.plan, wanted, dist.group.WORLD, coordinator,
-            placement=placement, memory=memory, tuner=made.controller(),
+            placement=placement, memory=memory, chooser=made.controller(),
         )  # fmt: skip
 
 
@@ -140,9 +140,9 @@ def by_trial(rank, size, gpu=False, transport="staged"):
         made = planner.plan(codecs)
         engine = engine_of_world(
             params, made.plan, wanted, dist.group.WORLD, coordinator,
-            placement=staged, memory=memory, tuner=made.controller(), unused=True,
+            placement=staged, memory=memory, chooser=made.controller(), unused=True,
         )  # fmt: skip
-        tuner, after, averages = engine.tuner, 0, []
+        chooser, after, averages = engine.chooser, 0, []
         since = FakeMoment.since
         stack.enter_context(
             mock.patch.object(FakeMoment, "since", lambda *p: waits.append(after) or since(*p))
@@ -154,24 +154,24 @@ def by_trial(rank, size, gpu=False, transport="staged"):
             theirs = [memory.filled(x) for x in values.split([p.numel for p in params])]
             step(engine, theirs)
             averages.append(torch.cat([each.cpu() for each in theirs]))
-            after += tuner.trial_seconds is not None
+            after += chooser.trial_seconds is not None
             total = total + averages[-1]
             exact = exact + sum(gradients(params, r, number) for r in range(size)) / size
         shared = engine.buckets.undelivered(range(len(params))).cpu()
         dist.all_reduce(shared)
         off = (total + shared / size - exact).abs().max().item()
-        tried = [(each.plan, each.verdict, each.steps) for each in tuner.tried]
-        plans = engine.tuner.plans
+        tried = [(each.plan, each.verdict, each.steps) for each in chooser.tried]
+        plans = engine.chooser.plans
         averages += resumed_on_host(engine, memory, params, rank)
         pinned = [pinned_by(engine, memory, params, plans, hosted) for hosted in (True, False)]
         dist.barrier()
         engine.close()
-    return torch.stack(averages).tolist(), tried, off, sorted(set(waits)), tuner.costs, pinned
+    return torch.stack(averages).tolist(), tried, off, sorted(set(waits)), chooser.costs, pinned
 
 
 def pinned_by(engine, memory, params, plans, hosted):
     """Bytes of pinned memory in use after a step with a plan of one place."""
-    engine.tuner.hold(next(plan for plan in plans if plan.hosted == hosted))
+    engine.chooser.hold(next(plan for plan in plans if plan.hosted == hosted))
     step(engine, [memory.filled(torch.ones(p.numel)) for p in params])
     gc.collect()
     return sum(each.nbytes() for each in memory.staged)
@@ -179,8 +179,8 @@ def pinned_by(engine, memory, params, plans, hosted):
 
 def resumed_on_host(engine, memory, params, rank):
     """Averages of steps after loading a checkpoint whose plan compresses on the host."""
-    plan = next(plan for plan in engine.tuner.plans if plan.hosted)
-    again = engine.tuner.restored(plan.by_name)
+    plan = next(plan for plan in engine.chooser.plans if plan.hosted)
+    again = engine.chooser.restored(plan.by_name)
     assert again.hosted
     assert again.facts() == plan.facts()
     engine.resume(engine.step, engine.buckets_of(again))

@@ -145,7 +145,7 @@ def test_a_load_that_is_interrupted_has_failed(monkeypatch):
 
     engine = SimpleNamespace(
         unfinished=None,
-        tuner=None,
+        chooser=None,
         buckets_for=lambda _: SimpleNamespace(residuals=None),
         fail=lambda error, what: ended.append((type(error), what)),
     )

@@ -86,7 +86,12 @@ def handed_on(rank, world_size, names, scope):
     wanted = options.make("auto", min_size=0, timeout=30, scope=scope)
     group = dist.group.WORLD
     engine = engine_of_world(
-        params, script[0], wanted, group, coordinators.coordinator(group, 30), tuner=Script(script)
+        params,
+        script[0],
+        wanted,
+        group,
+        coordinators.coordinator(group, 30),
+        chooser=Script(script),
     )
     total = exact = torch.zeros(1)
     found = []
@@ -231,7 +236,7 @@ def resumed(rank, world_size):
     quick([Int8(), Halves()])
     ddp = hipress.wrap(make())
     engine = SESSIONS[ddp].engine
-    found = engine.tuner._places.first.search.plans(
+    found = engine.chooser._places.first.search.plans(
         fast_codecs(None, ["int8_fake", "half_fake"], slow_link())
     )
     int8 = next(plan for plan in found if "int8" in plan.label)
@@ -284,7 +289,7 @@ def zeroed(rank, world_size):
             wanted,
             group,
             coordinators.coordinator(group, 30),
-            tuner=Script(script),
+            chooser=Script(script),
         )
         for _ in script:
             buffer = gradients(params, rank, 0)
