@@ -100,7 +100,7 @@ def trained(rank, world_size, name, params):
     hipress.load_state_dict(resumed, saved[1])
     fit(again, resumed, rank, range(6, 10))
     same = digest(again) == digest(model)
-    early = hipress.state_dict(resumed) | {"step": 6}
+    early = hipress.state_dict(resumed) | {"counter": 6}
     mixed = raised_by(hipress.load_state_dict, resumed, early if rank == 1 else saved[1])
     broken = raised_by(resumed.step)
     other = hipress.Gossip(make(), name, **params, topology="complete")
