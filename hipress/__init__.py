@@ -13,6 +13,8 @@
     state = hipress.state_dict(ddp); hipress.load_state_dict(ddp, state)
     app = {"model": ddp, "hipress": hipress.Stateful(ddp)}  # for torch.distributed.checkpoint
     print(hipress.report(ddp))
+    publisher = hipress.Publisher(dict(model.named_parameters()), "/shared/run7")
+    receiver = hipress.Receiver("/local/checkpoint", "/shared/run7")  # of changed weights
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ from hipress.ways.process_group import GroupOptions
 from hipress.ways.process_group import register as _register
 from hipress.ways.synchronizer import Synchronizer
 from hipress.ways.wrap import attach, wrap
+from hipress.weights.publisher import Publisher
+from hipress.weights.receiver import Receiver
 
 __all__ = [
     "Accordion",
@@ -58,7 +62,9 @@ __all__ = [
     "HipressError",
     "Outer",
     "OuterSGD",
+    "Publisher",
     "RankLost",
+    "Receiver",
     "StateError",
     "Stateful",
     "StoreMembers",

@@ -1,0 +1,1 @@
+"""Lossless differences of weights, from a trainer to inference workers, through a folder."""

@@ -1,0 +1,192 @@
+"""Ranks and killed processes of test_weights.py."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import hipress
+from hipress.weights import publisher as publisher_module
+
+SPECIAL = [float("nan"), -float("inf"), -0.0, 1e-40]
+
+
+def tensors():
+    """Tensors of all kinds: odd sizes, no rows, no elements, values that compare badly."""
+    torch.manual_seed(0)
+    made = {
+        "weight": torch.randn(401, 33).bfloat16(),
+        "norm": torch.randn(7),
+        "scale": torch.tensor(3.0),
+        "empty": torch.empty(0, 4),
+        "turned": torch.randn(30, 20).t(),
+        "count": torch.arange(5),
+        "mask": torch.tensor([True, False]),
+    }
+    made["norm"][:4] = torch.tensor(SPECIAL)
+    return made
+
+
+def step(made, number):
+    """Change some elements, as training does, NaN and zeros among them."""
+    generator = torch.Generator().manual_seed(number)
+    at = torch.randint(401, (20,), generator=generator)
+    made["weight"][at, number % 33] *= 1.01
+    made["weight"][number, :4] = torch.tensor(SPECIAL)
+    made["norm"][number % 4] *= -1
+    made["turned"][0, number] += 1
+    made["count"] += 1
+
+
+def save(made, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({n: t.contiguous() for n, t in made.items()}, folder / "model.safetensors")
+
+
+def bits(made):
+    """Bytes of tensors, by name."""
+    return {
+        n: bytes(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        for n, t in made.items()
+    }
+
+
+def stored(folder):
+    return bits(load_file(folder / "model.safetensors"))
+
+
+def killed(events, work, *args):
+    """Run work, and kill this process at so many lines of hipress.weights."""
+    left = events
+
+    def trace(frame, event, _):
+        nonlocal left
+        if "hipress/weights/" not in frame.f_code.co_filename:
+            return None
+        left -= event == "line"
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    work(*args)
+
+
+def lines_of(work, *args):
+    """The number of lines of hipress.weights that work runs."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if "hipress/weights/" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work(*args)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def bring(checkpoint, source, version):
+    hipress.Receiver(checkpoint, source).apply(version)
+
+
+def publish_once(source):
+    """Publish in this thread, as the other one is not traced."""
+    made = tensors()
+    publisher = hipress.Publisher(made, source)
+    step(made, 1)
+    publisher._snapshot(made)
+    publisher._publish(1, None)
+
+
+def model(shift=0.0):
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(10, 13), nn.Tanh(), nn.Linear(13, 3, bias=False))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += shift
+    return made
+
+
+def change(made, number):
+    """The same change of a model's whole or sharded parameters."""
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(1 + 0.1 * number)
+
+
+def sharded(rank, world_size, folder, encoding, replicas):
+    """Publish a model that FSDP2 shards; versions and checksums."""
+    mesh = init_device_mesh("cpu", (replicas, world_size // replicas), mesh_dim_names=("r", "s"))
+    made = model()
+    fully_shard(made, mesh=mesh if replicas > 1 else mesh["s"])
+    publisher = hipress.Publisher(made.state_dict(), folder, encoding=encoding, anchor_every=2)
+    for number in (1, 2, 3):
+        change(made, number)
+        assert publisher.publish() == number
+    publisher.wait()
+    state = publisher.state_dict()
+    again = model(shift=5.0)
+    fully_shard(again, mesh=mesh if replicas > 1 else mesh["s"])
+    if rank == 0:
+        hipress.Receiver(Path(folder).parent / "checkpoint", folder).apply(3)
+    dist.barrier()
+    hipress.Receiver(Path(folder).parent / "checkpoint", folder).load_into(again)
+    for mine, other in zip(made.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine.to_local(), other.to_local())
+    publisher.close()
+    return state
+
+
+def failing(rank, world_size, folder):
+    """Rank 1 has no room; errors of the first version, and the next one."""
+    made = model()
+    fully_shard(made)
+    publisher = hipress.Publisher(made.state_dict(), folder)
+    change(made, 1)
+    write = publisher_module.delta_files.write_tensors
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if rank == 1:
+        publisher_module.delta_files.write_tensors = full
+    publisher.publish()
+    try:
+        publisher.wait()
+    except hipress.HipressError as error:
+        text = str(error)
+    dist.barrier()  # rank 0 has removed what it began
+    left = sorted(p.name for p in Path(folder).iterdir())
+    dist.barrier()
+    publisher_module.delta_files.write_tensors = write
+    publisher.publish()
+    return text, left, publisher.wait()
+
+
+def reshaped(rank, world_size, folder):
+    """Rank 1 publishes another tensor; the errors."""
+    made = {"a": torch.zeros(4)}
+    publisher = hipress.Publisher(made, folder, group=dist.group.WORLD)
+    try:
+        publisher.publish({"a": torch.zeros(4 + rank)})
+        publisher.wait()
+    except hipress.HipressError as error:
+        return str(error)
+    return ""
