@@ -62,10 +62,10 @@ class Publisher:
         tensors: by the names of the receivers' checkpoint; each `publish` reads them. DTensors must
         be replicated or sharded along dimension 0, and then all ranks of `group` (default: all)
         make a publisher and publish together. to: a folder that all of them see. encoding: "xor",
-        or "overwrite", which takes up to twice its bytes. anchor_every: versions from one anchor to
-        the next; receivers that come later or are behind begin there. keep: anchors that stay, with
-        the versions after the first of them. dtype: publish floating tensors in this type. timeout:
-        seconds to wait for another rank.
+        or "overwrite", which takes 1.5 to 3 times its bytes. anchor_every: versions from an anchor
+        to the next; receivers that come later or are behind begin there. keep: anchors that stay,
+        with the versions after the first of them. dtype: publish floating tensors in this type.
+        timeout: seconds to wait for another rank.
 
         Raises ConfigError for what cannot be published, or if another publisher has the folder.
         """

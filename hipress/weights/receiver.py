@@ -230,7 +230,7 @@ class Receiver:
             )
         if self._next.exists() and self._next_state.exists():
             following = delta_files.read_json(self._next_state)
-            if following["version"] == version and following.get("base") == base:
+            if following["version"] == version and following.get("made") == self._made_from(base):
                 return True
         self._next_state.unlink(missing_ok=True)  # first: it says what the other is
         self._next.unlink(missing_ok=True)
@@ -238,6 +238,11 @@ class Receiver:
         with self._disk(f"version {version} cannot be prepared, it stays at {base}"):
             self._write_down(steps, state)
         return True
+
+    def _made_from(self, base: int) -> list[Any]:
+        """The version, and sizes and times of the files, for which changes were written down."""
+        files = [path.stat() for path in sorted(self._root.glob("*.safetensors"))]
+        return [base, [[each.st_size, each.st_mtime_ns] for each in files]]
 
     def _steps(self, base: int, version: int, sums: Mapping[str, str]) -> list[Version]:
         """Versions to be applied in order: differences, or an anchor and differences from it."""
@@ -278,6 +283,7 @@ class Receiver:
     def _write_down(self, steps: Sequence[Version], state: Mapping[str, Any]) -> None:
         """Write a redo file and the state after it."""
         sums, places = dict(state["checksums"]), self._places()
+        made = self._made_from(int(state["version"]))
         for step in steps:
             if step.encoding != FULL and (text := _other_base(step, sums)):
                 raise StateError(f"{text}: {self._root} stays at version {state['version']}")
@@ -295,7 +301,7 @@ class Receiver:
                 sums[name] = deltas.text_of(deltas.adler(new))
                 writer.add(name, place, old, new)
             writer.end()
-        following = {"version": steps[-1].number, "checksums": sums, "base": state["version"]}
+        following = {"version": steps[-1].number, "checksums": sums, "made": made}
         with delta_files.lasting(self._next_state) as file:
             file.write(json.dumps(following).encode())
 

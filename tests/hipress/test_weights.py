@@ -422,6 +422,42 @@ def test_foreign_checksums(tmp_path):
     run.receiver().verify()
 
 
+class FolderStore:
+    """ModelExpress's object store, as a folder."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def get(self, uri):
+        return (self.root / uri.removeprefix("s3://bucket/")).read_bytes()
+
+    def size(self, uri):
+        return len(self.get(uri))
+
+
+def test_modelexpress_applies_the_folders(tmp_path):
+    """The receiver of ModelExpress 0.7, if it is installed, without its control plane."""
+    other = pytest.importorskip("modelexpress_rl.inference.receiver")
+    from modelexpress_rl.object_storage import ObjectStorageType
+    from modelexpress_rl.train import WeightPayloadFormat
+
+    run = Run(tmp_path, 3)
+    config = other.ObjectStorageGeneratorConfig(
+        storage_type=ObjectStorageType.S3, initial_base_version_id="000000",
+        seed_checkpoint_path=run.checkpoint, refit_checkpoint_dir=tmp_path / "refit",
+    )  # fmt: skip
+    local = other._LocalCheckpoint(model_name="m", config=config, s3=FolderStore(run.source))
+    local.initialize()
+    for number in (1, 2, 3):
+        uri = f"s3://bucket/weight_v{number:06d}/{INDEX}"
+        version = other._S3Version(
+            f"{number:06d}", f"{number - 1:06d}", WeightPayloadFormat.XOR_DELTA, uri
+        )
+        prepared = local.prepare(version)
+        local.activate(prepared)
+        assert stored(prepared.path) == run.bits[number]
+
+
 # --------------------------------------------------------------------- the checkpoint and disks
 
 
@@ -517,6 +553,20 @@ def test_a_checkpoint_replaced_while_changes_were_made(tmp_path, monkeypatch):
     save({"other": torch.zeros(3)}, run.checkpoint)
     with pytest.raises(StateError, match="was changed from outside while"):
         run.receiver()
+
+
+def test_a_checkpoint_changed_after_prefetch(tmp_path):
+    run = Run(tmp_path, 1)
+    here = run.receiver()
+    here.prefetch(1)
+    path = run.checkpoint / "model.safetensors"
+    place = delta_files.read_header(path)[0]["weight"]
+    data = bytearray(path.read_bytes())
+    data[place.begin + place.size - 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StateError, match=r"'weight' in .* changed from outside"):
+        here.apply(1)
+    assert here.version == 0
 
 
 def test_what_was_prefetched_for_another_version_is_not_used(tmp_path):
@@ -656,6 +706,12 @@ def test_a_rank_that_fails_to_publish(tmp_path):
         assert "No space left" in text
         assert left == [".publisher"]
         assert version == 1
+
+
+def test_a_rank_that_ends(tmp_path):
+    text, _ = launch(weights_ranks.ending, 2, str(tmp_path / "to"), may_die=[1])
+    assert "version 1 was not published" in text
+    assert not list((tmp_path / "to").glob("weight_v*"))
 
 
 def test_a_rank_with_another_tensor(tmp_path):

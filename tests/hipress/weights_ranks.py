@@ -190,3 +190,17 @@ def reshaped(rank, world_size, folder):
     except hipress.HipressError as error:
         return str(error)
     return ""
+
+
+def ending(rank, world_size, folder):
+    """Rank 1 ends before it publishes; the error of rank 0."""
+    made = {"a": torch.zeros(4)}
+    publisher = hipress.Publisher(made, folder, group=dist.group.WORLD)
+    if rank == 1:
+        os._exit(1)
+    publisher.publish()
+    try:
+        publisher.wait()
+    except hipress.HipressError as error:
+        return str(error)
+    return ""
