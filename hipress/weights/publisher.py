@@ -82,7 +82,7 @@ class Publisher:
         self._thread = ThreadPoolExecutor(1, "hipress-publisher")
         self._job: Future[None] | None = None
         self._unlock: Callable[[], object] = bool
-        self._tensors = tensors
+        self._tensors, self._closed = tensors, False
         self._run = self._ranks.share(secrets.token_hex(8))[0]
         self._version, self._anchor, self._anchor_due = 0, False, False
         with self._ranks.together():
@@ -143,8 +143,11 @@ class Publisher:
         must call this. It waits until the version before is written; after an error the next call
         publishes what changed since the last version that was.
 
-        Raises StateError for changed tensors, and the errors of `wait` for the version before.
+        Raises StateError for changed tensors or after `close`, and the errors of `wait` for the
+        version before.
         """
+        if self._closed:
+            raise StateError(f"this publisher was closed: make another one for {self._to}")
         self.wait()
         failure: Exception | None = None
         try:
@@ -172,6 +175,7 @@ class Publisher:
         try:
             self.wait()
         finally:
+            self._closed = True
             self._thread.shutdown()
             self._unlock()
 

@@ -66,7 +66,7 @@ class Ranks:
             self._group = dist.new_group(
                 members, timedelta(seconds=timeout), "gloo", use_local_synchronization=True
             )
-            self.rank, self.size = dist.get_rank(group), len(members)
+            self.rank, self.size = dist.get_rank(self._group), len(members)  # sorted there
 
     def share(self, value: T) -> list[T]:
         """Each rank's value, by rank."""

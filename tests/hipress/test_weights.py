@@ -184,6 +184,31 @@ def test_load_into_a_model(tmp_path):
         assert bits(other.state_dict()) == before
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_of_transformers(tmp_path, tied):
+    """Its checkpoint, of several files, is patched, and gives the trainer's logits."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    kind = transformers.AutoModelForCausalLM
+    trained = kind.from_config(config, dtype=torch.bfloat16).eval()
+    trained.save_pretrained(tmp_path / "checkpoint", max_shard_size="20KB")
+    assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 1
+    publisher = hipress.Publisher(dict(trained.named_parameters()), tmp_path / "to")
+    tokens = torch.arange(12)[None]
+    trained(tokens, labels=tokens).loss.backward()
+    torch.optim.AdamW(trained.parameters(), 1e-2).step()
+    publisher.publish()
+    publisher.close()
+    bring(tmp_path / "checkpoint", tmp_path / "to", 1)
+    worker = kind.from_pretrained(tmp_path / "checkpoint").eval()
+    assert bits(dict(worker.named_parameters())) == bits(dict(trained.named_parameters()))
+    assert torch.equal(worker(tokens).logits, trained(tokens).logits)
+
+
 def test_tensors_are_published_in_another_type(tmp_path):
     made = {"a": torch.randn(50)}
     save({"a": made["a"].bfloat16()}, tmp_path / "checkpoint")
@@ -261,6 +286,9 @@ def test_changed_tensors(tmp_path):
         with pytest.raises(StateError, match=text):
             run.publisher.publish(run.tensors | other)
     assert run.publish() == 1  # goes on
+    run.publisher.close()
+    with pytest.raises(StateError, match="was closed"):
+        run.publish()
 
 
 @pytest.mark.parametrize(
