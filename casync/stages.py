@@ -73,7 +73,6 @@ class Setting:
     codec: CodecCost
     batch: float  # gradient bytes of a call for several parts
     groups: Topology  # the topology as the strategy sees it
-    turns: bool = False  # True if NCCL gets a group for each peer
 
     @property
     def peers(self) -> int:
@@ -104,9 +103,8 @@ class Setting:
         return (stage, transfer(self.costs.inside, size * near / others, near, INSIDE))
 
     def between(self, size: float, peers: int) -> Stage:
-        """Stage that sends `size` bytes to ranks of other nodes, at once or one by one."""
-        kind, times = (self.costs.to(1), peers) if self.turns else (self.costs.to(peers), 1)
-        return transfer(kind, size, times)
+        """Stage that sends `size` bytes to ranks of other nodes at once."""
+        return transfer(self.costs.to(peers), size)
 
     def reduce(self, size: float, calls: float, kind: str) -> Stage:
         """Stage of a native all-reduce of `size` bytes of the number type `kind`."""

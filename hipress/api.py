@@ -83,9 +83,9 @@ def load_state_dict(
     Every rank must call this, between the same two steps, with states of the same step.
 
     Raises StateError listing all entries that do not fit (with `strict=False` these start from
-    zero), and during a step or after one failed. Raises ConfigMismatch if ranks' states are of
-    different steps, or another rank refused its state; then no rank has loaded its state. Raises
-    AgreementTimeout for ranks that do not arrive; another rank may then have loaded its state, so
-    the module cannot take another step.
+    zero, but for `shard` and `Outer`, whose own states fit as a whole or not), and during a step or
+    after one failed. Raises ConfigMismatch if ranks' states are of different steps, or another rank
+    refused its state; then no rank has loaded its state. Raises AgreementTimeout for ranks that do
+    not arrive; another rank may then have loaded its state, so the module cannot take another step.
     """
     handle_of(ddp).load_state_dict(state, strict=strict)

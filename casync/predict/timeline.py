@@ -236,14 +236,12 @@ def stages_of(
     codec: CodecCost,
     topology: Topology,
     costs: Costs,
-    *,
-    turns: bool = False,
 ) -> tuple[Stage, ...]:
-    """Stages of each rank for `item`, by one of PREDICTED. turns: see Setting."""
+    """Stages of each rank for `item`, by one of PREDICTED."""
     make = strategies.load(strategy).stages
     assert make is not None
     groups = strategies.groups(strategy, topology)
-    setting = Setting(topology, costs, codec, BATCH_BYTES, groups, turns)
+    setting = Setting(topology, costs, codec, BATCH_BYTES, groups)
     return _with_copies(make(item, setting), item.gradient, costs.copies)
 
 

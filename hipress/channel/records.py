@@ -196,22 +196,16 @@ def check_place(saved: Mapping[str, Any], place: Sequence[int]) -> list[str]:
     alike = saved["of"] != OUTER and not saved["codecs"]  # any rank's will do
     if alike or saved["place"] == [*place]:
         return []
-    *_, (its, mine) = [("", ""), *_differing(saved["place"], place)]
+    its, mine = map(_ranks, (saved["place"], place))
     return [
         f"saved by rank {its}, this is rank {mine}: every rank saves and loads its own, as many "
         "ranks as before do, or all save with portable=True"
     ]
 
 
-def _differing(its: Sequence[int], mine: Sequence[int]) -> list[tuple[str, str]]:
-    """Texts on the places of a record and of this rank, such as `0 of 4`, that differ."""
-    texts = [
-        [f"{rank} of {ranks}" for rank, ranks in zip(each[::2], each[1::2], strict=False)]
-        for each in (its, mine)
-    ]
-    size = max(map(len, texts))
-    padded = [[*each, *["0 of 1"] * (size - len(each))] for each in texts]
-    return [(a, b) for a, b in zip(*padded, strict=True) if a != b]
+def _ranks(place: Sequence[int]) -> str:
+    """Text such as `0 of 4`; of several dimensions `0 of 4, 1 of 2`."""
+    return ", ".join(f"{r} of {n}" for r, n in zip(place[::2], place[1::2], strict=False))
 
 
 def check_states(
