@@ -5,7 +5,8 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-for each in (*project["dependencies"], *project["optional-dependencies"]["tools"]):
+extras = project["optional-dependencies"]
+for each in (*project["dependencies"], *extras["tools"], *extras["weights"]):
     name, least = re.fullmatch(r"([\w-]+)>=([\d.]+)", each).groups()
     if name != "torch":
         print(f"{name}=={least}")

@@ -26,6 +26,8 @@ def run_pages(rank, world_size, folder, pages):
             run(blocks, page)
         except Exception:
             failed[page] = traceback.format_exc()
+        if dist.is_initialized():  # a page that failed leaves its group
+            dist.destroy_process_group()
     return failed
 
 
@@ -36,8 +38,6 @@ def run(blocks, name):
         dist.init_process_group("gloo")
     for block in blocks:
         exec(compile(block, name, "exec"), names)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def given():
