@@ -1,9 +1,11 @@
-"""Benchmarks, each `python -m bench.NAME`.
+"""Benchmarks of the project itself, each `python -m bench.NAME`.
 
-- Of a training: `training` (step times, on emulated links or on a cluster), `auto`, `throttle` and
-  `policies` (what these choose), `losses`.
-- Of kernels: `codecs`, `gpu`, `gpu_step`, `gpu_code`.
-- Of the engine: `tasks`; `nodes` and `shards`, on the hosts of `netns`.
-- Of failures: `chaos` (ranks that end or stop at any moment, and what the others say).
+Your own training: `hipress bench`.
+- Of a training: `training` (step times on emulated links), `losses` and `outer` (losses),
+  `time_to_loss`, `shards`, `weights`.
+- Of kernels: `codecs`, `gpu`, `gpu_step`.
+- Of the engine: `tasks`, `way`; `nodes`, on the hosts of `netns`.
+- Of failures: `chaos` (ranks that end or stop at any moment, and what the others say), `fuzz`.
+- Of the planner: `published` (published results beside predictions).
 - From what is recorded: `pages` (blocks of the documents), `picture` (README's chart).
 """

@@ -146,10 +146,9 @@ def _end(curve: Sequence[float]) -> float:
     return fmean(curve[-WINDOW // FINAL :])
 
 
-def policies(results: Path) -> str:
-    """Costs and gains of policies: the first table of bench/results/policies.md."""
-    parts = (results / "policies.md").read_text("utf-8").split("\n\n")
-    return next(part for part in parts if part.startswith("|")).strip()
+def recorded(path: Path) -> list[str]:
+    """The tables of a Markdown file of bench/results."""
+    return [part.strip() for part in path.read_text("utf-8").split("\n\n") if part[:1] == "|"]
 
 
 def ablation(results: Path) -> str:

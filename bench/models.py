@@ -1,9 +1,9 @@
 """Make hipress/tools/models/*.json: work of known networks, measured on the meta device.
 
     python -m bench.models [NAME ...]     # writes the files of all models, or of these
-    python -m bench.models --profiles     # ready times, and those measured on a V100
 
-torchvision and transformers have most networks, papers the others (bench/architectures.py).
+torchvision and transformers have these networks. The files of `lstm`, `lstm-ptb`, `transformer` and
+`ugatit` name the sources that they were made from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 import typer
 from torch import nn
 
-from bench.architectures import UGATIT, Translation, Words, ugatit_loss
 from bench.commands import refusing
 from hipress.errors import unknown
 from hipress.tools import models
@@ -48,8 +47,8 @@ def _images(count: int, side: int = 224) -> Callable[[], tuple[torch.Tensor, ...
     return lambda: (torch.empty(count, 3, side, side),)
 
 
-def _words(*shape: int, times: int = 1) -> Callable[[], tuple[torch.Tensor, ...]]:
-    return lambda: (torch.empty(*shape, dtype=torch.long),) * times
+def _words(*shape: int) -> Callable[[], tuple[torch.Tensor, ...]]:
+    return lambda: (torch.empty(*shape, dtype=torch.long),)
 
 
 def _vision(name: str) -> Callable[[], nn.Module]:
@@ -105,12 +104,6 @@ def _bert(kind: str, large: bool, batch: int, length: int) -> Recipe:
     return Recipe(source, make, _words(batch, length), batch * length, "tokens", _logits)
 
 
-def _word_model(vocabulary: int, layers: int, tied: bool, length: int, batch: int) -> Recipe:
-    source = f"the word language model of PyTorch's examples, {batch} sequences of {length}"
-    make = lambda: Words(vocabulary, 1500, layers, tied)  # noqa: E731
-    return Recipe(source, make, _words(length, batch), batch, "sequences")
-
-
 RECIPES: Mapping[str, Recipe] = {
     "vgg16": _net("vgg16"),
     "vgg19": _net("vgg19"),
@@ -134,16 +127,6 @@ RECIPES: Mapping[str, Recipe] = {
         "transformers.LlamaForCausalLM of Llama 3.2 1B, a sequence of 4096",
         _language("LlamaForCausalLM", "LlamaConfig", **_LLAMA_1B), _words(1, 4096), 4096, "tokens",
         _logits,
-    ),
-    "lstm": _word_model(33278, 2, True, 70, 80),
-    "lstm-ptb": _word_model(10000, 2, False, 35, 20),
-    "transformer": Recipe(
-        "Transformer (base) with one embedding, 32 pairs of 64 words",
-        Translation, _words(32, 64, times=2), 2048, "tokens",
-    ),
-    "ugatit": Recipe(
-        "U-GAT-IT as in its paper, 2 pairs of images of 256 x 256",
-        UGATIT, lambda: (torch.empty(2, 3, 256, 256),) * 2, 2, "images", ugatit_loss,
     ),
 }  # fmt: skip
 

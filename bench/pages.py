@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from bench import choices, help_table, loss_tables, measured_tables, spec_table, step_times
+from bench import help_table, loss_tables, measured_tables, spec_table, step_times
 from bench.codecs import RESULTS
 from hipress import options
 from hipress.tools.run.figures import markdown_table
@@ -40,7 +40,7 @@ def readme(results: Path) -> dict[str, str]:
 def steps_page(results: Path) -> dict[str, str]:
     """Blocks of docs/measurements/steps.md."""
     speed = markdown_table(step_times.HEAD, step_times.cells(results))
-    return {"SPEED": speed, "POLICIES": measured_tables.policies(results)}
+    return {"SPEED": speed, "POLICIES": measured_tables.recorded(results / "policies.md")[0]}
 
 
 def losses_page(results: Path) -> dict[str, str]:
@@ -72,14 +72,13 @@ def gpu_page(results: Path) -> dict[str, str]:
 
 def shards_page(results: Path) -> dict[str, str]:
     """Blocks of docs/measurements/shards.md: the tables of bench/results/shards.md."""
-    parts = (results / "shards.md").read_text("utf-8").split("\n\n")
-    shards, replicas = (part.strip() for part in parts if part.startswith("|"))
+    shards, replicas = measured_tables.recorded(results / "shards.md")
     return {"SHARDS": shards, "REPLICAS": replicas}
 
 
 def planner_page(results: Path) -> dict[str, str]:
     """Blocks of docs/how/planner.md."""
-    return {"CHOICES": choices.table(choices.read(results))}
+    return {"CHOICES": measured_tables.recorded(results / "choices.md")[0]}
 
 
 #: blocks of each page

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from bench.commands import RESULTS
-from bench.emulated_models import TRAINED, on_meta
 from bench.published.data import Cell, Data
 from bench.published.hipress_paper import plain
 from casync.cost import CodecCost, Line
@@ -31,6 +30,8 @@ from hipress.tools.models import roofline
 from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.models.known import Model
 from hipress.tools.objective import Objective
+from hipress.tools.run.jobs import Workload as Trained
+from hipress.tools.run.lstm import LanguageModel
 from hipress.tools.run.netns import parse_rate
 from hipress.tools.simulate import codec_speeds as speeds
 from hipress.tools.simulate import compared
@@ -38,8 +39,9 @@ from hipress.tools.simulate.cluster import Cluster, Link
 from hipress.tools.simulate.compared import Method
 from hipress.tools.simulate.costs import costs
 
-__all__ = ["Emulated", "Measured", "params_of", "quality", "read_places"]
+__all__ = ["Emulated", "Measured", "quality", "read_places"]
 
+TRAINED = Trained()
 CORES = 2  # that all hosts share
 LOOPBACK = 6e9  # bytes a second
 GROUPS = ("hosts2", "hosts4", "slow", "hosts2-10gbit")
@@ -58,13 +60,11 @@ class Measured:
     optimizer: str
     alone: float  # with DDP, without communication
     steps: Mapping[str, float]
-    kind: str = "lstm"  # one of bench.emulated_models.KINDS
-    late: float = 0.0  # seconds by which a rank's gradients are late, except the last layer's
 
 
 def read_places(data: Data) -> Iterator[Measured]:
-    """Places from bench/results: the cells of auto.jsonl, groups with a measured floor, and those
-    of bench.predicted. Without `entropy`: how long its payloads get depends on gradients."""
+    """Places from bench/results: the cells of auto.jsonl, and groups with a measured floor. Without
+    `entropy`: how long its payloads get depends on gradients."""
     alone = plain(data["alone"])
     for line in (RESULTS / "auto.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
@@ -74,9 +74,6 @@ def read_places(data: Data) -> Iterator[Measured]:
         yield Measured(where, hosts, row["rate"], kind, alone[f"{kind} {hosts}"], steps)
     for group in GROUPS:
         yield _group(group)
-    path = RESULTS / "predicted.json"
-    for row in json.loads(path.read_text("utf-8"))["rows"] if path.is_file() else ():
-        yield Measured(**row)
 
 
 def _group(name: str) -> Measured:
@@ -89,15 +86,12 @@ def _group(name: str) -> Measured:
 
 
 @cache
-def _model(kind: str) -> Model:
-    return roofline.measure(kind, lambda: on_meta(kind))
-
-
-@cache
-def params_of(kind: str) -> tuple[Param, ...]:
-    """Parameters of one of bench.emulated_models.KINDS."""
+def _model() -> tuple[Model, tuple[Param, ...]]:
+    """The demo's language model and its parameters."""
+    words = torch.zeros((TRAINED.batch, TRAINED.length + 1), dtype=torch.long)
     with torch.device("meta"):
-        return describe(on_meta(kind)[0])
+        params = describe(LanguageModel(TRAINED))
+    return roofline.measure("lstm", lambda: (LanguageModel(TRAINED), (words,))), params
 
 
 @dataclass(frozen=True)
@@ -135,7 +129,7 @@ class Emulated:
         method = compared.parse(text)
         cluster = self.cluster(place)
         codecs = {} if method.codec is None else {text: method.codec}
-        params = params_of(place.kind)
+        _, params = _model()
         suited = {p.index for p in params if method.suits(p)}
         kinds = [tuple(p for p in params if (p.index in suited) == x) for x in (True, False)]
         priced = costs(cluster, {text: self.cost(method, place)} if codecs else {})
@@ -166,22 +160,17 @@ class Emulated:
 
     def workload(self, place: Measured, method: Method) -> Workload:
         """The workload; the embedding sends its words' rows, since repeats do not travel."""
-        model, params = _model(place.kind), params_of(place.kind)
+        model, params = _model()
         alone = model.timed(DEVICES["cpu"].speed).scaled(place.alone)
         named = {p.name: p for p in params}
-        names = [each.name for each in model.gradients]
-        ready = [
-            at + place.late * (not name.startswith("output"))
-            for name, at in zip(names, alone.ready, strict=True)
-        ]
         rates = method.rates(params)
         words = named.get("embedding.weight")
         codec = method.codec
         if words is not None and codec is not None and codec.fixed and codec.additive is None:
             rows = min(1.0, TRAINED.batch * TRAINED.length / TRAINED.vocabulary)
             rates[method.text, words.index] *= rows
-        on_time = timed([named[name] for name in names], ready, alone.forward)
-        return replace(on_time, payloads=rates)
+        order = [named[each.name] for each in model.gradients]
+        return replace(timed(order, alone.ready, alone.forward), payloads=rates)
 
     def fitted(self, places: Sequence[Measured]) -> tuple[float, float, float]:
         """The three numbers that predict the steps of FITTED under SGD best."""
@@ -215,7 +204,7 @@ def _text(name: str) -> str:
 
 def _fits(place: Measured) -> bool:
     """True if the three numbers are fitted to steps in this place."""
-    return place.optimizer == "sgd" and place.kind == "lstm"
+    return place.optimizer == "sgd"
 
 
 def quality(cells: Sequence[Cell]) -> tuple[int, float, float]:

@@ -61,7 +61,7 @@ from hipress.options import Options
 __all__ = ["least_share"]
 
 _SAMPLE = 1 << 20  # elements
-_POST = 1e-5  # seconds of the engine for a message, without the transport: python -m bench.bulk
+_POST = 1e-5  # seconds of the engine for a message, without the transport
 TRIED = 3  # plans, besides the native all-reduce
 ALIKE = 2  # of these, at most, with the same codec
 FAR = 1.25  # largest predicted step over the fastest one: predictions may be that far off

@@ -139,11 +139,9 @@ def test_emulated_hosts_are_predicted_from_a_description(published):
     hosts = emulated.Emulated.of(published["emulated"])
     cells = [*hosts.cells([*emulated.read_places(published["emulated"])])]
     assert {each.column for each in cells if each.kind == "fitted"} == set(emulated.FITTED)
-    count, median, _ = emulated.quality(cells)
-    assert count > 160
+    count, median, worst = emulated.quality(cells)
+    assert count > 70
     assert median < 0.07
-    # one large tensor is encoded after the backward pass: docs/measurements/steps.md
-    _, _, worst = emulated.quality([each for each in cells if not each.row.endswith("huge")])
     assert worst < 0.25
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.bulk import bert_large
 from casync.building.parts import Choice, Tensor
 from casync.errors import PlanError
 from casync.graph.plan import partition
@@ -16,6 +15,7 @@ from casync.raw import RAW
 from casync.strategies import list_strategies
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, PAIRS, tensors_of
+from tests.casync.whole_models import bert_large
 
 lengths = st.lists(st.integers(0, 5000), max_size=12)
 worlds = st.integers(1, 5)

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from bench.bulk import CODEC, gpt2, step_of
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
-from casync.topology import Topology
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import source as cuda_source
 from compll.runtime.codec import Codec
 from compll.runtime.library import type_check
+from tests.casync.whole_models import CODEC, gpt2, programs_of
 from tests.compll.cuda_host import HostDevice
 
 
@@ -132,7 +131,7 @@ def codec_of(name):
 def counts(sizes, ranks, steps):
     """For each step of ps: calls of the codec, groups, and tensors made in any memory."""
     codec, wire, memory = codec_of(CODEC), Wire(ranks), Memory()
-    programs = step_of(sizes, Topology.flat(ranks), "ps").programs
+    programs = programs_of(sizes, ranks)
     buckets = [
         torch.empty(max(row[0] + row[1] for part in program.parts for row in part.rows),
                     device="meta")
