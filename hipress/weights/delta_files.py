@@ -12,10 +12,12 @@ and two that those skip: `base_checksums`, of all tensors of the base, and `run`
 from __future__ import annotations
 
 import json
+import logging
 import math
 import operator
 import os
 import re
+import shutil
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ import torch
 from hipress.errors import StateError
 from hipress.weights.deltas import ENCODINGS, FULL, Bytes
 
+log = logging.getLogger("hipress")
 INDEX = "model.safetensors.index.json"
 DELTA, ANCHOR = "weight", "anchor"  # kinds of folders
 _FOLDER = re.compile(rf"({DELTA}|{ANCHOR})_v(\d{{6,18}})")
@@ -157,6 +160,28 @@ class Version:
 def folder_of(source: Path, kind: str, number: int) -> Path:
     """The folder of a version."""
     return source / f"{kind}_v{number:06d}"
+
+
+def checked_name(text: str) -> Path:
+    """The name of a file with its folder. Raises StateError if it is not one of a version."""
+    folder, _, file = text.partition("/")
+    if not _FOLDER.fullmatch(folder) or not (file == INDEX or _FILE.fullmatch(file)):
+        raise StateError(f"{text!r} is no file of a version")
+    return Path(folder, file)
+
+
+def number_of(folder: Path) -> int:
+    """The version of a folder."""
+    return int(folder.name.rpartition("_v")[2])
+
+
+def remove(folder: Path) -> None:
+    """Remove a version, index first; only log an error."""
+    try:
+        (folder / INDEX).unlink()
+        shutil.rmtree(folder)
+    except OSError as error:
+        log.warning("%s was not removed: %s", folder, error)
 
 
 def numbers(source: Path, kind: str, *, published: bool = True) -> list[int]:

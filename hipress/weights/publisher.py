@@ -22,6 +22,7 @@ from hipress.model.shards import is_sharded, local
 from hipress.weights import delta_files, deltas
 from hipress.weights.delta_files import ANCHOR, DELTA
 from hipress.weights.deltas import ENCODINGS, FULL, Bytes, Part
+from hipress.weights.transport import Transport
 from hipress.weights.weight_shards import Ranks, span_of
 
 log = logging.getLogger("hipress")
@@ -55,6 +56,7 @@ class Publisher:
         keep: int = 2,
         dtype: torch.dtype | None = None,
         group: dist.ProcessGroup | None = None,
+        transport: dist.ProcessGroup | None = None,
         timeout: float = 300.0,
     ) -> None:
         """Take the tensors as version 0, or as what the first anchor in a used folder is made of.
@@ -65,7 +67,9 @@ class Publisher:
         or "overwrite", which takes 1.5 to 3 times its bytes. anchor_every: versions from an anchor
         to the next; receivers that come later or are behind begin there. keep: anchors that stay,
         with the versions after the first of them. dtype: publish floating tensors in this type.
-        timeout: seconds to wait for another rank.
+        transport: a group of this process, or rank 0 of `group`, and of receivers that share no
+        folder with it: they get each version by messages, and its ranks make their receivers
+        meanwhile. timeout: seconds to wait for another rank.
 
         Raises ConfigError for what cannot be published, or if another publisher has the folder.
         """
@@ -83,11 +87,16 @@ class Publisher:
         self._job: Future[None] | None = None
         self._unlock: Callable[[], object] = bool
         self._tensors, self._closed = tensors, False
+        self._transport: Transport | None = None
         self._run = self._ranks.share(secrets.token_hex(8))[0]
         self._version, self._anchor, self._anchor_due = 0, False, False
         with self._ranks.together():
             self._take(tensors)
-            self._open()
+            self._open(transport)
+        with self._ranks.together():
+            if transport and self._ranks.rank == 0:
+                self._transport = Transport(transport, self._to, self._version, timeout, sends=True)
+                self._transport.send(self._version)  # to those that are behind
         self._version = self._ranks.share(self._version)[0]
         self._anchor = self._version > 0
         self._sums = self._sums_of_all(self._own_sums(self._last))
@@ -115,9 +124,11 @@ class Publisher:
     def _published_dtype(self, tensor: torch.Tensor) -> torch.dtype:
         return self._dtype if self._dtype and tensor.is_floating_point() else tensor.dtype
 
-    def _open(self) -> None:
+    def _open(self, transport: dist.ProcessGroup | None) -> None:
         """Take the folder for this publisher, and find its last version; on rank 0."""
         if self._ranks.rank > 0:
+            if isinstance(transport, dist.ProcessGroup):  # outsiders have a number
+                raise ConfigError("transport: a group of rank 0 of `group` and of the receivers")
             return
         self._to.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._to / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -177,6 +188,8 @@ class Publisher:
         finally:
             self._closed = True
             self._thread.shutdown()
+            if self._transport:
+                self._transport.end()
             self._unlock()
 
     def __enter__(self) -> Publisher:
@@ -255,7 +268,17 @@ class Publisher:
                 text = f"version {version} is published, but its anchor is not, and comes with the"
                 raise _logged(f"{text} next version: {error}") from error
             self._anchor_due = False
+        self._send(version)
         self._prune()
+
+    def _send(self, version: int) -> None:
+        """Send a version to receivers that do not see the folder."""
+        try:
+            with self._ranks.together():
+                if self._transport:
+                    self._transport.send(version)
+        except Exception as error:
+            raise _logged(f"version {version} did not reach all receivers: {error}") from error
 
     def _write(
         self, kind: str, encoding: str, version: int, new: Mapping[str, torch.Tensor],
@@ -361,12 +384,7 @@ class Publisher:
         old = [(ANCHOR, n) for n in delta_files.numbers(self._to, ANCHOR) if n < first]
         old += [(DELTA, n) for n in delta_files.numbers(self._to, DELTA) if n <= first]
         for kind, number in old:
-            folder = delta_files.folder_of(self._to, kind, number)
-            try:
-                (folder / delta_files.INDEX).unlink()
-                shutil.rmtree(folder)
-            except OSError as error:
-                log.warning("%s was not removed: %s", folder, error)
+            delta_files.remove(delta_files.folder_of(self._to, kind, number))
 
 
 def _begin(folder: Path) -> None:

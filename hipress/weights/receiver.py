@@ -6,6 +6,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from hipress.errors import ConfigError, HipressError, StateError
+from hipress.errors import AgreementTimeout, ConfigError, HipressError, StateError
 from hipress.model.shards import local
 from hipress.weights import delta_files, deltas
 from hipress.weights.delta_files import ANCHOR, DELTA, DTYPES, Entry, Version
 from hipress.weights.deltas import FULL, Bytes
 from hipress.weights.redo import RedoWriter, redo
+from hipress.weights.transport import Transport
 from hipress.weights.weight_shards import span_of
 
 log = logging.getLogger("hipress")
 NOTES = ".hipress"  # folder in a checkpoint
+POLL = 0.05  # seconds between looks for a version
 
 
 class Receiver:
@@ -48,11 +52,16 @@ class Receiver:
         source: str | os.PathLike[str],
         *,
         version: int | None = None,
+        transport: dist.ProcessGroup | None = None,
+        timeout: float = 3600.0,
     ) -> None:
         """Take a checkpoint, and complete what an earlier process began.
 
         source: the folder of the publisher. version: of a checkpoint that no receiver has had;
-        default: the one in its index, if it is a copy of an anchor, else 0.
+        default: the one in its index, if it is a copy of an anchor, else 0. transport: a group of
+        receivers and the one publisher; then `source` is a folder of this receiver alone, into
+        which a thread writes what the publisher sends, and older versions go as one is applied.
+        timeout: seconds that the publisher may take from a version to the next.
 
         Raises ConfigError if the folder has no safetensors file, StateError for a damaged one.
         """
@@ -69,6 +78,11 @@ class Receiver:
                 self._recover()
             else:
                 self._begin(version)
+        self._transport: Transport | None = None
+        if transport is not None:
+            last = max(self.version, self.latest())
+            self._transport = Transport(transport, self._source, last, timeout, sends=False)
+            self._transport.start()
 
     @property
     def version(self) -> int:
@@ -76,7 +90,10 @@ class Receiver:
         return int(self._state()["version"])
 
     def latest(self) -> int:
-        """The last version that is published; -1 if there is none."""
+        """The last version that is published; -1 if there is none. Raises the error of `transport`
+        if it has failed."""
+        if self._transport:
+            self._transport.refuse_failed()
         numbers = (delta_files.numbers(self._source, kind) for kind in (DELTA, ANCHOR))
         return max([-1, *(each[-1] for each in numbers if each)])
 
@@ -101,6 +118,22 @@ class Receiver:
                 delta_files.sync_folder(self._notes)
                 with self._disk(f"version {version} is half applied: the next call completes it"):
                     self._complete()
+        if self._transport:
+            for kind in (DELTA, ANCHOR):
+                for number in delta_files.numbers(self._source, kind):
+                    if number < version:
+                        delta_files.remove(delta_files.folder_of(self._source, kind, number))
+
+    def wait(self, version: int, timeout: float = 300.0) -> None:
+        """Wait until a version is published. Raises AgreementTimeout after so many seconds, and the
+        errors of `latest`."""
+        end = time.monotonic() + timeout
+        while max(self.version, self.latest()) < version:
+            if time.monotonic() > end:
+                raise AgreementTimeout(
+                    f"version {version} was not published in {self._source} within {timeout:g} s"
+                )
+            time.sleep(POLL)
 
     def verify(self) -> None:
         """Read the whole checkpoint. Raises StateError for a tensor that is not the publisher's."""

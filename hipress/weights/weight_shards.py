@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -12,6 +11,8 @@ import torch.distributed as dist
 
 from hipress.errors import ConfigError, HipressError
 from hipress.model.shards import is_sharded, local
+from hipress.ranks import coordinator as coordinators
+from hipress.ranks.link import connect
 
 T = TypeVar("T")
 
@@ -62,11 +63,8 @@ class Ranks:
         self.rank, self.size = 0, 1
         if group is not None and dist.get_world_size(group) > 1:
             # of its own: a thread uses it while training uses the others
-            members = dist.get_process_group_ranks(group)
-            self._group = dist.new_group(
-                members, timedelta(seconds=timeout), "gloo", use_local_synchronization=True
-            )
-            self.rank, self.size = dist.get_rank(self._group), len(members)  # sorted there
+            self._group = connect(coordinators.coordinator(group, timeout), "publisher")
+            self.rank, self.size = self._group.rank(), self._group.size()
 
     def share(self, value: T) -> list[T]:
         """Each rank's value, by rank."""

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 
 import numpy as np
@@ -21,7 +22,7 @@ from hipress.weights import delta_files, deltas, receiver
 from hipress.weights.delta_files import INDEX
 from hipress.weights.redo import redo
 from tests.hipress import weights_ranks
-from tests.hipress.launch import CONTEXT, launch
+from tests.hipress.launch import CONTEXT, DIED, launch
 from tests.hipress.weights_ranks import bits, bring, lines_of, save, step, stored, tensors
 from tests.patience import HANG
 
@@ -465,7 +466,9 @@ class FolderStore:
 
 def test_modelexpress_applies_the_folders(tmp_path):
     """The receiver of ModelExpress 0.7, if it is installed, without its control plane."""
-    other = pytest.importorskip("modelexpress_rl.inference.receiver")
+    other = pytest.importorskip(
+        "modelexpress_rl.inference.receiver", reason="pip install modelexpress==0.7.0"
+    )
     from modelexpress_rl.object_storage import ObjectStorageType
     from modelexpress_rl.train import WeightPayloadFormat
 
@@ -745,6 +748,44 @@ def test_a_rank_that_ends(tmp_path):
 def test_a_rank_with_another_tensor(tmp_path):
     for text in launch(weights_ranks.reshaped, 2, str(tmp_path / "to")):
         assert "version 1 was not published: rank 1: 'a' was torch.float32 [4] and is" in text
+
+
+@ENCODINGS
+def test_receivers_that_share_no_folder(tmp_path, encoding):
+    trainer, *others = launch(weights_ranks.sent, 3, tmp_path, encoding)
+    for found in others:
+        assert found == trainer
+    folders = [p.name for p in (tmp_path / "1" / "from").iterdir()]
+    assert folders == ["weight_v000003"]  # older ones were removed
+
+
+def test_receivers_that_come_later_are_sent_what_they_lack(tmp_path):
+    found = launch(weights_ranks.sent_to_those_behind, 4, tmp_path)
+    for stored_bits, had in found[2:]:
+        assert stored_bits == found[0][0]
+        assert had == ["weight_v000001", "weight_v000002"]
+
+
+def test_files_of_many_blocks_travel_as_they_are(tmp_path):
+    trainer, worker = launch(weights_ranks.many_blocks, 2, tmp_path)
+    assert worker[0] == trainer[0]
+    assert worker[1] > 3 << 20
+
+
+@pytest.mark.parametrize(
+    "how, told",
+    [
+        ("full", "NotADirectoryError: .*/1/from"),
+        ("killed", "rank 1 ended"),
+        ("late", "ConfigError: transport: rank 1 has version 5, and version 0 is the last that"),
+        ("silent", "rank 0 did not answer in step 0 .*peer 0, task `recv"),
+    ],
+)
+def test_a_transport_that_fails(tmp_path, how, told):
+    """All ranks learn why; the receivers as they look for a version."""
+    found = launch(weights_ranks.sent_in_vain, 3, tmp_path, how, may_die={1})
+    for text in found:
+        assert text == DIED or re.search(told, text), found
 
 
 def test_adler_of_parts():

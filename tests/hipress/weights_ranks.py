@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from torch.distributed.fsdp import fully_shard
 
 import hipress
 from hipress.weights import publisher as publisher_module
+from hipress.weights import transport as transport_module
+from tests.patience import HANG, SILENCE
 
 SPECIAL = [float("nan"), -float("inf"), -0.0, 1e-40]
 
@@ -204,3 +207,116 @@ def ending(rank, world_size, folder):
     except hipress.HipressError as error:
         return str(error)
     return ""
+
+
+def sent(rank, world_size, folder, encoding):
+    """Rank 0 publishes to the others, which share no folder with it; the bits of their checkpoints
+    after each of three versions, and folders that are left."""
+    here, made = Path(folder, str(rank)), tensors()
+    if rank == 0:
+        with hipress.Publisher(
+            made, here / "to", encoding=encoding, transport=dist.group.WORLD, timeout=HANG
+        ) as publisher:
+            found = []
+            for number in (1, 2, 3):
+                step(made, number)
+                publisher.publish()
+                found.append(bits(made))
+        return found
+    save(made, here / "checkpoint")
+    receiver = hipress.Receiver(
+        here / "checkpoint", here / "from", transport=dist.group.WORLD, timeout=HANG
+    )
+    found = []
+    for number in (1, 2, 3):
+        receiver.wait(number, HANG)
+        receiver.prefetch(number)
+        receiver.apply(number)
+        found.append(stored(here / "checkpoint"))
+    receiver.verify()
+    return found
+
+
+
+def sent_to_those_behind(rank, world_size, folder):
+    """Ranks 0 and 1 have published together; ranks 2 and 3 come later, with the first checkpoint
+    and with the first version. The bits of a next version, and folders of receivers before it."""
+    here, made = Path(folder, str(rank)), tensors()
+    trainers, apart = dist.new_group([0, 1]), dist.new_group([0, 2, 3])
+    if rank < 2:
+        publisher = hipress.Publisher(made, Path(folder, "to"), group=trainers)
+        for number in (1, 2):
+            step(made, number)
+            publisher.publish()
+        state = publisher.state_dict()
+        publisher.close()
+        dist.barrier()
+        publisher = hipress.Publisher(made, Path(folder, "to"), group=trainers, transport=apart)
+        publisher.load_state_dict(state)
+        dist.barrier()
+        step(made, 3)
+        publisher.publish()
+        publisher.close()
+        return bits(made), []
+    save(made, here / "checkpoint")
+    dist.barrier()
+    if rank == 3:
+        bring(here / "checkpoint", Path(folder, "to"), 1)
+    receiver = hipress.Receiver(here / "checkpoint", here / "from", transport=apart)
+    receiver.wait(2, HANG)
+    had = sorted(path.name for path in (here / "from").iterdir())
+    dist.barrier()
+    receiver.wait(3, HANG)
+    receiver.apply(3)
+    return stored(here / "checkpoint"), had
+
+
+def sent_in_vain(rank, world_size, folder, how):
+    """Rank 0 publishes to the others, of which rank 1 has no room, is killed, or comes with a later
+    version; all others' errors."""
+    here, made = Path(folder, str(rank)), tensors()
+    save(made, here / "checkpoint")
+    options = {"transport": dist.group.WORLD, "timeout": SILENCE if how == "silent" else HANG}
+    logging.disable(logging.CRITICAL)
+    try:
+        if rank == 0:
+            publisher = hipress.Publisher(made, here / "to", **options)
+            step(made, 1)
+            if how == "silent":
+                dist.barrier()
+            publisher.publish()
+            publisher.wait()
+        given = {"version": 5} if how == "late" and rank == 1 else {}
+        receiver = hipress.Receiver(here / "checkpoint", here / "from", **given, **options)
+        if rank == 1 and how == "full":
+            (here / "from").write_text("no folder")
+        elif rank == 1 and how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        receiver.wait(2, HANG)
+    except (hipress.HipressError, OSError) as error:
+        if how == "silent" and rank:
+            dist.barrier()
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def many_blocks(rank, world_size, folder):
+    """Send several blocks of the largest length, with float32 of all kinds."""
+    transport_module.LARGEST = 1 << 18
+    torch.manual_seed(0)
+    here = Path(folder, str(rank))
+    made = {"all": torch.randint(-(2**31), 2**31, (900_001,)).int()}
+    save(made, here / "checkpoint")
+    if rank == 0:
+        publisher = hipress.Publisher(
+            {"all": made["all"].clone()}, here / "to", transport=dist.group.WORLD
+        )
+        made["all"] = torch.randint(-(2**31), 2**31, (900_001,)).int()
+        publisher.publish(made)
+        publisher.close()
+        return bits(made), 0
+    receiver = hipress.Receiver(here / "checkpoint", here / "from", transport=dist.group.WORLD)
+    receiver.wait(1, HANG)
+    receiver.apply(1)
+    size = sum(p.stat().st_size for p in (here / "from" / "weight_v000001").iterdir())
+    return stored(here / "checkpoint"), size
