@@ -1,1 +1,1 @@
-"""Lossless differences of weights, from a trainer to inference workers, through a folder or over a group."""
+"""Lossless differences of weights, from a trainer to workers, by a folder or a group."""

@@ -237,7 +237,6 @@ def sent(rank, world_size, folder, encoding):
     return found
 
 
-
 def sent_to_those_behind(rank, world_size, folder):
     """Ranks 0 and 1 have published together; ranks 2 and 3 come later, with the first checkpoint
     and with the first version. The bits of a next version, and folders of receivers before it."""
