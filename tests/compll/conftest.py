@@ -63,9 +63,19 @@ def costing(case):
     return pytest.param(case, id=label(case), marks=() if fast else pytest.mark.slow)
 
 
-@pytest.fixture(params=map(costing, CASES))
+#: every spec with other parameters too, for tests that hold backends to the same bits. Others take
+#: each spec once.
+variants = pytest.mark.parametrize("case", [*map(costing, CASES)])
+
+
+@pytest.fixture(params=[(name, SMALL.get(name, {})) for name in compll.list_specs()], ids=label)
 def case(request):
     return request.param
+
+
+def modules(cases):
+    """The typed module of each case. The process keeps them for all test files that ask."""
+    return [compll.compile(name, "reference", **params).module for name, params in cases]
 
 
 @pytest.fixture

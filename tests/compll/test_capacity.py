@@ -7,13 +7,12 @@ import compll
 from compll.errors import UsageError
 from compll.ir.layout import cuts
 from compll.runtime.batches import Encoding
-from compll.runtime.library import type_check
-from tests.compll.conftest import CASES, costing
+from tests.compll.conftest import CASES, costing, modules
 from tests.compll.test_cuda import WHERE, kernels
 
 LENGTHS = (1000, 5000, 3, 1)
 GUARD = 0xA5
-CUT = [costing(case) for case in CASES if cuts(type_check(*case)[0])]
+CUT = [costing(case) for case, typed in zip(CASES, modules(CASES), strict=True) if cuts(typed)]
 
 
 def bits(values):

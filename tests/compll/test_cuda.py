@@ -19,11 +19,14 @@ from compll.errors import PayloadError, SpecError, UsageError
 from compll.numerics import halves
 from compll.runtime.batches import Encoding, Incoming
 from compll.runtime.library import type_check
-from tests.compll.conftest import CASES
-from tests.compll.cuda_host import HostDevice
+from tests.compll.conftest import SMALL, costing, variants
+from tests.compll.cuda_host import HostDevice, hostile
 
 #: the first begins where tiles are ready (see prelude.cuh), most others do not
 SIZES = (2 * 1024, 1, 7, 33, 64, 1000, 1024)
+#: a spec of every kind of kernel
+KINDS = [(name, SMALL.get(name, {}) | hostile.PARAMS.get(name, {})) for name in hostile.SPECS]
+each_kind = pytest.mark.parametrize("case", [*map(costing, KINDS)])
 
 
 @pytest.fixture
@@ -74,6 +77,7 @@ def places(codec, lengths, gap):
     return np.cumsum([0, *sizes[:-1]]).astype(np.int64), sum(sizes)
 
 
+@variants
 def test_a_batch_is_encoded_as_by_the_reference(typed, reference, rng, where):
     batches_equal(typed, reference, rng, where, 64, 1)
 
@@ -167,9 +171,7 @@ def test_non_finite_values_are_written_back_as_decoded(name, fed, where):
 
 @pytest.mark.slow
 def test_16_bit_gradients_are_read_and_written(case, typed, reference, rng, where):
-    gradient = ("float16", "bfloat16")[CASES.index(case) % 2]
-    if case[1] and where == "shim":
-        pytest.skip("variants read and write as their spec does")
+    gradient = ("float16", "bfloat16")[compll.list_specs().index(case[0]) % 2]
     device = kernels(typed, where, 64)
     put, get = device.device.upload, device.device.download
     n = 2 * 1024 + 77
@@ -200,6 +202,7 @@ def gradients_of_16_bits(rng, n, gradient):
     return raw, (raw.astype(np.uint32) << 16).view(np.float32)
 
 
+@each_kind
 def test_non_finite_values_arrive_and_enter_no_state(typed, reference, rng, where):
     device = kernels(typed, where, 64)
     put, get = device.device.upload, device.device.download
@@ -216,6 +219,7 @@ def test_non_finite_values_arrive_and_enter_no_state(typed, reference, rng, wher
         assert all(np.isfinite(halves.read(get(s))).all() for s in state.values())
 
 
+@each_kind
 def test_a_broken_payload_is_told_as_by_the_reference(typed, reference, rng, where):
     device = kernels(typed, where, 64)
     put, get = device.device.upload, device.device.download
@@ -315,7 +319,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 @pytest.mark.timeout(570)
 @pytest.mark.skipif(not on_gpu() or not shutil.which("compute-sanitizer"), reason="no sanitizer")
 def test_a_gpu_finds_no_bad_access():
-    specs = " or ".join((*(f"{spec}-gpu" for spec in SANITIZED), "(int3_group-entropy and gpu)"))
+    specs = " or ".join((*(f"gpu-{spec}]" for spec in SANITIZED), "(int3_group-entropy and gpu)"))
     chosen = f"(encoded_as_by or decode_add_encode or broken_payload) and ({specs})"
     # calls that fail are CuPy's checks of a driver's features
     tool = ["compute-sanitizer", "--error-exitcode", "9", "--report-api-errors", "no"]

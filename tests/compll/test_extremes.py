@@ -7,6 +7,7 @@ import pytest
 
 import compll
 from compll.numerics import halves
+from tests.compll.conftest import variants
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.tiers import first_fast
 
@@ -53,6 +54,7 @@ def steps(codecs, x, state):
             yield payloads, decoded, states
 
 
+@variants
 def test_backends_agree(cpu, reference):
     """States stay finite, and the decoder gets a flag for values that are not."""
     for (kind, x), state in itertools.product(EXTREMES.items(), {False, cpu.stateful}):
@@ -114,8 +116,22 @@ def test_arguments_that_are_not_written(cpu, reference, rng):
         assert (y[33 + offset + n :] == 7).all()
 
 
+def decoded_inside(codec, data, n):
+    """Values decoded into the middle of a larger array, or None if the payload is refused."""
+    out, table = np.full(n + 64, 5, np.float32), np.array([[32, n, 0, 0, 0]])
+    refused = False
+    try:
+        with np.errstate(all="ignore"):
+            codec.decode_batch(data, table, np.zeros(1, np.int64), np.array([len(data)]), out)
+    except compll.PayloadError:
+        refused = True
+    assert (out[:32] == 5).all()
+    assert (out[n + 32 :] == 5).all()
+    return None if refused else out[32 : n + 32]
+
+
 def test_backends_agree_on_what_is_a_payload(cpu, reference, rng):
-    """Damaged payloads: both refuse, or both decode to the same bits."""
+    """Damaged payloads: both refuse, or both decode to the same bits, and write nothing else."""
     n = 300
     payload = cpu.encode(rng.standard_normal(n).astype(np.float32))
     for _ in range(60):
@@ -123,13 +139,7 @@ def test_backends_agree_on_what_is_a_payload(cpu, reference, rng):
         for at in rng.integers(0, len(wrong), 3):
             wrong[at] = rng.integers(256)
         wrong = wrong[: len(wrong) - int(rng.integers(3))]
-        results = []
-        for codec in (cpu, reference):
-            try:
-                with np.errstate(all="ignore"):
-                    results.append(codec.decode(wrong, n))
-            except compll.PayloadError:
-                results.append(None)
+        results = [decoded_inside(codec, wrong, n) for codec in (cpu, reference)]
         assert (results[0] is None) == (results[1] is None)
         if results[0] is not None:
             assert np.array_equal(results[0], results[1], equal_nan=True)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import compll
-from tests.compll.conftest import CASES, label
+from tests.compll.conftest import CASES, label, variants
 
 GOLDEN = Path(__file__).parent / "golden" / "payloads.json"
 SIZES = (1, 31, 1000, 1025, 20011)
@@ -82,6 +82,7 @@ def test_every_spec_is_in_the_net(golden):
     assert sorted(golden) == sorted(map(label, CASES))
 
 
+@variants
 def test_the_bits_are_those_recorded(case, golden):
     assert digest(case, "reference") == golden[label(case)]
 
