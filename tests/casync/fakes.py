@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 import torch
 
 from casync.building.parts import Choice, Tensor
@@ -170,6 +171,26 @@ MANY = [(s, c) for s, c in PAIRS if s == "ps" or c in ("sign", RAW) or (s, c) ==
 
 #: those that leave the mean on all ranks
 MEANS = [pair for pair in PAIRS if load(pair[0]).RESULT == "mean"]
+
+
+def each_strategy(pairs):
+    """Every strategy once, with feedback if it has a pair with that."""
+    return sorted(dict(sorted(pairs, key=lambda pair: (pair[1] == "sign", pair))).items())
+
+
+EVERY = each_strategy(PAIRS)
+
+
+def in_worlds(pairs, fast, worlds):
+    """Parameters (strategy, codec, *world): all pairs in the first world, where those of `fast` are
+    fast tests; of the others, slow, every strategy once in each world."""
+    first, *others = worlds
+    wanted = [(pair, first, pair in fast) for pair in pairs]
+    wanted += [(pair, world, False) for pair in each_strategy(pairs) for world in others]
+    return [
+        pytest.param(*pair, *world, marks=() if quick else pytest.mark.slow)
+        for pair, world, quick in wanted
+    ]
 
 
 def tensors_of(lengths: Sequence[int], first: int = 0) -> list[Tensor]:

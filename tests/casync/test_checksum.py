@@ -11,14 +11,23 @@ from casync.memory.slots import CHECKSUM
 from casync.runtime.executor import Executor
 from casync.runtime.options import RunOptions
 from casync.testing import Hub
-from tests.casync.fakes import CODECS, MEANS, SIZES, gradients, graph_of, states_of, world
+from tests.casync.fakes import (
+    CODECS,
+    MEANS,
+    SIZES,
+    each_strategy,
+    gradients,
+    graph_of,
+    states_of,
+    world,
+)
 from tests.casync.test_executor import assert_identical, run
 from tests.patience import HANG
 
 WHERE = "step 7 failed: rank 0, peer 1, task `recv rank=0 part=0 "
 TOTAL = sum(SIZES)
 FRONT = IDENTITY + CHECKSUM + MARK
-CARRIED = [(strategy, codec) for strategy, codec in MEANS if strategy != "allreduce"]
+CARRIED = [pair for pair in each_strategy(MEANS) if pair[0] != "allreduce"]
 
 
 class Damaging:

@@ -20,7 +20,7 @@ from casync.runtime.options import RunOptions
 from casync.topology import Topology
 from tests.casync.fakes import (
     CODECS,
-    MANY,
+    EVERY,
     PAIRS,
     Exact,
     gradients,
@@ -73,7 +73,7 @@ def met(graph, size, bulk):
     return found + kept
 
 
-@pytest.mark.parametrize("strategy, codec", EACH_ONCE)
+@pytest.mark.parametrize("strategy, codec", EVERY)
 def test_bits_are_those_without_shared_messages(strategy, codec):
     """Without tags, a slot's payloads lie side by side on both sides."""
     sizes = [300 + 37 * i for i in range(9)]
@@ -88,7 +88,7 @@ def test_bits_are_those_without_shared_messages(strategy, codec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy, codec", MANY)
+@pytest.mark.parametrize("strategy, codec", EVERY)
 def test_bits_of_32_ranks_and_300_tensors(strategy, codec):
     sizes = [1 + 37 * i % 400 for i in range(300)]
     tensors, topology = tensors_of(sizes), Topology.even(32, 4)

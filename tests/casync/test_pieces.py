@@ -16,16 +16,17 @@ from casync.runtime.pieces import pieces_of
 from casync.topology import Topology
 from tests.casync.fakes import (
     CODECS,
+    MANY,
+    PAIRS,
     SIZES,
     gradients,
     graph_of,
+    in_worlds,
     jitter,
     states_of,
     tensors_of,
     world,
 )
-from tests.casync.test_executor import EACH_ONCE
-from tests.tiers import first_fast
 
 TOTAL = sum(SIZES)
 
@@ -59,10 +60,11 @@ def compared(graph, dtype, codecs, made, steps=2):
             assert all(np.array_equal(array, other[key][name]) for name, array in arrays.items())
 
 
-@pytest.mark.parametrize("dtype", first_fast([torch.bfloat16, torch.float16]))
-@pytest.mark.parametrize("strategy, codec", EACH_ONCE)
-def test_averages_and_states_are_those_of_a_float32_copy(strategy, codec, dtype):
-    size = 4 if dtype == torch.bfloat16 else 3
+@pytest.mark.parametrize(
+    "strategy, codec, size, dtype",
+    in_worlds(PAIRS, MANY, [(4, torch.bfloat16), (3, torch.float16)]),
+)
+def test_averages_and_states_are_those_of_a_float32_copy(strategy, codec, size, dtype):
     graph = graph_of((1, 33, 1000, 9001), strategy, codec, size)
     compared(graph, dtype, CODECS, lambda: states_of(TOTAL))
 

@@ -21,11 +21,13 @@ from casync.topology import Topology
 from casync.transports import Member
 from tests.casync.fakes import (
     CODECS,
+    MANY,
     PAIRS,
     SIZES,
     attend,
     gradients,
     graph_of,
+    in_worlds,
     meet,
     planned,
     states_of,
@@ -34,18 +36,14 @@ from tests.casync.fakes import (
 )
 from tests.casync.proofs.dry_run import dry_run
 from tests.casync.rendezvous import Meeting
-from tests.casync.test_executor import EACH_ONCE
-from tests.tiers import first_fast
 
 WORLDS = [(3, 2), (2, 1), (4, 2), (5, 3), (6, 3), (7, 4), (8, 4)]
 SMALL = (7, 31, 40000)
 
 
 @pytest.mark.parametrize(
-    "world_size, per_node",
-    first_fast([(5, 2), (1, 1), *WORLDS]),
+    "strategy, codec, world_size, per_node", in_worlds(PAIRS, PAIRS, [(5, 2), (1, 1), *WORLDS])
 )
-@pytest.mark.parametrize("strategy, codec", PAIRS)
 def test_every_strategy_gets_through(strategy, codec, world_size, per_node):
     graph = graph_of(SIZES, strategy, codec, world_size, per_node=per_node)
     report = dry_run(graph, semantics="rendezvous")
@@ -124,8 +122,7 @@ def test_exchanged_slots_block_all_ranks_who_are_told(strategy):
             assert re.search(rf"rank {rank} is (blocked in `\w+ rank={rank}|gone|at its end)", text)
 
 
-@pytest.mark.parametrize("world_size, per_node", first_fast(WORLDS))
-@pytest.mark.parametrize("strategy, codec", EACH_ONCE)
+@pytest.mark.parametrize("strategy, codec, world_size, per_node", in_worlds(PAIRS, MANY, WORLDS))
 def test_threads_get_through_with_the_bits_of_the_executor(strategy, codec, world_size, per_node):
     """Two steps; on every link both sides counted the bytes of the dry run."""
     graph = graph_of(SMALL, strategy, codec, world_size, per_node=per_node, least_bytes=4000)

@@ -31,12 +31,19 @@ from casync.runtime.options import RunOptions
 from casync.transports import Member
 from casync.transports.nccl import NcclTransport
 from tests.casync import nccl_doubles
-from tests.casync.fakes import CODECS, gradients, graph_of, replay, states_of, world
+from tests.casync.fakes import (
+    CODECS,
+    EVERY,
+    gradients,
+    graph_of,
+    in_worlds,
+    replay,
+    states_of,
+    world,
+)
 from tests.casync.nccl_doubles import Memory, Nccl, become, connecting, current
 from tests.casync.rendezvous import Meeting
-from tests.casync.test_executor import EACH_ONCE
 from tests.patience import HANG
-from tests.tiers import first_fast
 
 LENGTHS = (7, 31, 40000)
 
@@ -478,8 +485,10 @@ def test_a_missing_libnccl_names_where_it_is_looked_for(monkeypatch):
         Pynccl()
 
 
-@pytest.mark.parametrize("world_size, per_node", first_fast([(3, 2), (2, 1), (4, 2), (8, 4)]))
-@pytest.mark.parametrize("strategy, codec", EACH_ONCE)
+@pytest.mark.parametrize(
+    "strategy, codec, world_size, per_node",
+    in_worlds(EVERY, EVERY, [(3, 2), (2, 1), (4, 2), (8, 4)]),
+)
 def test_every_strategy_over_nccl_has_the_bits_of_the_executor(
     strategy, codec, world_size, per_node, start
 ):
