@@ -33,18 +33,18 @@ from hipress.errors import (
     StateError,
     SyncError,
 )
-from hipress.outer.outer import Outer
 from hipress.outer.schedule import OuterSGD
 from hipress.outer.store_members import StoreMembers
 from hipress.outer.torchft_members import TorchftMembers
 from hipress.policies import Accordion, GraVAC, Warmup
-from hipress.sharding.shard import shard
 from hipress.stateful import Stateful
 from hipress.ways.all_reduce import all_reduce
 from hipress.ways.consensus import consensus_distance
 from hipress.ways.gossip import Gossip
+from hipress.ways.outer import Outer
 from hipress.ways.process_group import GroupOptions
 from hipress.ways.process_group import register as _register
+from hipress.ways.shard import shard
 from hipress.ways.synchronizer import Synchronizer
 from hipress.ways.wrap import attach, wrap
 from hipress.weights.publisher import Publisher

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hipress.handles import handle_of
 from hipress.model.torch_modes import without_inference_mode
-from hipress.outer.outer import Outer
 from hipress.ways.gossip import Gossip
+from hipress.ways.outer import Outer
 from hipress.ways.synchronizer import Synchronizer
 
 if TYPE_CHECKING:

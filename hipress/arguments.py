@@ -21,7 +21,7 @@ from hipress.errors import ConfigError
 from hipress.optim import Averaging
 from hipress.optim.optimizer_kinds import group_facts, refuse_foreign, unwrapped
 from hipress.options import AUTO, SCRATCH, Options
-from hipress.ranks.link import group_timeout
+from hipress.ranks.groups import group_timeout
 
 if TYPE_CHECKING:
     from hipress.policies import Policy

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from casync.errors import copy_to_raise
-from hipress import compat
+from hipress import compat, registry
 from hipress.channel.records import GRADIENTS, SHARDS, check_record
 from hipress.choose.trial import REFUSED
 from hipress.choose.tuner import forbidden
@@ -33,18 +33,16 @@ from hipress.model.shards import (
     reshard,
     whole,
 )
-from hipress.outer import outer_state
-from hipress.outer.outer import Outer
-from hipress.session import SESSIONS, Session, plain_options
-from hipress.sharding.sharding import Sharding, sharding_of
+from hipress.session import Session, plain_options, session_of
+from hipress.sharding.sharding import Sharding
 from hipress.ways.gossip import Gossip
+from hipress.ways.outer import Outer
 from hipress.ways.process_group import CompressingGroup
 from hipress.ways.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
     from hipress.choose.chooser import Chooser
     from hipress.engine.buckets import BucketPlans
-    from hipress.outer.outer_report import OuterReport
     from hipress.reporting.report import Report
     from hipress.sharding.shard_report import ShardReport
 
@@ -80,9 +78,7 @@ class ModelHandle(Handle, Protocol):
 def handle_of(target: Any) -> Handle:
     """The handle of a result of wrap, attach, Synchronizer, Gossip, shard or Outer, or of a process
     group `hipress`. Raises ConfigError for anything else."""
-    if isinstance(target, Outer):
-        return OuterHandle(target)
-    if isinstance(target, CompressingGroup):
+    if isinstance(target, Outer | CompressingGroup):
         return target
     if isinstance(target, dist.ProcessGroup):
         raise ConfigError(f"this group is of backend {dist.get_backend(target)!r}, not 'hipress'")
@@ -91,36 +87,15 @@ def handle_of(target: Any) -> Handle:
 
 def model_handle(target: Any) -> ModelHandle:
     """The same for a module, a Synchronizer or a Gossip."""
-    if (sharding := sharding_of(target)) is not None:
-        return ShardHandle(compat.uncompiled(target), sharding)
+    inner = compat.uncompiled(target) if isinstance(target, nn.Module) else target
+    if (sharding := registry.get(inner, Sharding)) is not None:
+        return ShardHandle(inner, sharding)
     if not isinstance(target, Synchronizer | Gossip):
         known = isinstance(target, DistributedDataParallel) or not isinstance(target, nn.Module)
         if not known and any(fsdp_parts(target)):
             raise ConfigError("hipress.shard was not called for this model, or detached from it")
         target = as_ddp(target)
-    session = SESSIONS.get(target)
-    if session is None:
-        raise ConfigError("hipress is not attached to this module; use hipress.wrap or attach")
-    return SessionHandle(target, session)
-
-
-class OuterHandle:
-    """The handle of an outer loop."""
-
-    def __init__(self, outer: Outer) -> None:
-        self._outer = outer
-
-    def report(self) -> OuterReport:
-        return self._outer.report()
-
-    def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
-        return outer_state.export(self._outer, portable=portable)
-
-    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        outer_state.restore(self._outer, state)
-
-    def detach(self) -> None:
-        self._outer.close()
+    return SessionHandle(target, session_of(target))
 
 
 class ShardHandle:
@@ -144,6 +119,7 @@ class ShardHandle:
         self._sharding.load_state_dict(state, params, [named[each.name] for each in params])
 
     def detach(self) -> None:
+        registry.drop(self._model)
         self._sharding.detach()
 
     def parameters(self) -> tuple[Sequence[Param], dict[str, torch.Tensor]]:
@@ -169,7 +145,7 @@ class SessionHandle:
                 "their way; call it between steps"
             )
         session.close()
-        del SESSIONS[self._target]
+        registry.drop(self._target)
 
     def parameters(self) -> tuple[Sequence[Param], dict[str, torch.Tensor]]:
         target, module = self._target, self._target.module

@@ -7,7 +7,6 @@ import logging
 import platform
 import sys
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
@@ -20,7 +19,7 @@ from torch import nn
 
 from casync.codec import Codec
 from casync.shutdown import end_with
-from hipress import compat
+from hipress import compat, registry
 from hipress.choose import evidence, rules
 from hipress.choose.plan import check_patterns
 from hipress.choose.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
@@ -35,6 +34,7 @@ from hipress.engine.engine import Engine
 from hipress.engine.loaded import LoadedGradients
 from hipress.engine.momentum import Momentum
 from hipress.engine.world import World
+from hipress.errors import ConfigError
 from hipress.model.devices import Placement, backends_of, place
 from hipress.model.params import Param, describe
 from hipress.optim import Averaging
@@ -43,7 +43,7 @@ from hipress.options import AUTO, Options
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import job, nodes
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Mean
+from hipress.ranks.groups import Mean
 
 if TYPE_CHECKING:
     from hipress.choose.chooser import Chooser
@@ -190,7 +190,7 @@ def _tell_uncaught() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sessions = [SESSIONS[each] for each in wrapped_modules() if not SESSIONS[each].broken]
+        sessions = [each for _, each in registry.every(Session) if not each.broken]
         if sessions and compat.is_collective(error):
             error.add_note(_tell_gone(sessions[0].coordinator) or "no rank is known to be gone")
         before(kind, error, trace)
@@ -219,13 +219,18 @@ def _end(engine: Engine | None, release: Callable[[], None]) -> None:
         engine.close()
 
 
-#: sessions by DDP module, Synchronizer or Gossip; a collected module takes its session with it
-SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+def session_of(target: object) -> Session:
+    """The session of a DDP module, a Synchronizer or a Gossip. Raises ConfigError if it has
+    none."""
+    session = registry.get(target, Session)
+    if session is None:
+        raise ConfigError("hipress is not attached to this module; use hipress.wrap or attach")
+    return session
 
 
 def wrapped_modules() -> list[Any]:
-    """The keys of SESSIONS; other threads may add to it meanwhile."""
-    return [key for reference in SESSIONS.keyrefs() if (key := reference()) is not None]
+    """DDP modules, Synchronizers and Gossips with a session."""
+    return [target for target, _ in registry.every(Session)]
 
 
 def prepare(

@@ -14,7 +14,7 @@ from hipress.api import Synchronized, load_state_dict, state_dict
 from hipress.handles import compressible, model_handle
 from hipress.model.shards import as_gradient, local
 from hipress.outer import outer_state
-from hipress.outer.outer import Outer
+from hipress.ways.outer import Outer
 from hipress.ways.process_group import CompressingGroup
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Stateful:
             group = self._model.group if isinstance(self._model, Outer) else self._model
             first = rank if group is None else min(dist.get_process_group_ranks(group))
             if isinstance(self._model, Outer) and self._model.round is not None and self._exact:
-                shared = outer_state.under_way(self._model)
+                shared = outer_state.under_way(self._model.site)
             else:
                 shared = state_dict(self._model, portable=True)
             return {"others": {f"ranks from {first} on": _pack(shared)}, **exact}

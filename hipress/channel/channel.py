@@ -56,7 +56,7 @@ from hipress.options import Options
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import group_timeout
+from hipress.ranks.groups import group_timeout
 
 __all__ = ["OVERLAP", "Channel"]
 

@@ -17,7 +17,7 @@ from hipress.errors import AgreementTimeout, ConfigError
 from hipress.model.devices import NCCL, ON_HOST, Placement
 from hipress.options import Options
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import connect, own_store
+from hipress.ranks.groups import connect, own_store
 
 
 def start_slots(

@@ -19,7 +19,7 @@ from hipress.errors import StateError, SyncError
 from hipress.optim.adam import Freezing
 from hipress.policies import PolicyState
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Agreement
+from hipress.ranks.groups import Agreement
 
 log = logging.getLogger("hipress")
 

@@ -23,7 +23,7 @@ from hipress.model.params import Param
 from hipress.options import Options
 from hipress.policies import DENSE, Policy, PolicyState
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Agreement, all_reduce_sum
+from hipress.ranks.groups import Agreement, all_reduce_sum
 
 log = logging.getLogger("hipress")
 ELEMENTS = 1 << 20  # of a tensor by which levels are compared

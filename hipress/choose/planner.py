@@ -28,7 +28,7 @@ from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
 from hipress.policies import Policy
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Agreement
+from hipress.ranks.groups import Agreement
 
 
 @dataclass(frozen=True)

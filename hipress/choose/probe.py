@@ -35,7 +35,7 @@ from casync.rounds import as_rounds
 from casync.topology import Topology
 from casync.transports import Member, SlotTransport
 from hipress.codecs import state_of
-from hipress.ranks.link import all_reduce_max
+from hipress.ranks.groups import all_reduce_max
 
 __all__ = ["HOST", "ProbeSetup"]
 

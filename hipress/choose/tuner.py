@@ -43,7 +43,7 @@ from hipress.choose.trial import WINDOW, Trial, Tried, Watch, results
 from hipress.choose.workload import Observer, Workload
 from hipress.options import AUTO, Options
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Agreement, all_reduce_max
+from hipress.ranks.groups import Agreement, all_reduce_max
 from hipress.ranks.store import fulfil
 
 __all__ = ["Compilation"]

@@ -40,7 +40,7 @@ from hipress.codecs import MEAN, full_name
 from hipress.engine.residuals import Residuals, in_layout, in_shape
 from hipress.errors import StateError
 from hipress.model.params import Param
-from hipress.ranks.link import Mean
+from hipress.ranks.groups import Mean
 
 if TYPE_CHECKING:
     from hipress.choose.chooser import Chooser

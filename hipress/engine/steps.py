@@ -28,7 +28,7 @@ from hipress.engine.order import Bucket, BucketOrder, buckets
 from hipress.errors import SyncError
 from hipress.model.params import Param, writable
 from hipress.model.shards import as_gradient, is_sharded, local, place_gradient
-from hipress.ranks.link import broadcast, start_all_reduce_max
+from hipress.ranks.groups import broadcast, start_all_reduce_max
 
 __all__ = ["Awaited", "change_error", "hide"]
 

@@ -18,7 +18,7 @@ from casync.shutdown import close_at_exit, start_thread
 from casync.transports.distributed import break_group, transport_error
 from hipress.errors import DivergenceError, SyncError
 from hipress.model.params import Param
-from hipress.ranks.link import gather
+from hipress.ranks.groups import gather
 
 GRACE = 1.0  # seconds in which comparisons under way may end
 VERIFY_STEPS = 100

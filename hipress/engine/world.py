@@ -28,7 +28,7 @@ from hipress.engine.verify import Verifier
 from hipress.model.devices import ON_HOST, Placement, by_gloo
 from hipress.options import Options
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import connect
+from hipress.ranks.groups import connect
 
 #: seconds beyond a native all-reduce's own time-out; in torch 2.8 that is the group's
 NATIVE_TIMEOUT_SLACK = 1.0

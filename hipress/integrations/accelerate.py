@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hipress import registry
 from hipress.integrations import files
 from hipress.integrations.prepared import ddp_to_attach
-from hipress.session import SESSIONS
+from hipress.session import Session
 from hipress.ways.wrap import attach as attach_
 
 __all__ = ["attach"]
@@ -35,7 +36,7 @@ def attach(
     files.resume(ddp, None if resume is None else files.file_of(resume))
 
     def save(models: object, weights: object, folder: str) -> None:
-        if ddp in SESSIONS:  # it is not detached
+        if registry.get(ddp, Session) is not None:  # it is not detached
             files.save(ddp, files.file_of(folder))
 
     accelerator.register_save_state_pre_hook(save)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from compll.files import replacing
 from hipress.api import load_state_dict, state_dict
 from hipress.errors import HipressError, StateError
-from hipress.session import SESSIONS
+from hipress.session import session_of
 
 log = logging.getLogger("hipress")
 RESUMES = "training resumes"
@@ -45,7 +45,7 @@ def resume(ddp: DistributedDataParallel, file: Path | None) -> None:
     """Load this rank's state, if training resumes; None: it begins. Every rank must call this.
     Raises ConfigMismatch if some ranks resume and others begin, and the errors of `load`."""
     if file is None:
-        SESSIONS[ddp].coordinator.require_equal({RESUMES: False})
+        session_of(ddp).coordinator.require_equal({RESUMES: False})
     else:
         load(ddp, file)
 
@@ -55,7 +55,7 @@ def load(ddp: DistributedDataParallel, file: Path) -> None:
 
     Raises StateError for a file that cannot be read, and the errors of hipress.load_state_dict.
     """
-    coordinator = SESSIONS[ddp].coordinator
+    coordinator = session_of(ddp).coordinator
     with coordinator.failures_told():
         state = _read(file) if file.exists() else None
     have = coordinator.require_equal({RESUMES: True}, state is not None)
@@ -71,7 +71,7 @@ def load(ddp: DistributedDataParallel, file: Path) -> None:
 
 def name_training(ddp: DistributedDataParallel) -> str:
     """A name for files of this training, new and the same on all ranks, which must all call it."""
-    return str(SESSIONS[ddp].coordinator.require_equal({}, secrets.token_hex(4))[0])
+    return str(session_of(ddp).coordinator.require_equal({}, secrets.token_hex(4))[0])
 
 
 def _read(file: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,50 +22,48 @@ from hipress.channel.records import (
 from hipress.errors import StateError
 from hipress.outer.fragments import Fragment, by_parameter
 from hipress.outer.rounds import Round
+from hipress.outer.site import Site
 from hipress.outer.sites import Sites
-from hipress.ranks.link import Mean
-
-if TYPE_CHECKING:
-    from hipress.outer.outer import Outer
+from hipress.ranks.groups import Mean
 
 _SHARED = {"agreed", "momentum"}  # in every record's `more`
 _OWN = {"course", "steps", "calls", "round"}  # and in that of a site's own
 
 
-def export(outer: Outer, *, portable: bool) -> dict[str, Any]:
+def export(site: Site, *, portable: bool) -> dict[str, Any]:
     """The record of this site, or one for any number of sites: see `hipress.state_dict`."""
     shared = {
-        "agreed": by_parameter(outer.fragments, lambda f: f.agreed),
-        "momentum": by_parameter(outer.fragments, lambda f: f.momentum),
+        "agreed": by_parameter(site.fragments, lambda f: f.agreed),
+        "momentum": by_parameter(site.fragments, lambda f: f.momentum),
     }
-    if outer.has_left:  # others have taken over what this site had not delivered
-        return make_record(OUTER, outer.rounds, portable=True, more=shared)
-    sites = outer.connected()
-    if outer.round is not None and (portable or sites.changes):
+    if site.has_left:  # others have taken over what this site had not delivered
+        return make_record(OUTER, site.rounds, portable=True, more=shared)
+    sites = site.connected()
+    if site.round is not None and (portable or sites.changes):
         raise StateError(
             "a round of the outer loop is under way: save where outer.round is None, after the "
             "step in which its delay is over"
         )
-    if outer.round is not None:
-        outer.round.wait()  # first: until then its encodes change states
+    if site.round is not None:
+        site.round.wait()  # first: until then its encodes change states
     if portable:
         mean = Mean(sites.coordinator)
-        some = mean.where_any(map(outer.left, outer.fragments))
-        owing = [f for f, owes in zip(outer.fragments, some, strict=True) if owes]
-        left = by_parameter(owing, lambda f: mean(outer.left(f)))
-        return make_record(OUTER, outer.rounds, portable=True, undelivered=left, more=shared)
+        some = mean.where_any(map(site.left, site.fragments))
+        owing = [f for f, owes in zip(site.fragments, some, strict=True) if owes]
+        left = by_parameter(owing, lambda f: mean(site.left(f)))
+        return make_record(OUTER, site.rounds, portable=True, undelivered=left, more=shared)
     return make_record(
         OUTER,
-        outer.rounds,
+        site.rounds,
         place=_place(sites),
         **export_states(sites.states),
-        undelivered=by_parameter(outer.fragments, lambda f: f.undelivered),
+        undelivered=by_parameter(site.fragments, lambda f: f.undelivered),
         more={
             **shared,
-            "course": outer.schedule.course,
-            "steps": outer.steps,
+            "course": site.schedule.course,
+            "steps": site.steps,
             "calls": sites.calls,
-            "round": _round(outer.round),
+            "round": _round(site.round),
         },
     )
 
@@ -74,22 +72,22 @@ def _place(sites: Sites) -> list[int]:
     return [sites.coordinator.rank, sites.count]
 
 
-def under_way(outer: Outer) -> dict[str, Any]:
+def under_way(site: Site) -> dict[str, Any]:
     """In place of a portable record amid a round: tells whoever loads it that there is none."""
-    more = {"under way": outer.connected().count}
-    return make_record(OUTER, outer.rounds, portable=True, more=more)
+    more = {"under way": site.connected().count}
+    return make_record(OUTER, site.rounds, portable=True, more=more)
 
 
-def restore(outer: Outer, state: Mapping[str, Any]) -> None:
+def restore(site: Site, state: Mapping[str, Any]) -> None:
     """Go on from a state. Raises StateError; ConfigMismatch if sites' states are of different
     rounds."""
-    sites = outer.connected()
+    sites = site.connected()
     coordinator = sites.coordinator
     with coordinator.failures_told():
-        if outer.round is not None:
+        if site.round is not None:
             raise StateError("a round of the outer loop is under way: load before the first step")
         check_record(state, OUTER)
-        _check(outer, state)
+        _check(site, state)
     rounds, more, undelivered = state["counter"], state["more"], state["undelivered"]
     agreed = more["agreed"]
     digest = hashlib.sha256()
@@ -98,8 +96,8 @@ def restore(outer: Outer, state: Mapping[str, Any]) -> None:
     coordinator.require_equal(
         {"rounds of the state to load": rounds, "agreed weights": digest.hexdigest()[:16]}
     )
-    outer.rounds, outer.steps = rounds, more.get("steps", 0)
-    for fragment in outer.fragments:
+    site.rounds, site.steps = rounds, more.get("steps", 0)
+    for fragment in site.fragments:
         fragment.agreed.copy_(fragment.join(agreed))
         if fragment.momentum is not None:
             fragment.momentum.copy_(fragment.join(more["momentum"]))
@@ -109,21 +107,21 @@ def restore(outer: Outer, state: Mapping[str, Any]) -> None:
             fragment.write(fragment.target())
     # of a portable record, what codecs held back is owed, too: new sites have none of it
     sites.states.restore(state["states"])
-    sites.calls = more.get("calls", outer.calls_so_far)
+    sites.calls = more.get("calls", site.calls_so_far)
     if not state["portable"]:
-        outer.round = _restored_round(outer, sites, more["round"])
+        site.round = _restored_round(site, sites, more["round"])
 
 
-def _restored_round(outer: Outer, sites: Sites, saved: Mapping[str, Any] | None) -> Round | None:
+def _restored_round(site: Site, sites: Sites, saved: Mapping[str, Any] | None) -> Round | None:
     """A round that was under way, whose average has come; None if there was none."""
     if saved is None:
         return None
-    fragment = outer.fragments[outer.rounds % len(outer.fragments)]
+    fragment = site.fragments[site.rounds % len(site.fragments)]
     sent = None if saved["sent"] is None else fragment.join(saved["sent"])
-    return Round(fragment, sites, outer.schedule, fragment.join(saved["average"]), sent)
+    return Round(site.rounds, fragment, sites, site.schedule, fragment.join(saved["average"]), sent)
 
 
-def _check(outer: Outer, state: Mapping[str, Any]) -> None:
+def _check(site: Site, state: Mapping[str, Any]) -> None:
     """Raise StateError for a record of another outer loop."""
     more = state["more"]
     if "under way" in more:
@@ -135,7 +133,7 @@ def _check(outer: Outer, state: Mapping[str, Any]) -> None:
     needed = _SHARED if state["portable"] else _SHARED | _OWN
     if not needed <= more.keys():
         raise StateError(f"damaged state: more: expected {sorted(needed)}, got {sorted(more)}")
-    shapes = {p.name: tuple(p.shape) for fragment in outer.fragments for p in fragment.params}
+    shapes = {p.name: tuple(p.shape) for fragment in site.fragments for p in fragment.params}
     other = {name: tuple(each.shape) for name, each in more["agreed"].items()}
     for name in sorted(shapes.keys() | other.keys()):
         if shapes.get(name) != other.get(name):
@@ -143,17 +141,17 @@ def _check(outer: Outer, state: Mapping[str, Any]) -> None:
                 f"the state does not fit the model: {name!r} has the shape {other.get(name)} there "
                 f"and {shapes.get(name)} here"
             )
-    if outer.schedule.outer.momentum and not more["momentum"]:
+    if site.schedule.outer.momentum and not more["momentum"]:
         raise StateError("the state has no outer momentum, and `outer` has")
     wrong = check_undelivered(state, shapes)[1]
     if not state["portable"]:
-        sites = outer.connected()
+        sites = site.connected()
         wrong += check_place(state, _place(sites))
         others = dict.fromkeys(shapes, "no compressor with states")
         wrong += check_states(state, entries_of(sites.states), others)[1]
-        if more["course"] != outer.schedule.course:
+        if more["course"] != site.schedule.course:
             wrong.append(
-                f"it is of rounds with {more['course']}, not {outer.schedule.course}: use the "
+                f"it is of rounds with {more['course']}, not {site.schedule.course}: use the "
                 "options of before, or save with portable=True"
             )
     refuse(wrong)

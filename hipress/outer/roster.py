@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hipress.errors import ConfigError
+from hipress.outer.meeting import Note
 from hipress.ranks.coordinator import Coordinator
 
 log = logging.getLogger("hipress")
@@ -23,7 +24,7 @@ class Roster:
         """name: of this site; by default that of its host. Raises ConfigError."""
         if name is not None and not (isinstance(name, str) and name.isprintable() and name):
             raise ConfigError(f"name of a site is a text of one line, not {name!r}")
-        self.own = {"name": name or socket.gethostname(), "token": secrets.token_hex(8)}
+        self.name, self.token = name or socket.gethostname(), secrets.token_hex(8)  # this site's
         self._known: dict[str, str] = {}  # texts by token, by rank
         self._leaving: set[str] = set()  # tokens
         self._left: set[str] = set()
@@ -34,11 +35,11 @@ class Roster:
         """Texts such as "site 3 (amsterdam)", without sites that have left."""
         return [text for token, text in self._known.items() if token not in self._left]
 
-    def meet(self, coordinator: Coordinator, notes: Sequence[Mapping[str, Any]]) -> None:
+    def meet(self, coordinator: Coordinator, notes: Sequence[Note]) -> None:
         """Take over who is there, and log who has come, and who is there no more. notes: of the
-        sites, by rank, with `own`, and who of them leaves."""
+        sites, by rank."""
         here = {
-            note["token"]: f"site {number} ({note['name']})"
+            note.token: f"site {number} ({note.name})"
             for number, note in zip(coordinator.ranks, notes, strict=True)
         }
         gone = self._known.keys() - here.keys() - self._left
@@ -48,7 +49,7 @@ class Roster:
         self._tell("did not come", [self._known[token] for token in gone - died])
         self._tell("joined", [text for token, text in here.items() if token not in self._known])
         self._known, self._sites, self._left = here, coordinator, set()
-        self._leaving = {note["token"] for note in notes if note["leaving"]}
+        self._leaving = {note.token for note in notes if note.leaving}
 
     def part(self) -> None:
         """Log who has left, after a round that went well."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch.futures import Future
 
-from casync.errors import CasyncError
-from hipress.channel.futures import wait_within
 from hipress.errors import HipressError
 from hipress.outer.fragments import Fragment
 from hipress.outer.schedule import Schedule
@@ -26,6 +24,7 @@ class Round:
     cleared there. So after `undo` all is as before, bit for bit, and the next round has it.
     """
 
+    number: int  # from 0 on
     fragment: Fragment
     sites: Sites
     schedule: Schedule
@@ -36,11 +35,16 @@ class Round:
     counted: Sequence[int] = ()  # ranks of the sites that have a pseudo-gradient
     scale: float = 1.0  # of the average
     futures: list[Future[torch.Tensor]] = field(default_factory=list)
-    error: HipressError | CasyncError | None = None  # of the start
+    error: HipressError | None = None  # of the start
 
     @classmethod
     def of(
-        cls, fragment: Fragment, sites: Sites, schedule: Schedule, counted: Sequence[int]
+        cls,
+        number: int,
+        fragment: Fragment,
+        sites: Sites,
+        schedule: Schedule,
+        counted: Sequence[int],
     ) -> Round:
         """A round that has not started. counted: ranks of the sites that have a pseudo-gradient.
         Newcomers have none yet: they send zeros, which count neither in the average nor in the
@@ -52,26 +56,27 @@ class Round:
             values += fragment.undelivered
         before = sites.copy(fragment.bundles) if sites.changes else []
         scale = sites.count / len(counted)
-        return cls(fragment, sites, schedule, values, sent, before, counted, scale)
+        return cls(number, fragment, sites, schedule, values, sent, before, counted, scale)
 
     def start(self) -> None:
-        """Send. Errors of other sites are raised by `wait`."""
+        """Send. Errors are raised by `wait`, which may undo the round."""
         try:
-            if self.schedule.clip == "median":
-                self._clip()
-            for bundle in self.fragment.bundles:
-                future = self.sites.submit(bundle, self.values[bundle.part])
-                if future is not None:
-                    self.futures.append(future)
-        except (HipressError, CasyncError) as error:
+            with self.sites.failures.scope(self.number):
+                if self.schedule.clip == "median":
+                    self._clip()
+                for bundle in self.fragment.bundles:
+                    future = self.sites.submit(bundle, self.values[bundle.part])
+                    if future is not None:
+                        self.futures.append(future)
+        except HipressError as error:
             self.error = error
 
     def wait(self) -> None:
-        """Wait for the average. Raises errors of hipress and casync."""
+        """Wait for the average. Raises the first failure, which names rank, peer and task."""
         if self.error is not None:
             raise self.error
         for future in self.futures:
-            wait_within(future, None)
+            self.sites.wait(future, self.number)
         self.futures = []
         if self.scale != 1:
             self.values *= self.scale

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from casync.topology import Topology
+from hipress import registry
 from hipress.choose import rules as rules_
 from hipress.choose.plan import Plan, check_patterns, fixed_plan
 from hipress.codecs import resolve, resolve_down
@@ -28,7 +29,7 @@ from hipress.optim.optimizer_kinds import holds, unwrapped
 from hipress.options import Options
 from hipress.outer.fragments import Fragment, cut
 from hipress.outer.schedule import Schedule
-from hipress.session import SESSIONS, facts_of, wrapped_modules
+from hipress.session import Session, facts_of
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,16 @@ class SiteModel:
     fragments: list[Fragment]
     snapshot: Snapshot  # of the parameters, to notice later changes
     facts: Mapping[str, Any]  # equal at all sites
+    group: dist.ProcessGroup | None  # of the outer loop; None if members choose the ranks
 
     @classmethod
     def of(
-        cls, model: nn.Module, optimizer: Optimizer, options: Options, schedule: Schedule
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer,
+        options: Options,
+        schedule: Schedule,
+        group: dist.ProcessGroup | None,
     ) -> SiteModel:
         """Describe and cut the model. Raises ConfigError."""
         _notice_wrappers()
@@ -79,7 +86,7 @@ class SiteModel:
         }
         return cls(
             model, plan, cut(params, parameters, plan, schedule),
-            Snapshot(model, params, parameters, rank, again), facts,
+            Snapshot(model, params, parameters, rank, again), facts, group,
         )  # fmt: skip
 
     @property
@@ -92,9 +99,9 @@ class SiteModel:
         return [*agreed, *momentum, *(each for each in rest if each.numel())]
 
 
-def refuse_averaged(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Raise ConfigError if ranks of the outer loop average this model's gradients, too. group: of
-    the outer loop; None if members choose the ranks."""
+def refuse_averaged(site: SiteModel) -> None:
+    """Raise ConfigError if ranks of the outer loop average this model's gradients, too."""
+    model, group = site.module, site.group
     if group is None:
         return
     ours, me = {*dist.get_process_group_ranks(group)}, dist.get_rank()
@@ -105,10 +112,10 @@ def refuse_averaged(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         for part in (*model.modules(), *around)
         if isinstance(part, DistributedDataParallel)
     }
-    for key in wrapped_modules():
+    for key, session in registry.every(Session):
         module: nn.Module = key if isinstance(key, nn.Module) else key.module
         if mine & {*module.parameters()}:
-            groups[type(key).__name__] = SESSIONS[key].group
+            groups[type(key).__name__] = session.group
     for name, other in groups.items():
         both = ours & {*dist.get_process_group_ranks(other)} - {me}
         if both:

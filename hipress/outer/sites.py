@@ -15,13 +15,14 @@ from casync.runtime.counters import Counters
 from casync.shutdown import end_with
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece
+from hipress.channel.failures import Failures
 from hipress.channel.states import Arena, Floats, States
 from hipress.choose.plan import Plan
 from hipress.errors import ConfigError
 from hipress.options import Options
 from hipress.outer.fragments import Bundle
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Agreement, gather
+from hipress.ranks.groups import Agreement, gather
 
 Copies = list[tuple[Arena, dict[str, dict[str, Floats]]]]  # of states, by side and name
 
@@ -47,6 +48,7 @@ class Sites:
         """
         self.coordinator, self.changes, self._plan = coordinator, changes, plan
         self.calls = calls  # number of the next exchange
+        self.failures = Failures(coordinator, options.timeout, "outer round")
         self._channel: Channel | None = None
         self._exchanges: dict[str, Exchange] = {}  # by name of a bundle
         self._norms: Agreement | None = None
@@ -54,7 +56,7 @@ class Sites:
             if refusal := refuse_workers(codec, self.count):
                 raise ConfigError(refusal)
         if self.count > 1:
-            self._channel = channel = Channel("outer", options, coordinator)
+            self._channel = channel = Channel("outer", options, coordinator, failures=self.failures)
             end_with(self, channel.close)  # an Outer that is dropped
             self._exchanges = {each.name: self._exchange(channel, each) for each in bundles}
 
@@ -93,6 +95,11 @@ class Sites:
             return None
         self.calls += 1
         return self._channel.submit(values, self._exchanges[bundle.name], draw=self.calls - 1)
+
+    def wait(self, future: Future[torch.Tensor], round_: int) -> None:
+        """Wait for an average, as Channel.wait does. round_: number of the round, for errors."""
+        assert self._channel is not None
+        self._channel.wait(future, round_)
 
     def median_norm(self, norm: float, counted: Sequence[int]) -> float:
         """The median of a number over the sites of these ranks; all sites must call this."""

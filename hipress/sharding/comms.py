@@ -31,7 +31,7 @@ from hipress.model.params import COMPRESSIBLE
 from hipress.model.torch_modes import without_inference_mode
 from hipress.sharding.fsdp import Group, divisor_of
 
-__all__ = ["Average", "Backward", "Gather", "Link", "Scatter", "Traffic"]
+__all__ = ["Average", "Backward", "Connection", "Gather", "Scatter", "Traffic"]
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Backward:
         """groups: of all parameters of the model."""
         self.traffic = Traffic()
         self.passes = self.sums = 0  # so far, also before a state was loaded
-        self.links: list[Link] = []
+        self.connections: list[Connection] = []
         self._buffers, self._groups = buffers, groups
         self._number: int | None = None  # torch's, of the pass that runs, maybe within another
         self._running = False
@@ -104,8 +104,8 @@ class Backward:
         self._number = None
         if not any(group.in_backward for group in self._groups):  # no pass around this one
             self._running = False
-            for link in self.links:
-                link.settle()
+            for connection in self.connections:
+                connection.settle()
 
     def finish(self) -> None:
         """Wait for all sums; also before FSDP adds to a gradient, whose sum may be among them."""
@@ -118,14 +118,14 @@ class Backward:
         self._number, self._running = None, False
 
 
-class Link:
+class Connection:
     """The channel of some collectives, and the backward pass in which they run."""
 
     def __init__(self, channel: Channel, group: dist.ProcessGroup, backward: Backward) -> None:
         """group: of the channel's ranks, for what is not compressed."""
         self.channel, self.group, self.backward = channel, group, backward
         self.used: dict[str, str] = {}  # parameters of the latest sums, by name of the exchange
-        backward.links.append(self)
+        backward.connections.append(self)
 
     def wait(self, future: Future[torch.Tensor]) -> None:
         """Wait, as Channel.wait does."""
@@ -169,7 +169,7 @@ class _Comm:
     group: Group
     names: Sequence[str]  # of its parameters
     keys: Sequence[str]  # of their codecs
-    link: Link
+    connection: Connection
     number: int  # of the group, among `groups`
     groups: int
     strategy: str
@@ -200,7 +200,7 @@ class _Comm:
     @property
     def traffic(self) -> Traffic:
         """Sums of this process."""
-        return self.link.backward.traffic
+        return self.connection.backward.traffic
 
     @without_inference_mode()
     def allocate(
@@ -240,28 +240,28 @@ class _Comm:
         self, tensor: torch.Tensor, chosen: tuple[int, ...], draw: int
     ) -> Future[torch.Tensor]:
         """Start to exchange a tensor of rows, or a row, in place. draw: see Channel.submit."""
-        link = self.link
-        link.channel.failures.refuse()
+        connection = self.connection
+        connection.channel.failures.refuse()
         exchange = self.exchange_of(chosen)
         if exchange.elements != tensor.numel():
-            raise link.fail(SyncError(self._unknown(tensor, chosen)))
+            raise connection.fail(SyncError(self._unknown(tensor, chosen)))
         try:
             with without_inference_mode():
-                return link.channel.submit(tensor, exchange, draw=draw)
+                return connection.channel.submit(tensor, exchange, draw=draw)
         except Exception as error:
-            raise link.fail(error) from error.__cause__
+            raise connection.fail(error) from error.__cause__
 
     def reduce(self, tensor: torch.Tensor, chosen: tuple[int, ...]) -> Future[torch.Tensor]:
         """Start to exchange gradients, as they are without the scale of a GradScaler."""
-        backward = self.link.backward
+        backward = self.connection.backward
         draw, scale = backward.draw(), backward.scale
         numbers = ", ".join(map(str, chosen))
         used = f"parameters {numbers} of {len(self.keys)} of {self.group.name!r}"
-        self.link.used[self.name] = used
+        self.connection.used[self.name] = used
         if scale == 1:
             return self.exchange(tensor, chosen, draw)
         future = self.exchange(unscaled(scale, tensor), chosen, draw)
-        return scale_back(scale, future, self.link.channel.memory.future(), tensor)
+        return scale_back(scale, future, self.connection.channel.memory.future(), tensor)
 
     def _unknown(self, tensor: torch.Tensor, chosen: Sequence[int]) -> str:
         return (
@@ -299,9 +299,9 @@ class Gather(_Comm):
         draw = self.group.version() * self.groups + self.number  # see [Note: weights] in fsdp.py
         future = self.exchange(output_tensor, chosen, draw)
         if output_tensor.device.type != "cpu":
-            self.link.wait(future)  # by the current stream
+            self.connection.wait(future)  # by the current stream
             return None
-        return _Gathered(self.link, future)
+        return _Gathered(self.connection, future)
 
     def why_left(self, kind: torch.dtype) -> str:
         """Implements _Comm.why_left. Bits of frozen 16-bit weights may be no numbers, but packed
@@ -317,13 +317,13 @@ class Gather(_Comm):
 class _Gathered(dist.Work):
     """Parameters on their way."""
 
-    def __init__(self, link: Link, future: Future[torch.Tensor]) -> None:
+    def __init__(self, connection: Connection, future: Future[torch.Tensor]) -> None:
         super().__init__()
-        self._link, self._future = link, future
+        self._connection, self._future = connection, future
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until they are there; by hipress's own time-out."""
-        self._link.wait(self._future)
+        self._connection.wait(self._future)
         return True
 
 
@@ -343,7 +343,7 @@ class Scatter(_Comm):
         self.traffic.native += sent
         if not self.takes(input_tensor.dtype):
             self.traffic.left += sent
-            self.link.backward.finish()
+            self.connection.backward.finish()
             self.group.before[1](
                 output_tensor=output_tensor,
                 input_tensor=input_tensor,
@@ -357,13 +357,13 @@ class Scatter(_Comm):
         mine = input_tensor[length * group.rank() : length * (group.rank() + 1)]
 
         def finish() -> None:
-            self.link.wait(future)
+            self.connection.wait(future)
             torch.div(mine, divisor, out=output_tensor)
 
         if self.group.reads_late(output_tensor) and not self.group.hooked:
-            self.link.backward.finish_later(finish)
+            self.connection.backward.finish_later(finish)
         else:
-            self.link.backward.finish()
+            self.connection.backward.finish()
             finish()
 
 
@@ -376,7 +376,7 @@ class Average(_Comm):
         indices = [index for index, length in enumerate(self.group.lengths) if length]
         named = zip(self.row(indices), indices, strict=True)
         row = tuple(replace(each, name=self.names[i], number=i) for each, i in named)
-        self._whole = self.link.channel.with_states(Exchange(self.name, row))
+        self._whole = self.connection.channel.with_states(Exchange(self.name, row))
         self._by_index = dict(zip(indices, self._whole.pieces, strict=True))
 
     def exchange_of(self, chosen: tuple[int, ...]) -> Exchange:
@@ -388,7 +388,7 @@ class Average(_Comm):
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
         """Average the output of a reduce-scatter, in place."""
-        group, link = self.group, self.link
+        group, connection = self.group, self.connection
         pieces = torch.split(reduce_output, [group.lengths[index] for index in group.used])
         by_index = dict(zip(group.used, pieces, strict=True))
         if not group.averages:  # by set_requires_all_reduce(False)
@@ -399,17 +399,17 @@ class Average(_Comm):
             return
         for index in group.held.keys() & by_index.keys():
             by_index[index].add_(group.held.pop(index))
-        ranks = len(link.channel.coordinator.ranks)
+        ranks = len(connection.channel.coordinator.ranks)
         self.traffic.native += round(2 * (ranks - 1) / ranks * reduce_output.nbytes)
         if self.takes(reduce_output.dtype):
             future = self.reduce(reduce_output, group.used)
         else:
-            future = average(reduce_output, link.group)
+            future = average(reduce_output, connection.group)
         if group.reads_late(reduce_output):
-            link.backward.finish_later(partial(link.wait, future))
+            connection.backward.finish_later(partial(connection.wait, future))
         else:
-            link.backward.finish()
-            link.wait(future)
+            connection.backward.finish()
+            connection.wait(future)
 
     @property
     def compresses(self) -> bool:

@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from casync.memory.host import HostMemory
 from casync.raw import RAW
-from hipress import compat
 from hipress.channel.channel import Channel
 from hipress.channel.records import (
     GRADIENTS,
@@ -40,18 +38,17 @@ from hipress.model.params import Param
 from hipress.options import Options
 from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Mean
-from hipress.sharding.comms import Average, Backward, Gather, Link, Scatter
+from hipress.ranks.groups import Mean
+from hipress.sharding.collectives import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Collective
+from hipress.sharding.comms import Average, Backward, Connection, Gather, Scatter
 from hipress.sharding.fsdp import Group, count_steps
 from hipress.sharding.shard_report import ShardReport
-from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way
 
-__all__ = ["SHARDINGS", "Sharding", "sharding_of"]
+__all__ = ["Sharding"]
 
 log = logging.getLogger("hipress")
 #: by argument of `shard`
 COMMS = {REDUCE_SCATTER: Scatter, ALL_GATHER: Gather, REPLICAS: Average}
-SHARDINGS: weakref.WeakKeyDictionary[nn.Module, Sharding] = weakref.WeakKeyDictionary()
 
 
 class Sharding:
@@ -62,14 +59,14 @@ class Sharding:
         coordinator: Coordinator,
         options: Options,
         params: Sequence[Param],
-        ways: Mapping[str, Way],
+        collectives: Mapping[str, Collective],
         buffers: int,
     ) -> None:
-        """ways: by argument of `shard`; native ones are left out."""
-        self.coordinator, self.options, self.ways = coordinator, options, ways
+        """collectives: by argument of `shard`; native ones are left out."""
+        self.coordinator, self.options, self.collectives = coordinator, options, collectives
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.backward = Backward(buffers, self._groups)
-        self.links: dict[str, Link] = {}  # by argument; empty with one rank
+        self.connections: dict[str, Connection] = {}  # by argument; empty with one rank
         self._params, self._buffers = params, buffers
         self._loaded = LoadedGradients({}, (), ())  # what a loaded state had not delivered
         self._told: set[tuple[str, str]] = set()  # arguments, and why they are left to FSDP
@@ -84,14 +81,14 @@ class Sharding:
         placement: Placement,
     ) -> None:
         """Connect these ranks of a group, which make the collectives of some arguments."""
-        replaced = [each for each in arguments if each in self.ways]
+        replaced = [each for each in arguments if each in self.collectives]
         if replaced:
             options = self.options
             if ranks is not self.coordinator:
                 options = replace(options, topology=None)  # which is of the ranks of the shards
             channel = Channel(purpose, options, ranks, placement=placement)
-            link = Link(channel, group, self.backward)
-            self.links |= dict.fromkeys(replaced, link)
+            connection = Connection(channel, group, self.backward)
+            self.connections |= dict.fromkeys(replaced, connection)
             job.watch()
 
     def install(self, groups: Sequence[Group]) -> None:
@@ -102,12 +99,23 @@ class Sharding:
             mine = slice(start, start + len(group.lengths))
             start = mine.stop
             comms: dict[str, Any] = {}
-            for argument, link in self.links.items():
-                way = self.ways[argument]
-                keys = [RAW if c is None else link.channel.add(c) for c in way.codecs[mine]]
+            for argument, connection in self.connections.items():
+                collective = self.collectives[argument]
+                keys = [
+                    RAW if c is None else connection.channel.add(c) for c in collective.codecs[mine]
+                ]
                 leave = functools.partial(self._leave, argument, mine)
                 names = [each.name for each in self._params[mine]]
-                common = group, names, keys, link, number, len(groups), way.strategy, leave
+                common = (
+                    group,
+                    names,
+                    keys,
+                    connection,
+                    number,
+                    len(groups),
+                    collective.strategy,
+                    leave,
+                )
                 comms[argument] = comm = COMMS[argument](*common)
                 comm.takes(group.gathered if argument == ALL_GATHER else group.reduced)
             if comms:
@@ -119,10 +127,13 @@ class Sharding:
 
     def _leave(self, argument: str, mine: slice, why: str) -> None:
         """Note that parameters travel uncompressed, and tell of the first ones."""
-        way, params = self.ways[argument], self._params[mine]
-        decisions = list(way.decisions)
+        collective, params = self.collectives[argument], self._params[mine]
+        decisions = list(collective.decisions)
         decisions[mine] = [raw(param, why) for param in params]
-        self.ways = {**self.ways, argument: replace(way, decisions=tuple(decisions))}
+        self.collectives = {
+            **self.collectives,
+            argument: replace(collective, decisions=tuple(decisions)),
+        }
         if self.coordinator.rank == 0 and (argument, why) not in self._told:
             first = params[0].name
             log.warning("hipress.shard: %s of %r travels uncompressed: %s", argument, first, why)
@@ -135,9 +146,9 @@ class Sharding:
 
     def report(self) -> ShardReport:
         """Choices, bytes and times so far."""
-        channels = {link.channel for link in self.links.values()}
+        channels = {connection.channel for connection in self.connections.values()}
         each = [channel.counters for channel in channels]
-        decisions = {name: way.decisions for name, way in self.ways.items()}
+        decisions = {name: each.decisions for name, each in self.collectives.items()}
         traffic = self.backward.traffic
         return ShardReport(
             rank=self.coordinator.rank,
@@ -173,8 +184,8 @@ class Sharding:
     @property
     def _states(self) -> States[str]:
         """States of codecs between replicas, by parameter; none without replicas."""
-        link = self.links.get(REPLICAS)
-        return States(1, HostMemory()) if link is None else link.channel.states
+        connection = self.connections.get(REPLICAS)
+        return States(1, HostMemory()) if connection is None else connection.channel.states
 
     @property
     def _versions(self) -> dict[str, int]:
@@ -238,14 +249,18 @@ class Sharding:
     @functools.cached_property
     def _mean(self) -> Mean:
         """Takes means of states over the replicas."""
-        return Mean(self.links[REPLICAS].channel.coordinator)
+        return Mean(self.connections[REPLICAS].channel.coordinator)
 
     @property
     def _place(self) -> list[int]:
         """Rank and ranks of the shards, and of the replicas."""
         ranks = [
             self.coordinator,
-            *(each.channel.coordinator for name, each in self.links.items() if name == REPLICAS),
+            *(
+                each.channel.coordinator
+                for name, each in self.connections.items()
+                if name == REPLICAS
+            ),
         ]
         return [number for each in ranks for number in (each.rank, len(each.ranks))]
 
@@ -254,14 +269,12 @@ class Sharding:
         for group in self._groups:
             group.restore()
         self.close()
-        for model in [model for model, each in SHARDINGS.items() if each is self]:
-            del SHARDINGS[model]
 
     def close(self) -> None:
         """End threads and connections. May repeat."""
         self._loaded.close()
-        for link in self.links.values():
-            link.channel.close()
+        for connection in self.connections.values():
+            connection.channel.close()
 
     def _refuse_unfinished(self) -> None:
         self._refuse_failed()
@@ -274,13 +287,6 @@ class Sharding:
                 )
 
     def _refuse_failed(self) -> None:
-        for link in self.links.values():
-            if (failure := link.channel.failures.first) is not None:
+        for connection in self.connections.values():
+            if (failure := connection.channel.failures.first) is not None:
                 raise StateError(f"rank {self.coordinator.rank}: {failure}")
-
-
-def sharding_of(model: object) -> Sharding | None:
-    """The collectives of a model of `hipress.shard`; None for any other object."""
-    if not isinstance(model, nn.Module) or not SHARDINGS:
-        return None
-    return SHARDINGS.get(compat.uncompiled(model))

@@ -20,7 +20,7 @@ from hipress.errors import ConfigError
 from hipress.model.devices import NCCL, ON_HOST, Placement, place
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
-from hipress.ranks.link import Agreement
+from hipress.ranks.groups import Agreement
 from hipress.tools import profile as profiles
 from hipress.tools.refusals import check_device, refusing
 

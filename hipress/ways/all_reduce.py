@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from casync.codec import Codec
 from casync.rounds import refuse_workers
 from casync.shutdown import end_with
 from hipress import options as options_
+from hipress import registry
 from hipress.arguments import group_of
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece
@@ -31,7 +31,7 @@ from hipress.model.shards import is_sharded
 from hipress.model.torch_modes import without_inference_mode
 from hipress.options import AUTO, Options
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks.link import group_timeout
+from hipress.ranks.groups import group_timeout
 
 NATIVE = ("allreduce", "hierarchical")  # strategies with native sums
 ROOM = 256 << 20  # bytes of the tensors whose programs are kept
@@ -106,10 +106,11 @@ def closing_on_failure(group: dist.ProcessGroup) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        channels = _CHANNELS.pop(group, None)
+        channels = registry.get(group, GroupChannels)
         if channels is None:
             with coordinators.failures_told(group):
                 raise
+        registry.drop(group)
         named = channels.failures.fail(error, channels.calls)
         channels.close()
         raise named from error.__cause__
@@ -117,9 +118,11 @@ def closing_on_failure(group: dist.ProcessGroup) -> Iterator[None]:
 
 def group_channels(group: dist.ProcessGroup, options: Options) -> GroupChannels:
     """The group's channels, which the first call makes."""
-    if group not in _CHANNELS:
-        _CHANNELS[group] = GroupChannels(group, options.timeout)
-    return _CHANNELS[group]
+    channels = registry.get(group, GroupChannels)
+    if channels is None:
+        channels = GroupChannels(group, options.timeout)
+        registry.put(group, channels)
+    return channels
 
 
 class GroupChannels:
@@ -160,21 +163,21 @@ class GroupChannels:
 
 def channels_of(group: dist.ProcessGroup) -> tuple[Channel, ...]:
     """The group's channels so far."""
-    return tuple(_CHANNELS[group].channels.values()) if group in _CHANNELS else ()
+    channels = registry.get(group, GroupChannels)
+    return () if channels is None else tuple(channels.channels.values())
 
 
 def close_channels(group: dist.ProcessGroup) -> None:
     """End the group's channels, if it has some."""
-    if group in _CHANNELS:
-        _CHANNELS.pop(group).close()
+    channels = registry.get(group, GroupChannels)
+    registry.drop(group)
+    if channels is not None:
+        channels.close()
 
 
 def _close_all(channels: Mapping[_Kind, Channel]) -> None:
     for each in channels.values():
         each.close()
-
-
-_CHANNELS: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupChannels] = weakref.WeakKeyDictionary()
 
 
 def _refuse(tensor: object, options: Options) -> None:

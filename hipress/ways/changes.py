@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from hipress.session import SESSIONS
+from hipress import registry
+from hipress.session import Session
 
 __all__ = ["refuse_changes"]
 
@@ -13,7 +14,7 @@ __all__ = ["refuse_changes"]
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def refuse_changes(ddp: DistributedDataParallel, inputs: object) -> None:
     """A forward pre-hook that refuses changes: some of them lose the hooks of gradients."""
-    session = SESSIONS.get(ddp)
+    session = registry.get(ddp, Session)
     if session is None or session.snapshot is None or not torch.is_grad_enabled():
         return
     if ddp.require_backward_grad_sync:

@@ -13,7 +13,7 @@ from hipress.arguments import group_of
 from hipress.errors import ConfigError, ConfigMismatch, HipressError
 from hipress.model.params import as_module, trainable
 from hipress.model.shards import local
-from hipress.ranks.link import gather
+from hipress.ranks.groups import gather
 
 
 @torch.no_grad()

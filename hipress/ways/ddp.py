@@ -32,7 +32,10 @@ class HookState:
     """State of the hook, kept by DDP. Must not refer to the DDP module: C++ holds it, so the cycle
     would never be collected. Parameters are known by identity, whatever bucket they are in."""
 
+    registered = False  # as in a copied DDP module, whose reducer has no hook
+
     def __init__(self, ddp: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+        self.registered = True
         self.ddp = weakref.ref(ddp)
         self.group = group
         self.views = ddp.gradient_as_bucket_view

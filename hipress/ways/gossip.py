@@ -20,7 +20,7 @@ from casync.errors import PlanError
 from casync.estimates import BEGIN, LAST, OWN, copy_of
 from casync.runtime.deferral import as_torch
 from casync.strategies.gossip import LINKS, grid
-from hipress import compat
+from hipress import compat, registry
 from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.channel.states import WORKER
@@ -36,8 +36,8 @@ from hipress.options import Options, refuse_foreign
 from hipress.outer.schedule import OuterSGD, Schedule
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import connect, group_timeout, share
-from hipress.session import SESSIONS, prepare, tell_plan
+from hipress.ranks.groups import connect, group_timeout, share
+from hipress.session import prepare, tell_plan
 from hipress.ways.gossip_plan import gossip_plan, step_sizes
 from hipress.ways.plain import broadcast_values, plain_module, refuse_detached, snapshot
 
@@ -267,7 +267,7 @@ class Gossip:
                 self._mixing, engine = self._connect(inner, parameters, neighbours, gamma, schedule)
             self._session.loaded = partial(check_copies, coordinator=self._session.coordinator)
         self._session.start(self, engine, lambda: None)  # no hooks to remove
-        SESSIONS[self] = self._session
+        registry.put(self, self._session)
         tell_plan(self._session)
 
     def _connect(

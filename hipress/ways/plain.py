@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hipress import compat
+from hipress import compat, registry
 from hipress.errors import ConfigError
 from hipress.model.params import as_module, refuse_broadcast, refuse_shared, trainable
 from hipress.model.shards import apart, is_sharded, local
 from hipress.model.snapshot import Snapshot
-from hipress.session import SESSIONS, Session, wrapped_modules
+from hipress.session import Session, wrapped_modules
 
 log = logging.getLogger("hipress")
 
@@ -51,7 +51,7 @@ def snapshot(
 
 def refuse_detached(frontend: Frontend, session: Session) -> None:
     """Raise ConfigError after hipress.detach."""
-    if SESSIONS.get(frontend) is not session:
+    if registry.get(frontend, Session) is not session:
         name = type(frontend).__name__
         raise ConfigError(f"hipress is detached from this {name}; make another one")
 

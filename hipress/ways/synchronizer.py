@@ -15,7 +15,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hipress import compat
+from hipress import compat, registry
 from hipress import optim as hipress_optim
 from hipress.arguments import Arguments, group_of, with_arguments
 from hipress.engine.engine import Engine
@@ -26,8 +26,8 @@ from hipress.model.params import describe_gradients, frozen_tensors, trainable
 from hipress.model.torch_modes import without_inference_mode
 from hipress.optim import Averaging
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks.link import connect, share
-from hipress.session import SESSIONS, prepare, tell_plan
+from hipress.ranks.groups import connect, share
+from hipress.session import prepare, tell_plan
 from hipress.ways.plain import (
     broadcast_values,
     plain_module,
@@ -178,7 +178,7 @@ class Synchronizer:
         if self._stepper is not None:
             hooks.append(self._stepper.guard())
         self._session.start(self, engine, partial(_release, hooks, self._steps))
-        SESSIONS[self] = self._session
+        registry.put(self, self._session)
         tell_plan(self._session)
         if self._session.rank == 0:
             warn_of_whole(model)

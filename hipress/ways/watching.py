@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hipress import registry
 from hipress.errors import SyncError
 from hipress.model.snapshot import Snapshot
-from hipress.session import SESSIONS, Session
+from hipress.session import Session
 
 ADVICE = 'With hipress.wrap: hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})'
 #: modules that are already watched: their hooks stay
@@ -47,7 +48,7 @@ def _advise(ddp: nn.Module, inputs: object, output: object) -> None:
     unused = isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error)
     if error is None or not unused:
         return
-    note, session = ADVICE, SESSIONS.get(ddp)
+    note, session = ADVICE, registry.get(ddp, Session)
     try:
         if session is not None and session.snapshot is not None:
             session.snapshot.refuse_unhooked(every=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hipress import compat
+from hipress import compat, registry
 from hipress.arguments import Arguments, group_of, with_arguments
 from hipress.errors import ConfigError, HipressError, unknown
 from hipress.model.params import (
@@ -26,12 +25,11 @@ from hipress.model.params import (
 from hipress.model.shards import fsdp_parts
 from hipress.model.torch_modes import without_inference_mode
 from hipress.ranks import coordinator as coordinators
-from hipress.session import SESSIONS, Session, prepare, tell_plan, wrapped_modules
+from hipress.session import Session, prepare, tell_plan, wrapped_modules
 from hipress.ways.ddp import PYTHON_REDUCER, HookState, gradient_hook
 from hipress.ways.watching import advise, watch
 
 #: DDP cannot forget a hook, so a module's hook stays when hipress is detached
-HOOKS: weakref.WeakKeyDictionary[DistributedDataParallel, HookState] = weakref.WeakKeyDictionary()
 
 
 #: types that DDP broadcasts, whatever the backend; complex ones as pairs
@@ -233,7 +231,7 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
     if session.plan.compresses or session.controller is not None or session.optimizer is not None:
         _install(ddp, session, parameters)
     tell_plan(session)
-    SESSIONS[ddp] = session
+    registry.put(ddp, session)
     return ddp
 
 
@@ -245,15 +243,18 @@ def _install(
         session.group, parameters,
         skips=compat.skips_unused_buckets(ddp), unused=ddp.find_unused_parameters,
     )  # fmt: skip
-    if ddp not in HOOKS:
-        HOOKS[ddp] = HookState(ddp, session.group)
-        ddp.register_comm_hook(HOOKS[ddp], gradient_hook)
-    HOOKS[ddp].bind(engine, parameters, session.coordinator)
-    session.start(ddp, engine, HOOKS[ddp].release)
+    states = [state for _, state in compat.comm_hooks(ddp) if isinstance(state, HookState)]
+    registered = [state for state in states if state.registered]
+    if not registered:  # else that of before a detach, which DDP keeps
+        registered = [HookState(ddp, session.group)]
+        ddp.register_comm_hook(registered[0], gradient_hook)
+    (hook,) = registered
+    hook.bind(engine, parameters, session.coordinator)
+    session.start(ddp, engine, hook.release)
 
 
 def _refuse_attached(ddp: DistributedDataParallel) -> None:
-    if ddp in SESSIONS:
+    if registry.get(ddp, Session) is not None:
         raise ConfigError(
             "hipress is attached to this module already: train it as it is. For other options, "
             "hipress.detach it, then hipress.attach it with these"

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 import hipress
 from hipress import handles
 from hipress.codecs import MEAN, REFERENCE
-from hipress.ranks import link
-from hipress.session import SESSIONS
+from hipress.ranks import groups
+from hipress.session import session_of
 from tests.hipress import tuner_ranks
 from tests.hipress.common import (
     SMALL_BUCKETS,
@@ -105,7 +105,7 @@ def changing_through_dcp(rank, world_size, path):
     for way, given in ways.items():
         ddp = hipress.wrap(make(), **given)
         if way == "auto":
-            engine = SESSIONS[ddp].engine
+            engine = session_of(ddp).engine
             costs = tuner_ranks.fast_codecs(None, ["int8_fake"], tuner_ranks.slow_link())
             plans = engine.chooser._places.first.search.plans(costs)
             engine.resume(0, engine.buckets_of(next(plan for plan in plans if plan.compresses)))
@@ -156,7 +156,7 @@ def load_late(rank, world_size):
     ddp = hipress.wrap(make(), "randomk", ratio=0.1, timeout=HANG)
     saved = hipress.state_dict(ddp)
     train(ddp, rank, range(2))
-    session = SESSIONS[ddp]
+    session = session_of(ddp)
     store, session.coordinator = (
         session.coordinator.mailbox.store,
         replace(session.coordinator, timeout=0.1),
@@ -318,7 +318,7 @@ def trained_on(made, weight, rank, world_size, steps):
 
 def left_of(made, world_size):
     """The mean over ranks of the undelivered gradients, those owed included."""
-    engine = SESSIONS[made].engine
+    engine = session_of(made).engine
     left = engine.buckets.undelivered((0,)) + sum(engine.undelivered.values())
     dist.all_reduce(left)
     return left.view(64, 40) / world_size
@@ -352,7 +352,7 @@ def loads_portable(rank, world_size, name, path):
 def owed_to(made, world_size):
     """The mean over ranks of what has not been delivered of `Lines`, also where nothing is
     compressed."""
-    session = SESSIONS[made]
+    session = session_of(made)
     if session.engine is not None:
         return left_of(made, world_size)
     held = session.loaded_gradients.undelivered if session.loaded_gradients else {}
@@ -507,7 +507,7 @@ def measured_elsewhere(rank, world_size, state=None):
         state = hipress.state_dict(made, portable=True)
     again, found = hipress.wrap(make(), **gravac), [state["more"]["measured"]]
     hipress.load_state_dict(again, state)
-    found.append(SESSIONS[again].engine.chooser.measurements.state())
+    found.append(session_of(again).engine.chooser.measurements.state())
     accordion = hipress.Accordion("topk", low=0.5, high=0.1, window=9)
     for other in (hipress.wrap(make(), policy=accordion), hipress.wrap(make(), "topk")):
         hipress.load_state_dict(other, state)
@@ -541,7 +541,7 @@ def shares(rank, world_size, name, path, load):
     else:
         trained_on(made, model.weight, rank, world_size, range(3))
         dcp.save(app, checkpoint_id=path)
-    held = SESSIONS[made].engine.buckets.residuals.arrays(0)["worker"]
+    held = session_of(made).engine.buckets.residuals.arrays(0)["worker"]
     total = torch.tensor(held["v" if name == "dgc" else REFERENCE])
     dist.all_reduce(total)
     return total, torch.tensor(held.get(MEAN, total.numpy()))
@@ -617,8 +617,8 @@ def sharded_by_hipress(rank, world_size, path, load):
 
 def nothing_owed(rank, world_size):
     """Elements that travel for portable states of codecs that hold nothing back, by way."""
-    moved, sum_over, whole = [], link.sum_over, handles.whole
-    link.sum_over = lambda values, group: (moved.append(len(values)), sum_over(values, group))[1]
+    moved, sum_over, whole = [], groups.sum_over, handles.whole
+    groups.sum_over = lambda values, group: (moved.append(len(values)), sum_over(values, group))[1]
     handles.whole = lambda shard, like: (moved.append(shard.numel()), whole(shard, like))[1]
     wrapped = hipress.wrap(make(), "int4_group")
     train(wrapped, rank, range(2))

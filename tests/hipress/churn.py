@@ -98,7 +98,7 @@ def site(port: int, number: int, folder: str, seed: int, momentum: float) -> Non
         model, optimizer, "onebit_group", every=4, members=members,
         outer=hipress.OuterSGD(momentum=momentum),
     )  # fmt: skip
-    (fragment,) = outer.fragments
+    (fragment,) = outer.site.fragments
     signs = torch.randint(2, (fragment.elements,), generator=torch.Generator().manual_seed(0))
     signs = signs.double().mul_(2).sub_(1)
 
@@ -106,10 +106,10 @@ def site(port: int, number: int, folder: str, seed: int, momentum: float) -> Non
         return float(signs @ values.double())
 
     def tell(counted: bool = True, handed_over: bool = False) -> None:
-        left, agreed = outer.left(fragment), nn.ParameterList([nn.Parameter(fragment.agreed)])
+        left, agreed = outer.site.left(fragment), nn.ParameterList([nn.Parameter(fragment.agreed)])
         line = Line(
             outer.rounds, digest(agreed), loss, step, counted, hipress.report(outer).sites,
-            outer.undone, moved - (0.0 if handed_over else total(left)), total(fragment.momentum),
+            outer.site.undone, moved - (0.0 if handed_over else total(left)), total(fragment.momentum),
             float(left.norm()),
         )  # fmt: skip
         with (here / f"site-{number}").open("a") as file:

@@ -23,7 +23,7 @@ from hipress.errors import HipressError
 from hipress.model.devices import Placement
 from hipress.model.params import describe
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks.link import connect
+from hipress.ranks.groups import connect
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
 from tests.casync.streams import Schedule
 from tests.hipress.common import (

@@ -17,7 +17,8 @@ from hipress.channel.futures import map_future
 from hipress.engine import engine
 from hipress.engine.round import Round
 from hipress.model.devices import NCCL, Placement
-from hipress.sharding import comms, shard
+from hipress.sharding import comms
+from hipress.ways import shard
 from tests.casync import emulated
 from tests.casync.streams import Schedule
 from tests.hipress import sharding_ranks
@@ -39,7 +40,7 @@ def moved(exchange):
     """A shard's exchange whose tensors are copied to the device likewise."""
 
     def there(comm, tensor, *args, **how):
-        memory = comm.link.channel.memory
+        memory = comm.connection.channel.memory
         copied = memory.filled(tensor.detach())
         exchanged = exchange(comm, copied, *args, **how)
         return map_future(exchanged, lambda _: tensor.copy_(memory.download(copied)), Future())

@@ -18,7 +18,7 @@ import compll
 import hipress
 from compll.runtime.library import specs_dir
 from hipress.engine import verify
-from hipress.session import SESSIONS
+from hipress.session import session_of
 from tests.hipress.common import codec, digest, error_of, make, raised_by, train
 from tests.hipress.fakes import Int8
 from tests.patience import HANG, SILENCE
@@ -174,7 +174,7 @@ def damaged(rank, world_size):
     ddp = hipress.wrap(make(), codec("int8"), checksum=True, timeout=HANG)
     train(ddp, rank, range(1))
     if rank == world_size - 1:
-        transport = SESSIONS[ddp].engine.world.channel(hosted=False)._executor._transport
+        transport = session_of(ddp).engine.world.channel(hosted=False)._executor._transport
         send = transport.post_send
 
         def damage(data, peer, channel):

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hipress
 from hipress import compat
 from hipress.model.params import Param
-from hipress.session import SESSIONS
+from hipress.session import session_of
 from tests.hipress.common import codec, digest, error_of, make, raised_by, train
 from tests.patience import HANG
 
@@ -193,7 +193,7 @@ def collected_by_its_own_thread(rank, world_size):
     sys.unraisablehook = lambda told: errors.append(str(told.exc_value))
     ddp = hipress.wrap(make(), codec("int8"), verify=True)
     train(ddp, rank, range(2))
-    verifier = SESSIONS[ddp].engine.world.verifier
+    verifier = session_of(ddp).engine.world.verifier
     future, found = torch.futures.Future(), []
 
     def collect(_):

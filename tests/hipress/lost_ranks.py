@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import TCPStore
 import hipress
 from hipress import compat, session
 from hipress.choose import probe
-from hipress.ranks import coordinator, link, mailbox
+from hipress.ranks import coordinator, groups, mailbox
 from tests.hipress.common import codec, error_of, make, train
 from tests.patience import HANG, SILENCE
 
@@ -59,7 +59,7 @@ def keeper_killed(rank, world_size, place):
     kept = kept_by_rank_0(rank)
     compat.job_store = lambda: kept
     if rank == 0 and place == "wrap":
-        link.broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        groups.broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     model = make()
 
     def steps():

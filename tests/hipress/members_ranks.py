@@ -16,7 +16,7 @@ import hipress
 from hipress import compat
 from hipress.errors import HipressError, SyncError
 from hipress.outer.fragments import Fragment
-from hipress.outer.outer import GIVE_TRIES, GIVING
+from hipress.outer.meeting import GIVE_TRIES, GIVING
 from hipress.outer.rounds import Round
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.mailbox import backoff
@@ -41,7 +41,7 @@ class Site:
         self.losses, self.sites = [], []
 
     def agreed(self):
-        flat = torch.cat([f.agreed for f in self.outer.fragments])
+        flat = torch.cat([f.agreed for f in self.outer.site.fragments])
         return digest(nn.ParameterList([nn.Parameter(flat)]))
 
     def step(self, number):
@@ -80,7 +80,7 @@ def dies(rank, world_size, compressor, options):
 
         Round.start = sends
     site.until(6)
-    return site.seen, digest(site.model), site.outer.undone, site.sites
+    return site.seen, digest(site.model), site.outer.site.undone, site.sites
 
 
 def alone(rank, world_size):
@@ -95,10 +95,10 @@ def alone(rank, world_size):
 
 def undo(outer, rounds):
     """Undo the next rounds of a site."""
-    members, last = outer._members, outer.undone + rounds
+    members, last = outer.site.members, outer.site.undone + rounds
     commit = members.commit
     members.commit = lambda error: commit(
-        error or (SyncError("undone for a test") if outer.undone < last else None)
+        error or (SyncError("undone for a test") if outer.site.undone < last else None)
     )
 
 
@@ -112,12 +112,14 @@ def joins_and_leaves(rank, world_size, failures):
         site = Site(rank)
         begin = site.outer.rounds
         site.until(begin + 1)
-        last = site.outer.undone + GIVE_TRIES
+        last = site.outer.site.undone + GIVE_TRIES
         undo(site.outer, GIVE_TRIES)
-        while site.outer.undone < last:
+        while site.outer.site.undone < last:
             site.step(0)
-        left, debts = site.outer.left, []
-        site.outer.left = lambda *args, **how: debts.append(left(*args, **how)) or debts[-1].clone()
+        left, debts = site.outer.site.left, []
+        site.outer.site.left = lambda *args, **how: (
+            debts.append(left(*args, **how)) or debts[-1].clone()
+        )
         site.outer.leave()
         return site.seen, begin, raised_by(site.outer.step), debts[-1].tolist()
     site = Site(rank, expected=2)
@@ -151,10 +153,10 @@ def refused(rank, world_size):
     site = Site(rank, expected=2)
     site.until(2)
     store.set("two rounds", "")
-    while not site.outer.undone:
+    while not site.outer.site.undone:
         site.step(0)
     site.until(site.outer.rounds + 2)
-    return site.seen, site.outer.undone
+    return site.seen, site.outer.site.undone
 
 
 def diverges(rank, world_size):
@@ -167,7 +169,7 @@ def diverges(rank, world_size):
             site.model.last.bias[0] = float("nan")
         return raised_by(site.until, 3)
     site.until(5)
-    return site.seen, all(f.agreed.isfinite().all() for f in site.outer.fragments)
+    return site.seen, all(f.agreed.isfinite().all() for f in site.outer.site.fragments)
 
 
 def newcomers(rank, world_size, clip):
@@ -178,15 +180,15 @@ def newcomers(rank, world_size, clip):
         store.wait(["a round alone"])
     site = Site(rank, "none", every=1, clip=clip, outer=hipress.OuterSGD(1.0, 0.0))
     if rank == 0:
-        (fragment,), begin = site.outer.fragments, site.outer.fragments[0].agreed.clone()
+        (fragment,), begin = site.outer.site.fragments, site.outer.site.fragments[0].agreed.clone()
         for number in range(1, 3):
             fragment.write(begin - number)
             if number == 2:
                 store.set("a round alone", "")
-                wait_until(lambda: len(site.outer._members._come_to(2)[0]) == world_size - 1)
+                wait_until(lambda: len(site.outer.site.members._come_to(2)[0]) == world_size - 1)
             site.outer.step()
         return (begin - 2).tolist(), fragment.agreed.tolist(), site.outer.report().sites
-    return site.outer.fragments[0].agreed.tolist()
+    return site.outer.site.fragments[0].agreed.tolist()
 
 
 def wait_until(ready):
@@ -226,7 +228,7 @@ def dropped(rank, world_size):
         site.step(1)
         store.set("over", "")
         return site.sites, time.monotonic() - start
-    members = site.outer._members  # which a caller may keep
+    members = site.outer.site.members  # which a caller may keep
     del site
     gc.collect()
     wait_until(lambda: {t.name for t in {*threading.enumerate()} - before} <= {"hipress-door"})
@@ -248,7 +250,7 @@ def fails_in_a_site(rank, world_size, fault, wrong):
         outer.step()
         if rank == wrong:
             if fault == "an interrupt":
-                outer._model.snapshot.refuse_changes = interrupt
+                outer.site.model.snapshot.refuse_changes = interrupt
             with torch.no_grad():
                 model.last.bias[0] = float("nan")
         outer.step()

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hipress
 from hipress import optim
 from hipress.choose.tuner import WATCHED
-from hipress.session import SESSIONS
+from hipress.session import session_of
 from tests.hipress.codec_ranks import logged
 from tests.hipress.common import SMALL_BUCKETS, Scaled, data, digest, make, raised_by
 
@@ -432,7 +432,7 @@ def grown(rank, world_size, saved):
     optimizer.load_state_dict(saved["optimizer"])
     ddp = hipress.wrap(model, CODEC, optimizer=optimizer)
     hipress.load_state_dict(ddp, saved["hipress"], strict=False)
-    label = SESSIONS[ddp].current_plan.label
+    label = session_of(ddp).current_plan.label
     return fit(ddp, optimizer, rank, range(8, 12)), digest(model), label
 
 

@@ -37,7 +37,7 @@ def started(compressor="int4_group", lr=0.02, momentum=0.9, **options):
 
 
 def agreed(outer):
-    return [fragment.agreed.clone() for fragment in outer.fragments]
+    return [fragment.agreed.clone() for fragment in outer.site.fragments]
 
 
 def every_step(rank, world_size):
@@ -86,7 +86,7 @@ def streamed(rank, world_size, mix):
     optimizer.step()
     before = flat(model)
     outer.step()
-    new = in_order(outer.fragments[0], agreed(outer)[0], model)
+    new = in_order(outer.site.fragments[0], agreed(outer)[0], model)
     rule = new + before - sent if mix is None else torch.lerp(before, new, mix)
     return float((flat(model) - rule).abs().max()), float((new - sent).abs().max())
 
@@ -133,7 +133,7 @@ def rolled_back(rank, world_size, compressor, options):
 
     def goes_on(model, optimizer, outer):
         hipress.load_state_dict(outer, state)
-        owed = torch.cat([outer.left(fragment) for fragment in outer.fragments])
+        owed = torch.cat([outer.site.left(fragment) for fragment in outer.site.fragments])
         train(outer, model, optimizer, rank, range(9, 15))
         return owed.tolist(), torch.cat(agreed(outer)).tolist()
 
@@ -165,7 +165,7 @@ def moved(rank, world_size, state):
     """A portable state at these sites: the error of the mean of their debts, and its size."""
     model, _, outer = started("onebit_group", every=4)
     hipress.load_state_dict(outer, state)
-    fragment = outer.fragments[0]
+    fragment = outer.site.fragments[0]
     assert torch.equal(flat(model), in_order(fragment, fragment.agreed, model))
     owed = fragment.undelivered.clone()
     dist.all_reduce(owed)
@@ -201,7 +201,7 @@ class Refusing:
 
 def states_of(outer):
     """States of codecs, by parameter, side and name."""
-    return outer.connected().states.export()
+    return outer.site.connected().states.export()
 
 
 def same(left, right):
@@ -229,14 +229,14 @@ def refused(rank, world_size, compressor):
     optimizer.step()
     before = digest(model), agreed(outer), states_of(outer)
     changed = []
-    put_back = outer.connected().put_back
-    outer.connected().put_back = lambda states: (
+    put_back = outer.site.connected().put_back
+    outer.site.connected().put_back = lambda states: (
         changed.append(not same(states_of(outer), before[2])), put_back(states)
     )  # fmt: skip
     outer.step()
     kept = digest(model) == before[0] and all(map(torch.equal, agreed(outer), before[1]))
     kept &= same(states_of(outer), before[2])
-    undone = outer.undone, outer.rounds
+    undone = outer.site.undone, outer.rounds
     train(outer, model, optimizer, rank, range(4, 6))
     return kept, changed, undone, outer.rounds
 
@@ -374,7 +374,7 @@ def scaled(rank, world_size):
         x, y = data(rank, outer.rounds)
         scaler.scale(nn.functional.mse_loss(compiled(x / 2), y)).backward()  # to be accumulated
         loss = nn.functional.mse_loss(compiled(x), y)
-        bad = rank == 1 and outer.rounds == 1 and outer.steps == 1 and scaler.get_scale() > 600
+        bad = rank == 1 and outer.rounds == 1 and outer.site.steps == 1 and scaler.get_scale() > 600
         scaler.scale(loss * float("inf") if bad else loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -436,6 +436,6 @@ def on_a_gpu(rank, world_size):
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         outer.step()
-    (fragment,) = outer.fragments
+    (fragment,) = outer.site.fragments
     far = (flat(model).cpu() - in_order(fragment, fragment.agreed, model)).abs().max()
     return fragment.agreed.tolist(), fragment.agreed.is_pinned(), float(far)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import hipress
-from hipress.session import SESSIONS
+from hipress.session import session_of
 from tests.hipress.common import digest, error_of
 
 
@@ -166,7 +166,7 @@ def nothing_lost(rank, world_size, policy, strategy, scope):
             exact += sum(every).flatten() / world_size
             made.zero_grad()
             labels.append(hipress.report(made).decisions[0].codec)
-        residuals = SESSIONS[made].engine.buckets.residuals
+        residuals = session_of(made).engine.buckets.residuals
         left = residuals.undelivered(0)
         left = torch.zeros(4096) if left is None else left / world_size
         dist.all_reduce(left)

@@ -22,11 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 import hipress
 from casync.topology import Topology
-from hipress import integrations
+from hipress import integrations, registry
 from hipress.channel import failures, futures
 from hipress.model.shards import local
 from hipress.sharding import fsdp
-from hipress.sharding.sharding import sharding_of
+from hipress.sharding.sharding import Sharding
 from tests.hipress.common import raised_by
 
 
@@ -359,7 +359,10 @@ def slow_at_last(rank, world_size, detaches):
     detached or in order. Losses of three steps."""
     failures.LOOK, futures.POLL_SECONDS = 0.01, 0.05
     model = hipress.shard(sharded(Net()), all_gather=None, min_size=0, timeout=60)
-    executor, received = sharding_of(model).links["reduce_scatter"].channel._executor, []
+    executor, received = (
+        registry.get(model, Sharding).connections["reduce_scatter"].channel._executor,
+        [],
+    )
 
     def delay(task):
         if rank == 1 and task.startswith("recv") and "peer=2" in task:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hipress
 from hipress import compat
-from hipress.session import SESSIONS
+from hipress.session import session_of
 from tests.hipress.common import SMALL_BUCKETS, make, train
 from tests.hipress.fakes import Int8
 
@@ -81,7 +81,7 @@ def restore(rank, _):
     gc.disable()
     ddp = hipress.wrap(make(), Int8(), verify=True)
     ddp(torch.randn(4, 7)).sum().backward()
-    engine = SESSIONS[ddp].engine
+    engine = session_of(ddp).engine
     held = [
         engine.world.channel(hosted=False)._executor._transport,
         engine.world.channel(hosted=False)._executor._transport._group,
@@ -115,7 +115,7 @@ def interrupted(rank, _):
     """Ctrl-C on rank 0 while it waits for rank 1; its state after all payloads arrived."""
     store = dist.distributed_c10d._get_default_store()
     ddp = hipress.wrap(make(), Int8())
-    engine = SESSIONS[ddp].engine
+    engine = session_of(ddp).engine
     loss = ddp(torch.randn(4, 7)).sum()
     if rank == 1:
         store.wait(["interrupted"])
@@ -141,7 +141,7 @@ def interrupted(rank, _):
 def raised_after_the_last_bucket(rank, _):
     """In the backward pass of the model's input: DDP never hands the averages over."""
     ddp = hipress.wrap(make(), Int8())
-    engine = SESSIONS[ddp].engine
+    engine = session_of(ddp).engine
     x = torch.randn(4, 7, requires_grad=True)
     before = x * 1
     before.register_hook(lambda _: 1 / 0)
@@ -169,7 +169,7 @@ def no_room(rank, _):
         def fails(indices):
             raise MemoryError("no room")
 
-        SESSIONS[ddp].engine.buckets.plan_for = fails
+        session_of(ddp).engine.buckets.plan_for = fails
     found = told(lambda: ddp(torch.randn(4, 7)).sum().backward())
     dist.barrier()  # no rank leaves before all have the error
     return found, told(lambda: hipress.state_dict(ddp))

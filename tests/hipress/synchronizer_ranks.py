@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 from hipress.engine import order
-from hipress.session import SESSIONS
+from hipress.session import session_of
 from tests.hipress.common import (
     Raised,
     codec,
@@ -89,7 +89,7 @@ def scopes(rank, world_size, name):
         model = make()
         sync = hipress.Synchronizer(model, codec(name), scope=scope)
         losses = fit(sync, sgd(model), rank, range(6))
-        engine = SESSIONS[sync].engine
+        engine = session_of(sync).engine
         found[scope] = digest(model), losses[0], losses[-1], engine.counters.jobs // 6
         hipress.detach(sync)
     return found
@@ -521,7 +521,7 @@ def rests(rank, world_size):
     model = make()
     sync = hipress.Synchronizer(model, Int8())
     fit(sync, sgd(model), rank, range(2))
-    engine = weakref.ref(SESSIONS[sync].engine)
+    engine = weakref.ref(session_of(sync).engine)
     del sync
     gone = engine() is None
     again = hipress.Synchronizer(model, Int8())
@@ -573,7 +573,7 @@ def wrapped_as_one(rank, world_size, name):
     """wrap with scope "model", and a Synchronizer: jobs per step, hash, losses."""
     ddp = hipress.wrap(make(), codec(name), scope="model")
     losses = train(ddp, rank, range(4))
-    return SESSIONS[ddp].engine.counters.jobs, digest(ddp), losses[-1] < losses[0]
+    return session_of(ddp).engine.counters.jobs, digest(ddp), losses[-1] < losses[0]
 
 
 def all_reduced(rank, world_size, names):

@@ -21,7 +21,7 @@ import os, signal, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
 from hipress import compat
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import Agreement, all_reduce_max, start_all_reduce_max
+from hipress.ranks.groups import Agreement, all_reduce_max, start_all_reduce_max
 from hipress.ranks.store import run_in_thread
 from hipress.errors import HipressError
 

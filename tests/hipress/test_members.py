@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 
 import hipress
 from hipress import ConfigError, HipressError, SyncError, compat
-from hipress.outer.outer import GIVE_TRIES
+from hipress.outer.meeting import GIVE_TRIES, adopt
 from hipress.outer.store_members import StoreMembers
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import Epoch
@@ -302,7 +302,7 @@ def test_a_site_that_can_end_no_round_does_not_try_for_ever():
     members.strangers = True
     for _ in range(21):
         outer.step()  # others that are refused, however often, end no training
-    assert outer.undone == 21
+    assert outer.site.undone == 21
     members.strangers = False
     for _ in range(19):
         outer.step()
@@ -313,7 +313,7 @@ def test_a_site_that_can_end_no_round_does_not_try_for_ever():
 def test_a_round_that_is_undone_keeps_the_steps_of_a_site():
     members = Refusing()
     outer = alone_with(members, every=2)
-    (fragment,), before = outer.fragments, outer.fragments[0].agreed.clone()
+    (fragment,), before = outer.site.fragments, outer.site.fragments[0].agreed.clone()
     alone = make()
     for model in (outer.module, alone):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -324,21 +324,21 @@ def test_a_round_that_is_undone_keeps_the_steps_of_a_site():
             optimizer.step()
             if model is outer.module:
                 outer.step()
-    assert outer.undone == 3
+    assert outer.site.undone == 3
     assert digest(outer.module) == digest(alone)
     assert torch.equal(fragment.agreed, before)
-    assert torch.equal(outer.left(fragment), before - fragment.weights())
+    assert torch.equal(outer.site.left(fragment), before - fragment.weights())
 
 
 def test_steps_of_a_site_that_was_away_count_from_the_weights_that_it_had():
     """Others have agreed on other weights: it takes them, and what its own steps changed stays."""
     outer = alone_with(Refusing(), every=2)
-    (fragment,) = outer.fragments
+    (fragment,) = outer.site.fragments
     with torch.no_grad():
         for parameter in outer.module.parameters():
             parameter.add_(0.25)
-    here = outer._model.shared
-    outer._adopt(here, [each + 2.0 for each in here])
+    here = outer.site.model.shared
+    adopt(outer.site.model, [each + 2.0 for each in here], keep_steps=True)
     assert torch.allclose(fragment.change(), torch.tensor(-0.25), atol=1e-6)
     assert torch.allclose(fragment.momentum, torch.tensor(2.0))
 
@@ -424,7 +424,7 @@ def test_a_model_has_one_outer_at_a_time():
     with pytest.raises(ConfigError, match=r"another hipress.Outer has this model: hipress.detach"):
         hipress.Outer(first.module, optimizer, members=members)
     with pytest.raises(ConfigError, match=r"another hipress.Outer has these members"):
-        alone_with(first._members)
+        alone_with(first.site.members)
     hipress.detach(first)
     hipress.Outer(first.module, optimizer, members=members)
 
@@ -435,7 +435,7 @@ def test_what_the_last_sites_leave_is_told_once(caplog):
     members.commit = lambda error: next(outcomes)
     with caplog.at_level(logging.INFO, "hipress"):
         outer.leave()
-    assert outer.undone == 1
+    assert outer.site.undone == 1
     lost = [r.levelname for r in caplog.records if "what this site had not delivered" in r.message]
     assert lost == ["INFO"]
 

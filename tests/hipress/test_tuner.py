@@ -25,7 +25,7 @@ from hipress.codecs import NATIVE
 from hipress.errors import ConfigError, RankLost
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.ranks import link as link_
+from hipress.ranks import groups as link_
 from tests.hipress import tuner_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast

@@ -67,7 +67,9 @@ def train(outer, model, optimizer, rank, rounds, act=lambda: None):
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         outer.step()
-        seen[outer.rounds] = digest(nn.ParameterList([nn.Parameter(outer.fragments[0].agreed)]))
+        seen[outer.rounds] = digest(
+            nn.ParameterList([nn.Parameter(outer.site.fragments[0].agreed)])
+        )
         number += 1
         act()
     return seen
@@ -81,7 +83,7 @@ def faked(rank, world_size, nightly, refusing):
     members = hipress.TorchftMembers(manager, patience=SILENCE)
     outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
     seen = train(outer, model, optimizer, rank, 4)
-    return seen, outer.undone
+    return seen, outer.site.undone
 
 
 def ends_first(rank, world_size):
@@ -244,7 +246,7 @@ def real(rank, world_size, address, other=False):
             os.kill(os.getpid(), signal.SIGKILL)
 
     seen = train(outer, model, optimizer, rank, 12, act)
-    return seen, sites, outer.undone
+    return seen, sites, outer.site.undone
 
 
 def leaves(rank, world_size, nightly):
@@ -256,11 +258,11 @@ def leaves(rank, world_size, nightly):
     outer = hipress.Outer(model, optimizer, "onebit_group", every=2, members=members)
     if rank == 1:
         train(outer, model, optimizer, rank, 2)
-        debts, left = [], outer.left
-        outer.left = lambda *args, **how: debts.append(left(*args, **how)) or debts[-1].clone()
+        debts, left = [], outer.site.left
+        outer.site.left = lambda *args, **how: debts.append(left(*args, **how)) or debts[-1].clone()
         outer.leave()
         return [each.tolist() for each in debts], outer.rounds
-    taken, (fragment,) = [], outer.fragments
+    taken, (fragment,) = [], outer.site.fragments
     owe = fragment.owe
 
     def take(values, *part):  # a part is what its own codec held back

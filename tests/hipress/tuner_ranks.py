@@ -25,7 +25,7 @@ from hipress.choose.plan import Plan, fixed_plan, raw
 from hipress.codecs import NATIVE
 from hipress.model.params import describe
 from hipress.ranks import coordinator as coordinators
-from hipress.session import SESSIONS
+from hipress.session import session_of
 from tests.hipress.common import (
     SMALL_BUCKETS,
     UNREBUILT,
@@ -226,7 +226,7 @@ def stops(rank, world_size):
     ddp = hipress.wrap(make(), timeout=60)
     train(ddp, rank, range(3))
     if rank == 1:
-        SESSIONS[ddp].engine.fail(RuntimeError("out of paper"), "this test")
+        session_of(ddp).engine.fail(RuntimeError("out of paper"), "this test")
     first = error_of(train, ddp, rank, range(3, 4))
     return first, error_of(train, ddp, rank, range(4, 5))
 
@@ -235,7 +235,7 @@ def resumed(rank, world_size):
     """Loads a state, saved by a trial's kept plan, where a trial begins."""
     quick([Int8(), Halves()])
     ddp = hipress.wrap(make())
-    engine = SESSIONS[ddp].engine
+    engine = session_of(ddp).engine
     found = engine.chooser._places.first.search.plans(
         fast_codecs(None, ["int8_fake", "half_fake"], slow_link())
     )

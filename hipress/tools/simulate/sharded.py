@@ -22,7 +22,13 @@ from hipress.choose.plan import Decision
 from hipress.errors import ConfigError, unknown
 from hipress.model.devices import ON_HOST
 from hipress.model.params import Param
-from hipress.sharding.ways import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Way, ways_of
+from hipress.sharding.collectives import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    REPLICAS,
+    Collective,
+    collectives_of,
+)
 from hipress.tools.models.own import Description
 from hipress.tools.simulate import compared
 from hipress.tools.simulate import costs as cost_tables
@@ -196,10 +202,10 @@ class ShardSimulation(Simulation):
         nodes = dict.fromkeys((REDUCE_SCATTER, ALL_GATHER), cluster.topology)
         nodes[REPLICAS] = Topology.flat(cluster.nodes)
         self._by_text = {each.text: each for each in methods}
-        self._ways: dict[str, Mapping[str, Way]] = {}
+        self._ways: dict[str, Mapping[str, Collective]] = {}
         for each in methods:
             compressors = {argument: codec for argument, (_, codec) in each.halves.items()}
-            self._ways[each.text] = ways_of(compressors, shards, _OPTIONS, ON_HOST, nodes)
+            self._ways[each.text] = collectives_of(compressors, shards, _OPTIONS, ON_HOST, nodes)
 
     def loses(self, method: str, optimizer: str | None) -> bool:
         """True if the averages of replicas by this method lost in measurements."""

@@ -14,7 +14,7 @@ from hipress.choose.places import Places
 from hipress.choose.plan import Decision
 from hipress.choose.search import Registry, Search, Way
 from hipress.choose.workload import Bucket, Workload, estimate
-from hipress.ranks.link import Agreement
+from hipress.ranks.groups import Agreement
 from hipress.session import Session
 from hipress.tools.objective import Objective
 from hipress.tools.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, WIRE, Point, Span

@@ -19,8 +19,9 @@ from casync.building.tasks import (
     members,
 )
 from casync.runtime.executor import TraceEvent
+from hipress import registry
 from hipress.errors import ConfigError
-from hipress.session import SESSIONS, Session
+from hipress.session import Session
 from hipress.tools.tracing.spans import BACKWARD, BUCKET, DECODE, ENCODE, MERGE, WIRE, Span
 
 _WHAT = {
@@ -31,7 +32,7 @@ _WHAT = {
 
 def session_of(module: Any) -> Session:
     """The session of a wrapped module; ConfigError for a module that hipress does not compress."""
-    session = SESSIONS.get(module)
+    session = registry.get(module, Session)
     if session is None or session.engine is None or not isinstance(module, DistributedDataParallel):
         raise ConfigError(
             "hipress trace: this step is not compressed by hipress.wrap: name a method that is, "

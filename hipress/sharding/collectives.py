@@ -1,4 +1,4 @@
-"""Codecs of a sharded model's collectives, by parameter."""
+"""The collectives of a sharded model: their strategies, and codecs by parameter."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
     "ALL_GATHER",
     "REDUCE_SCATTER",
     "REPLICAS",
+    "Collective",
     "Compressor",
-    "Way",
-    "ways_of",
+    "collectives_of",
 ]
 
 Compressor: TypeAlias = "str | os.PathLike[str] | Codec | Mapping[str, Any] | None"
@@ -36,22 +36,22 @@ _HALVES = {REDUCE_SCATTER: "push", ALL_GATHER: "pull"}
 
 
 @dataclass(frozen=True)
-class Way:
-    """A collective: for each parameter a decision, and its codec (None: uncompressed)."""
+class Collective:
+    """For each parameter a decision, and its codec (None: uncompressed)."""
 
     strategy: str
     decisions: tuple[Decision, ...]
     codecs: tuple[Codec | None, ...]
 
 
-def ways_of(
+def collectives_of(
     compressors: Mapping[str, Compressor],
     params: Sequence[Param],
     options: Options,
     placement: Placement,
     nodes: Mapping[str, Topology],
     frozen: Collection[int] = (),
-) -> dict[str, Way]:
+) -> dict[str, Collective]:
     """The collectives by argument of `hipress.shard`, without those that stay native.
 
     compressors: values of these arguments. nodes: those of each one's ranks. frozen: indices of
@@ -61,7 +61,7 @@ def ways_of(
     """
     ruled = rules.compiled(options, placement.target)
     assigned = rules.assign(ruled, params)
-    ways: dict[str, Way] = {}
+    collectives: dict[str, Collective] = {}
     for argument, wanted in compressors.items():
         try:
             codec = rules.codec_of(wanted, placement.target)
@@ -83,8 +83,8 @@ def ways_of(
         ]
         # what is not compressed travels in the collective, too
         decisions = tuple(replace(decision, strategy=strategy) for decision, _ in chosen)
-        ways[argument] = Way(strategy, decisions, tuple(each for _, each in chosen))
-    return ways
+        collectives[argument] = Collective(strategy, decisions, tuple(each for _, each in chosen))
+    return collectives
 
 
 def _strategy(argument: str, codec: Codec, nodes: Topology) -> str:

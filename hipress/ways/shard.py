@@ -16,7 +16,7 @@ from torch import nn
 
 from casync.shutdown import end_with
 from casync.topology import Topology
-from hipress import compat
+from hipress import compat, registry
 from hipress import options as options_
 from hipress.arguments import group_of
 from hipress.choose.plan import check_patterns
@@ -29,18 +29,18 @@ from hipress.options import AUTO, Options
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks import nodes
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import group_timeout
+from hipress.ranks.groups import group_timeout
 from hipress.session import versions
-from hipress.sharding.fsdp import Group, groups_of, params_of
-from hipress.sharding.sharding import SHARDINGS, Sharding
-from hipress.sharding.ways import (
+from hipress.sharding.collectives import (
     ALL_GATHER,
     REDUCE_SCATTER,
     REPLICAS,
+    Collective,
     Compressor,
-    Way,
-    ways_of,
+    collectives_of,
 )
+from hipress.sharding.fsdp import Group, groups_of, params_of
+from hipress.sharding.sharding import Sharding
 
 __all__ = ["shard"]
 
@@ -130,18 +130,18 @@ def shard(
             spread[REPLICAS] = Topology.flat(replica_group.size())
         kept = [still for group in groups for still in group.frozen]
         frozen = [index for index, still in enumerate(kept) if still]
-        ways = ways_of(compressors, params, options, placement, spread, frozen)
-    coordinator.require_equal(_facts(options, params, ways, placement))
-    sharding = Sharding(coordinator, options, params, ways, buffers)
+        collectives = collectives_of(compressors, params, options, placement, spread, frozen)
+    coordinator.require_equal(_facts(options, params, collectives, placement))
+    sharding = Sharding(coordinator, options, params, collectives, buffers)
     with coordinator.failures_told():
         if ranks.size() > 1:
             sharding.connect("shards", coordinator, ranks, (REDUCE_SCATTER, ALL_GATHER), placement)
         if replica_group is not None and replica_group.size() > 1:
             between = coordinators.coordinator(replica_group, options.timeout)
-            between.require_equal(_facts(options, params, ways, placement))
+            between.require_equal(_facts(options, params, collectives, placement))
             sharding.connect("replicas", between, replica_group, (REPLICAS,), placement)
     sharding.install(groups)
-    SHARDINGS[model] = sharding
+    registry.put(model, sharding)
     end_with(model, sharding.close)
     _tell(sharding)
     _warn_of_parts(model, coordinator, replica_group)
@@ -159,7 +159,7 @@ def _check_model(candidate: object) -> nn.Module:
         raise ConfigError(f"the model must be a torch.nn.Module, got {candidate!r}")
     model = compat.uncompiled(candidate)
     parts = {*model.modules()}
-    for other in [each for reference in SHARDINGS.keyrefs() if (each := reference()) is not None]:
+    for other, _ in registry.every(Sharding):
         if other in parts or model in {*other.modules()}:
             raise ConfigError(
                 "hipress.shard was called for this model, or a part of it, before: hipress.detach "
@@ -218,14 +218,17 @@ def _placement(params: Sequence[Param], options: Options, groups: Sequence[Group
 
 
 def _facts(
-    options: Options, params: Sequence[Param], ways: Mapping[str, Way], placement: Placement
+    options: Options,
+    params: Sequence[Param],
+    collectives: Mapping[str, Collective],
+    placement: Placement,
 ) -> dict[str, Any]:
     """All values that must be equal on all ranks."""
-    used = [each for way in ways.values() for each in way.codecs if each is not None]
+    used = [each for one in collectives.values() for each in one.codecs if each is not None]
     return {
         "called": "hipress.shard",
         "parameters of shards": [str(param) for param in params],
-        **{way: [[d.name, d.codec] for d in each.decisions] for way, each in ways.items()},
+        **{name: [[d.name, d.codec] for d in each.decisions] for name, each in collectives.items()},
         "digests": {f"compressor {full_name(each)!r}": each.digest for each in used},
         "seed": options.seed,
         "checksum": options.checksum,
@@ -255,11 +258,13 @@ def _tell(sharding: Sharding) -> None:
     """Log the plan on the first rank."""
     if sharding.coordinator.rank != 0:
         return
-    if not sharding.links:
+    if not sharding.connections:
         log.info("hipress.shard: one rank holds all shards, so nothing is installed")
         return
     for argument in (REDUCE_SCATTER, ALL_GATHER, REPLICAS):
-        decisions = sharding.ways[argument].decisions if argument in sharding.links else ()
+        decisions = (
+            sharding.collectives[argument].decisions if argument in sharding.connections else ()
+        )
         done = sum(d.numel for d in decisions if d.codec is not None)
         names = " and ".join(sorted({d.codec for d in decisions if d.codec is not None}))
         share = done / max(1, sum(d.numel for d in decisions))

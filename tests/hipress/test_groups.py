@@ -14,9 +14,9 @@ from hipress.errors import AgreementTimeout, HipressError
 from hipress.model.devices import ON_HOST
 from hipress.options import Options
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks import link as links
+from hipress.ranks import groups
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.link import connect
+from hipress.ranks.groups import connect
 from tests.hipress.launch import launch
 from tests.patience import HANG
 
@@ -48,7 +48,7 @@ def test_gloo_on_an_address_of_this_machine_alone_is_told(address, interface, hi
         raise RuntimeError("Connection refused")
 
     monkeypatch.setattr(dist, "ProcessGroupGloo", fail)
-    monkeypatch.setattr(links.socket, "gethostbyname", lambda _: address)
+    monkeypatch.setattr(groups.socket, "gethostbyname", lambda _: address)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if interface:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
@@ -97,7 +97,7 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     def measure_link(*_):
         raise RuntimeError("closed by peer")
 
-    monkeypatch.setattr("hipress.ranks.link.connect", lambda coordinator, purpose: object())
+    monkeypatch.setattr("hipress.ranks.groups.connect", lambda coordinator, purpose: object())
     monkeypatch.setattr("hipress.choose.probe.measure_link", measure_link)
     coordinator = Coordinator.on(dist.HashStore(), 1, (3, 5), "here", 0.05)
     planner = Planner((), Options(), Topology.flat(2), NO_RULES, coordinator, ON_HOST)
