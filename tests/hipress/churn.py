@@ -109,7 +109,8 @@ def site(port: int, number: int, folder: str, seed: int, momentum: float) -> Non
         left, agreed = outer.site.left(fragment), nn.ParameterList([nn.Parameter(fragment.agreed)])
         line = Line(
             outer.rounds, digest(agreed), loss, step, counted, hipress.report(outer).sites,
-            outer.site.undone, moved - (0.0 if handed_over else total(left)), total(fragment.momentum),
+            outer.site.undone, moved - (0.0 if handed_over else total(left)),
+            total(fragment.momentum),
             float(left.norm()),
         )  # fmt: skip
         with (here / f"site-{number}").open("a") as file:
