@@ -32,7 +32,7 @@ from compll.runtime import library, lint
 from compll.runtime.library import locate
 from hipress import options
 from hipress.channel.records import GRADIENTS, check_record
-from hipress.channel.states import Spans
+from hipress.channel.states import Runs
 from hipress.choose import rules as rules_
 from hipress.choose.places import Places
 from hipress.choose.plan import fixed_plan
@@ -165,7 +165,7 @@ def states() -> Trial:
         residuals = Residuals(
             params,
             fixed_plan(params, codec, wanted, TWO),
-            {p.index: Spans([(0, p.numel)]) for p in params},
+            {p.index: Runs([(0, p.numel)]) for p in params},
         )
         residuals.place_all()
         cases.append((residuals, saving.export([0, 2], residuals, 3)))

@@ -16,10 +16,10 @@ from hipress.ways.outer import Outer
 from hipress.ways.synchronizer import Synchronizer
 
 if TYPE_CHECKING:
-    from hipress.outer.outer_report import OuterReport
+    from hipress.reporting.group_report import GroupReport
+    from hipress.reporting.outer_report import OuterReport
     from hipress.reporting.report import Report
-    from hipress.sharding.shard_report import ShardReport
-    from hipress.ways.process_group import GroupReport
+    from hipress.reporting.shard_report import ShardReport
 
 __all__ = ["Synchronized", "detach", "load_state_dict", "report", "state_dict"]
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hipress.choose.chooser import Chooser
     from hipress.engine.buckets import BucketPlans
     from hipress.reporting.report import Report
-    from hipress.sharding.shard_report import ShardReport
+    from hipress.reporting.shard_report import ShardReport
 
 __all__ = ["Handle", "ModelHandle", "handle_of", "model_handle"]
 
@@ -138,7 +138,7 @@ class SessionHandle:
 
     def detach(self) -> None:
         session = self._session
-        step = None if session.engine is None else session.engine.round
+        step = None if session.engine is None else session.engine.reduction
         if step is not None and compat.backward_id() is not None:
             raise StateError(
                 f"rank {session.rank}: hipress.detach in a backward pass of which gradients are on "

@@ -30,10 +30,10 @@ from hipress.codecs import (
     resolve,
 )
 from hipress.engine import momentum
+from hipress.engine.channels import Channels
 from hipress.engine.engine import Engine
 from hipress.engine.loaded import LoadedGradients
 from hipress.engine.momentum import Momentum
-from hipress.engine.world import World
 from hipress.errors import ConfigError
 from hipress.model.devices import Placement, backends_of, place
 from hipress.model.params import Param, describe
@@ -111,19 +111,25 @@ class Session:
         """An engine for `start`. Every rank must call this.
 
         group: of uncompressed buckets; parameters: those of `params`, for an optimizer whose
-        momentum is averaged; skips, unused: see Engine and World.
+        momentum is averaged; skips, unused: see Engine and Channels.
         """
         chooser = None if self.controller is None else self.controller()
         plan, codecs = self.plan, self.plan.codecs
         if chooser is not None:
             plan, codecs = chooser.plan, chooser.codecs
         momentum = self._momentum(parameters, unused)
-        world = World(
+        channels = Channels(
             codecs, plan.topology, self.options, group, self.coordinator,
             placement=self.placement, unused=unused,
         )  # fmt: skip
         return Engine(
-            self.params, plan, self.options, world, chooser=chooser, skips=skips, momentum=momentum
+            self.params,
+            plan,
+            self.options,
+            channels,
+            chooser=chooser,
+            skips=skips,
+            momentum=momentum,
         )
 
     def _momentum(self, parameters: Sequence[torch.Tensor], unused: bool) -> Momentum | None:

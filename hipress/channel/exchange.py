@@ -19,7 +19,7 @@ from casync.graph.shares import Shares
 from casync.raw import RAW
 from casync.strategies import owns_mean
 from casync.topology import Topology
-from hipress.channel.states import Arrays, Spans
+from hipress.channel.states import Arrays, Runs
 from hipress.codecs import NATIVE, partitions
 
 __all__ = ["Exchange", "Piece", "parts_of", "program_of", "rows"]
@@ -69,7 +69,7 @@ def program_of(
     rank: int,
     *,
     rotates: bool,
-    owned: Mapping[str, Spans] | None = None,
+    owned: Mapping[str, Runs] | None = None,
 ) -> Program:
     """This rank's program. Raises ConfigError for pieces that codecs and strategy do not suit.
 

@@ -2,7 +2,7 @@
 
 States of a codec and of its owners' are flat arrays over several tensors, an arena, of which each
 tensor has a slice. An aggregator's arrays hold only the elements that this rank owns, in the order
-of the worker's: see Spans.
+of the worker's: see Runs.
 
 [Note: undelivered gradient] A state whose fate is "owed" holds gradient that has not been sent. The
 average of the ranks' gradients lacks 1/N of a worker's residual, but all of an owner's, which has
@@ -36,14 +36,14 @@ __all__ = [
     "Arena",
     "Copied",
     "Floats",
+    "Runs",
     "Slice",
-    "Spans",
     "States",
     "gradient_weights",
 ]
 
 
-class Spans:
+class Runs:
     """Runs of elements, in order and without overlaps, whose values lie one behind another."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
@@ -68,7 +68,7 @@ class Spans:
         first, length = self.runs[number]
         return self._before[number] + min(element - first, length)
 
-    def within(self, first: int, length: int) -> Spans:
+    def within(self, first: int, length: int) -> Runs:
         """The part of the spans in a range of elements, counted from its first."""
         start = max(0, bisect_right(self._firsts, first) - 1)
         runs, end = list[tuple[int, int]](), first + length
@@ -78,7 +78,7 @@ class Spans:
             low, high = max(begin, first), min(begin + many, end)
             if low < high:
                 runs.append((low - first, high - low))
-        return Spans(runs)
+        return Runs(runs)
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """The spans' values of a flat tensor of all elements."""
@@ -95,7 +95,7 @@ class Spans:
             flat[first : first + many] = values[at : at + many]
         return flat
 
-    def pairs(self, other: Spans) -> Iterator[tuple[slice, slice]]:
+    def pairs(self, other: Runs) -> Iterator[tuple[slice, slice]]:
         """Places among these values, and among another's, of elements that both have."""
         for first, length in self.runs:
             for begin, many in other.within(first, length).runs:
@@ -108,7 +108,7 @@ Floats: TypeAlias = npt.NDArray[Any]
 WORKER, AGGREGATOR = "worker", "aggregator"
 Arrays: TypeAlias = Mapping[tuple[str, str], dict[str, Floats]]  # by codec and side, and name
 #: by side and name, with the elements that the values are of
-Copied: TypeAlias = dict[str, dict[str, tuple[Spans, Floats]]]
+Copied: TypeAlias = dict[str, dict[str, tuple[Runs, Floats]]]
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -129,7 +129,7 @@ class Arena:
     codec: str  # key of workers' codec
     codecs: Mapping[str, Codec]  # by side
     sides: dict[str, dict[str, Floats]]
-    owned: Spans  # elements of the workers' arrays that the aggregator's have
+    owned: Runs  # elements of the workers' arrays that the aggregator's have
 
     @property
     def arrays(self) -> Arrays:
@@ -178,7 +178,7 @@ class States(Generic[Name]):
         codecs: Mapping[str, Codec],
         slices: Sequence[Slice[Name]],
         *,
-        owned: Spans | None = None,
+        owned: Runs | None = None,
         tensors: int | None = None,
     ) -> Arena:
         """A new arena that holds the slices in this order; their earlier values move in.
@@ -188,7 +188,7 @@ class States(Generic[Name]):
         a slice.
         """
         begins = [0, *accumulate(each.length for each in slices)]
-        spans = Spans([(0, begins[-1])]) if owned is None else owned
+        spans = Runs([(0, begins[-1])]) if owned is None else owned
         sizes = {WORKER: begins[-1], AGGREGATOR: len(spans)}
         count = len(slices) if tensors is None else tensors
         sides = {
@@ -219,13 +219,13 @@ class States(Generic[Name]):
             for flat in (flat_names(arena.codecs[side]),)
         }
 
-    def spans(self, name: Name, side: str, state: str) -> Spans:
+    def spans(self, name: Name, side: str, state: str) -> Runs:
         """Elements of a tensor whose values `arrays` gives; one if the state is per tensor."""
         place = self.places[name]
         if state not in flat_names(place.arena.codecs[side]):
-            return Spans([(0, 1)])
+            return Runs([(0, 1)])
         if side == WORKER:
-            return Spans([(0, place.slice.length)])
+            return Runs([(0, place.slice.length)])
         return place.arena.owned.within(place.offset, place.slice.length)
 
     def shapes(self, name: Name) -> dict[str, dict[str, tuple[int]]]:
@@ -274,7 +274,7 @@ class States(Generic[Name]):
         for side, arrays in self.arrays(name).items():
             for state, weight in weights[side].items():
                 spans, values = self.spans(name, side, state), as_torch(arrays[state])
-                for here, there in spans.pairs(Spans([(0, len(total))])):
+                for here, there in spans.pairs(Runs([(0, len(total))])):
                     total[there].add_(values[here], alpha=weight)
         return total
 
@@ -296,7 +296,7 @@ class States(Generic[Name]):
         for name in copied.keys() & self.places.keys():
             for side, arrays in self.arrays(name).items():
                 for state, array in arrays.items():
-                    before, values = copied[name].get(side, {}).get(state, (Spans(), array))
+                    before, values = copied[name].get(side, {}).get(state, (Runs(), array))
                     spans = self.spans(name, side, state)
                     if spans.runs != before.runs:
                         array[:] = 0

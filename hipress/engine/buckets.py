@@ -25,7 +25,7 @@ from casync.memory import Memory
 from casync.raw import RAW
 from casync.runtime.deferral import as_torch
 from hipress.channel.exchange import Piece, owned_parts, parts_of, program_of
-from hipress.channel.states import WORKER, Arena, Arrays, Spans, arrays_of
+from hipress.channel.states import WORKER, Arena, Arrays, Runs, arrays_of
 from hipress.choose.plan import Plan
 from hipress.codecs import MEAN, REFERENCE
 from hipress.engine.residuals import Residuals
@@ -191,16 +191,16 @@ class BucketPlans:
         moved = set(indices)
         self._plans = {old: w for old, w in self._plans.items() if moved.isdisjoint(old)}
 
-    def _owned_spans(self) -> dict[int, Spans]:
+    def _owned_spans(self) -> dict[int, Runs]:
         """Elements that this rank aggregates, by parameter, whatever their buckets."""
-        owned: dict[int, Spans] = {}
+        owned: dict[int, Runs] = {}
         for param in self._params:
             pieces = [replace(unit.piece, state=0) for unit in self._units((param.index,))]
             parts = parts_of(pieces, self._topology, self.plan.codecs)
             mine = owned_parts(parts, self._rank)
             runs = [(row[3], row[1]) for part in mine for row in part.rows]
             if runs:
-                owned[param.index] = Spans(runs)
+                owned[param.index] = Runs(runs)
         return owned
 
     def _make(self, indices: tuple[int, ...]) -> BucketPlan | None:

@@ -23,12 +23,12 @@ from casync.runtime.executor import TraceEvent
 from casync.runtime.options import Capture
 from hipress.choose.plan import Plan
 from hipress.engine.buckets import BucketPlans
+from hipress.engine.channels import Channels
 from hipress.engine.momentum import Momentum
+from hipress.engine.reduction import Reduction, Traffic
 from hipress.engine.residuals import in_layout, in_shape
-from hipress.engine.round import Round, Traffic
 from hipress.engine.scaling import Scale, set_unscaled, stepped_optimizers, watch_scalers
 from hipress.engine.verify import VERIFY_STEPS
-from hipress.engine.world import World
 from hipress.errors import SyncError
 from hipress.model.params import Param
 from hipress.model.shards import local
@@ -108,15 +108,15 @@ def _closure(optimizer: Optimizer, argument: Any) -> Any:
 
 
 class Engine:
-    """Parameters, plan, states of codecs and step of one module, whose gradients `Round`s average
-    over a `World`. Holds no reference to the module: see close()."""
+    """Parameters, plan, states of codecs and step of one module, whose gradients a `Reduction`
+    averages in each step. Holds no reference to the module: see close()."""
 
     def __init__(
         self,
         params: Sequence[Param],
         plan: Plan,
         options: Options,
-        world: World,
+        channels: Channels,
         *,
         chooser: Chooser | None = None,
         skips: bool = False,
@@ -125,15 +125,15 @@ class Engine:
         """Lay out the states.
 
         Args:
-            world: ends with the engine.
+            channels: ends with the engine.
             chooser: chooses the plan of each step, beginning with `plan`.
             skips: True if a step may lack buckets whose parameters are unused.
             momentum: adds momentum to gradients.
         """
-        self.params, self.options, self.world = list(params), options, world
+        self.params, self.options, self.channels = list(params), options, channels
         self.chooser, self.momentum = chooser, momentum
         self.step = 0  # steps begun so far; backward passes under no_sync do not count
-        self.round: Round | None = None  # the step under way; None between steps
+        self.reduction: Reduction | None = None  # the step under way; None between steps
         self._scale = Scale()
         self.traffic = Traffic()
         self.at_freeze: tuple[Traffic, Counters] | None = None  # sums until an optimizer froze
@@ -144,12 +144,12 @@ class Engine:
         self.undelivered: dict[int, torch.Tensor] = {}
         watch_steps()
         if chooser is not None:
-            world.failures.ends(lambda _: chooser.close())
+            channels.failures.ends(lambda _: chooser.close())
 
     @property
     def global_rank(self) -> int:
         """This rank's global number."""
-        return self.world.global_rank
+        return self.channels.global_rank
 
     @property
     def observes(self) -> bool:
@@ -166,51 +166,51 @@ class Engine:
     @property
     def counters(self) -> Counters:
         """A copy of the executors' sums so far."""
-        return self.world.counters
+        return self.channels.counters
 
     def trace(self, events: list[TraceEvent] | None) -> None:
         """Collect events of tasks from now on, between two steps; None ends it."""
-        self.world.trace(events)
+        self.channels.trace(events)
 
     @property
     def unfinished(self) -> str | None:
         """Text on the step that failed or has not ended; None between steps."""
         if self.broken:
-            return self.world.failures.first
-        if self.world.failed:
+            return self.channels.failures.first
+        if self.channels.failed:
             return f"step {self._latest} failed"
-        if self.round is not None:
-            return f"step {self.round.step} has begun and has not ended"
+        if self.reduction is not None:
+            return f"step {self.reduction.step} has begun and has not ended"
         return None
 
-    def begin(self, parameters: Collection[torch.Tensor] = ()) -> Round:
+    def begin(self, parameters: Collection[torch.Tensor] = ()) -> Reduction:
         """Begin a step, whose first bucket is ready. All ranks begin alike.
 
         parameters: the model's, to check that ranks have not diverged since the last step. Raises
         SyncError if an optimizer failed on this rank only, or if ranks should average the momentum
         of one that hipress does not know.
         """
-        self.world.failures.refuse()
+        self.channels.failures.refuse()
         step, self.step = self.step, self.step + 1
-        self.round = Round(self, step, self._scale.now(parameters))
+        self.reduction = Reduction(self, step, self._scale.now(parameters))
         averaging = self.momentum is not None and self.momentum.phase.momentum
         if self.chooser is not None:
-            plan = self.chooser.next(step, self.world.pop_capture_error())  # ranks may meet here
+            plan = self.chooser.next(step, self.channels.pop_capture_error())  # ranks may meet here
             self._use_plan(plan)
         if self.momentum is not None:
             if self.momentum.phase.momentum and not averaging:
                 self.at_freeze = replace(self.traffic), self.counters
-            self.momentum.begin(self.round, self.buckets.residuals)
+            self.momentum.begin(self.reduction, self.buckets.residuals)
         self.traffic.steps += 1
         failed = pop_failed(parameters)
         if failed is not None:
-            self.world.failures.refuse_parted(failed, step)
+            self.channels.failures.refuse_parted(failed, step)
         refuse_forgotten(parameters)
-        verifier = self.world.verifier
+        verifier = self.channels.verifier
         if verifier and parameters and step % VERIFY_STEPS == 1:
             values = map(local, parameters)
-            self.round.compare(verifier.check_parameters(values, self.params, step))
-        return self.round
+            self.reduction.compare(verifier.check_parameters(values, self.params, step))
+        return self.reduction
 
     @property
     def _latest(self) -> int:
@@ -218,22 +218,22 @@ class Engine:
         return max(0, self.step - 1)
 
     def finish(self, arrived: Callable[[int], None] | None = None) -> None:
-        """Finish the step under way, if its last bucket has come: see Round.finish."""
-        if self.round is not None and (self.round.closed or self._skips):
-            self.round.finish(arrived)
+        """Finish the step under way, if its last bucket has come: see Reduction.finish."""
+        if self.reduction is not None and (self.reduction.closed or self._skips):
+            self.reduction.finish(arrived)
 
     @property
     def broken(self) -> bool:
         """True if a failure has ended the engine."""
-        return self.world.failures.first is not None
+        return self.channels.failures.first is not None
 
     def refuse_broken(self) -> None:
         """Raise SyncError after a failure: no step may follow."""
-        self.world.failures.refuse()
+        self.channels.failures.refuse()
 
     def fail(self, error: BaseException, what: str = "") -> BaseException:
         """End the engine, since `what` failed, by default the current step: see Failures.fail."""
-        return self.world.failures.fail(error, self._latest, what)
+        return self.channels.failures.fail(error, self._latest, what)
 
     @contextmanager
     def failing(self, what: str = "") -> Iterator[None]:
@@ -245,7 +245,7 @@ class Engine:
 
     def close(self) -> None:
         """End the threads: on detach, when the module is collected, and at exit. May repeat."""
-        self.world.close()
+        self.channels.close()
         if self.momentum is not None:
             self.momentum.close()
         if self.chooser is not None:
@@ -292,11 +292,11 @@ class Engine:
             if values is not None and values.any():
                 self.owe(index, _in(memory, values))
         if before.hosted and not self.buckets.hosted:
-            self.world.free_copies()
+            self.channels.free_copies()
 
     def buckets_of(self, plan: Plan) -> BucketPlans:
         """Buckets of this plan, without any state."""
-        channel = self.world.channel(hosted=plan.hosted)
+        channel = self.channels.channel(hosted=plan.hosted)
         return BucketPlans(
             self.params, plan, self.options, channel.coordinator.rank, channel.memory,
             rotates=channel.rotates,

@@ -26,7 +26,7 @@ Bucket = tuple[Sequence[int], torch.Tensor]  # indices of parameters, and their 
 
 
 class Step(Protocol):
-    """A step that can be undone: see Round."""
+    """A step that can be undone: see Reduction."""
 
     def keep(self, indices: Iterable[int]) -> None:
         """Copy these parameters' states."""

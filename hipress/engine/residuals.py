@@ -32,7 +32,7 @@ from casync.codec import Codec, one_piece
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.deferral import as_torch
-from hipress.channel.states import Arena, Slice, Spans, States, sides_of
+from hipress.channel.states import Arena, Runs, Slice, States, sides_of
 from hipress.choose.plan import Plan
 from hipress.codecs import flat_names, owed_names, state_of
 from hipress.model.params import Param
@@ -45,7 +45,7 @@ class Residuals(States[int]):
         self,
         params: Sequence[Param],
         plan: Plan,
-        owned: Mapping[int, Spans] | None = MappingProxyType({}),
+        owned: Mapping[int, Runs] | None = MappingProxyType({}),
         memory: Memory | None = None,
     ) -> None:
         """owned: elements that this rank aggregates, by parameter; None with scope "bucket", where
@@ -88,7 +88,7 @@ class Residuals(States[int]):
         spans, owned = None, self.owned
         if owned is not None:
             runs = {at: owned[i].runs for i, at in zip(indices, begins, strict=False) if i in owned}
-            spans = Spans((at + first, many) for at, some in runs.items() for first, many in some)
+            spans = Runs((at + first, many) for at, some in runs.items() for first, many in some)
         return self.allocate(
             key, self.codecs_of(key), slices, owned=spans, tensors=len(self.params)
         )

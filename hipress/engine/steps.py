@@ -164,7 +164,7 @@ class Steps:
             if self._bucket_order.incomplete:
                 self._wait(reduction)
                 self._send_rest(self._bucket_order, used.tolist())
-            step = self._engine.round  # None if no rank has a gradient
+            step = self._engine.reduction  # None if no rank has a gradient
             if step is not None:
                 step.finish(self._place_averages)
             self._wait(reduction)
@@ -280,7 +280,7 @@ class Steps:
     def _send(self, bucket: Bucket) -> None:
         gradients = [self._gradient(index) for index in bucket.indices]
         unused = self._unused.intersection(bucket.indices)
-        step = self._engine.round if self._sent else self._engine.begin(self.parameters)
+        step = self._engine.reduction if self._sent else self._engine.begin(self.parameters)
         assert step is not None  # it is under way as long as something is sent
         step.keep(unused)
         # not detach, with which the engine's writes would count as the user's: see _mark

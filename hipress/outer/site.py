@@ -13,9 +13,16 @@ from hipress.errors import ConfigMismatch, HipressError, StateError, SyncError
 from hipress.model import shards
 from hipress.options import Options
 from hipress.outer.fragments import Fragment
-from hipress.outer.meeting import NEW, Note, Refused, catch_up, compare_notes, hand_over
+from hipress.outer.meeting import (
+    NEW,
+    Note,
+    Refused,
+    Roster,
+    catch_up,
+    compare_notes,
+    hand_over,
+)
 from hipress.outer.members import Members
-from hipress.outer.roster import Roster
 from hipress.outer.rounds import Round
 from hipress.outer.schedule import Schedule
 from hipress.outer.site_model import SiteModel, refuse_averaged
@@ -161,7 +168,7 @@ class Site:
         roster.meet(coordinator, notes)
 
     def _hand_over(self, round_: Round) -> dict[int, list[torch.Tensor] | None]:
-        """What leaving sites give to the first that stays: see `hand_over`."""
+        """Give what leaving sites have not delivered to the first that stays: see `hand_over`."""
 
         def left() -> list[torch.Tensor]:
             return [self.left(each, sent=each is round_.fragment) for each in self.fragments]

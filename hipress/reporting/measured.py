@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from casync.runtime.counters import Counters
-    from hipress.engine.round import Traffic
+    from hipress.engine.reduction import Traffic
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,10 @@ from hipress.options import Options
 from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.groups import Mean
+from hipress.reporting.shard_report import ShardReport
 from hipress.sharding.collectives import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Collective
 from hipress.sharding.comms import Average, Backward, Connection, Gather, Scatter
 from hipress.sharding.fsdp import Group, count_steps
-from hipress.sharding.shard_report import ShardReport
 
 __all__ = ["Sharding"]
 

@@ -83,7 +83,7 @@ def gradient_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[
             return _as_read(state, bucket, average(bucket.buffer(), state.group))
         # Buckets come in order, but DDP may leave out the first and the last ones, whose parameters
         # are unused (`skip_all_reduce_unused_params`).
-        step = engine.round
+        step = engine.reduction
         if step is None or step.closed or state.latest <= before:
             step = engine.begin(state.index)
         if state.latest == 0 and state.steps_to_rebuild is not None:

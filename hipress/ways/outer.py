@@ -28,10 +28,8 @@ from hipress.model.torch_modes import without_inference_mode
 from hipress.options import AUTO, refuse_foreign
 from hipress.outer import outer_state
 from hipress.outer.fragments import by_parameter
-from hipress.outer.meeting import NEW
+from hipress.outer.meeting import NEW, Roster
 from hipress.outer.members import FixedMembers, Members, failures_told
-from hipress.outer.outer_report import OuterReport
-from hipress.outer.roster import Roster
 from hipress.outer.rounds import Round
 from hipress.outer.schedule import PRESETS, OuterSGD, Schedule
 from hipress.outer.site import Site
@@ -39,6 +37,7 @@ from hipress.outer.site_model import SiteModel, refuse_averaged
 from hipress.ranks import coordinator as coordinators
 from hipress.ranks.groups import group_timeout
 from hipress.ranks.store import run_in_thread
+from hipress.reporting.outer_report import OuterReport
 
 if TYPE_CHECKING:
     from casync.codec import Codec
@@ -258,15 +257,15 @@ class Outer:
         )
 
     def state_dict(self, *, portable: bool = False) -> dict[str, Any]:
-        """As `hipress.state_dict`."""
+        """This site's record: see `hipress.state_dict`."""
         return outer_state.export(self.site, portable=portable)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """As `hipress.load_state_dict`; strict is ignored."""
+        """Go on from a record: see `hipress.load_state_dict`. strict is ignored."""
         outer_state.restore(self.site, state)
 
     def detach(self) -> None:
-        """As `hipress.detach`."""
+        """End connections; further steps raise SyncError."""
         self.close()
 
     @contextmanager

@@ -41,7 +41,7 @@ def test_a_step_of_one_of_eight_ranks_is_timed_by_wrap(monkeypatch):
     assert [(row["codec"], row["ranks"]) for row in found] == [("ddp", 8), ("int8_group", 8)]
     assert all(0 < row["host_ms"] <= row["ms"] for row in found)
     assert groups, "NCCL's stand-in was called"
-    assert "hipress/engine/round.py:Round.finish" in found[1]["whole"]
+    assert "hipress/engine/reduction.py:Reduction.finish" in found[1]["whole"]
     assert "nccl.core" not in sys.modules
     assert not dist.is_initialized()
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 import hipress
+from hipress.engine.channels import Channels
 from hipress.engine.engine import Engine
-from hipress.engine.world import World
 from tests.hipress.fakes import Halves, Int8, Sparse
 
 FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}
@@ -207,10 +207,10 @@ def left(ddp):
 def engine_of_world(
     params, plan, options, group, coordinator, *, chooser=None, skips=False, **where
 ):
-    """An engine over a world of its own. where: placement, memory and unused, as of World."""
+    """An engine with channels of its own. where: placement, memory and unused, as of Channels."""
     codecs = plan.codecs if chooser is None else chooser.codecs
-    world = World(codecs, plan.topology, options, group, coordinator, **where)
-    return Engine(params, plan, options, world, chooser=chooser, skips=skips)
+    channels = Channels(codecs, plan.topology, options, group, coordinator, **where)
+    return Engine(params, plan, options, channels, chooser=chooser, skips=skips)
 
 
 def averaged(engine, buckets):

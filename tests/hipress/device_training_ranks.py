@@ -15,7 +15,7 @@ import hipress
 from hipress import session
 from hipress.channel.futures import map_future
 from hipress.engine import engine
-from hipress.engine.round import Round
+from hipress.engine.reduction import Reduction
 from hipress.model.devices import NCCL, Placement
 from hipress.sharding import comms
 from hipress.ways import shard
@@ -26,7 +26,7 @@ from tests.hipress.common import SMALL_BUCKETS, data, digest, make, train
 from tests.hipress.device_ranks import slots_by
 
 
-class Moved(Round):
+class Moved(Reduction):
     """Buckets are copied to the device by the caller's stream, and averages back."""
 
     def reduce(self, indices, buffer):
@@ -60,7 +60,7 @@ def on_device(rank, *, transport="staged", connected=True):
             (session, "place", placed),
             (shard, "place", placed),
             (Placement, "memory", mock.Mock(return_value=memory)),
-            (engine, "Round", Moved),
+            (engine, "Reduction", Moved),
             (comms._Comm, "exchange", moved(comms._Comm.exchange)),
         ):
             stack.enter_context(mock.patch.object(where, name, value))

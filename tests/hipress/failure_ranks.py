@@ -174,7 +174,7 @@ def damaged(rank, world_size):
     ddp = hipress.wrap(make(), codec("int8"), checksum=True, timeout=HANG)
     train(ddp, rank, range(1))
     if rank == world_size - 1:
-        transport = session_of(ddp).engine.world.channel(hosted=False)._executor._transport
+        transport = session_of(ddp).engine.channels.channel(hosted=False)._executor._transport
         send = transport.post_send
 
         def damage(data, peer, channel):

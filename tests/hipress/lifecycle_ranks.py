@@ -193,7 +193,7 @@ def collected_by_its_own_thread(rank, world_size):
     sys.unraisablehook = lambda told: errors.append(str(told.exc_value))
     ddp = hipress.wrap(make(), codec("int8"), verify=True)
     train(ddp, rank, range(2))
-    verifier = session_of(ddp).engine.world.verifier
+    verifier = session_of(ddp).engine.channels.verifier
     future, found = torch.futures.Future(), []
 
     def collect(_):

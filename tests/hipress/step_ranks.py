@@ -83,10 +83,10 @@ def restore(rank, _):
     ddp(torch.randn(4, 7)).sum().backward()
     engine = session_of(ddp).engine
     held = [
-        engine.world.channel(hosted=False)._executor._transport,
-        engine.world.channel(hosted=False)._executor._transport._group,
+        engine.channels.channel(hosted=False)._executor._transport,
+        engine.channels.channel(hosted=False)._executor._transport._group,
     ]
-    held.append(engine.world.verifier._group)
+    held.append(engine.channels.verifier._group)
     left = [weakref.ref(one) for one in held]
     del engine, held
     hipress.detach(ddp)
@@ -133,7 +133,7 @@ def interrupted(rank, _):
     except KeyboardInterrupt:
         found = engine.unfinished
     store.set("interrupted", "")
-    for average in engine.round.averages:
+    for average in engine.reduction.averages:
         told(average.future.wait)
     return found, told(lambda: hipress.state_dict(ddp))
 
@@ -146,7 +146,7 @@ def raised_after_the_last_bucket(rank, _):
     before = x * 1
     before.register_hook(lambda _: 1 / 0)
     found = told(ddp(before).sum().backward)
-    for average in engine.round.averages:
+    for average in engine.reduction.averages:
         average.future.wait()
     return found, told(lambda: hipress.state_dict(ddp))
 

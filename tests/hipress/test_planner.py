@@ -20,7 +20,7 @@ from hipress.choose.plan import check_patterns, fixed_plan
 from hipress.choose.search import FAR, TRIED, Registry, Search, candidates
 from hipress.choose.workload import Bucket, Workload, estimate, timed
 from hipress.codecs import partitions
-from hipress.engine.round import Traffic
+from hipress.engine.reduction import Traffic
 from hipress.errors import ConfigError
 from hipress.model.params import Param, describe
 from hipress.reporting.measured import measure_of

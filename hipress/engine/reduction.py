@@ -1,4 +1,4 @@
-"""An averaging of gradients that is under way: a step, or a round of an outer loop."""
+"""The averaging of a step's gradients, while it is under way."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hipress import compat
 from hipress.channel.futures import map_future
 from hipress.channel.states import Copied
 from hipress.choose.chooser import StepEvent
+from hipress.engine.channels import NATIVE_TIMEOUT_SLACK
 from hipress.engine.scaling import scale_back, unscaled
-from hipress.engine.world import NATIVE_TIMEOUT_SLACK
 
 if TYPE_CHECKING:
     from hipress.choose.chooser import Chooser
     from hipress.engine.buckets import BucketPlan, BucketPlans
+    from hipress.engine.channels import Channels
     from hipress.engine.momentum import Momentum
-    from hipress.engine.world import World
     from hipress.model.params import Param
     from hipress.options import Options
 
@@ -59,16 +59,16 @@ class Traffic:
 
 
 class Averager(Protocol):
-    """An engine, as its rounds use it."""
+    """An engine, as its reductions use it."""
 
-    world: World
+    channels: Channels
     options: Options
     params: list[Param]
     buckets: BucketPlans
     chooser: Chooser | None
     momentum: Momentum | None
     traffic: Traffic
-    round: Round | None
+    reduction: Reduction | None
     undelivered: dict[int, torch.Tensor]
 
     @property
@@ -104,11 +104,11 @@ class Average:
     job: Future[torch.Tensor] | None = None  # of the executor; None if averaged natively
 
 
-class Round:
+class Reduction:
     """Averages buckets, each as soon as its gradients are ready; then `finish` waits for all.
 
-    All ranks hand over the same buckets in the same order. The round exists while it is under way:
-    `Engine.round` is None between steps.
+    All ranks hand over the same buckets in the same order. It exists while it is under way:
+    `Engine.reduction` is None between steps.
     """
 
     def __init__(self, engine: Averager, step: int, scale: float = 1.0) -> None:
@@ -119,7 +119,7 @@ class Round:
         self._waiting: list[tuple[Average, Future[torch.Tensor]]] = []  # for the last bucket
         self.closed = False  # True once the last bucket has come
         self._comparison: Future[torch.Tensor] | None = None  # of all ranks' parameters
-        self._before: dict[int, Copied] = {}  # states of parameters from before the round
+        self._before: dict[int, Copied] = {}  # states of parameters from before the step
         self._taken: dict[int, torch.Tensor] = {}  # gradients of earlier plans that it took
 
     def compare(self, checked: Future[torch.Tensor]) -> None:
@@ -131,9 +131,9 @@ class Round:
         self._before |= self._engine.buckets.residuals.copy(indices)
 
     def undo(self, indices: Collection[int] | None = None) -> None:
-        """Give kept parameters the states from before the round, bit for bit, as their averages are
-        dropped. indices: of some parameters; by default all that `keep` was called for. The round
-        must be over: all of its averages complete or failed."""
+        """Give kept parameters the states from before the step, bit for bit, as their averages are
+        dropped. indices: of some parameters; by default all that `keep` was called for. It must
+        be over: all averages complete or failed."""
         some = self._before.keys() if indices is None else self._before.keys() & set(indices)
         self._engine.buckets.residuals.put_back({index: self._before[index] for index in some})
         for index in some & self._taken.keys():
@@ -146,8 +146,8 @@ class Round:
         become the future's: the other buckets are still averaged, so that no rank waits in an
         all-reduce of DDP's group for a rank that has failed.
         """
-        engine, world, dense = self._engine, self._engine.world, not buffer.is_sparse
-        world.failures.refuse()
+        engine, channels, dense = self._engine, self._engine.channels, not buffer.is_sparse
+        channels.failures.refuse()
         native = not dense or engine.buckets.native(indices)
         scaled = self._scale != 1 and dense and (engine.observes or not native)
         values = unscaled(self._scale, buffer) if scaled else buffer
@@ -155,33 +155,35 @@ class Round:
         if native:
             average.seconds = engine.options.timeout + NATIVE_TIMEOUT_SLACK
         if engine.momentum is not None and engine.momentum.take(indices, values):
-            average.future = world.memory.future()  # `close` completes it
+            average.future = channels.memory.future()  # `close` completes it
             self._waiting.append((average, average.future))
         else:
             average.future = self._start(average)
         if scaled:
-            average.future = scale_back(self._scale, average.future, world.memory.future(), buffer)
-        if world.verifier is not None and dense:
+            average.future = scale_back(
+                self._scale, average.future, channels.memory.future(), buffer
+            )
+        if channels.verifier is not None and dense:
             params = [engine.params[index] for index in indices]
-            average.future = world.verifier.check(average.future, params, self.step)
+            average.future = channels.verifier.check(average.future, params, self.step)
         self.averages.append(average)
         return average.future
 
     def _start(self, average: Average) -> Future[torch.Tensor]:
         """Start the average of a bucket's values: of a device, maybe of a copy on the host."""
-        world, values = self._engine.world, average.values
-        copied = world.always_copies or self._engine.buckets.hosted
+        channels, values = self._engine.channels, average.values
+        copied = channels.always_copies or self._engine.buckets.hosted
         if values.is_sparse or not copied:
             return self._hand_over(average, values)
         hand_over = partial(self._hand_over, average, copied=True)  # in the copies' thread
-        return world.copies.average(average.number, hand_over, values)
+        return channels.copies.average(average.number, hand_over, values)
 
     def _hand_over(
         self, average: Average, values: torch.Tensor, *, copied: bool = False
     ) -> Future[torch.Tensor]:
         """Average values in place by the executor or natively, as planned; raises nothing. copied:
         they are a copy on the host."""
-        engine, world, indices, plan = self._engine, self._engine.world, average.indices, None
+        engine, channels, indices, plan = self._engine, self._engine.channels, average.indices, None
         try:
             if not values.is_sparse:
                 plan = engine.buckets.plan_for(indices)
@@ -191,14 +193,14 @@ class Round:
                 engine.chooser.observe(
                     indices, values, partial(engine.buckets.undelivered, indices)
                 )
-            if plan is None and world.sums_by_channel(values):
+            if plan is None and channels.sums_by_channel(values):
                 plan = engine.buckets.raw(values.numel())
             engine.traffic.count(plan, values)
             with compat.profiled(f"bucket {average.number}") as event:
                 if plan is None:
-                    future = world.average_natively(average.number, values, copied=copied)
+                    future = channels.average_natively(average.number, values, copied=copied)
                 else:
-                    channel, states = world.channel(hosted=engine.buckets.hosted), plan.states
+                    channel, states = channels.channel(hosted=engine.buckets.hosted), plan.states
                     future = average.job = channel.run(
                         plan.program, values, states, self.step, str(indices),
                         capture=engine.capture,
@@ -207,11 +209,11 @@ class Round:
                     compat.end_event_with(event, future)
             if plan is not None and plan.differences:
                 add_means = partial(plan.add_means, states=states)
-                future = map_future(future, add_means, world.memory.future())
+                future = map_future(future, add_means, channels.memory.future())
             return future
         except Exception as error:
-            named = world.failures.not_begun(error, self.step)
-            world.failures.abort(named)
+            named = channels.failures.not_begun(error, self.step)
+            channels.failures.abort(named)
             error.__traceback__ = None  # a kept error would keep the callers' models
             failed: Future[torch.Tensor] = Future()
             failed.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
@@ -233,7 +235,8 @@ class Round:
         arrived: called with the number of each bucket, in order, while later ones still travel; on
         a device, too.
         """
-        engine, world, failures = self._engine, self._engine.world, self._engine.world.failures
+        engine, channels = self._engine, self._engine.channels
+        failures = channels.failures
         self.close()
         if engine.chooser is not None and engine.chooser.observes:
             engine.chooser.mark(StepEvent.BACKWARD_OVER)
@@ -246,16 +249,16 @@ class Round:
                 failures.wait(average.future, average.seconds)
                 failures.finished()
                 if arrived is not None and average.job is not None:
-                    world.settle(average.job)
+                    channels.settle(average.job)
             if arrived is not None:
                 arrived(number)
         if arrived is None:
             with failures.waiting(self.step):
-                world.settle()  # of a device: no optimizer may step before its errors are known
+                channels.settle()  # of a device: no optimizer may step before its errors are known
         if engine.momentum is not None:
             engine.momentum.take_averages()
         if engine.chooser is not None and engine.chooser.observes:
             engine.chooser.mark(StepEvent.AVERAGED)
         engine.traffic.exposed_seconds = failures.waited
-        if engine.round is self:  # from here on the loss of a rank belongs to no step
-            engine.round = None
+        if engine.reduction is self:  # from here on the loss of a rank belongs to no step
+            engine.reduction = None

@@ -34,7 +34,7 @@ from hipress.ranks.groups import connect
 NATIVE_TIMEOUT_SLACK = 1.0
 
 
-class World:
+class Channels:
     """Connections among the ranks that average, and the channels on them.
 
     It knows no model, and ends with its ranks: other ranks need a new one. Gradients of a device
