@@ -175,17 +175,21 @@ class Communication:
         try:
             if delay is not None:
                 delay(f"post {task.text()}")
+            peers: Sequence[int]
             if isinstance(task, Recv):
+                peers = (task.peer,)
                 handle = self._transport.post_recv(slot.clear(), task.peer, task.channel)
             elif isinstance(task, Send):
+                peers = (task.peer,)
                 message = slot.message(job.identity.of(task.payload))
                 handle = self._transport.post_send(message, task.peer, task.channel)
             else:
                 assert isinstance(task, Reduce)
+                peers = task.ranks
                 op = task.op if isinstance(task, ReduceRound) else "sum"
                 view = prepared.payloads.reduce_view(task, job.bucket)
                 handle = self._transport.post_reduce(view, task.ranks, op)
-            self._watch(_peers(task))
+            self._watch(peers)
             channel, posted = prepared.channels[index], [(job, index, handle, begin)]
             if isinstance(task, Send):  # its job's waiter gets all of them at once
                 job.sent.append((index, handle, begin))

@@ -68,6 +68,7 @@ class DistributedTransport:
         """connect: makes a group of some of this group's ranks; all of them call it, at their first
         reduce among themselves, in the order of their reduces."""
         self._group = group
+        self.rank, self.world_size = group.rank(), group.size()  # within the group
         self._connect = connect
         self._some: dict[Sequence[int], dist.ProcessGroup] = {}  # by ranks
         self._owned = False
@@ -90,16 +91,6 @@ class DistributedTransport:
         transport = cls(group, some)
         transport._owned = True
         return transport
-
-    @property
-    def rank(self) -> int:
-        """Rank inside the group."""
-        return self._group.rank()
-
-    @property
-    def world_size(self) -> int:
-        """Size of the group."""
-        return self._group.size()
 
     def post_send(self, data: torch.Tensor, peer: int, channel: int) -> Handle:
         """Implements Transport.post_send."""

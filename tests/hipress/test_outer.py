@@ -148,7 +148,7 @@ def test_what_hipress_does_not_synchronize_is_refused_by_name():
         hipress.Stateful(make())  # it once failed only as it was saved
     (found,) = launch(ranks.distance_of_no_module, 1)
     assert found.kind == "ConfigError"
-    assert "the model must be a torch.nn.Module, got <hipress.outer" in found.message
+    assert "the model must be a torch.nn.Module, got <hipress.ways.outer" in found.message
 
 
 def test_a_checkpoint_amid_a_round_says_so_at_other_sites(tmp_path):
