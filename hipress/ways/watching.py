@@ -6,7 +6,6 @@ import sys
 import weakref
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,22 +30,11 @@ def watch(
     rank = session.coordinator.ranks[session.rank]
     session.snapshot = Snapshot(ddp.module, session.params, parameters, rank, again, hooked=True)
     if ddp not in _WATCHED:
-        # not a decorator: it imports torch._dynamo, which takes as long as torch
-        hook = torch.compiler.disable(_refuse_changes)  # type: ignore[no-untyped-call]
-        ddp.register_forward_pre_hook(hook)
+        # this imports torch._dynamo, which takes as long as torch
+        from hipress.ways.changes import refuse_changes
+
+        ddp.register_forward_pre_hook(refuse_changes)
         _WATCHED.add(ddp)
-
-
-def _refuse_changes(ddp: DistributedDataParallel, inputs: object) -> None:
-    """A forward pre-hook that refuses changes: some of them lose the hooks of gradients."""
-    session = registry.get(ddp, Session)
-    if session is None or session.snapshot is None or not torch.is_grad_enabled():
-        return
-    if ddp.require_backward_grad_sync:
-        with session.failing("a forward pass"):
-            session.snapshot.refuse_changes(ddp.module)
-            # DDP reports the others in the next forward pass
-            session.snapshot.refuse_unhooked(every=ddp.find_unused_parameters)
 
 
 def advise(ddp: DistributedDataParallel) -> None:

@@ -1,0 +1,64 @@
+"""Losses of GPT-2 by real ranks, with a small model."""
+
+import time
+
+import numpy as np
+import pytest
+
+from bench import gpt2_losses
+from bench.gpt2_losses import METHODS, Scale, measure, missing, rate, words
+
+SMALL = Scale(steps=4, context=16, sequences=8, layers=1, width=48, batches=1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("text", "held"):
+        np.save(tmp_path / f"{name}.npy", np.arange(2000, dtype=np.uint16) % 100)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_trains_and_tells_its_costs(method, folder):
+    cell = measure(method, 1, SMALL, "cpu", folder, time.time() + 600)
+    assert 8 < cell["loss"] < 11.5  # of 50,257 words: ln is 10.8
+    assert len(cell["curve"]) == 1
+    assert 0 < cell["host_ms"] <= cell["ms"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["wrap:topk:ranks=2", "outer:int4_group:ranks=2"])
+def test_a_training_that_is_cut_goes_on_bit_for_bit(method, folder, tmp_path, monkeypatch):
+    whole = measure(method, 1, SMALL, "cpu", folder, time.time() + 600)
+    again = tmp_path / "again"
+    again.mkdir()
+    for name in ("text.npy", "held.npy"):
+        (again / name).write_bytes((folder / name).read_bytes())
+    assert measure(method, 1, SMALL, "cpu", again, 0.0) is None
+    found = measure(method, 1, SMALL, "cpu", again, time.time() + 600)
+    assert (found["loss"], found["curve"]) == (whole["loss"], whole["curve"])
+
+
+def test_words_are_numbers_by_frequency_and_some_files_are_held_out(monkeypatch, tmp_path):
+    files = [tmp_path / f"{number}.py" for number in range(60)]
+    for file in files:
+        file.write_text("often often rare" if file.stem == "3" else "often\n")
+    monkeypatch.setattr(gpt2_losses, "_files", lambda characters: files)
+    text, held = words(1000, 2)
+    assert len(held) == 2 * 2  # a word and a line's end each
+    assert len(text) == 57 * 2 + 3
+    assert set(text.tolist()) == {1, 2, 3}
+
+
+def test_the_rate_rises_and_falls_to_a_tenth():
+    rates = [rate(step, 930) for step in range(930)]
+    assert max(rates) == rates[89] == 1.0
+    assert rates[0] == pytest.approx(1 / 90)
+    assert rates[-1] == pytest.approx(0.1, abs=1e-4)
+
+
+def test_recorded_cells_are_not_measured_again():
+    first, *others = METHODS
+    known = [{"method": first, "seed": 1}]
+    assert [*missing(METHODS, known)] == [(first, 2), *((each, 1) for each in others)]
