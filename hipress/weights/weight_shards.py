@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hipress.errors import ConfigError, HipressError
 from hipress.model.shards import is_sharded, local
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks.link import connect
+from hipress.ranks.groups import connect
 
 T = TypeVar("T")
 
