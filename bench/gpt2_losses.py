@@ -297,7 +297,7 @@ def _rank(
 
 
 def _parsed(method: str) -> tuple[str, str, int]:
-    """How ranks synchronize, compressors, and the number of ranks. Raises ValueError."""
+    """Way, compressors and number of ranks of a method. Raises ValueError."""
     found = _METHOD.fullmatch(method)
     if found is None:
         raise ValueError(f"unknown method {method!r}; one is {METHODS[1]!r}")
