@@ -2,7 +2,7 @@
 but for positions, they may be Numbers of a program, too (see numerics/traced.py).
 
 A type is a class or an instance here. Its reading and writing is in reference/fields.py for the
-reference, in cpu/instructions.py for the CPU, and in a module of routines (cpu/streams.py) for
+reference, in cpu/instructions.py for the CPU, and in a module of routines (routines/streams.py) for
 types of varying length.
 """
 

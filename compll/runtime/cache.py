@@ -45,7 +45,7 @@ def sources() -> str:
     sources, or bytecode alone. An upgrade may change them under a process that has imported
     others."""
     digest, root = hashlib.sha256(__version__.encode()), Path(__file__).parents[1]
-    for folder_of in ("backends/cpu", "ir", "numerics", "passes"):
+    for folder_of in ("backends/cpu", "ir", "numerics", "passes", "routines"):
         with suppress(OSError):  # not in files of their own: the version tells them apart
             for file in sorted((root / folder_of).iterdir()):
                 if file.suffix in (".py", ".pyc"):

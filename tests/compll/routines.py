@@ -6,13 +6,15 @@ from functools import cache
 import numpy as np
 from llvmlite import ir
 
-from compll.backends.cpu import jit, table_routines
+from compll.backends.cpu import jit
+from compll.backends.cpu.instructions import function
 from compll.backends.cpu.interface import SLACK
 from compll.backends.cpu.streams import STREAMS
 from compll.numerics.bits import order_key
+from compll.routines import tables
 
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
-KINDS = {"store": [ADDRESS, WORD, WORD, ADDRESS], "load": [ADDRESS, ADDRESS, WORD, WORD, ADDRESS]}
+KINDS = {"store": [ADDRESS, WORD, WORD, ADDRESS], "load": [ADDRESS, WORD, WORD, WORD, ADDRESS]}
 
 
 class Library:
@@ -40,7 +42,7 @@ class Stream(Library):
     """Positions as the bytes of a storage; with `runs` and `huffman`, whose n is bits, bytes."""
 
     def __init__(self, storage: str) -> None:
-        super().__init__(storage, {k: getattr(STREAMS[storage], k) for k in KINDS}, KINDS)
+        super().__init__(storage, {k: function(getattr(STREAMS[storage], k)) for k in KINDS}, KINDS)
         self.item = np.uint8 if storage in ("runs", "huffman") else np.int32
 
     def store(self, values: np.ndarray, n: int, out: np.ndarray) -> int:
@@ -48,20 +50,22 @@ class Stream(Library):
         given = np.zeros(len(values) + 1, self.item)
         given[0], given[1:] = np.array(-1).astype(self.item), values
         first, start = given.ctypes.data + given.itemsize, out.ctypes.data
-        return self.functions["store"](first, len(values), n, start) - start
+        return self.functions["store"](first, len(values), n, start)
 
     def load(self, data: np.ndarray, count: int, n: int) -> list[int] | None:
         """Read `count` positions below n; None if the bytes are malformed."""
         held = np.array([*data, 0], np.uint8)
         found, start = np.zeros(count + SLACK, self.item), held.ctypes.data
-        good = self.functions["load"](start, start + len(data), count, n, found.ctypes.data)
+        good = self.functions["load"](start, len(data), count, n, found.ctypes.data)
         return found[:count].tolist() if good else None
 
 
 @cache
 def _quantiles(parts: int) -> Library:
     kinds = {"find": [ADDRESS, WORD, ADDRESS, ADDRESS, ADDRESS]}
-    return Library(f"quantiles{parts}", {"find": table_routines.quantiles(parts)}, kinds, None)
+    return Library(
+        f"quantiles{parts}", {"find": function(tables.quantiles, parts=parts)}, kinds, None
+    )
 
 
 def quantiles(x: np.ndarray, parts: int) -> np.ndarray:

@@ -21,7 +21,7 @@ ADDED = {
 """,
     },
     "backends/cpu/streams.py": {
-        '    "golomb": Coder(': '    "skips": Coder(store_gaps, load_gaps),\n',
+        '    "golomb": Coder(': '    "skips": Coder(streams.store_gaps, streams.load_gaps),\n',
     },
     "backends/cuda/streams.py": {
         '"gaps": store_positions': '"skips": store_positions, ',

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cpu import table_routines
 from compll.numerics.bits import from_key, order_key
+from compll.routines import tables
 from tests.compll.routines import quantiles
 from tests.tiers import first_fast
 
@@ -133,7 +133,7 @@ def test_a_table_is_not_what_decode_gives(group, tmp_path):
 
 
 def many(kind, rng):
-    n = table_routines.MANY + 17
+    n = tables.MANY + 17
     return {
         "normal": rng.standard_normal(n),
         "few": rng.integers(-2, 3, n) * 0.5,

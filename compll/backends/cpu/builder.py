@@ -71,6 +71,11 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         function = self.module.globals.get(name)
         return function or ir.Function(self.module, ir.FunctionType(result, kinds), name)
 
+    def expect(self, x: ir.Value, value: int) -> ir.Value:
+        """A truth that mostly has this value."""
+        expect = self.declared("llvm.expect.i1", I1, [I1, I1])
+        return self.call(expect, [x, number(I1, value)])
+
     def clear(self, pointer: ir.Value, size: ir.Value) -> None:
         """Set bytes to 0."""
         memset = self.declared("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
@@ -104,6 +109,15 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         first = self.insert_element(empty, x, ir.Constant(I32, 0))
         zeros = ir.Constant(ir.VectorType(I32, count), [0] * count)
         return self.shuffle_vector(first, empty, zeros)
+
+    def running(self, x: ir.Value) -> ir.Value:
+        """Running sums of the lanes."""
+        zeros, lanes = ir.Constant(x.type, [0] * x.type.count), x.type.count
+        for by in (1 << k for k in range(lanes.bit_length() - 1)):
+            moved = [lanes + lane if lane < by else lane - by for lane in range(lanes)]
+            places = ir.Constant(ir.VectorType(I32, lanes), moved)
+            x = self.add(x, self.shuffle_vector(x, zeros, places))
+        return x
 
 
 @contextmanager
@@ -151,25 +165,6 @@ class Variable:
     def set(self, value: ir.Value) -> None:
         """Assign a value."""
         self.b.store(value, self.place)
-
-
-class Cursor(Variable):
-    """An address, as an int64, that moves on through bytes."""
-
-    def __init__(self, b: Builder, pointer: ir.Value) -> None:
-        super().__init__(b, b.ptrtoint(pointer, I64))
-
-    def load(self, kind: ir.Type) -> ir.Value:
-        """The value at the address."""
-        return self.b.load(self.b.inttoptr(self.get(), PTR), typ=kind, align=1)
-
-    def store(self, value: ir.Value) -> None:
-        """Store a value at the address."""
-        self.b.store(value, self.b.inttoptr(self.get(), PTR), align=1)
-
-    def advance(self, size: ir.Value) -> None:
-        """Move on by this many bytes."""
-        self.set(self.b.add(self.get(), size))
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from compll.backends.cpu.builder import (
     I64,
     KINDS,
     PTR,
+    SIZES,
+    VOID,
     Builder,
     Routine,
     Variable,
@@ -34,6 +36,7 @@ from compll.backends.cpu.builder import (
     lanes,
     loop,
     number,
+    repeat_while,
     routine,
 )
 from compll.backends.cpu.jit import FEATURES
@@ -41,6 +44,8 @@ from compll.ir.tile import Array, Value
 from compll.numerics import bits, draws
 from compll.numerics.bits import FORMATS, HUGE
 from compll.numerics.traced import Number
+from compll.routines import language
+from compll.routines.tables import SHIFT, SLOTS
 
 #: emits an instruction: of a builder and values
 Row = Callable[..., ir.Value]
@@ -128,24 +133,123 @@ ROWS: dict[str, Row] = {
     "unsigned_quotient": Builder.udiv,
     "bits": _bits,
     "repeat": lambda b, x: x,
+    "popcount": Builder.ctpop,
+    "clz": lambda b, x: b.ctlz(x, number(I1, 0)),
+    "ctz": lambda b, x: b.cttz(x, number(I1, 0)),
+    "likely": lambda b, x: b.expect(x, 1),
+    "unlikely": lambda b, x: b.expect(x, 0),
+    "swapped": Builder.bswap,
+    "any_bits": unary("vector.reduce.or"),
+    "sum_of": unary("vector.reduce.add"),
+    "running": lambda b, x: b.running(x),
+    "last": lambda b, x: b.extract_element(x, number(I32, x.type.count - 1)),
+    "mask": lambda b, x: b.zext(b.bitcast(x, ir.IntType(x.type.count)), I64),
 }
 
 
 class _Machine:
-    """The builder, as traced functions know it."""
+    """The builder, as traced functions and routines know it."""
 
     def __init__(self, b: Builder) -> None:
         self.b = b
 
-    def const(self, kind: str, number: float, like: ir.Value) -> ir.Value:
+    def const(self, kind: str, number: float, like: ir.Value | None) -> ir.Value:
         """The number in as many lanes as `like` has."""
-        return const(KINDS[kind], like, number)
+        return (
+            ir.Constant(KINDS[kind], number) if like is None else const(KINDS[kind], like, number)
+        )
 
     def emit(self, op: str, kind: str, *args: ir.Value) -> ir.Value:
         """An instruction."""
         if op == "convert":
             return convert(self.b, args[0], KINDS[kind])
         return ROWS[op](self.b, *args)
+
+    def variable(self, kind: str, value: ir.Value) -> Variable:
+        """A variable on the stack, which LLVM turns into values."""
+        return Variable(self.b, value)
+
+    def get(self, variable: Variable) -> ir.Value:
+        """Its value."""
+        return variable.get()
+
+    def set(self, variable: Variable, value: ir.Value) -> None:
+        """Assign a value."""
+        variable.set(value)
+
+    def branch(
+        self, condition: ir.Value, then: Callable[[], None], other: Callable[[], None]
+    ) -> None:
+        """One of two, by a condition."""
+        with self.b.if_else(condition) as (first, second):
+            with first:
+                then()
+            with second:
+                other()
+
+    def repeat(self, condition: Callable[[], ir.Value], body: Callable[[], None]) -> None:
+        """A body as long as a condition holds."""
+        with repeat_while(self.b, condition):
+            body()
+
+    def loop(
+        self, start: ir.Value, stop: ir.Value, step: int, body: Callable[[ir.Value], None]
+    ) -> None:
+        """A body for start, start + step, ... below stop."""
+        with loop(self.b, stop, step, start) as index:
+            body(index)
+
+    def call(
+        self, routine: language.Routine, args: list[ir.Value], known: dict[str, int]
+    ) -> ir.Value:
+        """A call of a routine."""
+        return function(routine, **known)(self.b, *args)
+
+
+#: elements of arrays of routines
+ELEMENTS = {"u8": I8, "u16": I16, "i32": I32, "i64": I64, "f32": F32}
+
+
+def bytes_of(b: Builder, element: str, count: ir.Value) -> ir.Value:
+    """Bytes of elements."""
+    return b.mul(count, c(SIZES[ELEMENTS[element]]))
+
+
+def load(b: Builder, array: ir.Value, element: str, index: ir.Value, count: int) -> ir.Value:
+    """An element of 64 bits or a float; or a vector of `count` elements, of at least 32 bits."""
+    kind, wide = ELEMENTS[element], I32 if count else I64
+    value = b.get(array, kind, index, count)
+    if kind in (F32, I64, wide):
+        return value
+    return (b.sext if element == "i32" else b.zext)(value, lanes(wide, value))
+
+
+def store(b: Builder, array: ir.Value, element: str, index: ir.Value, value: ir.Value) -> None:
+    """Store a number or a vector."""
+    kind = lanes(ELEMENTS[element], value)
+    b.put(value if value.type == kind else b.trunc(value, kind), array, index)
+
+
+ROWS |= {
+    "load": load,
+    "store": store,
+    "moved": lambda b, array, element, index: at(b, array, bytes_of(b, element, index)),
+    "room": lambda b, element, count: b.room(ELEMENTS[element], count),
+    "splat": Builder.splat,
+    "clear": lambda b, array, element, count: b.clear(array, bytes_of(b, element, count)),
+    "copy": lambda b, to, element, count, array: b.copy(to, array, bytes_of(b, element, count)),
+}
+
+
+def function(routine: language.Routine, **known: int) -> Routine:
+    """A routine as a function that a module's kernels share."""
+
+    def body(b: Builder, *args: ir.Value) -> ir.Value:
+        return routine.printed(_Machine(b), args, known)
+
+    name = "_".join([routine.name, *map(str, known.values())])
+    kinds = [I64 if kind == "int" else PTR for kind in routine.kinds]
+    return Routine(name, I64 if routine.result else VOID, kinds, body)
 
 
 def traced(function: Callable[..., Any]) -> Row:
@@ -428,3 +532,47 @@ def large(b: Builder, arrays: Iterable[tuple[ir.Value, ir.Value]]) -> ir.Value:
         aligned = b.icmp_unsigned("==", even, number(I64, 0))
         result = b.and_(result, b.and_(much, aligned))
     return result
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+def bucket(b: Builder, table: ir.Value, keys: ir.Value, edges: int) -> ir.Value:
+    """The number of edges that are not above each order key. table: from `buckets`."""
+    count = keys.type.count
+    kind = ir.VectorType(I32, count)
+
+    def of(value: int) -> ir.Value:
+        return ir.Constant(kind, [value] * count)
+
+    starts, sorted_ = at(b, table, c(8)), at(b, table, c(8 + 4 * (SLOTS + 1)))
+    slots = b.lshr(b.xor(keys, of(-(2**31))), of(SHIFT))
+    result = Variable(b, gathered(b, starts, slots, I32))
+    steps = b.load(table, typ=I64)
+    with loop(b, steps) as turn:
+        by = b.shl(number(I32, 1), b.trunc(b.sub(b.sub(steps, turn), c(1)), I32))
+        ahead = b.add(result.get(), b.splat(by, count))
+        edge = gathered(b, sorted_, b.sub(ahead, of(1)), I32)
+        result.set(b.select(b.icmp_signed("<=", edge, keys), ahead, result.get()))
+    most = of(edges)  # a NaN may reach the padding of the keys, too
+    return b.select(b.icmp_signed("<", result.get(), most), result.get(), most)
+
+
+def gathered(b: Builder, array: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
+    """Elements at the index of each lane."""
+    result: ir.Value = ir.Constant(ir.VectorType(kind, index.type.count), ir.Undefined)
+    for lane in range(index.type.count):
+        place = b.zext(b.extract_element(index, number(I32, lane)), I64)
+        result = b.insert_element(result, b.get(array, kind, place), number(I32, lane))
+    return result
+
+
+def clipped(b: Builder, index: ir.Value, size: int) -> ir.Value:
+    """An index of a table, or one per lane: 0 if it is below, the last beyond the end."""
+    kind = index.type
+    low, high = (
+        ir.Constant(kind, [v] * kind.count if isinstance(kind, ir.VectorType) else v)
+        for v in (0, size - 1)
+    )
+    index = b.select(b.icmp_signed("<", index, low), low, index)
+    return b.select(b.icmp_signed(">", index, high), high, index)

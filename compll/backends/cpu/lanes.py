@@ -9,7 +9,6 @@ from typing import Protocol
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu import table_routines
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -520,12 +519,12 @@ class Lanes:
 
     def op_bucket(self, v: Value) -> ir.Value:
         keys, table = v.args
-        return table_routines.bucket(self.b, self.walk.of_tile(table), self.value(keys), v.attr)
+        return ins.bucket(self.b, self.walk.of_tile(table), self.value(keys), v.attr)
 
     def op_lookup(self, v: Value) -> ir.Value:
         table, index = v.args
-        place = table_routines.clipped(self.b, self.value(index), v.attr)
-        return table_routines.gathered(self.b, self.walk.of_tile(table), place, F32)
+        place = ins.clipped(self.b, self.value(index), v.attr)
+        return ins.gathered(self.b, self.walk.of_tile(table), place, F32)
 
     def op_load(self, v: Value) -> ir.Value:
         result = load_as(self.b, self.pointer(v.attr), v.attr.storage.name, self.width)
@@ -535,7 +534,7 @@ class Lanes:
         """Elements of an array at places, one a lane."""
         b, storage = self.b, v.attr.storage.name
         places = self.masked(self.value(v.args[0]), 0)
-        result = table_routines.gathered(b, self.walk.whole[v.attr], places, raw(storage))
+        result = ins.gathered(b, self.walk.whole[v.attr], places, raw(storage))
         return ins.convert(b, of_raw(b, result, storage), KINDS[v.kind])
 
     def op_draw(self, v: Value) -> ir.Value:

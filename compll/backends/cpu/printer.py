@@ -10,7 +10,6 @@ from copy import copy
 from llvmlite import ir
 
 from compll.backends.cpu import instructions as ins
-from compll.backends.cpu import table_routines as tables
 from compll.backends.cpu.builder import (
     F32,
     F64,
@@ -44,6 +43,7 @@ from compll.ir.tile import (
 )
 from compll.numerics import draws
 from compll.numerics.numbers import LANES
+from compll.routines import tables
 
 #: columns of a batch's table
 COLUMNS = ("start", "n", "tensor", "first", "state")
@@ -271,17 +271,17 @@ class Printer:
     def op_buckets(self, v: Value) -> ir.Value:
         """The data that finds the bucket of a number in a table."""
         room = self.b.room(I8, tables.bucket_bytes(v.attr))
-        tables.buckets(v.attr)(self.b, self.value(v.args[0]), room)
+        ins.function(tables.buckets, edges=v.attr)(self.b, self.value(v.args[0]), room)
         return room
 
     def op_bucket(self, v: Value) -> ir.Value:
         b, (key, table) = self.b, map(self.value, v.args)
-        return b.extract_element(tables.bucket(b, table, b.splat(key, 1), v.attr), number(I32, 0))
+        return b.extract_element(ins.bucket(b, table, b.splat(key, 1), v.attr), number(I32, 0))
 
     def op_lookup(self, v: Value) -> ir.Value:
         b, (table, index) = self.b, map(self.value, v.args)
-        place = b.trunc(tables.clipped(b, index, v.attr), I32)
-        return b.extract_element(tables.gathered(b, table, b.splat(place, 1), F32), number(I32, 0))
+        place = b.trunc(ins.clipped(b, index, v.attr), I32)
+        return b.extract_element(ins.gathered(b, table, b.splat(place, 1), F32), number(I32, 0))
 
 
 # ---- sources ------------------------------------------------------------------------------------

@@ -6,72 +6,30 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from compll.backends.cpu import table_routines
 from compll.backends.cpu.builder import (
     F32,
     F64,
     I16,
     I32,
     I64,
-    PTR,
-    Builder,
     Variable,
     c,
     loop,
     number,
     repeat_while,
-    routine,
 )
-from compll.backends.cpu.instructions import item_bytes, numbers, traced
+from compll.backends.cpu.instructions import function, item_bytes, numbers, traced
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.walks import WalkCalls
 from compll.ir.tile import Call, Compact, Store, Value, Walk
 from compll.numerics import draws
 from compll.numerics.numbers import Tries
 from compll.passes.arrays import counting, sampled
+from compll.routines import tables
 
-#: elements of the sample; bits of a digit
-SAMPLE, DIGIT = 4096, 8
+#: elements of the sample
+SAMPLE = 4096
 LOWEST = number(I32, -(2**31))
-
-
-@routine(I64, PTR, I64, I64)
-def kth(b: Builder, keys: ir.Value, count: ir.Value, k: ir.Value) -> ir.Value:
-    """The k-th largest of int32 keys, and above it the number of larger ones.
-
-    Searches digit by digit from the highest, counting each digit's occurrences below the known ones.
-    """
-    bins = 1 << DIGIT
-    histogram = b.room(I64, bins)
-    prefix: ir.Value = number(I32, 0)
-    bits_done, larger = 0, c(0)
-    for shift in range(32 - DIGIT, -1, -DIGIT):
-        b.clear(histogram, c(8 * bins))
-        with loop(b, count) as i:
-            key = b.xor(b.get(keys, I32, i), LOWEST)
-            digit = b.zext(b.and_(b.lshr(key, number(I32, shift)), number(I32, bins - 1)), I64)
-            alike = b.icmp_unsigned("==", b.and_(key, number(I32, bits_done)), prefix)
-            b.put(b.add(b.get(histogram, I64, digit), b.zext(alike, I64)), histogram, digit)
-        digit, larger = _found(b, histogram, bins, k, larger)
-        prefix = b.or_(prefix, b.shl(b.trunc(digit, I32), number(I32, shift)))
-        bits_done |= (bins - 1) << shift
-    key = b.zext(b.xor(prefix, LOWEST), I64)
-    return b.or_(b.shl(larger, c(32)), key)
-
-
-def _found(
-    b: Builder, histogram: ir.Value, bins: int, k: ir.Value, larger: ir.Value
-) -> tuple[ir.Value, ir.Value]:
-    """The digit of the k-th key, and the number of keys with larger digits."""
-    digit, above, total = (Variable(b, x) for x in (c(0), larger, larger))
-    with loop(b, c(bins)) as i:
-        this = b.sub(c(bins - 1), i)
-        before, after = total.get(), b.add(total.get(), b.get(histogram, I64, this))
-        total.set(after)
-        here = b.and_(b.icmp_signed("<", before, k), b.icmp_signed(">=", after, k))
-        digit.set(b.select(here, this, digit.get()))
-        above.set(b.select(here, before, above.get()))
-    return digit.get(), above.get()
 
 
 class KthLargestSearch:
@@ -108,7 +66,7 @@ class KthLargestSearch:
             self.gather(size[0], self.key())
         else:
             self.sample(size[0], self.key())
-        both = kth(b, keys, size[0] if size else self.count(), k)
+        both = function(tables.kth)(b, keys, size[0] if size else self.count(), k)
         for v, number_of in zip(
             self.call.results, (b.trunc(both, I32), b.lshr(both, c(32))), strict=True
         ):
@@ -155,7 +113,7 @@ class KthLargestSearch:
         rank = b.udiv(b.mul(wanted, size), self.elements())
         rank = self.generous(rank, 4)
         rank = b.select(b.icmp_signed("<", rank, size), rank, size)
-        return b.trunc(kth(b, self.keys, size, rank), I32)
+        return b.trunc(function(tables.kth)(b, self.keys, size, rank), I32)
 
     # samples
 
@@ -220,7 +178,9 @@ def quantiles(printer: Printer, walks: WalkCalls, call: Call) -> None:
     walks.run(Walk([Store(call.made[0], call.views[0].value)]), printer.row["n"])
     keys, some, other = (printer.pointers[a] for a in call.made)
     table = printer.value(call.results[0])
-    table_routines.quantiles(call.attr)(printer.b, keys, printer.row["n"], some, other, table)
+    function(tables.quantiles, parts=call.attr)(
+        printer.b, keys, printer.row["n"], some, other, table
+    )
 
 
 ROUTINES: dict[str, Callable[[Printer, WalkCalls, Call], None]] = {

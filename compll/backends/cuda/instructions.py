@@ -19,11 +19,14 @@ from compll.numerics.bits import IN_NUMPY, MEANINGS
 from compll.numerics.numbers import TRIES, Tries, sum_units
 from compll.numerics.traced import Number, convert, kind_of
 from compll.passes.values import Bounds
+from compll.routines import huffman, streams
+from compll.routines.language import Routine
 
 C_TYPES = {"f32": "float", "i32": "i32", "bool": "bool", "f64": "double", "i64": "i64"}
 #: C types of scratch memory and states; others are floats
 MEMORY = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8": "u8",
-          "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double"}  # fmt: skip
+          "uint32": "u32", "int64": "i64", "uint64": "u64", "float64": "double",
+          "i32": "i32", "i64": "i64"}  # fmt: skip
 #: instructions that are functions, with their number of arguments
 CALLED = {"neg": 1, "floor": 1, "ceil": 1, "round": 1, "sqrt": 1, "add": 2, "sub": 2, "mul": 2,
           "as_count": 2, **{name: one.arity for name, one in MEANINGS.items()}}  # fmt: skip
@@ -180,26 +183,92 @@ OF_DEVICES = ("float16_bits", "float16_value", "op_code")
 
 
 class Function:
-    """A function in C++: lines, each of which names a value."""
+    """A function in C++: lines, each of which names a value, below those that declare variables."""
 
     def __init__(self) -> None:
-        self.lines = Lines(depth=1)
+        self.lines, self.variables = Lines(depth=1), Lines(depth=1)
 
-    def const(self, kind: str, number: float, like: str) -> str:
+    def const(self, kind: str, number: float, like: str | None) -> str:
         """A constant."""
+        if kind == "bool":
+            return str(number).lower()
         if kind in UNSIGNED:
             return f"({int(number)}{'ll' * (kind == 'i64')})"
         return double(number) if kind == "f64" else f"(float){double(number)}"
 
     def emit(self, op: str, kind: str, *args: str) -> str:
         """The name of an instruction's value."""
+        if op == "store":
+            self.lines.add(f"{element(*args[:3])} = ({MEMORY[args[1]]}){args[3]};")
+            return ""
         name = f"v{len(self.lines.lines)}"
+        kind = kind or "i64"  # of an element
         self.lines.add(f"const {C_TYPES[kind]} {name} = {written(op, kind, args)};")
         return name
+
+    def variable(self, kind: str, value: str) -> str:
+        """A variable, declared at the function's head."""
+        name = f"x{len(self.variables.lines)}_"
+        self.variables.add(f"{C_TYPES[kind]} {name};")
+        self.set(name, value)
+        return name
+
+    def get(self, variable: str) -> str:
+        """A copy of its present value."""
+        name = f"v{len(self.lines.lines)}"
+        self.lines.add(f"const auto {name} = {variable};")
+        return name
+
+    def set(self, variable: str, value: str) -> None:
+        """Assign a value."""
+        self.lines.add(f"{variable} = {value};")
+
+    def branch(self, condition: str, then: Callable[[], None], other: Callable[[], None]) -> None:
+        """One of two, by a condition."""
+        with self.lines.block(f"if ({condition})"):
+            then()
+        with self.lines.block("else"):
+            other()
+
+    def repeat(self, condition: Callable[[], str], body: Callable[[], None]) -> None:
+        """A body as long as a condition holds."""
+        with self.lines.block("while (true)"):
+            self.lines.add(f"if (!{condition()}) break;")
+            body()
+
+    def loop(self, start: str, stop: str, step: int, body: Callable[[str], None]) -> None:
+        """A body for start, start + step, ... below stop."""
+        name = f"i{len(self.lines.lines)}"
+        head = f"for (i64 {name} = {start}; {name} < {stop}; {name} += {step})"
+        with self.lines.block(head):
+            body(name)
+
+    def call(self, routine: Routine, args: list[str], known: dict[str, Any]) -> str:
+        """A call of a routine, whose text comes before."""
+        return f"{routine.name}({', '.join(args)})"
+
+
+def element(array: str, of: str, index: str) -> str:
+    """An element of an array."""
+    return f"(({MEMORY[of]}*){array})[{index}]"
+
+
+def routine(of: Routine) -> str:
+    """The definition of a routine."""
+    made = Function()
+    kinds = ["i64" if kind == "int" else f"{MEMORY[kind.lower()]}*" for kind in of.kinds]
+    result = of.printed(made, of.params, {})
+    if of.result:
+        made.lines.add(f"return {result};")
+    params = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, of.params, strict=True))
+    head = f"D {'i64' if of.result else 'void'} {of.name}({params})"
+    return f"{head} {{\n{made.variables}{made.lines}}}\n"
 
 
 def written(op: str, kind: str, args: tuple[str, ...]) -> str:
     """An instruction."""
+    if op == "load":
+        return f"({C_TYPES[kind]}){element(*args[:3])}"
     if op == "where":
         return "{} ? {} : {}".format(*args)
     if op == "convert":
@@ -308,4 +377,5 @@ def traced_functions() -> str:
         made += [function(name, lambda *given, k=k: sum_units(*given)[k], "f32", "i64")]
     made += [function("circle_start", draws.circle_start, "i64", "i64")]
     made += [function("on_circle", draws.on_circle, *["i64"] * 5)]
+    made += [routine(streams.rice_parameter), routine(huffman.join)]
     return "".join([*made, *searches()])

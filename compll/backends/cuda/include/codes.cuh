@@ -2,12 +2,6 @@
 // bitstreams.py). A prefix sum of lengths gives the place to write a code; streams.cuh finds the place
 // to read one.
 
-D int rice_parameter(i64 count, i64 n) {
-  i64 mean = 9624 * n / (10000 * (count > 1 ? count : 1));
-  int b = 0;
-  for (; mean > 1; mean >>= 1) ++b;
-  return b;
-}
 D i64 gap_of(const i32* idx, i64 j) { return (i64)idx[j] - (j ? idx[j - 1] : -1); }
 
 // The code of a position that lies v after the one before it, of `count` of n. head: bytes that stand
@@ -26,7 +20,7 @@ struct golomb_code {
   static constexpr int head = 1;
   i64 ones, rest;
   int low;
-  __device__ golomb_code(i64 v, i64 count, i64 n) : low(rice_parameter(count, n)) {
+  __device__ golomb_code(i64 v, i64 count, i64 n) : low((int)rice_parameter(count, n)) {
     ones = (v - 1) >> low;
     rest = (v - 1) & ((1ll << low) - 1);
   }

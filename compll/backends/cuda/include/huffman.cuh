@@ -17,28 +17,12 @@ D void count_numbers(const u8* numbers, i64 begin, i64 end, u64* counts) {
     if (all) atomicAdd(&counts[k], (u64)all);
   }
 }
-// Huffman's tree of `leaves` weights, which ascend: weights become depths. Pairs become ever heavier, so
-// the lightest node is the next leaf or the next pair. One thread.
-D void join_nodes(u64* tree, int* parents, int leaves) {
-  const int last = 2 * leaves - 2;
-  int leaf = 0, pair = leaves;
-  for (int node = leaves; node <= last; ++node) {
-    tree[node] = 0;
-    for (int k = 0; k < 2; ++k) {
-      const bool lighter = leaf < leaves && (pair >= node || tree[leaf] <= tree[pair]);
-      const int taken = lighter ? leaf++ : pair++;
-      parents[taken] = node;
-      tree[node] += tree[taken];
-    }
-  }
-  tree[last] = 0;
-  for (int node = last - 1; node >= 0; --node) tree[node] = tree[parents[node]] + 1;
-}
 // The depth of a thread's weight in the tree, -1 if it is 0; the largest in *most. The lightest leaf is
 // the deepest.
 D int depth_of(u64 weight, int* most) {
-  __shared__ u64 keys[NUMBERS], tree[2 * NUMBERS];
-  __shared__ int parents[2 * NUMBERS];
+  __shared__ u64 keys[NUMBERS];
+  __shared__ i64 tree[2 * NUMBERS];
+  __shared__ i32 parents[2 * NUMBERS];
   i64 leaves;
   block_scan<NUMBERS>(weight > 0, &leaves);
   const u64 key = (weight ? weight : 1ull << 54) << 8 | threadIdx.x;
@@ -46,9 +30,9 @@ D int depth_of(u64 weight, int* most) {
   __syncthreads();
   int rank = 0;
   for (int k = 0; k < NUMBERS; ++k) rank += keys[k] < key;
-  tree[rank] = weight;
+  tree[rank] = (i64)weight;
   __syncthreads();
-  if (threadIdx.x == 0) join_nodes(tree, parents, (int)leaves);
+  if (threadIdx.x == 0) join(tree, parents, leaves);
   __syncthreads();
   *most = (int)tree[0];
   const int depth = weight ? (int)tree[rank] : -1;

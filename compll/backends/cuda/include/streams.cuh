@@ -29,7 +29,7 @@ struct gaps_units {
 };
 struct golomb_units {
   static constexpr int head = 1;
-  static __device__ int parameter(i64 count, i64 n) { return rice_parameter(count, n); }
+  static __device__ int parameter(i64 count, i64 n) { return (int)rice_parameter(count, n); }
   static __device__ Unit at(u64 w, i64 left, int b) {
     if (left < 1) return {0, 0, false};
     if (w & 1) return {1, 1ll << b, false};
