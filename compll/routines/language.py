@@ -170,9 +170,8 @@ class Routine:
         self.of, self.inline, self.name = of, inline, of.__name__
         self.params = of.__code__.co_varnames[: of.__code__.co_argcount]
         #: of each parameter: "int", or the name of an array's class
-        self.kinds = [
-            getattr(kind, "__name__", kind) for kind in map(of.__annotations__.get, self.params)
-        ]
+        kinds = (of.__annotations__[name] for name in self.params)
+        self.kinds = [str(getattr(kind, "__name__", kind)) for kind in kinds]
         self.result = of.__annotations__["return"] not in (None, "None")
 
     @cached_property
