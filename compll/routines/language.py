@@ -44,7 +44,7 @@ class Machine(traced.Machine, Protocol):
         """Assign a value."""
 
     def branch(self, condition: Any, then: Callable[[], None], other: Callable[[], None]) -> None:
-        """One of two, by a condition."""
+        """A branch, by a condition."""
 
     def repeat(self, condition: Callable[[], Any], body: Callable[[], None]) -> None:
         """A body as long as a condition holds."""

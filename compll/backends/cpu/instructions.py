@@ -180,7 +180,7 @@ class _Machine:
     def branch(
         self, condition: ir.Value, then: Callable[[], None], other: Callable[[], None]
     ) -> None:
-        """One of two, by a condition."""
+        """A branch, by a condition."""
         with self.b.if_else(condition) as (first, second):
             with first:
                 then()

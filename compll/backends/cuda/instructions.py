@@ -224,7 +224,7 @@ class Function:
         self.lines.add(f"{variable} = {value};")
 
     def branch(self, condition: str, then: Callable[[], None], other: Callable[[], None]) -> None:
-        """One of two, by a condition."""
+        """A branch, by a condition."""
         with self.lines.block(f"if ({condition})"):
             then()
         with self.lines.block("else"):
