@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup      ## train with and without compression, draw a chart: make demo DEMO="--hosts 4"
-	$(BIN)/hipress demo $(DEMO)
+	$(BIN)/hipress bench --quick $(DEMO)
 
 test: setup      ## the fast tests, some minutes on 2 cores: make test TESTS="tests/demo -k data"
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not slow" $(TESTS)

@@ -8,7 +8,7 @@ GLOO_SOCKET_IFNAME set as torch.distributed reads them. From Python:
 
     from bench.netns import Network
 
-The implementation ships with `hipress demo`, which needs it outside a checkout; bench is not in
+The implementation ships with `hipress bench`, which needs it outside a checkout; bench is not in
 the wheel (a top-level package of that name would be rude), so the code lives there, once, and is
 offered here.
 """

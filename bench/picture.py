@@ -1,4 +1,4 @@
-"""The chart in README.md: that of `hipress demo`, from results of bench.training and bench.losses.
+"""The chart in README.md, as `hipress bench --quick` draws it, from recorded results.
 
     python -m bench.picture    # draws docs/demo.png, measures nothing
 
@@ -15,6 +15,7 @@ import typer
 from bench import loss_cells
 from bench.commands import RESULTS
 from hipress.tools import charts
+from hipress.tools.results import Results
 from hipress.tools.run.figures import FINAL, Report
 from hipress.tools.run.jobs import Result
 from hipress.tools.run.methods import DEFAULTS
@@ -24,7 +25,7 @@ PATH = Path(__file__).parents[1] / "docs" / "demo.png"
 
 def recorded(results: Path = RESULTS) -> Report:
     """The demo's methods: losses of a long run, with the step times of runs over links."""
-    timed = Report.read(results / "hosts2.json")
+    (timed,) = Results.read(results / "hosts2.json").reports
     losses = {
         cell.method: [loss for loss in cell.curve for _ in range(FINAL)]
         for cell in loss_cells.read(results / loss_cells.CELLS.name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hipress.tools.run.figures import Report, rows
+from hipress.tools.results import Results
+from hipress.tools.run.figures import rows
 
 #: titles of columns, by group of bench.training
 COLUMNS = {
@@ -20,7 +21,9 @@ _LEFT_OUT = ("ddp-noop", "sync:")
 
 def cells(results: Path) -> list[tuple[str, ...]]:
     """A line for each method: median milliseconds a step by group, empty if not measured."""
-    by_column = {name: rows(Report.read(results / f"{name}.json").results) for name in COLUMNS}
+    by_column = {
+        name: rows(Results.read(results / f"{name}.json").reports[0].results) for name in COLUMNS
+    }
     every = [row.result for group in by_column.values() for row in group]
     labels = dict.fromkeys(each.label for each in every if not each.method.startswith(_LEFT_OUT))
     medians = {

@@ -15,12 +15,11 @@ For trainings of `--steps` steps among the step times, the time that they took i
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,9 +27,10 @@ from bench import time_chart
 from bench.commands import refusing
 from bench.loss_cells import FP32, MOMENTUM, Cell, read
 from bench.losses import FREEZE, smoothed
-from hipress.tools.run.figures import FINAL, markdown_table
+from hipress.tools.results import Results
+from hipress.tools.run.figures import FINAL, Report, markdown_table
 from hipress.tools.run.jobs import Workload
-from hipress.tools.run.methods import OUTER, by_round
+from hipress.tools.run.methods import OUTER
 
 WINDOW = 100  # steps
 SLACK = 0.01  # of float32's loss, by default
@@ -52,23 +52,19 @@ class Times:
 
     @classmethod
     def read(cls, path: Path) -> list[Times]:
-        """Times from a file of bench.training, or by link from one of `hipress bench`. Raises
-        ValueError for another file."""
-        data = json.loads(path.read_text())
-        if not isinstance(data, dict) or not data.keys() & {"results", "reports"}:
-            raise ValueError(f"{path} is no file of bench.training or of hipress bench")
-        return [cls._of(each) for each in data.get("reports", [data])]
+        """Times by link from a file of `hipress bench`. Raises ConfigError for another file."""
+        return [cls._of(each) for each in Results.read(path).reports]
 
     @classmethod
-    def _of(cls, report: dict[str, Any]) -> Times:
+    def _of(cls, report: Report) -> Times:
         seconds, trained = {}, {}
-        for each in report["results"]:
-            if each["error"] is None:
-                method, spent = _curve(each["method"]), each["seconds"][each["warmup"] :]
-                seconds[method] = statistics.median(by_round(each["method"], spent))
-                first = [spent[0]] * (len(each["losses"]) - len(spent))  # steps that are not timed
-                trained[method] = each["losses"], first + spent
-        return cls(report["place"], seconds, trained)
+        for each in report.results:
+            if each.error is None:
+                method, spent = _curve(each.method), each.seconds[each.warmup :]
+                seconds[method] = statistics.median(each.timed)
+                first = [spent[0]] * (len(each.losses) - len(spent))  # steps that are not timed
+                trained[method] = each.losses, first + spent
+        return cls(report.place, seconds, trained)
 
     def until(self, method: str, step: int, steps: int) -> float:
         """Seconds of the first `step` steps of a training of `steps`."""

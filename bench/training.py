@@ -9,14 +9,13 @@ On a cluster: `hipress bench`.
 
 The methods of a group take turns, round after round, so that a slow minute of the machine falls on
 all of them; a figure is the median over the timed steps of all rounds. Links are emulated
-(hipress/tools/run/netns.py). Writes GROUP.json and GROUP.md. Losses: bench/losses.py.
+(hipress/tools/run/netns.py). Writes GROUP.json, as `hipress bench` does, and GROUP.md.
 
 With --against each method is run here and by the other checkout's own bench.training, one after the
 other, in turns; prints ratios, and writes nothing.
 """
 
 import dataclasses
-import json
 import os
 import statistics
 import subprocess
@@ -31,13 +30,13 @@ import typer
 
 from bench.commands import RESULTS, command_line, refusing
 from hipress.tools.bench.measure import Suite, measure, predictions
-from hipress.tools.demo_command import trained_by
 from hipress.tools.refusals import check_device, check_output
+from hipress.tools.results import Results
 from hipress.tools.run import methods as methods_
-from hipress.tools.run import place, runner
+from hipress.tools.run import runner
 from hipress.tools.run.ending import orderly_end
 from hipress.tools.run.figures import Report, markdown, rows
-from hipress.tools.run.jobs import Result
+from hipress.tools.run.jobs import Result, trained_by
 from hipress.tools.run.methods import ALONE, DEFAULTS
 from hipress.tools.run.netns import parse_rate
 
@@ -101,7 +100,7 @@ def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
 
 def write(name: str, report: Report, folder: Path) -> None:
     """Write the JSON and the table with its verdicts."""
-    report.write(folder / f"{name}.json")
+    Results([report]).write(folder / f"{name}.json")
     lines = [f"# {name}: {report.place}", "", f"`{report.command}`, {report.date}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in report.versions.items()), ""]
     lines += [markdown(report), *predictions(report.results), ""]
@@ -121,10 +120,11 @@ def times(name: str, method: str, group: Suite, root: Path) -> list[float]:
             program, cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
             stdout=subprocess.DEVNULL, check=True,
         )  # fmt: skip
-        (result,) = json.loads(Path(folder, f"{name}.json").read_text())["results"]
-    if result["error"]:
-        raise ValueError(f"{root}: {method}: {result['error']}")
-    return list(result["seconds"])
+        (report,) = Results.read(Path(folder, f"{name}.json")).reports
+    (result,) = report.results
+    if result.error is not None:
+        raise ValueError(f"{root}: {method}: {result.error}")
+    return result.seconds
 
 
 def compare(name: str, group: Suite, other: Path) -> Iterator[str]:
@@ -195,22 +195,15 @@ def _check(
 
 
 def _measure_and_write(name: str, group: Suite, output: Path) -> None:
-    where = place.choose(group.hosts, group.rate, loopback=group.loopback)
+    where = group.place()
     print(f"{name}: {where.sentence}")
     if not where.emulated and not group.loopback:
         print(f"{name}: skipped, its links cannot be emulated here")
         return
     with where.enter() as entered:
         results = measure(group, lambda job: runner.run(entered, job))
-    rate = "none" if group.loopback else group.rate
-    _write_and_tell(name, where.sentence, rate, group, results, output)
-
-
-def _write_and_tell(
-    name: str, where: str, rate: str, group: Suite, results: list[Result], output: Path
-) -> None:
-    command = command_line("bench.training")
-    report = Report(where, group.hosts, rate, group.steps, group.workload, results, command)
+    links = dataclasses.replace(group, rate="none" if group.loopback else group.rate)
+    report = links.report(where.sentence, results, command_line("bench.training"))
     write(name, report, output)
     print("\n".join([markdown(report), *verdicts(name, report.results)]))
 

@@ -30,6 +30,7 @@ from hipress.tools.models import roofline
 from hipress.tools.models.device_speeds import DEVICES
 from hipress.tools.models.known import Model
 from hipress.tools.objective import Objective
+from hipress.tools.results import Results
 from hipress.tools.run.jobs import Workload as Trained
 from hipress.tools.run.lstm import LanguageModel
 from hipress.tools.run.netns import parse_rate
@@ -77,12 +78,9 @@ def read_places(data: Data) -> Iterator[Measured]:
 
 
 def _group(name: str) -> Measured:
-    row = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-    times: dict[str, list[float]] = {}
-    for result in row["results"]:
-        times.setdefault(result["method"], []).extend(result["seconds"][result["warmup"] :])
-    medians = {method: statistics.median(each) for method, each in times.items() if each}
-    return Measured(name, row["hosts"], row["rate"], "sgd", medians["ddp-noop"], medians)
+    (report,) = Results.read(RESULTS / f"{name}.json").reports
+    medians = {r.method: statistics.median(r.timed) for r in report.results if r.error is None}
+    return Measured(name, report.hosts, report.rate, "sgd", medians["ddp-noop"], medians)
 
 
 @cache

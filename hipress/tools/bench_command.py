@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hipress.tools.demo_command import trained_by
+from hipress.tools.bench.measure import Suite, measure
 from hipress.tools.refusals import check_device, check_output, refusing
 from hipress.tools.run import methods as methods_
-from hipress.tools.run import place
+from hipress.tools.run import runner
 from hipress.tools.run.ending import orderly_end
-from hipress.tools.run.jobs import LSTM, PROBED, TRACED, Job, Result, Workload
+from hipress.tools.run.figures import Report, failures, rows, tables
+from hipress.tools.run.jobs import (
+    LSTM,
+    PROBED,
+    TRACED,
+    Job,
+    Result,
+    Workload,
+    check_model,
+    trained_by,
+)
 from hipress.tools.run.netns import parse_rate
+
+if TYPE_CHECKING:
+    from hipress.tools.bench.started import Cluster
+    from hipress.tools.results import Trace
 
 METHODS = (
     *("none", "ddp-fp32", "ddp-fp16", "hipress:bf16", "powersgd"),
@@ -28,31 +44,34 @@ METHODS = (
 )
 TRACED_AFTER = 8  # steps
 AS_IT_IS = "as it is"  # rate of links that are not emulated
+Events = Callable[[Job], Sequence[dict[str, Any]]]
+Run = Callable[[Job, runner.OnStep], Result]
+Tell = Callable[[str], object]
 
-app = typer.Typer(add_completion=False, help="Measure a cluster, or compare two results.")
+app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a benchmark."""
+    """The options of a benchmark. quick: neither probe the link nor trace steps."""
 
-    methods: tuple[str, ...]
+    suite: Suite
     models: tuple[str, ...]
     rates: tuple[str, ...]
-    hosts: int
-    optimizer: str
-    device: str
-    steps: int
-    rounds: int
     output: Path
-    loopback: bool
+    quick: bool = False
 
     def check(self) -> None:
         """Raise ValueError or OSError for options that cannot be measured."""
-        methods_.check(methods_.parse_all(",".join(self.methods)), trained_by(self.optimizer))
+        suite = self.suite
+        if suite.steps < 2:
+            raise ValueError(f"{suite.steps} steps: expected 2 or more")
+        if suite.hosts < 1 or not 2 <= suite.ranks <= 16:
+            raise ValueError(f"{suite.ranks} ranks: expected 2 to 16, which exchange gradients")
+        methods_.check(methods_.parse_all(",".join(suite.methods)), suite.optimizer)
         for rate in self.rates:
             parse_rate(rate)
-        check_device(self.device)
+        check_device(suite.device)
         for model in self.models:
             check_model(model)
         check_output(self.output)
@@ -61,33 +80,65 @@ class Request:
 @app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
-    methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(METHODS),
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="A minute or a few: one round, no probe, no traced steps."),
+    ] = False,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="With commas: ddp-bf16, powersgd, fsdp2, fsdp2-bf16, hsdp, and hipress:CODEC, "
+            "momentum:CODEC, sync:CODEC, shard:CODEC, hsdp:CODEC, outer:CODEC, each with "
+            ":option=value.",
+            show_default=", ".join(METHODS),  # with spaces, at which help may break lines
+        ),
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(help="lstm, or package.module:function that returns (module, inputs)."),
     ] = None,
-    rate: Annotated[list[str] | None, typer.Option(help="Rate of emulated links.")] = None,
-    hosts: Annotated[int, typer.Option(help="Emulated hosts.", min=2, max=16)] = 2,
-    optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "adamw",
+    rate: Annotated[
+        list[str] | None, typer.Option(help="Rate of emulated links, 100kbit to 100gbit.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="Emulated hosts.")] = 2,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks of an emulated host.")] = 1,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="sgd (rate 1, clipping .25) or adamw (.002, 1).",
+            show_default="adamw; with --quick sgd",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    steps: Annotated[int, typer.Option(help="Steps of a method in a round.", min=2)] = 20,
-    rounds: Annotated[int, typer.Option(help="Rounds, each with its own seed.", min=1)] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of a method in a round.", show_default="20; --quick: 60"),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Rounds, each with its own seed.", min=1, show_default="3; --quick: 1"),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("bench-output"),
     loopback: Annotated[bool, typer.Option("--loopback", help="Emulate no links.")] = False,
 ) -> None:
     """Measure methods on the ranks that torchrun, Slurm, MPI or Ray started, or on emulated hosts.
 
-    Writes bench.html and bench.json. Losses are compared from 100 steps on.
+    Trains a language model of 12M parameters, or --model, with each method in turns. Writes
+    bench.html, bench.json and bench.png. Losses are compared from 100 steps on.
     """
     if context.invoked_subcommand is not None:
         return
-    request = Request(
-        tuple(part.strip() for part in methods.split(",") if part.strip()),
-        tuple(model or (LSTM,)), tuple(rate or ("1gbit",)), hosts, optimizer, device, steps,
-        rounds, output, loopback,
-    )  # fmt: skip
+    usual = methods_.DEFAULTS if quick else METHODS
+    chosen = usual if methods is None else tuple(filter(None, map(str.strip, methods.split(","))))
     with refusing("hipress bench"), orderly_end("hipress bench"):
-        run(replace(request, optimizer=trained_by(optimizer)))
+        suite = Suite(
+            chosen, hosts=hosts, per_host=ranks_per_host, device=device,
+            optimizer=trained_by(optimizer or ("sgd" if quick else "adamw")),
+            steps=(60 if quick else 20) if steps is None else steps,
+            rounds=rounds or (1 if quick else 3), loopback=loopback, seeds=True,
+        )  # fmt: skip
+        models, rates = tuple(model or (LSTM,)), tuple(rate or ("1gbit",))
+        run(Request(suite, models, rates, output, quick))
 
 
 @app.command()
@@ -120,81 +171,96 @@ def compare(
 
 
 def run(request: Request) -> None:
-    """Measure, and write bench.html and bench.json. Raises ValueError or OSError for bad input."""
+    """Measure, and write the report. Raises ValueError or OSError for bad input."""
     from hipress.tools.bench.started import Cluster, Started
 
-    request.check()
     if Started.there(os.environ):
-        _run_on_cluster(request, Cluster())
+        with Cluster() as cluster:
+            _run_on_cluster(request, cluster)
     else:
+        request.check()
         _run_on_emulated_hosts(request)
 
 
-def check_model(name: str) -> None:
-    """Raise ValueError for a name that is neither a workload nor a function of a module."""
-    if name == LSTM:
-        return
-    where, colon, function = name.partition(":")
-    if not (where and colon and function):
-        raise ValueError(f"model {name!r}: expected lstm, or package.module:function")
-    sys.path.insert(0, "")
-    try:
-        spec = importlib.util.find_spec(where)
-    except ImportError as error:
-        raise ValueError(f"model {name!r}: {error}") from error
-    if spec is None:
-        raise ValueError(f"model {name!r}: no module {where!r}")
-
-
-def _run_on_cluster(request: Request, cluster: Any) -> None:
-    with cluster:
-        tell = print if cluster.first else _nothing
+def _run_on_cluster(request: Request, cluster: Cluster) -> None:
+    suite = replace(
+        request.suite, hosts=cluster.ranks // cluster.per_host, per_host=cluster.per_host,
+        rate=AS_IT_IS,
+    )  # fmt: skip
+    replace(request, suite=suite).check()
+    with _shown(cluster.first) as bars:
+        tell = partial(_tell, bars)
         tell(cluster.sentence)
-        ranks = cluster.started.ranks
-        profile = _probe(request, ranks, cluster.events, tell)
+        profile = _probe(request, suite, cluster.events, tell)
         reports, traces = [], []
         for model in request.models:
-            at = ranks, AS_IT_IS
-            report = _measure(request, model, cluster.sentence, at, cluster.run, tell)
-            reports.append(report)
-            traces.append(_trace(report, cluster.events, tell))
-        if cluster.first:
-            _write(request, reports, traces, profile)
+            own = replace(suite, model=model)
+            reports.append(
+                _measure(own, cluster.sentence, partial(_barred, bars, cluster.run), tell)
+            )
+            traces.append(_trace(request, reports[-1], cluster.events, tell))
+    if cluster.first:
+        _write(request, reports, traces, profile)
 
 
 def _run_on_emulated_hosts(request: Request) -> None:
-    from hipress.tools.run import runner
-
     profile, reports, traces = None, [], []
-    for rate in ("none",) if request.loopback else request.rates:
-        speed = request.rates[0] if request.loopback else rate
-        where = place.choose(request.hosts, speed, loopback=request.loopback)
-        print(where.sentence)
-        with where.enter() as here:
-            events, train = partial(runner.events, here), partial(runner.run, here)
-            profile = profile or _probe(request, request.hosts, events, print)
-            for model in request.models:
-                at = request.hosts, rate if where.emulated else "none"
-                reports.append(_measure(request, model, where.sentence, at, train, print))
-                traces.append(_trace(reports[-1], events, print))
-        if not where.emulated:
-            break
+    with _shown(True) as bars:
+        tell = partial(_tell, bars)
+        for rate in request.rates:
+            suite = replace(request.suite, rate=rate)
+            where = suite.place()
+            tell(where.sentence[:1].upper() + where.sentence[1:])
+            with where.enter() as here:
+                events, train = partial(runner.events, here), partial(runner.run, here)
+                profile = profile or _probe(request, suite, events, tell)
+                for model in request.models:
+                    own = replace(suite, model=model, rate=rate if where.emulated else "none")
+                    watched = partial(_barred, bars, train)
+                    reports.append(_measure(own, where.sentence, watched, tell))
+                    traces.append(_trace(request, reports[-1], events, tell))
+            if not where.emulated:
+                break
     _write(request, reports, traces, profile)
 
 
-def _probe(
-    request: Request,
-    ranks: int,
-    events: Callable[[Job], Sequence[dict[str, Any]]],
-    tell: Callable[[str], object],
-) -> dict[str, Any] | None:
-    """The profile of link and compressors; None, with a message, if that failed."""
-    from hipress.tools.run.runner import RunError
+@contextmanager
+def _shown(first: bool) -> Iterator[Progress | None]:
+    """Bars of progress, on the first rank."""
+    if not first:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn()) as bars:
+        yield bars
 
-    load = Workload(optimizer=request.optimizer, device=request.device)
+
+def _tell(bars: Progress | None, line: str) -> None:
+    """Print a line, on the first rank."""
+    if bars is not None:
+        bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _barred(bars: Progress | None, train: Run, job: Job) -> Result:
+    """Train, with a bar of the steps."""
+    if bars is None:
+        return train(job, lambda done: None)
+    task = bars.add_task(methods_.parse(job.method).label, total=job.steps)
     try:
-        done = events(Job("none", ranks, workload=load, purpose=PROBED))
-    except (RunError, OSError) as error:
+        return train(job, lambda done: bars.update(task, completed=done))
+    finally:
+        bars.remove_task(task)
+
+
+def _probe(request: Request, suite: Suite, events: Events, tell: Tell) -> dict[str, Any] | None:
+    """The profile of link and compressors; None, with a message, if that failed."""
+    if request.quick:
+        return None
+    load = Workload(optimizer=suite.optimizer, device=suite.device)
+    job = Job("none", suite.ranks, workload=load, purpose=PROBED, per_host=suite.per_host)
+    try:
+        done = events(job)
+    except (runner.RunError, OSError) as error:
         tell(f"probe failed: {error}")
         return None
     profile: dict[str, Any] = done[0]["profile"]
@@ -202,69 +268,56 @@ def _probe(
     return profile
 
 
-def _measure(
-    request: Request,
-    model: str,
-    sentence: str,
-    at: tuple[int, str],
-    run_: Callable[[Job], Result],
-    tell: Callable[[str], object],
-) -> Any:
-    """The report of a model at this number of ranks and rate."""
-    from hipress.tools.bench.measure import Suite, measure
-    from hipress.tools.run.figures import Report
-
-    suite = Suite(
-        request.methods, hosts=at[0], rate=at[1], device=request.device,
-        optimizer=request.optimizer, model=model, steps=request.steps, rounds=request.rounds,
-        seeds=True,
-    )  # fmt: skip
-    results = measure(suite, run_, tell)
+def _measure(suite: Suite, sentence: str, train: Callable[[Job], Result], tell: Tell) -> Report:
+    """The report of a suite's model at its rate."""
+    results = measure(suite, train, tell)
     command = shlex.join(["hipress", *sys.argv[1:]])
-    return Report(sentence, at[0], at[1], request.steps, suite.workload, results, command)
+    return suite.report(sentence, results, command)
 
 
-def _trace(
-    report: Any, events: Callable[[Job], Sequence[dict[str, Any]]], tell: Callable[[str], object]
-) -> list[Any]:
+def _trace(request: Request, report: Report, events: Events, tell: Tell) -> list[Trace]:
     """A traced step of each method by `hipress.wrap` that ran."""
     from hipress.tools.results import Trace
-    from hipress.tools.run.runner import RunError
 
-    traces = []
-    for each in report.results:
+    traces: list[Trace] = []
+    for each in () if request.quick else report.results:
         parsed = methods_.parse(each.method)
         if each.error or parsed.way != "hipress" or parsed.codec == methods_.AUTO:
             continue
-        job = Job(each.method, report.hosts, TRACED_AFTER, report.workload, purpose=TRACED)
+        job = Job(
+            each.method, report.hosts, TRACED_AFTER, report.workload, purpose=TRACED,
+            per_host=report.per_host,
+        )  # fmt: skip
         try:
             traces.append(Trace.of(each.method, each.label, events(job)[0]))
             tell(f"traced {each.label}")
-        except (RunError, OSError) as error:
+        except (runner.RunError, OSError) as error:
             tell(f"{each.label} was not traced: {error}")
     return traces
 
 
 def _write(
-    request: Request, reports: list[Any], traces: list[list[Any]], profile: dict[str, Any] | None
+    request: Request,
+    reports: list[Report],
+    traces: list[list[Trace]],
+    profile: dict[str, Any] | None,
 ) -> None:
-    from rich.console import Console
-
+    from hipress.tools import charts
     from hipress.tools.bench import page
     from hipress.tools.results import Results
-    from hipress.tools.run.figures import tables
 
-    results = Results(
-        reports, traces, profile, problems=[] if profile else ["The link was not probed."]
-    )
-    results.write(request.output / "bench.json")
-    page.write(results, request.output / "bench.html")
+    problems = [] if profile or request.quick else ["The link was not probed."]
+    results = Results(reports, traces, profile, problems=problems)
+    html, json, png = (request.output / f"bench.{kind}" for kind in ("html", "json", "png"))
+    results.write(json)
+    page.write(results, html)
+    console = Console()
     for report in reports:
-        Console().print(tables(report))
-    print(f"Report: {request.output / 'bench.html'}   figures: {request.output / 'bench.json'}")
+        console.print(tables(report))
+        for line in failures(report):
+            console.print(f"failed: {line}", style="red", highlight=False, markup=False)
+    if rows(reports[0].results):
+        charts.draw(reports[0], png)
+    console.print(f"Report: {html}   chart: {png}   figures: {json}", soft_wrap=True)
     if all(each.error for report in reports for each in report.results):
         raise typer.Exit(1)
-
-
-def _nothing(_: str) -> None:
-    """Print nothing, on ranks but the first."""

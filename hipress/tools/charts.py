@@ -19,8 +19,8 @@ from casync.stages import ENTER, INSIDE, LEAVE, WIRE, WORK
 from compll.files import replacing
 from hipress.tools.results import ENOUGH, Trace
 from hipress.tools.run.figures import Report, Row, rows, smooth
-from hipress.tools.run.jobs import Curve, Result
-from hipress.tools.run.methods import ALONE
+from hipress.tools.run.jobs import LSTM, Curve, Result
+from hipress.tools.run.methods import ALONE, is_ours
 from hipress.tools.simulate import predictions
 from hipress.tools.simulate.compared import BASELINE, FP32
 from hipress.tools.simulate.show import bandwidth
@@ -65,10 +65,12 @@ def draw(report: Report, path: Path) -> None:
     _step_times(times, good, colors)
     _sizes(sizes, good, colors)
     _losses(losses, [row.result for row in good], colors)
-    workload = report.workload
+    load = report.workload
+    model = "LSTM language model" if load.model == LSTM else load.model
+    size = next((row.result.parameters for row in good if row.result.parameters), load.parameters)
     figure.suptitle(
-        f"{report.place}\nLSTM language model, {workload.parameters / 1e6:.1f}M parameters, "
-        f"{workload.optimizer.upper()}, {report.steps} steps",
+        f"{report.place}\n{model}, {size / 1e6:.1f}M parameters, "
+        f"{load.optimizer.upper()}, {report.steps} steps",
         fontsize=12, color=INK, x=0.01, ha="left",
     )  # fmt: skip
     with replacing(path) as file:
@@ -190,7 +192,7 @@ def draw_timelines(timelines: Sequence[predictions.Timeline], path: Path) -> Non
 
 def colors_of(results: Sequence[Result]) -> dict[str, str]:
     """A color for each method: grey for baselines, bright ones for HiPress."""
-    ours = [each.method for each in results if each.method.startswith("hipress")]
+    ours = [each.method for each in results if is_ours(each.method)]
     theirs = [each.method for each in results if each.method not in (*ours, "none")]
     colors = {"none": _FLOOR}
     colors |= {name: _BASELINES[i % len(_BASELINES)] for i, name in enumerate(theirs)}
@@ -256,7 +258,7 @@ def _losses(axes: Axes, results: Iterable[Result], colors: dict[str, str]) -> No
         clocks = zip(*(accumulate(curve.seconds) for curve in curves), strict=False)
         losses = list(zip(*(smooth(curve.losses) for curve in curves), strict=False))
         clock, middle = ([statistics.median(each) for each in of] for of in (clocks, losses))
-        color, ours = colors[result.method], result.method.startswith("hipress")
+        color, ours = colors[result.method], is_ours(result.method)
         axes.plot(clock, middle, color=color, label=result.label, lw=2.2 if ours else 1.6,
                   zorder=3 if ours else 2)  # fmt: skip
         if len(curves) > 1:

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from hipress import __version__
-from hipress.tools.bench_command import app as bench
-from hipress.tools.demo_command import demo
+from hipress.tools.bench_command import app as bench_app
+from hipress.tools.bench_command import bench
 from hipress.tools.plan_command import plan
 from hipress.tools.probe_command import probe
 from hipress.tools.simulate_command import simulate
@@ -16,10 +16,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(demo)
+app.command(
+    "demo", help="hipress bench --quick.", context_settings={"default_map": {"quick": True}}
+)(bench)
 app.command("probe")(probe)
 app.command("plan")(plan)
-app.add_typer(bench, name="bench")
+app.add_typer(bench_app, name="bench")
 app.command("simulate")(simulate)
 app.command("trace")(trace)
 

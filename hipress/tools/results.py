@@ -16,7 +16,7 @@ from hipress.errors import ConfigError
 from hipress.reading import read_json
 from hipress.tools.run.figures import Report, final_loss, rows, smooth
 from hipress.tools.run.jobs import Result
-from hipress.tools.run.methods import ALONE
+from hipress.tools.run.methods import ALONE, BY_FORMULA
 from hipress.tools.tracing.spans import Point, Process, Span
 
 FORMAT = 1
@@ -113,10 +113,12 @@ def _reach(result: Result, targets: Sequence[float]) -> Iterator[float | None]:
 
 def bytes_that_differ(report: Report) -> list[str]:
     """A line for each method whose own byte count differs from the interface's."""
-    lines = []
+    lines: list[str] = []
+    if report.per_host > 1:  # ranks of a host also send to each other, which no interface sees
+        return lines
     for each in report.results:
         sent, wire = each.payload_bytes, each.wire_bytes
-        if each.error is not None or each.method in ALONE or not sent or wire is None:
+        if each.error or each.method in (*ALONE, *BY_FORMULA) or not sent or wire is None:
             continue
         sent -= (each.phases or {}).get("spared_bytes", 0)
         if not sent * (1 - AGREE) <= wire <= sent * (1 + AGREE + HEADERS) + SMALL:

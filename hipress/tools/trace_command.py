@@ -9,12 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hipress.tools.bench_command import check_model
-from hipress.tools.demo_command import trained_by
 from hipress.tools.refusals import check_device, check_output, refusing
 from hipress.tools.run import methods, place
 from hipress.tools.run.ending import orderly_end
-from hipress.tools.run.jobs import LSTM, TRACED, Job, Workload
+from hipress.tools.run.jobs import LSTM, TRACED, Job, Workload, check_model, trained_by
 
 
 def trace(

@@ -11,6 +11,8 @@ from bench import outer
 from bench.loss_cells import Cell
 from bench.outer import Loop, _by_loop, _reached
 from bench.time_to_loss import Times
+from hipress.tools.run.figures import Report
+from hipress.tools.run.jobs import Result, Workload
 
 METHOD = "outer:int4_group:every=10"
 
@@ -31,8 +33,8 @@ def test_seeds_of_a_loop_are_one_row():
 def test_seconds_of_a_round_count_each_step():
     """A median of the steps would leave out those that wait for a round."""
     spent = [9.0, *([1.0] * 9 + [11.0]) * 2]  # a warm-up, then two rounds
-    result = {"method": METHOD, "seconds": spent, "warmup": 1, "error": None, "losses": []}
-    (times,) = (Times._of({"place": "", "results": [result]}),)
+    result = Result(METHOD, METHOD, 2, warmup=1, seconds=spent)
+    times = Times._of(Report("", 2, "", 2, Workload(), [result], ""))
     assert times.seconds == {METHOD: 2.0}
 
 

@@ -1,6 +1,5 @@
 """Times until a loss: curves of losses.jsonl by step times of bench.training."""
 
-import json
 from dataclasses import dataclass
 
 import pytest
@@ -8,6 +7,9 @@ import pytest
 from bench import time_chart
 from bench.loss_cells import Cell
 from bench.time_to_loss import Times, in_full, reach, reached
+from hipress.tools.results import Results
+from hipress.tools.run.figures import Report
+from hipress.tools.run.jobs import Result, Workload
 from tests.bench.test_losses import cell
 
 
@@ -21,22 +23,14 @@ def test_a_loss_is_reached_by_the_mean_of_a_window():
 
 
 def test_momentum_takes_the_steps_of_its_warm_up_until_the_freeze(tmp_path):
-    def result(method, seconds):
-        return {
-            "method": method,
-            "warmup": 1,
-            "seconds": [9.0, seconds],
-            "error": None,
-            "losses": [],
-        }
-
     methods = {"ddp-fp32": 3.0, "hipress:int4_group": 2.0, "momentum:onebit_fine:freeze=2": 1.0}
-    path = tmp_path / "hosts2.json"
-    results = [result(*each) for each in methods.items()]
-    path.write_text(json.dumps({"place": "2 hosts", "results": results}))
+    results = [
+        Result(name, name, 2, warmup=1, seconds=[9.0, seconds], losses=[5.0, 5.0])
+        for name, seconds in methods.items()
+    ]
+    path = tmp_path / "bench.json"
+    Results([Report("2 hosts", 2, "1gbit", 2, Workload(), results, "hipress bench")]).write(path)
     (times,) = Times.read(path)
-    path.write_text(json.dumps({"reports": [{"place": "2 hosts", "results": results}]}))
-    assert Times.read(path) == [times]
     assert times.until("fp32", 600, 1000) == 1800
     assert times.until("momentum:onebit_fine", 100, 1000) == 200
     assert times.until("momentum:onebit_fine", 600, 1000) == 150 * 2 + 450 * 1

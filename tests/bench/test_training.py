@@ -7,6 +7,7 @@ from bench import picture, training
 from bench.codecs import RESULTS
 from hipress.tools.bench import measure
 from hipress.tools.bench.measure import Suite
+from hipress.tools.results import Results
 from hipress.tools.run import methods
 from hipress.tools.run.figures import Report, Workload, rows
 from hipress.tools.run.jobs import Result
@@ -86,7 +87,7 @@ def test_figures_and_table_are_written(tmp_path):
     report = Report("loopback", 2, "none", 2, Workload(), results, "python -m bench.training")
     training.write("loopback", report, tmp_path)
     assert "at most 1.03: met" in (tmp_path / "loopback.md").read_text()
-    assert Report.read(tmp_path / "loopback.json") == report
+    assert Results.read(tmp_path / "loopback.json").reports == [report]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,8 @@ def test_another_optimizer(monkeypatch, tmp_path, capsys):
 
 def test_the_picture_shows_the_step_times_of_the_table():
     drawn = {row.result.method: row for row in rows(picture.recorded().results)}
-    timed = {row.result.method: row for row in rows(Report.read(RESULTS / "hosts2.json").results)}
+    (report,) = Results.read(RESULTS / "hosts2.json").reports
+    timed = {row.result.method: row for row in rows(report.results)}
     assert list(drawn) == list(methods.DEFAULTS)
     for name, row in drawn.items():
         assert row.median == timed[name].median

@@ -1,6 +1,5 @@
 """The command line: bad input is one clear line and exit status 2; a small demo runs to its end."""
 
-import json
 import signal
 from dataclasses import replace
 
@@ -11,8 +10,10 @@ from typer.testing import CliRunner
 import compll
 import hipress
 from compll.tools import cli
-from hipress.tools import demo_command
+from hipress.tools import bench_command
+from hipress.tools.bench import measure
 from hipress.tools.cli import app
+from hipress.tools.results import Results
 from hipress.tools.run import ending, methods
 from hipress.tools.run.jobs import Workload
 
@@ -34,8 +35,6 @@ def test_version():
     "arguments, message",
     [
         (["--rate", "fast"], "rate 'fast': expected 100kbit to 100gbit, such as 1gbit or 100mbit"),
-        (["--outer", "--methods", "none"], "--outer names methods, as --methods does"),
-        (["--outer", "--optimizer", "sgd"], "averages momentum, and the workload's sgd has none"),
         (["--methods", "momentum:int4_group"], "sgd has none: use --optimizer adamw"),
         (["--methods", "ddp"], "unknown method 'ddp'; choose from none, ddp-noop, ddp-fp32,"),
         (["--methods", "hipress:twobit"], "hipress:CODEC"),
@@ -52,13 +51,17 @@ def test_version():
         ),
         (["--methods", "none,outer:int4_group:every=x"], "a whole number from 1 on, not 'x'"),
         (["--methods", "none,outer:int4_group:lr=-1"], "lr of OuterSGD is a number from 0 on"),
-        (["--methods", "none,outer:auto"], "an outer loop needs a compressor by name"),
+        (["--methods", "none,outer:auto"], "outer needs a compressor by name"),
+        (["--methods", "shard:onebit_group"], "reduce_scatter takes compressors without states"),
+        (["--methods", "hsdp:auto"], "hsdp needs a compressor by name"),
+        (["--methods", "shard:int4_group:in_fligt=2"], "no parameter 'in_fligt'"),
         (["--methods", "hipress:dgc:ratio"], "expected option=value, found 'ratio'"),
         (["--methods", "none,none"], "expected different methods, separated by commas"),
         (["--methods", ","], "expected different methods, separated by commas"),
         (["--methods", "hipress:no.yaml"], "'no.yaml': no.yaml:1:1: cannot read the file"),
-        (["--hosts", "1"], "--hosts 1: expected 2 to 16"),
-        (["--steps", "1"], "1 steps: expected 2 to 100000"),
+        (["--hosts", "1"], "1 ranks: expected 2 to 16"),
+        (["--steps", "1"], "1 steps: expected 2 or more"),
+        (["--ranks-per-host", "9"], "18 ranks: expected 2 to 16"),
         (["--output", "/proc"], "'/proc"),  # where root, too, can make no file
         (["--optimizer", "adamm"], "unknown optimizer 'adamm'. did you mean 'adam'?"),
         (["--optimizer", "adagrad"], "'adagrad': the workload trains with sgd or adamw"),
@@ -70,18 +73,29 @@ def test_bad_input_is_one_line(arguments, message, tmp_path):
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("hipress demo: ")
+    assert result.stderr.startswith("hipress bench: ")
 
 
-@pytest.mark.parametrize("arguments, optimizer", [([], "sgd"), (["--outer"], "adamw")])
-def test_rounds_are_compared_with_momentum_of_adamw(arguments, optimizer, monkeypatch, tmp_path):
-    jobs = []
-    monkeypatch.setattr(demo_command, "_train", lambda *given: jobs.extend(given[-1]))
-    monkeypatch.setattr(demo_command, "_show", lambda *given: None)
-    arguments = ["demo", *arguments, "--loopback", "--output", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
+@pytest.mark.parametrize(
+    "command, optimizer, steps, rounds",
+    [
+        (["demo"], "sgd", 60, 1),
+        (["bench", "--quick"], "sgd", 60, 1),
+        (["bench"], "adamw", 20, 3),
+        (["bench", "--quick", "--optimizer", "adam", "--steps", "9"], "adamw", 9, 1),
+    ],
+)
+def test_the_demo_is_a_quick_benchmark(command, optimizer, steps, rounds, monkeypatch, tmp_path):
+    found = []
+    monkeypatch.setattr(bench_command, "run", found.append)
+    result = CliRunner().invoke(app, [*command, "--loopback", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.stderr
-    assert {job.workload.optimizer for job in jobs} == {optimizer}
+    (request,) = found
+    quick = command != ["bench"]
+    suite = request.suite
+    assert request.quick == quick
+    assert (suite.optimizer, suite.steps, suite.rounds) == (optimizer, steps, rounds)
+    assert suite.methods == (methods.DEFAULTS if quick else bench_command.METHODS)
 
 
 @pytest.mark.parametrize(
@@ -119,25 +133,26 @@ def test_a_codec_may_be_a_path(tmp_path):
 @pytest.mark.slow
 def test_a_small_demo_writes_figures_and_chart(tmp_path, monkeypatch):
     tiny = Workload(vocabulary=200, width=16, batch=2, length=5)
-    monkeypatch.setattr(demo_command, "Workload", lambda **options: replace(tiny, **options))
+    monkeypatch.setattr(measure, "Workload", lambda **options: replace(tiny, **options))
     arguments = ["--methods", "none,ddp-fp32", "--steps", "3", "--loopback"]
     result = CliRunner().invoke(app, ["demo", *arguments, "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "2 processes on loopback, without a throttle (as asked)" in result.output
-    figures = json.loads((tmp_path / "demo.json").read_text())
-    assert [each["method"] for each in figures["results"]] == ["none", "ddp-fp32"]
-    assert figures["results"][1]["identical"] is True
-    assert figures["command"].startswith("hipress")
-    assert (tmp_path / "demo.png").exists()
+    (report,) = Results.read(tmp_path / "bench.json").reports
+    assert [each.method for each in report.results] == ["none", "ddp-fp32"]
+    assert report.results[1].identical is True
+    assert report.command.startswith("hipress")
+    assert (tmp_path / "bench.png").exists()
+    assert "not probed" not in (tmp_path / "bench.html").read_text()
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("columns", [80, 100])
 def test_the_help_shows_all_default_methods(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERMINAL_WIDTH", str(columns))
-    shown = CliRunner().invoke(app, ["demo", "--help"]).output
+    shown = CliRunner().invoke(app, ["bench", "--help"]).output
     words = "".join(shown.translate(str.maketrans("", "", "│ \n")).split())
-    assert ",".join(methods.DEFAULTS) in words, shown
+    assert ",".join(bench_command.METHODS) in words, shown
     assert "…" not in shown
 
 

@@ -80,11 +80,6 @@ def test_markdown_has_a_line_per_method(canned):
     assert "| HiPress onebit_group | 150 | 130-170 | 2.23x |" in lines[5]
 
 
-def test_json_reads_back(canned, tmp_path):
-    canned.write(tmp_path / "demo.json")
-    assert figures.Report.read(tmp_path / "demo.json") == canned
-
-
 @pytest.mark.parametrize("keep", [5, 1, 3])
 def test_the_chart_is_a_picture_of_the_promised_size(canned, tmp_path, keep):
     path = tmp_path / "demo.png"

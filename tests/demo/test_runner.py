@@ -73,6 +73,33 @@ def test_rounds_of_an_outer_loop_are_timed_as_a_whole():
     assert 0 < result.payload_bytes < SIZE / 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method, per_host, payload",
+    [
+        ("ddp-bf16", 1, SIZE / 2),
+        ("fsdp2", 1, SIZE * 3 / 2),
+        ("fsdp2-bf16", 1, SIZE * 3 / 4),
+        ("hsdp", 2, SIZE / 2),  # of a shard, between hosts
+        ("hsdp:int4_group", 2, SIZE / 2 / 7.5),
+        ("shard:int4_group", 1, SIZE / 2 / 7.5 + SIZE / 4),
+        ("shard:int4_group:bf16=true", 1, SIZE / 2 / 7.5 + SIZE / 4),
+    ],
+)
+def test_shards_and_their_replicas_train_like_ddp(method, per_host, payload):
+    """Weights that all ranks together hold are equal; bytes are those of the formula, and of
+    compressors about as many."""
+    load = replace(TINY, vocabulary=190, width=96)
+    job = Job(method, 2 * per_host, steps=4, workload=load, per_host=per_host)
+    result = runner.run(Loopback(), job)
+    assert result.error is None
+    assert result.identical is True
+    whole = 4 * load.parameters / SIZE
+    assert result.payload_bytes == pytest.approx(whole * payload, rel=0.3)
+    other = runner.run(Loopback(), replace(job, method="ddp-fp32"))
+    assert result.losses == pytest.approx(other.losses, rel=0.02)
+
+
 class Told(Watched):
     """Remembers the messages to ranks, and starts none."""
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hipress.tools.run import methods as methods_
-from hipress.tools.run.figures import markdown_table, rows
+from hipress.tools.run.figures import Report, markdown_table, rows
 from hipress.tools.run.jobs import LSTM, Curve, Job, Result, Workload, patience
+from hipress.tools.run.place import Choice, choose
 
 TRIAL = 80  # steps: three are observed, four plans take 14 each; codecs compile meanwhile
 GRAPHS = 45  # steps more over NCCL, where three of them are tried as CUDA graphs, too
@@ -24,6 +25,7 @@ class Suite:
 
     methods: tuple[str, ...]
     hosts: int = 2
+    per_host: int = 1  # ranks
     rate: str = "1gbit"
     device: str = "cpu"
     optimizer: str = "sgd"
@@ -38,6 +40,22 @@ class Suite:
         """The workload of every method."""
         return Workload(optimizer=self.optimizer, device=self.device, model=self.model)
 
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.hosts * self.per_host
+
+    def place(self) -> Choice:
+        """Emulated hosts, or loopback. ValueError for a bad rate."""
+        return choose(self.hosts, self.rate, per_host=self.per_host, loopback=self.loopback)
+
+    def report(self, sentence: str, results: list[Result], command: str) -> Report:
+        """The report of its results at a place that the sentence names."""
+        return Report(
+            sentence, self.ranks, self.rate, self.steps, self.workload, results, command,
+            per_host=self.per_host,
+        )  # fmt: skip
+
 
 def measure(
     suite: Suite, run: Callable[[Job], Result], tell: Callable[[str], object] = print
@@ -49,7 +67,8 @@ def measure(
             result = run(_job(method, suite, number))
             # as many losses as the other methods: "auto" has more steps, for its trial
             results[method].append(dataclasses.replace(result, losses=result.losses[: suite.steps]))
-            tell(f"round {number + 1}/{suite.rounds} {describe(results[method][-1])}")
+            turn = f"round {number + 1}/{suite.rounds} " if suite.rounds > 1 else ""
+            tell(turn + describe(results[method][-1]))
     return [merge(rounds) for rounds in results.values()]
 
 
@@ -57,7 +76,10 @@ def _job(method: str, suite: Suite, number: int) -> Job:
     """The job of a round; the steps after a trial are timed."""
     seed = suite.workload.seed + (number if suite.seeds else 0)
     workload = dataclasses.replace(suite.workload, seed=seed)
-    job = Job(method, suite.hosts, suite.steps, workload, patience(suite.hosts, suite.rate))
+    job = Job(
+        method, suite.ranks, suite.steps, workload, patience(suite.ranks, suite.rate),
+        per_host=suite.per_host,
+    )  # fmt: skip
     codec = methods_.parse(method).codec
     trial = TRIAL * (codec == methods_.AUTO)
     if codec is not None and workload.device != "cpu":

@@ -14,7 +14,7 @@ from hipress.tools.bench.measure import off, prediction
 from hipress.tools.results import Results, TimeToLoss, Trace, bytes_that_differ, times_to_loss
 from hipress.tools.run.figures import PRICE, SPEED, Report, Row, cells, failures, rows
 from hipress.tools.run.jobs import LSTM, PHASES
-from hipress.tools.run.methods import ALONE
+from hipress.tools.run.methods import ALONE, is_ours
 from hipress.tools.tracing.spans import comparison
 
 
@@ -128,7 +128,7 @@ def title(report: Report) -> str:
 def answer(good: Sequence[Row]) -> str:
     """A sentence on the fastest method and PyTorch's fastest."""
     real = [row for row in good if row.result.method not in ALONE]
-    ours = [row for row in real if row.result.method.startswith(("hipress:", "sync:"))]
+    ours = [row for row in real if is_ours(row.result.method)]
     theirs = [row for row in real if row not in ours]
     if not ours or not theirs:
         return "Nothing to compare: a method of PyTorch's or one of HiPress's is missing."

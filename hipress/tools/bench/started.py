@@ -90,6 +90,7 @@ class Cluster:
         self._place = Here(environment.get("GLOO_SOCKET_IFNAME", ""))
         self._joined = False  # True if a group was made here, to be destroyed
         self.hosts = self._sharers = 0
+        self._names: list[str] = []  # of hosts, by rank
 
     def __enter__(self) -> Cluster:
         here = self.started
@@ -100,7 +101,7 @@ class Cluster:
                 "gloo", own, rank=here.rank, world_size=here.ranks, timeout=timedelta(minutes=10)
             )
             self._joined = True
-        names = self._gather(socket.gethostname())
+        names = self._names = self._gather(socket.gethostname())
         self.hosts, self._sharers = len(set(names)), names.count(names[here.rank])
         return self
 
@@ -120,14 +121,27 @@ class Cluster:
         hosts = "host" if self.hosts == 1 else "hosts"
         return f"{here.ranks} real ranks on {self.hosts} {hosts}, started by {here.by}"
 
-    def run(self, job: Job) -> Result:
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.started.ranks
+
+    @property
+    def per_host(self) -> int:
+        """Ranks of each host, if all have as many and their numbers follow each other; else 1."""
+        each = self._names.count(self._names[0])
+        blocks = [self._names[at : at + each] for at in range(0, self.ranks, each)]
+        even = all(len(block) == each and len({*block}) == 1 for block in blocks)
+        return each if even and len(blocks) == self.hosts else 1
+
+    def run(self, job: Job, on_step: runner.OnStep = lambda done: None) -> Result:
         """Train with a method on all ranks; the result is equal on each, and holds failures."""
         try:
-            return runner.result(job, self.events(job))
+            return runner.result(job, self.events(job, on_step))
         except runner.RunError as error:
             return runner.result(job, [], str(error))
 
-    def events(self, job: Job) -> list[runner.Event]:
+    def events(self, job: Job, on_step: runner.OnStep = lambda done: None) -> list[runner.Event]:
         """The `done` events of all ranks, in order, on each rank. Raises RunError on all."""
         numbers = self._in_turn(corpus.prepare)
         rendezvous = f"tcp://{self._address.rpartition(':')[0]}:{self._port()}"
@@ -135,7 +149,7 @@ class Cluster:
         own = self._gather(_gpu(job, local))
         nccl = None not in own and len(set(own)) == len(own)
         ranks = runner.Ranks([rank], str(numbers), rendezvous, self._sharers, nccl, local)
-        gathered = self._gather(_try(lambda: runner.watch(self._place, job, ranks)))
+        gathered = self._gather(_try(lambda: runner.watch(self._place, job, ranks, on_step)))
         for each in gathered:
             if isinstance(each, str):
                 raise runner.RunError(each)

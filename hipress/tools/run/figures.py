@@ -1,25 +1,20 @@
 """Figures of results: medians and ratios, the table, and the JSON from which both are made."""
 
-import json
 import os
 import platform
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Self
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from compll.files import write_file
 from compll.tools.measure import cpu
-from hipress.reading import read_json
 from hipress.tools.run.jobs import Result, Workload
-from hipress.tools.run.methods import ALONE
+from hipress.tools.run.methods import ALONE, is_ours
 
 SPEED = ("step ms", "p10-p90", "vs fp16", "vs fp32", "x no comm.")
 PRICE = ("payload MB", "wire MB", "peak MB", "loss", "to fp32", "ranks")
@@ -36,7 +31,7 @@ class Report:
     """A run of several methods, with all that is needed to repeat it."""
 
     place: str  # a sentence: emulated links or loopback
-    hosts: int
+    hosts: int  # ranks
     rate: str
     steps: int
     workload: Workload
@@ -44,15 +39,7 @@ class Report:
     command: str
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: dict[str, str] = field(default_factory=lambda: versions_here())
-
-    def write(self, path: Path) -> None:
-        """Writes JSON."""
-        write_file(path, json.dumps(asdict(self), indent=1) + "\n")
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file of `write`."""
-        return read_json(path, "a report", cls)
+    per_host: int = 1  # of the ranks
 
 
 @dataclass(frozen=True)
@@ -96,12 +83,12 @@ def tables(report: Report) -> Group:
 
 def _table(report: Report, title: str, heads: Sequence[str], part: slice) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", overflow="fold")  # the others are never cut
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     ran = {row.result.method: row for row in rows(report.results)}
     for result in report.results:
-        style = "bold green" if result.method.startswith("hipress") else ""
+        style = "bold green" if is_ours(result.method) else ""
         if result.error is None:
             table.add_row(result.label, *cells(ran[result.method])[part], style=style)
         else:

@@ -1,8 +1,11 @@
 """The job of a rank and the result of a run; both travel as JSON."""
 
+import importlib.util
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from hipress.optim.optimizer_kinds import kind_of
 from hipress.tools.run import methods
 from hipress.tools.run.corpus import VOCABULARY
 from hipress.tools.run.netns import parse_rate
@@ -45,6 +48,30 @@ class Workload:
         return 2 * self.vocabulary * self.width + self.vocabulary + lstm
 
 
+def check_model(name: str) -> None:
+    """Raise ValueError for a name that is neither a workload nor a function of a module."""
+    if name == LSTM:
+        return
+    where, colon, function = name.partition(":")
+    if not (where and colon and function):
+        raise ValueError(f"model {name!r}: expected lstm, or package.module:function")
+    sys.path.insert(0, "")
+    try:
+        spec = importlib.util.find_spec(where)
+    except ImportError as error:
+        raise ValueError(f"model {name!r}: {error}") from error
+    if spec is None:
+        raise ValueError(f"model {name!r}: no module {where!r}")
+
+
+def trained_by(optimizer: str) -> str:
+    """The workload's optimizer that a name stands for, sgd or adamw. Raises ValueError."""
+    kind = kind_of(optimizer)
+    if optimizer.lower() not in ("sgd", "adam", "adamw"):
+        raise ValueError(f"optimizer {optimizer!r}: the workload trains with sgd or adamw")
+    return "adamw" if kind == "adam" else "sgd"
+
+
 def patience(hosts: int, rate: str) -> float:
     """Seconds that a step may take: two minutes, and ten times what fp32 needs on emulated links.
     rate: of these; another text for links whose speed is not known."""
@@ -60,12 +87,13 @@ class Job:
     """A training with one method; all methods have the same start and the same batches."""
 
     method: str
-    hosts: int = 2
+    hosts: int = 2  # ranks: one a host, or `per_host`
     steps: int = 60
     workload: Workload = field(default_factory=Workload)
     timeout: float = 120.0  # seconds without a step that make the run fail
     untimed: int | None = None  # first steps; None: WARMUP, but at most half of them
     purpose: str = TRAINED  # TRAINED, PROBED or TRACED
+    per_host: int = 1  # of the `hosts` ranks
 
     @property
     def warmup(self) -> int:

@@ -32,7 +32,7 @@ class LanguageModel(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """`words`: int64 [batch, length + 1]; each predicts its successor."""
         hidden, _ = self.lstm(self.embedding(words[:, :-1]))
-        scores = self.output(hidden).flatten(0, 1)
+        scores = self.output(hidden).float().flatten(0, 1)  # weights may be of 16 bits
         return nn.functional.cross_entropy(scores, words[:, 1:].flatten())
 
 

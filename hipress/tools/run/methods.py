@@ -1,9 +1,10 @@
 """Methods of synchronizing gradients: PyTorch's own, and every HiPress codec.
 
 A method is written NAME, hipress:CODEC (`hipress.wrap`), sync:CODEC (`hipress.Synchronizer`, no
-DDP), momentum:CODEC (`hipress.wrap` with an optimizer of `hipress.optim`) or outer:CODEC
-(`hipress.Outer`), with options behind it: hipress:dgc:ratio=0.01:strategy=ring,
-outer:int4_group:every=20:delay=10. A codec is a name, or a spec's path.
+DDP), momentum:CODEC (`hipress.wrap` with an optimizer of `hipress.optim`), shard:CODEC (FSDP2 by
+`hipress.shard`: the reduce-scatter), hsdp:CODEC (FSDP2 within a host, the codec between hosts) or
+outer:CODEC (`hipress.Outer`), with options behind it: hipress:dgc:ratio=0.01:strategy=ring,
+shard:int4_group:bf16=true, outer:int4_group:every=20:delay=10. A codec is a name, or a spec's path.
 """
 
 import difflib
@@ -19,24 +20,36 @@ BASELINES = {
     "ddp-noop": "DDP, nothing sent",
     "ddp-fp32": "DDP fp32",
     "ddp-fp16": "DDP fp16 hook",
+    "ddp-bf16": "DDP bf16 hook",
     "powersgd": "DDP PowerSGD rank 4",
     "powersgd-fp16": "DDP PowerSGD rank 4 in its fp16 wrapper",
+    "fsdp2": "FSDP2",
+    "fsdp2-bf16": "FSDP2 in bf16",
+    "hsdp": "HSDP",
+    "hsdp-bf16": "HSDP, reduced in bf16",
 }
+#: baselines whose payloads are those of rings: gloo's own algorithms send more
+BY_FORMULA = ("fsdp2", "fsdp2-bf16", "hsdp", "hsdp-bf16")
 #: baselines whose ranks train separately, so that losses and equality mean nothing
 ALONE = ("none", "ddp-noop")
 #: ways to use a codec, and their names in tables
-MOMENTUM, OUTER = "momentum", "outer"
+MOMENTUM, OUTER, SHARD, HSDP = "momentum", "outer", "shard", "hsdp"
 WAYS = {
     "hipress": "HiPress",
     "sync": "HiPress, no DDP,",
     MOMENTUM: "HiPress, momentum by",
     OUTER: "HiPress, weights by",
+    SHARD: "HiPress, FSDP2 by",
+    HSDP: "HiPress, HSDP by",
 }
 #: an option of MOMENTUM: the steps after which Adam's second moments are frozen, or "auto"
 FREEZE = "freeze"
 #: options of OUTER: those of hipress.Outer, and of its OuterSGD
 SGD = ("lr", "momentum")
 ROUNDS = ("every", "fragments", "delay", "mix", "clip", "keep", *SGD)
+#: options of SHARD and HSDP: computation in bfloat16, and further ones of hipress.shard
+BF16 = "bf16"
+SHARDS = (BF16, "all_gather", "in_flight")
 AUTO = "auto"
 DEFAULTS = (
     *("none", "ddp-fp32", "ddp-fp16", "powersgd"),
@@ -65,6 +78,11 @@ class Method:
             return BASELINES[self.text]
         options = (f"{k}={v}" for k, v in self.options.items())
         return " ".join([WAYS[self.way], Path(self.codec).name, *options])
+
+
+def is_ours(text: str) -> bool:
+    """True for a method of HiPress."""
+    return ":" in text
 
 
 def period(text: str) -> int:
@@ -105,20 +123,22 @@ def parse_all(text: str) -> list[Method]:
 
 
 def check(methods: Iterable[Method], optimizer: str = "adamw") -> None:
-    """Raise ValueError for the first method that `hipress.wrap` or `Outer` would refuse, by its
-    options, or the workload's optimizer, "sgd" or "adamw"."""
+    """Raise ValueError for the first method that `hipress.wrap`, `shard` or `Outer` would refuse,
+    by its options, or the workload's optimizer, "sgd" or "adamw"."""
     for method in methods:
         if method.way == MOMENTUM and optimizer == "sgd":  # whose momentum is 0
             raise ValueError(
                 f"method {method.text!r} averages momentum, and the workload's sgd has none: use "
                 "--optimizer adamw"
             )
-        rounds = method.way == OUTER
-        if method.codec is not None and (method.options or rounds or _is_path(method.codec)):
+        named = method.way in (OUTER, SHARD, HSDP)
+        if method.codec is not None and (method.options or named or _is_path(method.codec)):
             try:
-                if rounds:
+                if named and method.codec == AUTO:
+                    raise ValueError(f'{method.way} needs a compressor by name, not "auto"')
+                if method.way == OUTER:
                     outer_options(method)
-                _compile(method.codec, wrapped(method))
+                _compile(method)
             except ValueError as error:
                 message = re.sub(r"\s*\n\s*hint: ", "; ", str(error))
                 raise ValueError(f"method {method.text!r}: {message}") from error
@@ -126,7 +146,7 @@ def check(methods: Iterable[Method], optimizer: str = "adamw") -> None:
 
 def wrapped(method: Method) -> dict[str, Any]:
     """Options for `hipress.wrap` or the codec."""
-    own = {MOMENTUM: (FREEZE,), OUTER: ROUNDS}.get(method.way, ())
+    own = {MOMENTUM: (FREEZE,), OUTER: ROUNDS, SHARD: SHARDS, HSDP: (BF16,)}.get(method.way, ())
     return {key: value for key, value in method.options.items() if key not in own}
 
 
@@ -134,27 +154,30 @@ def outer_options(method: Method) -> dict[str, Any]:
     """Options for `hipress.Outer` besides those. Raises ValueError."""
     from hipress.outer.schedule import OuterSGD, Schedule  # not above: it imports torch
 
-    if method.codec == AUTO:
-        raise ValueError('an outer loop needs a compressor by name: "auto" plans for gradients')
     options = {name: value for name, value in method.options.items() if name in ROUNDS}
     outer = OuterSGD(**{name: options.pop(name) for name in SGD if name in options})
     Schedule(**options, outer=outer)
     return {**options, "outer": outer}
 
 
-def _compile(codec: str, options_given: dict[str, Any]) -> None:
-    """Check a codec's options by the reference backend, which compiles nothing."""
+def _compile(method: Method) -> None:
+    """Check a method's options by the reference backend, which compiles nothing."""
     from hipress import (
         codecs,
         options,  # not above: both import torch
     )
 
     known = {each.name for each in fields(options.Options)} - {"compressor", "params"}
-    chosen = {key: value for key, value in options_given.items() if key in known}
-    params = {key: value for key, value in options_given.items() if key not in known}
-    chosen_options = options.make(codec, **chosen, params=params)
+    chosen = {key: value for key, value in wrapped(method).items() if key in known}
+    params = {key: value for key, value in wrapped(method).items() if key not in known}
+    chosen_options = options.make(method.codec or AUTO, **chosen, params=params)
     if not chosen_options.automatic:
-        compiled = codecs.compile_codec(codec, chosen_options.params, target="reference")
+        compiled = codecs.compile_codec(str(method.codec), params, target="reference")
+        if method.way == SHARD and compiled.states:
+            raise ValueError(
+                "reduce_scatter takes compressors without states, such as int4_group: a residual "
+                "would be as large as the unsharded gradients"
+            )
         down = codecs.resolve_down(chosen_options, compiled, target="reference")
         codecs.strategy_for(compiled, chosen_options.strategy, down)
 

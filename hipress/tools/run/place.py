@@ -44,14 +44,14 @@ class Choice:
         return netns.Network(self.hosts, self.rate) if self.emulated else nullcontext(Loopback())
 
 
-def choose(hosts: int, rate: str, *, loopback: bool = False) -> Choice:
-    """Namespaces if possible and loopback was not requested. ValueError for a bad rate."""
+def choose(hosts: int, rate: str, *, per_host: int = 1, loopback: bool = False) -> Choice:
+    """Namespaces if possible and loopback was not requested. per_host: ranks, for the sentence.
+    ValueError for a bad rate."""
     netns.parse_rate(rate)
     reason = "as asked" if loopback else netns.unavailable()
     if reason is None:
-        return Choice(
-            True, f"{hosts} hosts emulated by network namespaces, links of {rate}", hosts, rate
-        )
-    return Choice(
-        False, f"{hosts} processes on loopback, without a throttle ({reason})", hosts, rate
-    )
+        ranks = f", {per_host} ranks each" if per_host > 1 else ""
+        told = f"{hosts} hosts emulated by network namespaces{ranks}, links of {rate}"
+        return Choice(True, told, hosts, rate)
+    told = f"{hosts * per_host} processes on loopback, without a throttle ({reason})"
+    return Choice(False, told, hosts, rate)

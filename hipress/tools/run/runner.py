@@ -52,7 +52,7 @@ def events(place: TestNetwork, job: Job, on_step: OnStep = lambda done: None) ->
     with tempfile.TemporaryDirectory(prefix="hipress-") as folder:
         meet = Path(folder, "rendezvous").as_uri()
         one = isinstance(place, Loopback)  # throttled links exclude NCCL, which would bypass them
-        sharers, nccl = (job.hosts, gpus(job) >= job.hosts) if one else (1, False)
+        sharers, nccl = (job.hosts, gpus(job) >= job.hosts) if one else (job.per_host, False)
         ranks = Ranks(range(job.hosts), str(corpus.prepare()), meet, sharers, nccl)
         return watch(place, job, ranks, on_step)
 
@@ -189,7 +189,7 @@ def _start(
         "gpu": rank if wanted.gpu is None else wanted.gpu,
     }
     return place.start(
-        rank,
+        rank // job.per_host,
         [sys.executable, "-m", "hipress.tools.run.worker", json.dumps(order)],
         env=_environment(place),
         stdin=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,19 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from hipress.tools.run import fsdp2
 from hipress.tools.run.jobs import PHASES
 from hipress.tools.run.lstm import Training
-from hipress.tools.run.methods import FREEZE, MOMENTUM, OUTER, Method, outer_options, wrapped
+from hipress.tools.run.methods import (
+    FREEZE,
+    HSDP,
+    MOMENTUM,
+    OUTER,
+    SHARD,
+    Method,
+    outer_options,
+    wrapped,
+)
 
 ONE_BUCKET = 4096  # MB: with several buckets PowerSGD's two all-reduces would mix on gloo
 
@@ -37,8 +48,13 @@ class Synchronized:
     stepped: Callable[[], None] = lambda: None  # after its step
 
 
-def synchronize(model: nn.Module, method: Method, training: Training) -> Synchronized:
-    """Wrap the model for training. Raises errors of torch and of hipress.wrap."""
+def synchronize(
+    model: nn.Module, method: Method, training: Training, per_host: int = 1
+) -> Synchronized:
+    """Wrap or shard the model for training. per_host: ranks of a host. Raises errors of torch and
+    of hipress."""
+    if method.way in (SHARD, HSDP) or method.text in fsdp2.PLAIN:
+        return Synchronized(*fsdp2.shard(model, method, per_host))
     if method.codec is not None:
         return _hipress(model, method, training)
     return _BASELINES[method.text](model)
@@ -68,11 +84,21 @@ def _fp32(model: nn.Module) -> Synchronized:
     return Synchronized(DistributedDataParallel(model), _native(model))
 
 
-def _fp16(model: nn.Module) -> Synchronized:
+def _half(model: nn.Module, hook: Callable[..., Any]) -> Synchronized:
     ddp = DistributedDataParallel(model)
     counter = _CountedAllReduce()
-    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    ddp.register_comm_hook(None, hook)
     return Synchronized(ddp, lambda steps: counter.sent)
+
+
+def _bf16(group: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """PyTorch's hook of this name, which refuses CPUs, on any device."""
+    halves = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
+    summed = dist.all_reduce(halves, async_op=True).get_future()
+    whole: torch.futures.Future[torch.Tensor] = summed.then(
+        lambda done: bucket.buffer().copy_(done.value()[0])
+    )
+    return whole
 
 
 def _powersgd(
@@ -183,7 +209,8 @@ _BASELINES: dict[str, Callable[[nn.Module], Synchronized]] = {
     "none": _none,
     "ddp-noop": _noop,
     "ddp-fp32": _fp32,
-    "ddp-fp16": _fp16,
+    "ddp-fp16": partial(_half, hook=default_hooks.fp16_compress_hook),
+    "ddp-bf16": partial(_half, hook=_bf16),
     "powersgd": _powersgd,
     "powersgd-fp16": _powersgd_fp16,
 }

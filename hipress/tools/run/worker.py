@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hipress.reading import build
@@ -106,7 +107,8 @@ def _probe(order: Order) -> dict[str, Any]:
 def _train(order: Order) -> dict[str, Any]:
     job, workload = order.job, order.job.workload
     task = lstm.make(workload, order.corpus)
-    synchronized = synchronize(task.module, methods.parse(job.method), task.training)
+    method = methods.parse(job.method)
+    synchronized = synchronize(task.module, method, task.training, job.per_host)
     trainer = Trainer(task, order.rank, synchronized)
     dist.barrier()
     for step in range(job.warmup):
@@ -261,7 +263,8 @@ def _identical(module: nn.Module) -> bool:
     """True if all ranks hold the same parameters, bit by bit."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        digest.update(whole.detach().cpu().numpy().tobytes())
     mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
