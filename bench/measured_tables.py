@@ -49,6 +49,26 @@ def _difference(row: Row) -> str:
     return f"{row.difference:+.1%}{spread}"
 
 
+def of_gpt2(results: Path) -> str:
+    """Losses of GPT-2 small: bench/results/gpt2_losses.jsonl, once a GPU has written it."""
+    path = results / "gpt2_losses.jsonl"
+    if not path.exists():
+        return "Not measured yet."
+    cells = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    base = fmean(each["loss"] for each in cells if each["method"].startswith("bf16"))
+    head = ("method", "seed", "loss", "to 16 bits", "bits an element", "ms a step", "host ms")
+    rows = [
+        (
+            f"`{c['method']}`", str(c["seed"]), f"{c['loss']:.3f}", f"{c['loss'] / base - 1:+.2%}",
+            f"{c['bits']:.2f}", f"{c['ms']:.0f}", f"{c['host_ms']:.0f}",
+        )
+        for c in cells
+    ]  # fmt: skip
+    first = cells[0]
+    about = f"{first['steps']} steps of {first['tokens']:,} tokens on {first['device']}"
+    return f"{markdown_table(head, rows)}\n{about}, {first['words']:,} words, {first['date']}."
+
+
 def frozen(results: Path) -> str:
     """Variants of Adam after the freeze of v: bench/results/freezes.jsonl."""
     lines = map(json.loads, (results / "freezes.jsonl").read_text("utf-8").splitlines())

@@ -48,6 +48,7 @@ def losses_page(results: Path) -> dict[str, str]:
     links = ("slow-adamw", "hosts2-adamw", "hosts2-adamw-10gbit")
     return {
         "WAYS": measured_tables.of_ways(spec_table.read_losses(results)),
+        "GPT2": measured_tables.of_gpt2(results),
         "TIMES": measured_tables.times_to_loss(results, links),
         "FROZEN": measured_tables.frozen(results),
     }

@@ -1,11 +1,12 @@
 """Losses of GPT-2 by real ranks, with a small model."""
 
+import json
 import time
 
 import numpy as np
 import pytest
 
-from bench import gpt2_losses
+from bench import gpt2_losses, measured_tables
 from bench.gpt2_losses import METHODS, Scale, measure, missing, rate, words
 
 SMALL = Scale(steps=4, context=16, sequences=8, layers=1, width=48, batches=1)
@@ -62,3 +63,14 @@ def test_recorded_cells_are_not_measured_again():
     first, *others = METHODS
     known = [{"method": first, "seed": 1}]
     assert [*missing(METHODS, known)] == [(first, 2), *((each, 1) for each in others)]
+
+
+def test_a_table_compares_with_16_bits(tmp_path):
+    assert measured_tables.of_gpt2(tmp_path) == "Not measured yet."
+    common = {"seed": 1, "steps": 930, "tokens": 65536, "bits": 4.25, "ms": 700.0, "host_ms": 80.0,
+              "device": "a GPU", "words": 10**7, "date": "2026-01-01"}  # fmt: skip
+    cells = [{"method": METHODS[0], "loss": 4.0}, {"method": METHODS[1], "loss": 4.02}]
+    lines = "\n".join(json.dumps(common | each) for each in cells)
+    (tmp_path / "gpt2_losses.jsonl").write_text(lines)
+    table = measured_tables.of_gpt2(tmp_path)
+    assert "| `wrap:int4_group:ranks=2` | 1 | 4.020 | +0.50% | 4.25 | 700 | 80 |" in table
