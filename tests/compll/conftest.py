@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import compll
+from tests.compll.cuda_host import hostile
 
 VARIANTS = {
     "terngrad_uniform": [{"bits": b} for b in (1, 4, 8)],
@@ -71,6 +72,11 @@ variants = pytest.mark.parametrize("case", [*map(costing, CASES)])
 @pytest.fixture(params=[(name, SMALL.get(name, {})) for name in compll.list_specs()], ids=label)
 def case(request):
     return request.param
+
+
+#: a spec of every kind of kernel; the other specs' differ in arithmetic only
+KINDS = [(name, SMALL.get(name, {}) | hostile.PARAMS.get(name, {})) for name in hostile.SPECS]
+each_kind = pytest.mark.parametrize("case", [*map(costing, KINDS)])
 
 
 def modules(cases):

@@ -19,14 +19,11 @@ from compll.errors import PayloadError, SpecError, UsageError
 from compll.numerics import halves
 from compll.runtime.batches import Encoding, Incoming
 from compll.runtime.library import type_check
-from tests.compll.conftest import SMALL, costing, variants
-from tests.compll.cuda_host import HostDevice, hostile
+from tests.compll.conftest import KINDS, each_kind, variants
+from tests.compll.cuda_host import HostDevice
 
 #: the first begins where tiles are ready (see prelude.cuh), most others do not
 SIZES = (2 * 1024, 1, 7, 33, 64, 1000, 1024)
-#: a spec of every kind of kernel
-KINDS = [(name, SMALL.get(name, {}) | hostile.PARAMS.get(name, {})) for name in hostile.SPECS]
-each_kind = pytest.mark.parametrize("case", [*map(costing, KINDS)])
 
 
 @pytest.fixture
@@ -83,9 +80,9 @@ def test_a_batch_is_encoded_as_by_the_reference(typed, reference, rng, where):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", compll.list_specs())
-def test_a_batch_is_encoded_as_by_the_reference_in_blocks_of_256(spec, rng, where):
-    batches_equal(type_check(spec, {}), compll.compile(spec, "reference"), rng, where, 256, 0)
+@each_kind
+def test_a_batch_is_encoded_as_by_the_reference_in_blocks_of_256(typed, reference, rng, where):
+    batches_equal(typed, reference, rng, where, 256, 0)
 
 
 def batches_equal(typed, reference, rng, where, threads, gap):
@@ -170,8 +167,9 @@ def test_non_finite_values_are_written_back_as_decoded(name, fed, where):
 
 
 @pytest.mark.slow
+@each_kind
 def test_16_bit_gradients_are_read_and_written(case, typed, reference, rng, where):
-    gradient = ("float16", "bfloat16")[compll.list_specs().index(case[0]) % 2]
+    gradient = ("float16", "bfloat16")[KINDS.index(case) % 2]
     device = kernels(typed, where, 64)
     put, get = device.device.upload, device.device.download
     n = 2 * 1024 + 77
