@@ -24,8 +24,7 @@ from rich.table import Table
 import compll
 from bench.commands import RESULTS as RESULTS  # where others look for it
 from bench.commands import check_codecs, command_line, other_rows, refusing
-from bench.plain_torch import METHODS
-from bench.torch_common import Method
+from bench.plain_torch import METHODS, Method
 from compll.tools import measure
 from compll.tools.measure import Job, Timing, about, timings
 from hipress.tools.refusals import check_output

@@ -9,36 +9,14 @@ import torch
 import typer
 
 import compll
-from bench import codecs, torch_shared
+from bench import codecs
 from bench.commands import other_rows
 from bench.plain_torch import METHODS
 from compll.ir.layout import limits
 
 N = 49 * 1024
 #: drawn at random
-DRAWN = {
-    "cocktail",
-    "wangni",
-    "natural",
-    "bf16_sr",
-    "terngrad",
-    "terngrad_uniform",
-    "int4_group",
-    "int8_group",
-    "int3_group",
-    "tern_group",
-    "diana",
-    "qsgd",
-    "qsparse",
-    "graddrop",
-    "dgc",
-    "adaq",
-    "dithering",
-    "powersgd",
-    "randomk",
-    "thc",
-    "atomo",
-}
+DRAWN = {"terngrad", "int4_group", "int8_group", "qsgd", "dgc", "powersgd"}
 #: magnitudes that thresholds cannot part: a few values, so that bounds on the number kept hold
 EQUAL = np.random.default_rng(1).choice([-1.0, -0.5, 0.5, 1.0], N).astype(np.float32)
 
@@ -98,57 +76,6 @@ def test_no_more_is_sent_than_the_bound_of_the_spec(name):
     count = len(method.encode(torch.from_numpy(EQUAL), state)[0])
     assert count == expected
     assert count <= limits(codec.module, N, codec.params)["kept"]
-
-
-def test_randomk_draws_evenly_and_equally_on_all_ranks():
-    k, n = 10, 1000 + 37
-    at = [torch_shared._positions(n, step, torch.device("cpu")) for step in range(4000)]
-    assert all(len(a.unique()) == k and a.min() >= 0 and a.max() < n for a in at)
-    times = torch.cat(at).bincount(minlength=n).double()
-    assert (times - times.mean()).abs().max() < 5 * times.mean().sqrt()
-    ranks = [torch_shared.shared()["randomk"] for _ in range(2)]
-    x = torch.randn(n)
-    sums = sum(rank.encode(x, None)[0] for rank in ranks)
-    kept = ranks[0].decode((sums, torch.tensor(0)), n)
-    assert torch.equal(kept[kept != 0], 2 * x[kept != 0])
-    assert (kept != 0).sum() == k
-
-
-def sylvester(size):
-    """The Hadamard matrix of +-1 in natural order."""
-    at = np.arange(size)
-    ones = np.bitwise_count(at[:, None] & at)
-    return (1 - 2.0 * (ones & 1)).astype(np.float32)
-
-
-def test_thc_rotates_and_rounds_to_sixteen_steps():
-    """Over draws, values within the steps are rounded to their mean; codes of equal steps add."""
-    n = 16384 + 1024 + 3
-    x = torch.randn(n)
-    turned = torch_shared._rotated(x, 16384)
-    assert torch.allclose(torch_shared._rotated(turned, 16384), x, atol=1e-4)
-    matrix = torch.from_numpy(sylvester(1024))
-    assert torch.allclose(turned[16384:17408], matrix @ x[16384:17408] / 32, atol=1e-4)
-    method, total = torch_shared.shared()["thc"], torch.zeros(n)
-    for _ in range(60):
-        total += method.decode(method.encode(x, None), n)
-    lost = (total / 60 - x).norm() / x.norm()
-    once = (method.decode(method.encode(x, None), n) - x).norm() / x.norm()
-    assert 0.1 < once < 0.2
-    assert lost < 0.05  # values beyond the steps, and 60**-0.5 of the rounding
-
-
-def test_atomo_is_unbiased_and_sends_whole_what_has_few_triples():
-    method, n, draws = METHODS["atomo"], 32 * 32, 100
-    x = sum(torch.outer(torch.randn(32), torch.randn(32)) for _ in range(6)).view(-1)
-    left, right = method.encode(x, None)
-    assert left.shape == right.shape == (32, 3)
-    off = torch.stack([method.decode(method.encode(x, None), n) - x for _ in range(draws)])
-    # to the mean distance of a draw; of a biased method it would be 10
-    assert off.mean(0).norm() < 3 * off.norm() / draws
-    few = torch.linalg.qr(torch.randn(32, 3)).Q @ torch.linalg.qr(torch.randn(32, 3)).Q.T
-    found = method.decode(method.encode(few.reshape(-1), None), n)
-    assert torch.allclose(found, few.reshape(-1), atol=1e-5)
 
 
 def test_rows_of_other_codecs_are_kept(tmp_path):
