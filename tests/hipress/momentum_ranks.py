@@ -514,14 +514,16 @@ MODES = {
 }
 
 
-def modes(rank, world_size, name):
-    """First and last loss, and a digest of all parameters, after a freeze amid the training."""
-    build, wrap = MODES[name]
-    model = build()
-    optimizer = adam(model, 4)
-    losses = fit(wrap(model, optimizer), optimizer, rank, range(12))
-    assert optimizer.averaging
-    return losses[0], losses[-1], digest(model)
+def modes(rank, world_size):
+    """First and last loss, and a digest of all parameters, after a freeze, by mode."""
+    found = {}
+    for name, (build, wrap) in MODES.items():
+        model = build()
+        optimizer = adam(model, 4)
+        losses = fit(wrap(model, optimizer), optimizer, rank, range(12))
+        assert optimizer.averaging, name
+        found[name] = losses[0], losses[-1], digest(model)
+    return found
 
 
 def joins(rank, world_size):
