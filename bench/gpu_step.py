@@ -1,6 +1,6 @@
 """A training step of GPT-2 small on one rank of several, with all but the wire, and DDP's own.
 
-    python -m bench.gpu_step [int4_group topk] [--ranks 2,8] [--batch 8] [--length 512] [--samples]
+    python -m bench.gpu_step [int4_group topk] [--ranks 2,8] [--batch 8] [--length 512]
 
 Needs a GPU and CuPy. A step is forward and backward pass under bfloat16 autocast, and AdamW's, of a
 model that `hipress.wrap` returned. The other ranks do not exist (see bench/absent.py): received
@@ -30,7 +30,6 @@ from bench.absent import alone
 from bench.commands import RESULTS, command_line, refusing
 from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
-from bench.samples import sample
 from casync.codec import Codec
 from hipress.codecs import compile_codec
 from hipress.tools.refusals import check_output
@@ -68,7 +67,6 @@ def rows(
     *,
     ranks: int,
     captures: Sequence[bool] = (False, True),
-    samples: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Rows of DDP and of each codec, with and without capture, for one of `ranks` ranks."""
     for name, capture in [(DDP, False), *((name, how) for name in codecs for how in captures)]:
@@ -78,23 +76,18 @@ def rows(
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
             if name == DDP:
-                ms, host, seen = *measure(DistributedDataParallel(make()), tokens, repeat), {}
+                ms, host = measure(DistributedDataParallel(make()), tokens, repeat)
             else:
                 ddp = hipress.wrap(
                     make(), codecs[name], strategy="ps", transport="nccl4py", capture=capture
                 )
                 ms, host = measure(ddp, tokens, repeat)
-                again = partial(measure, ddp, tokens, repeat, 0)
-                seen = sample(again) if samples else {}
                 hipress.detach(ddp)
-                del ddp, again
+                del ddp
         which = {"codec": name, "ranks": ranks, "captured": capture}
         most = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        yield (
-            which
-            | {"ms": round(ms, 3), "host_ms": round(host, 3), "gpu_mb": round(1e-6 * most)}
-            | seen
-        )
+        took = {"ms": round(ms, 3), "host_ms": round(host, 3), "gpu_mb": round(1e-6 * most)}
+        yield which | took
 
 
 def _gpt2(device: torch.device) -> nn.Module:
@@ -108,7 +101,6 @@ def main(
     batch: Annotated[int, typer.Option(help="sequences", min=1)] = 8,
     length: Annotated[int, typer.Option(help="tokens of each", min=2)] = 512,
     repeat: Annotated[int, typer.Option(help="timed steps; the median counts", min=1)] = 21,
-    samples: Annotated[bool, typer.Option("--samples", help="of threads, too")] = False,
     output: Annotated[Path, typer.Option(help="folder of the JSON file")] = RESULTS,
 ) -> None:
     """Measure a step of GPT-2 small."""
@@ -121,11 +113,9 @@ def main(
     tokens = torch.randint(50257, (batch, length), device=device)
     measured = []
     for size in sizes:
-        for row in rows(
-            partial(_gpt2, device), tokens, codecs, repeat, ranks=size, samples=samples
-        ):
+        for row in rows(partial(_gpt2, device), tokens, codecs, repeat, ranks=size):
             measured.append(row)
-            typer.echo(json.dumps({name: row[name] for name in row.keys() - {"tops", "whole"}}))
+            typer.echo(json.dumps(row))
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
              "date": date.today().isoformat(), "command": command_line("bench.gpu_step"),
              "ranks": sizes, "batch": batch, "length": length, "repeat": repeat}  # fmt: skip

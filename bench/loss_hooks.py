@@ -11,25 +11,21 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import start_processes
 
-import hipress
 from bench.loss_cells import SHARDED
 from bench.loss_ranks import Curve, train
 from bench.loss_workloads import ALL
-from bench.torchft_loop import TORCHFT, torchft_loop
 from hipress.tools.run import methods
-from hipress.tools.run.synchronize import Synchronized, synchronize
+from hipress.tools.run.synchronize import synchronize
 
 #: that a rank waits for another
 TIMEOUT = timedelta(minutes=5)
 
 
 def curve(workload: str, method: str, seed: int, steps: int, ranks: int) -> Curve:
-    """Train with a method of `hipress demo`, or one that begins with SHARDED or TORCHFT. Raises the
-    first failed rank's error."""
+    """Train with a method of `hipress bench`, or one that begins with SHARDED. Raises the first
+    failed rank's error."""
     with TemporaryDirectory() as folder:
         arguments = (ranks, workload, method, seed, steps, folder)
         start_processes(_rank, arguments, ranks)  # type: ignore[no-untyped-call]
@@ -53,24 +49,10 @@ def _rank(
     chosen = ALL[workload]
     model = chosen.build(seed)
     if method.startswith(SHARDED):
-        synchronized = _sharded(model, method.removeprefix(SHARDED))
-    elif method.startswith(TORCHFT):
-        given = (option.split("=") for option in method.split(":")[1:])
-        options = {name: float(value) for name, value in given}
-        synchronized = torchft_loop(model, options, chosen.training, TIMEOUT)
-    else:
-        synchronized = synchronize(model, methods.parse(method), chosen.training)
+        method = method.replace("+", ":all_gather=")
+    synchronized = synchronize(model, methods.parse(method), chosen.training)
     torch.save(train(chosen, None, synchronized, seed, steps, [rank]), _result(folder, rank))
     dist.destroy_process_group()
-
-
-def _sharded(model: nn.Module, method: str) -> Synchronized:
-    """A model of FSDP2. method: compressors of gradients and weights, joined by +."""
-    for part in (*getattr(model, "layers", ()), model):
-        fully_shard(part)
-    gradients, weights = method.split("+")
-    hipress.shard(model, reduce_scatter=gradients, all_gather=weights)
-    return Synchronized(model, lambda steps: hipress.report(model).bytes_sent)
 
 
 def _result(folder: str, rank: int) -> Path:

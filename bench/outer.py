@@ -1,7 +1,6 @@
 """Losses by step of an outer loop, and times until a loss.
 
     python -m bench.outer losses --workload gpt --every 10 --steps 2000 --lr 1 --momentum 0
-    python -m bench.outer losses --codec torchft --every 30 --steps 1400 --lr .7 --momentum .9
     python -m bench.outer table bench/results/outer-100mbit.json --workload lstm-adamw --slack 0.015
 
 `losses` trains a workload of bench.losses, a process for each of its ranks, since a loss by step
@@ -22,18 +21,18 @@ from typing import Annotated, Any
 
 import typer
 
-from bench import loss_hooks, time_chart, torchft_loop
+from bench import loss_hooks, time_chart
 from bench.commands import RESULTS, command_line, now, refusing
 from bench.loss_cells import FP32, Cell, read
 from bench.loss_workloads import ALL
 from bench.losses import smoothed
 from bench.time_to_loss import WINDOW, Reached, Times, reach, reached
-from bench.torchft_loop import TORCHFT
 from hipress.tools.run.figures import FINAL, markdown_table
 from hipress.tools.run.methods import OUTER, parse
 
 LINES = RESULTS / "outer.jsonl"
 ROUNDS = ("every", "delay", "fragments")  # that decide the time of a step
+TORCHFT = "torchft"  # in place of a codec: its own DiLoCo, recorded at release 0.2.0
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 
 
@@ -56,7 +55,7 @@ class Loop:
         return ":".join([*way, *(f"{k}={v:g}" for k, v in options.items())])
 
 
-Codec = Annotated[str, typer.Option(help="A spec; torchft for its own DiLoCo, in float32.")]
+Codec = Annotated[str, typer.Option(help="A spec.")]
 Every = Annotated[int, typer.Option(help="Steps from round to round.")]
 Delay = Annotated[int, typer.Option(help="Steps that a round travels.")]
 Fragments = Annotated[int, typer.Option(help="Fragments of the model.")]
@@ -89,10 +88,6 @@ def losses(
                     f"{LINES.name} has {workload}, {loop.method}, seed {seed}, {steps} steps since "
                     f"{recorded['date']}: give another seed, or delete that line to measure anew"
                 )
-        if codec == TORCHFT:
-            torchft_loop.check()
-            if delay or fragments > 1:
-                raise ValueError("torchft's DiLoCo is measured without delay and fragments")
     trained = loss_hooks.curve(workload, loop.method, seed, steps, ALL[workload].ranks)
     curve = [round(each, 4) for each in smoothed(trained.losses)]
     line |= {

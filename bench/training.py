@@ -16,13 +16,13 @@ other, in turns; prints ratios, and writes nothing.
 """
 
 import dataclasses
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -35,8 +35,8 @@ from hipress.tools.results import Results
 from hipress.tools.run import methods as methods_
 from hipress.tools.run import runner
 from hipress.tools.run.ending import orderly_end
-from hipress.tools.run.figures import Report, markdown, rows
-from hipress.tools.run.jobs import Result, trained_by
+from hipress.tools.run.figures import Report, markdown
+from hipress.tools.run.jobs import trained_by
 from hipress.tools.run.methods import ALONE, DEFAULTS
 from hipress.tools.run.netns import parse_rate
 
@@ -45,16 +45,6 @@ _STEPS = (
     *("hipress:auto", "sync:onebit_group"),
 )
 _DGC = "dgc:ratio=0.01:bits=16"
-
-
-@dataclass(frozen=True)
-class Target:
-    """`method` may take at most `limit` times as long as `versus`."""
-
-    group: str
-    method: str
-    versus: str
-    limit: float
 
 
 GROUPS = {
@@ -67,44 +57,13 @@ GROUPS = {
     "loopback": Suite(("ddp-fp32", "hipress:auto"), loopback=True, steps=40, rounds=5),
 }
 
-TARGETS = (
-    Target("hosts2", "hipress:onebit_group", "ddp-fp16", 0.55),
-    Target("hosts2", "hipress:onebit_group", "none", 1.2),
-    Target("hosts2", "sync:onebit_group", "none", 1.15),
-    Target("hosts2", "hipress:int4_group", "ddp-fp16", 0.62),
-    Target("hosts4", "hipress:onebit_group", "ddp-fp16", 0.60),
-    Target("hosts4", "hipress:int4_group", "ddp-fp16", 0.68),
-    Target("hosts4", "hipress:onebit_group", "none", 1.15),
-    Target("hosts4", "sync:onebit_group", "none", 1.12),
-    Target("slow", f"hipress:{_DGC}", "powersgd", 0.60),
-    Target("slow", f"sync:{_DGC}", "none", 1.2),
-    Target("loopback", "hipress:auto", "ddp-fp32", 1.03),
-)
-
-
-def verdicts(name: str, results: Sequence[Result]) -> Iterator[str]:
-    """A line for each target of the group: met, missed, or not measured. A method with further
-    options stands for the target's own."""
-    by_method = {row.result.method: row for row in rows(results)}
-    for target in (each for each in TARGETS if each.group == name):
-        prefix = f"{target.method}:"
-        method = next((each for each in by_method if f"{each}:".startswith(prefix)), "")
-        what = f"{method or target.method} against {target.versus}, step time"
-        if method and target.versus in by_method:
-            ratio = by_method[method].median / by_method[target.versus].median
-            met = "met" if ratio <= target.limit else "MISSED"
-            yield f"{what}: {ratio:.3f}, at most {target.limit:g}: {met}"
-        else:
-            yield f"{what}: not measured"
-
 
 def write(name: str, report: Report, folder: Path) -> None:
-    """Write the JSON and the table with its verdicts."""
+    """Write the JSON and the table."""
     Results([report]).write(folder / f"{name}.json")
     lines = [f"# {name}: {report.place}", "", f"`{report.command}`, {report.date}", ""]
     lines += [", ".join(f"{key} {value}" for key, value in report.versions.items()), ""]
     lines += [markdown(report), *predictions(report.results), ""]
-    lines += [*(f"- {verdict}" for verdict in verdicts(name, report.results))]
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
@@ -120,11 +79,11 @@ def times(name: str, method: str, group: Suite, root: Path) -> list[float]:
             program, cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
             stdout=subprocess.DEVNULL, check=True,
         )  # fmt: skip
-        (report,) = Results.read(Path(folder, f"{name}.json")).reports
-    (result,) = report.results
-    if result.error is not None:
-        raise ValueError(f"{root}: {method}: {result.error}")
-    return result.seconds
+        data = json.loads(Path(folder, f"{name}.json").read_text())
+    (result,) = data.get("reports", [data])[0]["results"]  # release 0.2 wrote a report alone
+    if result["error"]:
+        raise ValueError(f"{root}: {method}: {result['error']}")
+    return list(result["seconds"])
 
 
 def compare(name: str, group: Suite, other: Path) -> Iterator[str]:
@@ -156,7 +115,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder for JSON and tables.")] = RESULTS,
     against: Annotated[Path | None, typer.Option(help="Another checkout to compare with.")] = None,
 ) -> None:
-    """Measure groups of methods and report the targets that are met."""
+    """Measure groups of methods."""
     chosen_methods = tuple(part.strip() for part in methods.split(",") if part.strip())
     with refusing():  # before the others take their time
         optimizer = trained_by(optimizer)
@@ -205,7 +164,7 @@ def _measure_and_write(name: str, group: Suite, output: Path) -> None:
     links = dataclasses.replace(group, rate="none" if group.loopback else group.rate)
     report = links.report(where.sentence, results, command_line("bench.training"))
     write(name, report, output)
-    print("\n".join([markdown(report), *verdicts(name, report.results)]))
+    print(markdown(report))
 
 
 if __name__ == "__main__":
