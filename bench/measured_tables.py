@@ -258,3 +258,28 @@ def gpu_bounds(results: Path) -> str:
         if row["what"] == "encode" and row["share_of_copy_time_at_most"] < 0.995
     ]
     return ", ".join(f"`{spec}` {share:.0%}" for share, spec in sorted(bound)) + "."
+
+
+def weight_speeds(results: Path) -> str:
+    """Sizes and speeds of versions of weights, beside copies of all of them."""
+    head = ("rate", "changed", "version", "bits", "times fewer", "publish, MB/s", "apply, MB/s")
+    rows = json.loads((results / "weights.json").read_text("utf-8"))["speeds"]
+    return markdown_table(
+        head,
+        [
+            (f"{d['rate']:g}", f"{d['changed']:.2%}", d["version"], f"{d['bits']:.3g}",
+             f"{d['fewer']:.1f}", f"{d['publish']:.0f}", f"{d['apply']:.0f}")
+            for d in rows
+        ],
+    )  # fmt: skip
+
+
+def weight_links(results: Path) -> str:
+    """Seconds until a worker's model has new weights, by link and rate."""
+    rows = json.loads((results / "weights.json").read_text("utf-8"))["links"]
+    rates = [key for key in rows[0] if key not in ("link", "broadcast")]
+    head = ("link", *(f"rate {float(rate):g}" for rate in rates), "broadcast of all weights")
+    return markdown_table(
+        head,
+        [(d["link"], *(f"{d[each]:.2f} s" for each in (*rates, "broadcast"))) for d in rows],
+    )

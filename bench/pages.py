@@ -97,6 +97,10 @@ BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "docs/measurements/steps.md": steps_page,
     "docs/measurements/compressors.md": spec_table.blocks,
     "docs/how/planner.md": planner_page,
+    "docs/use/weights.md": lambda results: {
+        "WEIGHT_SPEEDS": measured_tables.weight_speeds(results),
+        "WEIGHT_LINKS": measured_tables.weight_links(results),
+    },
     "docs/use/wrap.md": lambda _: {
         "OPTIONS": markdown_table(("option", "effect", "also an option of"), options.table())
     },

@@ -1,29 +1,39 @@
-"""Versions of weights for inference workers: their size and speed, beside copies of all weights.
+"""Versions of weights for inference workers: their size, speed and time over a link.
 
-    python -m bench.weights
+    python -m bench.weights [--output FILE]
 
 Trains a small language model from weights in bfloat16 by AdamW in float32, for some steps at each
-rate, and publishes the last step. Prints the share of values that changed, bits for each value, and
+rate, and publishes the last step. Writes the share of values that changed, bits for each value, and
 MB of the model a second from `publish` until it is written and for `apply`, checks and the writing
-of files included, best of three.
+of files included; and between emulated hosts the seconds from `publish` until a worker's model has
+the weights, beside those of `torch.distributed.broadcast` of all weights. Best of three each.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+import torch.distributed as dist
+import typer
 from torch import nn
 
 import hipress
+from bench.commands import RESULTS, command_line, now, refusing
+from bench.netns import Network, NetworkError, require, run_everywhere
+from hipress.tools.run.ending import orderly_end
 from hipress.weights.delta_files import Item, write_tensors
 from hipress.weights.deltas import ENCODINGS
 
 RATES = (1e-7, 1e-6, 1e-5, 1e-4)
+LINKS = ("1gbit", "100mbit")
 STEPS, TRIES, VOCABULARY, WIDTH = 8, 3, 4096, 256
 State = dict[str, torch.Tensor]
 
@@ -111,10 +121,9 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    print("| rate | changed | version | bits | times fewer | publish, MB/s | apply, MB/s |")
-    print("|---|---|---|---|---|---|---|")
+def speeds() -> list[dict[str, Any]]:
+    """Sizes and speeds of versions, and of copies of all weights, by rate."""
+    rows = []
     for rate in RATES:
         before, after = last_step(rate)
         count = sum(tensor.numel() for tensor in after.values())
@@ -126,11 +135,108 @@ def main() -> None:
                     tries.append(measured(before, after, encoding, Path(folder)))
             size = tries[0][0]
             publish, apply = (2e-6 * count / min(each[i] for each in tries) for i in (1, 2))
-            print(
-                f"| {rate:g} | {changed:.2%} | {encoding or 'all weights'} | {8 * size / count:.3g}"
-                f" | {2 * count / size:.1f} | {publish:.0f} | {apply:.0f} |"
-            )
+            rows.append(
+                {"rate": rate, "changed": changed, "version": encoding or "all weights",
+                 "bits": 8 * size / count, "fewer": 2 * count / size,
+                 "publish": publish, "apply": apply}
+            )  # fmt: skip
+            print(rows[-1], flush=True)
+    return rows
+
+
+def over(link: str, states: Path) -> dict[str, Any]:
+    """Seconds of the rates' versions, and of a broadcast, between two hosts on a link."""
+    program = [sys.executable, "-m", "bench.weights", "host", str(states)]
+    with Network(2, link) as network:
+        if run_everywhere(network, program):
+            raise NetworkError("a host failed, see above")
+    found: dict[str, Any] = json.loads((states / "seconds.json").read_text())
+    print(link, found, flush=True)
+    return {"link": link, **found}
+
+
+def host(states: Path) -> dict[str, float]:
+    """A host of two: the trainer publishes and broadcasts, the worker loads into a model."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for rate in RATES:
+        before, after = torch.load(states / f"{rate:g}.pt")
+        found[f"{rate:g}"] = min(updated(before, after) for _ in range(TRIES))
+    model = Language().bfloat16()
+
+    def broadcast() -> None:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), 0)
+
+    return {**found, "broadcast": min(timed(broadcast, broadcast) for _ in range(TRIES))}
+
+
+def updated(before: State, after: State) -> float:
+    """Seconds from `publish` on host 0 until the model of host 1 has a version."""
+    trainer = dist.get_rank() == 0
+    with tempfile.TemporaryDirectory() as folder:
+        root, group = Path(folder), dist.group.WORLD
+        if trainer:
+            with hipress.Publisher(before, root / "to", transport=group) as publisher:
+                return timed(lambda: None, lambda: publisher.publish(after))
+        save(before, root / "checkpoint")
+        receiver = hipress.Receiver(root / "checkpoint", root / "from", transport=group)
+        model = Language().bfloat16()
+
+        def load() -> None:
+            receiver.wait(1)
+            receiver.apply(1)
+            receiver.load_into(model)
+
+        return timed(load, lambda: None)
+
+
+def timed(receive: Callable[[], object], send: Callable[[], object]) -> float:
+    """Seconds from the beginning on host 0 to the end on host 1: they share a clock."""
+    dist.barrier()
+    times = torch.zeros(2, dtype=torch.float64)
+    if dist.get_rank() == 0:
+        times[0] = time.monotonic()
+        send()
+    else:
+        receive()
+        times[1] = time.monotonic()
+    dist.all_reduce(times)
+    return float(times[1] - times[0])
+
+
+app = typer.Typer(help=__doc__, add_completion=False)
+Output = Annotated[Path, typer.Option(help="Results.")]
+
+
+@app.callback(invoke_without_command=True)
+def main(context: typer.Context, output: Output = RESULTS / "weights.json") -> None:
+    """Measure all, and write the results."""
+    if context.invoked_subcommand is not None:
+        return
+    with refusing():
+        require(2, LINKS[0], least=2)
+    torch.set_num_threads(1)
+    about = {"date": now(), "command": command_line("bench.weights"), "torch": torch.__version__}
+    with tempfile.TemporaryDirectory() as folder:
+        for rate in RATES:
+            torch.save(last_step(rate), Path(folder, f"{rate:g}.pt"))
+        links = [over(link, Path(folder)) for link in LINKS]
+    results = {"about": about, "speeds": speeds(), "links": links}
+    output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+@app.command(name="host", hidden=True)
+def on_host(states: Path) -> None:
+    """A host of two: started by the measurement."""
+    found = host(states)
+    if dist.get_rank() == 1:
+        (states / "seconds.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    with orderly_end("bench.weights"):
+        app()

@@ -149,9 +149,12 @@ def _positions(raw: bytes) -> tuple[NDArray[np.uint32], Bytes]:
 
 
 def _compressed(pieces: Any, size: int) -> bytes:
-    """A single zstd frame, which knows its size and checks itself."""
-    compressor = zstd().ZstdCompressor(level=LEVEL, write_checksum=True).compressobj(size=size)
-    return b"".join([*map(compressor.compress, pieces), compressor.flush()])
+    """A single zstd frame, which knows its size; checksums are those of states."""
+    compressor = zstd().ZstdCompressor(level=LEVEL)
+    if size <= BLOCK:  # 1.3 times as fast at once
+        return bytes(compressor.compress(b"".join(pieces)))
+    stream = compressor.compressobj(size=size)
+    return b"".join([*map(stream.compress, pieces), stream.flush()])
 
 
 def _decompressed(payload: bytes | Bytes, most: int) -> bytes:
@@ -167,5 +170,5 @@ def _decompressed(payload: bytes | Bytes, most: int) -> bytes:
     except (library.ZstdError, ValueError) as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"damaged: {error}") from error
+        raise StateError(str(error)) from error
     return raw

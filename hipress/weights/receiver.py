@@ -162,6 +162,13 @@ class Receiver:
                         values = values[span.first : span.last]
                     here.copy_(values)
 
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors of the checkpoint, one after the other, for a server's loader."""
+        with self._locked():
+            self._recover()
+            for name, place in self._places().items():
+                yield name, _tensor(place)
+
     def _refuse_unlike(
         self, places: Mapping[str, Entry], targets: Mapping[str, torch.Tensor]
     ) -> None:
@@ -331,7 +338,8 @@ class Receiver:
                 for step in steps:
                     if name in step.entries:
                         self._change(name, step, new, state)
-                sums[name] = deltas.text_of(deltas.adler(new))
+                if any(step.checksum != "adler32" for step in steps):
+                    sums[name] = deltas.text_of(deltas.adler(new))
                 writer.add(name, place, old, new)
             writer.end()
         following = {"version": steps[-1].number, "checksums": sums, "made": made}
@@ -344,7 +352,7 @@ class Receiver:
             deltas.apply(step.encoding, step.entries[name].read(), new)
             right = deltas.matches(step.checksum, new, step.checksums[name])
         except StateError as error:
-            raise StateError(f"version {step.number}, {name!r}: {error}") from error
+            raise StateError(f"version {step.number}, {name!r}, damaged: {error}") from error
         if not right:
             self._check({name: state["checksums"][name]})  # may be the reason
             raise StateError(

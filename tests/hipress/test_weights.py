@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -18,7 +19,7 @@ from torch import nn
 
 import hipress
 from hipress.errors import ConfigError, HipressError, StateError
-from hipress.weights import delta_files, deltas, receiver
+from hipress.weights import delta_files, deltas, receiver, servers
 from hipress.weights.delta_files import INDEX
 from hipress.weights.redo import redo
 from tests.hipress import weights_ranks
@@ -489,6 +490,64 @@ def test_modelexpress_applies_the_folders(tmp_path):
         assert stored(prepared.path) == run.bits[number]
 
 
+class Server:
+    """Updates of SGLang 0.5 as its source has them; no SGLang runs here."""
+
+    def __init__(self, model, loaders=()):
+        self.model, self.loaders = model, loaders
+
+    def update_weights_from_disk(self, folder):
+        """Loads each file of the folder that its index, if any, names, as DefaultModelLoader."""
+        from safetensors import safe_open
+
+        files, index = sorted(folder.glob("*.safetensors")), folder / INDEX
+        if index.exists():
+            named = set(json.loads(index.read_text())["weight_map"].values())
+            files = [file for file in files if file.name in named]
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                self.load_weights((n, opened.get_tensor(n)) for n in opened.keys())  # noqa: SIM118
+
+    def update_weights_from_tensor(self, request, load_format):
+        """Calls the loader with tensors that came from another process, as ModelRunner."""
+        import importlib
+
+        request = pickle.loads(pickle.dumps(request))
+        assert load_format in self.loaders, f"Unknown load_format={load_format}"
+        module, _, name = load_format.rpartition(".")
+        getattr(importlib.import_module(module), name)(self, request)
+
+    def load_weights(self, weights):
+        """Copies tensors of a checkpoint into parameters."""
+        for name, tensor in weights:
+            self.model.get_parameter(name).data.copy_(tensor)
+
+
+def test_sglang_loads_a_version(tmp_path):
+    """From disk, and by a custom loader; a version that is not published changes nothing."""
+    model, loader = weights_ranks.model(), "hipress.weights.servers.load_in_sglang"
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    save(weights, tmp_path / "checkpoint")
+    first, second = Server(weights_ranks.model(1.0)), Server(weights_ranks.model(2.0), [loader])
+    with hipress.Publisher(weights, tmp_path / "to") as publisher:
+        for number in (1, 2):
+            weights_ranks.change(model, number)
+            publisher.publish()
+            publisher.wait()
+            request = servers.sglang_request(
+                str(tmp_path / "checkpoint"), str(tmp_path / "to"), number
+            )
+            second.update_weights_from_tensor(request, loader)
+            first.update_weights_from_disk(tmp_path / "checkpoint")
+            for server in (first, second):
+                assert bits(server.model.state_dict()) == bits(model.state_dict())
+    with pytest.raises(StateError, match="version 3 is not published"):
+        second.update_weights_from_tensor(
+            servers.sglang_request(str(tmp_path / "checkpoint"), str(tmp_path / "to"), 3), loader
+        )
+    assert bits(second.model.state_dict()) == bits(model.state_dict())
+
+
 # --------------------------------------------------------------------- the checkpoint and disks
 
 
@@ -764,6 +823,10 @@ def test_receivers_that_come_later_are_sent_what_they_lack(tmp_path):
     for stored_bits, had in found[2:]:
         assert stored_bits == found[0][0]
         assert had == ["weight_v000001", "weight_v000002"]
+
+
+def test_transports_one_after_the_other(tmp_path):
+    assert launch(weights_ranks.sent_again, 2, tmp_path) == [[1, 1, 1]] * 2
 
 
 def test_files_of_many_blocks_travel_as_they_are(tmp_path):

@@ -319,3 +319,21 @@ def many_blocks(rank, world_size, folder):
     receiver.apply(1)
     size = sum(p.stat().st_size for p in (here / "from" / "weight_v000001").iterdir())
     return stored(here / "checkpoint"), size
+
+
+def sent_again(rank, world_size, folder):
+    """Transports one after the other in the same processes; versions that arrived."""
+    found = []
+    for number in range(3):
+        here, made = Path(folder, str(rank), str(number)), tensors()
+        if rank == 0:
+            with hipress.Publisher(made, here / "to", transport=dist.group.WORLD) as publisher:
+                step(made, 1)
+                found.append(publisher.publish())
+            continue
+        save(made, here / "checkpoint")
+        receiver = hipress.Receiver(here / "checkpoint", here / "from", transport=dist.group.WORLD)
+        receiver.wait(1, HANG)
+        receiver.apply(1)
+        found.append(receiver.version)
+    return found
