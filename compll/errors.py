@@ -80,23 +80,23 @@ class Problems:
     """Collects diagnostics of one file, so that all are raised together."""
 
     path: str
-    found: list[Diagnostic] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
     #: the number of them that is raised without waiting for more
     most: float = MOST
 
     def add(self, span: Span, message: str, hint: str = "") -> None:
         """Record one problem at `span`. Raises all of them once they are too many."""
-        self.found.append(Diagnostic(self.path, span, _short(message), _short(hint)))
-        if len(self.found) >= self.most:
-            end = max(each.span for each in self.found)
-            message = f"{len(self.found)} mistakes: reading ends here"
-            self.found.append(Diagnostic(self.path, Span(end.line, end.col + 1), message))
+        self.diagnostics.append(Diagnostic(self.path, span, _short(message), _short(hint)))
+        if len(self.diagnostics) >= self.most:
+            end = max(each.span for each in self.diagnostics)
+            message = f"{len(self.diagnostics)} mistakes: reading ends here"
+            self.diagnostics.append(Diagnostic(self.path, Span(end.line, end.col + 1), message))
             self.raise_if_any()
 
     def raise_if_any(self) -> None:
         """Raise one SpecError with everything recorded so far."""
-        if self.found:
-            raise SpecError(self.found)
+        if self.diagnostics:
+            raise SpecError(self.diagnostics)
 
 
 def _short(text: str) -> str:

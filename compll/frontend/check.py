@@ -85,11 +85,13 @@ def parameters(
     declared = {p.name: p for p in feedback.accepted(spec)}
     for name, value in passed.items():
         if name in declared and (wrong := declared[name].check(value)):
-            problems.found.append(Diagnostic("", Span(), wrong))  # of the call, not of the file
+            problems.diagnostics.append(
+                Diagnostic("", Span(), wrong)
+            )  # of the call, not of the file
         elif name not in declared and not spec.broken & {name, ANY}:
             hint = nearest(name, declared) or "it has no parameters"
             unknown = f"{spec.name} has no parameter {name!r}"
-            problems.found.append(Diagnostic("", Span(), unknown, hint))
+            problems.diagnostics.append(Diagnostic("", Span(), unknown, hint))
     chosen = {p.name: passed.get(p.name, p.default) for p in spec.params}
     legal = {n: declared[n].default if declared[n].check(v) else v for n, v in chosen.items()}
     return {name: _exact(declared[name].type, value) for name, value in legal.items()}
@@ -160,7 +162,7 @@ class _Checker(Expressions):
         states = check_fields.owed(self, states)
         check_arrays.combinations(spec, self.problems)
         self.merge_fits(fields, decode)
-        if not fields and not self.problems.found:
+        if not fields and not self.problems.diagnostics:
             self.problems.add(spec.spans["payload"], "no field of the payload has any bits")
         self.problems.raise_if_any()
         return self.finish(fields, states, decode, updates, {k: env[k] for k in bound} | self.turns)

@@ -29,7 +29,7 @@ class Sizes:
     def __init__(self, params: Mapping[str, Number]) -> None:
         self.params = params
         self.measures: dict[Expr, tuple[int, int, int]] = {}
-        self.known: dict[Expr, Number] = {}
+        self.numbers: dict[Expr, Number] = {}
 
     def bounded(self, value: Expr) -> Expr:
         """`value`. Raises RuleError if it is too large once definitions replace its names."""
@@ -64,11 +64,11 @@ class Sizes:
 
     def refuse_inexact(self, value: Expr) -> None:
         """Raise RuleError for a whole number that is not exact before any data."""
-        args = [self.known[a] for a in value.args if a in self.known]
+        args = [self.numbers[a] for a in value.args if a in self.numbers]
         lacking = value.op == "param" and value.value not in self.params
         if value.type.shape != "static" or lacking or len(args) < len(value.args):
             return
-        result = self.known[value] = apply(value, args, self.params)
+        result = self.numbers[value] = apply(value, args, self.params)
         if type(result) is int and abs(result) >= EXACT:
             raise RuleError(
                 f"a whole number known before any data is below 2**53, and {value.op} exceeds it",

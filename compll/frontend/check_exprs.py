@@ -243,19 +243,19 @@ class Expressions:
 
     def constant(self, syntax: Syntax) -> ParamValue | None:
         """A value that must depend on the parameters alone."""
-        return self.known(syntax, self.scope(self.globals()))
+        return self.number_of(syntax, self.scope(self.globals()))
 
     def settle(self, choice: Chosen) -> str:
         """The choice of a section, decided by the parameters."""
         holds = True if choice.condition is None else self.constant(choice.condition)
         return choice.value if holds else choice.other
 
-    def known(self, syntax: Syntax, scope: Scope) -> ParamValue | None:
+    def number_of(self, syntax: Syntax, scope: Scope) -> ParamValue | None:
         """A value of the scope's names that must depend on the parameters alone."""
         expr = self.expr(syntax, scope)
         if expr is ERROR:
             return None
-        if not self.context.known(expr):
+        if not self.context.constant(expr):
             self.problems.add(
                 syntax.span,
                 "this must follow from the parameters alone",
@@ -353,7 +353,7 @@ class Expressions:
 
     def rounds(self, tree: Call, scope: Scope) -> int | None:
         """The most rounds of `iterate`; None if they or the name of its value are wrong."""
-        variable, most = tree.args[0], self.known(tree.args[4], scope)
+        variable, most = tree.args[0], self.number_of(tree.args[4], scope)
         if not isinstance(variable, Name) or variable.name in {*scope.names, *RESERVED}:
             self.problems.add(
                 variable.span, "iterate first takes a name that nothing else has", "like t"
@@ -383,7 +383,7 @@ class Expressions:
         c = args[0]
         if c.type.dtype == "str":
             scope.context.number(c, "int")  # raises: Python takes any text for true
-        if scope.context.known(c):
+        if scope.context.constant(c):
             return args[1 if evaluate(c, self.params) else 2]
         return apply(scope.context, "choose", args)
 

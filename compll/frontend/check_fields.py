@@ -85,7 +85,7 @@ def _sizes(c: Expressions) -> dict[str, Expr]:
 def sized_by_data(c: Expressions, unsized: list[Unsized], env: Mapping[str, Expr]) -> None:
     """Refuse states whose size depends on data, unless a mistake in encode explains it: without one
     a wrong size depends on the state itself."""
-    mistaken = bool(c.problems.found)
+    mistaken = bool(c.problems.diagnostics)
     for span, names_ in unsized:
         if not (mistaken and any(c.excused(name) or env.get(name) is ERROR for name in names_)):
             c.problems.add(span, WHOLE_SIZES, f"{min(names_)!r} depends on data")

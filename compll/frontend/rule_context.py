@@ -167,13 +167,13 @@ class Context:
 
     # values known before any data
 
-    def known(self, x: Expr) -> bool:
+    def constant(self, x: Expr) -> bool:
         """True if x depends on the parameters alone."""
         return x.type.shape == "static" and not depends(x) & {"n", "step"}
 
     def folded(self, x: Expr) -> Expr:
         """A value that depends on the parameters alone, as a literal."""
-        return self.pool.const(evaluate(x, self.params)) if self.known(x) else x
+        return self.pool.const(evaluate(x, self.params)) if self.constant(x) else x
 
     def settled(self, x: Expr) -> Expr:
         """A static value with the parameters replaced by their values."""
@@ -190,7 +190,7 @@ class Context:
 
         Elsewhere a power is a float: with elements, `q * 2**20` would overflow as an integer.
         """
-        if x.type.dtype != "float" or not self.known(x):
+        if x.type.dtype != "float" or not self.constant(x):
             return x
         if not all(e.op in EXACT or (not e.args and e.type.dtype == "int") for e in walk(x)):
             return x
@@ -212,7 +212,7 @@ class Context:
 
     def refuse_share(self, op: str, number: Expr) -> None:
         """Refuse a number of elements between 0 and 1: the writer means a share of all elements."""
-        value = evaluate(number, self.params) if self.known(number) else 0
+        value = evaluate(number, self.params) if self.constant(number) else 0
         if not isinstance(value, str) and 0 < value < 1:
             hint = "a share of all is like max(1, floor(n * ratio))"
             raise RuleError(f"{op} takes a number of elements, not {value:g}", hint)

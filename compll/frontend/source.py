@@ -145,7 +145,7 @@ def parse(text: str, problems: Problems, kind: Kind = SPEC) -> Section | None:
         return None
     if not isinstance(value, Section):
         span = value.span if value is not None else Span()
-        if value is not None or not problems.found:
+        if value is not None or not problems.diagnostics:
             problems.add(span, f"{kind.name} is a mapping of sections", kind.hint)
         return None
     return value
@@ -266,7 +266,7 @@ def _open(node: yaml.Node) -> bool:
 
 def visible(text: str) -> str:
     """The text with its control characters as Python's escapes, so that it can be shown."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def number(text: str) -> int | float | None:

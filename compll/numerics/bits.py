@@ -412,7 +412,7 @@ MEANINGS = {
     "from_key": Meaning(from_key, ("i32",)),
     "bfloat16_up": Meaning(bfloat16_up, FLOATS),
     "float32": Meaning(_single(lambda x: x), FLOATS),
-    **{name: Meaning(_rounded(one), FLOATS) for name, one in FORMATS.items()},
+    **{name: Meaning(_rounded(form), FLOATS) for name, form in FORMATS.items()},
 }
 #: instructions as functions of NumPy's arrays
 IN_NUMPY: dict[str, Callable[..., Any]] = {

@@ -111,7 +111,7 @@ class Searches:
     def quantiles(self, e: Expr) -> tuple[Op, Value]:
         """The step that makes a table."""
         values = self.values
-        table = values.one(e, ())
+        table = values.of_op(e, ())
         view = View(values.order_key(values.lanes(values.of(e.args[0]))))
         names = (f"{what} of {table.attr.name}" for what in ("keys", "near keys", "sorted keys"))
         made = tuple(values.scratch(name, INT32) for name in names)
@@ -177,7 +177,7 @@ class Arrays(Values):
         super().__init__(module, kernel)
         self.operations = operations
         self.with_states, self.alone, self.own, self.summed = with_states, alone, own, summed
-        self.known: dict[Expr, Value] = {}
+        self.values_of: dict[Expr, Value] = {}
         self.arrays: dict[Hashable, Value] = {}
         self.extremes = {name for name, how in module.rounds if how == "max"}
         self.searches = Searches(self, conditions or {})
@@ -240,19 +240,19 @@ class Arrays(Values):
     # values
 
     def of(self, expr: Expr) -> Value:
-        if expr not in self.known:
+        if expr not in self.values_of:
             for e in walk(expr, into=self.enters):
-                if e not in self.known and e.type.shape in SHAPES:
-                    value = self.known[e] = self.found(e)
+                if e not in self.values_of and e.type.shape in SHAPES:
+                    value = self.values_of[e] = self.lowered(e)
                     self.kernel.exprs.setdefault(value, e)
-        return self.known[expr]
+        return self.values_of[expr]
 
     def enters(self, e: Expr) -> bool:
         """True if the arguments of an expression are values that it needs first."""
-        fresh = e not in self.known and e.op not in self.operations
+        fresh = e not in self.values_of and e.op not in self.operations
         return fresh and e.type.shape != "static"
 
-    def found(self, e: Expr) -> Value:
+    def lowered(self, e: Expr) -> Value:
         if e.type.shape == "static":
             return self.static(e)
         if e.op in FOLDS and e.type.shape == "scalar":
@@ -264,7 +264,9 @@ class Arrays(Values):
         args = [self.argument(a, e) for a in e.args]
         wide = any(a.type.shape == "scalar" and a.type.dtype == "float" for a in e.args)
         return (
-            self.beside_numbers(e, args) if e.type.shape == "matrix" and wide else self.one(e, args)
+            self.beside_numbers(e, args)
+            if e.type.shape == "matrix" and wide
+            else self.of_op(e, args)
         )
 
     def elementwise(self, e: Expr) -> bool:
@@ -490,7 +492,7 @@ def solid(values: Arrays, e: Expr) -> None:
     while e.op in ("transpose", "matrix"):
         (e,) = e.args
     if values.elementwise(e):
-        values.known[e] = values.stored_array(values.lanes(values.of(e)), e.type)
+        values.values_of[e] = values.stored_array(values.lanes(values.of(e)), e.type)
 
 
 def routine(values: Arrays, e: Expr) -> Value:

@@ -89,7 +89,7 @@ def chosen(waiting: dict[int, Node], ready: list[int]) -> list[int]:
             sizes[n.domain] += 1
     # a walk for which others of its domain need not wait any longer; else one over all elements
     whole = [b for domain, b in batches.items() if b and len(b) == sizes[domain]]
-    rest = [b for domain, b in sorted(batches.items(), key=lambda one: one[0] != ELEMENTS) if b]
+    rest = [b for domain, b in sorted(batches.items(), key=lambda batch: batch[0] != ELEMENTS) if b]
     return next(iter([*whole, *rest, stores[:1]]))
 
 

@@ -469,7 +469,7 @@ def settle(
     updates = module.updates if v.with_states else {}
     for e in updates.values():
         if e.type.shape == "matrix" or (e.type.shape == "n" and moves(e)):
-            v.known[e] = v.stored_array(v.of(e), e.type)
+            v.values_of[e] = v.stored_array(v.of(e), e.type)
     stores = [
         Store(v.states[name], v.lanes(v.of(e)))
         for name, e in updates.items() if e.type.shape == "n"

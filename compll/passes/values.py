@@ -76,20 +76,20 @@ class Bounds:
     """The smallest and the largest value of instructions of 32 bits. A float may also be NaN."""
 
     def __init__(self) -> None:
-        self.known: dict[Value, Pair] = {}
+        self.pairs: dict[Value, Pair] = {}
 
     def of(self, v: Value) -> Pair:
         """The bounds of a value; infinite ones if nothing is known."""
         stack = [v]
         while stack:
             top = stack[-1]
-            missing = [a for a in top.args if a not in self.known]
+            missing = [a for a in top.args if a not in self.pairs]
             if missing:
                 stack += missing
                 continue
             stack.pop()
-            self.known[top] = self._fitting(top)
-        return self.known[v]
+            self.pairs[top] = self._fitting(top)
+        return self.pairs[v]
 
     def within(self, v: Value, low: float, high: float) -> bool:
         """True if a value is never outside of these bounds."""
@@ -100,7 +100,7 @@ class Bounds:
         """The bounds, unless an integer may wrap around."""
         if v.kind == "bool":
             return 0.0, 1.0
-        low, high = _own(v, [self.known[a] for a in v.args])
+        low, high = _own(v, [self.pairs[a] for a in v.args])
         if v.kind == "f32":
             return (low, high) if low <= high else ANY  # NaN
         return (low, high) if v.kind == "i32" and WHOLE[0] <= low <= high <= WHOLE[1] else ANY
@@ -222,7 +222,7 @@ class Values:
         """The value that computes an expression (see Arrays)."""
         raise NotImplementedError
 
-    def one(self, e: Expr, args: Args) -> Value:
+    def of_op(self, e: Expr, args: Args) -> Value:
         """The value of an operator, given its arguments' values."""
         level = SHAPES[e.type.shape]
         if e.op in FOLDS and level == "tile":

@@ -52,7 +52,7 @@ class Machine(traced.Machine, Protocol):
     def loop(self, start: Any, stop: Any, step: int, body: Callable[[Any], None]) -> None:
         """A body for start, start + step, ... below stop."""
 
-    def call(self, routine: Routine, args: list[Any], known: dict[str, Any]) -> Any:
+    def call(self, routine: Routine, args: list[Any], constants: dict[str, Any]) -> Any:
         """A call of a routine that is a function."""
 
 
@@ -185,25 +185,25 @@ class Routine:
         assert isinstance(tree, ast.FunctionDef)
         return tree.body
 
-    def __call__(self, *args: Any, **known: Any) -> Any:
+    def __call__(self, *args: Any, **constants: Any) -> Any:
         machine = next(a.machine for a in args if hasattr(a, "machine"))
         if self.inline:
-            return self.read(machine, args, known)
+            return self.read(machine, args, constants)
         values = [a.base if isinstance(a, Array) else lifted(machine, a).value for a in args]
-        return Number(machine, machine.call(self, values, known), "i64")
+        return Number(machine, machine.call(self, values, constants), "i64")
 
-    def printed(self, machine: Machine, values: Iterable[Any], known: dict[str, Any]) -> Any:
+    def printed(self, machine: Machine, values: Iterable[Any], constants: dict[str, Any]) -> Any:
         """Print the body of a function with these parameters; its result."""
         args = [
             Number(machine, value, "i64") if kind == "int" else Array(machine, value, kind.lower())
             for value, kind in zip(values, self.kinds, strict=True)
         ]
-        result = self.read(machine, args, known)
+        result = self.read(machine, args, constants)
         return lifted(machine, result).value if self.result else None
 
-    def read(self, machine: Machine, args: Iterable[Any], known: dict[str, Any]) -> Any:
+    def read(self, machine: Machine, args: Iterable[Any], constants: dict[str, Any]) -> Any:
         """Print the body; its result."""
-        scope = Scope(machine, self.of.__globals__, known)
+        scope = Scope(machine, self.of.__globals__, constants)
         names = (n for s in self.body for n in ast.walk(s) if isinstance(n, ast.Name))
         assigned = {n.id for n in names if isinstance(n.ctx, ast.Store)}
         for name, value in zip(self.params, args, strict=True):
@@ -228,9 +228,11 @@ def inlined(of: Callable[..., Any]) -> Any:
 class Scope:
     """The names of a routine that is being read."""
 
-    def __init__(self, machine: Machine, outside: dict[str, Any], known: dict[str, Any]) -> None:
+    def __init__(
+        self, machine: Machine, outside: dict[str, Any], constants: dict[str, Any]
+    ) -> None:
         self.machine, self.outside = machine, outside
-        self.names: dict[str, Any] = {"room": self.room, "splat": self.splat, **known}
+        self.names: dict[str, Any] = {"room": self.room, "splat": self.splat, **constants}
         self.variables: dict[str, tuple[Any, str]] = {}
 
     def __getitem__(self, name: str) -> Any:

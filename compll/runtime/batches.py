@@ -64,7 +64,7 @@ class Rows:
 
     def __init__(self, params: Mapping[str, Number]) -> None:
         self.params = dict(params)
-        self.known, self.stepping = Memo(), Memo()
+        self.rows, self.stepping = Memo(), Memo()
 
     def follow_step(self, kernel: str, exprs: Sequence[Expr]) -> bool:
         """True if numbers of the kernel of this name depend on the step."""
@@ -79,7 +79,7 @@ class Rows:
         step = step if self.follow_step(kernel, exprs) else 0
         lengths = table[:, 1].tolist()
         cut = lengths if most is None else most.tolist()
-        once, row = self.known.once, self.row
+        once, row = self.rows.once, self.row
         rows = [
             once((kernel, n, step, k), partial(row, exprs, n, step, k))
             for n, k in zip(lengths, cut, strict=True)

@@ -38,7 +38,7 @@ def spec_warnings(spec: Spec, module: Module) -> list[Diagnostic]:
     _fields(spec, needed, problems)
     _negatives(spec, module, problems)
     _unbiased(spec, module, problems)
-    return problems.found
+    return problems.diagnostics
 
 
 def _decode(spec: Spec, problems: Problems) -> set[str]:

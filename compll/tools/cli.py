@@ -24,7 +24,7 @@ from compll.frontend.source import NAME, NAME_HINT
 from compll.passes import lower
 from compll.runtime import library
 from compll.runtime.codec import Codec
-from compll.tools import artifacts, explain
+from compll.tools import explain
 from compll.tools.explain import places
 from compll.tools.schema import schema as make_schema
 
@@ -384,18 +384,18 @@ def write(built: Built, folder: Path) -> None:
 
 def built(name: str, targets: list[str], params: dict[str, object], archs: list[str]) -> Built:
     """Compile for every target; source, binaries if asked for, and reports. Raises SpecError."""
-    if archs and not set(targets) & set(artifacts.DEVICES):
+    if archs and not set(targets) & set(explain.DEVICES):
         raise UsageError(f"--arch belongs to --target cuda, not {', '.join(targets)}")
     codecs, files = [], dict[str, bytes]()
     for target in targets:
-        device = target in artifacts.DEVICES
+        device = target in explain.DEVICES
         codec = library.compile(name, "reference" if device else target, **params)
-        texts = artifacts.sources(target, codec.module, codec.params)
-        texts |= artifacts.assembly(target, texts)
+        texts = explain.sources(target, codec.module, codec.params)
+        texts |= explain.assembly(target, texts)
         files |= {ending: text.encode() for ending, text in texts.items()}
-        kernels = dict[str, artifacts.Kernels]()
+        kernels = dict[str, explain.Kernels]()
         for arch in archs if device else ():
-            binaries = artifacts.binaries(target, texts, arch)
+            binaries = explain.binaries(target, texts, arch)
             files |= binaries.files
             kernels[arch] = binaries.kernels
         facts = json.dumps(explain.facts(codec, target) | {"kernels": kernels}, indent=1) + "\n"

@@ -9,7 +9,7 @@ from llvmlite import ir
 from compll.backends.cpu import jit
 from compll.backends.cpu.instructions import function
 from compll.backends.cpu.interface import SLACK
-from compll.backends.cpu.streams import STREAMS
+from compll.backends.cpu.routines import STREAMS
 from compll.numerics.bits import order_key
 from compll.routines import tables
 

@@ -20,7 +20,7 @@ ADDED = {
         lambda f, data, count, n, tile: numbers.decode_gaps(data, count)),
 """,
     },
-    "backends/cpu/streams.py": {
+    "backends/cpu/routines.py": {
         '    "golomb": Coder(': '    "skips": Coder(streams.store_gaps, streams.load_gaps),\n',
     },
     "backends/cuda/streams.py": {

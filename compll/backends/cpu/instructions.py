@@ -200,10 +200,10 @@ class _Machine:
             body(index)
 
     def call(
-        self, routine: language.Routine, args: list[ir.Value], known: dict[str, int]
+        self, routine: language.Routine, args: list[ir.Value], constants: dict[str, int]
     ) -> ir.Value:
         """A call of a routine."""
-        return function(routine, **known)(self.b, *args)
+        return function(routine, **constants)(self.b, *args)
 
 
 #: elements of arrays of routines
@@ -241,13 +241,13 @@ ROWS |= {
 }
 
 
-def function(routine: language.Routine, **known: int) -> Routine:
+def function(routine: language.Routine, **constants: int) -> Routine:
     """A routine as a function that a module's kernels share."""
 
     def body(b: Builder, *args: ir.Value) -> ir.Value:
-        return routine.printed(_Machine(b), args, known)
+        return routine.printed(_Machine(b), args, constants)
 
-    name = "_".join([routine.name, *map(str, known.values())])
+    name = "_".join([routine.name, *map(str, constants.values())])
     kinds = [I64 if kind == "int" else PTR for kind in routine.kinds]
     return Routine(name, I64 if routine.result else VOID, kinds, body)
 
@@ -329,7 +329,7 @@ MASKED = bool(FEATURES.get("avx512f"))
 #: bits of HUGE
 TOO_LARGE = int(np.float32(HUGE).view(np.int32))
 #: storages of at most 16 bits
-NARROW = {"uint16": 16, "byte": 8} | {name: one.width for name, one in FORMATS.items()}
+NARROW = {"uint16": 16, "byte": 8} | {name: form.width for name, form in FORMATS.items()}
 
 
 def item_bytes(array: Array) -> int:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
-from compll.backends.cpu import calls, searches, streams
+from compll.backends.cpu import calls, routines
 from compll.backends.cpu import instructions as ins
 from compll.backends.cpu.builder import (
     F32,
@@ -171,10 +171,10 @@ class KernelPrinter:
 
     def call(self, step: Call) -> None:
         """A routine, unless a walk calls it. That of a field may find the payload wrong."""
-        if step.routine in searches.ROUTINES:
-            searches.ROUTINES[step.routine](self.printer, self.walks, step)
-        elif step.routine in streams.ROUTINES:
-            good = streams.ROUTINES[step.routine](self.printer, step)
+        if step.routine in routines.SEARCHES:
+            routines.SEARCHES[step.routine](self.printer, self.walks, step)
+        elif step.routine in routines.FIELDS:
+            good = routines.FIELDS[step.routine](self.printer, step)
             if good is not None:
                 self.require(good, positions=self.printer.spec.decode.op == "scatter")
         elif not any(step is call for call in self.fused.values()):
@@ -188,7 +188,7 @@ class KernelPrinter:
                 for f in inner.folds:
                     self.walks.clear_total(f)
             elif isinstance(inner, Call):
-                assert inner.routine in searches.ROUTINES, inner
+                assert inner.routine in routines.SEARCHES, inner
                 for v in inner.results:
                     b.store(number(KINDS[v.kind], 0), p.made(v))
             else:

@@ -381,7 +381,7 @@ class Lanes:
     def __init__(
         self, walk: WalkContext, lane_loop: Loop, stores: list[Store], kept: Iterable[Value]
     ) -> None:
-        self.walk, self.b, self.one, self.written = walk, walk.b, lane_loop, stores
+        self.walk, self.b, self.loop, self.written = walk, walk.b, lane_loop, stores
         self.from_buffers = set(kept)
         self.tile, self.stride = walk.tile, lane_loop.stride
         widths = [codes.tile_bytes(self.tile) for codes in self.small_codes()]
@@ -404,7 +404,7 @@ class Lanes:
 
     def small_codes(self) -> list[Storage]:
         """The types of arrays with several codes in a byte."""
-        values = order_of_lanes(self.one, self.from_buffers)
+        values = order_of_lanes(self.loop, self.from_buffers)
         arrays = [s.array for s in self.written] + [v.attr for v in values if v.op == "unpack"]
         return [a.storage for a in arrays if a.storage.parts]
 
@@ -424,7 +424,7 @@ class Lanes:
                     self.visit(offset, None)
             self.stores.write_words()
             self.folds.close_place()
-        for f in self.one.folds:
+        for f in self.loop.folds:
             self.folds.finish(f)
 
     def visit(self, offset: ir.Value, constant: int | None) -> None:
@@ -432,11 +432,11 @@ class Lanes:
         b = self.b
         self.offset, self.index = constant, b.add(self.place, offset)
         self.values, self.asked = {}, set()
-        for v in self.one.kept:
+        for v in self.loop.kept:
             b.put(self.value(v), self.walk.buffers[v], self.index)
-        for f in self.one.folds:
+        for f in self.loop.folds:
             self.folds.fold(f)
-        self.selected = {compact.selection: self.compact(compact) for compact in self.one.compacts}
+        self.selected = {compact.selection: self.compact(compact) for compact in self.loop.compacts}
         ready = [(s, self.value(s.value)) for s in self.written]
         for s, value in ready:
             self.stores.store(s, value)

@@ -179,7 +179,7 @@ class WalkPrinter:
         self.whole = {a: next(args) for a in needs.whole}
         self.counts = {key: next(args) for key in needs.counts}
         self.sums = {v: next(args) for v in needs.sums}
-        self.known: dict[Value, ir.Value] = {v: next(args) for v in needs.pieces}
+        self.passed: dict[Value, ir.Value] = {v: next(args) for v in needs.pieces}
         self.numbers = {n: next(args) for n, _ in self.NUMBERS}
         self.b = Builder(self.function.append_basic_block("entry"))
         self.loops = loops(walk, tile)
@@ -210,7 +210,7 @@ class WalkPrinter:
         """Build the function's body."""
         b = self.b
         with loop(b, self.numbers["count"]) as t:
-            self.t, self.local = t, dict(self.known)
+            self.t, self.local = t, dict(self.passed)
             self.element = b.add(self.numbers["first"], b.mul(t, number(I64, self.tile)))
             if self.draws:
                 self.rekey()
@@ -370,12 +370,12 @@ def codes(storage: Storage, tile: int, *, wide: bool) -> Routine:
             b.put(number(I8, ONES if storage.trits else 0), into, j)
         with loop(b, m) as i:
             byte, place = b.zext(b.get(source, I8, b.urem(i, before)), I32), b.urem(i, after)
-            one, other = b.udiv(i, before), b.udiv(i, after)
+            first, other = b.udiv(i, before), b.udiv(i, after)
             if storage.trits:
-                digit = b.urem(b.udiv(byte, weight(b, one)), number(I32, 3))
+                digit = b.urem(b.udiv(byte, weight(b, first)), number(I32, 3))
                 moved = b.mul(b.sub(digit, number(I32, 1)), weight(b, other))
             else:
-                code = b.and_(b.lshr(byte, shift(b, one)), number(I32, (1 << storage.bits) - 1))
+                code = b.and_(b.lshr(byte, shift(b, first)), number(I32, (1 << storage.bits) - 1))
                 moved = b.shl(code, shift(b, other))
             b.put(b.add(b.get(into, I8, place), b.trunc(moved, I8)), into, place)
 
@@ -401,12 +401,12 @@ class WalkCalls:
     def __init__(self, printer: Printer) -> None:
         self.printer = printer
         self.printed: dict[str, list[WalkPrinter]] = {}
-        self.known: dict[Walk, list[WalkFunction]] = {}
+        self.by_walk: dict[Walk, list[WalkFunction]] = {}
 
     def functions(self, walk: Walk) -> list[WalkFunction]:
         """The functions of a walk: with usual stores, and with stores that bypass the cache if that
         gains."""
-        if walk not in self.known:
+        if walk not in self.by_walk:
             key, matrix = signature_of(walk), walk.domain.kind == "matrix"
             if key not in self.printed:
                 kinds = (False, True)[: 1 + bool(gains() and streamed(walk))]
@@ -414,8 +414,8 @@ class WalkCalls:
             functions = [
                 WalkFunction(printer.function, given(walk), matrix) for printer in self.printed[key]
             ]
-            self.known[walk] = functions
-        return self.known[walk]
+            self.by_walk[walk] = functions
+        return self.by_walk[walk]
 
     def printed_now(self, walk: Walk, past: bool) -> WalkPrinter:
         p = self.printer

@@ -155,7 +155,7 @@ class Body:
         pool = self.plan.module.pool
         number = self.plan.static(pool.make("max", (expr, pool.const(1)), expr.type))
         name = f"dim{number}"
-        return self.hoist(name, f"const i64 {name} = (i64){self.plan.known(number)};")
+        return self.hoist(name, f"const i64 {name} = (i64){self.plan.host_scalar(number)};")
 
     def items(self, domain: Domain) -> str:
         """The number of items of a domain."""
@@ -210,7 +210,7 @@ class Body:
             text = f"{state_type(array)}* const s_{array.name} = a_{array.name}"
             return self.hoist(f"s_{array.name}", f"{text} + table[5 * p + 4];")
         tile, storage = self.plan.shape.tile, array.storage
-        grid, name = self.plan.tiles(array.domain), self.plan.own(array)
+        grid, name = self.plan.tiles(array.domain), self.plan.memory_of(array)
         if storage.packed:
             return self.memory(name, "uint8", grid, storage.tile_bytes(tile))
         return self.memory(name, storage.name, grid, tile)
@@ -263,7 +263,7 @@ class Body:
         if v.op in ("scale", "workers"):
             return v.op
         if v.op == "static":
-            number = self.plan.known(v.attr)
+            number = self.plan.host_scalar(v.attr)
             return f"{number} != 0.0" if v.kind == "bool" else f"({C_TYPES[v.kind]}){number}"
         if v.op == "used":
             return "used_in[p]"
@@ -282,7 +282,7 @@ class Body:
             return self.value(v.args[0])
         if v.attr.received:
             return f"Table<false>{{{self.payload(v.attr)}}}"
-        return self.memory(self.plan.own(v.attr), "float32", -1, int(v.attr.domain.of))
+        return self.memory(self.plan.memory_of(v.attr), "float32", -1, int(v.attr.domain.of))
 
     def loaded(self, array: Array) -> str:
         """A state of one number, or a number of a payload."""

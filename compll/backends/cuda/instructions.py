@@ -29,7 +29,7 @@ MEMORY = {"float16": "Float16", "bfloat16": "Bfloat16", "int32": "i32", "uint8":
           "i32": "i32", "i64": "i64"}  # fmt: skip
 #: instructions that are functions, with their number of arguments
 CALLED = {"neg": 1, "floor": 1, "ceil": 1, "round": 1, "sqrt": 1, "add": 2, "sub": 2, "mul": 2,
-          "as_count": 2, **{name: one.arity for name, one in MEANINGS.items()}}  # fmt: skip
+          "as_count": 2, **{name: meaning.arity for name, meaning in MEANINGS.items()}}  # fmt: skip
 ROWS = {
     **{op: f"op_{op}({', '.join(['{}'] * arity)})" for op, arity in CALLED.items()},
     "div": "{} / {}", "where": "op_where({}, {}, {})", "lt": "{} < {}", "le": "{} <= {}",
@@ -243,7 +243,7 @@ class Function:
         with self.lines.block(head):
             body(name)
 
-    def call(self, routine: Routine, args: list[str], known: dict[str, Any]) -> str:
+    def call(self, routine: Routine, args: list[str], constants: dict[str, Any]) -> str:
         """A call of a routine, whose text comes before."""
         return f"{routine.name}({', '.join(args)})"
 

@@ -319,7 +319,7 @@ class PlanBuilder:
         assert self.scratch.setdefault(name, wanted) == wanted, wanted
         return name
 
-    def own(self, array: Array) -> str:
+    def memory_of(self, array: Array) -> str:
         """The name of a scratch array's memory. Numbers tell apart arrays of equal names."""
         text = "".join(ch if ch.isalnum() else "_" for ch in array.name)
         return self.owned.setdefault(array, f"own{len(self.owned)}_{text}")
@@ -333,7 +333,7 @@ class PlanBuilder:
         self.left.add(key)
         return f"sc[p * {self.name}_slots + {self.slots.setdefault(key, len(self.slots))}]"
 
-    def known(self, number: int) -> str:
+    def host_scalar(self, number: int) -> str:
         """A number that the host computes for each piece."""
         return f"st[p * {self.name}_statics + {number}]"
 

@@ -153,18 +153,18 @@ def store_positions(p: Printer, call: Call) -> None:
     # drawn positions are computed on each read
     array = p.array(view.value, view.value.attr.domain)
 
-    def own(b: Body) -> str:
+    def args(b: Body) -> str:
         return ", ".join((b.elements(array), *place_of(b, f)))
 
     with p.kernel("bits", grid, POSITIONS) as b:
-        leave_sum(b, bits, f"bits_before<{code}>({own(b)}, &all)")
+        leave_sum(b, bits, f"bits_before<{code}>({args(b)}, &all)")
     b = p.open_phase()
     total = b.declare("i64", f"scan_array({b.of_blocks(bits, grid)})")
     b.leave_length(f, f"{code}::head + (({total} + 7) >> 3)")
     b.first(f"{code}::begin({b.field(f)}, {b.kept(f.of)}, {b.among(f.of)});")
     with p.kernel("codes", grid, POSITIONS) as b:
-        b.add(f"i64 all; const i64 before = bits_before<{code}>({own(b)}, &all);")
-        b.call(f"store_code<{code}>", own(b), f"{bits}[blockIdx.x] + before", b.field(f))
+        b.add(f"i64 all; const i64 before = bits_before<{code}>({args(b)}, &all);")
+        b.call(f"store_code<{code}>", args(b), f"{bits}[blockIdx.x] + before", b.field(f))
 
 
 def read_positions(p: Printer, call: Call) -> None:
@@ -222,21 +222,21 @@ def shorten(p: Printer, call: Call) -> None:
     breaks = p.plan.of_blocks(f"breaks_{f.name}", "int64", grid)
     made = p.plan.of_blocks(f"made_{f.name}", "int64", grid)
 
-    def own(b: Body) -> str:
+    def args(b: Body) -> str:
         length = b.value(p.plan.kernel.sizes[array])
         return f"{b.elements(array)}, {over_bytes(b, length)}"
 
     with p.kernel("breaks", grid, 256) as b:
-        leave_sum(b, breaks, f"block_max_before(last_break({own(b)}), -1, &all)")
+        leave_sum(b, breaks, f"block_max_before(last_break({args(b)}), -1, &all)")
     b = p.open_phase()
     b.call("max_before_array", b.of_blocks(breaks, grid))
     with p.kernel("made", grid, 256) as b:
-        leave_sum(b, made, f"shortened({own(b)}, {breaks}[blockIdx.x], 0, &all)")
+        leave_sum(b, made, f"shortened({args(b)}, {breaks}[blockIdx.x], 0, &all)")
     b = p.open_phase()
     b.leave_length(f, f"scan_array({b.of_blocks(made, grid)})")
     with p.kernel("runs", grid, 256) as b:
         to = f"{b.field(f)} + {made}[blockIdx.x]"
-        b.add(f"i64 all; shortened({own(b)}, {breaks}[blockIdx.x], {to}, &all);")
+        b.add(f"i64 all; shortened({args(b)}, {breaks}[blockIdx.x], {to}, &all);")
 
 
 def lengthen(p: Printer, call: Call) -> None:
@@ -246,18 +246,18 @@ def lengthen(p: Printer, call: Call) -> None:
     grid = p.plan.grid(Domain("trits", f.name), BYTES)
     stands = p.plan.of_blocks(f"stands_{f.name}", "int64", grid)
 
-    def own(b: Body) -> str:
+    def args(b: Body) -> str:
         return f"{b.field(f)}, {over_bytes(b, b.length(f))}"
 
     with p.kernel("stands", grid, 256) as b:
-        leave_sum(b, stands, f"block_scan<256>(lengthened({own(b)}), &all)")
+        leave_sum(b, stands, f"block_scan<256>(lengthened({args(b)}), &all)")
     b = p.open_phase()
     trits = b.declare("i64", f"scan_array({b.of_blocks(stands, grid)})")
     size = b.value(p.plan.kernel.sizes[array])
     b.refuse(f"threadIdx.x == 0 && {trits} != {size}")
     with p.kernel("trits", grid, 256) as b:
-        b.add(f"i64 all; const i64 before = block_scan<256>(lengthened({own(b)}), &all);")
-        b.call("lengthen", own(b), f"{b.elements(array)} + {stands}[blockIdx.x] + before")
+        b.add(f"i64 all; const i64 before = block_scan<256>(lengthened({args(b)}), &all);")
+        b.call("lengthen", args(b), f"{b.elements(array)} + {stands}[blockIdx.x] + before")
 
 
 #: the routines of payload fields, by their names: to store, and to load

@@ -98,7 +98,7 @@ def settle(run: Run, states: State, decoded: F32 | None) -> None:
 def close(run: Run, x: F32, states: State | None) -> None:
     """Overwrite the piece with the value decoded from all ranks' combined fields, and update the
     states."""
-    module, decoder, own = run.module, run.again(), run.again()
+    module, decoder, sent = run.module, run.again(), run.again()
     decoder.inputs |= run.combined
     value = result(decoder)
     if states is not None:
@@ -108,8 +108,8 @@ def close(run: Run, x: F32, states: State | None) -> None:
             # a maximum is the ranks' one, since all ranks need it to decode
             for name, f in run.fields.items():
                 shared = name in run.extremes
-                own.inputs[name] = run.combined[name] if shared else run.own_value(f)
-            left = result(own)
+                sent.inputs[name] = run.combined[name] if shared else run.own_value(f)
+            left = result(sent)
         settle(run, states, left)
     x[:] = value
 
