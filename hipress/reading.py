@@ -224,8 +224,8 @@ class _Problems(Problems):
     """Problems that are raised as a ConfigError."""
 
     def raise_if_any(self) -> None:
-        if self.found:
-            raise ConfigError("\n".join(map(str, sorted(set(self.found)))))
+        if self.diagnostics:
+            raise ConfigError("\n".join(map(str, sorted(set(self.diagnostics)))))
 
 
 def plain(value: Value) -> Any:
