@@ -55,7 +55,7 @@ def of_gpt2(results: Path) -> str:
     if not path.exists():
         return "Not measured yet."
     cells = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    base = fmean(each["loss"] for each in cells if each["method"].startswith("bf16"))
+    base = fmean(each["loss"] for each in cells if each["method"].startswith("wrap:bf16"))
     head = ("method", "seed", "loss", "to 16 bits", "bits an element", "ms a step", "host ms")
     rows = [
         (
