@@ -1,5 +1,9 @@
-"""Ray Train: python examples/launch/ray_bench.py, on a cluster or on this host."""
+"""Ray Train, on a cluster or on this host: WORKERS=2 python examples/launch/ray_bench.py --quick
 
+On GPUs add --device cuda: each worker has one.
+"""
+
+import os
 import sys
 
 import ray
@@ -16,5 +20,6 @@ def bench(config: dict[str, list[str]]) -> None:
 
 if __name__ == "__main__":
     ray.init(configure_logging=False)
-    workers = ScalingConfig(num_workers=2, use_gpu=False)
+    count = int(os.environ.get("WORKERS", "2"))
+    workers = ScalingConfig(num_workers=count, use_gpu="cuda" in sys.argv)
     TorchTrainer(bench, train_loop_config={"options": sys.argv[1:]}, scaling_config=workers).fit()

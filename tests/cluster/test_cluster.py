@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hipress.tools.bench.started import Started, master
+from hipress.tools.bench.started import Cluster, Started, master
 from hipress.tools.results import Results
 from hipress.tools.run import netns
 
@@ -61,6 +61,16 @@ def test_a_process_that_nobody_started_is_told_how():
 )
 def test_the_first_ranks_host_is_found(environment, host):
     assert master(environment) == host
+
+
+@pytest.mark.parametrize(
+    "names, ranks",
+    [("aabb", 2), ("aaaa", 4), ("ab", 1), ("abab", 1), ("aab", 1), ("abb", 1), ("aabbaa", 1)],
+)
+def test_ranks_of_a_host_form_shards_if_hosts_are_alike(names, ranks):
+    cluster = Cluster({"RANK": "0", "WORLD_SIZE": str(len(names)), "MASTER_ADDR": "a"})
+    cluster._names, cluster.hosts = [*names], len({*names})
+    assert cluster.per_host == ranks
 
 
 def test_a_first_rank_that_nothing_names():
