@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from io import BufferedReader
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from casync.shutdown import end_with
+from casync.shutdown import end_with, start_thread
 from hipress.channel import Channel, Exchange, Piece, rows
 from hipress.errors import ConfigError, StateError
 from hipress.weights import delta_files
@@ -83,7 +82,7 @@ class Transport:
 
     def start(self) -> None:
         """Write what the sender sends, in a thread."""
-        threading.Thread(target=self._receive, name="hipress-weights", daemon=True).start()
+        start_thread(self._receive, "hipress-weights")
 
     def refuse_failed(self) -> None:
         """Raise the error that ended the thread."""
