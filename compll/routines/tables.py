@@ -87,8 +87,9 @@ def near(keys: I32, n: int, some: I32, counts: I32, places: I64, parts: int) -> 
         kept += where(j != first, counts[half], 0)
         below = end
     for i in range(n):
-        some[count] = keys[i]
-        count += marks[(keys[i] + UP) >> 16]
+        key = keys[i]
+        some[count] = key
+        count += marks[(key + UP) >> 16]
     return count
 
 
