@@ -48,7 +48,7 @@ RATIOS = (0.1, 0.01)
 RAW = "2.*"
 STEPS, ROUNDS = 12, 30  # after which ranks end that nothing ends before, and sites
 PATIENCE = 5.0  # seconds for which sites wait for one of the last round
-SITES: list[TCPStore] = []  # the store of sites
+SITES: list[tuple[TCPStore, int]] = []  # the store of sites, and their number
 
 
 def serve(orders: socket.socket) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class Rank:
             master_listen_fd=listener if keeps else None,
         )  # fmt: skip
         if order["way"] == "Members":  # each site is a job of its own
-            SITES.append(store)
+            SITES.append((store, order["ranks"]))
             return
         dist.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=order["ranks"], timeout=delay
@@ -305,7 +305,9 @@ def _outer(model: nn.Module, codec: Mapping[str, Any], **options: Any) -> Traini
 
 
 def _members(model: nn.Module, codec: Mapping[str, Any]) -> Training:
-    return _outer(model, codec, members=hipress.StoreMembers(SITES[0], patience=PATIENCE))
+    store, sites = SITES[0]
+    members = hipress.StoreMembers(store, expected=sites, patience=PATIENCE)
+    return _outer(model, codec, members=members)
 
 
 def _momentum(model: nn.Module, codec: Mapping[str, Any]) -> Training:
