@@ -7,8 +7,8 @@
 In each run one rank fails at some moment of `wrap` or of a step, in a training by some way, codec
 and strategy. Every other rank must end with an error that names this rank, at most LATE seconds
 after the time-out; or the store, if that ended with it before the rank came. If it was only slow,
-all ranks must do their steps, with the same weights; so must the other sites of `Members`, whose
-first round waits for all. In between ranks save and load states of all kinds. No rank may end by
+all ranks must do their steps, with the same weights; so must the other sites of `Members`, where a
+slow one may be a newcomer. In between ranks save and load states of all kinds. No rank may end by
 another signal than the fault's. At most EXIT seconds later, everything that casync and hipress run
 at the end of the program must have run. The rest of that end belongs to torch and the interpreter:
 a second of a core, as with plain DDP, or some 20 s on a busy machine.

@@ -48,7 +48,7 @@ RATIOS = (0.1, 0.01)
 RAW = "2.*"
 STEPS, ROUNDS = 12, 30  # after which ranks end that nothing ends before, and sites
 PATIENCE = 5.0  # seconds for which sites wait for one of the last round
-SITES: list[tuple[TCPStore, int]] = []  # the store of sites, and their number
+SITES: list[TCPStore] = []  # the store of sites
 
 
 def serve(orders: socket.socket) -> dict[str, Any]:
@@ -147,10 +147,13 @@ class Rank:
             self.digest = _digest(kept.agreed() if hasattr(kept, "agreed") else _whole(model))
 
     def _is_done(self, kept: Any) -> bool:
-        """True if all ranks were to come so far: sites to the same round."""
+        """True if all ranks were to come so far: sites to the same round, which a slow one is in,
+        too."""
+        slow = self.order["fault"] == "slow"
         if self.order["way"] == "Members":
-            return bool(kept.rounds >= ROUNDS)
-        return self.order["fault"] == "slow" and self.number == STEPS
+            all_came = not slow or hipress.report(kept).sites == self.order["ranks"]
+            return bool(kept.rounds >= ROUNDS and all_came)
+        return slow and self.number == STEPS
 
     def _dawdle(self, place: str) -> None:
         """Wait, if it is here that this rank is slow."""
@@ -207,7 +210,7 @@ class Rank:
             master_listen_fd=listener if keeps else None,
         )  # fmt: skip
         if order["way"] == "Members":  # each site is a job of its own
-            SITES.append((store, order["ranks"]))
+            SITES.append(store)
             return
         dist.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=order["ranks"], timeout=delay
@@ -305,9 +308,7 @@ def _outer(model: nn.Module, codec: Mapping[str, Any], **options: Any) -> Traini
 
 
 def _members(model: nn.Module, codec: Mapping[str, Any]) -> Training:
-    store, sites = SITES[0]
-    members = hipress.StoreMembers(store, expected=sites, patience=PATIENCE)
-    return _outer(model, codec, members=members)
+    return _outer(model, codec, members=hipress.StoreMembers(SITES[0], patience=PATIENCE))
 
 
 def _momentum(model: nn.Module, codec: Mapping[str, Any]) -> Training:
