@@ -29,9 +29,6 @@ from hipress.session import Session, prepare, tell_plan, wrapped_modules
 from hipress.ways.ddp import PYTHON_REDUCER, HookState, gradient_hook
 from hipress.ways.watching import advise, watch
 
-#: DDP cannot forget a hook, so a module's hook stays when hipress is detached
-
-
 #: types that DDP broadcasts, whatever the backend; complex ones as pairs
 SENT_BY_DDP = frozenset(
     (

@@ -42,7 +42,7 @@ class Transport:
         seconds to wait for another rank. Raises ConfigError, on all ranks, unless one of them
         sends, and no other has a later version; and the errors of Channel.of.
         """
-        self._folder, self._version, self._timeout = folder, version, timeout
+        self._folder, self._version = folder, version
         self._error: BaseException | None = None
         self._channel = Channel.of(group, "weights", timeout=timeout)
         self.close = end_with(self, self._channel.close)
