@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -18,13 +19,13 @@ class Model(Protocol):
         """Take tensors by the names of a checkpoint."""
 
 
+@functools.cache  # plugins may be loaded more than once
 def register_vllm() -> None:
     """Make the weight-transfer backend "hipress" known to vLLM, which calls this in each process
     by the entry point `vllm.general_plugins`."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
 
-    if "hipress" not in Factory._registry:  # plugins may be loaded more than once
-        Factory.register_engine("hipress", "hipress.weights.vllm_engine", "HipressEngine")
+    Factory.register_engine("hipress", "hipress.weights.vllm_engine", "HipressEngine")
 
 
 def sglang_request(checkpoint: str, source: str, version: int) -> list[tuple[str, torch.Tensor]]:

@@ -46,8 +46,8 @@ class HipressEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: Update) -> None:
         """Bring checkpoint and model to a version. Raises the errors of Receiver.apply."""
-        self._receiver.prefetch(update_info.version)
         if update_info.prefetch:
+            self._receiver.prefetch(update_info.version)
             return
         self._receiver.apply(update_info.version)
         initialize_layerwise_reload(self.model)
