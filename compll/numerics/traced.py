@@ -59,6 +59,9 @@ class Number:
     def __invert__(self) -> Number:
         return self.emit("not", "bool", self)
 
+    def __bool__(self) -> bool:
+        raise TypeError("a number's truth is known in the kernel only: use &, |, ~ and where")
+
 
 def _infix(op: str, *, turned: bool = False) -> Callable[[Number, Any], Number]:
     def method(self: Number, other: Any) -> Number:

@@ -20,7 +20,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from textwrap import dedent
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from compll.errors import UsageError
 from compll.numerics import traced
@@ -185,6 +185,12 @@ class Routine:
         assert isinstance(tree, ast.FunctionDef)
         return tree.body
 
+    @cached_property
+    def assigned(self) -> set[str]:
+        """The names that statements assign to."""
+        names = (n for s in self.body for n in ast.walk(s) if isinstance(n, ast.Name))
+        return {n.id for n in names if isinstance(n.ctx, ast.Store)}
+
     def __call__(self, *args: Any, **constants: Any) -> Any:
         machine = next(a.machine for a in args if hasattr(a, "machine"))
         if self.inline:
@@ -204,10 +210,8 @@ class Routine:
     def read(self, machine: Machine, args: Iterable[Any], constants: dict[str, Any]) -> Any:
         """Print the body; its result."""
         scope = Scope(machine, self.of.__globals__, constants)
-        names = (n for s in self.body for n in ast.walk(s) if isinstance(n, ast.Name))
-        assigned = {n.id for n in names if isinstance(n.ctx, ast.Store)}
         for name, value in zip(self.params, args, strict=True):
-            (scope.assign if name in assigned else scope.bind)(name, value)
+            (scope.assign if name in self.assigned else scope.bind)(name, value)
         *body, end = self.body
         if not isinstance(end, ast.Return):
             return scope.block(self.body)
@@ -225,6 +229,13 @@ def inlined(of: Callable[..., Any]) -> Any:
     return Routine(of, inline=True)
 
 
+class Variable(NamedTuple):
+    """A machine's variable."""
+
+    place: Any
+    kind: str
+
+
 class Scope:
     """The names of a routine that is being read."""
 
@@ -233,13 +244,12 @@ class Scope:
     ) -> None:
         self.machine, self.outside = machine, outside
         self.names: dict[str, Any] = {"room": self.room, "splat": self.splat, **constants}
-        self.variables: dict[str, tuple[Any, str]] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name in self.variables:
-            variable, kind = self.variables[name]
-            return Number(self.machine, self.machine.get(variable), kind)
-        return self.names[name]
+        value = self.names[name]
+        if isinstance(value, Variable):
+            return Number(self.machine, self.machine.get(value.place), value.kind)
+        return value
 
     def room(self, kind: type[Array], count: int) -> Array:
         """A local array."""
@@ -259,20 +269,18 @@ class Scope:
         """Assign a number to a variable, or bind what is none."""
         if not isinstance(value, int | Number):
             return self.bind(name, value)
-        value = lifted(self.machine, value)
-        if name not in self.variables:
-            self.variables[name] = self.machine.variable(value.kind, value.value), value.kind
-            return None
-        variable, kind = self.variables[name]
-        if kind != value.kind:
-            raise TypeError(f"{name} is {kind}, not {value.kind}")
-        self.machine.set(variable, value.value)
-        return None
+        value, variable = lifted(self.machine, value), self.names.get(name)
+        if not isinstance(variable, Variable):
+            place = self.machine.variable(value.kind, value.value)
+            return self.bind(name, Variable(place, value.kind))
+        if variable.kind != value.kind:
+            raise TypeError(f"{name} is {variable.kind}, not {value.kind}")
+        return self.machine.set(variable.place, value.value)
 
     def value(self, node: ast.expr) -> Any:
         """An expression's value."""
-        tree = ast.fix_missing_locations(ast.Expression(node))
-        return eval(compile(tree, self.outside["__name__"], "eval"), self.outside, cast(Any, self))
+        tree = compile(ast.Expression(node), self.outside["__name__"], "eval")
+        return eval(tree, self.outside, cast(Any, self))
 
     def block(self, body: list[ast.stmt]) -> None:
         """Read statements. Raises TypeError for one that the language lacks."""
@@ -281,21 +289,28 @@ class Scope:
                 raise TypeError(f"routines have no such statement: {ast.unparse(statement)}")
             STATEMENTS[type(statement)](self, statement)
 
-    def store(self, node: ast.expr, value: Any) -> None:
-        """Assign a value to a name, an element, or several."""
+    def assignment(self, s: ast.Assign) -> None:
+        """`x = y`, and `x = y = z`."""
+        value = self.value(s.value)
+        for target in s.targets:
+            self.store(target, value, self.assign)
+
+    def store(self, node: ast.expr, value: Any, name: Callable[[str, Any], None]) -> None:
+        """Store a value in an element, give it a name, or both to parts of it."""
         if isinstance(node, ast.Tuple):
             for each, part in zip(node.elts, value, strict=True):
-                self.store(each, part)
+                self.store(each, part, name)
         elif isinstance(node, ast.Subscript):
             self.value(node.value)[self.value(node.slice)] = value
         else:
             assert isinstance(node, ast.Name)
-            self.assign(node.id, value)
+            name(node.id, value)
 
     def change(self, s: ast.AugAssign) -> None:
         """`x += y` and its like."""
         before = ast.parse(ast.unparse(s.target), mode="eval").body
-        self.store(s.target, self.value(ast.BinOp(before, s.op, s.value)))
+        after = ast.copy_location(ast.BinOp(before, s.op, s.value), s)
+        self.store(s.target, self.value(after), self.assign)
 
     def branch(self, s: ast.If) -> None:
         """`if`."""
@@ -311,18 +326,17 @@ class Scope:
 
     def loop(self, s: ast.For) -> None:
         """`for`: over a range, or once for each item that is known."""
-        name, of = ast.unparse(s.target), s.iter
+        of = s.iter
         if not (isinstance(of, ast.Call) and ast.unparse(of.func) == "range"):
             for item in self.value(of):
-                names = name.strip("()").split(", ")
-                self.names |= zip(names, item if len(names) > 1 else [item], strict=True)
+                self.store(s.target, item, self.bind)
                 self.block(s.body)
             return
         given = [self.value(a) for a in of.args]
         start, stop, step = [0, *given, 1] if len(given) == 1 else [*given, 1][:3]
 
         def body(index: Any) -> None:
-            self.bind(name, Number(self.machine, index, "i64"))
+            self.store(s.target, Number(self.machine, index, "i64"), self.bind)
             self.block(s.body)
 
         start, stop = (lifted(self.machine, x).value for x in (start, stop))
@@ -330,8 +344,7 @@ class Scope:
 
 
 STATEMENTS: dict[type[ast.stmt], Callable[[Scope, Any], None]] = {
-    ast.Assign: lambda scope, s: scope.store(s.targets[0], scope.value(s.value)),
-    ast.Expr: lambda scope, s: scope.value(s.value),
+    ast.Assign: Scope.assignment, ast.Expr: lambda scope, s: scope.value(s.value),
     ast.AugAssign: Scope.change, ast.If: Scope.branch, ast.While: Scope.repeat,
     ast.For: Scope.loop,
 }  # fmt: skip

@@ -36,6 +36,23 @@ def mixed(numbers: I32, count: int, out: I64) -> int:
 
 
 @routine
+def shadowed(count: int) -> int:
+    i = total = 7
+    total += i
+    for i in range(count):
+        total += i
+    return total
+
+
+@routine
+def joined(a: int, b: int) -> int:
+    total = 0
+    if a > 1 and b > 1:
+        total = 1
+    return total
+
+
+@routine
 def early(count: int) -> int:
     if count > 1:
         return 1
@@ -56,9 +73,12 @@ def expected(numbers):
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
     """Functions of both printers, by name."""
-    routines = {"mixed": mixed, "rice_parameter": streams.rice_parameter, "join": huffman.join}
+    routines = {
+        "mixed": mixed, "shadowed": shadowed, "rice_parameter": streams.rice_parameter,
+        "join": huffman.join,
+    }  # fmt: skip
     kinds = {
-        "mixed": [ADDRESS, WORD, ADDRESS], "rice_parameter": [WORD, WORD],
+        "mixed": [ADDRESS, WORD, ADDRESS], "shadowed": [WORD], "rice_parameter": [WORD, WORD],
         "join": [ADDRESS, ADDRESS, WORD],
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("routines")
@@ -79,6 +99,11 @@ def test_statements(printed, printer):
     out = np.zeros(40, np.int64)
     total = printed[printer]("mixed")(numbers.ctypes.data, 40, out.ctypes.data)
     assert (total, out.tolist()) == expected(numbers)
+
+
+@pytest.mark.parametrize("printer", ["cpu", "cuda"])
+def test_names(printed, printer):
+    assert printed[printer]("shadowed")(5) == 7 + 7 + 10
 
 
 @pytest.mark.parametrize("printer", ["cpu", "cuda"])
@@ -103,6 +128,11 @@ def test_tree(printed, printer, weights, depths):
 def test_a_return_inside_a_branch_is_refused():
     with pytest.raises(TypeError, match="no such statement: return 1"):
         in_cuda(early)
+
+
+def test_conditions_are_not_joined_by_words():
+    with pytest.raises(TypeError, match="known in the kernel only"):
+        in_cuda(joined)
 
 
 def test_a_missing_source_is_told(monkeypatch):
