@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import typer
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import start_processes
 
 import hipress
@@ -90,10 +91,27 @@ def momentum(codec: str) -> Callable[[], object]:
     return step
 
 
+def sharded(codec: str) -> Callable[[], object]:
+    """An all-gather and a reduce-scatter of `shard`."""
+    plain = model()
+    fully_shard(plain)
+    hipress.shard(plain, min_size=0, reduce_scatter=codec)
+    return lambda: plain(torch.randn(4, FEATURES)).sum().backward()
+
+
+def outer(codec: str) -> Callable[[], object]:
+    """A round of `Outer`."""
+    plain = model()
+    loop = hipress.Outer(plain, torch.optim.SGD(plain.parameters()), codec, every=1)
+    return loop.step
+
+
 STEPS: dict[str, Callable[[str], Callable[[], object]]] = {
     "wrap": wrapped,
     "Synchronizer": synchronized,
     "momentum": momentum,
+    "shard": sharded,
+    "Outer": outer,
 }
 
 
