@@ -76,13 +76,16 @@ def submitted(executors, graph, names, *, wait=True):
 
 def test_late_messages_of_another_epoch_are_named():
     graph = graph_of([1000], "exchange", "exact", 2, partitions=1)
-    ends = Hub(2).endpoints()
+    hub = Hub(2)
+    ends = hub.endpoints()
     bucket = gradients(1000, 1, seed=0)[0]
     with (
         Executor(ends[0], CODECS, RunOptions(timeout=HANG, epoch=1)) as before,
         Executor(ends[1], CODECS, RunOptions(timeout=HANG, epoch=2)) as after,
     ):
         before.submit(graph.slice(0), bucket.clone(), {}, 0)
+        with hub.changed:  # else rank 0 may refuse rank 1's message before it sends its own
+            assert hub.changed.wait_for(lambda: any(hub.mail.values()), HANG)
         future = after.submit(graph.slice(1), bucket, {}, 0)
         with pytest.raises(PayloadError, match=r"payload 0, epoch 1, not of job 0, .* epoch 2"):
             future.wait()
