@@ -98,6 +98,15 @@ def test_a_compressor_that_suits_nothing_is_told():
     assert second == []
 
 
+def test_a_compressor_that_loses_under_the_optimizer_is_told():
+    under_adam, *silent = launch(codec_ranks.losing, 2)[0]
+    ((level, told),) = [line for line in under_adam if "loss" in line[1]]
+    assert level == "WARNING"
+    worst = evidence.worst(compll.compile("onebit_group", "reference"), "adam")
+    assert f"onebit_group() did not keep the loss under adam: {worst}; " in told
+    assert not any("loss" in told for lines in silent for _, told in lines)
+
+
 def test_compiling_is_told_by_rank_0_once(tmp_path):
     first, second = launch(codec_ranks.compiled, 2, str(tmp_path))
     assert second == [[], []]
