@@ -214,9 +214,9 @@ class Outer:
             raise ConfigError("the ranks of a group cannot leave: all of them hipress.detach")
         with self._ends_on_error():
             self.site.leave()
-            self.close("it has left")
+            self.detach("it has left")
 
-    def close(self, why: str = "hipress is detached from it") -> None:
+    def detach(self, why: str = "hipress is detached from it") -> None:
         """End connections; further steps raise SyncError."""
         self._ended = self._ended or why
         registry.drop(self)
@@ -263,10 +263,6 @@ class Outer:
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from a record: see `hipress.load_state_dict`. strict is ignored."""
         outer_state.restore(self.site, state)
-
-    def detach(self) -> None:
-        """End connections; further steps raise SyncError."""
-        self.close()
 
     @contextmanager
     def _ends_on_error(self) -> Iterator[None]:
