@@ -11,7 +11,6 @@ machine, versions and options.
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 import compll
-from bench.commands import RESULTS as RESULTS  # where others look for it
-from bench.commands import check_codecs, command_line, other_rows, refusing
+from bench.commands import RESULTS, check_codecs, command_line, other_rows, refusing
 from bench.plain_torch import METHODS, Method
+from compll.files import write_json
 from compll.tools import measure
 from compll.tools.measure import Job, Timing, about, timings
 from hipress.tools.refusals import check_output
@@ -141,7 +140,7 @@ def save(rows: Sequence[dict[str, Any]], path: Path, facts: dict[str, Any]) -> N
     """Write the rows whose specs exist."""
     ordered = sorted(rows, key=lambda row: str(row["codec"]))
     known = [row for row in ordered if row["codec"].split(":")[0] in compll.list_specs()]
-    path.write_text(json.dumps({"about": facts, "rows": known}, indent=1) + "\n")
+    write_json(path, {"about": facts, "rows": known})
 
 
 if __name__ == "__main__":

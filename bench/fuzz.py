@@ -27,6 +27,7 @@ import typer
 
 from bench.commands import RESULTS, command_line, now, refusing
 from bench.fuzz_inputs import KINDS, quiet
+from compll.files import write_json
 
 CHUNK = {"payloads": 20_000, "specs": 500, "rules": 500}  # trials of a process; others: 5000
 LONGEST = 20  # seconds of a trial
@@ -154,7 +155,7 @@ def main(
         about = {"command": command_line("bench.fuzz"), "date": now(), "seed": seed, "first": first}
         summary = {"findings": tally.findings[:TOLD], "found": len(tally.findings)}
         rows[each] = about | asdict(tally) | summary
-        path.write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(path, rows)
     raise typer.Exit(int(findings > 0))
 
 

@@ -34,7 +34,8 @@ from bench.commands import RESULTS, check_codecs, command_line, refusing
 from bench.gpu_times import Job, Times, require_gpu, timed
 from bench.plain_torch import METHODS
 from compll.backends.cuda.source import moved as moved_by
-from compll.runtime import cache, library
+from compll.files import write_json
+from compll.runtime import library
 from hipress.tools.refusals import check_output
 from hipress.tools.run import methods
 
@@ -157,7 +158,7 @@ class Report:
         """Write JSON; if interrupted, the earlier file stays."""
         rows = sorted(self.rows.values(), key=lambda row: (row["codec"], row["megabytes"]))
         content = {"about": facts, "rows": rows, "left_out": self.left_out}
-        cache.write(path, json.dumps(content, indent=1) + "\n")
+        write_json(path, content)
 
 
 def label_of(name: str, megabytes: int) -> str:

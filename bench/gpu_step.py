@@ -31,6 +31,7 @@ from bench.commands import RESULTS, command_line, refusing
 from bench.gpt2 import GPT2
 from bench.gpu_times import require_gpu
 from casync.codec import Codec
+from compll.files import write_json
 from hipress.codecs import compile_codec
 from hipress.tools.refusals import check_output
 
@@ -119,8 +120,7 @@ def main(
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
              "date": date.today().isoformat(), "command": command_line("bench.gpu_step"),
              "ranks": sizes, "batch": batch, "length": length, "repeat": repeat}  # fmt: skip
-    text = json.dumps({**about, "rows": measured}, indent=1) + "\n"
-    (output / "gpu_step.json").write_text(text)
+    write_json(output / "gpu_step.json", {**about, "rows": measured})
 
 
 if __name__ == "__main__":

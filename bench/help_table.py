@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.codecs import RESULTS
+from bench.commands import RESULTS
 from hipress.tools.models import own
 from hipress.tools.run.figures import markdown_table
 from hipress.tools.simulate import cluster as clusters

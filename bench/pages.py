@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from bench import help_table, loss_tables, measured_tables, spec_table, step_times
-from bench.codecs import RESULTS
+from bench.commands import RESULTS
 from hipress import options
 from hipress.tools.run.figures import markdown_table
 

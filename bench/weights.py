@@ -28,6 +28,7 @@ from torch import nn
 import hipress
 from bench.commands import RESULTS, command_line, now, refusing
 from bench.netns import Network, NetworkError, require, run_everywhere
+from compll.files import write_json
 from hipress.tools.run.ending import orderly_end
 from hipress.weights.delta_files import Item, write_tensors
 from hipress.weights.deltas import ENCODINGS
@@ -223,8 +224,7 @@ def main(context: typer.Context, output: Output = RESULTS / "weights.json") -> N
         for rate in RATES:
             torch.save(last_step(rate), Path(folder, f"{rate:g}.pt"))
         links = [over(link, Path(folder)) for link in LINKS]
-    results = {"about": about, "speeds": speeds(), "links": links}
-    output.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(output, {"about": about, "speeds": speeds(), "links": links})
 
 
 @app.command(name="host", hidden=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
+from typing import Any
 
-__all__ = ["replacing", "write_file"]
+__all__ = ["replacing", "write_file", "write_json"]
+
+_INNERMOST = re.compile(r"[\[{]\n[^][{}]*\n *[]}]")
 
 
 @contextmanager
@@ -41,6 +46,18 @@ def write_file(path: Path, data: str | bytes) -> None:
     """Write a file of a text, as UTF-8, or of bytes. Raises OSError as `replacing` does."""
     with replacing(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write indented JSON, the innermost lists and mappings on a line each. Raises OSError as
+    `replacing` does."""
+    lines = json.dumps(data, indent=1)  # none ends within a text
+    write_file(path, _INNERMOST.sub(lambda found: _on_a_line(found[0]), lines) + "\n")
+
+
+def _on_a_line(text: str) -> str:
+    first, *middle, last = (line.strip() for line in text.splitlines())
+    return f"{first}{' '.join(middle)}{last}"
 
 
 def _of_disk(error: BaseException | None) -> OSError | None:

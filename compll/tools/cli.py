@@ -18,7 +18,7 @@ from rich.table import Table
 
 from compll import __version__
 from compll.errors import CompllError, Diagnostic, Span, SpecError, UsageError, nearest
-from compll.files import write_file
+from compll.files import write_file, write_json
 from compll.frontend import source
 from compll.frontend.source import NAME, NAME_HINT
 from compll.passes import lower
@@ -179,7 +179,7 @@ def bench(
     Console().print(measure.table(rows))
     try:
         if json_file:
-            write_file(json_file, json.dumps(measure.data(rows), indent=1) + "\n")
+            write_json(json_file, measure.data(rows))
         if plot:
             measure.plot(rows, plot)
     except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -17,7 +16,7 @@ from casync.codec import Codec
 from casync.cost import Costs
 from casync.errors import PlanError
 from casync.topology import Topology
-from compll.files import write_file
+from compll.files import write_json
 from hipress import __version__
 from hipress.errors import ConfigError
 from hipress.reading import read_json
@@ -93,7 +92,7 @@ def write(
         "digests": {name: codec.digest for name, codec in codecs.items()},
         "places": {name: asdict(costs) for name, costs in places.items()},
     }
-    write_file(path, json.dumps(data, indent=2) + "\n")
+    write_json(path, data)
 
 
 def link_of(costs: Costs, topology: Topology) -> Link:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
-from compll.files import write_file
+from compll.files import write_json
 from hipress import __version__
 from hipress.errors import ConfigError
 from hipress.reading import read_json
@@ -62,7 +61,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes JSON."""
-        write_file(path, json.dumps(asdict(self), indent=1) + "\n")
+        write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> Self:

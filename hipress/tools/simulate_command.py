@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from compll.files import write_file
+from compll.files import write_json
 from hipress.errors import ConfigError
 from hipress.optim.optimizer_kinds import kind_of
 from hipress.reading import SHARE
@@ -197,7 +196,7 @@ def _write(
         data = predictions.to_dict(table, curve, timelines)
         if loop is not None:
             data["outer"] = asdict(loop) | {"training": loop.training}
-        write_file(output, json.dumps(data, indent=1) + "\n")
+        write_json(output, data)
 
 
 def _drawn(simulation: Simulation, table: predictions.Table) -> Sequence[str]:

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from bench import picture, training
-from bench.codecs import RESULTS
+from bench.commands import RESULTS
 from hipress.tools.bench import measure
 from hipress.tools.bench.measure import Suite
 from hipress.tools.results import Results

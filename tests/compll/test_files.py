@@ -1,12 +1,13 @@
 """Files that are written whole or not at all."""
 
+import json
 import resource
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from compll.files import replacing, write_file
+from compll.files import replacing, write_file, write_json
 
 
 @contextmanager
@@ -50,3 +51,16 @@ def test_a_device_or_link_is_written_in_place(tmp_path):
     write_file(tmp_path / "link", "text")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "there").read_text() == "text"
+
+
+def test_json_has_a_line_for_each_innermost_list_and_mapping(tmp_path):
+    texts = ["two  spaces", "a\nline [ {", "} ]", "\u2028"]
+    rows = [{"codec": "topk", "ms": 1.5}, {"codec": "}\n  ]", "ms": None}]
+    data = {"rows": rows, "seconds": [0.1, 2e-9], "texts": texts, "deep": [[1, 2], {}, [], [[]]]}
+    write_json(tmp_path / "a.json", data)
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text) == data
+    assert '  {"codec": "topk", "ms": 1.5},\n' in text
+    assert ' "seconds": [0.1, 2e-09],\n' in text
+    assert text.startswith('{\n "rows": [\n')
+    assert text.endswith("\n}\n")

@@ -55,11 +55,6 @@ DEFAULTS = (
     *("none", "ddp-fp32", "ddp-fp16", "powersgd"),
     *("hipress:onebit_group", "hipress:int4_group"),
 )
-#: an outer loop, and what it is to be compared with
-BESIDE_OUTER = (
-    *("none", "ddp-fp32", "momentum:onebit_fine"),
-    "outer:int4_group:every=20:delay=10",
-)
 
 
 @dataclass(frozen=True)
