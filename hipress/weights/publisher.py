@@ -278,7 +278,10 @@ class Publisher:
                 if self._transport:
                     self._transport.send(version)
         except Exception as error:
-            raise _logged(f"version {version} did not reach all receivers: {error}") from error
+            raise _logged(
+                f"version {version} is in {self._to}, but did not reach all receivers; to go on "
+                f"make all anew, with a `transport` of the ranks that stay: {error}"
+            ) from error
 
     def _write(
         self, kind: str, encoding: str, version: int, new: Mapping[str, torch.Tensor],

@@ -80,9 +80,21 @@ class Receiver:
                 self._begin(version)
         self._transport: Transport | None = None
         if transport is not None:
-            last = max(self.version, self.latest())
+            last = max(self.version, self._last())
             self._transport = Transport(transport, self._source, last, timeout, sends=False)
             self._transport.start()
+
+    def close(self) -> None:
+        """Leave `transport`: versions that arrived can be applied, no others follow. Publisher and
+        receivers that go on without this one fail, and need a group of those that stay."""
+        if self._transport:
+            self._transport.leave()
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def version(self) -> int:
@@ -92,8 +104,14 @@ class Receiver:
     def latest(self) -> int:
         """The last version that is published; -1 if there is none. Raises the error of `transport`
         if it has failed."""
+        self._refuse_failed()
+        return self._last()
+
+    def _refuse_failed(self) -> None:
         if self._transport:
             self._transport.refuse_failed()
+
+    def _last(self) -> int:
         numbers = (delta_files.numbers(self._source, kind) for kind in (DELTA, ANCHOR))
         return max([-1, *(each[-1] for each in numbers if each)])
 
@@ -128,7 +146,8 @@ class Receiver:
         """Wait until a version is published. Raises AgreementTimeout after so many seconds, and the
         errors of `latest`."""
         end = time.monotonic() + timeout
-        while max(self.version, self.latest()) < version:
+        while max(self.version, self._last()) < version:
+            self._refuse_failed()
             if time.monotonic() > end:
                 raise AgreementTimeout(
                     f"version {version} was not published in {self._source} within {timeout:g} s"

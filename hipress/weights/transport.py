@@ -12,15 +12,17 @@ import json
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from casync.errors import CasyncError
 from casync.shutdown import end_with, start_thread
 from hipress.channel import Channel, Exchange, Piece, rows
-from hipress.errors import ConfigError, StateError
+from hipress.errors import ConfigError, HipressError, StateError
 from hipress.weights import delta_files
 from hipress.weights.delta_files import ANCHOR, DELTA, INDEX
 
@@ -44,6 +46,7 @@ class Transport:
         """
         self._folder, self._version = folder, version
         self._error: BaseException | None = None
+        self._left = False
         self._channel = Channel.of(group, "weights", timeout=timeout)
         self.close = end_with(self, self._channel.close)
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
@@ -67,6 +70,7 @@ class Transport:
 
     def send(self, version: int) -> None:
         """Send the folders that lead the receivers to a version; all have it afterwards."""
+        self._channel.failures.refuse()
         with self._channel.failures.scope(version, f"version {version}"):
             for folder in self._way(version):
                 for path in (*sorted(folder.glob("*.safetensors")), folder / INDEX):
@@ -75,14 +79,21 @@ class Transport:
                 self._reached = min(each for each, _ in self._tell(self._version, sends=True))
 
     def end(self) -> None:
-        """Tell the receivers that no version follows, and close."""
-        if not self._channel.failed:
+        """Tell the receivers that no version follows, unless they have left, and close."""
+        with suppress(CasyncError, HipressError):
             self._give(_header("", 0))
         self.close()
 
     def start(self) -> None:
         """Write what the sender sends, in a thread."""
-        start_thread(self._receive, "hipress-weights")
+        self._thread = start_thread(self._receive, "hipress-weights")
+
+    def leave(self) -> None:
+        """End the thread; if versions may follow, the other ranks fail, and are told why."""
+        if self._thread.is_alive():
+            self._left = True
+            self._channel.failures.fail(HipressError("its receiver was closed"), self._version)
+        self._thread.join()
 
     def refuse_failed(self) -> None:
         """Raise the error that ended the thread."""
@@ -127,7 +138,8 @@ class Transport:
                         self._tell(self._version, sends=False)
         except BaseException as error:
             self._error = error
-            log.error("%s: no version will follow: %s", self._folder, error)
+            if not self._left:
+                log.error("%s: no version will follow: %s", self._folder, error)
         self.close()
 
     def _receive_file(self) -> Path | None:

@@ -840,6 +840,7 @@ def test_files_of_many_blocks_travel_as_they_are(tmp_path):
     [
         ("full", "NotADirectoryError: .*/1/from"),
         ("killed", "rank 1 ended"),
+        ("left", "rank 1 failed.*: its receiver was closed|^HipressError: its receiver was closed"),
         ("late", "ConfigError: transport: rank 1 has version 5, and version 0 is the last that"),
         ("silent", "rank 0 did not answer in step 0 .*peer 0, task `recv"),
     ],

@@ -271,8 +271,8 @@ def sent_to_those_behind(rank, world_size, folder):
 
 
 def sent_in_vain(rank, world_size, folder, how):
-    """Rank 0 publishes to the others, of which rank 1 has no room, is killed, or comes with a later
-    version; all others' errors."""
+    """Rank 0 publishes to the others, of which rank 1 has no room, leaves, is killed, or comes with
+    a later version; all others' errors."""
     here, made = Path(folder, str(rank)), tensors()
     save(made, here / "checkpoint")
     options = {"transport": dist.group.WORLD, "timeout": SILENCE if how == "silent" else HANG}
@@ -291,6 +291,8 @@ def sent_in_vain(rank, world_size, folder, how):
             (here / "from").write_text("no folder")
         elif rank == 1 and how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif rank == 1 and how == "left":
+            receiver.close()
         receiver.wait(2, HANG)
     except (hipress.HipressError, OSError) as error:
         if how == "silent" and rank:
@@ -332,8 +334,10 @@ def sent_again(rank, world_size, folder):
                 found.append(publisher.publish())
             continue
         save(made, here / "checkpoint")
-        receiver = hipress.Receiver(here / "checkpoint", here / "from", transport=dist.group.WORLD)
-        receiver.wait(1, HANG)
-        receiver.apply(1)
-        found.append(receiver.version)
+        with hipress.Receiver(
+            here / "checkpoint", here / "from", transport=dist.group.WORLD
+        ) as receiver:
+            receiver.wait(1, HANG)
+            receiver.apply(1)
+            found.append(receiver.version)
     return found
