@@ -51,7 +51,7 @@ def jobs(name: str, n: int) -> dict[str, tuple[Job, float]]:
     table, at = np.array([[0, n, 0, 0, 0]], np.int64), np.zeros(1, np.int64)
     out, spare = (codec.arrays.zeros(codec.payload_bytes(n), "uint8") for _ in range(2))
     state = codec.init_state(n) if codec.stateful else None
-    moved = moved_by(codec.module, feed=state is not None)
+    moved = moved_by(codec.module, with_states=state is not None)
     used = codec.encode_batch(view, table, out, at).copy()
     share = float(used[0]) / n
     by_name: dict[str, tuple[Job, float]] = {

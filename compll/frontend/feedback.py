@@ -163,7 +163,7 @@ def update(module: Module, x: Expr, value: Expr) -> Expr:
 
 
 def _held(module: Module) -> Expr:
-    return module.pool.make("state", (), Type("float", "n"), module.fed_state)
+    return module.pool.make("state", (), Type("float", "n"), module.feedback_state)
 
 
 def _part(module: Module, value: Expr) -> Expr:

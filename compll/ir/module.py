@@ -155,7 +155,7 @@ class Module:
         return (*self.fields, STATUS) if self.status else self.fields
 
     @property
-    def fed_state(self) -> str:
+    def feedback_state(self) -> str:
         """The state of feedback."""
         return REFERENCE if self.differences else RESIDUAL
 

@@ -399,7 +399,7 @@ class Arrays(Values):
         g = self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
         if not (self.with_states and self.module.feedback):
             return g
-        held = self.load(self.states[self.module.fed_state])
+        held = self.load(self.states[self.module.feedback_state])
         if self.module.differences:
             return self.make("sub", [g, held], "f32", "lane")
         if self.module.decay != 1:

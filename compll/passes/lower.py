@@ -295,14 +295,14 @@ def encode(module: Module, with_states: bool, kind: Kind = "encode") -> Kernel:
     for f in module.fields:
         with blamed(f.name):
             arrays.store(values, f)
-    told = status(values) if module.status else None
+    flag = status(values) if module.status else None
     if module.decoded is not None:
         update(values, module.decoded)
     elif with_states:
-        decoded = result(values, told)
+        decoded = result(values, flag)
         left = decoded if module.feedback else None
         with blamed(next(iter(module.updates), "")):
-            settle(values, decoded, left, back=True, told=told)
+            settle(values, decoded, left, back=True, flag=flag)
     fuse(kernel)
     return kernel
 
@@ -315,10 +315,10 @@ def incoming(values: Arrays) -> Value:
     """The decoded incoming payload; NaN if its status byte tells of a NaN or infinity."""
     reader = Arrays(values.module, values.kernel, OPERATIONS, with_states=False)
     reader.made = values.made
-    return or_nan(values, reader.of(values.module.decode), told_by(values))
+    return or_nan(values, reader.of(values.module.decode), incoming_flag(values))
 
 
-def told_by(values: Arrays) -> Value | None:
+def incoming_flag(values: Arrays) -> Value | None:
     """The condition that an incoming payload's status byte tells of a NaN or infinity; None if
     payloads have none."""
     if not values.module.status:
@@ -335,9 +335,9 @@ def status(values: Arrays) -> Value:
     values.kernel.steps.append(Walk(folds=[fold]))
     largest = values.make("total", [fold], "i32", "piece", "max")
     least = values.make("const", (), "i32", "piece", INFINITE)
-    told = values.make("ge", [largest, least], "bool", "piece")
-    values.kernel.steps.append(Store(Array.of(STATUS, "payload"), values.whole(told)))
-    return told
+    flag = values.make("ge", [largest, least], "bool", "piece")
+    values.kernel.steps.append(Store(Array.of(STATUS, "payload"), values.whole(flag)))
+    return flag
 
 
 def gradient(module: Module) -> Expr:
@@ -350,7 +350,7 @@ def update(values: Arrays, decoded: Expr) -> None:
     module = values.module
     new = dict(module.updates) if values.with_states else {}
     if values.with_states and module.feedback:
-        new[module.fed_state] = feedback.update(module, gradient(module), decoded)
+        new[module.feedback_state] = feedback.update(module, gradient(module), decoded)
     selections.store_states(values, {n: e for n, e in new.items() if e.type.shape == "n"})
     if not module.selections:
         back = Store(GRADIENT, values.lanes(values.of(decoded)), back=True)
@@ -372,40 +372,40 @@ def decode(module: Module, adds: bool, check: Kernel | None) -> Kernel:
     )
     values = opened(module, kernel, with_states=False)
     placed, steps = result(values), kernel.steps
-    told = told_by(values)
+    flag = incoming_flag(values)
     if isinstance(placed, Placed):
         zero = values.make("const", (), "f32", "piece", 0.0)
-        fill = Store(GRADIENT, or_nan(values, zero, told))
+        fill = Store(GRADIENT, or_nan(values, zero, flag))
         scattered = Store(GRADIENT, placed.value, place=placed.place, adds=adds)
         walk = Walk([scattered], domain=Domain("kept", placed.selection))
-        if told is None:
+        if flag is None:
             steps += [walk] if adds else [fill, walk]
         else:
-            steps += [When(told, True, [fill]) if adds else fill, When(told, False, [walk])]
+            steps += [When(flag, True, [fill]) if adds else fill, When(flag, False, [walk])]
     else:
         if adds:
             placed = values.make("add", [values.load(GRADIENT), placed], "f32", "lane")
-        steps.append(Walk([Store(GRADIENT, or_nan(values, placed, told))]))
+        steps.append(Walk([Store(GRADIENT, or_nan(values, placed, flag))]))
     fuse(kernel)
     return kernel
 
 
-def result(values: Arrays, told: Value | None = None) -> Value | Placed:
-    """The decoded gradient; NaN if `told`, the condition that the input was not finite, holds."""
+def result(values: Arrays, flag: Value | None = None) -> Value | Placed:
+    """The decoded gradient; NaN if `flag`, the condition that the input was not finite, holds."""
     decode = values.module.decode
     with blamed("decode"):
         if decode.op == "scatter":
             result = selections.placed(values, decode)
-            return replace(result, value=or_nan(values, result.value, told))
-        return or_nan(values, values.lanes(values.of(decode)), told)
+            return replace(result, value=or_nan(values, result.value, flag))
+        return or_nan(values, values.lanes(values.of(decode)), flag)
 
 
-def or_nan(values: Arrays, value: Value, told: Value | None) -> Value:
-    """The value; NaN if `told`, the condition that the input was not finite, holds."""
-    if told is None:
+def or_nan(values: Arrays, value: Value, flag: Value | None) -> Value:
+    """The value; NaN if `flag`, the condition that the input was not finite, holds."""
+    if flag is None:
         return value
     nan = values.make("const", (), "f32", "piece", float("nan"))
-    return values.make("where", [told, nan, value], "f32", value.level)
+    return values.make("where", [flag, nan, value], "f32", value.level)
 
 
 def check(module: Module) -> Kernel:
@@ -457,12 +457,12 @@ def closing(module: Module, with_states: bool) -> Kernel:
 
 def settle(
     values: Arrays, decoded: Value | Placed, left: Value | Placed | None, *, back: bool,
-    told: Value | None = None,
+    flag: Value | None = None,
 ) -> None:  # fmt: skip
     """Store decoded values in the gradient, and new values in the states.
 
     left: the values that the residual subtracts from its input. back: store the gradient only if
-    the caller wants that. told: condition that the input was not finite; decoded values are NaN
+    the caller wants that. flag: condition that the input was not finite; decoded values are NaN
     then.
     """
     v, module, steps = values, values.module, values.kernel.steps
@@ -480,9 +480,9 @@ def settle(
     ]  # fmt: skip
     after: list[Store] = []
     if left is not None:
-        stores.append(residual(values, left, after, told))
+        stores.append(residual(values, left, after, flag))
     if isinstance(decoded, Placed):
-        zero = or_nan(v, v.lanes(v.make("const", (), "f32", "piece", 0.0)), told)
+        zero = or_nan(v, v.lanes(v.make("const", (), "f32", "piece", 0.0)), flag)
         stores.append(Store(GRADIENT, zero, back=back))
         after.append(Store(GRADIENT, decoded.value, back=back, place=decoded.place))
         steps += [Walk(stores), Walk(after, domain=Domain("kept", decoded.selection))]
@@ -495,7 +495,7 @@ def settle(
     steps += numbers
 
 
-def residual(values: Arrays, left: Value | Placed, after: list[Store], told: Value | None) -> Store:
+def residual(values: Arrays, left: Value | Placed, after: list[Store], flag: Value | None) -> Store:
     """The store of the residual: input minus `left`. Stores of few elements, which follow, are
     added to `after`."""
     v = values
@@ -513,7 +513,7 @@ def residual(values: Arrays, left: Value | Placed, after: list[Store], told: Val
     finite = v.make("isfinite", [stored], "bool", "lane")
     kept = v.make("where", [finite, rest, before], "f32", "lane")
     after.append(Store(f, kept, place=place))
-    return Store(f, or_nan(v, given, told))
+    return Store(f, or_nan(v, given, flag))
 
 
 def moves(e: Expr) -> bool:

@@ -18,10 +18,10 @@ from compll.ir.tile import (
     Op,
     Store,
     Value,
+    Walk,
     flat,
     order_inside,
 )
-from compll.ir.tile import Walk as TileWalk
 from compll.passes import fusion, lower
 
 #: elements of the tensor for which sizes are given; steps that move less than SMALL bytes an
@@ -35,8 +35,8 @@ WORD = 4.0  # bytes of an element of the gradient, or of its key
 
 
 @dataclass(frozen=True)
-class Walk:
-    """A walk over memory: the names of arrays that it reads and writes, and bytes per element of
+class Pass:
+    """A pass over memory: the names of arrays that it reads and writes, and bytes per element of
     the gradient.
 
     needs: values of the whole tensor that earlier walks made for it.
@@ -58,7 +58,7 @@ class Traffic:
     """
 
     kernel: Kernel
-    walks: tuple[Walk, ...]
+    walks: tuple[Pass, ...]
     least: float
     chain: int
 
@@ -73,13 +73,13 @@ class Traffic:
         return sum(w.read + w.written for w in self.walks)
 
 
-def traffic_of(module: Module, *, feed: bool) -> Traffic:
+def traffic_of(module: Module, *, with_states: bool) -> Traffic:
     """Memory traffic of an encode without write-back, bytes per element of the gradient.
 
     Selected elements are too few to count, unless they are drawn ones. So are samples, and searches
     that run only under a condition.
     """
-    kernel = lower.encode(module, feed)
+    kernel = lower.encode(module, with_states)
     sizes = Sizes(kernel)
     walks = [moved for step in searched(kernel.steps) if (moved := sizes.walk(step)) is not None]
     return Traffic(kernel, tuple(walks), sizes.least(), sizes.depth())
@@ -91,7 +91,7 @@ def searched(steps: list[Op]) -> list[Op]:
     return [
         inner_step
         for step, inner_step in every
-        if inner_step is step or isinstance(inner_step, TileWalk)
+        if inner_step is step or isinstance(inner_step, Walk)
     ]
 
 
@@ -118,7 +118,7 @@ class Sizes:
         """Bytes of an array, per element of the gradient."""
         return item(array.storage) * self.domain(array.domain)
 
-    def walk(self, step: Op) -> Walk | None:
+    def walk(self, step: Op) -> Pass | None:
         """Bytes that a step reads and writes; None if they are few."""
         reads: dict[str, float] = {}
         writes: dict[str, float] = {}
@@ -135,7 +135,7 @@ class Sizes:
                 writes["keys"] = reads["keys"] = WORD * self.domain(step.views[0].domain)
             elif step.routine not in SEARCHES:
                 writes = {a.name: self.array(a) for a in step.made}
-        elif isinstance(step, TileWalk):
+        elif isinstance(step, Walk):
             stores = [s for s in step.stores if not s.back]
             if step.stores and not (stores or step.folds or step.compacts):
                 return None  # for the write-back alone, which an encode for training does not need
@@ -147,7 +147,7 @@ class Sizes:
         reads, writes = ({k: v for k, v in each.items() if v} for each in (reads, writes))
         read, written = sum(reads.values()), sum(writes.values())
         large = max([0.0, *reads.values(), *writes.values()]) > SMALL
-        return Walk(tuple(reads), tuple(writes), read, written, needs) if large else None
+        return Pass(tuple(reads), tuple(writes), read, written, needs) if large else None
 
     def stored(self, s: Store, size: float) -> float:
         """Bytes that a walk over so many elements stores."""
@@ -189,7 +189,7 @@ class Sizes:
 
     def stores(self, step: Op) -> bool:
         """True for a walk over all elements that stores or selects some."""
-        if not isinstance(step, TileWalk) or self.domain(step.domain) <= SMALL:
+        if not isinstance(step, Walk) or self.domain(step.domain) <= SMALL:
             return False
         return bool(step.compacts) or any(not s.back for s in step.stores)
 
@@ -198,7 +198,7 @@ class Sizes:
         if isinstance(step, Call):
             large = any(self.domain(view.domain) > SMALL for view in step.views)
             return step.routine in WHOLE and large and not samples(step)
-        return isinstance(step, TileWalk) and bool(step.folds) and self.domain(step.domain) > SMALL
+        return isinstance(step, Walk) and bool(step.folds) and self.domain(step.domain) > SMALL
 
 
 def samples(call: Call) -> bool:
@@ -215,13 +215,14 @@ def item(storage: Storage) -> float:
 class Merge:
     """Bytes per element of the gradient that decoding moves, alone and together with an encode.
 
-    fused: decode, add and encode as one kernel; None if they cannot be one. apart: as two kernels.
+    fused: decode, add and encode as one kernel; None if they cannot be one. separate:
+    as two kernels.
     """
 
     payload: float
     decode: float
     add: float
-    apart: float
+    separate: float
     fused: float | None
 
 
@@ -234,6 +235,6 @@ def merge_traffic(module: Module, encode: Traffic) -> Merge:
     sizes = Sizes(encode.kernel)
     fields = [Array.of(f, "payload") for f in module.fields if f.shape in ("n", "group")]
     payload = sum(map(sizes.array, fields))
-    apart = payload + 8 + encode.moved
+    separate = payload + 8 + encode.moved
     fused = payload + encode.moved if lower.hops(module, encode.kernel) else None
-    return Merge(payload, payload + 4, payload + 8, apart, fused)
+    return Merge(payload, payload + 4, payload + 8, separate, fused)

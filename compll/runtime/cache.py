@@ -85,10 +85,10 @@ def folder(kind: str) -> Path:
         need_room(path)
         return path
     except OSError as why:
-        told: object = why
+        text: object = why
         if not isinstance(why, ForeignError):
-            told = f"{path} cannot be written ({why.strerror}): name another folder by COMPLL_CACHE"
-        log.warning("%s: kernels are compiled for this process alone", told)
+            text = f"{path} cannot be written ({why.strerror}): name another folder by COMPLL_CACHE"
+        log.warning("%s: kernels are compiled for this process alone", text)
         return temporary(kind)
 
 

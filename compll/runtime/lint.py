@@ -192,7 +192,7 @@ def cost_warnings(module: Module) -> list[Diagnostic]:
     blamed = _cause(module)
     if blamed is None:
         return []
-    traffic = traffic_of(module, feed=bool(module.states))
+    traffic = traffic_of(module, with_states=bool(module.states))
     if traffic.moved <= FACTOR * traffic.least:
         return []
     span, cause, hint = blamed

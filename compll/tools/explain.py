@@ -15,12 +15,11 @@ from compll.ir.module import REFERENCE, Field, Module
 from compll.ir.static import Number as HostNumber
 from compll.ir.static import evaluate
 from compll.ir.storage import WITH_BITS
-from compll.ir.tile import FIELDS, Kernel, Op, Store, Value, When, order
+from compll.ir.tile import FIELDS, Kernel, Op, Store, Value, Walk, When, order
 from compll.ir.tile import Call as Routine
-from compll.ir.tile import Walk as TileWalk
 from compll.ir.tile import text as tile_text
 from compll.passes import fusion, lower
-from compll.passes.traffic import Traffic, Walk, merge_traffic, traffic_of
+from compll.passes.traffic import Pass, Traffic, merge_traffic, traffic_of
 from compll.runtime.codec import Codec
 
 # ---- artifacts ----------------------------------------------------------------------------------
@@ -155,7 +154,7 @@ SIZES = (1, 1000, 1_000_000, 100_000_000)
 
 def encode_traffic(module: Module) -> Traffic:
     """Memory traffic of the encode with state, or of the only encode."""
-    return traffic_of(module, feed=bool(module.states))
+    return traffic_of(module, with_states=bool(module.states))
 
 
 def stage(name: str, spec: Spec, codec: Codec, target: str) -> str:
@@ -233,7 +232,7 @@ def _feedback(module: Module) -> Iterator[str]:
         yield "decode mixes elements: no feedback, and write-back decodes the payload"
     if module.feedback and module.decoded is not None:
         g = module.pool.make("input", (), Type("float", "n"), _fed(module))
-        yield f"{module.fed_state} = {text(feedback.update(module, g, module.decoded))}"
+        yield f"{module.feedback_state} = {text(feedback.update(module, g, module.decoded))}"
     for name, expr in module.updates.items():
         yield f"{name} = {text(expr)}"
 
@@ -268,7 +267,7 @@ def passes(module: Module) -> Iterator[str]:
         when = ""
         if isinstance(step, When):
             when = f", only where {text.named(step.condition)} is {step.wanted}"
-        if isinstance(inner, TileWalk):
+        if isinstance(inner, Walk):
             number += 1
             kept = f"elements of {inner.domain.of}"
             over = {"kept": kept, "matrix": "a matrix"}.get(inner.domain.kind, tile)
@@ -289,8 +288,8 @@ class _Passes:
         self.states = dict(self.module.updates)
         if self.module.feedback and self.module.decoded is not None:
             g = self.module.pool.make("input", (), Type("float", "n"), "g")
-            fed = feedback.update(self.module, g, self.module.decoded)
-            self.states[self.module.fed_state] = fed
+            state = self.module.feedback_state
+            self.states[state] = feedback.update(self.module, g, self.module.decoded)
 
     def named(self, value: Value) -> str:
         """The expression that a value computes, or is a part of."""
@@ -311,7 +310,7 @@ class _Passes:
         made = (e for v, e in self.kernel.exprs.items() if v.attr in step.made)
         return next(map(self.text, made), step.routine)
 
-    def walk(self, walk: TileWalk) -> Iterator[str]:
+    def walk(self, walk: Walk) -> Iterator[str]:
         """The parts of a walk."""
         reads = {v.attr.name for v in walk.values
                  if v.level == "lane" and v.op in ("load", "unpack", "at", "spread")}  # fmt: skip
@@ -396,11 +395,11 @@ def merges(module: Module, encode: Traffic) -> Iterator[str]:
         yield (
             "decode, add and encode in one kernel (cuda; cpu for tiles of 512 elements and more): "
             f"moved {traffic.fused:.4g}, "
-            f"least possible {size + encode.least:.4g} (as two kernels {traffic.apart:.4g})"
+            f"least possible {size + encode.least:.4g} (as two kernels {traffic.separate:.4g})"
         )
 
 
-def _touched(walk: Walk, before: set[str]) -> str:
+def _touched(walk: Pass, before: set[str]) -> str:
     """Arrays that a walk touches, with bytes per element."""
     names = ", ".join(f"{name} again" if name in before else name for name in walk.reads)
     writes = f"writes {', '.join(walk.writes)} ({walk.written:.4g} B)"

@@ -211,10 +211,10 @@ def bytes_moved(bench: Bench, operation: str) -> float:
     """Bytes per element of the gradient that an operation reads and writes."""
     module = bench.codec.module
     if operation.startswith("encode"):
-        return traffic_of(module, feed=operation == "encode_feedback").moved
+        return traffic_of(module, with_states=operation == "encode_feedback").moved
     payload = bench.payload / bench.elements
     if operation == "merge":
-        return payload + traffic_of(module, feed=bench.codec.stateful).moved + 4.0
+        return payload + traffic_of(module, with_states=bench.codec.stateful).moved + 4.0
     if operation == "decode":
         return payload + 4.0
     if module.decode.op == "scatter":

@@ -53,6 +53,16 @@ def joined(a: int, b: int) -> int:
 
 
 @routine
+def ending(count: int) -> int:
+    total = 0
+    for i in range(count):
+        total += i
+    else:
+        total = -1
+    return total
+
+
+@routine
 def early(count: int) -> int:
     if count > 1:
         return 1
@@ -128,6 +138,11 @@ def test_tree(printed, printer, weights, depths):
 def test_a_return_inside_a_branch_is_refused():
     with pytest.raises(TypeError, match="no such statement: return 1"):
         in_cuda(early)
+
+
+def test_a_loop_has_no_else():
+    with pytest.raises(TypeError, match="no such statement: for i in range"):
+        in_cuda(ending)
 
 
 def test_conditions_are_not_joined_by_words():

@@ -123,7 +123,7 @@ class TileKernels:
         if how.writeback and not back:
             self.decode_batch(out, table, at, used, x, add=False, step=how.step)
         elif back and self.module.status:
-            self.write_told(x, table, out, at, used)
+            self.write_flagged(x, table, out, at, used)
         return used
 
     def scaled(self, x: F32, table: I64, how: Encoding) -> tuple[F32, Encoding]:
@@ -138,7 +138,7 @@ class TileKernels:
                 x[start : start + n] *= np.float32(how.scale)
         return x, replace(how, scale=1.0, incoming=None)
 
-    def write_told(self, x: F32, table: I64, out: U8, at: I64, used: I64) -> None:
+    def write_flagged(self, x: F32, table: I64, out: U8, at: I64, used: I64) -> None:
         """Decode payloads whose status byte is set, into x: encode knows it only after it has
         written x back."""
         rows = np.flatnonzero(used)

@@ -45,8 +45,8 @@ class Kernels(Launching):
             state, table = self.fresh(table)
         back = how.writeback and self.source.plans[self.plan_of(state)].writes_back
         launch = self if how.incoming is None else self.hop()
-        told = how if how.writeback == back else replace(how, writeback=back)
-        used = launch.launch_encode(x, table, out, at, state, told)
+        given = how if how.writeback == back else replace(how, writeback=back)
+        used = launch.launch_encode(x, table, out, at, state, given)
         if how.writeback and not back:
             self.decode(out, table, at, used, x, add=False, step=how.step)
         return used
@@ -115,7 +115,7 @@ class Kernels(Launching):
         how: Encoding,
     ) -> Any:
         """Encode a round's payload for every piece; see Codec.encode_round."""
-        name = f"round{number}{self.feeds(state)}"
+        name = f"round{number}{self.suffix(state)}"
         given = (out, self.place(at), before[:number])
         self.round(name, x, table, given, state, how)
         round_ = rounds(self.module)[number]
@@ -132,9 +132,9 @@ class Kernels(Launching):
     ) -> None:
         """Decode all ranks' sums and update the states; see Codec.decode_rounds."""
         given = (None, None, sums[: len(self.module.rounds)])
-        self.round(f"rounds{self.feeds(state)}", x, table, given, state, how)
+        self.round(f"rounds{self.suffix(state)}", x, table, given, state, how)
 
-    def feeds(self, state: Mapping[str, Any] | None) -> str:
+    def suffix(self, state: Mapping[str, Any] | None) -> str:
         """Suffix of the names of plans with states."""
         return "_feed" if state is not None and self.module.states else ""
 

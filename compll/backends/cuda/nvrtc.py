@@ -48,9 +48,9 @@ def compiled(text: str, arch: str, *options: str) -> tuple[bytes, dict[str, Reso
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(text, "compll.cu", (), ())
-    told = (f"--gpu-architecture={arch}", *OPTIONS, "--ptxas-options=-v", *options)
+    flags = (f"--gpu-architecture={arch}", *OPTIONS, "--ptxas-options=-v", *options)
     try:
-        nvrtc.compileProgram(program, told)
+        nvrtc.compileProgram(program, flags)
         if arch.startswith("compute"):
             return bytes(nvrtc.getPTX(program)), {}
         return complete(nvrtc.getCUBIN(program)), resources(nvrtc.getProgramLog(program))

@@ -43,7 +43,7 @@ def items(domain: Domain, module: Module, params: Mapping[str, Number], n: int) 
     if domain.kind == "kept":
         return limits(module, n, params)[domain.of]
     if domain.kind == "sample":
-        return max(1, as_count(told(domain.dims[0], params, n), n))
+        return max(1, as_count(host_number(domain.dims[0], params, n), n))
     rows, cols = extents(domain.dims[:2], n)
     if domain.kind == "matrix":
         return rows * cols
@@ -62,7 +62,7 @@ def _of_field(domain: Domain, module: Module, params: Mapping[str, Number], n: i
     return -(-bits // (CHUNK if domain.kind == "chunks" else CHUNK * GROUP))
 
 
-def told(number: object, params: Mapping[str, Number], n: int) -> float:
+def host_number(number: object, params: Mapping[str, Number], n: int) -> float:
     """A number of a spec that does not depend on the step."""
     if isinstance(number, Expr):
         return float(evaluate(number, dict(params) | {"n": n, "step": 0}))
@@ -169,7 +169,7 @@ class Items:
 
     def rounds(self, tries: Expr | int, lengths: Iterable[int]) -> int:
         """Rounds of a search for a threshold, a walk each."""
-        result = [told(tries, self.params, n) for n in lengths]
+        result = [host_number(tries, self.params, n) for n in lengths]
         return walks_of_tries(
             max((int(max(0.0, min(v, MOST_TRIES))) for v in result if v == v), default=0)
         )

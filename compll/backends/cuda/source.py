@@ -212,7 +212,7 @@ def writes_back(kernel: Kernel) -> bool:
     stores = [s for w in kernel.walks for s in w.stores if s.back]
     values = [v for s in stores for v in order([s.value])]
     status = [s.value for s in kernel.steps if isinstance(s, Store) and s.array.name == STATUS.name]
-    return bool(stores) and all(any(v is told.args[0] for v in values) for told in status)
+    return bool(stores) and all(any(v is flag.args[0] for v in values) for flag in status)
 
 
 def sources(module: Module, params: Mapping[str, object]) -> dict[str, str]:
@@ -279,7 +279,7 @@ def check(p: Steps, kernel: Kernel) -> None:
     p.steps(kernel.steps)
 
 
-def moved(module: Module, *, feed: bool) -> float:
+def moved(module: Module, *, with_states: bool) -> float:
     """Bytes that an encode without write-back moves for each element of a large gradient: all, not
     the least.
 
@@ -288,7 +288,7 @@ def moved(module: Module, *, feed: bool) -> float:
     Steps under a condition, samples, selected elements and work on streams of varying length are
     not counted.
     """
-    kernel = lower.encode(module, feed)
+    kernel = lower.encode(module, with_states)
     sizes, total = Sizes(kernel), 0.0
     for step in kernel.steps:
         if isinstance(step, When):

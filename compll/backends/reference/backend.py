@@ -58,7 +58,7 @@ def begin(run: Run, x: F32, states: State | None, scale: np.float32) -> None:
         run.inputs[s.name] = _state(run, s, None if states is None else states[s.name])
     run.inputs["g"] = x * scale
     if module.feedback and states is not None:
-        held = run.inputs[module.fed_state]
+        held = run.inputs[module.feedback_state]
         if module.differences:
             run.inputs["g"] = x * scale - held
         else:
@@ -84,7 +84,7 @@ def settle(run: Run, states: State, decoded: F32 | None) -> None:
     new = dict(module.updates)
     if module.feedback and module.decoded is not None:
         g = module.pool.make("input", (), Type("float", "n"), "g")
-        new[module.fed_state] = feedback.update(module, g, module.decoded)
+        new[module.feedback_state] = feedback.update(module, g, module.decoded)
     # copies: a value may be a state's own memory, which another update overwrites
     values = {n: np.array(run.value(e), np.float32).reshape(-1) for n, e in new.items()}
     if module.feedback and module.decoded is None:

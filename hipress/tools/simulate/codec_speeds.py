@@ -36,7 +36,7 @@ def memory_traffic(codec: Codec) -> Traffic:
     from compll.passes.traffic import traffic_of
 
     module = cast("Compiled", codec).module
-    encode = traffic_of(module, feed=bool(module.states)).moved
+    encode = traffic_of(module, with_states=bool(module.states)).moved
     decode, fused = _decode_traffic(codec, module)
     hop = decode + encode if fused is None else fused
     return Traffic(encode / FLOAT_BYTES, decode / FLOAT_BYTES, hop / FLOAT_BYTES)
@@ -53,7 +53,7 @@ def _decode_traffic(codec: Codec, module: Module) -> tuple[float, float | None]:
         return 3 * payload, None
     if module.decoded is None or any(field.layout.recoded for field in module.fields):
         return payload + 2 * FLOAT_BYTES, None
-    encode = traffic_of(module, feed=bool(module.states))
+    encode = traffic_of(module, with_states=bool(module.states))
     traffic = merge_traffic(module, encode)
     return traffic.add, traffic.fused
 
