@@ -32,6 +32,7 @@ from compll.files import write_json
 from hipress.tools.run.ending import orderly_end
 from hipress.weights.delta_files import Item, write_tensors
 from hipress.weights.deltas import ENCODINGS
+from hipress.weights.folders import lasting
 
 RATES = (1e-7, 1e-6, 1e-5, 1e-4)
 LINKS = ("1gbit", "100mbit")
@@ -91,7 +92,8 @@ def save(state: State, folder: Path) -> None:
         n: Item("BF16", tuple(t.shape), t.contiguous().view(torch.uint8).numpy().tobytes())
         for n, t in state.items()
     }
-    write_tensors(folder / "model.safetensors", items, {})
+    with lasting(folder / "model.safetensors") as file:
+        write_tensors(file, items, {})
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""Folders of versions, and the safetensors files in them.
+"""Versions: folders with an index, and the safetensors files in them.
 
     to/weight_v000007/model-00001-of-00002.safetensors   differences from version 6
                       model.safetensors.index.json       written last: it publishes
@@ -12,28 +12,22 @@ and two that those skip: `base_checksums`, of all tensors of the base, and `run`
 from __future__ import annotations
 
 import json
-import logging
 import math
 import operator
-import os
 import re
-import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from io import BufferedWriter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from hipress.errors import StateError
 from hipress.weights.deltas import ENCODINGS, FULL, Bytes
+from hipress.weights.folders import INDEX, Folder
 
-log = logging.getLogger("hipress")
-INDEX = "model.safetensors.index.json"
 DELTA, ANCHOR = "weight", "anchor"  # kinds of folders
 _FOLDER = re.compile(rf"({DELTA}|{ANCHOR})_v(\d{{6,18}})")
 _FILE = re.compile(r"[\w.-]+\.safetensors")
@@ -73,28 +67,7 @@ class Item(NamedTuple):
     data: bytes
 
 
-@contextmanager
-def lasting(path: Path) -> Iterator[BufferedWriter]:
-    """A new file that is there as a whole or not at all, also after a crash of the machine."""
-    from compll.files import replacing  # importing compll takes a while
-
-    with replacing(path) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new, renamed and removed names of a folder last."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def write_tensors(path: Path, items: Mapping[str, Item], notes: Mapping[str, str]) -> None:
+def write_tensors(file: IO[bytes], items: Mapping[str, Item], notes: Mapping[str, str]) -> None:
     """Write a safetensors file."""
     header: dict[str, Any] = {"__metadata__": dict(notes)}
     at = 0
@@ -103,24 +76,24 @@ def write_tensors(path: Path, items: Mapping[str, Item], notes: Mapping[str, str
         at += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with lasting(path) as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for item in items.values():
-            file.write(item.data)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for item in items.values():
+        file.write(item.data)
 
 
-def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Places of all tensors of a safetensors file, and its notes.
+def read_header(path: Path, where: str = "") -> tuple[dict[str, Entry], dict[str, str]]:
+    """Places of all tensors of a safetensors file, and its notes. where: for errors.
 
     Raises StateError for a file that is damaged, cut off or a link, and OSError.
     """
+    where = where or str(path)
     if path.is_symlink():
-        raise StateError(f"{path} is a link: copy the file that it leads to")
+        raise StateError(f"{where} is a link: copy the file that it leads to")
     total = path.stat().st_size
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if total < 8 or size > min(_MOST, total - 8):
-            raise StateError(f"{path} is cut off, or no safetensors file")
+            raise StateError(f"{where} is cut off, or no safetensors file")
         text = file.read(size)
     try:
         header = json.loads(text)
@@ -128,89 +101,90 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
         entries = {n: _entry(path, each, 8 + size, total) for n, each in header.items()}
         return entries, {name: str(note) for name, note in notes.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StateError(f"the header of {path} is damaged: {error}") from error
+        raise StateError(f"the header of {where} is damaged: {error}") from error
 
 
 def _entry(path: Path, each: Mapping[str, Any], begin: int, total: int) -> Entry:
     first, last = map(operator.index, each["data_offsets"])
     shape = tuple(map(operator.index, each["shape"]))
     if not 0 <= first <= last <= total - begin:
-        raise StateError(f"bytes {first} to {last} lie beyond the end of {path}")
+        raise StateError(f"bytes {first} to {last} lie beyond its end, it is cut off")
     dtype = DTYPES.get(each["dtype"])
     fits = dtype is None or math.prod(shape) * dtype.itemsize == last - first
     if not fits or min(shape, default=0) < 0:
-        raise StateError(f"{last - first} bytes for {each['dtype']} {shape} in {path}")
+        raise StateError(f"{last - first} bytes for {each['dtype']} {shape}")
     return Entry(path, each["dtype"], shape, begin + first, last - first)
 
 
 @dataclass(frozen=True)
-class Version:
-    """A published version, or a step to it."""
+class Index:
+    """The index of a published version, or of a step to it."""
 
+    folder: str
     number: int
     base: int  # version that the differences are from; -1 for all weights
     encoding: str
     checksum: str  # kind
     run: str
     base_checksums: Mapping[str, str]
+    files: Mapping[str, set[str]]  # names of tensors by file
+
+
+@dataclass(frozen=True)
+class Version(Index):
+    """The same with the places of its tensors."""
+
     checksums: Mapping[str, str]  # of the new state, by tensor
     entries: Mapping[str, Entry]
 
 
-def folder_of(source: Path, kind: str, number: int) -> Path:
+def name_of(kind: str, number: int) -> str:
     """The folder of a version."""
-    return source / f"{kind}_v{number:06d}"
+    return f"{kind}_v{number:06d}"
 
 
-def checked_name(text: str) -> Path:
+def checked_name(text: str) -> str:
     """The name of a file with its folder. Raises StateError if it is not one of a version."""
     folder, _, file = text.partition("/")
     if not _FOLDER.fullmatch(folder) or not (file == INDEX or _FILE.fullmatch(file)):
         raise StateError(f"{text!r} is no file of a version")
-    return Path(folder, file)
+    return text
 
 
-def number_of(folder: Path) -> int:
+def number_of(folder: str) -> int:
     """The version of a folder."""
-    return int(folder.name.rpartition("_v")[2])
+    return int(folder.rpartition("_v")[2])
 
 
-def remove(folder: Path) -> None:
-    """Remove a version, index first; only log an error."""
-    try:
-        (folder / INDEX).unlink()
-        shutil.rmtree(folder)
-    except OSError as error:
-        log.warning("%s was not removed: %s", folder, error)
-
-
-def numbers(source: Path, kind: str, *, published: bool = True) -> list[int]:
+def numbers(source: Folder, kind: str, *, published: bool = True) -> list[int]:
     """Versions in a folder, sorted; of those that are not published the folder has no index."""
     found = []
-    for path in source.iterdir() if source.is_dir() else ():
-        match = _FOLDER.fullmatch(path.name)
-        if match and match[1] == kind and (path / INDEX).is_file() == published:
+    for folder, files in source.versions().items():
+        match = _FOLDER.fullmatch(folder)
+        if match and match[1] == kind and (INDEX in files) == published:
             found.append(int(match[2]))
     return sorted(found)
 
 
 def write_index(
-    folder: Path, metadata: Mapping[str, Any], files: Mapping[str, Iterable[str]]
+    to: Folder, folder: str, metadata: Mapping[str, Any], files: Mapping[str, Iterable[str]]
 ) -> None:
-    """Publish a folder. files: names of tensors by file."""
+    """Publish a version. files: names of tensors by file."""
     weight_map = {name: file for file, names in files.items() for name in names}
     text = json.dumps({"metadata": metadata, "weight_map": weight_map})
-    with lasting(folder / INDEX) as file:
+    with to.writing(f"{folder}/{INDEX}") as file:
         file.write(text.encode())
 
 
-def read_version(folder: Path) -> Version | None:
-    """A published version with the places of its tensors; None if there is no index.
+def read_index(source: Folder, folder: str) -> Index | None:
+    """The index of a version; None if there is none.
 
-    Raises StateError for an index or a file that is damaged, or a name that leads elsewhere.
+    Raises StateError for one that is damaged, or with a name that leads elsewhere, and OSError.
     """
+    where = f"{source}/{folder}/{INDEX}"
     try:
-        index = read_json(folder / INDEX)
+        with source.open(f"{folder}/{INDEX}") as opened:
+            index = read_json(opened, where)
     except FileNotFoundError:
         return None
     try:
@@ -220,48 +194,51 @@ def read_version(folder: Path) -> Version | None:
         number, base = int(metadata["version"]), int(metadata.get("base_version", -1))
         kind, run = metadata.get("checksum_format", "adler32"), str(metadata.get("run", ""))
         base_checksums = dict(metadata.get("base_checksums", {}))
-        files = sorted({str(file) for file in weight_map.values()})
-        named = set(weight_map)
+        files: dict[str, set[str]] = {str(file): set() for file in weight_map.values()}
+        for name, file in weight_map.items():
+            files[str(file)].add(name)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StateError(f"{folder / INDEX} is damaged: {error!r}") from error
+        raise StateError(f"{where} is damaged: {error!r}") from error
     if encoding not in (*ENCODINGS, FULL) or compression != "zstd":
-        raise StateError(f"{folder}: {encoding!r} with {compression!r} is not known")
+        raise StateError(f"{where}: {encoding!r} with {compression!r} is not known")
     if encoding != FULL and not 0 <= base < number:
-        raise StateError(f"{folder / INDEX}: version {number} from version {base}")
-    entries, checksums = _contents(folder, files)
-    if entries.keys() != named:
-        raise StateError(
-            f"{folder}: {min(entries.keys() ^ named)!r} is in its index or a file only"
-        )
-    if absent := named - checksums.keys():
-        raise StateError(f"{folder}: {min(absent)!r} has no checksum")
-    return Version(
-        number, -1 if encoding == FULL else base, encoding, kind, run, base_checksums, checksums,
-        entries,
-    )  # fmt: skip
+        raise StateError(f"{where}: version {number} from version {base}")
+    if wrong := [file for file in files if not _FILE.fullmatch(file)]:
+        raise StateError(f"{where}: {wrong[0]!r} is not the name of a safetensors file in it")
+    base = -1 if encoding == FULL else base
+    return Index(folder, number, base, encoding, kind, run, base_checksums, files)
 
 
-def _contents(folder: Path, files: Iterable[str]) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Places of tensors in files of this folder, and checksums."""
+def read_version(source: Folder, index: Index, copies: Path) -> Version:
+    """A version with the places of its tensors, in files that may be copied.
+
+    Raises StateError for a file that is damaged or gone, and OSError.
+    """
     entries: dict[str, Entry] = {}
     checksums: dict[str, str] = {}
-    for file in files:
-        if not _FILE.fullmatch(file):
-            raise StateError(f"{folder}: {file!r} is not the name of a safetensors file in it")
+    where = f"{source}/{index.folder}"
+    for file in index.files:
         try:
-            found, notes = read_header(folder / file)
+            path = source.local(f"{index.folder}/{file}", copies)
+            found, notes = read_header(path, f"{where}/{file}")
         except FileNotFoundError as error:
-            raise StateError(f"{folder} lacks {file!r}, or is being removed") from error
+            raise StateError(f"{where} lacks {file!r}, or is being removed") from error
         entries |= found
         checksums |= notes
-    return entries, checksums
+    named = set[str]().union(*index.files.values())
+    if entries.keys() != named:
+        raise StateError(f"{where}: {min(entries.keys() ^ named)!r} is in its index or a file only")
+    if absent := named - checksums.keys():
+        raise StateError(f"{where}: {min(absent)!r} has no checksum")
+    return Version(**vars(index), checksums=checksums, entries=entries)
 
 
-def read_json(path: Path) -> Any:
-    """The contents of a JSON file. Raises StateError if it is none, and FileNotFoundError."""
-    if path.stat().st_size > _MOST:
-        raise StateError(f"{path} is larger than {_MOST} bytes")
+def read_json(file: IO[bytes], where: object) -> Any:
+    """The contents of a JSON file. Raises StateError if it is none."""
+    text = file.read(_MOST + 1)
+    if len(text) > _MOST:
+        raise StateError(f"{where} is larger than {_MOST} bytes")
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(text)
     except ValueError as error:
-        raise StateError(f"{path} is damaged: {error}") from error
+        raise StateError(f"{where} is damaged: {error}") from error

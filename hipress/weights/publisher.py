@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
 import secrets
-import shutil
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +18,11 @@ from hipress.model.shards import is_sharded, local
 from hipress.weights import delta_files, deltas
 from hipress.weights.delta_files import ANCHOR, DELTA
 from hipress.weights.deltas import ENCODINGS, FULL, Bytes, Part
+from hipress.weights.folders import INDEX, folder_at
 from hipress.weights.transport import Transport
 from hipress.weights.weight_shards import Ranks, span_of
 
 log = logging.getLogger("hipress")
-LOCK = ".publisher"
 _NAMES = {dtype: name for name, dtype in delta_files.DTYPES.items()}
 
 
@@ -63,13 +59,13 @@ class Publisher:
 
         tensors: by the names of the receivers' checkpoint; each `publish` reads them. DTensors must
         be replicated or sharded along dimension 0, and then all ranks of `group` (default: all)
-        make a publisher and publish together. to: a folder that all of them see. encoding: "xor",
-        or "overwrite", which takes 1.5 to 3 times its bytes. anchor_every: versions from an anchor
-        to the next; receivers that come later or are behind begin there. keep: anchors that stay,
-        with the versions after the first of them. dtype: publish floating tensors in this type.
-        transport: a group of this process, or rank 0 of `group`, and of receivers that share no
-        folder with it: they get each version by messages, and its ranks make their receivers
-        meanwhile. timeout: seconds to wait for another rank.
+        make a publisher and publish together. to: a folder that all of them see, or a URL that
+        fsspec knows. encoding: "xor", or "overwrite", which takes 1.5 to 3 times its bytes.
+        anchor_every: versions from an anchor to the next; receivers that come later or are behind
+        begin there. keep: anchors that stay, with the versions after the first of them. dtype:
+        publish floating tensors in this type. transport: a group of this process, or rank 0 of
+        `group`, and of receivers that share no folder with it: they get each version by messages,
+        and its ranks make their receivers meanwhile. timeout: seconds to wait for another rank.
 
         Raises ConfigError for what cannot be published, or if another publisher has the folder.
         """
@@ -81,7 +77,7 @@ class Publisher:
         if group is None and any(map(is_sharded, tensors.values())):
             group = dist.group.WORLD
         self._ranks = Ranks(group, timeout)
-        self._to, self._encoding, self._dtype = Path(to), encoding, dtype
+        self._to, self._encoding, self._dtype = folder_at(to), encoding, dtype
         self._anchor_every, self._keep = anchor_every, keep
         self._thread = ThreadPoolExecutor(1, "hipress-publisher")
         self._job: Future[None] | None = None
@@ -130,16 +126,10 @@ class Publisher:
             if isinstance(transport, dist.ProcessGroup):  # outsiders have a number
                 raise ConfigError("transport: a group of rank 0 of `group` and of the receivers")
             return
-        self._to.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self._to / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        self._unlock = weakref.finalize(self, os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"another publisher has {self._to}: give each a folder") from error
+        self._unlock = self._to.take()
         for kind in (DELTA, ANCHOR):
             for number in delta_files.numbers(self._to, kind, published=False):
-                shutil.rmtree(delta_files.folder_of(self._to, kind, number))  # its writer ended
+                self._to.remove(delta_files.name_of(kind, number))  # its writer ended
             self._version = max(self._version, *delta_files.numbers(self._to, kind), 0)
 
     @property
@@ -225,10 +215,8 @@ class Publisher:
 
     def _run_of_last(self) -> str | None:
         for kind in (DELTA, ANCHOR):
-            folder = delta_files.folder_of(self._to, kind, self._version)
-            if (folder / delta_files.INDEX).exists():
-                index = delta_files.read_json(folder / delta_files.INDEX)
-                return str(index["metadata"].get("run", ""))
+            if index := delta_files.read_index(self._to, delta_files.name_of(kind, self._version)):
+                return index.run
         return None
 
     def _snapshot(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -289,7 +277,7 @@ class Publisher:
     ) -> dict[str, str]:  # fmt: skip
         """Write a folder, whose index comes last; the checksums of the new state. If a rank fails,
         all raise, and there is no index."""
-        folder = delta_files.folder_of(self._to, kind, version)
+        folder = delta_files.name_of(kind, version)
         first = self._ranks.rank == 0
         parts: list[dict[str, Part]] = []
         with self._ranks.together(failure):
@@ -298,7 +286,7 @@ class Publisher:
         sums = self._sums_of_all(self._own_sums(new))
         with self._ranks.together():
             if first:
-                _begin(folder)
+                self._begin(folder)
         try:
             names: list[str] = []
             with self._ranks.together():
@@ -306,13 +294,19 @@ class Publisher:
             files = {self._file(r): each for r, each in enumerate(self._ranks.share(names)) if each}
             with self._ranks.together():
                 if first:
-                    delta_files.write_index(folder, self._metadata(encoding, version), files)
-                    delta_files.sync_folder(self._to)
+                    metadata = self._metadata(encoding, version)
+                    delta_files.write_index(self._to, folder, metadata, files)
         except BaseException:
-            if first and not (folder / delta_files.INDEX).exists():  # else some may have read it
-                shutil.rmtree(folder, ignore_errors=True)
+            if first and INDEX not in self._to.versions().get(folder, ()):  # else it may be read
+                self._to.remove(folder)
             raise
         return sums
+
+    def _begin(self, folder: str) -> None:
+        try:
+            self._to.begin(folder)
+        except FileExistsError as error:
+            raise HipressError(f"another publisher has written {self._to}/{folder}") from error
 
     def _parts(self, encoding: str, states: Mapping[str, torch.Tensor]) -> list[dict[str, Part]]:
         """Differences of this rank's parts, by the rank that writes them."""
@@ -328,7 +322,7 @@ class Publisher:
         return parts
 
     def _write_file(
-        self, folder: Path, encoding: str, got: list[dict[str, Part]], sums: Mapping[str, str]
+        self, folder: str, encoding: str, got: list[dict[str, Part]], sums: Mapping[str, str]
     ) -> list[str]:
         """Write the tensors that are this rank's to write; their names."""
         items = dict[str, delta_files.Item]()
@@ -342,8 +336,8 @@ class Publisher:
                 data = deltas.join(encoding, parts, size)
                 items[name] = delta_files.Item("U8", (len(data),), data)
         if items:
-            path = folder / self._file(self._ranks.rank)
-            delta_files.write_tensors(path, items, {name: sums[name] for name in items})
+            with self._to.writing(f"{folder}/{self._file(self._ranks.rank)}") as file:
+                delta_files.write_tensors(file, items, {name: sums[name] for name in items})
         return list(items)
 
     def _mine(self, number: int) -> bool:
@@ -387,14 +381,7 @@ class Publisher:
         old = [(ANCHOR, n) for n in delta_files.numbers(self._to, ANCHOR) if n < first]
         old += [(DELTA, n) for n in delta_files.numbers(self._to, DELTA) if n <= first]
         for kind, number in old:
-            delta_files.remove(delta_files.folder_of(self._to, kind, number))
-
-
-def _begin(folder: Path) -> None:
-    try:
-        folder.mkdir()
-    except FileExistsError as error:
-        raise HipressError(f"another publisher has written {folder}") from error
+            self._to.remove(delta_files.name_of(kind, number))
 
 
 def _logged(text: str) -> HipressError:

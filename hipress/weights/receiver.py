@@ -6,6 +6,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,15 +21,15 @@ from torch import nn
 from hipress.errors import AgreementTimeout, ConfigError, HipressError, StateError
 from hipress.model.shards import local
 from hipress.weights import delta_files, deltas
-from hipress.weights.delta_files import ANCHOR, DELTA, DTYPES, Entry, Version
+from hipress.weights.delta_files import ANCHOR, DELTA, DTYPES, Entry, Index, Version
 from hipress.weights.deltas import FULL, Bytes
+from hipress.weights.folders import INDEX, folder_at, lasting, sync_folder
 from hipress.weights.redo import RedoWriter, redo
 from hipress.weights.transport import Transport
 from hipress.weights.weight_shards import span_of
 
 log = logging.getLogger("hipress")
 NOTES = ".hipress"  # folder in a checkpoint
-POLL = 0.05  # seconds between looks for a version
 
 
 class Receiver:
@@ -57,22 +58,23 @@ class Receiver:
     ) -> None:
         """Take a checkpoint, and complete what an earlier process began.
 
-        source: the folder of the publisher. version: of a checkpoint that no receiver has had;
-        default: the one in its index, if it is a copy of an anchor, else 0. transport: a group of
-        receivers and the one publisher; then `source` is a folder of this receiver alone, into
-        which a thread writes what the publisher sends, and older versions go as one is applied.
-        timeout: seconds that the publisher may take from a version to the next.
+        source: the folder of the publisher, or its URL. version: of a checkpoint that no receiver
+        has had; default: the one in its index, if it is a copy of an anchor, else 0. transport: a
+        group of receivers and the one publisher; then `source` is a folder of this receiver alone,
+        into which a thread writes what the publisher sends, and older versions go as one is
+        applied. timeout: seconds that the publisher may take from a version to the next.
 
         Raises ConfigError if the folder has no safetensors file, StateError for a damaged one.
         """
         deltas.zstd()
-        self._root, self._source = Path(checkpoint), Path(source)
+        self._root, self._source = Path(checkpoint), folder_at(source)
         self._notes = self._root / NOTES
         if not any(self._root.glob("*.safetensors")):
             raise ConfigError(f"{self._root} has no safetensors file")
         self._notes.mkdir(exist_ok=True)
         self._state_file, self._redo_file = self._notes / "state.json", self._notes / "redo"
         self._next_state, self._next = self._notes / "next.json", self._notes / "next"
+        self._copies = self._notes / "copies"  # of files at a URL
         with self._locked():
             if self._state_file.exists():
                 self._recover()
@@ -112,7 +114,8 @@ class Receiver:
             self._transport.refuse_failed()
 
     def _last(self) -> int:
-        numbers = (delta_files.numbers(self._source, kind) for kind in (DELTA, ANCHOR))
+        with self._disk(f"versions in {self._source} cannot be listed"):
+            numbers = [delta_files.numbers(self._source, kind) for kind in (DELTA, ANCHOR)]
         return max([-1, *(each[-1] for each in numbers if each)])
 
     def prefetch(self, version: int) -> None:
@@ -133,14 +136,14 @@ class Receiver:
             self._recover()
             if self._prepare(version):
                 self._next.replace(self._redo_file)  # from here on it will be completed
-                delta_files.sync_folder(self._notes)
+                sync_folder(self._notes)
                 with self._disk(f"version {version} is half applied: the next call completes it"):
                     self._complete()
         if self._transport:
             for kind in (DELTA, ANCHOR):
                 for number in delta_files.numbers(self._source, kind):
                     if number < version:
-                        delta_files.remove(delta_files.folder_of(self._source, kind, number))
+                        self._source.remove(delta_files.name_of(kind, number))
 
     def wait(self, version: int, timeout: float = 300.0) -> None:
         """Wait until a version is published. Raises AgreementTimeout after so many seconds, and the
@@ -152,7 +155,7 @@ class Receiver:
                 raise AgreementTimeout(
                     f"version {version} was not published in {self._source} within {timeout:g} s"
                 )
-            time.sleep(POLL)
+            time.sleep(self._source.pause)
 
     def verify(self) -> None:
         """Read the whole checkpoint. Raises StateError for a tensor that is not the publisher's."""
@@ -226,18 +229,22 @@ class Receiver:
             raise HipressError(f"{self._root}: {text} ({error})") from error
 
     def _state(self) -> Any:
-        return delta_files.read_json(self._state_file)
+        return self._read_json(self._state_file)
+
+    def _read_json(self, path: Path) -> Any:
+        with path.open("rb") as file:
+            return delta_files.read_json(file, path)
 
     def _write_state(self, path: Path, version: int, sums: Mapping[str, str]) -> None:
         state = {"version": version, "checksums": dict(sums)}
-        with delta_files.lasting(path) as file:
+        with lasting(path) as file:
             file.write(json.dumps(state).encode())
 
     def _begin(self, version: int | None) -> None:
         """Note the checksums of a checkpoint that no receiver has had."""
-        index = self._root / delta_files.INDEX
+        index = self._root / INDEX
         if version is None and index.exists():
-            version = int(delta_files.read_json(index).get("metadata", {}).get("version", 0))
+            version = int(self._read_json(index).get("metadata", {}).get("version", 0))
         sums = {n: deltas.text_of(deltas.adler(p.read())) for n, p in self._places().items()}
         self._write_state(self._state_file, version or 0, sums)
 
@@ -245,6 +252,7 @@ class Receiver:
         """Complete a change under way."""
         for draft in self._notes.glob("*.part"):
             draft.unlink()
+        shutil.rmtree(self._copies, ignore_errors=True)
         if self._redo_file.exists():
             changed = self._complete()
             sums = self._state()["checksums"]
@@ -255,7 +263,7 @@ class Receiver:
         changed = redo(self._redo_file, self._root)
         if self._next_state.exists():
             self._next_state.replace(self._state_file)
-            delta_files.sync_folder(self._notes)
+            sync_folder(self._notes)
         self._redo_file.unlink()
         return changed
 
@@ -288,14 +296,18 @@ class Receiver:
                 f"anew, copy an anchor, without its folder {NOTES}"
             )
         if self._next.exists() and self._next_state.exists():
-            following = delta_files.read_json(self._next_state)
+            following = self._read_json(self._next_state)
             if following["version"] == version and following.get("made") == self._made_from(base):
                 return True
         self._next_state.unlink(missing_ok=True)  # first: it says what the other is
         self._next.unlink(missing_ok=True)
         steps = self._steps(base, version, state["checksums"])
         with self._disk(f"version {version} cannot be prepared, it stays at {base}"):
-            self._write_down(steps, state)
+            try:
+                read = [delta_files.read_version(self._source, s, self._copies) for s in steps]
+                self._write_down(read, state)
+            finally:
+                shutil.rmtree(self._copies, ignore_errors=True)
         return True
 
     def _made_from(self, base: int) -> list[Any]:
@@ -303,38 +315,32 @@ class Receiver:
         files = [path.stat() for path in sorted(self._root.glob("*.safetensors"))]
         return [base, [[each.st_size, each.st_mtime_ns] for each in files]]
 
-    def _steps(self, base: int, version: int, sums: Mapping[str, str]) -> list[Version]:
+    def _steps(self, base: int, version: int, sums: Mapping[str, str]) -> list[Index]:
         """Versions to be applied in order: differences, or an anchor and differences from it."""
-        steps, at, missing = list[Version](), version, ""
-        anchored: list[Version] | None = None
+        steps, at = list[Index](), version
         while at != base:
-            if anchored is None and (full := self._read(ANCHOR, at)):
-                anchored = [full, *steps]
             step = self._read(DELTA, at)
             if step is None or step.base < base:
-                missing = f"version {at} is not published in {self._source}"
+                missing = f"version {at} is not published in {self._source}, nor an anchor"
                 break
             steps.insert(0, step)
             if step.encoding == FULL:
-                anchored = anchored or steps
-                break
+                return steps
             at = step.base
         else:
             missing = _other_base(steps[0], sums)
             if not missing:
                 return steps
-        if anchored is None:
-            raise StateError(
-                f"{missing}, nor an anchor: {self._root} stays at version {base}"
-                if at != base
-                else f"{missing}: {self._root} stays at version {base}"
-            )
-        log.info("%s goes to version %d by an anchor", self._root, version)
-        return anchored
+        for later in range(len(steps) + 1):
+            first = len(steps) - later
+            if full := self._read(ANCHOR, steps[first].base if later else version):
+                log.info("%s goes to version %d by an anchor", self._root, version)
+                return [full, *steps[first:]]
+        raise StateError(f"{missing}: {self._root} stays at version {base}")
 
-    def _read(self, kind: str, number: int) -> Version | None:
+    def _read(self, kind: str, number: int) -> Index | None:
         with self._disk(f"version {number} cannot be read"):
-            found = delta_files.read_version(delta_files.folder_of(self._source, kind, number))
+            found = delta_files.read_index(self._source, delta_files.name_of(kind, number))
         if found and found.number != number:
             raise StateError(f"the folder of version {number} holds version {found.number}")
         return found
@@ -348,7 +354,7 @@ class Receiver:
                 raise StateError(f"{text}: {self._root} stays at version {state['version']}")
             _refuse_unknown(step, places)
             sums |= step.checksums
-        with delta_files.lasting(self._next) as file:
+        with lasting(self._next) as file:
             writer = RedoWriter(file, self._root)
             for name in dict.fromkeys(name for step in steps for name in step.entries):
                 place = places[name]
@@ -362,7 +368,7 @@ class Receiver:
                 writer.add(name, place, old, new)
             writer.end()
         following = {"version": steps[-1].number, "checksums": sums, "made": made}
-        with delta_files.lasting(self._next_state) as file:
+        with lasting(self._next_state) as file:
             file.write(json.dumps(following).encode())
 
     def _change(self, name: str, step: Version, new: Bytes, state: Mapping[str, Any]) -> None:
@@ -380,7 +386,7 @@ class Receiver:
             )
 
 
-def _other_base(step: Version, sums: Mapping[str, str]) -> str:
+def _other_base(step: Index, sums: Mapping[str, str]) -> str:
     """A text if a step is from other weights than those with these checksums, else empty."""
     for name, expected in step.base_checksums.items():
         if name in sums and sums[name] != expected:

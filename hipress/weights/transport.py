@@ -24,7 +24,8 @@ from casync.shutdown import end_with, start_thread
 from hipress.channel import Channel, Exchange, Piece, rows
 from hipress.errors import ConfigError, HipressError, StateError
 from hipress.weights import delta_files
-from hipress.weights.delta_files import ANCHOR, DELTA, INDEX
+from hipress.weights.delta_files import ANCHOR, DELTA
+from hipress.weights.folders import INDEX, Folder, LocalFolder, lasting
 
 log = logging.getLogger("hipress")
 HEADER = 256  # bytes
@@ -36,14 +37,17 @@ class Transport:
     """A group of which one rank sends folders of versions, and all others write them."""
 
     def __init__(
-        self, group: dist.ProcessGroup, folder: Path, version: int, timeout: float, *, sends: bool
+        self, group: dist.ProcessGroup, folder: Folder, version: int, timeout: float, *, sends: bool
     ) -> None:
         """Connect the ranks, each of which calls this, and compare what they have.
 
         version: the last one that the sender has published, or that a receiver has. timeout:
         seconds to wait for another rank. Raises ConfigError, on all ranks, unless one of them
-        sends, and no other has a later version; and the errors of Channel.of.
+        sends, and no other has a later version, or for a folder at a URL; and the errors of
+        Channel.of.
         """
+        if not isinstance(folder, LocalFolder):
+            raise ConfigError(f"transport= needs a folder of this machine, not {folder}")
         self._folder, self._version = folder, version
         self._error: BaseException | None = None
         self._left = False
@@ -73,8 +77,9 @@ class Transport:
         self._channel.failures.refuse()
         with self._channel.failures.scope(version, f"version {version}"):
             for folder in self._way(version):
-                for path in (*sorted(folder.glob("*.safetensors")), folder / INDEX):
-                    self._send_file(path)
+                path = self._folder.path / folder
+                for file in (*sorted(path.glob("*.safetensors")), path / INDEX):
+                    self._send_file(file)
                 self._version = delta_files.number_of(folder)
                 self._reached = min(each for each, _ in self._tell(self._version, sends=True))
 
@@ -102,16 +107,14 @@ class Transport:
 
     # ---------------------------------------------------------------------------------- the sender
 
-    def _way(self, version: int) -> list[Path]:
+    def _way(self, version: int) -> list[str]:
         """Folders that lead from what all receivers have to a version."""
-        way, at = list[Path](), version
+        way, at = list[str](), version
         while at > self._reached:
-            step = delta_files.folder_of(self._folder, DELTA, at)
-            anchor = delta_files.folder_of(self._folder, ANCHOR, at)
-            if (step / INDEX).exists():
-                way.insert(0, step)
-            elif (anchor / INDEX).exists():
-                return [anchor, *way]
+            if at in delta_files.numbers(self._folder, DELTA):
+                way.insert(0, delta_files.name_of(DELTA, at))
+            elif at in delta_files.numbers(self._folder, ANCHOR):
+                return [delta_files.name_of(ANCHOR, at), *way]
             else:
                 raise StateError(
                     f"a receiver has version {self._reached}, and {self._folder} leads no further "
@@ -132,9 +135,10 @@ class Transport:
     def _receive(self) -> None:
         try:
             with self._channel.failures.scope(self._version, "receiving versions"):
-                while path := self._receive_file():
-                    if path.name == INDEX:
-                        self._version = delta_files.number_of(path.parent)
+                while name := self._receive_file():
+                    folder, _, file = name.partition("/")
+                    if file == INDEX:
+                        self._version = delta_files.number_of(folder)
                         self._tell(self._version, sends=False)
         except BaseException as error:
             self._error = error
@@ -142,19 +146,19 @@ class Transport:
                 log.error("%s: no version will follow: %s", self._folder, error)
         self.close()
 
-    def _receive_file(self) -> Path | None:
-        """Write the next file; None if none follows."""
+    def _receive_file(self) -> str:
+        """Write the next file; its name with its folder, or "" if none follows."""
         name, size = json.loads(self._give(torch.empty(HEADER, dtype=torch.uint8)))
         if not name:
-            return None
-        path = self._folder / delta_files.checked_name(name)
+            return ""
+        path = self._folder.path / delta_files.checked_name(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         blocks = (torch.empty(length, dtype=torch.uint8) for length in _lengths(size))
-        with delta_files.lasting(path) as file:
+        with lasting(path) as file:
             for block in self._moved(blocks):
                 file.write(block.numpy()[:size].data)
                 size -= len(block)
-        return path
+        return str(name)
 
     # ---------------------------------------------------------------------------------- both sides
 

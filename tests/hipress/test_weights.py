@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -19,9 +20,10 @@ from torch import nn
 
 import hipress
 from hipress.errors import ConfigError, HipressError, StateError
-from hipress.weights import delta_files, deltas, receiver, servers
-from hipress.weights.delta_files import INDEX
+from hipress.weights import delta_files, deltas, folders, receiver, servers
+from hipress.weights.folders import INDEX
 from hipress.weights.redo import redo
+from hipress.weights.transport import Transport
 from tests.hipress import weights_ranks
 from tests.hipress.launch import CONTEXT, DIED, launch
 from tests.hipress.weights_ranks import bits, bring, lines_of, save, step, stored, tensors
@@ -33,8 +35,9 @@ ENCODINGS = pytest.mark.parametrize("encoding", deltas.ENCODINGS)
 class Run:
     """A trainer with its folder, a checkpoint of version 0, and the bits of each version."""
 
-    def __init__(self, root, versions=0, **options):
-        self.tensors, self.source, self.checkpoint = tensors(), root / "to", root / "checkpoint"
+    def __init__(self, root, versions=0, source=None, **options):
+        self.tensors, self.checkpoint = tensors(), root / "checkpoint"
+        self.source = source or root / "to"
         save(self.tensors, self.checkpoint)
         self.publisher = hipress.Publisher(self.tensors, self.source, **options)
         self.bits = [bits(self.tensors)]
@@ -445,7 +448,8 @@ def test_foreign_checksums(tmp_path):
     entries, _ = delta_files.read_header(run.file(1))
     items = {n: delta_files.Item("U8", e.shape, bytes(e.read())) for n, e in entries.items()}
     sums = {n: xxhash.xxh3_128_hexdigest(run.bits[1][n]) for n in items}
-    delta_files.write_tensors(run.file(1), items, sums)
+    with run.file(1).open("wb") as file:
+        delta_files.write_tensors(file, items, sums)
     run.edit_index(1, checksum_format="xxh3-128", base_checksums={})
     run.receiver().apply(1)
     assert stored(run.checkpoint) == run.bits[1]
@@ -548,6 +552,123 @@ def test_sglang_loads_a_version(tmp_path):
     assert bits(second.model.state_dict()) == bits(model.state_dict())
 
 
+# ------------------------------------------------------------------------------ folders at a URL
+
+
+class UrlRun(Run):
+    """The same in fsspec's memory, which keeps what is written for the time of the process."""
+
+    def __init__(self, root, versions=0, **options):
+        self.files, self.path = fsspec.filesystem("memory"), f"/{root.name}/to"
+        super().__init__(root, versions, source=f"memory:/{self.path}", **options)
+
+    def at(self, version, file="model-00001-of-00001.safetensors", kind="weight"):
+        return f"{self.path}/{kind}_v{version:06d}/{file}"
+
+    def folders(self):
+        return sorted({p.split("/")[-2] for p in self.files.find(self.path)} - {"to"})
+
+
+@ENCODINGS
+def test_versions_arrive_from_a_url(tmp_path, encoding, monkeypatch):
+    """Differences alone are copied if they lead there; copies and the redo file are local."""
+    run = UrlRun(tmp_path, 2, encoding=encoding, anchor_every=2)
+    here, copied = run.receiver(), []
+    get = run.files.get_file
+
+    def counted(path, to):
+        copied.append(path)
+        get(path, to)
+
+    monkeypatch.setattr(type(run.files), "get_file", lambda _, path, to: counted(path, to))
+    here.prefetch(2)
+    assert copied == [run.at(1), run.at(2)]
+    here.apply(2)
+    assert len(copied) == 2
+    assert stored(run.checkpoint) == run.bits[2]
+    here.wait(2)
+    here.verify()
+    assert sorted(p.name for p in (run.checkpoint / ".hipress").iterdir()) == ["lock", "state.json"]
+
+
+def test_a_run_at_a_url_resumes_and_is_pruned(tmp_path):
+    run = UrlRun(tmp_path, 3, anchor_every=2, keep=1)
+    state = run.publisher.state_dict()
+    run.publisher.close()
+    run.files.pipe_file(run.at(4), b"of a publisher that was killed")
+    run.publisher = hipress.Publisher(run.tensors, run.source, anchor_every=2, keep=1)
+    run.publisher.load_state_dict(state)
+    assert run.publish() == 4
+    assert run.publish() == 5
+    assert run.folders() == ["anchor_v000004", "weight_v000005"]
+    run.receiver().apply(5)
+    assert stored(run.checkpoint) == run.bits[5]
+
+
+def test_a_file_at_a_url_that_is_torn_or_gone(tmp_path):
+    run = UrlRun(tmp_path, 1)
+    data = run.files.cat_file(run.at(1))
+    run.files.pipe_file(run.at(1), data[: len(data) // 2])
+    run.refuses(1, f"memory://{run.at(1)} is .*cut off")
+    run.files.rm_file(run.at(1))
+    run.refuses(1, "memory://.*weight_v000001 lacks 'model-00001-of-00001.safetensors'")
+    run.files.pipe_file(run.at(1), data)
+    index = run.files.cat_file(run.at(1, INDEX))
+    run.files.pipe_file(run.at(1, INDEX), index[:-9])
+    run.refuses(1, f"memory://{run.at(1, INDEX)} is damaged")
+    run.files.rm_file(run.at(1, INDEX))
+    run.refuses(1, "version 1 is not published in memory://")
+    run.files.pipe_file(run.at(1, INDEX), index)
+    run.receiver().apply(1)
+    assert stored(run.checkpoint) == run.bits[1]
+
+
+def test_a_url_that_does_not_answer(tmp_path, monkeypatch):
+    """Errors of stores need not be those of disks."""
+
+    def silent(*_, **__):
+        raise RuntimeError("no route")
+
+    run = UrlRun(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(run.files), "find", silent)
+        with pytest.raises(HipressError, match=r"memory://.* cannot be listed .*no route"):
+            run.receiver().latest()
+        patch.setattr(type(run.files), "get_file", silent)
+        run.refuses(1, r"version 1 cannot be prepared, it stays at 0 .*no route", HipressError)
+        patch.setattr(type(run.files), "_open", silent)
+        with pytest.raises(HipressError, match=r"version 2 was not published: memory://.*no route"):
+            run.publish()
+    assert run.publish() == 2
+    run.receiver().apply(2)
+    assert stored(run.checkpoint) == run.bits[-1]
+
+
+def test_two_publishers_at_a_url(tmp_path):
+    """The second has it: the first is told, and publishes nothing more."""
+    run = UrlRun(tmp_path, 1)
+    second = hipress.Publisher(run.tensors, run.source)
+    with pytest.raises(HipressError, match=r"another publisher has taken memory://"):
+        run.publish()
+    assert run.folders() == ["weight_v000001"]
+    assert second.publish() == 2
+    second.close()
+    run.receiver().apply(2)
+    assert stored(run.checkpoint) == bits(run.tensors)
+
+
+def test_urls(tmp_path):
+    run = Run(tmp_path, 1)
+    hipress.Receiver(run.checkpoint, run.source.as_uri()).apply(1)
+    with pytest.raises(ConfigError, match="another publisher has"):  # the folder's lock holds
+        hipress.Publisher(run.tensors, run.source.as_uri())
+    for url in ("nosuch://bucket/run", "nosuch://"):
+        with pytest.raises(ConfigError, match=f"{url!r} cannot be opened"):
+            hipress.Receiver(run.checkpoint, url)
+    with pytest.raises(ConfigError, match="needs a folder of this machine, not memory://"):
+        Transport(None, folders.folder_at("memory://run"), 0, 1.0, sends=True)
+
+
 # --------------------------------------------------------------------- the checkpoint and disks
 
 
@@ -609,7 +730,7 @@ def test_a_full_disk_of_the_receiver(tmp_path, monkeypatch, place):
     here = run.receiver()
     with monkeypatch.context() as patch:
         if place == "os.fsync":
-            patch.setattr(delta_files.os, "fsync", no_room)
+            patch.setattr(folders.os, "fsync", no_room)
         else:
             patch.setattr(receiver.RedoWriter, "end", no_room)
         with pytest.raises(HipressError, match=r"cannot be prepared, it stays at 0.*No space left"):
