@@ -1,9 +1,9 @@
-"""A walk's body as few loops over the lanes of a tile, for backends that keep tiles in memory.
+"""A walk's body as few loops over the elements of a tile, for backends that keep tiles in memory.
 
-A fold needs all lanes, so values that depend on it belong to a later stage. Within a stage, loops
-differ by their stride: at each of `stride` places a loop visits the lanes place, place + stride,
-place + 2 * stride, ... This is the order of sums, and the order of packed codes in bytes (see
-[Note: packing] in layout.py). Stores to the gradient or a state come in the last loop.
+A fold needs all elements, so values that depend on it belong to a later stage. Within a stage,
+loops differ by their stride: at each of `stride` places a loop visits the elements place,
+place + stride, place + 2 * stride, ... This is the order of sums, and the order of packed codes in
+bytes (see [Note: packing] in layout.py). Stores to the gradient or a state come in the last loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COSTS = {"draw": 10, "div": 4, "sqrt": 4, "exp": 10, "log": 10, "log2": 10, "pow
 
 @dataclass
 class Loop:
-    """Folds and stores that one loop over lanes computes. kept: values that later loops read."""
+    """Folds and stores that one loop over elements computes. kept: values that later loops read."""
 
     stage: int
     stride: int
@@ -32,20 +32,20 @@ class Loop:
 
 
 def loops(walk: Walk, tile: int, *, ordered: bool = True) -> list[Loop]:
-    """The loops of a walk, in order. ordered: the order of lanes matters and values are kept
-    between loops; false if a thread has few lanes of each tile."""
+    """The loops of a walk, in order. ordered: the order of elements matters and values are kept
+    between loops; false if a thread has few elements of each tile."""
     stages = _stages(walk)
     all_loops: list[Loop] = []
     folds = [v for v in walk.values if v.op == "fold"]
     for fold in folds:
         stride = lane_count(tile) if ordered and fold.attr == "sum" else 0
         _loop(all_loops, stages[fold] - 1, stride).folds.append(fold)
-    lane_stores = [s for s in walk.stores if s.value.level == "lane"]
-    for store in lane_stores:
+    element_stores = [s for s in walk.stores if s.value.level == "element"]
+    for store in element_stores:
         if not store.in_place:
             stage = max(stages[v] for v in (store.value, store.place or store.value))
             _loop(all_loops, stage, _stride(store, tile) if ordered else 0).stores.append(store)
-    last = [s for s in lane_stores if s.in_place]
+    last = [s for s in element_stores if s.in_place]
     if last or walk.compacts:
         all_loops = _with_last(all_loops, walk, last, stages, tile, ordered)
     all_loops.sort(key=lambda loop: loop.stage)  # stable: the last of its stage stays the last
@@ -61,11 +61,11 @@ def _with_last(
     ordered: bool,
 ) -> list[Loop]:  # fmt: skip
     """The loops with a last one that overwrites memory, or that selects, which needs the order of
-    lanes."""
+    elements."""
     roots = [s.value for s in stores] + [v for each in walk.compacts for v in each.roots]
     stage = max([each.stage for each in all_loops] + [stages[v] for v in roots])
     strides = (0, tile) if walk.compacts else tuple(each.stride for each in all_loops)
-    scattered = any(s.place is not None for s in stores)  # a lane at a time, unlike others
+    scattered = any(s.place is not None for s in stores)  # an element at a time, unlike others
     together = [
         each
         for each in all_loops
@@ -90,7 +90,7 @@ def _stages(walk: Walk) -> dict[Value, int]:
 
 
 def _stride(store: Store, tile: int) -> int:
-    """Distance of lanes that share a byte of the tile's packed codes; 0: any stride will do."""
+    """Distance of elements that share a byte of the tile's packed codes; 0: any stride will do."""
     storage = store.array.storage
     return storage.tile_bytes(tile) if storage.parts else 0
 
@@ -112,7 +112,7 @@ def _keep(all_loops: list[Loop]) -> None:
     """
     users: dict[Value, list[Loop]] = {}
     for loop in all_loops:
-        for v in order_of_lanes(loop, ()):
+        for v in order_of_elements(loop, ()):
             users.setdefault(v, []).append(loop)
     kept: set[Value] = set()
     for v in reversed(list(users)):
@@ -124,13 +124,13 @@ def _keep(all_loops: list[Loop]) -> None:
             by[0].kept.append(v)
 
 
-def order_of_lanes(
+def order_of_elements(
     loop: Loop,
     computed: Iterable[Value],
     args: Callable[[Value], Iterable[Value]] = lambda v: v.args,
 ) -> list[Value]:
-    """Lane values that a loop computes, arguments first, without those in `computed` and their
-    arguments. args: the values that a value is made of."""
+    """Values per element that a loop computes, arguments first, without those in `computed` and
+    their arguments. args: the values that a value is made of."""
     given = set(computed)
     roots = [f.args[0] for f in loop.folds] + [s.value for s in loop.stores] + loop.kept
     roots += [s.place for s in loop.stores if s.place is not None]
@@ -138,7 +138,7 @@ def order_of_lanes(
     seen: dict[Value, None] = {}
 
     def visit(v: Value) -> None:
-        if v.level != "lane" or v in seen or v in given:
+        if v.level != "element" or v in seen or v in given:
             return
         for a in args(v):
             visit(a)
@@ -150,6 +150,6 @@ def order_of_lanes(
 
 
 def cost(v: Value) -> int:
-    """Approximate number of instructions that a lane of a value takes, with its arguments."""
+    """Approximate number of instructions that a value takes for an element, with its arguments."""
     base = 2 if v.op == "load" and v.attr.storage.bits < 32 else 1
-    return COSTS.get(v.op, base) + sum(cost(a) for a in v.args if a.level == "lane")
+    return COSTS.get(v.op, base) + sum(cost(a) for a in v.args if a.level == "element")

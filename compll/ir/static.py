@@ -106,7 +106,7 @@ def depends(expr: Expr) -> set[str]:
 
 #: elements that a matrix of a tiny tensor may have; of a large one, ROOM times the tensor's
 LEAST, ROOM = 1 << 20, 64
-#: elements of any matrix: positions are int32, also those of the lanes of a last tile behind
+#: elements of any matrix: positions are int32, also those of the elements of a last tile behind
 #: them; a tile has at most 2**14
 LARGEST = 2**31 - 2**14
 #: the longest inner dimension of products with float32 sums; CUDA computes their elements on reads

@@ -2,8 +2,8 @@
 
 A kernel works on pieces of a gradient, and on the tiles of a piece: TILE elements, or a group.
 Values are instructions without side effects. Their level says how often they change: once per
-`lane` (element of a tile), per `tile`, or per `piece`. A walk over the tiles leaves stores behind.
-Lanes beyond the end of a last, shorter tile read zeros, take no part in folds and are not stored.
+`element`, per `tile`, or per `piece`. A walk over the tiles leaves stores behind. Elements beyond
+the end of a last, shorter tile read zeros, take no part in folds and are not stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compll.ir.expr import Expr
 from compll.ir.module import Field, Module
 from compll.ir.storage import FLOAT32, INT32, VARYING, WITH_BITS, Storage
 
-LEVELS = ("piece", "tile", "lane")
+LEVELS = ("piece", "tile", "element")
 #: instructions for sizes that steps make: elements of a selection, bytes of a field
 SIZES = ("counted", "length")
 #: roles of arrays. gradient: what an encode reads and a decode writes, also float16; payload: a
@@ -115,7 +115,7 @@ class Store:
 
     @property
     def packed(self) -> bool:
-        """True if several lanes share a byte."""
+        """True if several elements share a byte."""
         return self.array.storage.packed
 
 
@@ -131,7 +131,7 @@ class Extents:
 
 @dataclass
 class Compact:
-    """Lanes that a walk appends to arrays, in order: all for which `always` holds, and the first
+    """Elements that a walk appends to arrays, in order: all for which `always` holds, and the first
     `limit` for which `first` does. parts: the arrays, and the values appended to each."""
 
     selection: str
@@ -142,7 +142,7 @@ class Compact:
 
     @property
     def roots(self) -> list[Value]:
-        """Values of lanes that it needs."""
+        """Values per element that it needs."""
         conditions = [v for v in (self.always, self.first) if v is not None]
         return conditions + [v for _, v in self.parts]
 
@@ -169,7 +169,7 @@ class Walk:
 
     @property
     def spreads(self) -> list[Value]:
-        """Values whose lanes take the next element of an array if a condition holds."""
+        """Values whose elements take the next element of an array if a condition holds."""
         return [v for v in self.values if v.op == "spread"]
 
     @property
@@ -189,12 +189,12 @@ class When:
 
 @dataclass(frozen=True)
 class View:
-    """An array that a routine reads, in the order of its lanes: loads, and values computed from
+    """An array that a routine reads, in the order of its elements: loads, and values computed from
     them.
 
     matrix: its rows and columns; None: the elements of the piece, or of the selection `of`.
-    turned: the matrix is stored by columns instead of rows. ends: lanes are the piece's, and zeros
-    fill the rest of the matrix.
+    turned: the matrix is stored by columns instead of rows. ends: elements are the piece's, and
+    zeros fill the rest of the matrix.
     """
 
     value: Value
@@ -230,10 +230,10 @@ class Call:
     attr: Any = 0
 
 
-#: routines that search. kth_largest: the k-th largest order key of all lanes, or of a sample of as
-#: many as the second number says, and the number of larger ones; adjust, bisect: a threshold that
-#: the wanted number of lanes reaches, and their number; quantiles: the table of numbers that divide
-#: the order keys into `attr` equal parts
+#: routines that search. kth_largest: the k-th largest order key of all elements, or of a sample of
+#: as many as the second number says, and the number of larger ones; adjust, bisect: a threshold
+#: that the wanted number of elements reaches, and their number; quantiles: the table of numbers
+#: that divide the order keys into `attr` equal parts
 SEARCHES = ("kth_largest", "adjust", "bisect", "quantiles")
 #: routines of the payload field `attr`. Those of storages of varying length make the field of an
 #: array, and its length, or an array of the field; ascending: a check that each position is inside
@@ -315,7 +315,7 @@ def order(
 
 
 def count_of(condition: Value) -> Value:
-    """The number of lanes of a tile for which a condition holds."""
+    """The number of elements of a tile for which a condition holds."""
     return Value("fold", (condition,), "i32", "tile", "count")
 
 
@@ -329,7 +329,7 @@ def order_inside(roots: Iterable[Value]) -> Iterator[Value]:
 # Tile programs as text, to read and to tell kernels apart.
 
 #: the unit that has one value of an array, by its domain
-UNITS = {"scalar": "piece", "group": "tile", "n": "lane"}
+UNITS = {"scalar": "piece", "group": "tile", "n": "element"}
 
 
 def text(kernel: Kernel) -> str:
@@ -435,7 +435,7 @@ def _store(store: Store, names: dict[Value, str]) -> str:
 
 
 def _declared(a: Array) -> str:
-    per = UNITS.get(a.domain.kind) or f"lane of {_set(a.domain)}"
+    per = UNITS.get(a.domain.kind) or f"element of {_set(a.domain)}"
     return f"{a.name}: {_type(a.storage)} per {per}"
 
 

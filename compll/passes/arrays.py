@@ -1,8 +1,8 @@
 """Expressions as values and steps: ask for a value, and its steps appear in the order of need.
 
-An expression of single elements is a value of lanes, and stands in the walk that needs it. A total,
-a search and a selection are steps. An operator that mixes elements is a call of a routine, which
-fills a scratch array. fusion.py orders and joins the steps.
+An expression of single elements is a value per element, and stands in the walk that needs it. A
+total, a search and a selection are steps. An operator that mixes elements is a call of a routine,
+which fills a scratch array. fusion.py orders and joins the steps.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Searches:
         if x.op == "sample":
             x, count = x.args
             sample = self.count(count, whole)
-        view = View(values.order_key(values.lanes(values.of(x))), of=of)
+        view = View(values.order_key(values.per_element(values.of(x))), of=of)
         keys = values.scratch(f"keys {len(self.kth)}", INT32)
         samples = [
             values.scratch(f"sample of {a.name}", a.storage) for a in sampled(view) or [keys]
@@ -102,7 +102,7 @@ class Searches:
     def threshold(self, e: Expr) -> tuple[Op, Value]:
         """The step of adjust or bisect."""
         values = self.values
-        view = View(values.lanes(values.of(e.args[0])))
+        view = View(values.per_element(values.of(e.args[0])))
         result, count = self.results(f"{e.op} {len(values.counts)}", "f64", "f64")
         values.counts[e] = count
         numbers = tuple(values.of(a) for a in e.args[1:])
@@ -112,7 +112,7 @@ class Searches:
         """The step that makes a table."""
         values = self.values
         table = values.of_op(e, ())
-        view = View(values.order_key(values.lanes(values.of(e.args[0]))))
+        view = View(values.order_key(values.per_element(values.of(e.args[0]))))
         names = (f"{what} of {table.attr.name}" for what in ("keys", "near keys", "sorted keys"))
         made = tuple(values.scratch(name, INT32) for name in names)
         return Call(e.op, (view,), made, results=(table,), attr=int(e.value)), table
@@ -121,17 +121,17 @@ class Searches:
 def sampled(view: View) -> list[Array]:
     """The arrays of which a sample gives its keys; none if a key depends on its position, or the
     elements are selected ones."""
-    lanes = [v for v in order_inside([view.value]) if v.level == "lane"]
-    if view.of or any(v.op in ("draw", "position") for v in lanes):
+    elements = [v for v in order_inside([view.value]) if v.level == "element"]
+    if view.of or any(v.op in ("draw", "position") for v in elements):
         return []
-    return list(dict.fromkeys(v.attr for v in lanes if v.op == "load"))
+    return list(dict.fromkeys(v.attr for v in elements if v.op == "load"))
 
 
 def counting(view: View) -> tuple[Sequence[Value], Walk]:
     """The thresholds that a search tries at once ([Note: tries] in numerics/numbers.py), and the
-    walk that counts the lanes that reach each."""
+    walk that counts the elements that reach each."""
     tried = [Value("try", (), "f32", "piece", q) for q in range(TRIES)]
-    reached = [Value("ge", (view.value, t), "bool", "lane") for t in tried]
+    reached = [Value("ge", (view.value, t), "bool", "element") for t in tried]
     return tried, Walk(folds=[*map(count_of, reached)])
 
 
@@ -139,7 +139,7 @@ def counting(view: View) -> tuple[Sequence[Value], Walk]:
 
 #: shapes that have elements
 ARRAYS = ("n", "kept", "matrix")
-#: instructions whose results only the lane itself has: other places cannot be read
+#: instructions whose results only the element itself has: other places cannot be read
 OWN = (
     "draw", "position", "unpack", "selected", "spread", "at", "fold", "count", "bucket", "lookup",
 )  # fmt: skip
@@ -221,9 +221,9 @@ class Arrays(Values):
         return self.scratch(f"a{len(self.kernel.scratch)}", storage, self.domain(type_))
 
     def load(self, array: Array) -> Value:
-        """A lane's element of an array."""
+        """An element of an array."""
         kind = "i32" if array.storage == INT32 else "f32"
-        return self.make("load", (), kind, "lane", array)
+        return self.make("load", (), kind, "element", array)
 
     def stored_array(self, value: Value, type_: Type) -> Value:
         """The value, loaded from a scratch array that a walk stores it in."""
@@ -280,7 +280,7 @@ class Arrays(Values):
             single = [d.op == "const" and d.value == 1 for d in a.type.dims]
             zero = self.make("const", (), "i32", "piece", 0)
             at = zero if all(single) else column if single[0] else row
-            return self.element(a, self.lanes(at))
+            return self.element(a, self.per_element(at))
         return self.of(a)
 
     def beside_numbers(self, e: Expr, args: Args) -> Value:
@@ -289,9 +289,9 @@ class Arrays(Values):
         args = [self.make("convert", [v], "f64", v.level) if v.kind == "f32" else v for v in args]
         op = "where" if e.op == "choose" else e.op
         if e.type.dtype == "bool":
-            return self.make(op, args, "bool", "lane")
-        result = self.make(op, args, "f64", "lane")
-        return self.make("convert", [result], KINDS[e.type.dtype], "lane")
+            return self.make(op, args, "bool", "element")
+        result = self.make(op, args, "f64", "element")
+        return self.make("convert", [result], KINDS[e.type.dtype], "element")
 
     def total(self, e: Expr) -> Value:
         """The sum, maximum or minimum of an array."""
@@ -313,7 +313,7 @@ class Arrays(Values):
     # elements at other places
 
     def place(self, dims: tuple[Expr, ...]) -> tuple[Value, Value]:
-        """The row and the column of a matrix's lane.
+        """The row and the column of an element of a matrix.
 
         The float64 quotient of integers below 2**53, rounded down, is exact.
         """
@@ -321,11 +321,11 @@ class Arrays(Values):
         wide, width = (self.do("convert", v, kind="f64") for v in (at, cols))
         quotient = self.do("floor", self.do("div", wide, width, kind="f64"), kind="f64")
         row = self.do("convert", quotient)
-        return row, self.do("sub", at, self.do("mul", row, self.narrow(cols, "lane")))
+        return row, self.do("sub", at, self.do("mul", row, self.narrow(cols, "element")))
 
     def do(self, op: str, *args: Value, kind: str = "i32") -> Value:
-        """An instruction: of lanes if an argument is, else of the piece."""
-        level = "lane" if any(a.level == "lane" for a in args) else "piece"
+        """An instruction: per element if an argument is, else per piece."""
+        level = "element" if any(a.level == "element" for a in args) else "piece"
         return self.make(op, args, kind, level)
 
     def constant(self, number: float) -> Value:
@@ -334,25 +334,25 @@ class Arrays(Values):
         return self.make("const", (), kind, "piece", number)
 
     def position(self) -> Value:
-        """The number of the lane."""
-        return self.make("position", (), "i32", "lane")
+        """The number of the element."""
+        return self.make("position", (), "i32", "element")
 
     def cols(self, e: Expr) -> Value:
         """The number of columns of a matrix, as an int32."""
-        return self.narrow(self.extents(e.type.dims).cols, "lane")
+        return self.narrow(self.extents(e.type.dims).cols, "element")
 
     def moved(self, value: Value, place: Value, type_: Type) -> Value:
-        """The value that the lane at `place` has."""
-        lanes = [v for v in order([value]) if v.level == "lane"]
-        if any(v.op in OWN or (v.op == "load" and v.attr.received) for v in lanes):
+        """The value that the element at `place` has."""
+        elements = [v for v in order([value]) if v.level == "element"]
+        if any(v.op in OWN or (v.op == "load" and v.attr.received) for v in elements):
             value = self.stored_array(value, type_)
         return self.at(value, place)
 
     def at(self, value: Value, place: Value) -> Value:
-        if value.level != "lane":
+        if value.level != "element":
             return value
         if value.op == "load":
-            return self.make("at", [place], value.kind, "lane", value.attr)
+            return self.make("at", [place], value.kind, "element", value.attr)
         args = [self.at(a, place) for a in value.args]
         return self.make(value.op, args, value.kind, value.level, value.attr)
 
@@ -361,10 +361,10 @@ class Arrays(Values):
         of."""
         if e.op != "matrix":
             return self.moved(self.of(e), place, e.type)
-        size = self.narrow(self.make("size", (), "i64", "piece"), "lane")
+        size = self.narrow(self.make("size", (), "i64", "piece"), "element")
         inside = self.do("lt", place, size, kind="bool")
         near = self.do("where", inside, place, self.constant(0))
-        value = self.moved(self.lanes(self.of(e.args[0])), near, e.args[0].type)
+        value = self.moved(self.per_element(self.of(e.args[0])), near, e.args[0].type)
         return self.do("where", inside, value, self.constant(0.0), kind="f32")
 
     def op_lookup(self, e: Expr, args: Args, kind: str, level: str) -> Value:
@@ -395,28 +395,28 @@ class Arrays(Values):
         """The gradient; with feedback plus the residual, or minus the reference."""
         g = self.load(GRADIENT)
         if self.incoming is not None:
-            g = self.make("add", [g, self.incoming], "f32", "lane")
-        g = self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "lane")
+            g = self.make("add", [g, self.incoming], "f32", "element")
+        g = self.make("mul", [g, self.make("scale", (), "f32", "piece")], "f32", "element")
         if not (self.with_states and self.module.feedback):
             return g
         held = self.load(self.states[self.module.feedback_state])
         if self.module.differences:
-            return self.make("sub", [g, held], "f32", "lane")
+            return self.make("sub", [g, held], "f32", "element")
         if self.module.decay != 1:
-            held = self.make("mul", [held, self.constant(self.module.decay)], "f32", "lane")
-        return self.make("add", [g, held], "f32", "lane")
+            held = self.make("mul", [held, self.constant(self.module.decay)], "f32", "element")
+        return self.make("add", [g, held], "f32", "element")
 
     def op_state(self, e: Expr, args: Args, kind: str, level: str) -> Value:
-        kind = "f32" if level == "lane" else "f64"
+        kind = "f32" if level == "element" else "f64"
         if not self.with_states:
             zero = self.make("const", (), kind, "piece", 0.0)
-            return self.lanes(zero) if level == "lane" else zero
+            return self.per_element(zero) if level == "element" else zero
         f = self.states[str(e.value)]
         if e.type.shape != "matrix":
             return self.make("load", (), kind, level, f)
         fits = self.fits(e.type)
         place = self.do("where", fits, self.position(), self.constant(0))
-        held = self.make("at", [place], "f32", "lane", f)
+        held = self.make("at", [place], "f32", "element", f)
         return self.do("where", fits, held, self.constant(0.0), kind="f32")
 
     def fits(self, type_: Type) -> Value:
@@ -443,23 +443,23 @@ def view(values: Arrays, e: Expr) -> View:
         before = view(values, e.args[0])
         return replace(before, matrix=values.extents(e.type.dims), turned=not before.turned)
     if e.type.shape != "matrix":
-        return View(plain(values, values.lanes(values.of(e)), e.type))
+        return View(plain(values, values.per_element(values.of(e)), e.type))
     made = values.extents(e.type.dims)
     if e.op == "matrix":
         values.kernel.rooms["matrix", e.type.dims] = None
         return View(
-            plain(values, values.lanes(values.of(e.args[0])), e.args[0].type), made, ends=True
+            plain(values, values.per_element(values.of(e.args[0])), e.args[0].type), made, ends=True
         )
     if e.op in ("abs", "neg"):
         inner = view(values, e.args[0])
-        return replace(inner, value=values.make(e.op, [inner.value], "f32", "lane"))
+        return replace(inner, value=values.make(e.op, [inner.value], "f32", "element"))
     return View(plain(values, values.of(e), e.type), made)
 
 
 def plain(values: Arrays, value: Value, type_: Type) -> Value:
     """The value in a form that routines can read at any place: made of loads, else stored in an
     array."""
-    mixed = any(v.op in OWN and v.level == "lane" for v in order([value]))
+    mixed = any(v.op in OWN and v.level == "element" for v in order([value]))
     return values.stored_array(value, type_) if mixed or value.kind == "bool" else value
 
 
@@ -492,7 +492,7 @@ def solid(values: Arrays, e: Expr) -> None:
     while e.op in ("transpose", "matrix"):
         (e,) = e.args
     if values.elementwise(e):
-        values.values_of[e] = values.stored_array(values.lanes(values.of(e)), e.type)
+        values.values_of[e] = values.stored_array(values.per_element(values.of(e)), e.type)
 
 
 def routine(values: Arrays, e: Expr) -> Value:
@@ -549,13 +549,13 @@ def take_columns(values: Arrays, e: Expr) -> Value:
 
 
 def random_matrix(values: Arrays, e: Expr) -> Value:
-    u = values.make("draw", (), "f32", "lane", DRAW)
+    u = values.make("draw", (), "f32", "element", DRAW)
     twice = values.do("mul", values.constant(2.0), u, kind="f32")
     return values.do("sub", twice, values.constant(1.0), kind="f32")
 
 
 def ones(values: Arrays, e: Expr) -> Value:
-    return values.lanes(values.constant(1.0))
+    return values.per_element(values.constant(1.0))
 
 
 # ---- array fields -------------------------------------------------------------------------------
@@ -586,7 +586,9 @@ def read_sum(values: Arrays, f: Field, e: Expr) -> Value:
     single = values.make("convert", [result], "f32", result.level)
     workers = values.make("workers", (), "f32", "piece")
     mean = values.make("div", [single, workers], "f32", result.level)
-    return mean if result.level == "lane" else values.make("convert", [mean], "f64", result.level)
+    if result.level == "element":
+        return mean
+    return values.make("convert", [mean], "f64", result.level)
 
 
 def read(values: Arrays, f: Field, e: Expr) -> Value:
@@ -648,7 +650,7 @@ def leaving(values: Arrays, f: Field) -> Value:
     if f.shape == "table" or f.storage in POSITIONS:
         return value
     if f.expr.type.shape in ARRAYS:
-        value = values.lanes(value)
+        value = values.per_element(value)
     if f.packed and not f.layout.trits:
         value = values.code(f, value)
     elif f.storage in WHOLE or f.layout.trits:

@@ -3,7 +3,7 @@
 Lowering leaves a step for every value that takes one, in the order in which values need each other.
 Here a step that is no walk comes as soon as all that it needs exists; walks over the same elements
 that are ready at once become one walk. A walk that overwrites a state or the gradient is ready once
-nobody else reads the old values, except the walk itself, lane by lane.
+nobody else reads the old values, except the walk itself, element by element.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Node:
         if isinstance(step, When) and len(step.steps) == 1 and isinstance(step.steps[0], Walk):
             step = step.steps[0] if not step.steps[0].stores else step
         if not isinstance(step, Walk) or any(s.place and not s.in_place for s in step.stores):
-            return None  # lanes that are stored at places of their own take a loop of one lane
+            return None  # stores at places of their own take a loop of single elements
         return step
 
     @property
@@ -238,8 +238,8 @@ def needs(step: Op, kernel: Kernel) -> Iterator[Key]:
 
 
 def read(step: Op) -> Iterator[tuple[Key, bool]]:
-    """Results that a step reads, and gradient and states, each with true if a lane reads its own
-    element alone."""
+    """Results that a step reads, and gradient and states, each with true if each element
+    reads its own alone."""
     if isinstance(step, When):
         yield from inputs([step.condition])
     for inner_step in inner(step):

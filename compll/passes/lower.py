@@ -330,7 +330,7 @@ def incoming_flag(values: Arrays) -> Value | None:
 def status(values: Arrays) -> Value:
     """Have the kernel set the status byte if an element of the input is not finite: the condition
     that is returned."""
-    size = values.make("magnitude_bits", [values.of(gradient(values.module))], "i32", "lane")
+    size = values.make("magnitude_bits", [values.of(gradient(values.module))], "i32", "element")
     fold = values.make("fold", [size], "i32", "tile", "max")
     values.kernel.steps.append(Walk(folds=[fold]))
     largest = values.make("total", [fold], "i32", "piece", "max")
@@ -353,7 +353,7 @@ def update(values: Arrays, decoded: Expr) -> None:
         new[module.feedback_state] = feedback.update(module, gradient(module), decoded)
     selections.store_states(values, {n: e for n, e in new.items() if e.type.shape == "n"})
     if not module.selections:
-        back = Store(GRADIENT, values.lanes(values.of(decoded)), back=True)
+        back = Store(GRADIENT, values.per_element(values.of(decoded)), back=True)
         values.kernel.steps.append(Walk([back]))
     for name, e in new.items():
         if e.type.shape == "scalar":
@@ -384,7 +384,7 @@ def decode(module: Module, adds: bool, check: Kernel | None) -> Kernel:
             steps += [When(flag, True, [fill]) if adds else fill, When(flag, False, [walk])]
     else:
         if adds:
-            placed = values.make("add", [values.load(GRADIENT), placed], "f32", "lane")
+            placed = values.make("add", [values.load(GRADIENT), placed], "f32", "element")
         steps.append(Walk([Store(GRADIENT, or_nan(values, placed, flag))]))
     fuse(kernel)
     return kernel
@@ -397,7 +397,7 @@ def result(values: Arrays, flag: Value | None = None) -> Value | Placed:
         if decode.op == "scatter":
             result = selections.placed(values, decode)
             return replace(result, value=or_nan(values, result.value, flag))
-        return or_nan(values, values.lanes(values.of(decode)), flag)
+        return or_nan(values, values.per_element(values.of(decode)), flag)
 
 
 def or_nan(values: Arrays, value: Value, flag: Value | None) -> Value:
@@ -471,7 +471,7 @@ def settle(
         if e.type.shape == "matrix" or (e.type.shape == "n" and moves(e)):
             v.values_of[e] = v.stored_array(v.of(e), e.type)
     stores = [
-        Store(v.states[name], v.lanes(v.of(e)))
+        Store(v.states[name], v.per_element(v.of(e)))
         for name, e in updates.items() if e.type.shape == "n"
     ]  # fmt: skip
     numbers = [
@@ -482,7 +482,7 @@ def settle(
     if left is not None:
         stores.append(residual(values, left, after, flag))
     if isinstance(decoded, Placed):
-        zero = or_nan(v, v.lanes(v.make("const", (), "f32", "piece", 0.0)), flag)
+        zero = or_nan(v, v.per_element(v.make("const", (), "f32", "piece", 0.0)), flag)
         stores.append(Store(GRADIENT, zero, back=back))
         after.append(Store(GRADIENT, decoded.value, back=back, place=decoded.place))
         steps += [Walk(stores), Walk(after, domain=Domain("kept", decoded.selection))]
@@ -501,17 +501,17 @@ def residual(values: Arrays, left: Value | Placed, after: list[Store], flag: Val
     v = values
     f, given = v.states["residual"], v.of(gradient(v.module))
     if not isinstance(left, Placed):
-        return Store(f, v.make("sub", [given, left], "f32", "lane"))
+        return Store(f, v.make("sub", [given, left], "f32", "element"))
     place, type_ = left.place, Type("float", "kept", left.selection)
     taken = v.stored_array(v.moved(given, place, type_), type_)
     held = v.load(f)
     before = v.stored_array(v.moved(held, place, type_), type_)
-    rest = v.make("sub", [taken, left.value], "f32", "lane")
+    rest = v.make("sub", [taken, left.value], "f32", "element")
     # a walk over all elements changed the state: restore it if the new value is not finite
     how = f.storage.name
-    stored = v.make(how, [rest], "f32", "lane") if how in HALVES else rest
-    finite = v.make("isfinite", [stored], "bool", "lane")
-    kept = v.make("where", [finite, rest, before], "f32", "lane")
+    stored = v.make(how, [rest], "f32", "element") if how in HALVES else rest
+    finite = v.make("isfinite", [stored], "bool", "element")
+    kept = v.make("where", [finite, rest, before], "f32", "element")
     after.append(Store(f, kept, place=place))
     return Store(f, or_nan(v, given, flag))
 

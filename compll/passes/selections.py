@@ -45,18 +45,18 @@ def select(values: Arrays, name: str) -> Selecting:
 def compact(values: Arrays, s: Selection) -> Compact:
     """The selection itself. The arrays that it fills are added when values are captured."""
     if s.kind == "filter":
-        key = values.lanes(values.of(s.key))
+        key = values.per_element(values.of(s.key))
         if s.unlimited:
             return Compact(s.name, [], always=key)
         return Compact(s.name, [], first=key, limit=limit(values, s))
     assert s.threshold is not None
     values.of(s.threshold)
     result, larger = values.searches.kth[s.threshold].results
-    key = values.order_key(values.lanes(values.of(s.key)))
+    key = values.order_key(values.per_element(values.of(s.key)))
     return Compact(
         s.name, [],
-        always=values.make("gt", [key, result], "bool", "lane"),
-        first=values.make("eq", [key, result], "bool", "lane"),
+        always=values.make("gt", [key, result], "bool", "element"),
+        first=values.make("eq", [key, result], "bool", "element"),
         limit=values.make("sub", [limit(values, s), larger], "i64", "piece"),
     )  # fmt: skip
 
@@ -72,7 +72,7 @@ def captured(values: Arrays, name: str, value: Value) -> Value:
             return values.at(value, captured(values, name, values.position()))
         args = [captured(values, name, a) for a in value.args]
         return values.make(value.op, args, value.kind, value.level, value.attr)
-    value = values.lanes(value)
+    value = values.per_element(value)
     if value.kind == "bool":
         return values.truth(captured(values, name, values.whole(value)))
     if value not in selecting.parts:
@@ -126,13 +126,13 @@ def gather(values: Arrays, e: Expr) -> Value:
     if not drawn(values, name):
         return captured(values, name, value)
     place = positions(values, name)
-    return values.stored_array(values.moved(values.lanes(value), place, x.type), e.type)
+    return values.stored_array(values.moved(values.per_element(value), place, x.type), e.type)
 
 
 def inside(values: Arrays, e: Expr) -> Value:
     """The elements of a selection, as an array of conditions."""
     place = positions(values, str(e.value))
-    mark = values.lanes(values.make("const", (), "i32", "piece", 1))
+    mark = values.per_element(values.make("const", (), "i32", "piece", 1))
     type_ = replace(e.type, dtype="int")
     f = filled(values, type_, Type("int", "kept", str(e.value)), mark, place)
     return values.truth(values.load(f))
@@ -145,14 +145,14 @@ def scatter(values: Arrays, e: Expr) -> Value:
 
 def placed(values: Arrays, e: Expr) -> Placed:
     """The values that a scatter writes, and their places."""
-    place, value = (values.lanes(values.of(a)) for a in e.args)
+    place, value = (values.per_element(values.of(a)) for a in e.args)
     return Placed(e.args[0].type.of, place, value)
 
 
 def filled(values: Arrays, type_: Type, of: Type, value: Value, place: Value) -> Array:
-    """A new array of zeros, with some lanes stored at their places."""
+    """A new array of zeros, with some elements stored at their places."""
     f = values.array(type_)
-    zero = values.lanes(values.make("const", (), value.kind, "piece", 0))
+    zero = values.per_element(values.make("const", (), value.kind, "piece", 0))
     values.kernel.steps.append(values.walk(type_, Store(f, zero)))
     values.kernel.steps.append(values.walk(of, Store(f, value, place=place)))
     return f
@@ -178,7 +178,7 @@ def store_states(values: Arrays, new: dict[str, Expr]) -> None:
         if name not in marked and chooses(values, e):
             choose(values, name, e)
         else:
-            store = Store(values.states[name], values.lanes(values.of(e)))
+            store = Store(values.states[name], values.per_element(values.of(e)))
             values.kernel.steps.append(values.walk(e.type, store))
 
 
@@ -228,15 +228,15 @@ def choose(values: Arrays, name: str, e: Expr) -> None:
     """Add the stores of where(selection, a, b)."""
     f, selection = values.states[name], str(e.args[0].value)
     selecting, after = select(values, selection), Walk(domain=Domain("kept", selection))
-    a, b = (values.narrow(values.of(part), "lane") for part in e.args[1:])
+    a, b = (values.narrow(values.of(part), "element") for part in e.args[1:])
     if stays(name, e) or data_dependent(values, selecting, a):
         place = captured(values, selection, values.position())
-        mended = captured(values, selection, values.lanes(a))
+        mended = captured(values, selection, values.per_element(a))
         after.stores = [Store(f, mended, place=place)]
     if not stays(name, e):
-        taken = values.make("selected", (), "bool", "lane", selection)
+        taken = values.make("selected", (), "bool", "element", selection)
         here = values.load(f) if after.stores else a
-        value = values.make("where", [taken, here, b], "f32", "lane")
+        value = values.make("where", [taken, here, b], "f32", "element")
         selecting.walk.stores.append(Store(f, value))
     if after.stores:
         values.kernel.steps.append(after)

@@ -156,8 +156,8 @@ class Sizes:
         return item(storage) * (1 / self.kernel.tile if per_group else size)
 
     def read(self, v: Value, size: float, bytes_of: dict[str, float]) -> None:
-        """Add the array that a lane reads to `bytes_of`."""
-        if v.level == "lane" and v.op in ("load", "unpack", "at"):
+        """Add the array that an element reads to `bytes_of`."""
+        if v.level == "element" and v.op in ("load", "unpack", "at"):
             bytes_of[v.attr.name] = min(self.array(v.attr), item(v.attr.storage) * size)
 
     def least(self) -> float:

@@ -179,9 +179,9 @@ def _corners(function: Callable[[float, float], float], a: Pair, b: Pair) -> Pai
 KINDS = {"float": "f32", "int": "i32", "bool": "bool"}
 WIDE = {"float": "f64", "int": "i64", "bool": "bool"}
 SHAPES = {
-    "n": "lane",
-    "kept": "lane",
-    "matrix": "lane",
+    "n": "element",
+    "kept": "element",
+    "matrix": "element",
     "group": "tile",
     "scalar": "piece",
     "table": "piece",
@@ -238,7 +238,7 @@ class Values:
         return self.make(op, [self.narrow(a, level) for a in args], kind, level)
 
     def narrow(self, value: Value, level: str) -> Value:
-        """A piece's number as 32 bits, which lanes and tiles compute with."""
+        """A piece's number as 32 bits, for values per element or tile."""
         if level == "piece" or value.kind not in ("f64", "i64"):
             return value
         if value.op == "const":
@@ -256,12 +256,12 @@ class Values:
         bits = self.make("float_bits", [x], "i32", x.level)
         return self.make("min", [bits, nan], "i32", x.level)
 
-    def lanes(self, value: Value) -> Value:
-        """The value as one of lanes; a value of a lower level is repeated."""
-        if value.level == "lane":
+    def per_element(self, value: Value) -> Value:
+        """The value per element; one of a lower level is repeated."""
+        if value.level == "element":
             return value
-        value = self.narrow(value, "lane")
-        return self.make("repeat", [value], value.kind, "lane")
+        value = self.narrow(value, "element")
+        return self.make("repeat", [value], value.kind, "element")
 
     def static(self, e: Expr) -> Value:
         """A number that the host knows: a constant, or an entry of the piece's row of statics."""
@@ -283,7 +283,7 @@ class Values:
 
         The sum of a condition is a count, which needs no order.
         """
-        arg = self.lanes(self.of(e.args[0]))
+        arg = self.per_element(self.of(e.args[0]))
         if e.op == "reduce_sum" and arg.op == "convert":
             inner = arg.args[0]
             inner = inner.args[0] if inner.op == "convert" else inner
@@ -337,10 +337,10 @@ class Values:
         return self.make("convert" if whole else "trunc", [value], kind, level)
 
     def op_uniform(self, e: Expr, args: Args, kind: str, level: str) -> Value:
-        return self.make("draw", (), "f32", "lane", int(e.value))
+        return self.make("draw", (), "f32", "element", int(e.value))
 
     def op_shared(self, e: Expr, args: Args, kind: str, level: str) -> Value:
-        return self.make("draw", (), "f32", "lane", draws.SHARED - int(e.value))
+        return self.make("draw", (), "f32", "element", draws.SHARED - int(e.value))
 
     def op_group_size(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.make("count", (), kind, level)
@@ -356,7 +356,7 @@ class Values:
         if value.op == "floor":
             (value,) = value.args
         most = f.most or (1 << f.bits) - 1
-        value = self.narrow(value, "lane")
+        value = self.narrow(value, "element")
         return self.make("code", [value], "i32", value.level, most.bit_length())
 
     def scratch(self, name: str, storage: Storage, domain: Domain = ELEMENTS) -> Array:
@@ -373,16 +373,16 @@ class Values:
         return self.scratch(f.name, STORAGES["trit"] if f.layout.trits else Codes(bits=8))
 
     def op_spread(self, e: Expr, args: Args, kind: str, level: str) -> Value:
-        inside, value = map(self.lanes, args)
+        inside, value = map(self.per_element, args)
         array = value.attr if value.op == "load" else None
         if not (isinstance(array, Array) and array.storage == FLOAT32):
             kept = Domain("kept", e.args[1].type.of)
             array = self.scratch(f"spread {self.spreads}", FLOAT32, kept)
             self.spreads += 1
             if value.kind != "f32":
-                value = self.make("convert", [value], "f32", "lane")
+                value = self.make("convert", [value], "f32", "element")
             self.kernel.steps.append(Walk([Store(array, value)], domain=kept))
-        return self.make("spread", [inside], "f32", "lane", array)
+        return self.make("spread", [inside], "f32", "element", array)
 
     def op_adjusted_count(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         return self.counts[e.args[0]]
@@ -397,7 +397,7 @@ class Values:
 
     def op_bucket(self, e: Expr, args: Args, kind: str, level: str) -> Value:
         x, edges = args
-        key = self.order_key(self.narrow(x, "lane"))
+        key = self.order_key(self.narrow(x, "element"))
         if e.args[1].op == "literal":
             result = self.reached(key, order_key(np.array(e.args[1].value, np.float32)).tolist())
             return result if kind == "i32" else self.make("convert", [result], kind, level)

@@ -312,8 +312,8 @@ class _Passes:
 
     def walk(self, walk: Walk) -> Iterator[str]:
         """The parts of a walk."""
-        reads = {v.attr.name for v in walk.values
-                 if v.level == "lane" and v.op in ("load", "unpack", "at", "spread")}  # fmt: skip
+        read = (v for v in walk.values if v.op in ("load", "unpack", "at", "spread"))
+        reads = {v.attr.name for v in read if v.level == "element"}
         yield f"  reads {', '.join(sorted(reads)) or 'nothing'}"
         totals = {v.args[0]: v for v in self.kernel.exprs if v.op == "total"}
         whole = " over the whole tensor" * (self.module.group > 0)

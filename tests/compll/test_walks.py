@@ -27,7 +27,7 @@ def moved(kernel: Kernel) -> list[float]:
     total = 0.0
     for walk in kernel.walks:
         parts = [array for one in walk.compacts for array, _ in one.parts]
-        writes = [bytes_of(s.array) for s in walk.stores if s.value.level == "lane"]
+        writes = [bytes_of(s.array) for s in walk.stores if s.value.level == "element"]
         total += read(walk.values) + sum(writes) + sum(map(bytes_of, parts))
     for call in searches(kernel):
         keys = call.made[:1] if call.routine in KEYS else ()
@@ -42,7 +42,7 @@ def searches(kernel: Kernel) -> list[Call]:
 
 def read(values: Iterable[Value]) -> float:
     """Bytes that lanes read of each array, once."""
-    lanes = (v for v in values if v.op in READS and v.level == "lane")
+    lanes = (v for v in values if v.op in READS and v.level == "element")
     return sum(bytes_of(array) for _, array in {(v.op, v.attr) for v in lanes})
 
 

@@ -480,7 +480,7 @@ def simple(walk: Walk) -> bool:
         s.array.role in ("state", "gradient", "scratch") and not s.packed and s.place is None
         for s in walk.stores
     )
-    lanes = [v for v in walk.values if v.level == "lane"]
+    lanes = [v for v in walk.values if v.level == "element"]
     plain = not any(v.op in OWN for v in lanes)
     products = {v.attr for v in lanes if v.op == "load" and v.attr.role == "scratch"}
     alone = not (walk.folds or walk.compacts) and walk.domain == ELEMENTS

@@ -37,7 +37,7 @@ from compll.backends.cpu.instructions import (
     raw,
     stored_as,
 )
-from compll.backends.loops import Loop, order_of_lanes
+from compll.backends.loops import Loop, order_of_elements
 from compll.ir.storage import Storage
 from compll.ir.tile import Array, Compact, Store, Value, Walk, order
 from compll.numerics import draws
@@ -103,12 +103,12 @@ def signature_of(walk: Walk) -> str:
 def streamed(walk: Walk) -> list[Store]:
     """Stores of floats per lane to arrays that the walk does not read: these may bypass the
     cache."""
-    read = {v.attr for v in walk.values if v.op == "load" and v.level == "lane"}
+    read = {v.attr for v in walk.values if v.op == "load" and v.level == "element"}
     return [
         s
         for s in walk.stores
         if not walk.domain.of and s.array.role in ("gradient", "payload") and not s.packed
-        and s.value.level == "lane" and s.place is None and s.array not in read
+        and s.value.level == "element" and s.place is None and s.array not in read
     ]  # fmt: skip
 
 
@@ -329,7 +329,7 @@ class Stores:
 
     def finite_or_before(self, s: Store, value: ir.Value) -> ir.Value:
         """A state's value; the old value if the new one is NaN or infinite once stored."""
-        load = Value("load", (), "f32", "lane", s.array)
+        load = Value("load", (), "f32", "element", s.array)
         loaded = [v for v in order([s.value]) if v.op == "load" and v.attr == s.array]
         before = self.lanes.value(loaded[0]) if loaded else self.lanes.op_load(load)
         return finite_or(self.b, value, before, s.array.storage.name)
@@ -389,7 +389,7 @@ class Lanes:
         if any(s.place for s in stores):
             self.width = 1
         # next to other stores, partial lines that bypass the cache are slower than usual stores
-        large = [s for s in stores if s.value.level == "lane" and not s.packed]
+        large = [s for s in stores if s.value.level == "element" and not s.packed]
         past = [s for s in large if s in streamed(walk.walk)]
         whole = all(self.width * item_bytes(s.array) >= LINE for s in past)
         self.past = walk.past and (whole or len(past) == len(large))
@@ -404,7 +404,7 @@ class Lanes:
 
     def small_codes(self) -> list[Storage]:
         """The types of arrays with several codes in a byte."""
-        values = order_of_lanes(self.loop, self.from_buffers)
+        values = order_of_elements(self.loop, self.from_buffers)
         arrays = [s.array for s in self.written] + [v.attr for v in values if v.op == "unpack"]
         return [a.storage for a in arrays if a.storage.parts]
 
@@ -469,7 +469,7 @@ class Lanes:
 
     def make(self, v: Value) -> ir.Value:
         b, w = self.b, self.width
-        if v.level != "lane":
+        if v.level != "element":
             return b.splat(self.walk.of_tile(v), w)
         if v in self.from_buffers:
             return b.get(self.walk.buffers[v], KINDS[v.kind], self.index, w)

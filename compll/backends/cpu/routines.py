@@ -54,7 +54,7 @@ class KthLargestSearch:
         #: arrays that a sample is collected from, each with that which it is collected in
         self.samples = list(zip(inputs or [keys], samples, strict=True))
         self.least = Value("least", (), "i32", "piece")
-        enough = Value("ge", (view.value, self.least), "bool", "lane")
+        enough = Value("ge", (view.value, self.least), "bool", "element")
         compact = Compact(self.name, [(keys, view.value)], always=enough)
         self.walk = Walk(compacts=[compact], domain=view.domain)
 

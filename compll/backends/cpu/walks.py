@@ -44,7 +44,7 @@ from compll.backends.cpu.instructions import (
 )
 from compll.backends.cpu.lanes import Lanes, Params, given, signature_of, streamed
 from compll.backends.cpu.printer import TOTALS, Printer
-from compll.backends.loops import Loop, loops, order_of_lanes
+from compll.backends.loops import Loop, loops, order_of_elements
 from compll.ir.storage import Storage
 from compll.ir.tile import Array, Compact, Store, Value, Walk, order_inside
 from compll.numerics import draws
@@ -280,7 +280,7 @@ class WalkPrinter:
         """Store values of the tile that are known by now."""
         for s in self.walk.stores:
             ready = all(v.op != "fold" or v in self.local for v in order_inside([s.value]))
-            if s.value.level == "lane" or not ready or s in self.written:
+            if s.value.level == "element" or not ready or s in self.written:
                 continue
             self.written.add(s)
             offset = self.b.mul(self.t, number(I64, item_bytes(s.array)))
@@ -300,10 +300,10 @@ class WalkPrinter:
         """A loop; two versions if it may write the gradient back, one without and one with the
         write-back."""
         given_now = [v for other in self.loops[: self.loops.index(lane_loop)] for v in other.kept]
-        values = order_of_lanes(lane_loop, given_now)
+        values = order_of_elements(lane_loop, given_now)
         for v in values:
             for a in v.args:
-                if a.level != "lane":
+                if a.level != "element":
                     self.of_tile(a)
         if not any(s.back for s in lane_loop.stores):
             return Lanes(self, lane_loop, lane_loop.stores, given_now).emit()

@@ -1,4 +1,4 @@
-"""CUDA C++: lines of text, and a tile program's instructions for a number or a lane.
+"""CUDA C++: lines of text, and a tile program's instructions for a number or an element.
 
 One row per instruction; numbers.cuh and instructions.py have the `op_` functions. The compiler
 must not contract a * b + c (`--fmad=false`): results are equal to the reference's bit for bit.
@@ -104,7 +104,7 @@ class Lines:
 
 # ---- code tables --------------------------------------------------------------------------------
 # Values that follow from one code of few bits: every thread of a warp holds one of them, and
-# lanes ask for theirs, instead of computing it.
+# elements ask for theirs, instead of computing it.
 
 WARP = 32
 #: instructions from which a value is asked for
@@ -141,7 +141,7 @@ class CodeTables:
         """Compute a value for every code, if it follows from one alone."""
         if v.op == "const" and v.kind in KINDS:
             self.numbers[v] = KINDS[v.kind](v.attr)
-        if v.level != "lane" or v.kind not in KINDS:
+        if v.level != "element" or v.kind not in KINDS:
             return
         bits = v.attr if v.op == "code" else v.attr.storage.bits if v.op == "unpack" else WARP
         if 1 << bits <= WARP:

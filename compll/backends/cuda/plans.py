@@ -76,7 +76,7 @@ def blocks(rows: int, cols: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sharing of tiles by threads. See prelude.cuh for team, row and lane.
+    """Sharing of tiles by threads. See prelude.cuh for team and row.
 
     team: threads per tile. rows: rows of 4 * team elements in a tile. held: rows in registers at a
     time. threads: threads of a block.

@@ -11,10 +11,10 @@ import numpy as np
 
 from compll.backends.cuda import instructions
 from compll.backends.cuda.body import Body
+from compll.backends.cuda.elements import ElementArrays, Folds, Region, SelectedElements, Stores
 from compll.backends.cuda.instructions import C_TYPES, CodeTables
-from compll.backends.cuda.lanes import Folds, LaneArrays, Region, SelectedLanes, Stores
 from compll.backends.cuda.plans import PlanBuilder
-from compll.backends.loops import Loop, loops, order_of_lanes
+from compll.backends.loops import Loop, loops, order_of_elements
 from compll.ir.expr import Expr
 from compll.ir.storage import FLOAT32, INT32
 from compll.ir.tile import Array, Domain, Store, Value, Walk, order_inside
@@ -22,7 +22,7 @@ from compll.passes.values import Bounds
 
 # ---- walks --------------------------------------------------------------------------------------
 # A walk over the tiles of a piece as a kernel: a team of threads per tile, loops over its
-# lanes.
+# elements.
 
 
 class WalkKernel:
@@ -55,13 +55,13 @@ class WalkKernel:
         self.local: dict[Value, str] = {}
         self.bounds = Bounds()
         self.tables = CodeTables(walk.values, walk.roots)
-        self.arrays = LaneArrays(self)
+        self.arrays = ElementArrays(self)
         self.folds = Folds(self)
         self.stores = Stores(self)
-        self.selected = SelectedLanes(self)
+        self.selected = SelectedElements(self)
 
     def computed(self, v: Value) -> bool:
-        """True if a function computes the element that a lane reads."""
+        """True if a function computes the element that is read."""
         return isinstance(v.attr, Array) and v.attr in self.body.plan.elements
 
     def emit(self) -> None:
@@ -161,8 +161,8 @@ class WalkKernel:
         self.local.update(self.folds.close(loop.folds))
 
     def order(self, loop: Loop) -> list[Value]:
-        """Values of lanes that a loop computes, arguments first."""
-        return order_of_lanes(loop, (), self.tables.args)
+        """Values per element that a loop computes, arguments first."""
+        return order_of_elements(loop, (), self.tables.args)
 
     @contextmanager
     def chunks(self) -> Iterator[None]:
@@ -179,27 +179,27 @@ class WalkKernel:
 
     @contextmanager
     def each_of_row(self, values: list[Value]) -> Iterator[None]:
-        """A loop over a thread's four lanes of a row, with these values."""
+        """A loop over a thread's four elements of a row, with these values."""
         b = self.body
         outer = dict(self.local)
         b.add("#pragma unroll")
         with b.block("for (int j = 0; j < 4; ++j)"):
             b.add("const int i = l + j;")
             for v in values:
-                self.local[v] = b.declare(C_TYPES[v.kind], self.lane(v))
+                self.local[v] = b.declare(C_TYPES[v.kind], self.element(v))
             yield
         self.local = outer
 
-    def lane(self, v: Value) -> str:
-        """A value of the current lane, made of named ones."""
+    def element(self, v: Value) -> str:
+        """A value of the current element, made of named ones."""
         if v.op in ("load", "unpack"):
-            return self.arrays.lane(v)
+            return self.arrays.element(v)
         if v.op == "draw":
             return f"uniform(begin + i, {draw_name(v.attr)})"
         if v.op == "position":
             return "(i32)(o + i)"
         if v.op in ("selected", "spread"):
-            return self.selected.lane(v)
+            return self.selected.element(v)
         if v.op == "at":
             return self.arrays.at(v, f"(i < m ? (i64)(u32){self.named(v.args[0])} : 0)")
         if v in self.tables.asked:
@@ -207,7 +207,7 @@ class WalkKernel:
         return self.text(v)
 
     def asked(self, v: Value, code: Value, numbers: Any) -> str:
-        """The number of a lane's code, from the thread of the warp that holds it."""
+        """The number of an element's code, from the thread of the warp that holds it."""
         held = ", ".join(map(str, numbers.view(np.int32)))
         name = f"held{zlib.crc32(held.encode()):08x}"
         table = f"static constexpr i32 of_{name}[] = {{{held}}};\n"
@@ -228,7 +228,7 @@ class WalkKernel:
         return self.local[v] if v in self.local else self.of_tile(v)
 
     def of_tile(self, v: Value) -> str:
-        """A value of the tile, declared outside of loops over lanes."""
+        """A value of the tile, declared outside of loops over elements."""
         for value in order_inside([v]):
             if value.level == "tile" and value not in self.local:
                 self.local[value] = self.body.declare(C_TYPES[value.kind], self.tile_text(value))
@@ -376,7 +376,7 @@ class Printer:
             WalkKernel(b, walk, region, memories, places or {}).emit()
 
     def array(self, value: Value, domain: Domain) -> Array:
-        """The scratch array of a value of lanes; stores the value in one if necessary."""
+        """The scratch array of a value per element; stores the value in one if necessary."""
         if value.op == "load" and value.attr.role == "scratch":
             array: Array = value.attr
             if array not in self.plan.elements:

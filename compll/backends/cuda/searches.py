@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.lanes import Region
+from compll.backends.cuda.elements import Region
 from compll.backends.cuda.plans import PlanBuilder
 from compll.backends.cuda.printer import Printer
 from compll.ir.expr import Expr

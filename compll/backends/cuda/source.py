@@ -8,7 +8,7 @@ from typing import Any
 from compll.backends.cuda import searches, streams
 from compll.backends.cuda.body import Body, state_params
 from compll.backends.cuda.calls import Calls
-from compll.backends.cuda.lanes import counted
+from compll.backends.cuda.elements import counted
 from compll.backends.cuda.plans import (
     DECODE,
     ENCODE,
@@ -90,8 +90,8 @@ class Steps(Printer):
         """Store a number of the piece, or a table: in the payload, or in all of the gradient. The
         host knows the length of payloads that do not vary."""
         if s.array is GRADIENT:
-            lanes = Value("repeat", (s.value,), "f32", "lane")
-            self.walk_kernel("fill", Walk([Store(GRADIENT, lanes)]), {})
+            elements = Value("repeat", (s.value,), "f32", "element")
+            self.walk_kernel("fill", Walk([Store(GRADIENT, elements)]), {})
             return
         if s.array is USED and is_fixed(self.plan.module):
             return
@@ -127,7 +127,7 @@ class Steps(Printer):
         self.walk_kernel("walk", walk, totals, region)
 
     def count(self, walk: Walk) -> None:
-        """Count the selected lanes before each tile, and in all."""
+        """Count the selected elements before each tile, and in all."""
         conditions = counted(walk)
         if not conditions:
             return
@@ -258,7 +258,7 @@ def decode(kernel: Kernel, shape: Shape, checking: Kernel | None) -> PlanBuilder
 
 
 def alone(kernel: Kernel) -> bool:
-    """True if each lane is decoded on its own, in one walk, so that a kernel can add payload after
+    """True if each element is decoded on its own, in one walk, so that a kernel can add payload after
     payload."""
     (first, *others) = kernel.steps
     if others or not isinstance(first, Walk) or first.domain.of or first.folds or first.compacts:

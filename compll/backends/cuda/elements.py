@@ -1,8 +1,8 @@
-"""Parts of a walk's kernel: arrays that it reads, folds, stores, selected lanes.
+"""Parts of a walk's kernel: arrays that it reads, folds, stores, selected elements.
 
-[Note: packed rows] Byte b of a tile of w bytes has the codes of lanes b, w + b, 2 * w + b ...: one
-of each plane, from the lowest bits on. A thread's four lanes of a row lie in one plane of four
-neighbouring bytes, a word. The rows whose lanes the planes have:
+[Note: packed rows] Byte b of a tile of w bytes has the codes of elements b, w + b, 2 * w + b ...:
+one of each plane, from the lowest bits on. A thread's four elements of a row lie in one plane of
+four neighbouring bytes, a word. The rows whose elements the planes have:
 
     4 bits, 4 rows    word 0: 0 | 2    word 1: 1 | 3
     2 bits, 4 rows    word 0: 0 | 1 | 2 | 3
@@ -40,13 +40,13 @@ class Region:
 
 
 class WalkContext(Protocol):
-    """The kernel of a walk, as its arrays, folds, stores and selected lanes see it."""
+    """The kernel of a walk, as its arrays, folds, stores and selected elements see it."""
 
     walk: Walk
     body: Body
     shape: Shape
     region: Region
-    arrays: LaneArrays
+    arrays: ElementArrays
     #: rows that a thread holds, and if rows are exchanged: see [Note: rows of small tiles]
     held: int
     exchanges: bool
@@ -62,7 +62,7 @@ class WalkContext(Protocol):
     def each_of_row(self, values: list[Value]) -> AbstractContextManager[None]: ...
 
 
-# ---- lane arrays --------------------------------------------------------------------------------
+# ---- element arrays -----------------------------------------------------------------------------
 # Arrays that a walk reads: the gradient, states and scratch arrays, by rows of registers, and
 # an incoming payload's fields.
 
@@ -85,7 +85,7 @@ class PackedRow:
 
     @property
     def word(self) -> str:
-        """The number of the thread's word that has its lanes of row k."""
+        """The number of the thread's word that has its elements of row k."""
         return f"k % {self.words}" if self.words > 1 else "0"
 
     def begin(self, word: str) -> str:
@@ -94,12 +94,12 @@ class PackedRow:
             return f"4 * (u % {self.threads})"
         return f"{self.row} * {word} + 4 * u" if self.words > 1 else "4 * u"
 
-    def shift(self, lane: str) -> str:
-        """The lowest bit in its word of a lane's code of row k."""
+    def shift(self, element: str) -> str:
+        """The lowest bit in its word of an element's code of row k."""
         plane = f"(k / {self.words})" if self.words > 1 else "k"
         if self.planes > 1:
             plane = f"({self.planes} * k + u / {self.threads})"
-        return f"8 * {lane} + {self.bits} * {plane}"
+        return f"8 * {element} + {self.bits} * {plane}"
 
 
 def in_words(storage: Storage, shape: Shape) -> bool:
@@ -107,17 +107,17 @@ def in_words(storage: Storage, shape: Shape) -> bool:
     return storage.packed and not storage.trits and shape.tile * storage.bits >= 32
 
 
-class LaneArrays:
+class ElementArrays:
     """Arrays that `walk` reads."""
 
     def __init__(self, walk: WalkContext) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
         reads = [v for v in walk.walk.values if v.op in ("load", "unpack") and v.level != "piece"]
         reads = [v for v in reads if v.attr not in self.body.plan.elements]
-        lanes = [v for v in reads if v.level == "lane"]
+        elements = [v for v in reads if v.level == "element"]
         #: arrays held in registers, by name; then fields of payloads and bytes of trits
-        self.held = {self.of(v.attr): v for v in lanes if self.of(v.attr)}
-        self.fields = list(dict.fromkeys(v.attr for v in lanes if not self.of(v.attr)))
+        self.held = {self.of(v.attr): v for v in elements if self.of(v.attr)}
+        self.fields = list(dict.fromkeys(v.attr for v in elements if not self.of(v.attr)))
         self.of_groups = [v.attr for v in reads if v.level == "tile"]
 
     def at(self, v: Value, place: str) -> str:
@@ -128,7 +128,7 @@ class LaneArrays:
         return f"{self.pointer(v.attr)}[{place}]"
 
     def of(self, a: Array) -> str:
-        """The piece's array whose lanes a thread holds in registers; "" for other arrays."""
+        """The piece's array whose elements a thread holds in registers; "" for other arrays."""
         return "" if a.received or a.storage.packed else self.pointer(a)
 
     def pointer(self, a: Array) -> str:
@@ -139,7 +139,7 @@ class LaneArrays:
         return str(self.body.payload(a) if payload else self.body.elements(a))
 
     def aligned(self) -> list[str]:
-        """Conditions under which a thread can access four lanes at once."""
+        """Conditions under which a thread can access four elements at once."""
         names = list(self.held)
         conditions = []
         for s in self.walk.walk.stores:
@@ -175,7 +175,7 @@ class LaneArrays:
             )
 
     def load_row(self, values: list[Value]) -> None:
-        """Declare the bits of fields for the four lanes of row k, as q_NAME."""
+        """Declare the bits of fields for the four elements of row k, as q_NAME."""
         read = (v.attr for v in values if v.op in ("load", "unpack"))
         for a in dict.fromkeys(a for a in read if a in self.fields):
             self.body.add(f"u32 q_{a.name}[4];")
@@ -200,8 +200,8 @@ class LaneArrays:
         how = "trit_at" if a.storage.trits else f"code_at<{bits}>"
         b.add(f"{each} {name}[e] = l + e < m ? {how}({codes}, m, l + e) : 0;")
 
-    def lane(self, v: Value) -> str:
-        """The value that a lane reads."""
+    def element(self, v: Value) -> str:
+        """The value that an element reads."""
         if v.attr in self.body.plan.elements:
             return self.at(v, "(i < m ? o + i : 0)")
         array = self.of(v.attr)
@@ -226,8 +226,8 @@ def bytes_at_once(a: Array) -> int:
     return 2 if a.storage.packed else a.storage.bits // 2
 
 
-# ---- lane folds ---------------------------------------------------------------------------------
-# Folds of a tile's lanes: a thread's own first, then those of its team.
+# ---- element folds ------------------------------------------------------------------------------
+# Folds of a tile's elements: a thread's own first, then those of its team.
 
 #: start value of a fold other than a sum
 START = {"max": "-2147483647", "min": "2147483647", "count": "0"}
@@ -258,7 +258,7 @@ class Folds:
                 self.body.add(f"i32 {name} = {START[f.attr]};")
 
     def take(self, folds: list[Value]) -> None:
-        """Fold the current lane."""
+        """Fold the current element."""
         for f in folds:
             name, x = self.names[f], self.walk.named(f.args[0])
             if f.attr == "count":
@@ -272,7 +272,7 @@ class Folds:
                 self.body.add(f"{name}[j] = k ? {name}[j] + ({masked}) : {masked};")
 
     def key(self, v: Value) -> str:
-        """A lane as an integer that orders as it does."""
+        """An element as an integer that orders as it does."""
         if v.op == "abs" and v.kind == "f32":
             return f"op_magnitude_bits({self.walk.named(v.args[0])})"
         return self.walk.named(v) if v.kind == "i32" else f"op_order_key({self.walk.named(v)})"
@@ -335,7 +335,7 @@ class Folds:
             b.add(f"{self.walk.totals[f]}[blockIdx.x] = (u32){part};")
 
 
-# ---- lane stores --------------------------------------------------------------------------------
+# ---- element stores -----------------------------------------------------------------------------
 # Stores of a walk: payload fields, states, the gradient, scratch arrays.
 
 BITS = {"float32": "(u32)__float_as_int({})"}
@@ -348,7 +348,7 @@ class Stores:
     def __init__(self, walk: WalkContext) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
         self.stores: list[Store] = walk.walk.stores
-        self.packed = [s for s in self.stores if s.packed and s.value.level == "lane"]
+        self.packed = [s for s in self.stores if s.packed and s.value.level == "element"]
         self.done: set[Store] = set()
 
     def share(self) -> None:
@@ -371,7 +371,7 @@ class Stores:
         """Store values of the tile that are known by now."""
         for s in self.stores:
             ready = all(v.op != "fold" or v in self.walk.local for v in order_inside([s.value]))
-            if s.value.level == "lane" or not ready or s in self.done:
+            if s.value.level == "element" or not ready or s in self.done:
                 continue
             self.done.add(s)
             storage, value = s.array.storage, self.walk.named(s.value)
@@ -389,7 +389,7 @@ class Stores:
                 self.body.add(f"u32 w_{s.array.name}[{words}] = {{}};")
 
     def take_code(self, s: Store) -> None:
-        """Keep the current lane's code: in registers if the tile is whole, else in shared
+        """Keep the current element's code: in registers if the tile is whole, else in shared
         memory."""
         b, code = self.body, self.walk.named(s.value)
         byte = f"codes[{self.packed.index(s)}][team * {self.shape.tile} + i]"
@@ -435,11 +435,11 @@ class Stores:
     # rows
 
     def of_rows(self, stores: list[Store]) -> list[Store]:
-        """Stores of lanes in order."""
+        """Stores of elements in order."""
         return [s for s in stores if s.place is None and not s.packed]
 
     def of_arrays(self) -> list[Store]:
-        """Stores to arrays with an element for each lane."""
+        """Stores to arrays with an element for each of the walk's."""
         return [s for s in self.of_rows(self.stores) if s.array.role != "payload"]
 
     def exchange(self, s: Store) -> str:
@@ -455,7 +455,7 @@ class Stores:
                 self.body.add(f"float sum_{self.label(s)} = 0.0f;")
 
     def open_row(self, stores: list[Store]) -> None:
-        """Declare registers for the four lanes of a row."""
+        """Declare registers for the four elements of a row."""
         for s in self.of_rows(stores):
             self.body.add(f"{self.kind(s)} y_{self.label(s)}[4];")
 
@@ -469,7 +469,7 @@ class Stores:
         return str(self.stores.index(s))
 
     def take(self, stores: list[Store]) -> None:
-        """Store the current lane."""
+        """Store the current element."""
         for s in stores:
             value = self.walk.named(s.value)
             if s.place is not None:
@@ -482,7 +482,7 @@ class Stores:
                 self.body.add(f"y_{self.label(s)}[j] = {value};")
 
     def place(self, s: Store, value: str, at: str) -> None:
-        """Store a lane's value at a place of its own."""
+        """Store an element's value at a place of its own."""
         b, array = self.body, self.walk.arrays.pointer(s.array)
         if s.array.role == "scratch":
             b.add(f"if (i < m) {array}[(u32){at}] = {value};")
@@ -494,7 +494,7 @@ class Stores:
             b.add(f"if ({back}i < m) {to} = (XT)({value});")
 
     def row(self, stores: list[Store]) -> None:
-        """Write the four lanes of a row, or hand them over."""
+        """Write the four elements of a row, or hand them over."""
         b = self.body
         for s in self.of_rows(stores):
             four, back = f"m - l, y_{self.label(s)}", "if (back) " if s.back else ""
@@ -523,14 +523,14 @@ class Stores:
                 self.body.add(f"{back}store_rows<{self.walk.rows}>({array}, o, {shared});")
 
 
-# ---- selected lanes -----------------------------------------------------------------------------
-# Selected lanes of a walk, and lanes that take the next element of a spread array.
-# A lane's place is the number of selected lanes before it: before its tile, which an earlier
+# ---- selected elements --------------------------------------------------------------------------
+# Selected elements of a walk, and elements that take the next element of a spread array.
+# An element's place is the number of selected elements before it: before its tile, which an earlier
 # kernel counted, and within the tile, by ballots of the team.
 
 
 def counted(walk: Walk) -> dict[str, Value]:
-    """Conditions whose lanes must be counted before a walk, by their names."""
+    """Conditions whose elements must be counted before a walk, by their names."""
     selected = {
         f"{kind}_{compact.selection}": condition
         for compact in walk.compacts
@@ -540,8 +540,8 @@ def counted(walk: Walk) -> dict[str, Value]:
     return selected | {f"spread{k}": v.args[0] for k, v in enumerate(walk.spreads)}
 
 
-class SelectedLanes:
-    """Selected lanes of `walk`."""
+class SelectedElements:
+    """Selected elements of `walk`."""
 
     def __init__(self, walk: WalkContext) -> None:
         self.walk, self.body, self.shape = walk, walk.body, walk.shape
@@ -554,7 +554,7 @@ class SelectedLanes:
             self.body.add(f"i64 next_{name};")
 
     def begin(self) -> None:
-        """Set the number of selected lanes before the tile."""
+        """Set the number of selected elements before the tile."""
         grid = self.walk.region.grid
         for name in self.counted:
             before = self.body.memory(f"before_{name}", "uint32", grid)
@@ -562,7 +562,7 @@ class SelectedLanes:
             self.body.add(f"next_{name} = m ? {blocks} + {before}[t] : 0;")
 
     def row(self, loop: Loop) -> None:
-        """Find the places of a row's selected lanes."""
+        """Find the places of a row's selected elements."""
         for compact in loop.compacts:
             self.compact_row(compact)
         needed = set(self.walk.order(loop))
@@ -572,18 +572,18 @@ class SelectedLanes:
                 self.ranks(f"spread{k}")
 
     def hits(self, name: str, condition: Value) -> None:
-        """Declare, for four lanes, if a condition holds for each."""
+        """Declare, for four elements, if a condition holds for each."""
         self.body.add(f"bool is_{name}[4];")
         with self.walk.each_of_row(self.walk.order(Loop(0, 0, folds=[count_of(condition)]))):
             self.body.add(f"is_{name}[j] = i < m && {self.walk.named(condition)};")
 
     def ranks(self, name: str) -> None:
-        """Declare the places of four lanes' hits."""
+        """Declare the places of four elements' hits."""
         self.body.add(f"i64 rank_{name}[4];")
         self.body.add(f"ranks<{self.shape.team}>(is_{name}, next_{name}, rank_{name});")
 
     def compact_row(self, compact: Compact) -> None:
-        """Append a row's selected lanes. Most rows of a sparse selection have none."""
+        """Append a row's selected elements. Most rows of a sparse selection have none."""
         b, s = self.body, compact.selection
         names = []
         for name, condition in ((f"always_{s}", compact.always), (f"first_{s}", compact.first)):
@@ -599,7 +599,7 @@ class SelectedLanes:
                 self.append(compact)
 
     def append(self, compact: Compact) -> None:
-        """Append the current lane if it is selected."""
+        """Append the current element if it is selected."""
         b, s = self.body, compact.selection
         taken, place = [], []
         if compact.always is not None:
@@ -614,14 +614,14 @@ class SelectedLanes:
             to = f"{self.walk.arrays.pointer(array)}[rank]"
             b.add(f"if (is_{s}[j]) {to} = {self.walk.named(value)};")
 
-    def lane(self, v: Value) -> str:
-        """True for a selected lane; for a spread, the value that the lane takes."""
+    def element(self, v: Value) -> str:
+        """True for a selected element; for a spread, the value that it takes."""
         if v.op == "selected":
             return f"is_{v.attr}[j]"
         k = self.spreads.index(v)
-        return f"is_spread{k}[j] ? {self.element(v, f'rank_spread{k}[j]')} : 0.0f"
+        return f"is_spread{k}[j] ? {self.taken(v, f'rank_spread{k}[j]')} : 0.0f"
 
-    def element(self, v: Value, place: str) -> str:
+    def taken(self, v: Value, place: str) -> str:
         """An element of the spread array."""
         array = self.walk.arrays.pointer(v.attr)
         if v.attr.received:
