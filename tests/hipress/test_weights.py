@@ -10,6 +10,9 @@ import pickle
 import random
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -224,6 +227,27 @@ def test_tensors_are_published_in_another_type(tmp_path):
     publisher.close()
     bring(tmp_path / "checkpoint", tmp_path / "to", 1)
     assert stored(tmp_path / "checkpoint") == bits({"a": (made["a"] - 1).bfloat16()})
+
+
+def test_a_trainer_and_a_worker_learn_by_reinforcement(tmp_path):
+    """The example, in two processes: the worker's rewards rise with the trainer's versions."""
+    script = Path(hipress.__file__).parents[1] / "examples" / "rollouts.py"
+    sides = [
+        subprocess.Popen(
+            [sys.executable, script, side, tmp_path / "run"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for side in ("trainer", "worker")
+    ]  # fmt: skip
+    try:
+        told = [side.communicate(timeout=HANG)[0] for side in sides]
+    finally:
+        for side in sides:
+            side.kill()
+    assert [side.returncode for side in sides] == [0, 0], told
+    rewards = [float(reward) for reward in re.findall(r"reward ([0-9.]+)", told[1])]
+    assert len(rewards) == 20
+    assert rewards[-1] > rewards[0] + 0.3
 
 
 # ------------------------------------------------------------------------------ a run goes on
@@ -834,8 +858,6 @@ def test_every_line_between_commit_and_end_may_be_the_last(tmp_path, monkeypatch
 
     class Killed(BaseException):
         pass
-
-    import sys
 
     run = Run(tmp_path, 2)
     run.receiver().prefetch(2)
