@@ -139,13 +139,13 @@ def extent(dim: Expr, n: int) -> int:
     return int(min(value, 2.0**62)) if value >= 1 else 1
 
 
-def check_rooms(rooms: Iterable[tuple[str, tuple[Expr, ...]]], n: int) -> None:
+def check_matrices(matrices: Iterable[tuple[str, tuple[Expr, ...]]], n: int) -> None:
     """Raise UsageError if a matrix has fewer elements than the piece of n.
 
-    rooms: kind, rows and columns of each matrix. A matrix of kind "matrix" stores the elements, one
-    of kind "flat" replaces them; "" is for other matrices, and only their size is checked.
+    matrices: kind, rows and columns of each. A matrix of kind "matrix" stores the elements, one of
+    kind "flat" replaces them; "" is for other matrices, and only their size is checked.
     """
-    for kind, dims in rooms if n else ():
+    for kind, dims in matrices if n else ():
         rows, cols = extents(dims, n)
         if kind and rows * cols < n:
             raise UsageError(

@@ -252,7 +252,7 @@ class Kernel:
     piece. starts: of parts of payloads, in bytes. sizes: bytes of fields of varying length, and of
     the codes that they are made of. sums: given ones of fields over the ranks. scratch: its own
     arrays; those of streams come first in decodes, which find them where a check has left them.
-    extents: of matrices, by their dimensions. rooms: matrices that hold the elements of a piece
+    extents: of matrices, by their dimensions. matrices: those that hold the elements of a piece
     ("matrix"), that replace them ("flat"), and others (""). exprs: values that compute expressions
     of the spec, and these.
     """
@@ -270,7 +270,7 @@ class Kernel:
     sums: list[Array] = field(default_factory=list)
     scratch: list[Array] = field(default_factory=list)
     extents: dict[tuple[Expr, ...], Extents] = field(default_factory=dict)
-    rooms: dict[tuple[str, tuple[Expr, ...]], None] = field(default_factory=dict)
+    matrices: dict[tuple[str, tuple[Expr, ...]], None] = field(default_factory=dict)
     exprs: dict[Value, Expr] = field(default_factory=dict)
 
     @property

@@ -193,7 +193,7 @@ class Arrays(Values):
         whole = Type("int", "static")
         rows, cols = (pool.make("max", (d, pool.const(1)), whole) for d in dims)
         size = pool.make("mul", (rows, cols), whole)
-        self.kernel.rooms["", dims] = None
+        self.kernel.matrices["", dims] = None
         result = Extents(dims, *map(self.number, (rows, cols, size)))
         return self.kernel.extents.setdefault(dims, result)
 
@@ -446,7 +446,7 @@ def view(values: Arrays, e: Expr) -> View:
         return View(plain(values, values.per_element(values.of(e)), e.type))
     made = values.extents(e.type.dims)
     if e.op == "matrix":
-        values.kernel.rooms["matrix", e.type.dims] = None
+        values.kernel.matrices["matrix", e.type.dims] = None
         return View(
             plain(values, values.per_element(values.of(e.args[0])), e.args[0].type), made, ends=True
         )
@@ -512,13 +512,13 @@ def sum_by(values: Arrays, e: Expr) -> Value:
 
 
 def matrix(values: Arrays, e: Expr) -> Value:
-    values.kernel.rooms["matrix", e.type.dims] = None
+    values.kernel.matrices["matrix", e.type.dims] = None
     return values.element(e, values.position())
 
 
 def flat(values: Arrays, e: Expr) -> Value:
     (x,) = e.args
-    values.kernel.rooms["flat", x.type.dims] = None
+    values.kernel.matrices["flat", x.type.dims] = None
     value = values.of(x)
     stored = value.op == "load" and value.attr.role == "scratch"
     return value if stored else values.stored_array(value, x.type)

@@ -19,7 +19,7 @@ from compll.routines.language import (
     U8,
     U16,
     inlined,
-    room,
+    local,
     routine,
     splat,
     sum_of,
@@ -45,7 +45,7 @@ WINDOWS = 1 << LONGEST
 @routine
 def code_lengths(counts: I64, bits: int, out: I64) -> None:
     """Fill `out` with the lengths of 2**bits numbers."""
-    numbers, weights = 1 << bits, room(I64, NUMBERS)
+    numbers, weights = 1 << bits, local(I64, NUMBERS)
     for i in range(numbers):
         weights[i] = counts[i]
     longest = depths(weights, numbers, out)
@@ -64,7 +64,7 @@ def code_lengths(counts: I64, bits: int, out: I64) -> None:
 @routine
 def depths(weights: I64, numbers: int, out: I64) -> int:
     """Depths in the tree, as lengths; that of the lightest leaf, the largest. A weight is not 0."""
-    order, tree, parents = room(I64, NUMBERS), room(I64, 2 * NUMBERS), room(I32, 2 * NUMBERS)
+    order, tree, parents = local(I64, NUMBERS), local(I64, 2 * NUMBERS), local(I32, 2 * NUMBERS)
     leaves = by_weight(weights, numbers, order, tree)
     join(tree, parents, leaves)
     for i in range(numbers):
@@ -78,7 +78,7 @@ def depths(weights: I64, numbers: int, out: I64) -> int:
 def by_weight(weights: I64, numbers: int, order: I64, tree: I64) -> int:
     """Fill `order` with the numbers by ascending weight, and `tree` with their weights; the number
     of weights that are not 0. Those that are come last."""
-    keys, leaves = room(I64, NUMBERS + RANKED), 0
+    keys, leaves = local(I64, NUMBERS + RANKED), 0
     keys[numbers] = splat(LAST << 8, RANKED)  # behind the last one
     for i in range(numbers):
         some = weights[i] > 0
@@ -132,7 +132,7 @@ def first_windows(lengths: I64, numbers: int, out: I64) -> None:
 @routine
 def store_huffman(data: U8, count: int, bits: int, out: U8) -> int:
     """Write numbers."""
-    counts, lengths, codes = room(I64, NUMBERS), room(I64, NUMBERS), room(I64, NUMBERS)
+    counts, lengths, codes = local(I64, NUMBERS), local(I64, NUMBERS), local(I64, NUMBERS)
     numbers = 1 << bits
     count_numbers(data, count, numbers, counts)
     code_lengths(counts, bits, lengths)
@@ -142,7 +142,7 @@ def store_huffman(data: U8, count: int, bits: int, out: U8) -> int:
     for i in range(numbers):  # a code's length, and the code from bit 8 on
         length = maximum(lengths[i], 0)
         codes[i] = length | codes[i] >> (LONGEST - length) << 8
-    sizes, stream = out + (numbers >> 1), room(U8, ROOM)
+    sizes, stream = out + (numbers >> 1), local(U8, ROOM)
     tiles = tiles_of(count)
     end = (numbers >> 1) + tiles * 2
     for t in range(tiles):
@@ -161,7 +161,7 @@ def tiles_of(count: int) -> int:
 @inlined
 def count_numbers(data: U8, count: int, numbers: int, counts: I64) -> None:
     """Count each number, in turns, so that equal numbers in a row need not wait for one another."""
-    turns, whole = room(I64, AT_ONCE * NUMBERS), count & -AT_ONCE
+    turns, whole = local(I64, AT_ONCE * NUMBERS), count & -AT_ONCE
     turns.clear(numbers * AT_ONCE)
     for step, start, stop in ((AT_ONCE, 0, whole), (1, whole, count)):
         for i in range(start, stop, step):
@@ -198,7 +198,7 @@ def store_tile(data: U8, count: int, codes: I64, out: U8) -> int:
 @routine
 def load_huffman(data: U8, length: int, count: int, bits: int, out: U8) -> int:
     """Read numbers. Checks the head, and loads the tiles until one is wrong."""
-    numbers, table = 1 << bits, room(U16, WINDOWS + LANES)
+    numbers, table = 1 << bits, local(U16, WINDOWS + LANES)
     tiles = tiles_of(count)
     sizes, place = data + (numbers >> 1), (numbers >> 1) + tiles * 2
     good = length >= place
@@ -224,7 +224,7 @@ def fill_table(data: U8, numbers: int, table: U16) -> bool:
     """Fill the table with the length of every window's code and, from bit 8 on, its number; true if
     codes fill all windows. Vectors may be longer than a code's windows: those of later codes
     follow."""
-    lengths, filled, good = room(I64, NUMBERS), 0, True
+    lengths, filled, good = local(I64, NUMBERS), 0, True
     for i in range(numbers):
         half = data[i >> 1] >> (i & 1) * 4 & 15
         good &= half <= LONGEST + 1
@@ -245,7 +245,7 @@ def load_tiles(table: U16, data: U8, sizes: U8, count: int, out: U8, *, tiles: i
     """Load neighbouring tiles of `count` numbers: the bytes of their streams, or -1 if one does not
     end with its last code."""
     taken, whole = 0, count & -AT_ONCE
-    streams, bits = room(U8, tiles * ROOM), room(I64, tiles)
+    streams, bits = local(U8, tiles * ROOM), local(I64, tiles)
     for k in unrolled(tiles):
         (streams + k * ROOM).copy(data + taken, minimum(sizes.of(U16)[k], ROOM))
         taken += sizes.of(U16)[k]

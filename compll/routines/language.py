@@ -30,7 +30,7 @@ from compll.numerics.traced import Number, convert
 class Machine(traced.Machine, Protocol):
     """A printer's instructions, with variables and branches.
 
-    It emits `load`, `store`, `moved`, `room`, `splat`, `clear` and `copy`, too, of the arguments
+    It emits `load`, `store`, `moved`, `local`, `splat`, `clear` and `copy`, too, of the arguments
     that Array and Scope give.
     """
 
@@ -126,7 +126,7 @@ class F32(Array):
 # a scope has these two, since they need its machine
 
 
-def room(kind: type[Array], count: int) -> Any:
+def local(kind: type[Array], count: int) -> Any:
     """A local array."""
     raise NotImplementedError
 
@@ -243,7 +243,7 @@ class Scope:
         self, machine: Machine, outside: dict[str, Any], constants: dict[str, Any]
     ) -> None:
         self.machine, self.outside = machine, outside
-        self.names: dict[str, Any] = {"room": self.room, "splat": self.splat, **constants}
+        self.names: dict[str, Any] = {"local": self.local, "splat": self.splat, **constants}
 
     def __getitem__(self, name: str) -> Any:
         value = self.names[name]
@@ -251,10 +251,10 @@ class Scope:
             return Number(self.machine, self.machine.get(value.place), value.kind)
         return value
 
-    def room(self, kind: type[Array], count: int) -> Array:
+    def local(self, kind: type[Array], count: int) -> Array:
         """A local array."""
         element = kind.__name__.lower()
-        return Array(self.machine, self.machine.emit("room", "", element, count), element)
+        return Array(self.machine, self.machine.emit("local", "", element, count), element)
 
     def splat(self, x: Any, lanes: int) -> Number:
         """A vector of a number."""

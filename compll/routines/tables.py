@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from compll.numerics.bits import from_key, maximum, order_key
 from compll.numerics.traced import convert, where
-from compll.routines.language import F32, I32, I64, U8, clz, inlined, room, routine, truth
+from compll.routines.language import F32, I32, I64, U8, clz, inlined, local, routine, truth
 
 #: elements from which counting pays; values of the upper half of a key
 MANY, HALVES = 1 << 16, 1 << 16
@@ -28,7 +28,7 @@ def kth(keys: I32, count: int, k: int) -> int:
     Searches digit by digit from the highest, counting each digit's occurrences below the known
     ones.
     """
-    counts, prefix, larger = room(I64, 256), 0, 0
+    counts, prefix, larger = local(I64, 256), 0, 0
     for shift in (24, 16, 8, 0):
         counts.clear(256)
         for i in range(count):
@@ -51,7 +51,7 @@ def kth(keys: I32, count: int, k: int) -> int:
 @routine
 def quantiles(keys: I32, n: int, some: I32, other: I32, table: F32, *, parts: int) -> None:
     """Fill a table with parts - 1 numbers, from n keys. some, other: arrays as long."""
-    places = room(I64, parts)
+    places = local(I64, parts)
     for j in range(parts - 1):
         places[j] = (j + 1) * n // parts
     if n >= MANY:
@@ -74,7 +74,7 @@ def leave(keys: I32, places: I64, parts: int, table: F32) -> None:
 def near(keys: I32, n: int, some: I32, counts: I32, places: I64, parts: int) -> int:
     """Copy the keys whose upper half is that of a wanted one to `some`; their number. Changes
     `places` to places among them."""
-    marks, below, kept, j, count = room(U8, HALVES), 0, 0, 0, 0
+    marks, below, kept, j, count = local(U8, HALVES), 0, 0, 0, 0
     counts.clear(HALVES)
     for i in range(n):
         counts[(keys[i] + UP) >> 16] += 1
@@ -96,7 +96,7 @@ def near(keys: I32, n: int, some: I32, counts: I32, places: I64, parts: int) -> 
 @routine
 def sort(keys: I32, other: I32, count: int) -> None:
     """Sort keys, by their bytes."""
-    starts = room(I32, 256)
+    starts = local(I32, 256)
     turns = (keys, other, 0), (other, keys, 8), (keys, other, 16), (other, keys, 24)
     for source, target, shift in turns:
         starts.clear(256)

@@ -114,7 +114,7 @@ def test_a_matrix_of_more_elements_than_positions_count_is_refused(target, tmp_p
 
 def test_nor_one_of_a_tensor_of_almost_as_many():
     backend = compll.compile("powersgd", "cpu").backend
-    (kernel, *_) = [k for k in backend.by_name.values() if k.rooms]
-    assert backend.room(kernel, 2**30) > 2**32
+    (kernel, *_) = [k for k in backend.by_name.values() if k.matrices]
+    assert backend.array_bytes(kernel, 2**30) > 2**32
     with pytest.raises(UsageError, match=r"46341 x 46341 .* encode the tensor in parts"):
-        backend.room(kernel, 2**31 - 1)
+        backend.array_bytes(kernel, 2**31 - 1)

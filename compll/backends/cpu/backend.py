@@ -38,7 +38,7 @@ class TileKernels:
         self.parts = lower.kernels(module)
         self.by_name = {k.name: k for part in self.parts.values() for k in part}
         self.rows = Rows(params)
-        self.sizes, self.rooms = Memo(), Memo()
+        self.sizes, self.array_sizes = Memo(), Memo()
         self.rounds = rounds(module)
         self.fixed = is_fixed(module)
         self.fuses = bool(self.parts.get("hop"))
@@ -74,22 +74,23 @@ class TileKernels:
 
     def scratch(self, kernel: Kernel, table: I64) -> dict[str, Any]:
         """Scratch memory for one piece; untouched pages cost nothing."""
-        if not (kernel.scratch or kernel.rooms):
+        if not (kernel.scratch or kernel.matrices):
             return {}
-        room = max((self.room(kernel, n) for n in set(table[:, 1].tolist())), default=0)
-        size = room * interface.array_count(kernel) + SLACK
+        most = max((self.array_bytes(kernel, n) for n in set(table[:, 1].tolist())), default=0)
+        size = most * interface.array_count(kernel) + SLACK
         try:
-            return {"scratch": np.empty(size, np.uint8), "room": room}
+            return {"scratch": np.empty(size, np.uint8), "array_bytes": most}
         except MemoryError as why:
-            most = int(table[:, 1].max())
+            longest = int(table[:, 1].max())
             raise UsageError(
-                f"{self.module.name}: a tensor of {most} elements needs {size >> 20} MiB beside it, "
+                f"{self.module.name}: a tensor of {longest} elements needs {size >> 20} MiB beside it, "
                 "for which there is no memory; encode it in parts"
             ) from why
 
-    def room(self, kernel: Kernel, n: int) -> int:
+    def array_bytes(self, kernel: Kernel, n: int) -> int:
         """The most bytes that an array of a kernel takes for n elements. Raises UsageError."""
-        result: int = self.rooms.once((kernel.name, n), lambda: interface.array_bytes(kernel, n))
+        key, make = (kernel.name, n), lambda: interface.array_bytes(kernel, n)
+        result: int = self.array_sizes.once(key, make)
         return result
 
     def statics(self, name: str, table: I64, step: int, most: I64 | None = None) -> Any:

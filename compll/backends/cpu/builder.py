@@ -95,7 +95,7 @@ class Builder(ir.IRBuilder):  # type: ignore[misc]
         """Store a vector or a single element in an array."""
         self.store(value, at(self, array, self.mul(index, c(SIZES[element(value)]))), align=1)
 
-    def room(self, kind: ir.Type, count: int = 1) -> ir.Value:
+    def stack(self, kind: ir.Type, count: int = 1) -> ir.Value:
         """Stack memory for `count` values of a kind."""
         with self.goto_entry_block():
             memory = self.alloca(ir.ArrayType(kind, count))
@@ -155,7 +155,7 @@ class Variable:
     """A variable on the stack of a function."""
 
     def __init__(self, b: Builder, value: ir.Value) -> None:
-        self.b, self.kind, self.place = b, value.type, b.room(value.type)
+        self.b, self.kind, self.place = b, value.type, b.stack(value.type)
         self.set(value)
 
     def get(self) -> ir.Value:

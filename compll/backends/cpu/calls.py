@@ -332,7 +332,7 @@ def sides_of(p: Printer, matrix: Extents | None) -> tuple[ir.Value, ir.Value]:
 
 
 def product(p: Printer, call: Call, sources: list[Source]) -> None:
-    b, out, first, second = p.b, made(p, call), p.room(0), p.room(1)
+    b, out, first, second = p.b, made(p, call), p.workspace(0), p.workspace(1)
     (rows_of, cols), (_, inner) = sides_of(p, call.matrix), sides_of(p, call.views[0].matrix)
     a, other = sources
     if call.attr:
@@ -360,8 +360,8 @@ def by_rows(
 ) -> None:
     """A short product, whose rows are computed as wholes."""
     (rows_of, cols), (_, inner) = sides_of(p, call.matrix), sides_of(p, call.views[0].matrix)
-    a = solid(p, sources[0], (rows_of, inner), p.room(0))
-    right = solid(p, sources[1], (inner, cols), p.room(1))
+    a = solid(p, sources[0], (rows_of, inner), p.workspace(0))
+    right = solid(p, sources[1], (inner, cols), p.workspace(1))
     products.by_rows(p.b, a, rows_of, inner, right, cols, count, take)
 
 
@@ -392,7 +392,7 @@ def as_stored(p: Printer, source: Source, room: ir.Value) -> ir.Value:
 
 def orthonormal(p: Printer, call: Call, sources: list[Source]) -> None:
     rows_of, cols = sides_of(p, call.matrix)
-    orthonormal_columns(p.b, sources, rows_of, cols, p.room(0), made(p, call))
+    orthonormal_columns(p.b, sources, rows_of, cols, p.workspace(0), made(p, call))
 
 
 def hadamard(p: Printer, call: Call, sources: list[Source]) -> None:
@@ -400,7 +400,9 @@ def hadamard(p: Printer, call: Call, sources: list[Source]) -> None:
 
 
 def top_columns(p: Printer, call: Call, sources: list[Source]) -> None:
-    products.top_columns(p.b, sources[0], sides_of(p, call.matrix)[1], made(p, call), p.room(0))
+    products.top_columns(
+        p.b, sources[0], sides_of(p, call.matrix)[1], made(p, call), p.workspace(0)
+    )
 
 
 def place_columns(p: Printer, call: Call, sources: list[Source]) -> None:
@@ -410,7 +412,7 @@ def place_columns(p: Printer, call: Call, sources: list[Source]) -> None:
 
 def sum_by(p: Printer, call: Call, sources: list[Source]) -> None:
     (index, x), size = sources, sides_of(p, call.matrix)[1]
-    sums_by_index(p.b, index, x, p.value(call.numbers[0]), size, p.room(0), made(p, call))
+    sums_by_index(p.b, index, x, p.value(call.numbers[0]), size, p.workspace(0), made(p, call))
 
 
 def chosen(p: Printer, call: Call, sources: list[Source]) -> None:

@@ -234,7 +234,7 @@ ROWS |= {
     "load": load,
     "store": store,
     "moved": lambda b, array, element, index: at(b, array, bytes_of(b, element, index)),
-    "room": lambda b, element, count: b.room(ELEMENTS[element], count),
+    "local": lambda b, element, count: b.stack(ELEMENTS[element], count),
     "splat": Builder.splat,
     "clear": lambda b, array, element, count: b.clear(array, bytes_of(b, element, count)),
     "copy": lambda b, to, element, count, array: b.copy(to, array, bytes_of(b, element, count)),

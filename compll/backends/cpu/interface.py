@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compll.ir.static import NARROW, check_rooms, extents
+from compll.ir.static import NARROW, check_matrices, extents
 from compll.ir.tile import Call, Kernel, View, flat
 from compll.numerics.matrices import CHUNK
 from compll.numerics.numbers import LANES
@@ -25,7 +25,7 @@ GIVEN: dict[str, Any] = {
     "x": ADDRESS, "table": ADDRESS, "rows": WORD, "payload": ADDRESS, "at": ADDRESS,
     "used": ADDRESS, "statics": ADDRESS, "seed": WORD, "step": WORD, "scale": ctypes.c_float,
     "back": ctypes.c_int8, "data": ADDRESS, "data_at": ADDRESS, "data_used": ADDRESS,
-    "scratch": ADDRESS, "room": WORD, "bad": ADDRESS, "workers": ctypes.c_float,
+    "scratch": ADDRESS, "array_bytes": WORD, "bad": ADDRESS, "workers": ctypes.c_float,
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def array_bytes(kernel: Kernel, n: int) -> int:
 
     Raises UsageError if a matrix is too large, or does not hold the elements.
     """
-    check_rooms(kernel.rooms, n)
+    check_matrices(kernel.matrices, n)
     sizes = [n, *(elements(a.domain.dims, n) for a in kernel.scratch if a.domain.dims)]
     item = 1 if all(a.storage.packed for a in kernel.scratch) else 4  # bytes, at most
     most = [item * (size + kernel.tile + SLACK) for size in sizes]

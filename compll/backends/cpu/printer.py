@@ -72,7 +72,7 @@ class Printer:
         self.row: dict[str, ir.Value] = {}
         #: values that are known, and memory of those that steps make
         self.local: dict[Value, ir.Value] = {}
-        self.rooms: dict[Value, ir.Value] = {}
+        self.results: dict[Value, ir.Value] = {}
         self.totals: dict[Value, ir.Value] = {}
         #: counts of selections and lengths of fields that steps have made, by instruction and name
         self.sizes: dict[tuple[str, str], ir.Value] = {}
@@ -105,10 +105,10 @@ class Printer:
 
     def scratch(self, index: int) -> ir.Value:
         """Address of an array of scratch memory."""
-        offset = self.b.add(self.b.mul(self.given["room"], c(index)), c(64))
+        offset = self.b.add(self.b.mul(self.given["array_bytes"], c(index)), c(64))
         return at(self.b, self.given["scratch"], offset)
 
-    def room(self, number_of: int) -> ir.Value:
+    def workspace(self, number_of: int) -> ir.Value:
         """Memory for a routine's own use."""
         return self.scratch(len(self.kernel.scratch) + number_of)
 
@@ -183,8 +183,8 @@ class Printer:
 
     def make(self, v: Value) -> ir.Value:
         """A value: one that a step made, or that a method op_NAME builds, or an instruction."""
-        if v in self.rooms:
-            return self.b.load(self.rooms[v], typ=KINDS[v.kind])
+        if v in self.results:
+            return self.b.load(self.results[v], typ=KINDS[v.kind])
         special = getattr(self, f"op_{v.op}", None)
         if special is not None:
             return special(v)
@@ -195,9 +195,9 @@ class Printer:
 
     def made(self, v: Value) -> ir.Value:
         """Memory for a result of a routine."""
-        if v not in self.rooms:
-            self.rooms[v] = self.b.room(KINDS[v.kind])
-        return self.rooms[v]
+        if v not in self.results:
+            self.results[v] = self.b.stack(KINDS[v.kind])
+        return self.results[v]
 
     def draw_keys(self, seed: ir.Value, draw: int, upper: ir.Value) -> ir.Value:
         """The keys of a draw of the piece (see [Note: random draws] in draws.py)."""
@@ -266,11 +266,11 @@ class Printer:
 
     def op_table(self, v: Value) -> ir.Value:
         """Memory for a table that a step makes."""
-        return self.b.room(F32, int(v.attr.domain.of))
+        return self.b.stack(F32, int(v.attr.domain.of))
 
     def op_buckets(self, v: Value) -> ir.Value:
         """The data that finds the bucket of a number in a table."""
-        room = self.b.room(I8, tables.bucket_bytes(v.attr))
+        room = self.b.stack(I8, tables.bucket_bytes(v.attr))
         ins.function(tables.buckets, edges=v.attr)(self.b, self.value(v.args[0]), room)
         return room
 

@@ -355,7 +355,7 @@ def top_columns(b: Builder, m: Source, k: ir.Value, out: ir.Value, keys: ir.Valu
     padded = b.and_(b.add(m.cols, c(MANY - 1)), c(-MANY))
     with loop(b, padded) as j:
         b.put(number(I32, -(2**31)), keys, j)
-    counts = b.room(I64, 2)
+    counts = b.stack(I64, 2)
     b.put(c(0), counts, c(0))
     compaction = Compaction(b, counts, [out])
     with loop(b, m.rows) as i:

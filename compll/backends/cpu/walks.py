@@ -72,7 +72,7 @@ class Tiles:
         self.read, self.written = (
             list(dict.fromkeys(a for a in arrays if a.storage.trits)) for arrays in (read, written)
         )
-        self.codes = {a: b.room(I8, DIGITS * self.width) for a in (*self.read, *self.written)}
+        self.codes = {a: b.stack(I8, DIGITS * self.width) for a in (*self.read, *self.written)}
         for room in self.codes.values():
             for i in range(tile, DIGITS * self.width):  # padding of the last byte
                 b.store(number(I8, 1), at(b, room, number(I64, i)))
@@ -184,10 +184,10 @@ class WalkPrinter:
         self.b = Builder(self.function.append_basic_block("entry"))
         self.loops = loops(walk, tile)
         self.buffers = {
-            v: self.b.room(KINDS[v.kind], tile) for each in self.loops for v in each.kept
+            v: self.b.stack(KINDS[v.kind], tile) for each in self.loops for v in each.kept
         }
         sums = [f for each in self.loops for f in each.folds if f.attr == "sum"]
-        self.lanes = {f: self.b.room(F32, lane_count(tile)) for f in sums}
+        self.lanes = {f: self.b.stack(F32, lane_count(tile)) for f in sums}
         self.draws = sorted({v.attr for v in walk.values if v.op == "draw"})
         self.asked: set[Array] = set()
         # tiles of two arrays evict each other from a small first-level cache
@@ -339,7 +339,7 @@ class LastTile:
         b, tile, size = self.b, self.printer.tile, item_bytes(array)
         if array.domain.kind == "group":
             return self.place(array)
-        room = b.room(I8, tile * 4)
+        room = b.stack(I8, tile * 4)
         if array.storage.packed and array.role != "payload":
             codes(array.storage, tile, wide=True)(b, self.place(array), room, self.rest)
         elif array.role != "payload":
@@ -458,7 +458,7 @@ class WalkCalls:
     def open_counts(self, selection: str, limit: ir.Value) -> None:
         """Reset a selection's counts: nothing is compacted, and `limit` elements may be."""
         b, counts = self.printer.b, self.printer.counts
-        counts[selection] = counts.get(selection) or b.room(I64, 2)
+        counts[selection] = counts.get(selection) or b.stack(I64, 2)
         for i, value in enumerate((c(0), limit)):
             b.put(value, counts[selection], c(i))
 
@@ -510,7 +510,7 @@ class WalkCalls:
         b = self.printer.b
         kind, count, start = TOTALS[f.attr]
         totals = self.printer.totals
-        room = totals[f] = totals.get(f) or b.room(kind, count)
+        room = totals[f] = totals.get(f) or b.stack(kind, count)
         if count > 1:
             b.clear(room, c(8 * count))
         else:
@@ -520,7 +520,7 @@ class WalkCalls:
         """Set a total to 0, for a walk that may be skipped."""
         b = self.printer.b
         kind, count, _ = TOTALS[f.attr]
-        room = self.printer.totals[f] = b.room(kind, count)
+        room = self.printer.totals[f] = b.stack(kind, count)
         b.store(number(kind, 0), room)
 
 

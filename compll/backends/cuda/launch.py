@@ -29,7 +29,7 @@ from compll.errors import PayloadError, UsageError
 from compll.ir.expr import Expr
 from compll.ir.layout import is_fixed, payload_bytes
 from compll.ir.module import Module
-from compll.ir.static import Number, check_rooms
+from compll.ir.static import Number, check_matrices
 from compll.numerics.numbers import I64
 from compll.runtime.arrays import Held, hold, is_held, once
 from compll.runtime.batches import Encoding, Rows
@@ -274,7 +274,7 @@ class Launching:
     def make_batch(self, plan: Plan, table: I64) -> Batch:
         lengths = table[:, 1].tolist()
         for n in lengths:
-            check_rooms(plan.rooms, n)
+            check_matrices(plan.matrices, n)
         work = self.share_work(plan, lengths)
         most = [payload_bytes(self.module, n, self.params) for n in lengths]
         upload = self.device.upload

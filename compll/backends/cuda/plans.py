@@ -187,8 +187,8 @@ class Plan:
 
     Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode), and those of rounds.
     params: of every kernel, as C declarations. statics: host-computed values, a row per piece.
-    writes_back: encode itself overwrites the gradient with its decoded value. rooms: kind
-    ("matrix", "flat" or "") and dimensions of matrices; see check_rooms.
+    writes_back: encode itself overwrites the gradient with its decoded value. matrices: kind
+    ("matrix", "flat" or "") and dimensions of matrices; see check_matrices.
     """
 
     steps: tuple[Launch, ...]
@@ -198,7 +198,7 @@ class Plan:
     scratch: tuple[Scratch, ...]
     states: tuple[str, ...] = ()
     writes_back: bool = False
-    rooms: tuple[tuple[str, tuple[Expr, ...]], ...] = ()
+    matrices: tuple[tuple[str, tuple[Expr, ...]], ...] = ()
 
 
 @dataclass
@@ -372,5 +372,5 @@ class PlanBuilder:
         states = tuple(s.name for s in self.kernel.states)
         return Plan(
             tuple(step for step, _, _ in self.kernels), self.params(), tuple(self.statics),
-            tuple(self.grids), self.memories(), states, writes_back, tuple(self.kernel.rooms),
+            tuple(self.grids), self.memories(), states, writes_back, tuple(self.kernel.matrices),
         )  # fmt: skip
