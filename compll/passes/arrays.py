@@ -127,6 +127,16 @@ def sampled(view: View) -> list[Array]:
     return list(dict.fromkeys(v.attr for v in elements if v.op == "load"))
 
 
+def of_sample(view: View, samples: Mapping[Array, Array]) -> Value:
+    """The view's value, computed from samples of arrays."""
+    made: dict[Value, Value] = {}
+    for v in order_inside([view.value]):
+        attr = samples.get(v.attr, v.attr) if v.op == "load" else v.attr
+        args = v.args if v.level == "piece" else tuple(made[a] for a in v.args)
+        made[v] = v if (args, attr) == (v.args, v.attr) else replace(v, args=args, attr=attr)
+    return made[view.value]
+
+
 def counting(view: View) -> tuple[Sequence[Value], Walk]:
     """The thresholds that a search tries at once ([Note: tries] in numerics/numbers.py), and the
     walk that counts the elements that reach each."""

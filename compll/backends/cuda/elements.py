@@ -29,14 +29,10 @@ from compll.numerics.numbers import lane_count
 
 @dataclass(frozen=True)
 class Region:
-    """The tiles of a walk: a grid, and in a kernel the number of elements.
-
-    remade: arrays that replace others, as a sample replaces the gradient.
-    """
+    """The tiles of a walk: a grid, and in a kernel the number of elements."""
 
     grid: int
     size: Callable[[Body], str]
-    remade: Callable[[Body], dict[Array, str]] = lambda _: {}
 
 
 class WalkContext(Protocol):
@@ -52,7 +48,6 @@ class WalkContext(Protocol):
     exchanges: bool
     #: template arguments of functions on rows
     rows: str
-    remade: dict[Array, str]
     totals: dict[Value, str]
     places: dict[Value, str]
     local: dict[Value, str]
@@ -133,8 +128,6 @@ class ElementArrays:
 
     def pointer(self, a: Array) -> str:
         """Pointer to the piece's array, or to bytes of a payload or of trits."""
-        if a in self.walk.remade:
-            return str(self.walk.remade[a])
         payload = a.received or a.role == "payload"
         return str(self.body.payload(a) if payload else self.body.elements(a))
 

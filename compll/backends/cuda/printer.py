@@ -40,7 +40,6 @@ class WalkKernel:
     ) -> None:
         self.body, self.walk, self.region = body, walk, region
         self.totals, self.places = totals, places
-        self.remade = region.remade(body)
         self.shape, self.tile = body.plan.shape, body.plan.shape.tile
         # computed elements take long to compile: then one row at a time
         elements = any(v.op == "at" or self.computed(v) for v in walk.values)

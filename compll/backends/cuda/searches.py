@@ -18,7 +18,7 @@ from compll.ir.static import depends
 from compll.ir.storage import INT32
 from compll.ir.tile import ELEMENTS, Array, Call, Domain, Store, Value, View, Walk
 from compll.numerics.numbers import MOST_TRIES, TRIES
-from compll.passes.arrays import counting, sampled
+from compll.passes.arrays import counting, of_sample, sampled
 
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
 EACH = 16384  # keys of a block, whose histogram has 2048 bins to clear and to add to the piece's
@@ -150,12 +150,8 @@ def sample(p: Printer, view: View, size: Value) -> Array:
         return keys
     samples = {a: Array(f"sample {k}", "scratch", domain=domain) for k, a in enumerate(arrays)}
     gather(p, size, samples)
-
-    def remade(b: Body) -> dict[Array, str]:
-        return {a: b.elements(of_sample) for a, of_sample in samples.items()}
-
-    region = Region(plan.tiles(domain), lambda b: b.value(size), remade)
-    p.walk_kernel("keys", Walk([Store(keys, view.value)]), {}, region)
+    region = Region(plan.tiles(domain), lambda b: b.value(size))
+    p.walk_kernel("keys", Walk([Store(keys, of_sample(view, samples))]), {}, region)
     return keys
 
 
@@ -170,8 +166,8 @@ def gather(p: Printer, size: Value, samples: dict[Array, Array]) -> None:
         b.add(f"const i64 end = op_min({count}, (own + 1) * {per});")
         with b.block(f"for (i64 j = own * {per} + threadIdx.x; j < end; j += 256)"):
             b.add(f"const i64 i = sample_position(key, {n}, {count}, j);")
-            for array, of_sample in samples.items():
-                b.add(f"{b.elements(of_sample)}[j] = {b.elements(array)}[i];")
+            for array, to in samples.items():
+                b.add(f"{b.elements(to)}[j] = {b.elements(array)}[i];")
 
 
 # counts
