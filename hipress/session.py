@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import platform
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +16,8 @@ from torch import nn
 
 from casync.codec import Codec
 from casync.shutdown import end_with
-from hipress import compat, registry
+from hipress import registry
+from hipress.channel.failures import Failures
 from hipress.choose import evidence, rules
 from hipress.choose.plan import check_patterns
 from hipress.choose.planner import Planner, codecs_of, compile_ahead, refuse_misplaced
@@ -41,7 +39,7 @@ from hipress.optim import Averaging
 from hipress.optim.adam import Freezing
 from hipress.options import AUTO, Options
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks import job, nodes
+from hipress.ranks import nodes
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.groups import Mean
 
@@ -64,7 +62,7 @@ class Session:
     options: Options
     plan: Plan
     group: dist.ProcessGroup  # the averaging ranks
-    coordinator: Coordinator
+    failures: Failures
     placement: Placement
     probe: Probe | None = None
     #: of plans during training; all ranks make one
@@ -81,6 +79,11 @@ class Session:
     snapshot: Snapshot | None = None  # parameters, to detect changes
 
     @property
+    def coordinator(self) -> Coordinator:
+        """The place where the averaging ranks meet."""
+        return self.failures.coordinator
+
+    @property
     def rank(self) -> int:
         """The rank of this process in the group, also after torch.distributed was shut down."""
         return self.coordinator.rank
@@ -89,11 +92,6 @@ class Session:
     def world_size(self) -> int:
         """Ranks in the group."""
         return len(self.coordinator.ranks)
-
-    @property
-    def broken(self) -> bool:
-        """True if a failure has ended the session; its error tells what is known of other ranks."""
-        return self.engine is not None and self.engine.broken
 
     @property
     def current_plan(self) -> Plan:
@@ -119,7 +117,7 @@ class Session:
             plan, codecs = chooser.plan, chooser.codecs
         momentum = self._momentum(parameters, unused)
         channels = Channels(
-            codecs, plan.topology, self.options, group, self.coordinator,
+            codecs, plan.topology, self.options, group, self.failures,
             placement=self.placement, unused=unused,
         )  # fmt: skip
         return Engine(
@@ -140,8 +138,6 @@ class Session:
     def start(self, owner: object, engine: Engine | None, release: Callable[[], None]) -> None:
         """Synchronize by this engine, if any, until `close`, or until `owner` is collected; then
         `release` removes its hooks."""
-        if engine is not None:
-            job.watch()
         self.engine = engine
         self.end = end_with(owner, functools.partial(_end, engine, release))
 
@@ -185,38 +181,9 @@ class Session:
         if self.loaded_gradients is not None:
             self.loaded_gradients.close()
         self.mean.close()
+        self.failures.close()
         if self.end is not None:
             self.end()
-
-
-@functools.cache
-def _tell_uncaught() -> None:
-    """From now on, tell the other ranks of an exception that ends this program; otherwise they
-    would see only a broken connection. If another rank is gone, a note on the exception says so."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sessions = [each for _, each in registry.every(Session) if not each.broken]
-        if sessions and compat.is_collective(error):
-            error.add_note(_tell_gone(sessions[0].coordinator) or "no rank is known to be gone")
-        before(kind, error, trace)
-        if hasattr(sys, "ps1"):  # at a prompt the error ends only a line
-            return
-        job.fail(error)
-        for session in sessions:
-            if session.engine is None:
-                session.coordinator.fail(error)
-            else:
-                session.engine.fail(error, "the program")
-
-    sys.excepthook = hook
-
-
-def _tell_gone(coordinator: Coordinator) -> str:
-    """A sentence on who is gone, of all ranks of the job; "" if nothing is known."""
-    since = time.monotonic()
-    coordinator.tell("the program")
-    return job.cause(since) or coordinator.cause("the program", since)
 
 
 def _end(engine: Engine | None, release: Callable[[], None]) -> None:
@@ -259,7 +226,6 @@ def prepare(
 
     Raises ConfigError, ConfigMismatch, AgreementTimeout or RankLost; on every rank, if on one.
     """
-    _tell_uncaught()
     coordinator = coordinators.coordinator(group, options.timeout)
     with coordinator.failures_told(), compilations_told_by(coordinator.rank == 0):
         params = parameters(module)
@@ -290,7 +256,7 @@ def prepare(
         compile_ahead(plan)
     coordinator.require_equal({"plan": plan.facts()})
     return Session(
-        params, options, plan, group, coordinator, placement,
+        params, options, plan, group, Failures(coordinator, options.timeout), placement,
         planned.probe, planned.controller, optimizer, planned.after,
     )  # fmt: skip
 

@@ -345,7 +345,7 @@ class Channel:
 
     def close(self) -> None:
         """End threads and connections. May repeat."""
-        self.coordinator.mailbox.epoch.tell_finished()
+        self.failures.close()
         self._executor.close()
 
     def _make_pool(self, kind: _Kind, name: str) -> _Pool:

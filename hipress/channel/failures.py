@@ -1,20 +1,30 @@
-"""The failure scope of channels: the first error ends them all, and no step may follow."""
+"""The failure scope of channels: the first error ends them all, and no step may follow.
+
+Whoever has one watches the other ranks of the job, and tells them of an uncaught exception.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
 from casync.errors import CasyncError, TransportError, copy_to_raise
 from casync.runtime.threads import LOOK, REDUCE_LOOKS
 from casync.transports.distributed import transport_error
+from hipress import compat
 from hipress.channel.futures import wait_within
 from hipress.errors import HipressError, RankLost, SyncError
+from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
 
 #: a note on the error of ranks that go on after another one has ended
@@ -22,6 +32,8 @@ UNEVEN = (
     "If it had come to the end of its data before this rank: train within DDP's "
     "`with model.join():`, or take the same number of steps on every rank"
 )
+#: those that are not closed
+_OPEN: weakref.WeakSet[Failures] = weakref.WeakSet()
 
 
 class Failures:
@@ -29,13 +41,17 @@ class Failures:
 
     def __init__(self, coordinator: Coordinator, timeout: float, unit: str = "step") -> None:
         """timeout: seconds that a native all-reduce may take. unit: word for what is numbered."""
-        self._coordinator, self._timeout, self._unit = coordinator, timeout, unit
+        self.coordinator, self._timeout, self._unit = coordinator, timeout, unit
         self._name = coordinator.ranks[coordinator.rank]
         self._first: BaseException | None = None
         self._by = ""  # the operation that failed first
         self._gone_since: float | None = None
         self._ends: list[Callable[[Exception], None]] = []
         self.waited = 0.0  # seconds in `waiting`
+        if dist.is_initialized():  # else there is no job
+            job.watch()
+        _tell_uncaught()
+        _OPEN.add(self)
 
     @property
     def first(self) -> str | None:
@@ -65,16 +81,20 @@ class Failures:
         if self._first is not None:
             return error
         named = self.explain(error, step) if isinstance(error, Exception) else error
-        self._coordinator.fail(named)  # others would see only a broken connection
-        told = named
+        self.end(named, what or f"{self._unit} {step}")
+        return named
+
+    def end(self, error: BaseException, what: str) -> None:
+        """The same by an error that needs no explanation."""
+        self.coordinator.fail(error)  # others would see only a broken connection
+        told = error
         if not isinstance(told, CasyncError | HipressError):
             text = f"{type(error).__name__}: {error}"
             if not isinstance(error, Exception):
                 text = f"interrupted by a {type(error).__name__}"
             told = SyncError(f"rank {self._name}: {text}")
-        self._first, self._by = copy_to_raise(told), what or f"{self._unit} {step}"
+        self._first, self._by = copy_to_raise(told), what
         self.abort(told)
-        return named
 
     @contextmanager
     def scope(self, step: int, what: str = "") -> Iterator[None]:
@@ -119,7 +139,7 @@ class Failures:
 
     def explain(self, error: Exception, step: int) -> Exception:
         """The error with what is known of other ranks that caused it."""
-        named = self._coordinator.named(error, f"{self._unit} {step}")
+        named = self.coordinator.named(error, f"{self._unit} {step}")
         ended = isinstance(named, RankLost) and " ended during " in str(named).partition("\n")[0]
         if ended and UNEVEN not in getattr(named, "__notes__", ()):
             named.add_note(UNEVEN)
@@ -128,7 +148,7 @@ class Failures:
     def refuse_gone(self) -> None:
         """Raise TransportError if a rank ended so long ago that its data will not come: see
         [Note: a peer that is gone] in casync/runtime/threads.py."""
-        gone, now = self._coordinator.gone(), time.monotonic()
+        gone, now = self.coordinator.gone(), time.monotonic()
         self._gone_since = None if gone is None else (self._gone_since or now)
         if gone is not None and now - (self._gone_since or now) > LOOK * REDUCE_LOOKS:
             what = f"{gone.told()}, and this rank waits for its data"
@@ -136,16 +156,18 @@ class Failures:
 
     def finished(self) -> None:
         """Count a wait that was not in vain: [Note: leaving] in ranks/epoch.py."""
-        self._coordinator.mailbox.finish()
+        self.coordinator.mailbox.finish()
 
     def close(self) -> None:
-        """Tell the others how many there were."""
-        self._coordinator.mailbox.epoch.tell_finished()
+        """Tell the others how many there were; no uncaught exception matters to them any more. May
+        repeat."""
+        self.coordinator.mailbox.epoch.tell_finished()
+        _OPEN.discard(self)
 
     def refuse_parted(self, failed: torch.optim.Optimizer, step: int) -> None:
         """Raise SyncError if this optimizer failed, but not on all ranks."""
         what = f"the step of {type(failed).__name__} before step {step}"
-        others = self._coordinator.silent(what)  # ranks on which it did not fail
+        others = self.coordinator.silent(what)  # ranks on which it did not fail
         if others:
             names = ", ".join(map(str, others))
             raise SyncError(
@@ -155,3 +177,30 @@ class Failures:
 
     def _where(self, step: int) -> str:
         return f"rank {self._name}, {self._unit} {step}"
+
+
+@functools.cache
+def _tell_uncaught() -> None:
+    """From now on, tell the other ranks of an exception that ends this program; otherwise they
+    would see only a broken connection. If another rank is gone, a note on the exception says so."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        whole = [each for each in _OPEN if each.first is None]
+        if whole and compat.is_collective(error):
+            error.add_note(_tell_gone(whole[0].coordinator) or "no rank is known to be gone")
+        before(kind, error, trace)
+        if hasattr(sys, "ps1"):  # at a prompt the error ends only a line
+            return
+        job.fail(error)
+        for each in whole:
+            each.end(error, "the program")
+
+    sys.excepthook = hook
+
+
+def _tell_gone(coordinator: Coordinator) -> str:
+    """A sentence on who is gone, of all ranks of the job; "" if nothing is known."""
+    since = time.monotonic()
+    coordinator.tell("the program")
+    return job.cause(since) or coordinator.cause("the program", since)

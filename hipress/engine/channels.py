@@ -27,7 +27,6 @@ from hipress.engine.residuals import deferrable_states
 from hipress.engine.verify import Verifier
 from hipress.model.devices import ON_HOST, Placement, by_gloo
 from hipress.options import Options
-from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.groups import connect
 
 #: seconds beyond a native all-reduce's own time-out; in torch 2.8 that is the group's
@@ -48,7 +47,7 @@ class Channels:
         topology: Topology,
         options: Options,
         group: dist.ProcessGroup,
-        coordinator: Coordinator,
+        failures: Failures,
         *,
         placement: Placement = ON_HOST,
         memory: Memory | None = None,
@@ -63,9 +62,9 @@ class Channels:
             unused: True if averages of parameters that no rank used are dropped.
         """
         self.memory = memory or placement.memory()
-        self.coordinator = coordinator
+        self.failures = failures
+        self.coordinator = coordinator = failures.coordinator
         self.global_rank = coordinator.ranks[coordinator.rank]  # this rank's global number
-        self.failures = Failures(coordinator, options.timeout)
         self._options, self._placement, self._group = options, placement, group
         self.always_copies = placement.copies  # True if each plan compresses copies on the host
         # gloo's futures do not order streams after its copies to a device
@@ -169,7 +168,6 @@ class Channels:
 
     def close(self) -> None:
         """End threads and connections. May repeat."""
-        self.failures.close()
         for each in self._channels:
             each.close()
         if self._copies is not None:

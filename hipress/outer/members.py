@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from hipress.errors import ConfigError, HipressError
 from hipress.ranks import coordinator as coordinators
-from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
 
 
@@ -61,7 +60,6 @@ class FixedMembers:
         """group: of the ranks; timeout: seconds to wait for them."""
         self.patience = timeout
         self._coordinator = coordinators.coordinator(group, timeout)
-        job.watch()
 
     def meet(self, *, leaving: bool) -> Coordinator:
         """The coordinator of all ranks of the group."""

@@ -36,7 +36,6 @@ from hipress.errors import StateError
 from hipress.model.devices import Placement
 from hipress.model.params import Param
 from hipress.options import Options
-from hipress.ranks import job
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.groups import Mean
 from hipress.reporting.shard_report import ShardReport
@@ -89,7 +88,6 @@ class Sharding:
             channel = Channel(purpose, options, ranks, placement=placement)
             connection = Connection(channel, group, self.backward)
             self.connections |= dict.fromkeys(replaced, connection)
-            job.watch()
 
     def install(self, groups: Sequence[Group]) -> None:
         """Take the place of FSDP's collectives. Those that codecs do not take are left to it, and

@@ -111,7 +111,7 @@ def closing_on_failure(group: dist.ProcessGroup) -> Iterator[None]:
             with coordinators.failures_told(group):
                 raise
         registry.drop(group)
-        named = channels.failures.fail(error, channels.calls)
+        named = channels.failures.fail(error, max(0, channels.calls - 1))
         channels.close()
         raise named from error.__cause__
 
@@ -132,15 +132,17 @@ class GroupChannels:
         self.coordinator = coordinators.coordinator(group, timeout)
         self.failures = Failures(self.coordinator, timeout, "all_reduce")
         self.channels: dict[_Kind, Channel] = {}
-        self._calls: Counter[Channel] = Counter()
+        self.calls = 0  # so far, for errors
+        self._draws: Counter[Channel] = Counter()
         self.close = end_with(group, partial(_close_all, self.channels))  # at the latest
 
     def channel(
         self, options: Options, placement: Placement = ON_HOST, *, most: int | None = None
     ) -> Channel:
-        """The channel of earlier calls, or a new one. most: see Channel."""
+        """The channel of a call: that of earlier ones, or a new one. most: see Channel."""
         key = str(options.topology), options.seed, placement, most
         self.coordinator.timeout = options.timeout
+        self.calls += 1
         if key not in self.channels:
             number = len(self.channels)
             purpose = f"all_reduce {number}" if number else "all_reduce"
@@ -150,15 +152,10 @@ class GroupChannels:
             )  # fmt: skip
         return self.channels[key]
 
-    @property
-    def calls(self) -> int:
-        """Number of the latest call, for errors."""
-        return max(0, self._calls.total() - 1)
-
     def draw(self, channel: Channel) -> int:
         """The number of earlier calls, by which stochastic codecs draw."""
-        self._calls[channel] += 1
-        return self._calls[channel] - 1
+        self._draws[channel] += 1
+        return self._draws[channel] - 1
 
 
 def channels_of(group: dist.ProcessGroup) -> tuple[Channel, ...]:

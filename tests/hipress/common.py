@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hipress
+from hipress.channel.failures import Failures
 from hipress.engine.channels import Channels
 from hipress.engine.engine import Engine
 from tests.hipress.fakes import Halves, Int8, Sparse
@@ -209,7 +210,8 @@ def engine_of_world(
 ):
     """An engine with channels of its own. where: placement, memory and unused, as of Channels."""
     codecs = plan.codecs if chooser is None else chooser.codecs
-    channels = Channels(codecs, plan.topology, options, group, coordinator, **where)
+    failures = Failures(coordinator, options.timeout)
+    channels = Channels(codecs, plan.topology, options, group, failures, **where)
     return Engine(params, plan, options, channels, chooser=chooser, skips=skips)
 
 

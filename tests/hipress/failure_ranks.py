@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import tempfile
 import threading
 
@@ -236,3 +237,38 @@ def closures(rank, world_size):
     for _ in range(2):
         optimizer.step(closure)
     return hipress.report(ddp).measured.steps, digest(ddp)
+
+
+def step_of(way):
+    """A step of training by a way in that has no session."""
+    model = make()
+    if way == "all_reduce":
+        return lambda: hipress.all_reduce(torch.ones(5000), "int8_group", timeout=HANG)
+    if way == "Outer":
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        outer = hipress.Outer(model, optimizer, "int8_group", every=1, timeout=HANG)
+        return lambda: (optimizer.step(), outer.step())
+    options = hipress.GroupOptions(min_size=1, timeout=HANG)
+    group, weight = dist.new_group(backend="hipress", pg_options=options), torch.ones(5000)
+    weight.requires_grad_().register_hook(lambda gradient: dist.all_reduce(gradient, group=group))
+    return lambda: weight.square().sum().backward()
+
+
+def uncaught(rank, world_size, way, elsewhere):
+    """The last rank's program ends by an exception; the error of the others in the next step, or
+    elsewhere, in a collective of torch, with its notes."""
+    step = step_of(way)
+    for _ in range(2):
+        step()
+    dist.barrier()
+    if rank == world_size - 1:
+        error = ValueError("no such word")
+        sys.excepthook(type(error), error, None)
+        os._exit(1)
+    if not elsewhere:
+        return error_of(step)
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, None)
+        return error.__notes__

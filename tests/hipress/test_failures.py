@@ -215,3 +215,23 @@ def test_a_rank_that_gives_up_tells_for_whom_it_waited():
     told = Stop.of(error, 2).told(" during the program")
     assert told.startswith("rank 2 failed during the program: RuntimeError: gloo: Timed out")
     assert told.endswith("\nno word from rank 0 during the program: stopped, cut off or ended")
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "group", "Outer"])
+def test_an_uncaught_exception_is_told(way):
+    """All ways in tell the other ranks, which once saw only that it ended."""
+    *others, dead = launch(failure_ranks.uncaught, 3, way, False, may_die=[2])
+    assert dead == DIED
+    for kind, message, seconds in others:
+        assert kind == "RankLost"
+        assert message.startswith("rank 2 failed during ")
+        assert "ValueError: no such word" in message.split("\n")[0]
+        assert seconds < HANG / 4
+
+
+def test_an_uncaught_exception_is_told_in_collectives_of_torch():
+    """They once named no rank after an all_reduce."""
+    *others, dead = launch(failure_ranks.uncaught, 2, "all_reduce", True, may_die=[1])
+    assert dead == DIED
+    for notes in others:
+        assert notes == ["rank 1 failed: ValueError: no such word"]
