@@ -829,11 +829,15 @@ def kill(events, work, *args):
 
 
 @pytest.mark.parametrize(
-    "encoding, kills", [("xor", 3), ("overwrite", 3)]
-    + [pytest.param(e, 10, marks=pytest.mark.slow) for e in deltas.ENCODINGS],
-)  # fmt: skip
+    "kills", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(5 * HANG)])]
+)
+@pytest.mark.parametrize("encoding", [*deltas.ENCODINGS, deltas.FULL])
 def test_a_receiver_that_is_killed_anywhere(tmp_path, encoding, kills):
-    run = Run(tmp_path, 3, encoding=encoding)
+    if encoding == deltas.FULL:
+        run = Run(tmp_path, 3, anchor_every=1, keep=1)
+        assert delta_files.numbers(folders.LocalFolder(run.source), "weight") == []
+    else:
+        run = Run(tmp_path, 3, encoding=encoding)
     fresh = tmp_path / "fresh"
     shutil.copytree(run.checkpoint, fresh)
     shutil.copytree(run.checkpoint, tmp_path / "counted")
@@ -933,6 +937,12 @@ def test_ranks_publish_their_shards(tmp_path, encoding, world_size, replicas):
     assert (source / "anchor_v000002" / "model-00002-of-00002.safetensors").exists() or replicas > 1
 
 
+def test_trainers_of_ddp_and_shard(tmp_path):
+    """The worker's model, by the trainer's versions, is bit for bit the model that was trained."""
+    for found in launch(weights_ranks.trained, 2, tmp_path):
+        assert found == {"ddp": True, "shard": True}
+
+
 def test_a_rank_that_fails_to_publish(tmp_path):
     for text, left, version in launch(weights_ranks.failing, 2, str(tmp_path / "to")):
         assert "version 1 was not published: rank 1: OSError" in text
@@ -970,6 +980,15 @@ def test_receivers_that_come_later_are_sent_what_they_lack(tmp_path):
 
 def test_transports_one_after_the_other(tmp_path):
     assert launch(weights_ranks.sent_again, 2, tmp_path) == [[1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "weight_v000001/../../x.safetensors", "weight_v000001/x.py", "a/b"]
+)
+def test_names_that_are_sent_do_not_lead_out_of_a_folder(name):
+    with pytest.raises(StateError, match="is no file of a version"):
+        delta_files.checked_name(name)
+    assert delta_files.checked_name(f"anchor_v000050/{INDEX}") == f"anchor_v000050/{INDEX}"
 
 
 def test_files_of_many_blocks_travel_as_they_are(tmp_path):

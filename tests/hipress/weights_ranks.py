@@ -157,6 +157,41 @@ def sharded(rank, world_size, folder, encoding, replicas):
     return state
 
 
+def trained(rank, world_size, folder):
+    """Train by DDP and by hipress.shard, and publish each of three steps: DDP's rank 0, and all
+    ranks of FSDP2. True for each way if a worker's model is the trained one in the end."""
+    found = {}
+    for way in ("ddp", "shard"):
+        made, here = model(), Path(folder, way)
+        if way == "ddp":
+            trainer = nn.parallel.DistributedDataParallel(made)
+        else:
+            trainer = hipress.shard(fully_shard(made))
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+        if rank == 0:
+            save(dict(model().named_parameters()), here / "checkpoint")
+        dist.barrier()
+        publisher = None
+        if rank == 0 or way == "shard":
+            publisher = hipress.Publisher(dict(made.named_parameters()), here / "to")
+        for number in (1, 2, 3):
+            trainer(torch.randn(4, 10)).square().mean().backward()
+            optimizer.step()
+            if publisher:
+                assert publisher.publish() == number
+        if publisher:
+            publisher.close()
+        dist.barrier()
+        whole = {n: getattr(p, "full_tensor", lambda p=p: p)() for n, p in made.named_parameters()}
+        if rank == 0:
+            bring(here / "checkpoint", here / "to", 3)
+        dist.barrier()
+        worker = model(shift=1.0)
+        hipress.Receiver(here / "checkpoint", here / "to").load_into(worker)
+        found[way] = bits(dict(worker.named_parameters())) == bits(whole)
+    return found
+
+
 def failing(rank, world_size, folder):
     """Rank 1 has no room; errors of the first version, and the next one."""
     made = model()
