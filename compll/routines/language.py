@@ -59,7 +59,7 @@ class Machine(traced.Machine, Protocol):
 # ---- values -------------------------------------------------------------------------------------
 
 
-def lifted(machine: Any, value: Any) -> Number:
+def lifted(machine: traced.Machine, value: Any) -> Number:
     """A number, or one of Python as a constant."""
     if isinstance(value, Number):
         return value
@@ -290,6 +290,15 @@ class Scope:
                 raise TypeError(f"routines have no such statement: {ast.unparse(statement)}")
             STATEMENTS[type(statement)](self, statement)
 
+    def inner(self, body: list[ast.stmt]) -> None:
+        """Read statements that may be skipped, or run again. Raises TypeError if they bind a name
+        from outside, which is no variable, to something else."""
+        before = dict(self.names)
+        self.block(body)
+        for name, value in before.items():
+            if self.names[name] is not value:
+                raise TypeError(f"{name} is no variable: a branch or a loop cannot change it")
+
     def assignment(self, s: ast.Assign) -> None:
         """`x = y`, and `x = y = z`."""
         value = self.value(s.value)
@@ -318,12 +327,12 @@ class Scope:
         condition = self.value(s.test)
         if not isinstance(condition, Number):
             return self.block(s.body if condition else s.orelse)
-        then, other = (lambda: self.block(s.body)), (lambda: self.block(s.orelse))
+        then, other = (lambda: self.inner(s.body)), (lambda: self.inner(s.orelse))
         return self.machine.branch(condition.value, then, other)
 
     def repeat(self, s: ast.While) -> None:
         """`while`."""
-        self.machine.repeat(lambda: self.value(s.test).value, lambda: self.block(s.body))
+        self.machine.repeat(lambda: self.value(s.test).value, lambda: self.inner(s.body))
 
     def loop(self, s: ast.For) -> None:
         """`for`: over a range, or once for each item that is known."""
@@ -338,7 +347,7 @@ class Scope:
 
         def body(index: Any) -> None:
             self.store(s.target, Number(self.machine, index, "i64"), self.bind)
-            self.block(s.body)
+            self.inner(s.body)
 
         start, stop = (lifted(self.machine, x).value for x in (start, stop))
         self.machine.loop(start, stop, step, body)

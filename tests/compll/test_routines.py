@@ -63,6 +63,14 @@ def ending(count: int) -> int:
 
 
 @routine
+def chosen(first: I64, other: I64, count: int) -> int:
+    array = first
+    if count > 1:
+        array = other
+    return array[0]
+
+
+@routine
 def early(count: int) -> int:
     if count > 1:
         return 1
@@ -143,6 +151,11 @@ def test_a_return_inside_a_branch_is_refused():
 def test_a_loop_has_no_else():
     with pytest.raises(TypeError, match="no such statement: for i in range"):
         in_cuda(ending)
+
+
+def test_a_branch_binds_no_other_array():
+    with pytest.raises(TypeError, match="array is no variable: a branch or a loop cannot"):
+        in_cuda(chosen)
 
 
 def test_conditions_are_not_joined_by_words():
