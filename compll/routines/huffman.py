@@ -81,9 +81,9 @@ def by_weight(weights: I64, numbers: int, order: I64, tree: I64) -> int:
     keys, leaves = local(I64, NUMBERS + RANKED), 0
     keys[numbers] = splat(LAST << 8, RANKED)  # behind the last one
     for i in range(numbers):
-        some = weights[i] > 0
-        keys[i] = where(some, weights[i], LAST) << 8 | i
-        leaves += truth(some)
+        occurs = weights[i] > 0
+        keys[i] = where(occurs, weights[i], LAST) << 8 | i
+        leaves += truth(occurs)
     for i in range(numbers):
         key = splat(keys[i], RANKED)
         ranks = splat(0, RANKED)

@@ -163,8 +163,7 @@ def truth(x: Any) -> Any:
 
 
 class Routine:
-    """A function that printers read. inline: expanded where it is called, else a function there,
-    too."""
+    """A function that printers read. inline: printed where it is called, else as a function."""
 
     def __init__(self, of: Callable[..., Any], *, inline: bool) -> None:
         self.of, self.inline, self.name = of, inline, of.__name__

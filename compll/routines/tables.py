@@ -49,30 +49,30 @@ def kth(keys: I32, count: int, k: int) -> int:
 
 
 @routine
-def quantiles(keys: I32, n: int, some: I32, other: I32, table: F32, *, parts: int) -> None:
-    """Fill a table with parts - 1 numbers, from n keys. some, other: arrays as long."""
+def quantiles(keys: I32, n: int, chosen: I32, spare: I32, table: F32, *, parts: int) -> None:
+    """Fill a table with parts - 1 numbers, from n keys. chosen, spare: arrays as long."""
     places = local(I64, parts)
     for j in range(parts - 1):
         places[j] = (j + 1) * n // parts
     if n >= MANY:
-        count = near(keys, n, some, other, places, parts)
-        sort(some, other, count)
-        leave(some, places, parts, table)
+        count = near(keys, n, chosen, spare, places, parts)
+        sort(chosen, spare, count)
+        fill(chosen, places, parts, table)
     else:
-        sort(keys, other, n)
-        leave(keys, places, parts, table)
+        sort(keys, spare, n)
+        fill(keys, places, parts, table)
 
 
 @inlined
-def leave(keys: I32, places: I64, parts: int, table: F32) -> None:
-    """The numbers at places of sorted keys."""
+def fill(keys: I32, places: I64, parts: int, table: F32) -> None:
+    """Fill a table with the numbers at places of sorted keys."""
     for j in range(parts - 1):
         table[j] = from_key(convert(keys[places[j]], "i32"))
 
 
 @inlined
-def near(keys: I32, n: int, some: I32, counts: I32, places: I64, parts: int) -> int:
-    """Copy the keys whose upper half is that of a wanted one to `some`; their number. Changes
+def near(keys: I32, n: int, chosen: I32, counts: I32, places: I64, parts: int) -> int:
+    """Copy the keys whose upper half is that of a wanted one to `chosen`; their number. Changes
     `places` to places among them."""
     marks, below, kept, j, count = local(U8, HALVES), 0, 0, 0, 0
     counts.clear(HALVES)
@@ -88,16 +88,16 @@ def near(keys: I32, n: int, some: I32, counts: I32, places: I64, parts: int) -> 
         below = end
     for i in range(n):
         key = keys[i]
-        some[count] = key
+        chosen[count] = key
         count += marks[(key + UP) >> 16]
     return count
 
 
 @routine
-def sort(keys: I32, other: I32, count: int) -> None:
-    """Sort keys, by their bytes."""
+def sort(keys: I32, spare: I32, count: int) -> None:
+    """Sort keys, by their bytes. spare: an array as long."""
     starts = local(I32, 256)
-    turns = (keys, other, 0), (other, keys, 8), (keys, other, 16), (other, keys, 24)
+    turns = (keys, spare, 0), (spare, keys, 8), (keys, spare, 16), (spare, keys, 24)
     for source, target, shift in turns:
         starts.clear(256)
         for i in range(count):

@@ -9,7 +9,8 @@ from compll.backends.cuda import source as cuda_source
 from compll.errors import SpecError
 from compll.runtime.library import list_specs, type_check
 
-ARCHITECTURES, GRADIENTS = cuda_source.ARCHITECTURES, list(cuda_source.GRADIENTS)
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+GRADIENTS = list(cuda_source.GRADIENTS)
 #: the architectures take turns, and so do the dtypes of gradients
 ONCE = [(spec, ARCHITECTURES[i % len(ARCHITECTURES)]) for i, spec in enumerate(list_specs())]
 

@@ -158,8 +158,6 @@ STEPS: dict[type[Op], Callable[[Steps, Any], None]] = {
 
 # ---- source -------------------------------------------------------------------------------------
 
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-
 
 def source(module: Module, threads: int = 256) -> Source:
     """The kernels of a module for blocks of at most `threads`. Raises SpecError."""
