@@ -156,12 +156,12 @@ def number_of(folder: str) -> int:
     return int(folder.rpartition("_v")[2])
 
 
-def numbers(source: Folder, kind: str, *, published: bool = True) -> list[int]:
-    """Versions in a folder, sorted; of those that are not published the folder has no index."""
+def numbers(source: Folder, *kinds: str, published: bool = True) -> list[int]:
+    """Versions of some kinds, sorted; of those that are not published the folder has no index."""
     found = []
     for folder, files in source.versions().items():
         match = _FOLDER.fullmatch(folder)
-        if match and match[1] == kind and (INDEX in files) == published:
+        if match and match[1] in kinds and (INDEX in files) == published:
             found.append(int(match[2]))
     return sorted(found)
 

@@ -43,7 +43,7 @@ class Folder(Protocol):
         """A new file in a folder that was begun."""
 
     def begin(self, folder: str) -> None:
-        """Make a folder. Raises FileExistsError, and HipressError if it is another publisher's."""
+        """Make a folder. Raises HipressError if another publisher writes here."""
 
     def remove(self, folder: str) -> None:
         """Remove a folder, index first; only log an error."""
@@ -96,8 +96,11 @@ class LocalFolder(Folder):
         return lasting(self.path / name)
 
     def begin(self, folder: str) -> None:
-        (self.path / folder).mkdir()
-        sync_folder(self.path)
+        try:
+            (self.path / folder).mkdir()
+        except FileExistsError as error:
+            raise HipressError(f"another publisher has written {self}/{folder}") from error
+        sync(self.path)
 
     def remove(self, folder: str) -> None:
         try:
@@ -162,13 +165,10 @@ class Remote(Folder):
             yield file
 
     def begin(self, folder: str) -> None:
-        """Make a folder, if the publisher still has this one."""
         with self.open(LOCK) as file:
             mark = file.read()
-        if mark != self._mark:
+        if mark != self._mark or folder in self.versions():
             raise HipressError(f"another publisher has taken {self}: give each a folder")
-        if folder in self.versions():
-            raise FileExistsError(self._at(folder))
         with self._asked():
             self._files.makedirs(self._at(folder), exist_ok=True)
 
@@ -214,12 +214,12 @@ def lasting(path: Path) -> Iterator[BufferedWriter]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make new, renamed and removed names of a folder last."""
-    number = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make what a file holds last, or new, renamed and removed names of a folder."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

@@ -130,7 +130,7 @@ class Publisher:
         for kind in (DELTA, ANCHOR):
             for number in delta_files.numbers(self._to, kind, published=False):
                 self._to.remove(delta_files.name_of(kind, number))  # its writer ended
-            self._version = max(self._version, *delta_files.numbers(self._to, kind), 0)
+        self._version = max([0, *delta_files.numbers(self._to, DELTA, ANCHOR)])
 
     @property
     def version(self) -> int:
@@ -286,7 +286,7 @@ class Publisher:
         sums = self._sums_of_all(self._own_sums(new))
         with self._ranks.together():
             if first:
-                self._begin(folder)
+                self._to.begin(folder)
         try:
             names: list[str] = []
             with self._ranks.together():
@@ -301,12 +301,6 @@ class Publisher:
                 self._to.remove(folder)
             raise
         return sums
-
-    def _begin(self, folder: str) -> None:
-        try:
-            self._to.begin(folder)
-        except FileExistsError as error:
-            raise HipressError(f"another publisher has written {self._to}/{folder}") from error
 
     def _parts(self, encoding: str, states: Mapping[str, torch.Tensor]) -> list[dict[str, Part]]:
         """Differences of this rank's parts, by the rank that writes them."""
@@ -377,8 +371,9 @@ class Publisher:
         """Remove what no receiver needs, index first; on rank 0."""
         if self._ranks.rank > 0:
             return
-        first = [0, *delta_files.numbers(self._to, ANCHOR)][-self._keep :][0]
-        old = [(ANCHOR, n) for n in delta_files.numbers(self._to, ANCHOR) if n < first]
+        anchors = delta_files.numbers(self._to, ANCHOR)
+        first = [0, *anchors][-self._keep :][0]
+        old = [(ANCHOR, n) for n in anchors if n < first]
         old += [(DELTA, n) for n in delta_files.numbers(self._to, DELTA) if n <= first]
         for kind, number in old:
             self._to.remove(delta_files.name_of(kind, number))

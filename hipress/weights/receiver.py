@@ -23,7 +23,7 @@ from hipress.model.shards import local
 from hipress.weights import delta_files, deltas
 from hipress.weights.delta_files import ANCHOR, DELTA, DTYPES, Entry, Index, Version
 from hipress.weights.deltas import FULL, Bytes
-from hipress.weights.folders import INDEX, folder_at, lasting, sync_folder
+from hipress.weights.folders import INDEX, folder_at, lasting, sync
 from hipress.weights.redo import RedoWriter, redo
 from hipress.weights.transport import Transport
 from hipress.weights.weight_shards import span_of
@@ -115,8 +115,7 @@ class Receiver:
 
     def _last(self) -> int:
         with self._disk(f"versions in {self._source} cannot be listed"):
-            numbers = [delta_files.numbers(self._source, kind) for kind in (DELTA, ANCHOR)]
-        return max([-1, *(each[-1] for each in numbers if each)])
+            return max([-1, *delta_files.numbers(self._source, DELTA, ANCHOR)])
 
     def prefetch(self, version: int) -> None:
         """Read and check all that `apply` needs, and keep it beside the checkpoint.
@@ -136,7 +135,7 @@ class Receiver:
             self._recover()
             if self._prepare(version):
                 self._next.replace(self._redo_file)  # from here on it will be completed
-                sync_folder(self._notes)
+                sync(self._notes)
                 with self._disk(f"version {version} is half applied: the next call completes it"):
                     self._complete()
         if self._transport:
@@ -263,7 +262,7 @@ class Receiver:
         changed = redo(self._redo_file, self._root)
         if self._next_state.exists():
             self._next_state.replace(self._state_file)
-            sync_folder(self._notes)
+            sync(self._notes)
         self._redo_file.unlink()
         return changed
 

@@ -7,7 +7,6 @@ says which bytes are to be written where, not a difference: it may be applied an
 from __future__ import annotations
 
 import json
-import os
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from hipress.errors import StateError
 from hipress.weights.delta_files import Entry
 from hipress.weights.deltas import Bytes, blocks
+from hipress.weights.folders import sync
 
 
 class RedoWriter:
@@ -76,13 +76,5 @@ def redo(file: Path, root: Path) -> list[str]:
             at += 5 * count
     for path, changed in maps.items():
         changed.flush()
-        _sync(root / path)
+        sync(root / path)
     return list(table["names"])
-
-
-def _sync(path: Path) -> None:
-    number = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -110,10 +110,11 @@ class Transport:
     def _way(self, version: int) -> list[str]:
         """Folders that lead from what all receivers have to a version."""
         way, at = list[str](), version
+        deltas, anchors = (delta_files.numbers(self._folder, kind) for kind in (DELTA, ANCHOR))
         while at > self._reached:
-            if at in delta_files.numbers(self._folder, DELTA):
+            if at in deltas:
                 way.insert(0, delta_files.name_of(DELTA, at))
-            elif at in delta_files.numbers(self._folder, ANCHOR):
+            elif at in anchors:
                 return [delta_files.name_of(ANCHOR, at), *way]
             else:
                 raise StateError(

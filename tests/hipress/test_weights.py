@@ -875,7 +875,7 @@ def test_every_line_between_commit_and_end_may_be_the_last(tmp_path, monkeypatch
 
         def trace(frame, event, _):
             nonlocal left
-            if frame.f_code.co_name not in ("redo", "_complete", "_sync"):
+            if frame.f_code.co_name not in ("redo", "_complete", "sync"):
                 return trace if "hipress/weights/" in frame.f_code.co_filename else None
             left -= event == "line"
             if left == 0:
