@@ -41,7 +41,7 @@ def families(module: Module) -> list[list[str]]:
     coded = {f.of for f in module.fields if f.storage in POSITIONS}
     all_families: list[list[Selection]] = []
     for s in module.selections:
-        home = next((f for f in all_families if all(apart(s.key, o.key) for o in f)), None)
+        home = next((f for f in all_families if all(disjoint(s.key, o.key) for o in f)), None)
         if not s.unlimited or s.name in coded:
             continue
         if home is None:
@@ -51,7 +51,7 @@ def families(module: Module) -> list[list[str]]:
     return [[s.name for s in family] for family in all_families if len(family) > 1]
 
 
-def apart(a: Expr, b: Expr) -> bool:
+def disjoint(a: Expr, b: Expr) -> bool:
     """True if two conditions cannot both hold: a value equals two numbers, or one condition negates
     the other."""
     if any(x.op == "not" and x.args[0] is y for x, y in ((a, b), (b, a))):

@@ -284,8 +284,8 @@ class Scope:
     def block(self, body: list[ast.stmt]) -> None:
         """Read statements. Raises TypeError for one that the language lacks."""
         for statement in body:
-            other = isinstance(statement, ast.For | ast.While) and statement.orelse
-            if type(statement) not in STATEMENTS or other:
+            ending = isinstance(statement, ast.For | ast.While) and statement.orelse
+            if type(statement) not in STATEMENTS or ending:
                 raise TypeError(f"routines have no such statement: {ast.unparse(statement)}")
             STATEMENTS[type(statement)](self, statement)
 

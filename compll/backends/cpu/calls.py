@@ -130,7 +130,7 @@ def _within(b: Builder, x: ir.Value, count: int) -> ir.Value:
     return x
 
 
-def _apart(b: Builder, run: ir.Value, h: ir.Value, count: int, lanes: int) -> None:
+def _butterfly(b: Builder, run: ir.Value, h: ir.Value, count: int, lanes: int) -> None:
     """Combine elements at distance h, of two parts of h elements; and at distance 2 h, of four."""
     with loop(b, h, lanes) as j:
         places = [b.add(j, b.mul(h, c(k))) for k in range(count)]
@@ -154,9 +154,9 @@ def _walks(b: Builder, run: ir.Value, low: ir.Value, high: ir.Value) -> None:
         h = b.shl(c(1), b.add(low, k))
         four = b.shl(h, c(2))
         with loop(b, b.udiv(size, four)) as i:
-            _apart(b, at(b, run, b.mul(b.mul(i, four), c(4))), h, 4, 16)
+            _butterfly(b, at(b, run, b.mul(b.mul(i, four), c(4))), h, 4, 16)
     with b.if_then(b.icmp_signed("!=", twos, b.sub(high, low))):
-        _apart(b, run, b.lshr(size, c(1)), 2, 16)
+        _butterfly(b, run, b.lshr(size, c(1)), 2, 16)
 
 
 @routine(VOID, PTR, I64)
