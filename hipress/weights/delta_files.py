@@ -26,10 +26,8 @@ import torch
 
 from hipress.errors import StateError
 from hipress.weights.deltas import ENCODINGS, FULL, Bytes
-from hipress.weights.folders import INDEX, Folder
+from hipress.weights.folders import INDEX, VERSION, Folder
 
-DELTA, ANCHOR = "weight", "anchor"  # kinds of folders
-_FOLDER = re.compile(rf"({DELTA}|{ANCHOR})_v(\d{{6,18}})")
 _FILE = re.compile(r"[\w.-]+\.safetensors")
 _MOST = 100 << 20  # bytes of a header, as safetensors has it, or of an index
 #: safetensors' names of types
@@ -146,7 +144,7 @@ def name_of(kind: str, number: int) -> str:
 def checked_name(text: str) -> str:
     """The name of a file with its folder. Raises StateError if it is not one of a version."""
     folder, _, file = text.partition("/")
-    if not _FOLDER.fullmatch(folder) or not (file == INDEX or _FILE.fullmatch(file)):
+    if not VERSION.fullmatch(folder) or not (file == INDEX or _FILE.fullmatch(file)):
         raise StateError(f"{text!r} is no file of a version")
     return text
 
@@ -160,7 +158,7 @@ def numbers(source: Folder, *kinds: str, published: bool = True) -> list[int]:
     """Versions of some kinds, sorted; of those that are not published the folder has no index."""
     found = []
     for folder, files in source.versions().items():
-        match = _FOLDER.fullmatch(folder)
+        match = VERSION.fullmatch(folder)
         if match and match[1] in kinds and (INDEX in files) == published:
             found.append(int(match[2]))
     return sorted(found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 import weakref
@@ -22,6 +23,8 @@ from hipress.errors import ConfigError, HipressError
 
 log = logging.getLogger("hipress")
 INDEX = "model.safetensors.index.json"
+DELTA, ANCHOR = "weight", "anchor"  # kinds of versions
+VERSION = re.compile(rf"({DELTA}|{ANCHOR})_v(\d{{6,18}})")
 LOCK = ".publisher"
 
 
@@ -65,7 +68,8 @@ def folder_at(place: str | os.PathLike[str]) -> Folder:
         files, path = url_to_fs(text)
     except (ImportError, ValueError) as error:  # the package of a protocol is absent
         raise ConfigError(f"{text!r} cannot be opened: {error}") from error
-    return LocalFolder(Path(path)) if isinstance(files, LocalFileSystem) else Remote(files, path)
+    local = isinstance(files, LocalFileSystem)
+    return LocalFolder(Path(path)) if local else Remote(files, path, text)
 
 
 class LocalFolder(Folder):
@@ -81,9 +85,10 @@ class LocalFolder(Folder):
 
     def versions(self) -> dict[str, set[str]]:
         found = {}
-        for each in self.path.iterdir() if self.path.is_dir() else ():
+        for name in os.listdir(self.path) if self.path.is_dir() else ():
             with suppress(FileNotFoundError, NotADirectoryError):  # a file, or just removed
-                found[each.name] = set(os.listdir(each))
+                if VERSION.fullmatch(name):
+                    found[name] = set(os.listdir(self.path / name))
         return found
 
     def open(self, name: str) -> AbstractContextManager[IO[bytes]]:
@@ -130,12 +135,13 @@ class Remote(Folder):
 
     pause = 1.0
 
-    def __init__(self, files: Any, path: str) -> None:
-        self._files, self._path = files, path.rstrip("/")
+    def __init__(self, files: Any, path: str, url: str) -> None:
+        """files: of fsspec. path: in them. url: for errors."""
+        self._files, self._path, self._url = files, path.rstrip("/"), url.rstrip("/")
         self._mark = secrets.token_hex(8).encode()
 
     def __str__(self) -> str:
-        return str(self._files.unstrip_protocol(self._path))
+        return self._url
 
     def versions(self) -> dict[str, set[str]]:
         found = dict[str, set[str]]()

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from hipress.errors import ConfigError, HipressError, StateError
 from hipress.model.shards import is_sharded, local
 from hipress.weights import delta_files, deltas
-from hipress.weights.delta_files import ANCHOR, DELTA
 from hipress.weights.deltas import ENCODINGS, FULL, Bytes, Part
-from hipress.weights.folders import INDEX, folder_at
+from hipress.weights.folders import ANCHOR, DELTA, INDEX, folder_at
 from hipress.weights.transport import Transport
 from hipress.weights.weight_shards import Ranks, span_of
 

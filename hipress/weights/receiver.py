@@ -21,9 +21,9 @@ from torch import nn
 from hipress.errors import AgreementTimeout, ConfigError, HipressError, StateError
 from hipress.model.shards import local
 from hipress.weights import delta_files, deltas
-from hipress.weights.delta_files import ANCHOR, DELTA, DTYPES, Entry, Index, Version
+from hipress.weights.delta_files import DTYPES, Entry, Index, Version
 from hipress.weights.deltas import FULL, Bytes
-from hipress.weights.folders import INDEX, folder_at, lasting, sync
+from hipress.weights.folders import ANCHOR, DELTA, INDEX, folder_at, lasting, sync
 from hipress.weights.redo import RedoWriter, redo
 from hipress.weights.transport import Transport
 from hipress.weights.weight_shards import span_of

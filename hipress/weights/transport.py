@@ -24,8 +24,7 @@ from casync.shutdown import end_with, start_thread
 from hipress.channel import Channel, Exchange, Piece, rows
 from hipress.errors import ConfigError, HipressError, StateError
 from hipress.weights import delta_files
-from hipress.weights.delta_files import ANCHOR, DELTA
-from hipress.weights.folders import INDEX, Folder, LocalFolder, lasting
+from hipress.weights.folders import ANCHOR, DELTA, INDEX, Folder, LocalFolder, lasting
 
 log = logging.getLogger("hipress")
 HEADER = 256  # bytes

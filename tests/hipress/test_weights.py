@@ -633,13 +633,13 @@ def test_a_file_at_a_url_that_is_torn_or_gone(tmp_path):
     run = UrlRun(tmp_path, 1)
     data = run.files.cat_file(run.at(1))
     run.files.pipe_file(run.at(1), data[: len(data) // 2])
-    run.refuses(1, f"memory://{run.at(1)} is .*cut off")
+    run.refuses(1, f"memory:/{run.at(1)} is .*cut off")
     run.files.rm_file(run.at(1))
     run.refuses(1, "memory://.*weight_v000001 lacks 'model-00001-of-00001.safetensors'")
     run.files.pipe_file(run.at(1), data)
     index = run.files.cat_file(run.at(1, INDEX))
     run.files.pipe_file(run.at(1, INDEX), index[:-9])
-    run.refuses(1, f"memory://{run.at(1, INDEX)} is damaged")
+    run.refuses(1, f"memory:/{run.at(1, INDEX)} is damaged")
     run.files.rm_file(run.at(1, INDEX))
     run.refuses(1, "version 1 is not published in memory://")
     run.files.pipe_file(run.at(1, INDEX), index)
@@ -926,15 +926,29 @@ def test_a_publisher_that_is_killed(tmp_path, part):
     [("xor", 2, 1), ("overwrite", 2, 1), pytest.param("xor", 4, 2, marks=pytest.mark.slow)],
 )
 def test_ranks_publish_their_shards(tmp_path, encoding, world_size, replicas):
-    made = weights_ranks.model()
-    save(dict(made.named_parameters()), tmp_path / "checkpoint")
     source = tmp_path / "to"
-    states = launch(weights_ranks.sharded, world_size, str(source), encoding, replicas)
+    publish_shards(tmp_path, world_size, str(source), encoding, replicas)
+    assert (source / "anchor_v000002" / "model-00002-of-00002.safetensors").exists() or replicas > 1
+
+
+def test_ranks_publish_their_shards_at_a_url(tmp_path):
+    """A file system of fsspec that processes share and that is not taken for a folder."""
+    (tmp_path / "store").mkdir()
+    publish_shards(tmp_path, 2, f"dir::file://{tmp_path}/store", "xor", 1)
+    assert len([*(tmp_path / "store").rglob(INDEX)]) == 4
+
+
+def publish_shards(root, world_size, source, encoding, replicas):
+    """Publish three versions of a model of FSDP2, and compare them with those of a whole one."""
+    made = weights_ranks.model()
+    save(dict(made.named_parameters()), root / "checkpoint")
+    states = launch(
+        weights_ranks.sharded, world_size, root / "checkpoint", source, encoding, replicas
+    )
     for number in (1, 2, 3):
         weights_ranks.change(made, number)
-    assert stored(tmp_path / "checkpoint") == bits(dict(made.named_parameters()))
+    assert stored(root / "checkpoint") == bits(dict(made.named_parameters()))
     assert all(state == states[0] for state in states)
-    assert (source / "anchor_v000002" / "model-00002-of-00002.safetensors").exists() or replicas > 1
 
 
 def test_trainers_of_ddp_and_shard(tmp_path):

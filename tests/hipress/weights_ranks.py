@@ -134,12 +134,12 @@ def change(made, number):
             parameter.mul_(1 + 0.1 * number)
 
 
-def sharded(rank, world_size, folder, encoding, replicas):
+def sharded(rank, world_size, checkpoint, source, encoding, replicas):
     """Publish a model that FSDP2 shards; versions and checksums."""
     mesh = init_device_mesh("cpu", (replicas, world_size // replicas), mesh_dim_names=("r", "s"))
     made = model()
     fully_shard(made, mesh=mesh if replicas > 1 else mesh["s"])
-    publisher = hipress.Publisher(made.state_dict(), folder, encoding=encoding, anchor_every=2)
+    publisher = hipress.Publisher(made.state_dict(), source, encoding=encoding, anchor_every=2)
     for number in (1, 2, 3):
         change(made, number)
         assert publisher.publish() == number
@@ -148,9 +148,9 @@ def sharded(rank, world_size, folder, encoding, replicas):
     again = model(shift=5.0)
     fully_shard(again, mesh=mesh if replicas > 1 else mesh["s"])
     if rank == 0:
-        hipress.Receiver(Path(folder).parent / "checkpoint", folder).apply(3)
+        bring(checkpoint, source, 3)
     dist.barrier()
-    hipress.Receiver(Path(folder).parent / "checkpoint", folder).load_into(again)
+    hipress.Receiver(checkpoint, source).load_into(again)
     for mine, other in zip(made.parameters(), again.parameters(), strict=True):
         assert torch.equal(mine.to_local(), other.to_local())
     publisher.close()
