@@ -29,8 +29,9 @@ from casync.graph.graph import Program
 from casync.memory import Memory
 from casync.raw import RAW
 from casync.runtime.counters import Counters
-from casync.runtime.executor import TraceEvent
+from casync.runtime.executor import Executor, TraceEvent
 from casync.runtime.options import Capture
+from casync.shutdown import end_with
 from casync.strategies import load
 from casync.topology import Topology
 from hipress import options as options_
@@ -92,7 +93,8 @@ class _Pool:
 class Channel:
     """Ranks that exchange tensors: connections, programs by kind, states by name.
 
-    All ranks must make the same channels, and submit the same exchanges in the same order.
+    All ranks must make the same channels, and submit the same exchanges in the same order. Threads
+    and connections end by `close()`, or once the channel is collected.
     """
 
     def __init__(
@@ -142,6 +144,8 @@ class Channel:
             purpose, self.codecs, options, coordinator, deferred or {}, placement, self.memory
         )
         self.failures.ends(self._executor.abort)
+        #: ends threads and connections; may repeat
+        self.close = end_with(self, partial(_close, self.failures, self._executor))
 
     @classmethod
     def of(
@@ -343,11 +347,6 @@ class Channel:
         """Return and forget the reason why a capture failed; "" if none did."""
         return self._executor.pop_capture_error()
 
-    def close(self) -> None:
-        """End threads and connections. May repeat."""
-        self.failures.close()
-        self._executor.close()
-
     def _make_pool(self, kind: _Kind, name: str) -> _Pool:
         """Agree on a new kind, make its program, and drop those that have been idle longest."""
         pieces, dtype = kind
@@ -374,3 +373,8 @@ class Channel:
     def _agree(self, facts: Mapping[str, object], own: object = None, what: str = "") -> list[Any]:
         named = {f"{each} of {self.purpose}": fact for each, fact in facts.items()}
         return self.coordinator.require_equal(named, own, what)
+
+
+def _close(failures: Failures, executor: Executor) -> None:
+    failures.close()
+    executor.close()

@@ -12,7 +12,6 @@ from casync.memory.host import HostMemory
 from casync.raw import RAW
 from casync.rounds import refuse_workers
 from casync.runtime.counters import Counters
-from casync.shutdown import end_with
 from hipress.channel.channel import Channel
 from hipress.channel.exchange import Exchange, Piece
 from hipress.channel.failures import Failures
@@ -57,7 +56,6 @@ class Sites:
                 raise ConfigError(refusal)
         if self.count > 1:
             self._channel = channel = Channel("outer", options, coordinator, failures=self.failures)
-            end_with(self, channel.close)  # an Outer that is dropped
             self._exchanges = {each.name: self._exchange(channel, each) for each in bundles}
 
     @property

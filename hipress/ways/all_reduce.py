@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, SupportsIndex, TypeAlias
 
 import torch
@@ -15,7 +14,6 @@ import torch.distributed as dist
 
 from casync.codec import Codec
 from casync.rounds import refuse_workers
-from casync.shutdown import end_with
 from hipress import options as options_
 from hipress import registry
 from hipress.arguments import group_of
@@ -134,7 +132,6 @@ class GroupChannels:
         self.channels: dict[_Kind, Channel] = {}
         self.calls = 0  # so far, for errors
         self._draws: Counter[Channel] = Counter()
-        self.close = end_with(group, partial(_close_all, self.channels))  # at the latest
 
     def channel(
         self, options: Options, placement: Placement = ON_HOST, *, most: int | None = None
@@ -157,6 +154,11 @@ class GroupChannels:
         self._draws[channel] += 1
         return self._draws[channel] - 1
 
+    def close(self) -> None:
+        """End threads and connections: of a collected group, channels do so themselves."""
+        for each in self.channels.values():
+            each.close()
+
 
 def channels_of(group: dist.ProcessGroup) -> tuple[Channel, ...]:
     """The group's channels so far."""
@@ -170,11 +172,6 @@ def close_channels(group: dist.ProcessGroup) -> None:
     registry.drop(group)
     if channels is not None:
         channels.close()
-
-
-def _close_all(channels: Mapping[_Kind, Channel]) -> None:
-    for each in channels.values():
-        each.close()
 
 
 def _refuse(tensor: object, options: Options) -> None:

@@ -234,6 +234,20 @@ def toy(rank, world_size):
     return module.mean.tolist(), off, same, error, report
 
 
+def dropped(rank, world_size):
+    """Threads that a channel starts, and those that are left when it is gone."""
+
+    def threads(made):
+        one = Exchange("one", (Piece(1, strategy="exchange"),))
+        made.wait(made.submit(torch.zeros(1), one, draw=0), 0)
+        return len(os.listdir("/proc/self/task"))
+
+    kept = channel()
+    before = threads(kept)
+    during = threads(channel())
+    return during - before, threads(kept) - before
+
+
 def toy_killed(rank, world_size):
     """The error of a way in as another rank is killed."""
     module = Means()

@@ -90,6 +90,13 @@ def test_a_way_in_is_a_file():
         assert report.state_bytes == 2 * 4 * 2300
 
 
+def test_a_channel_that_is_dropped_ends():
+    """A way in once had to see to it."""
+    for during, after in launch(ranks.dropped, 2):
+        assert during > 0
+        assert after == 0
+
+
 def test_a_way_in_names_the_rank_that_was_killed():
     found = launch(ranks.toy_killed, 3, may_die={1})
     assert found.pop(1) == DIED

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from casync.shutdown import end_with
 from hipress.channel import Channel, Exchange, Piece
 
 EVERY = 3  # steps
@@ -44,7 +43,7 @@ class BufferAverages:
         key = self._channel.add(compressor)
         pieces = tuple(Piece(b.numel(), key, "ps", name=name) for name, b in named.items())
         self._exchange = self._channel.with_states(Exchange("buffers", pieces))
-        self.detach = end_with(module, self._channel.close)
+        self.detach = self._channel.close
 
     @torch.no_grad()
     def step(self) -> None:
