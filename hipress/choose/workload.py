@@ -24,7 +24,7 @@ WORD = 8  # bytes
 
 
 @dataclass(frozen=True)
-class Bucket:
+class TimedBucket:
     """Gradients that are handed over together."""
 
     indices: tuple[int, ...]  # of parameters
@@ -35,7 +35,7 @@ class Bucket:
 class Workload:
     """The workload of a step. Seconds since the first bucket is ready."""
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[TimedBucket, ...]
     backward: float = 0.0  # end of the backward pass
     rest: float = 0.0  # from then to the next step's first bucket: optimizer, forward pass
     step: float = 0.0  # whole step with the native all-reduce; 0 if not measured
@@ -57,13 +57,13 @@ def timed(params: Sequence[Param], ready: Sequence[float], forward: float) -> Wo
     forward: seconds of the forward pass and all else.
     """
     buckets = [
-        Bucket(tuple(params[i].index for i in members), max(ready[i] for i in members))
+        TimedBucket(tuple(params[i].index for i in members), max(ready[i] for i in members))
         for members in ddp_buckets([p.nbytes for p in params])
     ]
     if not buckets:
         return Workload((), 0.0, forward)
     first = buckets[0].ready
-    shifted = tuple(Bucket(each.indices, each.ready - first) for each in buckets)
+    shifted = tuple(TimedBucket(each.indices, each.ready - first) for each in buckets)
     return Workload(shifted, ready[-1] - first, forward + first)
 
 
@@ -162,7 +162,7 @@ class Observer:
         agreed = agree([*ready, max(0.0, min(rests)), min(steps), *lengths])
         *times, backward = agreed[: len(ready)]
         rest, step, *lengths = agreed[len(ready) :]
-        buckets = [Bucket(i, t) for (i, _), t in zip(latest.buckets, times, strict=True)]
+        buckets = [TimedBucket(i, t) for (i, _), t in zip(latest.buckets, times, strict=True)]
         payloads = {
             (key, param.index): length
             for (key, kind), length in zip(pairs, lengths, strict=True)

@@ -17,9 +17,9 @@ from casync.shutdown import close_at_exit, start_thread
 from hipress import compat
 from hipress.errors import SyncError
 
-__all__ = ["Average", "HostCopies"]
+__all__ = ["HostCopies", "StartAverage"]
 
-Average: TypeAlias = Callable[[torch.Tensor], Future[torch.Tensor]]
+StartAverage: TypeAlias = Callable[[torch.Tensor], Future[torch.Tensor]]
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class _Copy:
 
     bucket: torch.Tensor
     staging: _Staging
-    average: Average
+    average: StartAverage
 
 
 class HostCopies:
@@ -55,7 +55,9 @@ class HostCopies:
         self._thread = start_thread(self._run, "hipress-copies")
         close_at_exit(self)
 
-    def average(self, number: int, average: Average, bucket: torch.Tensor) -> Future[torch.Tensor]:
+    def average(
+        self, number: int, average: StartAverage, bucket: torch.Tensor
+    ) -> Future[torch.Tensor]:
         """Average a dense bucket in place by calling `average` with its copy on the host.
 
         number: of the bucket in its step. `average` is called in the thread and must not raise. The

@@ -22,7 +22,8 @@ from hipress.options import AUTO, Options
 
 __all__ = ["Momentum", "check"]
 
-Bucket = tuple[Sequence[int], torch.Tensor]  # indices of parameters, and their flat gradients
+#: indices of parameters, and their flat gradients
+FlatGradients = tuple[Sequence[int], torch.Tensor]
 
 
 class Step(Protocol):
@@ -65,7 +66,7 @@ class Momentum:
         self._groups = optimizer.groups()
         self._sampled: Collection[torch.Tensor] = frozenset()  # parameters of a norm that is wanted
         self._norms: dict[int, torch.Tensor] = {}  # of their gradients, by index
-        self._buckets: list[Bucket] = []  # of the step, with momentum
+        self._buckets: list[FlatGradients] = []  # of the step, with momentum
         self._step: Step | None = None  # the last one
         if optimizer.scaler is not None and optimizer.scaler.is_enabled():
             set_scaler(optimizer.scaler, optimizer)
@@ -154,7 +155,7 @@ class Momentum:
                 laid = piece.as_strided(param.shape, param.layout)
                 laid.add_(momentum, alpha=weight)
 
-    def _clip(self, every: Sequence[Bucket]) -> None:
+    def _clip(self, every: Sequence[FlatGradients]) -> None:
         """Scale this rank's gradient to at most the norm that the optimizer asks for."""
         pieces = [piece for bucket in every for _, piece in self._pieces(*bucket)]
         if not pieces:

@@ -62,7 +62,7 @@ def export(
     place: rank and number of ranks. undelivered: gradients of earlier plans, flat, by parameter
     (see Engine). measured: of PolicyState.
     """
-    entries, params = entries_of(residuals), residuals.params
+    entries, params = residual_entries(residuals), residuals.params
     named = {param.name: param for param in params}
     return make_record(
         GRADIENTS,
@@ -98,7 +98,7 @@ def tensor_of(array: Floats | torch.Tensor, param: Param) -> torch.Tensor:
     return in_shape(copy, param).contiguous()
 
 
-def entries_of(residuals: Residuals) -> dict[str, Entry]:
+def residual_entries(residuals: Residuals) -> dict[str, Entry]:
     """The parameters with states, by name."""
     return {
         param.name: _entry(residuals, param, key)
@@ -149,7 +149,7 @@ def validate(
     with a warning: their residuals start from zero.
     """
     moved = check_place(saved, place)
-    entries, params = entries_of(residuals), residuals.params
+    entries, params = residual_entries(residuals), residuals.params
     others = {p.name: _text(residuals, residuals.codec_of(p.index)) for p in params}
     good, bad = check_states(saved, entries, others, moved=bool(moved))
     wrong = moved + bad + check_undelivered(saved, _shapes_by_name(params))[1]
@@ -245,7 +245,7 @@ def export_portable(
         step,
         portable=True,
         plan=residuals.plan.by_name,
-        codecs={name: entry.told() for name, entry in entries_of(residuals).items()},
+        codecs={name: entry.told() for name, entry in residual_entries(residuals).items()},
         states=others,
         sums={name: factors for name, factors in sums.items() if factors},
         undelivered=gradients,
@@ -331,7 +331,7 @@ def portable_params(residuals: Residuals, saved: Mapping[str, Any], *, strict: b
     undelivered gradients that do not fit; if `strict` is false, these are left out with a warning.
     """
     _, wrong = check_undelivered(without_sums(saved), _shapes_by_name(residuals.params))
-    good, others, entries = [], [], entries_of(residuals)
+    good, others, entries = [], [], residual_entries(residuals)
     for param in residuals.params:
         states, entry = saved["states"].get(param.name), entries.get(param.name)
         if states is None:

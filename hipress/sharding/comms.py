@@ -31,11 +31,11 @@ from hipress.model.params import COMPRESSIBLE
 from hipress.model.torch_modes import without_inference_mode
 from hipress.sharding.fsdp import Group, divisor_of
 
-__all__ = ["Average", "Backward", "Connection", "Gather", "Scatter", "Traffic"]
+__all__ = ["Backward", "Connection", "Gather", "ReplicaAverage", "Scatter", "ShardTraffic"]
 
 
 @dataclass
-class Traffic:
+class ShardTraffic:
     """Sums of this process."""
 
     steps: int = 0  # backward passes between two changes of the weights count as one
@@ -49,7 +49,7 @@ class Backward:
 
     def __init__(self, buffers: int, groups: Collection[Group]) -> None:
         """groups: of all parameters of the model."""
-        self.traffic = Traffic()
+        self.traffic = ShardTraffic()
         self.passes = self.sums = 0  # so far, also before a state was loaded
         self.connections: list[Connection] = []
         self._buffers, self._groups = buffers, groups
@@ -198,7 +198,7 @@ class _Comm:
         )
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> ShardTraffic:
         """Sums of this process."""
         return self.connection.backward.traffic
 
@@ -368,7 +368,7 @@ class Scatter(_Comm):
 
 
 @dataclass(eq=False)
-class Average(_Comm):
+class ReplicaAverage(_Comm):
     """An all-reduce hook of FSDP2: averages a rank's shards of gradients over replicas."""
 
     def __post_init__(self) -> None:

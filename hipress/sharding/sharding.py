@@ -40,14 +40,14 @@ from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.groups import Mean
 from hipress.reporting.shard_report import ShardReport
 from hipress.sharding.collectives import ALL_GATHER, REDUCE_SCATTER, REPLICAS, Collective
-from hipress.sharding.comms import Average, Backward, Connection, Gather, Scatter
+from hipress.sharding.comms import Backward, Connection, Gather, ReplicaAverage, Scatter
 from hipress.sharding.fsdp import Group, count_steps
 
 __all__ = ["Sharding"]
 
 log = logging.getLogger("hipress")
 #: by argument of `shard`
-COMMS = {REDUCE_SCATTER: Scatter, ALL_GATHER: Gather, REPLICAS: Average}
+COMMS = {REDUCE_SCATTER: Scatter, ALL_GATHER: Gather, REPLICAS: ReplicaAverage}
 
 
 class Sharding:

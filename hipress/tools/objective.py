@@ -26,7 +26,7 @@ from casync.predict.timeline import Load, PredictedStep, native, simulate_step, 
 from casync.stages import Item, Stage
 from casync.topology import Topology
 from hipress.choose.search import Way
-from hipress.choose.workload import Bucket, Workload
+from hipress.choose.workload import TimedBucket, Workload
 from hipress.codecs import partitions
 from hipress.model.params import Param
 
@@ -190,7 +190,7 @@ class Objective:
 
 
 def _members(
-    bucket: Bucket, kind_of: Mapping[int, int], params: Mapping[int, Param]
+    bucket: TimedBucket, kind_of: Mapping[int, int], params: Mapping[int, Param]
 ) -> dict[int, list[Param]]:
     """Parameters of a bucket by kind."""
     members: dict[int, list[Param]] = {}
@@ -200,7 +200,7 @@ def _members(
     return members
 
 
-def joined(buckets: Sequence[Bucket], most: int) -> Iterator[Sequence[Bucket]]:
+def joined(buckets: Sequence[TimedBucket], most: int) -> Iterator[Sequence[TimedBucket]]:
     """At most `most` runs of neighbouring buckets, each ready with its last; see
     [Note: joined buckets]."""
     n = len(buckets)

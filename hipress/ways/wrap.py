@@ -27,7 +27,7 @@ from hipress.model.torch_modes import without_inference_mode
 from hipress.ranks import coordinator as coordinators
 from hipress.session import Session, prepare, tell_plan, wrapped_modules
 from hipress.ways.ddp import PYTHON_REDUCER, HookState, gradient_hook
-from hipress.ways.watching import advise, watch
+from hipress.ways.forward_checks import advise, check_forward_passes
 
 #: types that DDP broadcasts, whatever the backend; complex ones as pairs
 SENT_BY_DDP = frozenset(
@@ -224,7 +224,7 @@ def _finish(ddp: DistributedDataParallel, session: Session) -> DistributedDataPa
     named = dict(ddp.module.named_parameters())
     parameters = [named[param.name] for param in session.params]
     if session.world_size > 1:
-        watch(ddp, session, parameters)
+        check_forward_passes(ddp, session, parameters)
     if session.plan.compresses or session.controller is not None or session.optimizer is not None:
         _install(ddp, session, parameters)
     tell_plan(session)

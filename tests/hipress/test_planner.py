@@ -18,7 +18,7 @@ from hipress import options, session
 from hipress.choose import planner, probe
 from hipress.choose.plan import check_patterns, fixed_plan
 from hipress.choose.search import FAR, TRIED, Registry, Search, candidates
-from hipress.choose.workload import Bucket, Workload, estimate, timed
+from hipress.choose.workload import TimedBucket, Workload, estimate, timed
 from hipress.codecs import partitions
 from hipress.engine.reduction import Traffic
 from hipress.errors import ConfigError
@@ -126,7 +126,7 @@ def test_far_slower_plans_are_not_tried(params, monkeypatch):
 
 def test_gradients_that_are_ready_last_decide(params):
     """A codec that uses the backward pass's core delays them; one beside it does not."""
-    buckets = (Bucket((1, 2, 3), 0.0), Bucket((0,), 0.01))
+    buckets = (TimedBucket((1, 2, 3), 0.0), TimedBucket((0,), 0.01))
     rates = costs(link=1e7, codec=4e7)
     slow, fast = (
         plans(params, dataclasses.replace(rates, overlap=gain), workload=Workload(buckets, 0.5))
@@ -216,7 +216,7 @@ def test_each_parameter_has_the_factors_of_its_own_shape():
 
 
 def test_the_watched_step_is_what_a_native_step_is_predicted_to_be(params):
-    work = Workload((Bucket((0, 1, 2, 3), 0.2),), 1.0, step=1.7)
+    work = Workload((TimedBucket((0, 1, 2, 3), 0.2),), 1.0, step=1.7)
     best, *_, native = plans(params, costs(link=1e7, codec=1e10), workload=work)
     assert native.seconds == 1.7
     assert 1.0 < best.seconds < 1.7
@@ -224,7 +224,7 @@ def test_the_watched_step_is_what_a_native_step_is_predicted_to_be(params):
 
 def test_all_but_the_last_bucket_hides_behind_the_backward_pass(params):
     """A step on a link as slow as that takes what the link does."""
-    buckets = (Bucket((1, 2, 3), 0.0), Bucket((0,), 1.0))
+    buckets = (TimedBucket((1, 2, 3), 0.0), TimedBucket((0,), 1.0))
     large, small = 2e6, 4e3 + 4e3  # elements
     for link, hidden in ((1e7, 1.0), (1e3, 2 * 4 * small / 1e3)):
         made = search(params).seconds(None, costs(link, 1.0, 0.0), Workload(buckets, 1.0))

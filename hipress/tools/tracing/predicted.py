@@ -13,7 +13,7 @@ from casync.stages import WORK
 from hipress.choose.places import Places
 from hipress.choose.plan import Decision
 from hipress.choose.search import Registry, Search, Way
-from hipress.choose.workload import Bucket, Workload, estimate
+from hipress.choose.workload import TimedBucket, Workload, estimate
 from hipress.ranks.groups import Agreement
 from hipress.session import Session
 from hipress.tools.objective import Objective
@@ -113,7 +113,9 @@ def workload(session: Session, alone: float, recorded: Sequence[Span]) -> Worklo
         ready = [over * (number + 1) / len(buckets) for number in range(len(buckets))]
     scaled = [at * alone / over for at in ready]
     first = scaled[0] if scaled else 0.0
-    timed = (Bucket(each.indices, at - first) for each, at in zip(buckets, scaled, strict=True))
+    timed = (
+        TimedBucket(each.indices, at - first) for each, at in zip(buckets, scaled, strict=True)
+    )
     return Workload(tuple(timed), alone - first, payloads=_payloads(session))
 
 

@@ -15,11 +15,11 @@ from hipress.model.snapshot import Snapshot
 from hipress.session import Session
 
 ADVICE = 'With hipress.wrap: hipress.wrap(model, ..., ddp_kwargs={"find_unused_parameters": True})'
-#: modules that are already watched: their hooks stay
-_WATCHED: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+#: modules that have the hook already: it stays
+_CHECKED: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-def watch(
+def check_forward_passes(
     ddp: DistributedDataParallel, session: Session, parameters: Sequence[nn.Parameter]
 ) -> None:
     """Until hipress is detached, check in each forward pass that DDP's parameters are the same."""
@@ -29,12 +29,12 @@ def watch(
     )
     rank = session.coordinator.ranks[session.rank]
     session.snapshot = Snapshot(ddp.module, session.params, parameters, rank, again, hooked=True)
-    if ddp not in _WATCHED:
+    if ddp not in _CHECKED:
         # this imports torch._dynamo, which takes as long as torch
         from hipress.ways.changes import refuse_changes
 
         ddp.register_forward_pre_hook(refuse_changes)
-        _WATCHED.add(ddp)
+        _CHECKED.add(ddp)
 
 
 def advise(ddp: DistributedDataParallel) -> None:
