@@ -91,8 +91,9 @@ def _variant(line: Data) -> str:
     return ", ".join(parts or ["v stays"])
 
 
-def times_to_loss(results: Path, names: Sequence[str], workload: str = "lstm-adamw") -> str:
+def times_to_loss(results: Path, names: Sequence[str]) -> str:
     """Minutes until a training is within SLACK of float32's loss after 1000 steps, by link."""
+    workload = "lstm-adamw"
     cells = loss_cells.read(results / loss_cells.CELLS.name)
     rows: list[tuple[str, ...]] = []
     for name in names:
