@@ -70,8 +70,9 @@ class Options:
     compressor: str | Codec = field(
         default=AUTO,
         metadata=_option(
-            '`"auto"` (the default): the planner picks one for each tensor, or none; a name '
-            "from `compll list`, a path, or a compiled codec: [which?](choose.md)",
+            '`"auto"` (the default): one for all tensors that it suits, [by a trial]'
+            "(#how-does-auto-choose), or none; a name from `compll list`, a path, or a compiled "
+            "codec: [which?](choose.md)",
             (GOSSIP, OUTER, ALL_REDUCE, GROUP),
         ),
     )
