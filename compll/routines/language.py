@@ -290,13 +290,17 @@ class Scope:
             STATEMENTS[type(statement)](self, statement)
 
     def inner(self, body: list[ast.stmt]) -> None:
-        """Read statements that may be skipped, or run again. Raises TypeError if they bind a name
-        from outside, which is no variable, to something else."""
+        """Read statements that may be skipped, or run again. New names but those of variables end
+        with them. Raises TypeError if they bind a name from outside, which is no variable, to
+        something else."""
         before = dict(self.names)
         self.block(body)
         for name, value in before.items():
-            if self.names[name] is not value:
+            if self.names.get(name) is not value:
                 raise TypeError(f"{name} is no variable: a branch or a loop cannot change it")
+        for name in self.names.keys() - before.keys():
+            if not isinstance(self.names[name], Variable):
+                del self.names[name]
 
     def assignment(self, s: ast.Assign) -> None:
         """`x = y`, and `x = y = z`."""
@@ -334,13 +338,20 @@ class Scope:
         self.machine.repeat(lambda: self.value(s.test).value, lambda: self.inner(s.body))
 
     def loop(self, s: ast.For) -> None:
-        """`for`: over a range, or once for each item that is known."""
+        """`for`: over a range, or once for each item that is known. Its index ends with it."""
         of = s.iter
-        if not (isinstance(of, ast.Call) and ast.unparse(of.func) == "range"):
+        if isinstance(of, ast.Call) and ast.unparse(of.func) == "range":
+            self.count(s, of)
+        else:
             for item in self.value(of):
                 self.store(s.target, item, self.bind)
                 self.block(s.body)
-            return
+        for node in ast.walk(s.target):
+            if isinstance(node, ast.Name):
+                self.names.pop(node.id, None)
+
+    def count(self, s: ast.For, of: ast.Call) -> None:
+        """`for` over a range."""
         given = [self.value(a) for a in of.args]
         start, stop, step = [0, *given, 1] if len(given) == 1 else [*given, 1][:3]
 

@@ -45,6 +45,17 @@ def shadowed(count: int) -> int:
 
 
 @routine
+def turns(numbers: I32, count: int) -> int:
+    total = 0
+    for step in (1, 2):
+        for i in range(0, count, step):
+            pair = i, i + 1
+            for k in (0, step):
+                total += numbers[pair[0]] * k
+    return total
+
+
+@routine
 def joined(a: int, b: int) -> int:
     total = 0
     if a > 1 and b > 1:
@@ -92,12 +103,12 @@ def expected(numbers):
 def printed(tmp_path_factory):
     """Functions of both printers, by name."""
     routines = {
-        "mixed": mixed, "shadowed": shadowed, "rice_parameter": streams.rice_parameter,
-        "join": huffman.join,
+        "mixed": mixed, "shadowed": shadowed, "turns": turns,
+        "rice_parameter": streams.rice_parameter, "join": huffman.join,
     }  # fmt: skip
     kinds = {
-        "mixed": [ADDRESS, WORD, ADDRESS], "shadowed": [WORD], "rice_parameter": [WORD, WORD],
-        "join": [ADDRESS, ADDRESS, WORD],
+        "mixed": [ADDRESS, WORD, ADDRESS], "shadowed": [WORD], "turns": [ADDRESS, WORD],
+        "rice_parameter": [WORD, WORD], "join": [ADDRESS, ADDRESS, WORD],
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("routines")
     (folder / "all.cpp").write_text(TYPES + "".join(map(in_cuda, routines.values())))
@@ -122,6 +133,13 @@ def test_statements(printed, printer):
 @pytest.mark.parametrize("printer", ["cpu", "cuda"])
 def test_names(printed, printer):
     assert printed[printer]("shadowed")(5) == 7 + 7 + 10
+
+
+@pytest.mark.parametrize("printer", ["cpu", "cuda"])
+def test_names_of_a_loop_end_with_it(printed, printer):
+    """A second turn binds them anew."""
+    numbers = np.arange(6, dtype=np.int32)
+    assert printed[printer]("turns")(numbers.ctypes.data, 6) == 15 + 2 * 6
 
 
 @pytest.mark.parametrize("printer", ["cpu", "cuda"])
