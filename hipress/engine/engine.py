@@ -256,7 +256,7 @@ class Engine:
         """The current plan."""
         return self.buckets.plan
 
-    def owe(self, index: int, gradient: torch.Tensor) -> None:
+    def keep_undelivered(self, index: int, gradient: torch.Tensor) -> None:
         """Add a gradient to this rank's next one of the parameter."""
         self.undelivered[index] = self.undelivered.get(index, 0) + gradient
 
@@ -290,7 +290,7 @@ class Engine:
         for index in before.residuals.places.keys() - moved:
             values = before.residuals.undelivered(index)
             if values is not None and values.any():
-                self.owe(index, _in(memory, values))
+                self.keep_undelivered(index, _in(memory, values))
         if before.hosted and not self.buckets.hosted:
             self.channels.free_copies()
 

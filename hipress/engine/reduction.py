@@ -87,7 +87,7 @@ class Averager(Protocol):
         """Add undelivered gradients to those of a bucket; return the added ones."""
         ...
 
-    def owe(self, index: int, gradient: torch.Tensor) -> None:
+    def keep_undelivered(self, index: int, gradient: torch.Tensor) -> None:
         """Add a gradient to this rank's next one of the parameter."""
         ...
 
@@ -137,7 +137,7 @@ class Reduction:
         some = self._before.keys() if indices is None else self._before.keys() & set(indices)
         self._engine.buckets.residuals.put_back({index: self._before[index] for index in some})
         for index in some & self._taken.keys():
-            self._engine.owe(index, self._taken.pop(index))
+            self._engine.keep_undelivered(index, self._taken.pop(index))
 
     def reduce(self, indices: tuple[int, ...], buffer: torch.Tensor) -> Future[torch.Tensor]:
         """Average the gradients of these parameters in place; the future's value is `buffer`.

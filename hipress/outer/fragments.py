@@ -133,7 +133,7 @@ class Fragment:
                 own = local(parameter).detach()
                 own.copy_(piece.view(own.shape))
 
-    def owe(self, values: torch.Tensor, part: slice = slice(None)) -> None:
+    def keep_undelivered(self, values: torch.Tensor, part: slice = slice(None)) -> None:
         """Add values that were not delivered to those of earlier rounds."""
         if self.undelivered is None:
             self.undelivered = torch.zeros(self.elements)

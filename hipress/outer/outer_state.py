@@ -49,9 +49,9 @@ def export(site: Site, *, portable: bool) -> dict[str, Any]:
     if portable:
         mean = Mean(sites.coordinator)
         some = mean.where_any(map(site.left, site.fragments))
-        owing = [f for f, owes in zip(site.fragments, some, strict=True) if owes]
-        left = by_parameter(owing, lambda f: mean(site.left(f)))
-        return make_record(OUTER, site.rounds, portable=True, undelivered=left, more=shared)
+        behind = [f for f, any_ in zip(site.fragments, some, strict=True) if any_]
+        undelivered = by_parameter(behind, lambda f: mean(site.left(f)))
+        return make_record(OUTER, site.rounds, portable=True, undelivered=undelivered, more=shared)
     return make_record(
         OUTER,
         site.rounds,
@@ -101,11 +101,11 @@ def restore(site: Site, state: Mapping[str, Any]) -> None:
         fragment.agreed.copy_(fragment.join(agreed))
         if fragment.momentum is not None:
             fragment.momentum.copy_(fragment.join(more["momentum"]))
-        owed = {p.name: undelivered.get(p.name, torch.zeros(p.shape)) for p in fragment.params}
-        fragment.undelivered = fragment.join(owed) if owed.keys() & undelivered.keys() else None
-        if state["portable"]:  # the way of the sites since the last round is owed
+        own = {p.name: undelivered.get(p.name, torch.zeros(p.shape)) for p in fragment.params}
+        fragment.undelivered = fragment.join(own) if own.keys() & undelivered.keys() else None
+        if state["portable"]:  # the way of the sites since the last round is undelivered
             fragment.write(fragment.target())
-    # of a portable record, what codecs held back is owed, too: new sites have none of it
+    # of a portable record, what codecs held back is undelivered, too: new sites have none of it
     sites.states.restore(state["states"])
     sites.calls = more.get("calls", site.calls_so_far)
     if not state["portable"]:

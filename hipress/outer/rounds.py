@@ -20,8 +20,9 @@ class Round:
 
     [Note: undo] Until `commit` nothing that lasts has changed but the states of codecs, which take
     up what an encode leaves out. `undo` puts back copies of these, made before the first encode.
-    Weights, agreed weights and momentum change in `commit` alone, and what the fragment owes is
-    cleared there. So after `undo` all is as before, bit for bit, and the next round has it.
+    Weights, agreed weights and momentum change in `commit` alone, and what the fragment has
+    not delivered is cleared there. So after `undo` all is as before, bit for bit, and the next
+    round has it.
     """
 
     number: int  # from 0 on

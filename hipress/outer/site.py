@@ -182,7 +182,7 @@ class Site:
         return given
 
     def _take(self, given: Mapping[int, list[torch.Tensor] | None], here: int) -> None:
-        """Owe what sites have left to this one, as `hand_over` returned it. here: its number."""
+        """Keep what sites have left to this one, as `hand_over` returned it. here: its number."""
         ends = all(note.leaving for note in self._notes)
         tell = log.info if ends else log.warning  # a training that ends may lose it
         for site, left in given.items():
@@ -191,10 +191,10 @@ class Site:
                 tell("hipress: what %s had not delivered as it left is lost", who)
                 continue
             for fragment, values in zip(self.fragments, left, strict=True):
-                fragment.owe(values)
+                fragment.keep_undelivered(values)
 
     def part(self) -> None:
-        """End the connections; what codecs held back is owed to the next sites."""
+        """End the connections; what codecs held back goes to the next sites."""
         if self._sites is None:
             return
         self._sites.close()
@@ -202,7 +202,7 @@ class Site:
             for bundle in fragment.bundles:
                 left = self._sites.undelivered(bundle)
                 if left is not None and left.any():
-                    fragment.owe(left, bundle.part)
+                    fragment.keep_undelivered(left, bundle.part)
         self.sent_bytes += round(self._sites.counters.wire_bytes)
         self._sites = None
 

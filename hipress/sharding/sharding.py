@@ -232,12 +232,12 @@ class Sharding:
             group.go_on(draws["weights"].get(group.name, passes))
             group.held.clear()
         self._loaded.close()
-        owed = {
+        undelivered = {
             param.index: in_layout(state["undelivered"][param.name], param)
             for param in params
             if param.name in good
         }
-        self._loaded = LoadedGradients(owed, params, parameters)
+        self._loaded = LoadedGradients(undelivered, params, parameters)
 
     def _undelivered(self, param: Param) -> torch.Tensor:
         """A parameter's part of a loaded state that was not added to its gradient yet."""
@@ -252,14 +252,9 @@ class Sharding:
     @property
     def _place(self) -> list[int]:
         """Rank and ranks of the shards, and of the replicas."""
-        ranks = [
-            self.coordinator,
-            *(
-                each.channel.coordinator
-                for name, each in self.connections.items()
-                if name == REPLICAS
-            ),
-        ]
+        ranks = [self.coordinator]
+        if REPLICAS in self.connections:
+            ranks.append(self.connections[REPLICAS].channel.coordinator)
         return [number for each in ranks for number in (each.rank, len(each.ranks))]
 
     def detach(self) -> None:

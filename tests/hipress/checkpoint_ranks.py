@@ -157,7 +157,7 @@ def load_late(rank, world_size):
     saved = hipress.state_dict(ddp)
     train(ddp, rank, range(2))
     session = session_of(ddp)
-    store, session.coordinator = (
+    store, session.failures.coordinator = (
         session.coordinator.mailbox.store,
         replace(session.coordinator, timeout=0.1),
     )

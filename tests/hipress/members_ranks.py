@@ -123,7 +123,7 @@ def joins_and_leaves(rank, world_size, failures):
         site.outer.leave()
         return site.seen, begin, raised_by(site.outer.step), debts[-1].tolist()
     site = Site(rank, expected=2)
-    taken, owe, wait_for_all, failed = [], Fragment.owe, Coordinator.wait_for_all, []
+    taken, owe, wait_for_all, failed = [], Fragment.keep_undelivered, Coordinator.wait_for_all, []
 
     def take(self, values, *part):
         if not part:  # else a codec of this site held it back
@@ -136,7 +136,7 @@ def joins_and_leaves(rank, world_size, failures):
             failed.append(True)
             raise HipressError("a failure at the last moment")
 
-    Fragment.owe, Coordinator.wait_for_all = take, fail
+    Fragment.keep_undelivered, Coordinator.wait_for_all = take, fail
     site.until(2)
     store.set("two rounds", "")
     while 3 not in site.sites or site.sites[-1] == 3:

@@ -263,13 +263,13 @@ def leaves(rank, world_size, nightly):
         outer.leave()
         return [each.tolist() for each in debts], outer.rounds
     taken, (fragment,) = [], outer.site.fragments
-    owe = fragment.owe
+    owe = fragment.keep_undelivered
 
     def take(values, *part):  # a part is what its own codec held back
         taken.extend([] if part else [values.tolist()])
         owe(values, *part)
 
-    fragment.owe = take
+    fragment.keep_undelivered = take
     train(outer, model, optimizer, rank, 4)
     return taken, outer.rounds
 
