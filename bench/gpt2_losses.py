@@ -44,6 +44,7 @@ from torch.multiprocessing.spawn import start_processes
 import hipress
 from bench.commands import RESULTS, command_line, now, refusing
 from bench.gpt2 import GPT2
+from compll.files import replacing
 from hipress.tools.run.corpus import tokenize
 
 CELLS = RESULTS / "gpt2_losses.jsonl"
@@ -241,6 +242,13 @@ def _together(goes_on: bool) -> bool:
     return bool(flag)
 
 
+def _most(step: int) -> int:
+    """The step of the rank that is farthest."""
+    most = torch.tensor(step)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return int(most)
+
+
 def evaluate(training: Training, text: NDArray[np.uint16], scale: Scale, device: Any) -> float:
     """The mean loss on held-out words, of all ranks: the same words on each."""
     with torch.no_grad():
@@ -270,24 +278,30 @@ def _rank(
         timeout=timedelta(minutes=5),
     )  # fmt: skip
     text, held = np.load(folder / "text.npy"), np.load(folder / "held.npy")
-    states, courses = folder / f"{rank}.pt", folder / f"{rank}.json"
-    training, course = Training(method, seed, scale, device), Course()
-    if courses.exists():
-        course = Course(**json.loads(courses.read_text()))
-        training.load(torch.load(states, map_location="cpu", weights_only=True))
-    autocast = (
-        torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
-    )
-    with autocast:
-        train(training, course, text, seed, scale, device, where["until"])
-        if course.step == scale.steps:
-            course.loss = evaluate(training, held, scale, device)
-    if training.sync is not None:
-        report = hipress.report(training.sync).to_dict()
-        course.sent += report["sent_bytes" if "sent_bytes" in report else "bytes_sent"]
+    file = folder / f"{rank}.pt"
+    saved = torch.load(file, map_location="cpu", weights_only=True) if file.exists() else {}
+    course = Course(**saved.get("course", {}))
+    step = course.step if saved else -1
+    if not _together(step == _most(step)):
+        raise ValueError(f"the ranks' checkpoints are of different steps: delete {folder}")
     if course.step < scale.steps:
-        torch.save(training.state(), states)
-    courses.write_text(json.dumps(asdict(course)))
+        training = Training(method, seed, scale, device)
+        if saved:
+            training.load(saved["training"])
+        autocast = (
+            torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()
+        )
+        with autocast:
+            train(training, course, text, seed, scale, device, where["until"])
+            if course.step == scale.steps:
+                course.loss = evaluate(training, held, scale, device)
+        if training.sync is not None:
+            report = hipress.report(training.sync).to_dict()
+            course.sent += report["sent_bytes" if "sent_bytes" in report else "bytes_sent"]
+        whole = course.step == scale.steps
+        saved = {"course": asdict(course), "training": {} if whole else training.state()}
+        with replacing(file) as begun:
+            torch.save(saved, begun)
     dist.destroy_process_group()
 
 
@@ -315,8 +329,8 @@ def measure(
     where = {"folder": str(own), "device": device, "until": until, "run": time.time_ns()}
     arguments = (ranks, method, seed, scale, where)
     start_processes(_rank, arguments, ranks)  # type: ignore[no-untyped-call]
-    texts = [(own / f"{rank}.json").read_text() for rank in range(ranks)]
-    courses = [Course(**json.loads(each)) for each in texts]
+    files = [torch.load(own / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+    courses = [Course(**each["course"]) for each in files]
     first = courses[0]
     if first.step < scale.steps:
         return None

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from torch.multiprocessing import ProcessRaisedException
 
 from bench import gpt2_losses, measured_tables
 from bench.gpt2_losses import METHODS, Scale, measure, missing, rate, words
@@ -39,6 +40,16 @@ def test_a_training_that_is_cut_goes_on_bit_for_bit(method, folder, tmp_path, mo
     assert measure(method, 1, SMALL, "cpu", again, 0.0) is None
     found = measure(method, 1, SMALL, "cpu", again, time.time() + 600)
     assert (found["loss"], found["curve"]) == (whole["loss"], whole["curve"])
+    # a day that ended before the cell was recorded
+    assert measure(method, 1, SMALL, "cpu", again, time.time() + 600) == found
+
+
+@pytest.mark.slow
+def test_checkpoints_of_different_steps_are_refused(folder):
+    assert measure("wrap:topk:ranks=2", 1, SMALL, "cpu", folder, 0.0) is None
+    next(folder.glob("wrap*/1.pt")).unlink()
+    with pytest.raises(ProcessRaisedException, match="of different steps: delete"):
+        measure("wrap:topk:ranks=2", 1, SMALL, "cpu", folder, time.time() + 600)
 
 
 def test_words_are_numbers_by_frequency_and_some_files_are_held_out(monkeypatch, tmp_path):
