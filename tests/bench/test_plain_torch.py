@@ -1,5 +1,6 @@
 """The plain-torch baselines compute the same values as the specs of the same name."""
 
+import json
 import subprocess
 import sys
 
@@ -117,7 +118,7 @@ def test_a_row_may_have_parameters(tmp_path):
     moved = codecs.measure_codec("onebit_group", 4096, 1)["rates"]["encode_feedback"]["moved"]
     assert row["rates"]["encode_feedback"]["moved"] == moved - 4
     codecs.save([row], tmp_path / "codecs.json", {"repeat": 1})
-    assert codecs.json.loads((tmp_path / "codecs.json").read_text())["rows"] == [row]
+    assert json.loads((tmp_path / "codecs.json").read_text())["rows"] == [row]
 
 
 def test_speed_ups_compare_the_encode_that_training_uses():
