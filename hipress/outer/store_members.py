@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -249,17 +249,25 @@ class StoreMembers:
         return well if self._site is None else all(self._collect(self._site, well))
 
     def _collect(self, site: Coordinator, own: Any) -> list[Any]:
-        """Values of the site's ranks. Raises SyncError for the error of another one."""
-        try:
+        """Values of the site's ranks. Raises the error of another one."""
+        with _errors_of_the_site():
             return site.require_equal({}, own)
-        except ConfigMismatch as error:
-            raise SyncError(str(error)) from error
 
     def _refuse_parted(self) -> None:
-        """Raise SyncError if another rank of the site takes no part any more."""
+        """Raise the error of another rank of the site that takes no part any more."""
         stop = None if self._site is None else self._site.gone()
-        if stop is not None:
-            raise SyncError(str(stop.error(self.id)))
+        if self._site is not None and stop is not None:
+            with _errors_of_the_site():
+                raise stop.error(self._site.mailbox.here)
+
+
+@contextmanager
+def _errors_of_the_site() -> Iterator[None]:
+    """Another rank's error, which a coordinator raises as a ConfigMismatch, as a SyncError."""
+    try:
+        yield
+    except ConfigMismatch as error:
+        raise SyncError(str(error)) from error
 
 
 def decide(

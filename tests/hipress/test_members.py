@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import hipress
-from hipress import ConfigError, HipressError, SyncError, compat
+from hipress import ConfigError, HipressError, RankLost, SyncError, compat
 from hipress.outer.meeting import GIVE_TRIES, adopt
 from hipress.outer.store_members import StoreMembers
 from hipress.ranks.coordinator import Coordinator
 from hipress.ranks.epoch import Epoch
+from hipress.ranks.stop import Stop
 from hipress.ranks.store import add_line, read_lines
 from tests.hipress import churn
 from tests.hipress import members_ranks as ranks
@@ -132,6 +134,26 @@ def test_ranks_of_a_site_end_by_the_error_of_one(fault, told, rank):
     assert f"because rank {rank} " in message
     assert told in message
     assert seconds < HANG / 4
+
+
+@pytest.mark.parametrize(
+    "error, kind", [(KeyboardInterrupt(), RankLost), (ValueError("no word"), SyncError)]
+)
+def test_a_site_that_waits_for_others_hears_its_own_ranks(error, kind):
+    """Its first rank once raised another error than when it had met the others."""
+    with pytest.raises(kind, match="rank 4 stops, because rank 5 ") as caught:
+        members_of_rank(4, Stop.of(error, 5)).meet(leaving=False)
+    assert type(caught.value) is kind
+
+
+def members_of_rank(number, stop):
+    """Sites of two, for a rank of a site of which another one cannot go on."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members = StoreMembers(server, expected=2, patience=HANG, timeout=HANG)
+    members._site = SimpleNamespace(
+        gone=lambda: stop, failures_told=nullcontext, mailbox=SimpleNamespace(here=number)
+    )
+    return members
 
 
 def test_sites_of_several_ranks_go_on_without_one():
