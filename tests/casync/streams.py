@@ -69,6 +69,15 @@ class Schedule:
                 self.changed.notify_all()
                 raise
 
+    def wait_for(self, reached: Callable[[], bool]) -> None:
+        """Wait until work on the streams has brought this about."""
+        with self.changed:
+            if self.driven:
+                self.changed.wait_for(lambda: reached() or self.broken, HANG)
+            else:
+                self.run(reached)
+        assert reached(), f"nothing brings this about: {self.broken!r}"
+
     def drop(self, stream: FakeStream, event: FakeEvent) -> bool:
         """Count a wait; True if it is the one to leave out."""
         self.waits.append((stream, event))
@@ -111,13 +120,7 @@ class FakeEvent:
     def wait(self) -> None:
         refuse_capture()
         wanted = self.recorded
-        with self.schedule.changed:
-            if self.schedule.driven:
-                schedule = self.schedule
-                schedule.changed.wait_for(lambda: self.reached >= wanted or schedule.broken, HANG)
-            else:
-                self.schedule.run(lambda: self.reached >= wanted)
-        assert self.reached >= wanted, f"nothing brings this about: {self.schedule.broken!r}"
+        self.schedule.wait_for(lambda: self.reached >= wanted)
 
 
 class FakeMoment:

@@ -263,10 +263,11 @@ def test_a_bucket_is_waited_for_while_the_next_is_on_its_way():
         futures = [e.submit(p, torch.ones(TOTAL), {}, 0) for e, p in zip(made, first, strict=True)]
         late = made[0].submit(other[0], torch.ones(TOTAL), {}, 0)
         made[0].settle(futures[0])
-        assert (futures[0].done(), late.done()) == (True, False)
+        schedule.wait_for(futures[0].done)  # told behind the event that `settle` awaits
+        assert not late.done()
         made[1].submit(other[1], torch.ones(TOTAL), {}, 0)
         made[0].settle()
-        assert late.done()
+        schedule.wait_for(late.done)
     for executor in made:
         executor.close()
 
