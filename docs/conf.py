@@ -9,6 +9,8 @@ from typing import Any
 from sphinx.application import Sphinx
 
 import hipress
+from compll.frontend.operators import OPERATORS
+from compll.frontend.source import SECTIONS
 
 DOCS = Path(__file__).parent
 ELSEWHERE = {  # pages of the README that have another place on the site
@@ -55,7 +57,19 @@ def write_command_pages(folder: Path) -> None:
         (folder / f"{name}.md").write_text(page)
 
 
+def write_language_tables(folder: Path) -> None:
+    """Write tables of the sections of specs and of their operators, from the compiler's own."""
+    operators = [(row.infix or row.name, row.about) for row in OPERATORS.values()]
+    sections = [(row.name, row.about) for row in SECTIONS.values()]
+    for name, rows in (("sections", sections), ("operators", operators)):
+        cells = [[text.replace("|", "\\|") for text in row] for row in rows]
+        lines = [f"| `{first}` | {about} |" for first, about in cells]
+        text = "\n".join(["| name | meaning |", "|---|---|", *lines, ""])
+        (folder / f"{name}.md").write_text(text)
+
+
 write_command_pages(DOCS.parent / "build" / "commands")
+write_language_tables(DOCS.parent / "build" / "commands")
 
 
 def mend_links(_: Sphinx, *read: Any) -> None:
