@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.patience import HANG
 
@@ -65,11 +65,11 @@ class Nodes:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.agents = folder, dict[int, subprocess.Popen]()
-        with socket.create_server(("localhost", 0)) as free:
-            self._port = free.getsockname()[1]
+        # nodes meet there; it outlives each of them, and has its port before they start
+        self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
     def start(self, number: int) -> None:
-        """Start a node. Number 0 has the store by which nodes meet."""
+        """Start a node."""
         patience = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=5"
         own = {
             "PYTHONPATH": str(SCRIPT.parents[2]),
@@ -81,8 +81,8 @@ class Nodes:
                 [
                     sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:4",
                     "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
-                    "--rdzv-endpoint", f"localhost:{self._port}",
-                    "--rdzv-conf", f"is_host={int(number == 0)},{patience}",
+                    "--rdzv-endpoint", f"localhost:{self._store.port}",
+                    "--rdzv-conf", f"is_host=0,{patience}",
                     EXAMPLE, f"{ENOUGH}",
                 ],
                 cwd=self.folder, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **own},

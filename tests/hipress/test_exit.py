@@ -7,7 +7,6 @@ gone: an object that is collected then makes the call's peer answer, and gives t
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -29,6 +28,7 @@ rank, port = int(sys.argv[1]), int(sys.argv[2])
 if "forks" in sys.argv and (child := os.fork()):
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 store = dist.TCPStore("127.0.0.1", port, is_master=rank == 1, wait_for_workers=False)
+print(store.port, flush=True)
 dist.init_process_group(
     "gloo", store=dist.PrefixStore("torch", store), rank=rank, world_size=2,
     timeout=timedelta(seconds=60),
@@ -93,13 +93,13 @@ def test_the_exit_status_of_a_forked_process():
 
 
 def assert_own_status(call, *more):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-c", BEGIN + CALLS[call]]
-    peer = subprocess.Popen([*program, "1", port, "0"], env=environment)
+    peer = subprocess.Popen(
+        [*program, "1", "0", "0"], env=environment, stdout=subprocess.PIPE, text=True
+    )
     try:
+        port = peer.stdout.readline().strip()
         found = subprocess.run(
             [*program, "0", port, str(peer.pid), *more], env=environment, capture_output=True,
             text=True, timeout=HANG,
@@ -107,4 +107,4 @@ def assert_own_status(call, *more):
         assert found.returncode == 7, found.stderr
     finally:
         peer.kill()
-        peer.wait()
+        peer.communicate()
