@@ -20,7 +20,7 @@ from hipress.codecs import compile_codec
 from hipress.ranks import coordinator as coordinators
 from tests.hipress.common import error_of, raised_by
 from tests.hipress.toy_way import BufferAverages
-from tests.patience import HANG, SILENCE
+from tests.patience import HANG, SILENCE, wait_until
 
 
 def channel(**given) -> Channel:
@@ -235,17 +235,24 @@ def toy(rank, world_size):
 
 
 def dropped(rank, world_size):
-    """Threads that a channel starts, and those that are left when it is gone."""
+    """Number of threads that a channel starts; they end when it is gone."""
 
-    def threads(made):
-        one = Exchange("one", (Piece(1, strategy="exchange"),))
-        made.wait(made.submit(torch.zeros(1), one, draw=0), 0)
+    def count():
         return len(os.listdir("/proc/self/task"))
 
-    kept = channel()
-    before = threads(kept)
-    during = threads(channel())
-    return during - before, threads(kept) - before
+    def used():
+        made = channel()
+        one = Exchange("one", (Piece(1, strategy="exchange"),))
+        made.wait(made.submit(torch.zeros(1), one, draw=0), 0)
+        return made
+
+    kept = used()
+    before, more = count(), used()
+    started = count() - before
+    del more  # a lane may have the last reference
+    wait_until(lambda: count() == before)
+    del kept
+    return started
 
 
 def toy_killed(rank, world_size):

@@ -19,9 +19,8 @@ from hipress.outer.fragments import Fragment
 from hipress.outer.meeting import GIVE_TRIES, GIVING
 from hipress.outer.rounds import Round
 from hipress.ranks.coordinator import Coordinator
-from hipress.ranks.mailbox import backoff
 from tests.hipress.common import RaisedAfter, data, digest, error_of, make, raised_by
-from tests.patience import SILENCE
+from tests.patience import SILENCE, wait_until
 
 PATIENCE = 60.0
 
@@ -189,14 +188,6 @@ def newcomers(rank, world_size, clip):
             site.outer.step()
         return (begin - 2).tolist(), fragment.agreed.tolist(), site.outer.report().sites
     return site.outer.site.fragments[0].agreed.tolist()
-
-
-def wait_until(ready):
-    """Poll a store until all sites of a test are where it needs them."""
-    for pause in backoff():
-        if ready():
-            return
-        time.sleep(pause)
 
 
 def slow(rank, world_size):
