@@ -80,6 +80,7 @@ WRONG = [
     ("table", lambda t: t - 3, "a number of the table is -3"),
     ("at", np.ndarray.tolist, "at is a contiguous int64 vector, not list"),
     ("at", lambda a: a.astype(np.int32), "at is a contiguous int64 vector, not int32 (1,)"),
+    ("at", lambda a: a - 5, "byte -5"),
     ("at", lambda a: np.repeat(a, 2), "the table has 1 rows, and at 2 positions"),
     ("out", bytes, "out is a contiguous uint8 vector, not bytes"),
     ("out", locked, "out is a contiguous uint8 vector, not a read-only one"),
@@ -129,6 +130,7 @@ def test_wrong_states_are_told(codec, spoil, told):
     "name, spoil, told",
     [
         ("out", np.ndarray.tolist, "payload is a contiguous uint8 vector, not list"),
+        ("at", lambda a: a - 5, "byte -5"),
         ("used", np.ndarray.tolist, "used is a contiguous int64 vector, not list"),
         ("used", lambda u: u.astype(np.float64), "used is a contiguous int64 vector, not float64"),
     ],

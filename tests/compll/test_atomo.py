@@ -61,15 +61,6 @@ def test_sends_products_with_a_part_of_a_basis(n, rank, columns, rng):
         assert np.allclose(left[:, drawn] * unit, m @ v, atol=1e-4)
 
 
-def test_a_matrix_of_the_wanted_rank_is_sent_whole(rng):
-    """Probabilities are near one if all singular values that are sent are equal."""
-    left, right = (np.linalg.qr(rng.standard_normal((40, 4)))[0] for _ in range(2))
-    x = (left @ right.T).reshape(-1).astype(np.float32)
-    codec = compll.compile("atomo", rank=4, columns=0)
-    y = codec.decode(codec.encode(x), 1600)
-    assert np.linalg.norm(y - x) < 0.03 * np.linalg.norm(x)
-
-
 @pytest.mark.parametrize("rank, columns", first_fast([(4, 0), (2, 16), (2, 4)]))
 def test_the_mean_over_ranks_is_unbiased_and_tighter(rank, columns, rng):
     """Ranks draw independently, so four have half the spread of one."""
@@ -98,17 +89,6 @@ def test_energy_beyond_what_is_sent_is_as_the_paper_says(rng):
     p = np.minimum(1, 4 * size / size.sum())
     found = [codec.decode(codec.encode(x, step=step), n) - x for step in range(800)]
     assert np.mean([e @ e for e in found]) == pytest.approx((size**2 * (1 / p - 1)).sum(), rel=0.1)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_values_reach_the_decoder(bad, rng):
-    x = rng.standard_normal(500).astype(np.float32)
-    x[123] = bad
-    for target in ("cpu", "reference"):
-        codec = compll.compile("atomo", target)
-        assert not np.isfinite(codec.decode(codec.encode(x), 500)).all()
-    zeros = np.zeros(500, np.float32)
-    assert np.array_equal(codec.decode(codec.encode(zeros), 500), zeros)
 
 
 def test_when_it_pays():

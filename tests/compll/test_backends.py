@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import compll
-from compll.numerics import draws
-from tests.compll.conftest import variants
+from compll.numerics import draws, halves
+from tests.compll.conftest import CASES, costing, modules, variants
+from tests.compll.world import World
 
 #: test_payload_net.py has larger ones
 SIZES = (0, 1, 7, 31, 33, 64, 65, 1000, 1023, 1024, 1025, 4099)
@@ -29,11 +30,11 @@ def test_encode_and_decode(cpu, reference, rng):
                 for c, s in zip((cpu, reference), states, strict=True)
             )
             assert np.array_equal(ours, theirs), (n, fed, step)
-            decoded = reference.decode(theirs, n)
-            assert np.array_equal(bits(cpu.decode(ours, n)), bits(decoded)), (n, fed, step)
-            sums = [np.full(n, 0.5, np.float32) for _ in range(2)]
-            cpu.decode_add(ours, sums[0])
-            assert np.array_equal(bits(sums[0]), bits(decoded + np.float32(0.5))), (n, fed, step)
+            decoded = reference.decode(theirs, n, step=step)
+            assert np.array_equal(bits(cpu.decode(ours, n, step=step)), bits(decoded)), (n, step)
+            total = np.full(n, 0.5, np.float32)
+            cpu.decode_add(ours, total, step=step)
+            assert np.array_equal(bits(total), bits(decoded + np.float32(0.5))), (n, fed, step)
             for name in states[0] or {}:
                 assert np.array_equal(bits(states[0][name]), bits(states[1][name])), (n, step, name)
 
@@ -74,6 +75,10 @@ def batches_agree(cpu, reference, writeback):
         assert np.array_equal(out[a : a + u], out2[a : a + u])
     for name in state or {}:
         assert np.array_equal(bits(state[name]), bits(state2[name]))
+    room = np.zeros(len(out), bool)
+    for a, n in zip(at, table[:, 1], strict=True):
+        room[a : a + cpu.payload_bytes(int(n))] = True
+    assert (out[~room] == 0xAB).all()
     y = np.full(len(x), 7, np.float32)
     cpu.decode_batch(out, table, at, used, y, step=2)
     inside = np.zeros(len(x), bool)
@@ -107,17 +112,6 @@ def is_written_back(cpu, reference, bad):
     np.testing.assert_array_equal(*results)
 
 
-def test_nothing_is_written_outside_the_payload(cpu, rng):
-    x, table, at, size = batch(cpu, rng)
-    out = np.full(size, 0xAB, np.uint8)
-    used = cpu.encode_batch(x, table, out, at)
-    touched = np.zeros(size, bool)
-    for a, n in zip(at, table[:, 1], strict=True):
-        touched[a : a + cpu.payload_bytes(int(n))] = True
-    assert (out[~touched] == 0xAB).all()
-    assert all(u <= cpu.payload_bytes(int(n)) for u, n in zip(used, table[:, 1], strict=True))
-
-
 def test_payload_length(cpu, rng):
     for n in SIZES:
         size = len(cpu.encode(rng.standard_normal(n).astype(np.float32)))
@@ -134,6 +128,44 @@ def test_payload_length(cpu, rng):
     ):
         with pytest.raises(compll.UsageError, match=f"{cpu.name}: .* int32.* of 2147483648"):
             refused()
+
+
+WITH_ROUNDS = [case for case, one in zip(CASES, modules(CASES), strict=True) if one.rounds]
+
+
+@pytest.mark.parametrize("case", [*map(costing, WITH_ROUNDS)])
+def test_rounds(case, rng):
+    """Ranks of both backends agree in all rounds; one rank's are encode and decode."""
+    (name, params), sizes = case, (0, 1, 33, 1000, 4099)
+    for n, workers in itertools.product(sizes, (1, 2, 4)):
+        worlds = [World(name, workers, n, target, **params) for target in ("cpu", "reference")]
+        codec, state = worlds[0].codec, worlds[0].codec.init_state(n)
+        for step in range(2):
+            xs = rng.standard_normal((workers, n)).astype(np.float32)
+            ours, theirs = (world.step([*xs], step) for world in worlds)
+            assert np.array_equal(bits(ours), bits(theirs)), (n, workers, step)
+            for one, other in zip(*(world.states for world in worlds), strict=True):
+                assert all(np.array_equal(bits(one[k]), bits(other[k])) for k in one)
+            if workers == 1:
+                payload = codec.encode(xs[0], state=state or None, step=step)
+                assert np.array_equal(codec.decode(payload, n, step=step), ours)
+                assert all(np.array_equal(state[k], worlds[0].states[0][k]) for k in state)
+
+
+@pytest.mark.parametrize("case", [*map(costing, WITH_ROUNDS)])
+def test_non_finite_values_of_one_rank_reach_all(case, rng):
+    name, params = case
+    for bad, place in itertools.product((np.nan, np.inf, -np.inf), (0, 500, 998)):
+        world = World(name, 3, 999, **params)
+        xs = [*rng.standard_normal((3, 999)).astype(np.float32)]
+        world.step(xs)
+        xs[place % 3][place] = bad
+        assert not np.isfinite(world.step(xs, 1)).all()
+        assert all(
+            np.isfinite(halves.read(s)).all() for all_ in world.states for s in all_.values()
+        )
+        xs[place % 3][place] = 0
+        assert np.isfinite(world.step(xs, 2)).all()
 
 
 def test_draws_across_the_32_bit_boundary(cpu, reference, rng):

@@ -7,13 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import platformdirs
 import pytest
 
 from compll.backends.cpu import jit
-from compll.backends.cuda import nvrtc
 from compll.errors import UsageError
 from compll.runtime import cache
 
@@ -179,24 +177,6 @@ def test_files_that_others_can_write_are_not_run(what, spoil, root, caplog):
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert str(root / "cache" / what) in told
     assert "COMPLL_CACHE" in told
-
-
-@pytest.mark.parametrize("spoil", [writable, lambda path: writable(path.parent)])
-def test_a_cubin_that_others_can_have_put_there_is_made_again(spoil, root, monkeypatch):
-    double = ModuleType("cupy.cuda.nvrtc")
-    double.getVersion = lambda: (12, 8)
-    for name in ("cupy", "cupy.cuda", "cupy.cuda.nvrtc"):
-        monkeypatch.setitem(sys.modules, name, double)
-    monkeypatch.setattr(double, "cuda", double, raising=False)
-    monkeypatch.setattr(double, "nvrtc", double, raising=False)
-    monkeypatch.setattr(nvrtc, "architecture", lambda capability: "sm_90")
-    monkeypatch.setattr(nvrtc, "cubin", lambda text, arch: b"made")
-    path = nvrtc.kept("source", "90")
-    cache.write_whole(path, b"planted")
-    assert nvrtc.kept("source", "90").read_bytes() == b"planted"  # by this user
-    spoil(path)
-    cache.folder.cache_clear()
-    assert nvrtc.kept("source", "90").read_bytes() == b"made"
 
 
 def test_others_may_not_write_cached_files_whatever_the_umask(root):

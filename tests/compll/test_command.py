@@ -1,7 +1,6 @@
 """The command line, the cache between processes, and the cost of imports."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import compll
 from compll.passes import lower
 from compll.passes.values import Unsupported
 from compll.tools.cli import app
-from tests.patience import HANG
 
 WRONG = "name: wrong\nencode: {s: meen(g)}\npayload: {s: float32}\ndecode: s + t\n"
 
@@ -171,10 +169,6 @@ def test_cuda_compiles_every_spec(tmp_path, monkeypatch):
     assert all((tmp_path / f"{name}.float32.cu").exists() for name in compll.list_specs())
 
 
-def test_backends_are_those_that_build():
-    assert compll.runtime.library.backends() == ["cpu", "cuda", "reference"]
-
-
 @pytest.mark.slow
 def test_build(tmp_path):
     result = run("build", "terngrad_uniform", "-p", "bits=4", "-o", tmp_path)
@@ -208,45 +202,6 @@ def test_mistakes_give_one_line(args, code, words):
     assert result.exit_code == code
     assert words in result.output
     assert "Traceback" not in result.output
-
-
-CHECK = """
-import sys
-import numpy as np
-import compll
-codec = compll.compile("mxnet_2bit", threshold=0.25)
-x = np.linspace(-1, 1, 1000, dtype=np.float32)
-reference = compll.compile("mxnet_2bit", "reference", threshold=0.25)
-assert np.array_equal(codec.encode(x), reference.encode(x))
-print("fine")
-"""
-
-
-def process(**env):
-    return subprocess.Popen(
-        [sys.executable, "-c", CHECK],
-        env=os.environ | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_cache_serves_processes_one_after_the_other_and_at_once(tmp_path):
-    for count in (2, 1):
-        jobs = [process(COMPLL_CACHE=str(tmp_path)) for _ in range(count)]
-        for job in jobs:
-            out, err = job.communicate(timeout=HANG)
-            assert out.strip() == "fine", err
-    assert list((tmp_path / "cpu").glob("mxnet_2bit_*.o"))
-
-
-@pytest.mark.slow
-def test_unwritable_cache(tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    out, err = process(COMPLL_CACHE=str(blocked)).communicate(timeout=HANG)
-    assert out.strip() == "fine", err
 
 
 def test_import_is_light():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import compll
 from compll.backends.cpu.instructions import CALLED
 from compll.numerics import bits
+from tests.compll.cuda_host.pieces import pieces_equal
 from tests.compll.routines import Library
 
 ENDS = [
@@ -72,10 +73,8 @@ def test_both_backends_give_the_same_bits(a, b):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["", "group: 64\n"])
-def test_specs_that_use_them_agree(group, tmp_path):
-    path = tmp_path / "spec.yaml"
-    path.write_text(
-        f"""name: elementary
+def test_specs_that_use_them_agree(group, tmp_path, rng):
+    text = f"""name: elementary
 {group}encode:
   size: abs(g)
   a: exp(g) + log(size) * log2(size)
@@ -84,12 +83,7 @@ def test_specs_that_use_them_agree(group, tmp_path):
 payload: {{a: "float32[n]", b: "float32[n]", s: float32}}
 decode: (a + b) ** 2 * exp(s)
 """
-    )
-    x = np.random.default_rng(3).standard_normal(20_011).astype(np.float32)
-    codecs = [compll.compile(path, target) for target in ("reference", "cpu")]
-    payloads = [codec.encode(x) for codec in codecs]
-    assert np.array_equal(*payloads)
-    assert np.array_equal(*(c.decode(p, len(x)) for c, p in zip(codecs, payloads, strict=True)))
+    pieces_equal(text, tmp_path, rng.standard_normal, lengths=(20_011,), on=("cpu", "cuda"))
 
 
 @pytest.mark.parametrize("power, times", [(2, 1), (3, 2), (4, 2), (1, 0)])

@@ -100,15 +100,6 @@ def test_redsync_stops_within_its_range():
         assert 50_000 * ratio < found < 2 * 50_000 * ratio
 
 
-def test_threshold_and_adaptive_threshold():
-    x = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
-    for name, least in (("threshold", 0.01), ("adaptive_threshold", np.abs(x).max() / 2)):
-        codec = compll.compile(name)
-        assert np.array_equal(
-            codec.decode(codec.encode(x), 3000), np.where(np.abs(x) >= least, x, 0)
-        )
-
-
 @pytest.mark.parametrize("vector", VECTORS)
 def test_golden_stc(vector):
     x, y = GOLDEN[f"input/{vector}"], GOLDEN[f"stc_1pct/{vector}/decoded"]

@@ -5,6 +5,7 @@ import pytest
 
 import compll
 from compll.errors import SpecError
+from tests.compll.cuda_host.pieces import pieces_equal
 from tests.tiers import first_fast
 
 SCALED = """
@@ -75,25 +76,18 @@ def compiled(tmp_path, backend, text):
     return compll.compile(str(path), backend)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("index, limit", [("gaps", "n"), ("uint32", "9"), ("golomb", "n")])
-def test_values_of_groups_at_selected_elements(tmp_path, index, limit):
+@pytest.mark.parametrize("on", first_fast(["cuda", "cpu"]))
+@pytest.mark.parametrize(
+    "group, limit, index",
+    first_fast([(32, "9", "golomb"), (8, "n", "gaps"), (512, "n", "uint32"), (4096, "n", "gaps")]),
+)
+def test_values_of_groups_at_selected_elements(group, limit, index, on, tmp_path, rng):
     text = SCALED.replace("INDEX", index).replace("LIMIT", limit)
-    cpu, reference = (compiled(tmp_path, b, text) for b in ("cpu", "reference"))
-    rng = np.random.default_rng(1)
-    for n in (1, 31, 32, 300, 2000):
-        states = [c.init_state(n) for c in (cpu, reference)]
-        for step in range(4):
-            g = rng.standard_normal(n).astype(np.float32)
-            g[: n // 3] *= step != 2  # groups of zeros: 0 / 0 in the values and states
-            one, two = (
-                c.encode(g, state=s, step=step, seed=3)
-                for c, s in zip((cpu, reference), states, strict=True)
-            )
-            assert np.array_equal(one, two)
-            np.testing.assert_array_equal(cpu.decode(one, n), reference.decode(two, n))
-            for name in ("r", "m"):
-                np.testing.assert_array_equal(states[0][name], states[1][name])
+    text = text.replace("group: 32", f"group: {group}")
+    x = rng.standard_normal(20_000)
+    x[100:400] = 0  # groups of zeros: 0 / 0 in the values and states
+    lengths = (9000, 1, 33, 0, 2048)
+    pieces_equal(text, tmp_path, lambda n: x[:n], lengths=lengths, on=[on])
 
 
 DRAWN = """
@@ -117,18 +111,9 @@ update: {r: "UPDATE"}
     "group, update",
     [("", "where(kept, acc * random(0, 1), acc)"), ("group: 64", "acc")],
 )
-def test_a_selection_may_draw_alone(tmp_path, group, update):
+def test_a_selection_may_draw_alone(tmp_path, group, update, rng):
     text = DRAWN.replace("GROUP", group).replace("UPDATE", update)
-    cpu, reference = (compiled(tmp_path, b, text) for b in ("cpu", "reference"))
-    states = [c.init_state(2000) for c in (cpu, reference)]
-    for step in range(2):
-        g = np.random.default_rng(step).standard_normal(2000).astype(np.float32)
-        payloads = [
-            c.encode(g, state=s, step=step, seed=3)
-            for c, s in zip((cpu, reference), states, strict=True)
-        ]
-        assert np.array_equal(*payloads)
-        assert np.array_equal(states[0]["r"], states[1]["r"])
+    pieces_equal(text, tmp_path, rng.standard_normal, on=("cpu", "cuda"))
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,17 @@ def test_decode_without_an_expression(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["a\0b", "a\0b.yaml", "x" * 5000 + ".yaml", "/dev/zero", "/dev/null"]
+    "name",
+    [
+        "a\0b",
+        "a\0b.yaml",
+        "x" * 5000 + ".yaml",
+        "/dev/zero",
+        "/dev/null",
+        "onebitt",
+        ".",
+        "nowhere/x.yaml",
+    ],
 )
 def test_files_that_are_no_specs(name):
     with pytest.raises(compll.SpecError):

@@ -77,18 +77,15 @@ def test_bits_of_one_number(tmp_path):
 
     Bounds of a whole number that is no element were once those of int32 in the reference.
     """
-    path = tmp_path / "bits.yaml"
     names = [f"y{number}" for number in range(len(BITS))]
     lines = [f"  {name}: {bits}" for name, bits in zip(names, BITS, strict=True)]
     fields = ", ".join(f"{name}: float32" for name in names)
     text = "\n".join(["name: bits", "encode:", "  e: exponent(max(abs(g)))", *lines])
     text += f'\npayload: {{{fields}, g: "uint1[n]"}}\ndecode: {" + ".join(names)} + 0 * g\n'
-    path.write_text(text)
-    cpu, reference = (compll.compile(path, target) for target in ("cpu", "reference"))
     for top in (0.01, 2.0, 5.0):
-        x = np.array([0, top], np.float32)
-        np.testing.assert_array_equal(cpu.encode(x), reference.encode(x))
-        pieces_equal(text, tmp_path, lambda n, x=x: np.resize(x, n), lengths=(2, 1, 700))
+        values = lambda n, top=top: np.resize(np.float32([0, top]), n)  # noqa: E731
+        pieces_equal(text, tmp_path, values, lengths=(2, 1, 700), on=("cpu", "cuda"))
+    reference = compll.compile(tmp_path / "spec.yaml", "reference")
     values = reference.encode(np.array([0, 2], np.float32))[: 4 * len(BITS)].view(np.float32)
     found = dict(zip(BITS, values, strict=True))
     assert found["e * 1000000000"] == 1e9
@@ -178,8 +175,7 @@ def checked(codec, x):
 @pytest.mark.slow
 def test_integers_beside_a_search(tmp_path, rng):
     """A tile's stored integers and the counts of the search once had one name."""
-    path = tmp_path / "searched.yaml"
-    path.write_text("""
+    text = """
 name: searched
 encode:
   power: exponent(g)
@@ -188,7 +184,5 @@ encode:
   high: (power + 128) >> 4
 payload: {size: float32, low: "uint4[n]", high: "uint4[n]"}
 decode: size * exp2(high * 16 + low - 128)
-""")
-    x = rng.standard_normal(3000).astype(np.float32)
-    ours, theirs = (compll.compile(path, target).encode(x) for target in ("cpu", "reference"))
-    np.testing.assert_array_equal(ours, theirs)
+"""
+    pieces_equal(text, tmp_path, rng.standard_normal, on=["cpu"])

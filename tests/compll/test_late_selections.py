@@ -1,9 +1,9 @@
 """Selections whose elements need a value of another walk than the one that selects them."""
 
-import numpy as np
+import itertools
+
 import pytest
 
-import compll
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.tiers import first_fast
 
@@ -47,34 +47,11 @@ LATE = {
 }
 
 
-def spec(folder, case):
-    encode, payload, decode = case
-    path = folder / "late.yaml"
-    path.write_text(SPEC.format(encode=encode, payload=payload, decode=decode))
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", LATE)
-def test_a_selection_waits_for_what_its_elements_need(case, tmp_path, rng):
-    path = spec(tmp_path, LATE[case])
-    cpu, reference = (compll.compile(path, target) for target in ("cpu", "reference"))
-    for n in (1, 65, 3000):
-        states = [codec.init_state(n) for codec in (cpu, reference)]
-        for step in range(2):
-            x = rng.standard_normal(n).astype(np.float32)
-            one, two = (
-                codec.encode(x, state=state, step=step)
-                for codec, state in zip((cpu, reference), states, strict=True)
-            )
-            np.testing.assert_array_equal(one, two)
-            np.testing.assert_array_equal(cpu.decode(one, n), reference.decode(two, n))
-            np.testing.assert_array_equal(states[0]["residual"], states[1]["residual"])
-
-
-@pytest.mark.parametrize("case", first_fast(["a level in the residual", "a size"]))
-def test_and_so_it_does_on_a_device(case, tmp_path, rng):
-    pieces_equal(spec(tmp_path, LATE[case]).read_text(), tmp_path, rng.standard_normal)
+@pytest.mark.parametrize("on, case", first_fast(itertools.product(("cuda", "cpu"), LATE)))
+def test_a_selection_waits_for_what_its_elements_need(on, case, tmp_path, rng):
+    encode, payload, decode = LATE[case]
+    text = SPEC.format(encode=encode, payload=payload, decode=decode)
+    pieces_equal(text, tmp_path, rng.standard_normal, on=[on])
 
 
 #: selections as conditions anywhere, and states that depend on selected elements
@@ -160,23 +137,6 @@ update: {r: "where(kept, x * 0.25, x) * 2"}
 }
 
 
-@pytest.mark.parametrize("case", first_fast(MASKS))
-def test_a_selection_is_a_condition_anywhere(case, tmp_path, rng):
-    path = tmp_path / "mask.yaml"
-    path.write_text("name: mask" + MASKS[case])
-    codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
-    for n in (1, 65, 3000):
-        states = [codec.init_state(n) for codec in codecs]
-        for step in range(3):
-            x = rng.standard_normal(n).astype(np.float32)
-            found = [c.encode(x, state=s, step=step) for c, s in zip(codecs, states, strict=True)]
-            np.testing.assert_array_equal(*found)
-            np.testing.assert_array_equal(*(c.decode(found[0], n) for c in codecs))
-            for name in states[0]:
-                np.testing.assert_array_equal(*(s[name] for s in states))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", MASKS)
-def test_and_so_it_is_on_a_device(case, tmp_path, rng):
-    pieces_equal("name: mask" + MASKS[case], tmp_path, rng.standard_normal)
+@pytest.mark.parametrize("on, case", first_fast(itertools.product(("cpu", "cuda"), MASKS)))
+def test_a_selection_is_a_condition_anywhere(on, case, tmp_path, rng):
+    pieces_equal("name: mask" + MASKS[case], tmp_path, rng.standard_normal, on=[on])

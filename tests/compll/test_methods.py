@@ -9,6 +9,7 @@ import pytest
 import compll
 from compll.numerics import halves
 from compll.runtime.library import locate, type_check
+from tests.compll.world import World
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "published.npz")
 INPUTS = sorted({key.split("/")[1] for key in GOLDEN if key.startswith("input/")})
@@ -227,6 +228,21 @@ def test_feedback_converges_on_a_quadratic(name, residual):
         payload = codec.encode(x - target, state=state, step=step)
         x -= rate * received(codec, payload, n, state, step)
     assert np.linalg.norm(x - target) < 0.35 * np.linalg.norm(target)
+
+
+@pytest.mark.parametrize("name, params", [("powersgd", {"rank": 2}), ("thc", {"bits": 2})])
+def test_feedback_of_several_ranks_contracts_on_a_quadratic(name, params):
+    """Their gradients differ."""
+    targets, left = np.random.default_rng(5).standard_normal((3, 900)).astype(np.float32), []
+    for feedback in (True, False):
+        world, x = World(name, 3, 900, **params), np.zeros(900, np.float32)
+        for step in range(200):
+            x -= np.float32(0.1) * world.step([x - t for t in targets], step)
+            for state in world.states if not feedback else ():
+                state["residual"][:] = 0
+        left.append(np.linalg.norm(x - targets.mean(0)) / np.linalg.norm(targets.mean(0)))
+    assert left[0] < 0.1
+    assert left[0] < left[1]
 
 
 def test_residual_is_what_was_not_sent(case, cpu, rng):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import compll
-from compll.errors import PayloadError, SpecError
+from compll.errors import SpecError
 from compll.numerics import draws
-from tests.compll.cuda_host.pieces import compiled, pieces_equal
+from tests.compll.cuda_host.pieces import compiled, decode_alike, pieces_equal
 
 SPEC = """
 name: nested
@@ -41,24 +41,8 @@ def written(folder, text):
 
 @pytest.mark.parametrize(("select", "storage"), CASES)
 def test_backends_agree(select, storage, tmp_path, rng):
-    path = written(tmp_path, text(select, storage, scale="0.5"))
-    codecs = [compll.compile(path, target) for target in ("cpu", "reference")]
-    for n in (1, 7, 33, 1000, 4099, 70001):
-        states = [codec.init_state(n) for codec in codecs]
-        for step in range(3):
-            x = rng.standard_normal(n).astype(np.float32)
-            ours, theirs = (
-                c.encode(x, state=s, step=step) for c, s in zip(codecs, states, strict=True)
-            )
-            assert np.array_equal(ours, theirs)
-            assert len(ours) <= codecs[0].payload_bytes(n)
-            np.testing.assert_array_equal(*(c.decode(ours, n, step=step) for c in codecs))
-            np.testing.assert_array_equal(*(s["residual"] for s in states))
-
-
-@pytest.mark.parametrize(("select", "storage"), CASES)
-def test_cuda_agrees(select, storage, tmp_path, rng):
-    pieces_equal(text(select, storage), tmp_path, rng.standard_normal)
+    text_ = text(select, storage, scale="0.5")
+    pieces_equal(text_, tmp_path, rng.standard_normal, on=("cpu", "cuda"))
 
 
 def test_a_batch_of_several_pieces_is_decoded_as_each_alone(rng):
@@ -88,30 +72,12 @@ def damaged(codec, n, last):
     return payload
 
 
-@pytest.mark.parametrize("target", ["cpu", "reference"])
-def test_positions_beyond_the_drawn_elements_are_refused(target, tmp_path):
+def test_positions_beyond_the_drawn_elements_are_refused(tmp_path):
     n = 1600
-    codec = compll.compile(written(tmp_path, text("top", "uint32")), target)
-    codec.decode(damaged(codec, n, n // 4 - 1), n)
-    for last in (n // 4, n - 1, 0):
-        with pytest.raises(PayloadError, match=r"index|position"):
-            codec.decode(damaged(codec, n, last), n)
-
-
-def test_cuda_refuses_them_too(tmp_path):
-    n = 1600
-    device, codec = compiled(text("top", "uint32"), tmp_path)
-    table, at = np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)
-    for last, good in ((n // 4 - 1, True), (n // 4, False)):
-        payload = damaged(codec, n, last)
-        device.decode_batch(
-            payload, table, at, np.array([len(payload)]), np.zeros(n, np.float32), add=False
-        )
-        if good:
-            device.raise_found()
-        else:
-            with pytest.raises(PayloadError):
-                device.raise_found()
+    device, reference = compiled(text("top", "uint32"), tmp_path)
+    codecs = device, reference, compll.compile(tmp_path / "spec.yaml", "cpu")
+    for last, good in ((n // 4 - 1, True), (n // 4, False), (n - 1, False), (0, False)):
+        assert decode_alike(codecs, damaged(reference, n, last), n) == good
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import compll
 from compll.numerics.draws import shared_positions
-from tests.compll.world import World, table
+from tests.compll.world import World
 
 PLACES = st.tuples(
     *(st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 2**40), st.integers(1, 3000))
@@ -90,16 +90,6 @@ def test_without_feedback_values_are_scaled_up(n, rng):
     assert world.states == [{}, {}]
 
 
-@pytest.mark.slow
-def test_the_mean_over_ranks_is_unbiased(rng):
-    n, draws = 64, 4000
-    world = World("randomk", 2, n, ratio=0.3, residual=False)
-    given = rng.standard_normal((2, n)).astype(np.float32)
-    found = np.array([world.step(list(given), step) for step in range(draws)], np.float64)
-    spread = found.std(0) / np.sqrt(draws)
-    assert (np.abs(found.mean(0) - given.mean(0)) < 4.5 * spread).all()
-
-
 def test_parts_of_a_tensor_draw_their_own_positions():
     codec = compll.compile("randomk", ratio=0.1, residual=False)
     x = np.ones(2000, np.float32)
@@ -148,32 +138,6 @@ def test_rounds_refuse_what_is_no_step_or_number_of_ranks(rng):
             codec.encode_round(0, x, table, out, at, **wrong)
         with pytest.raises(compll.UsageError, match=told):
             codec.decode_rounds(x, table, [(out, at)] * len(codec.rounds), **wrong)
-
-
-def test_decode_needs_the_step(rng):
-    codec, x = compll.compile("randomk"), rng.standard_normal(500).astype(np.float32)
-    assert codec.needs_step
-    assert not compll.compile("topk").needs_step
-    payload = codec.encode(x, step=7)
-    assert np.array_equal(np.flatnonzero(codec.decode(payload, 500, step=7)),
-                          shared_positions(7, 0, 0, 500, 5))  # fmt: skip
-    total = np.zeros(500, np.float32)
-    codec.decode_add(payload, total, step=7)
-    assert np.array_equal(total, codec.decode(payload, 500, step=7))
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("residual", [True, False])
-def test_non_finite_values_of_one_worker_reach_all(bad, residual, rng):
-    world = World("randomk", 3, 999, residual=residual)
-    given = list(rng.standard_normal((3, 999)).astype(np.float32))
-    at = shared_positions(0, 0, 0, 999, 9)
-    place = next(i for i in range(999) if i not in at)  # not even sent
-    given[1][place] = bad
-    assert np.isnan(world.step(given, 0)[at]).all()
-    assert all(np.isfinite(a).all() for state in world.states for a in state.values())
-    given[1][place] = 0
-    assert np.isfinite(world.step(given, 1)).all()
 
 
 GOOD = """name: example
@@ -253,16 +217,6 @@ def test_drawn_selections_without_rounds(tmp_path, rng):
     for codec, state in zip(codecs, states, strict=True):  # a status says so: all is as before
         codec.encode(x, state=state, step=5)
         assert np.array_equal(state["residual"], held)
-
-
-def test_table_rows_of_no_elements():
-    codec = compll.compile("randomk")
-    assert len(codec.encode(np.zeros(0, np.float32))) == 0
-    assert codec.rounds[0].payload_bytes(0) == 0
-    assert len(codec.decode(np.zeros(0, np.uint8), 0)) == 0
-    x, at = np.zeros(0, np.float32), np.zeros(1, np.int64)
-    out = np.zeros(0, np.uint8)
-    assert codec.encode_round(0, x, table(0), out, at, workers=2).tolist() == [0]
 
 
 @pytest.mark.parametrize("key", ["shared(0, 1) < 0.3", "abs(hadamard(g, 64)) > 1"])

@@ -25,20 +25,9 @@ decode: flat(place_columns(at, v + lookup(sums, at), width))
 
 @pytest.mark.parametrize("k", [1, 3, 25])
 def test_largest_of_each_row_on_all_backends(k, tmp_path, rng):
-    path = tmp_path / "largest.yaml"
-    path.write_text(TOP)
-    codecs = [compll.compile(path, target, k=k) for target in ("cpu", "reference")]
-    for n in (1, 19, 20, 333):
-        x = rng.integers(-4, 5, n).astype(np.float32)  # with ties
-        payloads = [c.encode(x) for c in codecs]
-        assert np.array_equal(*payloads)
-        assert np.array_equal(*(c.decode(payloads[0], n) for c in codecs))
-    pieces_equal(
-        TOP.replace("k: 3", f"k: {k}"),
-        tmp_path,
-        lambda n: rng.integers(-4, 5, n),
-        lengths=(1024, 1, 31),
-    )
+    values = lambda n: rng.integers(-4, 5, n)  # noqa: E731, with ties
+    lengths = (1024, 1, 31, 19, 20, 333)
+    pieces_equal(TOP, tmp_path, values, lengths=lengths, on=("cpu", "cuda"), k=k)
 
 
 LARGEST = """

@@ -209,16 +209,6 @@ def test_decode_and_what_it_cannot_know(tmp_path):
     assert found.hint == "declare it as float32[n]"
 
 
-@pytest.mark.parametrize(
-    "old, new", [("mean(", "meen("), ("abs(g)", "abs(h)"), ("scalle", "scale")]
-)
-def test_one_wrong_name_gives_one_error(old, new, tmp_path):
-    text = GOOD if old in GOOD else GOOD.replace(new, old, 1)
-    if old == "scalle":
-        text, old, new = GOOD, "-scale", "-scalle"
-    assert len(problems(text.replace(old, new, 1), tmp_path)) == 1
-
-
 def test_all_problems_are_reported_together_and_in_order(tmp_path):
     text = GOOD.replace("mean(", "meen(").replace("g < 0", "gg < 0").replace("-scale", "-scalle")
     found = problems(text + "nonsense: 1\n", tmp_path)
@@ -297,17 +287,6 @@ def test_parameters(tmp_path):
     assert "is int" in found[0].message
 
 
-@pytest.mark.parametrize("name", ["onebitt", "nowhere/x.yaml", ".", "x" * 5000])
-def test_no_such_spec(name):
-    with pytest.raises(compll.SpecError):
-        compll.compile(name)
-
-
-def test_unknown_backend():
-    with pytest.raises(compll.UsageError, match="cpu"):
-        compll.compile("onebit", "gpu")
-
-
 def try_compile(text, folder):
     path = folder / "fuzz.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -354,20 +333,6 @@ EXPRESSIONS = st.recursive(
 def test_arbitrary_expressions(tmp_path, scale, q, decode, more):
     text = GOOD.replace("mean(abs(g))", scale).replace("where(g < 0, 1, 0)", q)
     try_compile(text.replace("where(q == 1, -scale, scale)", decode) + more, tmp_path)
-
-
-@pytest.mark.slow
-@FUZZ
-@given(
-    st.sampled_from(compll.list_specs()),
-    st.lists(st.tuples(st.integers(0, 2000), st.text(max_size=3)), max_size=3),
-)
-def test_mutated_specs(tmp_path, name, changes):
-    text = locate(name).read_text()
-    for at, new in changes:
-        at %= len(text)
-        text = text[:at] + new + text[at + 1 :]
-    try_compile(text, tmp_path)
 
 
 def test_nothing_of_a_spec_is_executed(tmp_path):

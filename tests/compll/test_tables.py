@@ -82,20 +82,6 @@ def test_tables_at_every_place(tmp_path):
         assert np.array_equal(states[0]["s"], s)
 
 
-def test_a_table_travels_beside_positions(tmp_path):
-    path = tmp_path / "both.yaml"
-    path.write_text("""
-name: both
-encode: {edges: "quantiles(g, 8)", kept: "top(abs(g), 10)", i: indices(kept), x: "g[kept]"}
-payload: {edges: "float32[7]", i: "uint32[kept]", x: "float32[kept]"}
-decode: scatter(i, x)
-""")
-    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
-    codecs = [compll.compile(path, target) for target in ("reference", "cpu")]
-    assert np.array_equal(*(c.encode(x) for c in codecs))
-    assert np.array_equal(*(c.decode(codecs[0].encode(x), 1000) for c in codecs))
-
-
 @pytest.mark.parametrize(
     "encode, declared, message",
     [

@@ -11,9 +11,7 @@ from compll.numerics import matrices as matrix_numbers
 from compll.numerics.draws import shared_uniform
 from tests.compll.operators import computed
 from tests.compll.world import World, table
-from tests.tiers import first_fast
 
-SIZES = (1, 7, 31, 33, 64, 1000, 4099)
 BLOCKS = st.sampled_from([2, 4, 8, 64, 1024])
 
 
@@ -114,75 +112,6 @@ def test_follows_the_paper(workers, bits, clipped, block, target, rng):
         for state, error in zip(world.states, method.errors, strict=True):
             assert np.linalg.norm(state["residual"] - error) < 0.1 * gap * np.sqrt(n)
             error[:] = state["residual"]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("n", SIZES)
-def test_backends_agree_bit_for_bit_through_the_rounds(workers, n, rng):
-    worlds = [World("thc", workers, n, target, block=64) for target in ("cpu", "reference")]
-    for step in range(3):
-        gradients = [rng.standard_normal(n).astype(np.float32) for _ in range(workers)]
-        results = [world.step(gradients, step) for world in worlds]
-        assert np.array_equal(*(r.view(np.uint32) for r in results))
-        for one, other in zip(*(world.states for world in worlds), strict=True):
-            assert np.array_equal(
-                one["residual"].view(np.uint32), other["residual"].view(np.uint32)
-            )
-
-
-@pytest.mark.parametrize("workers", [2, 5])
-@pytest.mark.parametrize("bits", first_fast([2, 1, 4]))
-def test_the_mean_over_the_ranks_is_unbiased(workers, bits, rng):
-    n, draws = 96, 400
-    world = World("thc", workers, n, bits=bits, clipped=0.0, residual=False, block=64)
-    gradients = [rng.laplace(size=n).astype(np.float32) for _ in range(workers)]
-    found = np.array([world.step(gradients, step) for step in range(draws)], np.float64)
-    spread = found.std(0) / np.sqrt(draws)
-    z = (found.mean(0) - np.mean(gradients, 0)) / spread
-    assert np.abs(z).max() < 5
-    assert (z**2).mean() < 1.5
-
-
-def test_one_worker_is_encode_and_decode(rng):
-    for n in (0, *SIZES):
-        world = World("thc", 1, n)
-        state = world.codec.init_state(n)
-        for step in range(2):
-            x = rng.standard_normal(n).astype(np.float32)
-            payload = world.codec.encode(x, state=state, step=step)
-            y = world.codec.decode(payload, n, step=step)
-            assert np.array_equal(y, world.step([x], step))
-            assert np.array_equal(state["residual"], world.states[0]["residual"])
-
-
-def descend(residual, workers=3, n=900, steps=120, rate=0.1):
-    """Remaining distance on a quadratic with different gradients on workers; codes are coarse."""
-    rng = np.random.default_rng(5)
-    targets = rng.standard_normal((workers, n)).astype(np.float32)
-    world, x = World("thc", workers, n, bits=2, residual=residual), np.zeros(n, np.float32)
-    for step in range(steps):
-        x -= rate * world.step([x - t for t in targets], step)
-    return np.linalg.norm(x - targets.mean(0)) / np.linalg.norm(targets.mean(0))
-
-
-def test_feedback_helps_on_a_quadratic():
-    with_feedback, without = descend(True), descend(False)
-    assert with_feedback < 0.15
-    assert with_feedback < without
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("clipped", [0.0, 0.03125])
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_non_finite_values_of_one_worker_reach_all(bad, clipped, rank, rng):
-    world = World("thc", 3, 999, clipped=clipped)
-    gradients = list(rng.standard_normal((3, 999)).astype(np.float32))
-    world.step(gradients)
-    gradients[rank][500] = bad
-    assert not np.isfinite(world.step(gradients, 1)).any()
-    assert all(np.isfinite(a).all() for state in world.states for a in state.values())
-    gradients[rank][500] = 0
-    assert np.isfinite(world.step(gradients, 2)).all()
 
 
 def test_a_maximum_that_is_not_finite_is_stored_as_infinity():

@@ -8,6 +8,7 @@ import compll
 from compll.backends.cpu import instructions, jit
 from compll.backends.cpu.backend import TileKernels
 from compll.runtime.batches import Encoding
+from tests.compll.cuda_host.pieces import decode_alike
 from tests.tiers import first_fast
 
 SIZES = (1, 100, 1024, 2048 + 77)
@@ -112,19 +113,6 @@ def test_a_full_disk_is_no_hindrance(empty, monkeypatch):
     assert not [*empty.glob("*.o")]
 
 
-def test_a_stored_program_is_made_once(empty):
-    calls = []
-    program = "declare void @f()\n"
-
-    def text():
-        calls.append(1)
-        return program
-
-    assert jit.stored("f", "program", text) == jit.stored("f", "program", text)
-    assert calls == [1]
-    assert not [*empty.glob("*.lock")]
-
-
 def test_seeds_of_64_bits_are_taken(rng):
     codec = compll.compile("int4_group")
     reference = compll.compile("int4_group", "reference")
@@ -199,22 +187,11 @@ def test_positions_that_do_not_ascend_in_their_piece_are_refused_before_anything
 @pytest.mark.parametrize("place", range(0, 40, 3))
 def test_a_damaged_stream_is_refused_as_by_the_reference_or_read_alike(place, rng):
     codec, kernels = fresh("threshold")
-    x = np.where(rng.random(3000) < 0.01, 1, 0).astype(np.float32)
-    table, at = np.array([[0, 3000, 0, 0, 0]]), np.zeros(1, np.int64)
-    out = np.zeros(codec.payload_bytes(3000), np.uint8)
-    used = kernels.encode_batch(x.copy(), table, out, at, None, Encoding(1, 2))
+    out = codec.encode(np.where(rng.random(3000) < 0.01, 1, 0).astype(np.float32))
     for value in (0, 127, 128, 255):
         damaged = out.copy()
         damaged[place] = value
-        told = []
-        for backend in (kernels, codec.backend):
-            y = np.zeros_like(x)
-            try:
-                backend.decode_batch(damaged, table, at, used, y, add=False)
-                told.append(y.tobytes())
-            except compll.PayloadError:
-                told.append("refused")
-        assert told[0] == told[1]
+        decode_alike((kernels, codec), damaged, 3000)
 
 
 def test_memory_that_is_not_there_is_told_with_the_tensor(monkeypatch):

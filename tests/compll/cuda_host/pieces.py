@@ -5,6 +5,7 @@ import numpy as np
 import compll
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import source as cuda_source
+from compll.errors import PayloadError
 from compll.runtime.batches import Encoding
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import HostDevice
@@ -28,34 +29,65 @@ def bits(values):
     return np.where(nan, np.array(np.nan, values.dtype) if nan.any() else values, values).tobytes()
 
 
-def pieces_equal(text, folder, values, step=3, lengths=SIZES, writeback=False, scale=1, **params):
-    """Compare encode and decode of a batch of pieces of these sizes with the reference."""
+def pieces_equal(
+    text, folder, values, step=3, lengths=SIZES, writeback=False, scale=1, on=("cuda",), **params
+):
+    """Compare a batch of pieces of these sizes, encoded and decoded on these backends, with the
+    reference: payloads, values and states."""
     device, reference = compiled(text, folder, **params)
+    for target in on:
+        cuda_ = target == "cuda"
+        own = device if cuda_ else compll.compile(folder / "spec.yaml", target, **params).backend
+        batches_equal(own, reference, values, step, lengths, writeback, scale)
+
+
+def batches_equal(own, reference, values, step, lengths, writeback, scale):
+    """Two batches; the second finds the first one's values in scratch memory."""
     starts = np.cumsum([0, *lengths[:-1]])
     rows = enumerate(zip(starts, lengths, strict=True))
     table = np.array([[s, n, i, 0, s] for i, (s, n) in rows])
     sizes = [reference.payload_bytes(n) for n in lengths]
     at = np.cumsum([0, *sizes[:-1]]).astype(np.int64)
-    options = {"seed": 2, "step": step, "scale": scale, "writeback": writeback}
+    how = Encoding(seed=2, step=step, scale=scale, writeback=writeback)
     x = values(sum(lengths)).astype(np.float32)
-    wanted = reference.init_state(sum(lengths), len(lengths))
-    held = {name: s.copy() for name, s in wanted.items()}
-    for turn in range(2):  # the second finds the first one's values in scratch memory
-        device.device.descending = turn == 1
-        ours, theirs = np.zeros(sum(sizes), np.uint8), np.zeros(sum(sizes), np.uint8)
-        mine, its = x.copy(), x.copy()
-        used = device.encode_batch(mine, table, ours, at, held, Encoding(**options))
-        wants = reference.encode_batch(its, table, theirs, at, state=wanted, **options)
-        np.testing.assert_array_equal(mine, its)
-        assert bits(mine) == bits(its)
-        assert used.tolist() == wants.tolist()
-        np.testing.assert_array_equal(ours, theirs)
-        for name in held:
-            np.testing.assert_array_equal(held[name], wanted[name])
-            assert bits(held[name]) == bits(wanted[name]), name
-        got, want = np.zeros_like(x), np.zeros_like(x)
-        device.decode_batch(ours, table, at, used, got, add=False)
-        reference.decode_batch(theirs, table, at, wants, want, add=False)
-        np.testing.assert_array_equal(got, want)
-        assert bits(got) == bits(want)
+    states = [reference.init_state(sum(lengths), len(lengths)) for _ in range(2)]
+    for turn in range(2):
+        results = []
+        for backend, state in zip((own, reference.backend), states, strict=True):
+            if isinstance(backend, cuda.Kernels):
+                backend.device.descending = turn == 1
+            mine, out, got = x.copy(), np.zeros(sum(sizes), np.uint8), np.zeros_like(x)
+            with np.errstate(all="ignore"):
+                used = backend.encode_batch(mine, table, out, at, state or None, how)
+                backend.decode_batch(out, table, at, used, got, add=False, step=step)
+            results.append([used, out, got, mine, *state.values()])
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert bits(one) == bits(other)
         x = x[::-1].copy()
+
+
+def decoded(codec, data, n):
+    """Values of a payload added to threes, in a larger array; None, and nothing written, if it is
+    refused."""
+    table, out = np.array([[32, n, 0, 0, 0]]), np.full(n + 64, 3, np.float32)
+    used, refused = np.array([len(data)]), False
+    try:
+        with np.errstate(all="ignore"):
+            codec.decode_batch(data, table, np.zeros(1, np.int64), used, out, add=True)
+            getattr(codec, "backend", codec).raise_found()
+    except PayloadError:
+        refused = True
+    values, beside = out[32 : n + 32], np.concatenate([out[:32], out[n + 32 :]])
+    assert (beside == 3).all()
+    assert not refused or (values == 3).all()
+    return None if refused else values
+
+
+def decode_alike(codecs, data, n):
+    """True if all decode a payload to the same values, False if all refuse it."""
+    found = [decoded(codec, data, n) for codec in codecs]
+    taken = [values is not None for values in found]
+    assert len(set(taken)) == 1, taken
+    assert len({bits(values) for values in found if values is not None}) < 2
+    return taken[0]
