@@ -14,7 +14,7 @@ import torch
 
 from casync.building.parts import Choice, Tensor
 from casync.codec import CodecDefaults, StateField
-from casync.graph.graph import Graph, build
+from casync.graph.graph import Graph, Program, build
 from casync.graph.plan import partition
 from casync.raw import RAW, with_raw
 from casync.runtime.executor import Executor
@@ -232,6 +232,26 @@ def gradients(length: int, world_size: int, seed: int) -> list[torch.Tensor]:
     dense = torch.randn(world_size, length, generator=generator)
     dense *= torch.rand(world_size, length, generator=generator) > 0.66
     return [dense[rank].clone() for rank in range(world_size)]
+
+
+def slices(graph: Graph) -> list[Program]:
+    """The programs of all ranks."""
+    return [graph.slice(rank) for rank in range(graph.world_size)]
+
+
+def run(executors, graph, buckets, states=None, step=0):
+    """Synchronize one bucket per rank, and wait for all. With slices of a graph, made once, the
+    next step uses buffers again."""
+    programs = graph if isinstance(graph, list) else slices(graph)
+    states = states or [{} for _ in executors]
+    given = zip(executors, programs, buckets, states, strict=True)
+    futures = [executor.submit(*own, step) for executor, *own in given]
+    return [future.wait() for future in futures]
+
+
+def assert_identical(buckets):
+    for bucket in buckets[1:]:
+        assert torch.equal(bucket.view(torch.int32), buckets[0].view(torch.int32))
 
 
 def states_of(length: int):

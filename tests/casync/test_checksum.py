@@ -15,13 +15,15 @@ from tests.casync.fakes import (
     CODECS,
     MEANS,
     SIZES,
+    assert_identical,
     each_strategy,
     gradients,
     graph_of,
+    run,
+    slices,
     states_of,
     world,
 )
-from tests.casync.test_executor import assert_identical, run
 from tests.patience import HANG
 
 WHERE = "step 7 failed: rank 0, peer 1, task `recv rank=0 part=0 "
@@ -63,12 +65,12 @@ def damaged(graph, buckets, at):
 
 @pytest.mark.parametrize("strategy, codec", CARRIED)
 def test_checksums_change_no_result(strategy, codec):
-    graph, found = graph_of(SIZES, strategy, codec, 3), []
+    programs, found = slices(graph_of(SIZES, strategy, codec, 3)), []
     for checksum in (False, True):
         with world(3, checksum=checksum) as executors:
             for step in range(2):  # buffers are used again
                 buckets = gradients(TOTAL, 3, seed=step)
-                run(executors, graph, buckets, [states_of(TOTAL) for _ in range(3)])
+                run(executors, programs, buckets, [states_of(TOTAL) for _ in range(3)])
         assert_identical(buckets)
         found.append(buckets[0])
     np.testing.assert_array_equal(*[bucket.view(torch.int32).numpy() for bucket in found])

@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from casync.building.parts import Choice
-from tests.casync.fakes import CODECS, Sign, gradients, planned, states_of, tensors_of, world
+from tests.casync.fakes import (
+    CODECS,
+    Sign,
+    gradients,
+    planned,
+    run,
+    slices,
+    states_of,
+    tensors_of,
+    world,
+)
 from tests.casync.test_fusion import Fusing
 from tests.tiers import first_fast
 
@@ -23,18 +33,13 @@ def synchronized(codec, strategy, steps, holds):
     """Averages of each step, and residuals of all ranks after it."""
     codecs = CODECS | {"sign": codec}
     choices = {t.name: Choice("sign", strategy, 2) for t in tensors_of(SIZES)}
-    graph = planned(tensors_of(SIZES), choices, 3, codecs)
+    programs = slices(planned(tensors_of(SIZES), choices, 3, codecs))
     states = [states_of(sum(SIZES)) for _ in range(3)]
     found = []
     with world(3, codecs=codecs, deferred=holds) as executors:
         for step, buckets in enumerate(steps):
             buckets = [bucket.clone() for bucket in buckets]
-            futures = [
-                executor.submit(graph.slice(rank), buckets[rank], states[rank], step)
-                for rank, executor in enumerate(executors)
-            ]
-            for future in futures:
-                future.wait()
+            run(executors, programs, buckets, states, step)
             found.append((buckets[0], [each.clone() for each in residuals(states)]))
     return found
 

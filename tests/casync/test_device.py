@@ -22,7 +22,7 @@ from casync.runtime.options import RunOptions
 from casync.testing import Hub
 from casync.topology import Topology
 from tests.casync.emulated import DeviceMemory, Garbled, compiled
-from tests.casync.fakes import gradients, tensors_of
+from tests.casync.fakes import gradients, slices, tensors_of
 from tests.casync.rendezvous import Meeting
 from tests.casync.streams import FakeEnd, Schedule
 from tests.patience import HANG
@@ -210,7 +210,7 @@ def test_states_wait_on_a_device_as_on_the_cpu(strategy, name, dtype, states):
 def compare_with_the_cpu(strategy, name, dtype, waiting):
     codec = compll.compile(name, **PARAMS.get(name, {}))
     graph = graph_by(strategy, codec)
-    programs = [graph.slice(rank) for rank in range(RANKS)]
+    programs = slices(graph)
     sent, averages = on_cpu(graph, codec, dtype, waiting)
     ends, schedule = [Recorder(end) for end in Hub(RANKS).endpoints()], Schedule(1)
     made = partial(Devices, ends, name, schedule, waiting=waiting)
@@ -228,7 +228,7 @@ def compare_with_the_cpu(strategy, name, dtype, waiting):
 def test_gpu_messages_are_those_of_the_cpu_backend(strategy, name, dtype):
     codec = compll.compile(name, **PARAMS.get(name, {}))
     graph = graph_by(strategy, codec)
-    programs = [graph.slice(rank) for rank in range(RANKS)]
+    programs = slices(graph)
     sent, averages = on_cpu(graph, codec, dtype)
     ends = [Recorder(end) for end in Hub(RANKS).endpoints()]
     with closing(Devices(ends, name)) as devices:
@@ -258,7 +258,7 @@ def test_encodes_of_several_parts_take_in_payloads_in_one_call():
 
 
 def has_averages_of_the_cpu(graph, codec, name):
-    programs = [graph.slice(rank) for rank in range(RANKS)]
+    programs = slices(graph)
     _, averages = on_cpu(graph, codec)
     meeting, schedule = Meeting(RANKS), Schedule(3)
     ends = [FakeEnd(meeting, rank, lambda *_: None) for rank in range(RANKS)]
@@ -274,7 +274,7 @@ def has_averages_of_the_cpu(graph, codec, name):
 def test_rooms_that_follow_need_are_held():
     """They are held until new ones replace them; a dropped one would cost a wait later."""
     graph = graph_by("exchange", compll.compile("threshold", **PARAMS["threshold"]))
-    programs, meeting = [graph.slice(rank) for rank in range(RANKS)], Meeting(RANKS)
+    programs, meeting = slices(graph), Meeting(RANKS)
     ends, schedule = [FakeEnd(meeting, r, lambda *_: None) for r in range(RANKS)], Schedule(3)
     with closing(Devices(ends, "threshold", schedule)) as devices:
         for step in range(4):
@@ -289,7 +289,7 @@ def test_rooms_that_follow_need_are_held():
 def test_a_payload_that_a_kernel_found_bad_is_named(strategy):
     """A rank that decoded it raises the error after the run."""
     graph = graph_by(strategy, compiled("topk", **PARAMS["topk"]))
-    programs, schedule = [graph.slice(rank) for rank in range(RANKS)], Schedule(3)
+    programs, schedule = slices(graph), Schedule(3)
     meeting = Meeting(RANKS)
     ends = [FakeEnd(meeting, rank, lambda *_: None) for rank in range(RANKS)]
     with closing(Devices(ends, "topk", schedule, spoils=2)) as devices:

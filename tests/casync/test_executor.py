@@ -40,12 +40,15 @@ from tests.casync.fakes import (
     SIZES,
     Exact,
     Sparse,
+    assert_identical,
     each_strategy,
     gradients,
     graph_of,
     in_worlds,
     jitter,
     planned,
+    run,
+    slices,
     states_of,
     tensors_of,
     world,
@@ -58,20 +61,6 @@ TOTAL = sum(SIZES)
 #: PAIRS, of which the fast tests take MANY
 EACH_ONCE = [pytest.param(*pair, marks=() if pair in MANY else pytest.mark.slow) for pair in PAIRS]
 LOSSLESS = [pair for pair in MEANS if pair[1] != "sign"]
-
-
-def run(executors, graph, buckets, states=None, step=0):
-    """Synchronize one bucket per rank and wait."""
-    futures = [
-        executor.submit(graph.slice(r), buckets[r], states[r] if states else {}, step)
-        for r, executor in enumerate(executors)
-    ]
-    return [future.wait() for future in futures]
-
-
-def assert_identical(buckets):
-    for bucket in buckets[1:]:
-        assert np.array_equal(bucket.numpy().view(np.int32), buckets[0].numpy().view(np.int32))
 
 
 @pytest.mark.parametrize(
@@ -192,11 +181,12 @@ def test_error_feedback_is_that_of_the_plain_algorithm(strategy, world_size):
     states = [states_of(TOTAL) for _ in range(world_size)]
     worker = [np.zeros(TOTAL, np.float32) for _ in range(world_size)]
     aggregator = [np.zeros(TOTAL, np.float32) for _ in range(world_size)]
+    programs = slices(graph)
     with world(world_size, delay=jitter(1)) as executors:
         for step in range(3):
             buckets = gradients(TOTAL, world_size, seed=step)
             xs = [bucket.numpy().copy() for bucket in buckets]
-            run(executors, graph, buckets, states, step)
+            run(executors, programs, buckets, states, step)
             for part in graph.parts:
                 for start, length, *_ in part.rows:
                     at = slice(start, start + length)
@@ -290,24 +280,17 @@ def test_many_buckets_in_flight(seed):
     with world(3) as executors:
         alone = [gradients(74050, 3, seed=i) for i in range(8)]
         for i, buckets in enumerate(alone):
-            for future in [
-                e.submit(programs[i][r], buckets[r], {}, 0) for r, e in enums(executors)
-            ]:
-                future.wait()
+            run(executors, graphs[i], buckets)
     with world(3, delay=jitter(seed)) as executors:
         together = [gradients(74050, 3, seed=i) for i in range(8)]
         futures = [
             e.submit(programs[i][r], together[i][r], {}, 0)
-            for r, e in enums(executors)
+            for r, e in enumerate(executors)
             for i in range(8)
         ]
         torch.futures.wait_all(futures)
     for got, want in zip(together, alone, strict=True):
         assert_identical([*got, want[0]])
-
-
-def enums(executors):
-    return list(enumerate(executors))
 
 
 def test_a_tensor_with_another_choice_in_the_same_bucket():
@@ -790,8 +773,7 @@ def test_lanes_keep_denormal_numbers_whatever_the_thread_that_makes_them_does():
         pytest.skip("this processor always keeps them")
     try:
         with world(2, timeout=HANG) as executors:
-            jobs = [e.submit(graph.slice(r), buckets[r], {}, 0) for r, e in enumerate(executors)]
-            averages = [job.wait().clone() for job in jobs]
+            averages = [average.clone() for average in run(executors, graph, buckets)]
     finally:
         torch.set_flush_denormal(False)
     for average in averages:

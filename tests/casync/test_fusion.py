@@ -13,6 +13,8 @@ from tests.casync.fakes import (
     gradients,
     graph_of,
     planned,
+    run,
+    slices,
     states_of,
     tensors_of,
     world,
@@ -47,14 +49,10 @@ def synchronized(codec, strategy, world_size):
     graph = planned(tensors, choices, world_size, codecs)
     buckets = gradients(sum(SIZES), world_size, seed=1)
     states = [states_of(sum(SIZES)) for _ in buckets]
+    programs = slices(graph)
     with world(world_size, codecs=codecs) as executors:
         for step in range(2):
-            futures = [
-                executor.submit(graph.slice(rank), buckets[rank], states[rank], step)
-                for rank, executor in enumerate(executors)
-            ]
-            for future in futures:
-                future.wait()
+            run(executors, programs, buckets, states, step)
     return graph, buckets
 
 

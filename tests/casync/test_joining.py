@@ -25,12 +25,14 @@ from tests.casync.fakes import (
     Exact,
     gradients,
     graph_of,
+    run,
+    slices,
     states_of,
     tensors_of,
     world,
 )
 from tests.casync.rendezvous import Endpoint, Meeting
-from tests.casync.test_executor import EACH_ONCE, run
+from tests.casync.test_executor import EACH_ONCE
 from tests.patience import HANG
 
 SIZES = (7, 31, 1000, 33, 10003)
@@ -41,9 +43,10 @@ def averages(graph, size, bulk):
     """Averages of two steps, and the states after them."""
     total = max(row[0] + row[1] for part in graph.parts for row in part.rows)
     states, found = [states_of(total) for _ in range(size)], []
+    programs = slices(graph)
     with world(size, bulk=bulk) as executors:
         for step in range(2):
-            found += run(executors, graph, gradients(total, size, seed=step), states, step)
+            found += run(executors, programs, gradients(total, size, seed=step), states, step)
     kept = [torch.from_numpy(v) for own in states for side in own.values() for v in side.values()]
     return found + kept
 

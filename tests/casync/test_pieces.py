@@ -23,6 +23,8 @@ from tests.casync.fakes import (
     graph_of,
     in_worlds,
     jitter,
+    run,
+    slices,
     states_of,
     tensors_of,
     world,
@@ -31,22 +33,13 @@ from tests.casync.fakes import (
 TOTAL = sum(SIZES)
 
 
-def run(executors, programs, buckets, states, step):
-    given = zip(executors, programs, buckets, states, strict=True)
-    torch.futures.wait_all([executor.submit(*each, step) for executor, *each in given])
-
-
-def programs_of(graph):
-    return [graph.slice(rank) for rank in range(graph.world_size)]
-
-
 def compared(graph, dtype, codecs, made, steps=2):
     """Results of buckets of 16 bits, and those of float32 copies that are rounded at the end."""
     size = graph.world_size
     total = max(row[0] + row[1] for part in graph.parts for row in part.rows)
     ours, theirs = ([made() for _ in range(size)] for _ in range(2))
-    programs = programs_of(graph), programs_of(graph)
     options = {"codecs": codecs, "delay": jitter(size)}
+    programs = slices(graph), slices(graph)
     with world(size, **options) as here, world(size, **options) as there:
         for step in range(steps):
             given = [x.to(dtype) for x in gradients(total, size, seed=step)]
@@ -96,13 +89,13 @@ def test_compiled_codecs(strategy, name):
 def test_there_is_memory_for_sums_alone():
     """For 4 ranks they take less than 2 copies of a bucket in float32."""
     size, length = 4, 1 << 20
-    programs = programs_of(graph_of([length], "ps", "half", size, partitions=8))
+    programs = slices(graph_of([length], "ps", "half", size, partitions=8))
     buckets = [torch.zeros(length, dtype=torch.bfloat16) for _ in range(size)]
     with world(size) as executors:
-        run(executors, programs, buckets, [{}] * size, 0)
+        run(executors, programs, buckets)
         tracemalloc.start()
         try:
-            run(executors, programs, buckets, [{}] * size, 1)
+            run(executors, programs, buckets, step=1)
             assert tracemalloc.get_traced_memory()[1] < 2 * 4 * length
         finally:
             tracemalloc.stop()
@@ -122,7 +115,7 @@ class Counting(HostMemory):
 def test_a_device_keeps_the_sums_that_a_rank_makes(strategy):
     """With "ps" the sums that it owns, otherwise all; allocated before the first step only."""
     graph = graph_of([1 << 20, 40], strategy, "half", 4, partitions=8)
-    for program in programs_of(graph):
+    for program in slices(graph):
         memory = Counting()
         pieces_of(program, memory, halves=True)
         mine = [p.elements for p in graph.parts if strategy != "ps" or p.owner == program.rank]

@@ -30,6 +30,8 @@ from tests.casync.fakes import (
     in_worlds,
     meet,
     planned,
+    run,
+    slices,
     states_of,
     tensors_of,
     world,
@@ -128,15 +130,12 @@ def test_threads_get_through_with_the_bits_of_the_executor(strategy, codec, worl
     graph = graph_of(SMALL, strategy, codec, world_size, per_node=per_node, least_bytes=4000)
     total = sum(SMALL)
     states, others = ([states_of(total) for _ in range(world_size)] for _ in range(2))
+    programs = slices(graph)
     with world(world_size) as executors:
         for step in range(2):
             buckets = gradients(total, world_size, seed=step)
             wanted = [bucket.clone() for bucket in buckets]
-            futures = [
-                executor.submit(graph.slice(rank), wanted[rank], others[rank], step)
-                for rank, executor in enumerate(executors)
-            ]
-            torch.futures.wait_all(futures)
+            run(executors, programs, wanted, others, step)
             meeting = meet(graph, buckets, states, step)
             assert all(map(torch.equal, buckets, wanted))
     sent = Counter()

@@ -11,8 +11,7 @@ from casync.memory.host import HostMemory
 from casync.memory.identity import NOTHING
 from casync.memory.repeat_elision import BLOCK, MARK, expand, extent, promises, squeeze
 from casync.memory.slots import Slot
-from tests.casync.fakes import graph_of, world
-from tests.casync.test_executor import assert_identical, run
+from tests.casync.fakes import assert_identical, graph_of, run, slices, world
 from tests.casync.test_messages import layout
 
 WORDS = 8 * 20_000
@@ -128,7 +127,7 @@ def test_slots_tell_messages_that_did_not_come_whole():
     ("ps", "exact"), ("ring", "exact"), ("exchange", "exact"), ("exchange", "sparse"),
 ])  # fmt: skip
 def test_an_embeddings_gradient_travels_without_its_zeros(strategy, codec):
-    graph = graph_of([512 * 400], strategy, codec, 3)
+    programs = slices(graph_of([512 * 400], strategy, codec, 3))
     sent = []
     for rows in (400, 8):
         buckets = [torch.zeros(400, 512) for _ in range(3)]
@@ -140,7 +139,7 @@ def test_an_embeddings_gradient_travels_without_its_zeros(strategy, codec):
         with world(3) as executors:
             for _ in range(2):  # buffers are used again
                 copies = [bucket.clone() for bucket in flat]
-                run(executors, graph, copies)
+                run(executors, programs, copies)
             counters = executors[0].counters
             sent.append(counters.wire_bytes)
             assert counters.bytes_sent - counters.bytes_spared == counters.wire_bytes

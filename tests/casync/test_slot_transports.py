@@ -38,6 +38,8 @@ from tests.casync.fakes import (
     graph_of,
     in_worlds,
     replay,
+    run,
+    slices,
     states_of,
     world,
 )
@@ -245,16 +247,14 @@ def test_two_communicators_in_different_orders_are_an_error(nccl):
 
 def test_unequal_lengths_are_an_error(ranks):
     """NCCL leaves the result undefined; the double reports it if its binding can."""
-    made = ranks(2, timeout=0.2)
+    made = ranks(2, timeout=1.0)
     futures = [
         made.submit(rank, made.run, rank, group)
         for rank, group in enumerate([[send(1, 1, 2)], [recv(0, 3)]])
     ]
     errors = [made.error(rank, future) for rank, future in enumerate(futures)]
     for error in errors:
-        assert re.search(
-            "sizes differ|waiting for `(send|recv)|waited 0.2 s for `(send|recv)", error
-        )
+        assert re.search("sizes differ|waiting for `(send|recv)|waited 1 s for `(send|recv)", error)
 
 
 def test_a_receive_that_waits_blocks_its_stream(nccl):
@@ -273,10 +273,10 @@ def test_a_receive_that_waits_blocks_its_stream(nccl):
 
 def test_a_peer_that_does_not_come_ends_the_wait_with_a_name(nccl):
     """The host does not wait; the next call raises the error, and a callback gets it."""
-    made = nccl(2, timeout=0.2)
+    made = nccl(2, timeout=1.0)
     future = made.submit(0, made.run, 0, [recv(1, 4), send(1, 3)])
     text = made.error(0, future)
-    assert text == "PeerTimeout: rank 0 waited 0.2 s for `recv from 1`, `send to 1`"
+    assert text == "PeerTimeout: rank 0 waited 1 s for `recv from 1`, `send to 1`"
     assert type(made.errors[0].get(timeout=HANG)) is PeerTimeout
 
 
@@ -496,21 +496,18 @@ def test_every_strategy_over_nccl_has_the_bits_of_the_executor(
     total = sum(LENGTHS)
     made = start("nccl4py", world_size)
     states, others = ([states_of(total) for _ in range(world_size)] for _ in range(2))
+    programs = slices(graph)
     with world(world_size) as executors:
         for step in range(2):
             buckets = gradients(total, world_size, seed=step)
             wanted = [bucket.clone() for bucket in buckets]
-            futures = [
-                executor.submit(graph.slice(rank), wanted[rank], others[rank], step)
-                for rank, executor in enumerate(executors)
-            ]
-            torch.futures.wait_all(futures)
-            programs = [
+            run(executors, programs, wanted, others, step)
+            ran = [
                 made.submit(rank, replay, graph.slice(rank), made.waiting(rank), CODECS, *rest)
                 for rank, rest in enumerate(zip(buckets, states, repeat(step), strict=False))
             ]
-            for program in programs:
-                program.result(HANG)
+            for future in ran:
+                future.result(HANG)
             assert all(map(torch.equal, buckets, wanted))
 
 

@@ -12,7 +12,7 @@ from casync.predict.timeline import PREDICTED, Load, native, simulate_step, stag
 from casync.stages import ENTER, INSIDE, LEAVE, TASK, WIRE, WORK, Item, Stage
 from casync.topology import Topology
 from tests.casync.fakes import CODECS, graph_of
-from tests.casync.simulate import Cluster, CodecSpeed, Link, simulate
+from tests.casync.simulate import Cluster, simulate
 
 TWO, FOUR = Topology.flat(2), Topology.flat(4)
 NOTHING = Line(0.0, 0.0)
@@ -126,7 +126,7 @@ def test_as_the_graph_is_simulated(strategy, topology):
     """Four buckets, one after the other; every task is simulated."""
     n, elements = topology.world_size, 40_000
     graph = graph_of([elements], strategy, "exact", n, 2, least_bytes=0, per_node=1)
-    cluster = Cluster(Link(LINK, 0.0), {"exact": CodecSpeed(SPEED, SPEED)})
+    cluster = Cluster(LINK, SPEED, SPEED)
     line = Line(-TASK, 1 / SPEED)  # tasks cost nothing there
     each = Transfer(Line(0.0, 1 / LINK))
     costs = Costs({1: each, 3: each}, {}, {"exact": CodecCost(line, line, Line(-TASK, 2 / SPEED))})
@@ -135,7 +135,7 @@ def test_as_the_graph_is_simulated(strategy, topology):
     chain = stages_of(strategy, item, costs.codecs["exact"], topology, costs)
     for apart in (0.1, 0.5, 2.0):  # so that buckets wait for links, and links for buckets
         ready = [apart * number for number in range(4)]
-        whole = simulate([graph] * 4, cluster, ready).makespan
+        whole = simulate([graph] * 4, cluster, ready)
         loads = [Load(at, chain, pieces=4) for at in ready]
         assert simulate_step(loads, 0.0, 1.0).seconds == pytest.approx(whole, rel=0.1)
         assert simulate_step(loads, ready[-1], 1.0).seconds == pytest.approx(whole, rel=0.1)

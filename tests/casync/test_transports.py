@@ -148,7 +148,7 @@ def test_both_ends_may_ask_for_a_mailbox_at_once():
     posting.start()
     waiting = receiver.post_recv(into := bytes_of(0), 0, 0)
     posting.join()
-    assert waiting.wait(1) == 1
+    assert waiting.wait(HANG) == 1
     assert into.item() == 7
 
 

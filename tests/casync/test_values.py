@@ -22,6 +22,7 @@ from tests.casync.fakes import (
     graph_of,
     jitter,
     meet,
+    run,
     states_of,
     tensors_of,
     world,
@@ -98,15 +99,6 @@ def halves(lengths, codec, strategy, nodes=None):
     choices = {t.name: Choice(codec, strategy) for t in tensors}
     parts = partition(tensors, choices, topology, CODECS, shares=rows(lengths))
     return build(parts, topology, CODECS)
-
-
-def run(executors, graph, buckets, states, step=0):
-    made = [
-        executor.submit(graph.slice(rank), buckets[rank], states[rank], step)
-        for rank, executor in enumerate(executors)
-    ]
-    for future in made:
-        future.wait()
 
 
 @pytest.mark.parametrize("codec", ["exact", "sign", "once", RAW])

@@ -7,7 +7,7 @@ import torch
 from casync.building.parts import Choice
 from casync.errors import PlanError
 from casync.strategies import refuses
-from tests.casync.fakes import CODECS, SIZES, Fake, gradients, planned, tensors_of, world
+from tests.casync.fakes import CODECS, SIZES, Fake, gradients, planned, run, tensors_of, world
 
 
 class Voter(Fake):
@@ -37,12 +37,7 @@ def test_the_majority_wins(world_size):
     buckets = gradients(sum(SIZES), world_size, seed=world_size)
     count = sum(np.where(b.numpy() < 0, -1, 1) for b in buckets)
     with world(world_size, codecs=codecs) as executors:
-        futures = [
-            executor.submit(graph.slice(rank), buckets[rank], {}, 0)
-            for rank, executor in enumerate(executors)
-        ]
-        for future in futures:
-            future.wait()
+        run(executors, graph, buckets)
     for bucket in buckets:
         assert torch.equal(bucket, torch.from_numpy(np.where(count < 0, -1, 1).astype(np.float32)))
 
