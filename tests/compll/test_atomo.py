@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import compll
 from compll.numerics import matrices
+from tests.compll.wrong import tells
 from tests.tiers import first_fast
 
 
@@ -177,11 +178,4 @@ def test_numbers_of_matrices(text, value, tmp_path, rng):
     ],
 )
 def test_mistakes_are_told(old, new, line, message, tmp_path):
-    path = tmp_path / "spec.yaml"
-    assert GOOD.count(old) == 1
-    path.write_text(GOOD.replace(old, new))
-    with pytest.raises(compll.SpecError) as caught:
-        compll.compile(path, "reference")
-    assert any(message in d.message and d.span.line == line for d in caught.value.diagnostics), (
-        caught.value
-    )
+    tells(GOOD, old, new, line, message, tmp_path)

@@ -7,6 +7,7 @@ import pytest
 
 import compll
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.compll.wrong import refuses
 from tests.tiers import first_fast
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -77,7 +78,4 @@ def test_a_residual_decays_before_it_is_added(tmp_path, rng):
     ],
 )
 def test_mistakes_are_told(given, message, tmp_path):
-    path = tmp_path / "simple.yaml"
-    path.write_text(SIMPLE.replace("{decay: beta}", given))
-    with pytest.raises(compll.SpecError, match=message):
-        compll.compile(path, "reference")
+    refuses(SIMPLE.replace("{decay: beta}", given), message, tmp_path)

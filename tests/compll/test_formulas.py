@@ -13,7 +13,7 @@ from compll.frontend.spec import parse
 from compll.ir.expr import FACTOR, Pool, Type, formula
 from compll.ir.static import depends, evaluate
 from compll.runtime.library import type_check
-from tests.compll.test_spec_errors import problems
+from tests.compll.wrong import problems
 
 HEAD = "name: example\nparams: {rank: 2, width: 8}\nencode:\n  m: matrix(g, width)\n"
 TAIL = 'payload: {q: "float32[ceil(n / width), rank]"}\ndecode: flat(q)\n'

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.errors import SpecError
 from tests.compll.cuda_host.pieces import pieces_equal
+from tests.compll.wrong import refuses
 from tests.tiers import first_fast
 
 SCALED = """
@@ -70,12 +70,6 @@ def test_adacomp_sends_nothing_of_a_bin_of_zeros():
     assert len(codec.encode(x)) < 24
 
 
-def compiled(tmp_path, backend, text):
-    path = tmp_path / "spec.yaml"
-    path.write_text(text)
-    return compll.compile(str(path), backend)
-
-
 @pytest.mark.parametrize("on", first_fast(["cuda", "cpu"]))
 @pytest.mark.parametrize(
     "group, limit, index",
@@ -136,5 +130,4 @@ def test_a_selection_may_draw_alone(tmp_path, group, update, rng):
 )
 def test_limits_of_grouped_selections(tmp_path, before, after, message):
     text = SCALED.replace(before, after).replace("INDEX", "gaps").replace("LIMIT", "n")
-    with pytest.raises(SpecError, match=message):
-        compiled(tmp_path, "reference", text)
+    refuses(text, message, tmp_path)

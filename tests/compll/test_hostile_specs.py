@@ -12,6 +12,7 @@ from compll.frontend.source import LIMIT_BYTES
 from compll.ir import static
 from compll.numerics import bits
 from compll.runtime.library import load
+from tests.compll.wrong import problems
 
 SPEC = """name: x
 encode:
@@ -37,14 +38,6 @@ def bomb(levels):
     return "\n".join(lines)
 
 
-def diagnostics(text, folder):
-    path = folder / "spec.yaml"
-    path.write_text(text, "utf-8")
-    with pytest.raises(compll.SpecError) as caught:
-        compll.compile(path, "reference")
-    return caught.value.diagnostics
-
-
 HOSTILE = {
     "static doubling": (chain("n", "A + A", 60, "mean(g) if A > 0 else 2 * mean(g)"), "parts"),
     "scalar doubling": (chain("mean(g)", "A + A", 60, "A"), "parts"),
@@ -57,7 +50,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text, message", HOSTILE.values(), ids=HOSTILE)
 def test_exhausting_specs_end_soon(text, message, tmp_path):
-    found = diagnostics(text, tmp_path)
+    found = problems(text, tmp_path)
     assert sum(message in d.message for d in found) == 1, [str(d) for d in found][:3]
 
 
@@ -80,13 +73,13 @@ MANY = {
 
 @pytest.mark.parametrize("text", MANY.values(), ids=MANY)
 def test_reading_ends_after_many_mistakes(text, tmp_path):
-    found = diagnostics(text, tmp_path)
+    found = problems(text, tmp_path)
     assert len(found) == 101
     assert found[-1].message == "100 mistakes: reading ends here"
 
 
 def test_a_file_has_a_limited_number_of_values(tmp_path):
-    (found,) = diagnostics("about: x\n" * 10_000, tmp_path)
+    (found,) = problems("about: x\n" * 10_000, tmp_path)
     assert (found.span.line, found.message) == (4000, "more than 4000 values")
 
 
@@ -127,13 +120,13 @@ def test_the_deepest_allowed_expressions_compile(target, tmp_path):
 )
 def test_places_in_every_style_of_text(value, line, col, tmp_path):
     text = SPEC.format(lines=f"  s: {value}")
-    (found,) = diagnostics(text, tmp_path)
+    (found,) = problems(text, tmp_path)
     assert "'meen'" in found.message
     assert (found.span.line, found.span.col) == (line, col)
 
 
 def test_places_behind_letters_of_several_bytes(tmp_path):
-    found = diagnostics(SPEC.format(lines="  s: mean(é) + mean(h)"), tmp_path)
+    found = problems(SPEC.format(lines="  s: mean(é) + mean(h)"), tmp_path)
     assert [(d.span.line, d.span.col) for d in found] == [(3, 11), (3, 21)]
 
 
@@ -154,7 +147,7 @@ def test_numbers_too_large_for_a_float(key, tmp_path):
 def test_bounds_that_no_default_is_within(key, end, tmp_path):
     """Each bound is reported; other errors of the spec may follow from another."""
     param = f"{{type: int, default: 2.5, {key}: {end}}}"
-    found = diagnostics(
+    found = problems(
         f"name: x\nparams: {{p: {param}}}\npayload: {{g: 'float32[n]'}}\ndecode: g + p\n", tmp_path
     )
     told = {f"{key!r} is a number"} if end == "nan" else set()
@@ -223,7 +216,7 @@ def test_long_chains_before_any_data(tmp_path):
 
 
 def test_decode_without_an_expression(tmp_path):
-    (found,) = diagnostics("name: x\npayload: {g: 'float32[n]'}\ndecode: {}\n", tmp_path)
+    (found,) = problems("name: x\npayload: {g: 'float32[n]'}\ndecode: {}\n", tmp_path)
     assert found.message == "an expression is missing here"
     assert found.span.line == 3
 
@@ -247,5 +240,5 @@ def test_files_that_are_no_specs(name):
 
 
 def test_a_file_that_is_too_long(tmp_path):
-    (found,) = diagnostics("#" * (LIMIT_BYTES + 5), tmp_path)
+    (found,) = problems("#" * (LIMIT_BYTES + 5), tmp_path)
     assert "too long" in found.message

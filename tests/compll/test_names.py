@@ -8,7 +8,8 @@ import pytest
 import compll
 from compll.errors import Problems
 from compll.runtime.library import load, locate
-from tests.compll.test_spec_errors import GOOD, problems
+from tests.compll.test_spec_errors import GOOD
+from tests.compll.wrong import problems
 from tests.tiers import first_fast
 
 SPECS = compll.list_specs()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import compll
-from compll.errors import SpecError
 from compll.numerics import draws
 from tests.compll.cuda_host.pieces import compiled, decode_alike, pieces_equal
+from tests.compll.wrong import refuses
 
 SPEC = """
 name: nested
@@ -31,12 +31,6 @@ CASES = [("top", "gaps"), ("filter", "golomb"), ("limited", "golomb"), ("top", "
 
 def text(select, storage, scale="1"):
     return SPEC.format(select=SELECTS[select], storage=storage, scale=scale)
-
-
-def written(folder, text):
-    path = folder / "nested.yaml"
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.parametrize(("select", "storage"), CASES)
@@ -88,9 +82,7 @@ def test_positions_beyond_the_drawn_elements_are_refused(tmp_path):
     ],
 )
 def test_mistakes_are_told(old, new, message, tmp_path):
-    path = written(tmp_path, text("top", "gaps").replace(old, new))
-    with pytest.raises(SpecError, match=message):
-        compll.compile(path, "reference")
+    refuses(text("top", "gaps").replace(old, new), message, tmp_path)
 
 
 def test_cocktail_is_the_published_one(rng):

@@ -14,6 +14,7 @@ from compll.numerics import matrices as matrix_numbers
 from tests.compll.operators import computed
 from tests.compll.world import World as Workers
 from tests.compll.world import table
+from tests.compll.wrong import refuses, tells
 from tests.tiers import first_fast
 
 World = functools.partial(Workers, "powersgd")
@@ -225,24 +226,12 @@ when: n > 100
     ],
 )
 def test_mistakes_are_told(old, new, line, message, tmp_path):
-    path = tmp_path / "spec.yaml"
-    assert GOOD.count(old) == 1
-    path.write_text(GOOD)
-    compll.compile(path, "reference")
-    path.write_text(GOOD.replace(old, new))
-    with pytest.raises(compll.SpecError) as caught:
-        compll.compile(path, "reference")
-    assert any(message in d.message and d.span.line == line for d in caught.value.diagnostics), (
-        caught.value
-    )
+    tells(GOOD, old, new, line, message, tmp_path)
 
 
 def test_every_field_has_a_round(tmp_path):
-    path = tmp_path / "spec.yaml"
     text = GOOD.replace("{p: mean, q: mean}", "{p: mean}").replace("combined(q)", "q")
-    path.write_text(text)
-    with pytest.raises(compll.SpecError, match="14:1: payload field 'q' has no round"):
-        compll.compile(path, "reference")
+    refuses(text, "14:1: payload field 'q' has no round", tmp_path)
 
 
 def test_matrices_without_rounds(tmp_path, rng):

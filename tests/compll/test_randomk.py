@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import compll
 from compll.numerics.draws import shared_positions
 from tests.compll.world import World
+from tests.compll.wrong import refuses, tells
 
 PLACES = st.tuples(
     *(st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 2**40), st.integers(1, 3000))
@@ -176,26 +177,14 @@ unbiased: false
     ],
 )  # fmt: skip
 def test_mistakes_are_told(old, new, line, message, tmp_path):
-    path = tmp_path / "spec.yaml"
-    assert GOOD.count(old) == 1
-    path.write_text(GOOD)
-    assert compll.compile(path, "reference").stateful
-    assert not compll.compile(path, "reference", residual=False).stateful
-    path.write_text(GOOD.replace(old, new))
-    with pytest.raises(compll.SpecError) as caught:
-        compll.compile(path, "reference")
-    assert any(message in d.message and d.span.line == line for d in caught.value.diagnostics), (
-        caught.value
-    )
+    tells(GOOD, old, new, line, message, tmp_path)
 
 
 def test_other_selections_do_not_add(tmp_path):
-    path = tmp_path / "spec.yaml"
     text = GOOD.replace("drawn(n * ratio)", "top(abs(g), n * ratio)")
     text = text.replace("payload:", "  index: indices(kept)\npayload:\n  index: gaps[kept]")
-    path.write_text(text.replace("indices(kept), value", "index, value"))
-    with pytest.raises(compll.SpecError, match="ranks select different elements"):
-        compll.compile(path, "reference")
+    text = text.replace("indices(kept), value", "index, value")
+    refuses(text, "ranks select different elements", tmp_path)
 
 
 def test_drawn_selections_without_rounds(tmp_path, rng):

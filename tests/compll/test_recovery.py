@@ -2,9 +2,8 @@
 
 import itertools
 
-import pytest
-
 import compll
+from tests.compll.wrong import problems
 
 #: a correct spec, and mistakes in it: the wrong text, and a part of the message
 RIGHT = """name: example
@@ -60,11 +59,7 @@ def with_(mistakes):
 
 
 def told(text, folder):
-    path = folder / "spec.yaml"
-    path.write_text(text)
-    with pytest.raises(compll.SpecError) as caught:
-        compll.compile(path, "reference")
-    return [d.message for d in caught.value.diagnostics]
+    return [d.message for d in problems(text, folder)]
 
 
 def test_the_example_is_right(tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import compll
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.compll.operators import computed
+from tests.compll.wrong import refuses
 
 TOP = """name: largest
 params: {k: 3}
@@ -98,11 +99,8 @@ def test_positions_that_are_at_no_column_are_left_out(rng):
     ],
 )
 def test_mistakes_with_rows_are_told(old, new, message, tmp_path):
-    path = tmp_path / "largest.yaml"
     assert old in TOP
-    path.write_text(TOP.replace(old, new))
-    with pytest.raises(compll.SpecError, match=message):
-        compll.compile(path, "reference")
+    refuses(TOP.replace(old, new), message, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.errors import SpecError, UsageError
+from compll.errors import UsageError
+from tests.compll.wrong import problems
 
 SPEC = """\
 name: rowwise
@@ -77,11 +78,8 @@ def test_powersgd_takes_the_matrix_of_the_parameter():
         ),
     ],
 )
-def test_a_wrong_from_is_told(spec, old, new, line, column, message):
-    spec.write_text(SPEC.replace(old, new))
-    with pytest.raises(SpecError) as found:
-        compll.compile(spec)
-    (only,) = found.value.diagnostics
+def test_a_wrong_from_is_told(old, new, line, column, message, tmp_path):
+    (only,) = problems(SPEC.replace(old, new), tmp_path)
     assert message in only.message
     assert (only.span.line, only.span.col) == (line, column)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import compll
 from compll.backends.cpu import backend
 from compll.runtime.library import locate
+from tests.compll.wrong import problems
 
 GOOD = """name: example
 params:
@@ -27,14 +28,6 @@ feedback: error
 
 #: mistakes that are wrong in more than one place
 SEVERAL = ("'scale' appears twice", "'bits' is defined twice", "'n' already has a meaning")
-
-
-def problems(text, tmp_path, **params):
-    path = tmp_path / "spec.yaml"
-    path.write_text(text)
-    with pytest.raises(compll.SpecError) as caught:
-        compll.compile(path, "reference", **params)
-    return caught.value.diagnostics
 
 
 def test_the_example_is_right(tmp_path):

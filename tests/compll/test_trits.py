@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import compll
 from compll.backends.reference import bitstreams
 from tests.compll.routines import stream
+from tests.compll.wrong import refuses
 
 MORE = np.load(Path(__file__).parent / "golden" / "more.npz")
 INPUTS = np.load(Path(__file__).parent / "golden" / "published.npz")
@@ -114,10 +115,8 @@ def test_wrong_lengths_are_refused(target):
     ],
 )
 def test_values_that_trits_cannot_hold(payload, message, tmp_path):
-    path = tmp_path / "bad.yaml"
-    path.write_text(
+    text = (
         "name: bad\nencode:\n  s: top(g, 3)\n  i: indices(s)\n  k: g[s]\n  m: mean(g)\n"
         f"payload: {{{payload}}}\ndecode: 0\n"
     )
-    with pytest.raises(compll.SpecError, match=rf"bad.yaml:7:\d+: .*{message}"):
-        compll.compile(path)
+    refuses(text, rf"spec.yaml:7:\d+: .*{message}", tmp_path)

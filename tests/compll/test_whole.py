@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import compll
-from compll.errors import SpecError
 from compll.numerics.bits import FORMATS
 from tests.compll.cuda_host.pieces import pieces_equal
 from tests.compll.operators import computed
+from tests.compll.wrong import refuses
 
 DENSE = """
 name: made
@@ -153,13 +153,11 @@ def test_a_tensor_that_is_not_finite_is_seen_in_every_group():
     ],
 )
 def test_a_whole_value_must_be_a_scalar_of_the_tensor(encode, decode, message, tmp_path):
-    path = tmp_path / "made.yaml"
-    path.write_text(
+    text = (
         f"name: made\ngroup: 16\nencode: {{g0: g, s: {encode!r}}}\n"
         f"payload: {{g0: 'float32[n]', s: float32}}\ndecode: {decode} + 0 * s\n"
     )
-    with pytest.raises(SpecError, match=message):
-        compll.compile(path, "reference")
+    refuses(text, message, tmp_path)
 
 
 def e2m1(y):

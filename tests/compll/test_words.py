@@ -5,6 +5,7 @@ import pytest
 
 import compll
 from compll.errors import SpecError
+from tests.compll.wrong import problems
 from tests.tiers import first_fast
 
 SPEC = """\
@@ -63,13 +64,10 @@ def test_only_the_branch_that_holds_is_compiled(spec):
         ("g if mode == None else 0", 19, "None is not part of the language"),
     ],
 )
-def test_a_wrong_use_is_told(spec, new, column, message):
+def test_a_wrong_use_is_told(new, column, message, tmp_path):
     lines = SPEC.splitlines()
     lines[6] = f"  q: {new}"
-    spec.write_text("\n".join(lines))
-    with pytest.raises(SpecError) as found:
-        compll.compile(spec)
-    (only,) = found.value.diagnostics
+    (only,) = problems("\n".join(lines), tmp_path)
     assert message in only.message
     assert (only.span.line, only.span.col) == (7, column)
 
