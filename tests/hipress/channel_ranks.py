@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import signal
 from dataclasses import replace
 
 import torch
@@ -20,7 +18,7 @@ from hipress.codecs import compile_codec
 from hipress.ranks import coordinator as coordinators
 from tests.hipress.common import error_of, raised_by
 from tests.hipress.toy_way import BufferAverages
-from tests.patience import HANG, SILENCE, wait_until
+from tests.patience import HANG, SILENCE
 
 
 def channel(**given) -> Channel:
@@ -232,35 +230,3 @@ def toy(rank, world_size):
     averages.detach()
     again.detach()
     return module.mean.tolist(), off, same, error, report
-
-
-def dropped(rank, world_size):
-    """Number of threads that a channel starts; they end when it is gone."""
-
-    def count():
-        return len(os.listdir("/proc/self/task"))
-
-    def used():
-        made = channel()
-        one = Exchange("one", (Piece(1, strategy="exchange"),))
-        made.wait(made.submit(torch.zeros(1), one, draw=0), 0)
-        return made
-
-    kept = used()
-    before, more = count(), used()
-    started = count() - before
-    del more  # a lane may have the last reference
-    wait_until(lambda: count() == before)
-    del kept
-    return started
-
-
-def toy_killed(rank, world_size):
-    """The error of a way in as another rank is killed."""
-    module = Means()
-    averages = BufferAverages(module, timeout=SILENCE)
-    logging.disable(logging.CRITICAL)
-    grown(module, averages, rank, (0, 3))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return raised_by(grown, module, averages, rank, (3, 6))

@@ -37,36 +37,18 @@ from tests.hipress.fakes import Int8
 from tests.patience import HANG, SILENCE
 
 
-def resume(rank, world_size, name, scope, path, ddp_kwargs):
-    """Six steps in a row; three, a checkpoint, and three more."""
-    whole = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
-    train(whole, rank, range(6), momentum=0)
-    half = hipress.wrap(make(), codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
-    train(half, rank, range(3), momentum=0)
-    file = f"{path}/{rank}.pt"
-    torch.save([half.module.state_dict(), hipress.state_dict(half)], file)
-    weights, state = torch.load(file, weights_only=True)
+def unfit(rank, world_size):
+    """Errors of states that do not fit, of which one that fits has the keys of a new one's."""
+    ddp = hipress.wrap(make(), codec("int8"))
+    template = keys_of(hipress.state_dict(ddp))
+    train(ddp, rank, range(3), momentum=0)
+    state = hipress.state_dict(ddp)
+    assert keys_of(state) == template  # for torch.distributed.checkpoint
     assert state["counter"] == 3
-    fresh = make()
-    fresh.load_state_dict(weights)
-    again = hipress.wrap(fresh, codec(name), scope=scope, ddp_kwargs=ddp_kwargs)
-    template = keys_of(hipress.state_dict(again)) == keys_of(state)
-    hipress.load_state_dict(again, state)
-    reloaded = hipress.state_dict(again)
-    assert str(reloaded["codecs"]) == str(state["codecs"])
-    train(again, rank, range(3, 6), momentum=0)
-    final, expected = hipress.state_dict(again), hipress.state_dict(whole)
-    same = all(
-        torch.equal(values, expected["states"][p][side][key])
-        for p, sides in final["states"].items()
-        for side, arrays in sides.items()
-        for key, values in arrays.items()
-    )
-    return {
-        "whole": digest(whole), "again": digest(again), "state": same, "step": final["counter"],
-        "sides": sorted({side for sides in final["states"].values() for side in sides}),
-        "errors": state_errors(again, state), "template": template,
+    assert {side for sides in state["states"].values() for side in sides} == {
+        "aggregator", "worker"
     }  # fmt: skip
+    return state_errors(ddp, state)
 
 
 def through_dcp(rank, world_size, path, cases):
@@ -408,18 +390,6 @@ def loads_everywhere(rank, world_size, path, saved, names=FEEDBACK):
     return found
 
 
-def exactly(rank, world_size, path):
-    """Digests of weights: of six steps in a row, and of three more after a checkpoint."""
-    model, made, app = app_of("wrap", "topk", exact=True)
-    trained_on(made, model.weight, rank, world_size, range(3))
-    dcp.save(app, checkpoint_id=path)
-    total, _ = trained_on(made, model.weight, rank, world_size, range(3, 6))
-    again, other, app = app_of("wrap", "topk", resume=path)
-    dcp.load(app, checkpoint_id=path)
-    same, _ = trained_on(other, again.weight, rank, world_size, range(3, 6))
-    return total.equal(same)
-
-
 def exact_elsewhere(rank, world_size, path):
     """The norm of what `resume` brings to another number of ranks."""
     _, made, app = app_of("wrap", "topk", resume=path)
@@ -489,7 +459,7 @@ def replicas(rank, world_size, shards, codec, path, load):
 def killed_while_saving(rank, world_size, path):
     """Save a first checkpoint, and begin a second one, whose coordinator is killed when all data
     is written. Returns the error of the other rank."""
-    model, made, app = app_of("wrap", "topk")
+    model, made, app = app_of("wrap", "topk", exact=True)
     trained_on(made, model.weight, rank, world_size, range(3))
     dcp.save(app, checkpoint_id=f"{path}/1")
     writer = dcp.FileSystemWriter(f"{path}/2")

@@ -69,10 +69,11 @@ def train(ddp, rank: int, steps: range, accumulate: int = 1, momentum: float = 0
 
 
 def digest(module: nn.Module) -> str:
-    """Hash of all parameters, bit by bit."""
+    """Hash of all parameters, bit by bit; whole ones where FSDP2 shards them, on all ranks."""
     hashed = hashlib.sha256()
     for parameter in module.parameters():
-        hashed.update(parameter.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+        values = getattr(parameter, "full_tensor", lambda one=parameter: one)().detach()
+        hashed.update(values.reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
     return hashed.hexdigest()
 
 

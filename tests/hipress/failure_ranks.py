@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import tempfile
-import threading
 
 import numpy as np
 import torch
@@ -95,32 +93,6 @@ def _other_text(folder, odd):
         with open("d.yaml", "w") as file:
             file.write(text.replace("about:", "about: Other.", 1) if odd else text)
         return error_of(hipress.wrap, make(), "d.yaml", timeout=HANG)
-
-
-def killed(rank, world_size, name, ddp_kwargs):
-    """The last rank ends without an error in the middle of training."""
-    ddp = hipress.wrap(make(), codec(name), timeout=HANG, ddp_kwargs=ddp_kwargs)
-    train(ddp, rank, range(2))
-    if rank == world_size - 1:
-        os._exit(1)
-    logging.disable(logging.CRITICAL)
-    first = error_of(train, ddp, rank, range(2, 6))
-    assert threading.active_count() < 20
-    return first
-
-
-def silent(rank, world_size, dtype, options):
-    """The last rank takes no part in a step; errors of the others, and their times."""
-    store = dist.distributed_c10d._get_default_store()
-    ddp = hipress.wrap(nn.Linear(40, 40, dtype=dtype), codec("int8"), timeout=SILENCE, **options)
-    if rank == world_size - 1:
-        store.wait([f"done/{other}" for other in range(rank)])
-        return None
-    logging.disable(logging.CRITICAL)
-    loss = ddp(torch.ones(4, 40, dtype=dtype)).sum()
-    found = error_of(loss.backward)
-    store.set(f"done/{rank}", "")
-    return found
 
 
 def silent_hashes(rank, world_size):
@@ -239,38 +211,3 @@ def closures(rank, world_size):
     for _ in range(2):
         optimizer.step(closure)
     return hipress.report(ddp).measured.steps, digest(ddp)
-
-
-def step_of(way):
-    """A step of training by a way in that has no session."""
-    model = make()
-    if way == "all_reduce":
-        return lambda: hipress.all_reduce(torch.ones(5000), "int8_group", timeout=HANG)
-    if way == "Outer":
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        outer = hipress.Outer(model, optimizer, "int8_group", every=1, timeout=HANG)
-        return lambda: (optimizer.step(), outer.step())
-    options = hipress.GroupOptions(min_size=1, timeout=HANG)
-    group, weight = dist.new_group(backend="hipress", pg_options=options), torch.ones(5000)
-    weight.requires_grad_().register_hook(lambda gradient: dist.all_reduce(gradient, group=group))
-    return lambda: weight.square().sum().backward()
-
-
-def uncaught(rank, world_size, way, elsewhere):
-    """The last rank's program ends by an exception; the error of the others in the next step, or
-    elsewhere, in a collective of torch, with its notes."""
-    step = step_of(way)
-    for _ in range(2):
-        step()
-    dist.barrier()
-    if rank == world_size - 1:
-        error = ValueError("no such word")
-        sys.excepthook(type(error), error, None)
-        os._exit(1)
-    if not elsewhere:
-        return error_of(step)
-    try:
-        dist.all_reduce(torch.ones(1))
-    except RuntimeError as error:
-        sys.excepthook(type(error), error, None)
-        return error.__notes__

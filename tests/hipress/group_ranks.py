@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import fully_shard
 
 import hipress
 from hipress import integrations
-from tests.hipress.checkpoint_ranks import Lines, trained_on
 from tests.hipress.common import raised_by
 from tests.patience import SILENCE
 
@@ -179,43 +175,3 @@ def reduced(rank, world_size):
             weight.t().mul(rank + 1).sum().backward()  # its gradient is not contiguous
             found[str(op), dtype] = weight.grad.float().mean().item()
     return found, [row.calls for row in hipress.report(group).calls if not row.why_not]
-
-
-def killed(rank, world_size):
-    """The error of the others as a rank is killed amid a step."""
-    model, _ = replicated(("hipress", hipress.GroupOptions(min_size=1024, timeout=SILENCE)))
-    fit(model, rank, 2)
-    logging.disable(logging.CRITICAL)
-    if rank == 1:
-        model[2].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    return raised_by(fit, model, rank, 1)
-
-
-def averaged_lines():
-    """A group of all ranks, and a model whose gradients it averages."""
-    options = hipress.GroupOptions(min_size=1, timeout=SILENCE)
-    group, model = dist.new_group(backend="hipress", pg_options=options), Lines()
-    model.weight.register_hook(lambda gradient: _averaged(gradient, group, dist.ReduceOp.AVG))
-    return group, model
-
-
-def saves(rank, world_size, path):
-    """Sums of averages of two steps after three: without an interruption, and from either file; the
-    groups' counters, and the error for another state."""
-    group, model = averaged_lines()
-    trained_on(model, model.weight, rank, world_size, range(3))
-    dcp.save({"hipress": hipress.Stateful(group)}, checkpoint_id=path)
-    state = hipress.state_dict(group)
-    more, _ = trained_on(model, model.weight, rank, world_size, range(3, 5))
-    found, groups = [more], [group]
-    for by_file in (True, False):
-        again, other = averaged_lines()
-        if by_file:
-            hipress.load_state_dict(again, state)
-        else:
-            dcp.load({"hipress": hipress.Stateful(again)}, checkpoint_id=path)
-        same, _ = trained_on(other, other.weight, rank, world_size, range(3, 5))
-        found.append(same)
-        groups.append(again)
-    counts = [hipress.state_dict(each)["counter"] for each in groups]
-    return *found, counts, raised_by(hipress.load_state_dict, group, state | {"format": 1})

@@ -21,7 +21,7 @@ from hipress import compat
 from hipress.model.params import Param
 from hipress.session import session_of
 from tests.hipress.common import codec, digest, error_of, make, raised_by, train
-from tests.patience import HANG, wait_until
+from tests.patience import HANG
 
 
 def frozen(rank, world_size):
@@ -162,26 +162,6 @@ def nested():
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
         found.append(raised_by(hipress.wrap, model, codec("int8")))
     return found
-
-
-def lifetime(rank, world_size):
-    """Threads end when the DDP module dies, and when it is detached."""
-    import gc
-
-    def ours():
-        names = [t.name for t in threading.enumerate() if t.name.startswith(("casync", "hipress"))]
-        return [name for name in names if name != "hipress-door"]  # the process's
-
-    ddp = hipress.wrap(make(), codec("int8"), verify=True)
-    train(ddp, rank, range(2))
-    alive = ours()
-    del ddp
-    gc.collect()
-    wait_until(lambda: not ours())  # a lane may have the last reference
-    ddp = hipress.wrap(make(), codec("int8"))
-    train(ddp, rank, range(2))
-    hipress.detach(ddp)
-    return alive, ours()
 
 
 def collected_by_its_own_thread(rank, world_size):

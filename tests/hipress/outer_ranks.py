@@ -16,7 +16,6 @@ from hipress import OuterSGD, integrations
 from hipress.outer.members import FixedMembers
 from tests import gpus
 from tests.hipress.common import data, digest, make, raised_by
-from tests.patience import SILENCE
 
 AVERAGE = OuterSGD(1.0, 0.0, nesterov=False)
 
@@ -97,34 +96,12 @@ def in_order(fragment, values, model):
     return torch.cat([pieces[name].reshape(-1) for name, _ in model.named_parameters()])
 
 
-def resumed(rank, world_size, compressor, options):
-    """Digests of weights after a training, and after one that was saved and loaded on the way."""
-    whole, step, outer = started(compressor, momentum=0.0, every=4, **options)
-    train(outer, whole, step, rank, range(6))
-    kept = {n: p.clone() for n, p in whole.state_dict().items()}, hipress.state_dict(outer)
-    portable = None
-    for _ in range(0 if outer.round else 2):
-        portable = hipress.state_dict(outer, portable=True)
-    train(outer, whole, step, rank, range(6, 14))
-    again, step, other = started(compressor, momentum=0.0, every=4, **options)
-    again.load_state_dict(kept[0])
-    hipress.load_state_dict(other, kept[1])
-    train(other, again, step, rank, range(6, 14))
-    return digest(whole), digest(again), portable
-
-
-def resumed_by_dcp(rank, world_size, path):
-    """Digests of weights as in `resumed`, through torch.distributed.checkpoint."""
-    whole, step, outer = started("onebit_group", momentum=0.0, every=4, delay=3)
-    train(outer, whole, step, rank, range(6))  # a round is under way
-    dcp.save({"hipress": hipress.Stateful(outer, exact=True)}, checkpoint_id=path)
-    weights = {name: values.clone() for name, values in whole.state_dict().items()}
-    train(outer, whole, step, rank, range(6, 14))
-    again, step, other = started("onebit_group", momentum=0.0, every=4, delay=3)
-    again.load_state_dict(weights)
-    dcp.load({"hipress": hipress.Stateful(other, resume=path)}, checkpoint_id=path)
-    train(other, again, step, rank, range(6, 14))
-    return digest(whole), digest(again)
+def saved(rank, world_size, compressor, options):
+    """The portable state after six steps, which changes nothing."""
+    model, step, outer = started(compressor, momentum=0.0, every=4, **options)
+    train(outer, model, step, rank, range(6))
+    hipress.state_dict(outer, portable=True)
+    return hipress.state_dict(outer, portable=True)
 
 
 def rolled_back(rank, world_size, compressor, options):
@@ -329,21 +306,6 @@ def amid_by_dcp(rank, world_size, path, load):
 def distance_of_no_module(rank, world_size):
     """The error of a distance that is asked of an Outer."""
     return raised_by(hipress.consensus_distance, started()[-1])
-
-
-def silent(rank, world_size):
-    """The error at site 0 where site 1 does not come to its second round, and that of its next
-    step."""
-    store = dist.distributed_c10d._get_default_store()
-    model, optimizer, outer = started(every=2, timeout=SILENCE)
-    train(outer, model, optimizer, rank, range(2))
-    if rank == 1:
-        store.wait(["done"])
-        return None
-    found = raised_by(train, outer, model, optimizer, rank, range(2))
-    again = raised_by(outer.step)
-    store.set("done", "")
-    return found, again
 
 
 def undone(rank, world_size, names):

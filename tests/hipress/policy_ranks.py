@@ -118,26 +118,6 @@ def handed_on(rank, world_size, compressor, strategy):
     return (total + left - exact).abs().max().item(), labels
 
 
-def resumed(rank, world_size):
-    """Digests of eight steps in a row, and of five, a checkpoint, and three."""
-    policy = hipress.Warmup("dgc", ratios=(0.3, 0.1, 0.01), steps=3)
-
-    def train(made, steps):
-        for step in steps:
-            made([even(rank, step), even(rank, step + 50)]).backward()
-            for parameter in made.parameters():
-                parameter.data -= parameter.grad
-                parameter.grad = None
-
-    whole, half, again = (hipress.wrap(Two(), policy=policy) for _ in range(3))
-    train(whole, range(8))
-    train(half, range(5))
-    again.load_state_dict(half.state_dict())
-    hipress.load_state_dict(again, hipress.state_dict(half))
-    train(again, range(5, 8))
-    return digest(whole), digest(again), hipress.report(again).decisions[0].codec
-
-
 POLICIES = {
     "gravac": hipress.GraVAC("topk", (0.3, 0.1, 0.01), window=2, every=1, least=0.05, flat=0.99),
     "accordion": hipress.Accordion("topk", low=0.3, high=0.01, window=2),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
@@ -45,19 +42,3 @@ def in_rounds(rank, world_size, name, cases):
         }
         hipress.detach(ddp)
     return found
-
-
-def resumed(rank, world_size, name, folder):
-    """True if a saved, loaded and continued run ends with the bits of an uninterrupted one."""
-    whole = hipress.wrap(make(), name)
-    train(whole, rank, range(6), momentum=0.0)
-    first = hipress.wrap(make(), name)
-    train(first, rank, range(3), momentum=0.0)
-    path = os.path.join(folder, str(rank))
-    torch.save((first.module.state_dict(), hipress.state_dict(first)), path)
-    model, state = torch.load(path, weights_only=True)
-    second = hipress.wrap(make(), name)
-    second.module.load_state_dict(model)
-    hipress.load_state_dict(second, state)
-    train(second, rank, range(3, 6), momentum=0.0)
-    return digest(whole) == digest(second)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
 from tests.hipress.common import (
     SMALL_BUCKETS,
-    Raised,
     Trained,
     codec,
     delivered,
@@ -20,11 +16,6 @@ from tests.hipress.common import (
     raised_by,
     train,
 )
-
-
-def given(options):
-    """Options with the fake codecs that they name."""
-    return {key: codec(v) if key == "down" else v for key, v in options.items()}
 
 
 def real(rank, world_size, cases):
@@ -42,39 +33,6 @@ def real(rank, world_size, cases):
         found.append(Trained(apart, losses, held, delivered(ddp, rank)))
         hipress.detach(ddp)
     return found
-
-
-class Resumed(NamedTuple):
-    """A training that continued from a state."""
-
-    same: bool  # as without a stop
-    digest: str
-    kept: dict[str, bool]  # by side: whether the state holds anything
-    refused: Raised  # by another codec of owners
-
-
-def resume(rank, world_size, name, options, path):
-    """Six steps at once, and three, a checkpoint, three; the state's content, and an error."""
-    options = given(options) | {"ddp_kwargs": SMALL_BUCKETS}
-    whole = hipress.wrap(make(), codec(name), **options)
-    train(whole, rank, range(6), momentum=0)
-    half = hipress.wrap(make(), codec(name), **options)
-    train(half, rank, range(3), momentum=0)
-    torch.save([half.module.state_dict(), hipress.state_dict(half)], f"{path}/{rank}.pt")
-    weights, state = torch.load(f"{path}/{rank}.pt", weights_only=True)
-    fresh = make()
-    fresh.load_state_dict(weights)
-    again = hipress.wrap(fresh, codec(name), **options)
-    hipress.load_state_dict(again, state)
-    train(again, rank, range(3, 6), momentum=0)
-    other = hipress.wrap(make(), codec(name), **(options | {"down": "none"}))
-    kept = {
-        side: any(values.any() for values in arrays.values())
-        for sides in state["states"].values()
-        for side, arrays in sides.items()
-    }
-    refused = raised_by(hipress.load_state_dict, other, state)
-    return Resumed(digest(again) == digest(whole), digest(whole), kept, refused)
 
 
 def refused(rank, world_size):
@@ -97,4 +55,6 @@ def refused(rank, world_size):
     found["auto"] = raised_by(hipress.wrap, make(), down="int4_group")
     for strategy in ("hierarchical", "gtopk"):
         found[strategy] = raised_by(hipress.wrap, make(), "dgc", strategy=strategy)
+    one, other = (hipress.wrap(make(), codec("sparse"), down=codec(n)) for n in ("int8", "none"))
+    found["state"] = raised_by(hipress.load_state_dict, other, hipress.state_dict(one))
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import warnings
 import weakref
 
@@ -29,7 +28,6 @@ from tests.hipress.common import (
 )
 from tests.hipress.fakes import Int8
 from tests.hipress.training_ranks import Skipping
-from tests.patience import SILENCE
 
 
 def fit(sync, optimizer, rank, steps, accumulate=1, set_to_none=True):
@@ -481,52 +479,20 @@ class Breaking(Int8):
         return super().encode_batch(*args, **options)
 
 
-def failing(rank, world_size, what):
-    """Errors of the step in which rank 1 dies or cannot encode, of the next one, and of a state."""
+def failing(rank, world_size):
+    """Errors of the step in which rank 1 cannot encode, of the next one, and of a state."""
     model = make()
     sync = hipress.Synchronizer(model, Breaking())
     fit(sync, sgd(model), rank, range(2))
     x, y = data(rank, 2)
     loss = nn.functional.mse_loss(model(x), y)
-    if rank == 1 and what == "dies":
-        os._exit(1)
     Breaking.broken = rank == 1
     loss.backward()
     first = error_of(sync.step)
     nn.functional.mse_loss(model(x), y).backward()
     found = first, raised_by(sync.step), raised_by(hipress.state_dict, sync)
-    if what == "breaks":
-        dist.barrier()  # no rank leaves before all have the error
+    dist.barrier()  # no rank leaves before all have the error
     return found
-
-
-def silent(rank, world_size):
-    """The last rank takes no part in the third step, in which every rank leaves a parameter out."""
-    store = dist.distributed_c10d._get_default_store()
-    model = make(unused=True)
-    sync = hipress.Synchronizer(model, codec("int8"), timeout=SILENCE)
-    fit(sync, sgd(model), rank, range(2))
-    if rank == world_size - 1:
-        store.wait([f"done/{other}" for other in range(rank)])
-        return None
-    found = error_of(fit, sync, sgd(model), rank, range(2, 3))
-    store.set(f"done/{rank}", "")
-    return found
-
-
-def rests(rank, world_size):
-    """A dropped Synchronizer leaves no hook and no thread, and the model may have another one;
-    copies of the model have none."""
-    gc.disable()
-    model = make()
-    sync = hipress.Synchronizer(model, Int8())
-    fit(sync, sgd(model), rank, range(2))
-    engine = weakref.ref(session_of(sync).engine)
-    del sync
-    gone = engine() is None
-    again = hipress.Synchronizer(model, Int8())
-    fit(again, sgd(model), rank, range(2))
-    return gone, digest(model)
 
 
 def more(rank, world_size):

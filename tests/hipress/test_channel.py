@@ -5,7 +5,7 @@ from pathlib import Path
 from hipress.channel.channel import OVERLAP
 from tests.hipress import channel_ranks as ranks
 from tests.hipress import toy_way
-from tests.hipress.launch import DIED, launch
+from tests.hipress.launch import launch
 from tests.patience import HANG
 
 
@@ -88,16 +88,3 @@ def test_a_way_in_is_a_file():
         assert report.averages == 4
         assert 0 < report.bytes_sent < 4 * 4 * 2300 / 8
         assert report.state_bytes == 2 * 4 * 2300
-
-
-def test_a_channel_that_is_dropped_ends():
-    """A way in once had to see to it."""
-    assert min(launch(ranks.dropped, 2)) > 0
-
-
-def test_a_way_in_names_the_rank_that_was_killed():
-    found = launch(ranks.toy_killed, 3, may_die={1})
-    assert found.pop(1) == DIED
-    for error in found:
-        assert error.kind == "RankLost"
-        assert error.message.startswith("rank 1 ended during step 6")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 from torch.futures import Future
 
 from casync.errors import TransportError
@@ -13,7 +12,7 @@ from hipress.channel import failures, futures
 from hipress.errors import RankLost
 from hipress.ranks.stop import Stop
 from tests.hipress import failure_ranks
-from tests.hipress.launch import DIED, launch
+from tests.hipress.launch import launch
 from tests.patience import HANG, SILENCE
 
 
@@ -76,46 +75,6 @@ def test_ranks_that_disagree(world_size):
             assert kind == "AgreementTimeout"
             assert f"for rank {last} of {world_size}" in message
             assert SILENCE <= seconds < HANG
-
-
-@pytest.mark.parametrize("name, world_size", [("int8", 2), ("int8", 3), ("half", 2)])
-def test_a_rank_that_dies(name, world_size):
-    *alive, dead = launch(failure_ranks.killed, world_size, name, {}, may_die=[world_size - 1])
-    assert dead == DIED
-    for kind, message, seconds in alive:
-        assert kind == "RankLost"
-        assert message.startswith(f"rank {world_size - 1} ended during step 2\n")
-        assert "task" in message
-        assert seconds < HANG
-
-
-# a bucket for the bias, which comes first, and one for the weight, from the first step on
-APART = {"exclude": "bias", "ddp_kwargs": {"bucket_cap_mb": 0.0001, "find_unused_parameters": True}}
-
-
-@pytest.mark.parametrize(
-    "dtype, options, kind, part",
-    [
-        (torch.float32, {}, "AgreementTimeout", "task `"),
-        (torch.bfloat16, {}, "AgreementTimeout", "task `"),
-        (
-            torch.float32,
-            APART,
-            "AgreementTimeout",
-            "step 0: the all-reduce of uncompressed gradients timed out",
-        ),
-    ],
-)
-def test_a_rank_that_falls_silent(dtype, options, kind, part):
-    """Each kind of bucket obeys `timeout`, though the group's own is much longer."""
-    *waiting, _ = launch(failure_ranks.silent, 2, dtype, options)
-    for found, message, seconds in waiting:
-        assert found == kind
-        assert "rank 0, " in message
-        assert part in message
-        assert message.startswith("no word from rank 1 during step 0: stopped, cut off or ended\n")
-        assert "timed out" in message.lower()
-        assert seconds < HANG / 2
 
 
 def test_a_native_reduce_to_which_a_rank_that_ended_owes_is_given_up(monkeypatch):
@@ -213,23 +172,3 @@ def test_a_rank_that_gives_up_tells_for_whom_it_waited():
     told = Stop.of(error, 2).told(" during the program")
     assert told.startswith("rank 2 failed during the program: RuntimeError: gloo: Timed out")
     assert told.endswith("\nno word from rank 0 during the program: stopped, cut off or ended")
-
-
-@pytest.mark.parametrize("way", ["all_reduce", "group", "Outer"])
-def test_an_uncaught_exception_is_told(way):
-    """All ways in tell the other ranks, which once saw only that it ended."""
-    *others, dead = launch(failure_ranks.uncaught, 3, way, False, may_die=[2])
-    assert dead == DIED
-    for kind, message, seconds in others:
-        assert kind == "RankLost"
-        what = "outer round 2" if way == "Outer" else "all_reduce 2"
-        assert message.split("\n")[0] == f"rank 2 failed during {what}: ValueError: no such word"
-        assert seconds < HANG / 4
-
-
-def test_an_uncaught_exception_is_told_in_collectives_of_torch():
-    """They once named no rank after an all_reduce."""
-    *others, dead = launch(failure_ranks.uncaught, 2, "all_reduce", True, may_die=[1])
-    assert dead == DIED
-    for notes in others:
-        assert notes == ["rank 1 failed: ValueError: no such word"]

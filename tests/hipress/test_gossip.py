@@ -8,7 +8,7 @@ import pytest
 
 from hipress import OuterSGD
 from tests.hipress import gossip_ranks as ranks
-from tests.hipress.launch import DIED, launch
+from tests.hipress.launch import launch
 from tests.hipress.test_training import together
 from tests.patience import HANG
 from tests.tiers import first_fast
@@ -56,16 +56,15 @@ ROUNDS = {"every": 4, "outer": OuterSGD(0.7, 0.5)}
     "name, params",
     first_fast([("int4_group", {}), ("topk", TOPK), ("int4_group", ROUNDS)]),
 )
-def test_training_resumes_bit_for_bit(name, params):
+def test_training_and_states_that_do_not_fit(name, params):
     results = launch(ranks.trained, 3 if name == "topk" else 2, name, params)
-    for losses, (near, far), (text, why, sent), same, mixed, broken, elsewhere in results:
+    for losses, (near, far), (text, why, sent), mixed, broken, elsewhere in results:
         assert losses[-1] < losses[0]
         assert 0 < near < far
         assert "Ranks differ by design" in why
         assert ("error feedback" in why) == (name == "topk")
         assert "gossip" in text
         assert sent > 0
-        assert same
         assert mixed[0] == "StateError"
         assert "of rank 1" in mixed[1]
         assert broken[0] == "SyncError"
@@ -111,25 +110,6 @@ def test_bad_options_raise_one_error_on_every_rank():
             assert kind in ("ConfigError", "ConfigMismatch"), title
             assert part in message, title
             assert seconds < HANG / 4
-
-
-def test_a_rank_that_dies_is_named():
-    results = launch(ranks.killed, 3, may_die=[1])
-    assert results[1] == DIED
-    for first, again in (results[0], results[2]):
-        assert first[0] == "RankLost"
-        assert "rank 1" in first[1]
-        assert "task `" in first[1]
-        assert first[2] < HANG / 2
-        assert again[0] == "SyncError"
-
-
-def test_a_rank_that_is_silent_is_named():
-    kind, message, seconds = launch(ranks.silent, 2)[0]
-    assert kind == "AgreementTimeout"
-    assert "rank 1 did not answer in step 1" in message
-    assert "task `" in message
-    assert seconds < HANG / 4
 
 
 def test_parameters_of_every_kind():

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import hipress
 from tests.hipress import group_ranks
-from tests.hipress.launch import DIED, launch
+from tests.hipress.launch import launch
 from tests.tiers import first_fast
 
 ROOT = Path(hipress.__file__).parents[1]
@@ -46,16 +46,6 @@ def test_replicas_train_as_natively(way, ranks, micro, names):
             mean = ours["report"].bytes_sent / ours["report"].passes
             assert ours["report"].passes == steps
             assert ours["figures"] == {"hipress/bytes": mean}
-
-
-def test_draws_of_a_group_go_on(tmp_path):
-    """Bit for bit after a checkpoint, by file and by torch.distributed.checkpoint."""
-    for more, by_file, by_dcp, counts, error in launch(group_ranks.saves, 2, str(tmp_path)):
-        assert more.equal(by_file)
-        assert more.equal(by_dcp)
-        assert counts == [5, 5, 5]
-        assert error.kind == "StateError"
-        assert "state format 1 of an earlier version" in error.message
 
 
 def test_sums_and_averages_of_all_types():
@@ -96,14 +86,6 @@ def test_ranks_of_a_group_have_the_same_options():
     for error in launch(group_ranks.unequal, 2):
         assert error.kind == "ConfigMismatch"
         assert "min_size of group hipress: rank 0: 1024, rank 1: 1025" in error.message
-
-
-def test_a_killed_replica_is_named():
-    found = launch(group_ranks.killed, 3, may_die={1})
-    assert found.pop(1) == DIED
-    for error in found:
-        assert error.kind == "RankLost"
-        assert error.message.startswith("rank 1 ended during ")
 
 
 def test_the_entry_point_registers_the_backend():

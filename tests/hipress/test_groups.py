@@ -1,6 +1,7 @@
 """hipress's own connections."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from casync.topology import Topology
 from hipress import compat
 from hipress.choose.planner import Planner
 from hipress.choose.rules import NO_RULES
-from hipress.errors import AgreementTimeout, HipressError
+from hipress.errors import AgreementTimeout, ConfigMismatch, HipressError
 from hipress.model.devices import ON_HOST
 from hipress.options import Options
 from hipress.ranks import coordinator as coordinators
@@ -104,6 +105,21 @@ def test_a_link_that_cannot_be_measured_names_the_rank(monkeypatch):
     told = r"^no word from rank 3 .*\nrank 5: measuring the link .*\(3, 5\) failed: closed"
     with pytest.raises(HipressError, match=told):
         planner.plan({})
+
+
+def test_an_epoch_has_its_own_notes(tmp_path):
+    """Ranks that come again to a store, by a new process group, hear nothing of an earlier one."""
+    store, again = (dist.FileStore(str(tmp_path / "store"), 2) for _ in range(2))
+    ranks = [Coordinator.on(store, rank, (0, 1), "all", HANG) for rank in (0, 1)]
+    ranks[0].fail(ValueError("old"))
+    with pytest.raises(ConfigMismatch, match="rank 0 failed: ValueError: old"):
+        ranks[1].require_equal({})
+    first = ranks[0].mailbox.epoch.number
+    ranks = [Coordinator.on(again, rank, (0, 1), "all", 0.1) for rank in (0, 1)]
+    assert ranks[0].mailbox.epoch.number == ranks[1].mailbox.epoch.number != first
+    assert ranks[1].reason() is None
+    ranks[0].tell("a step")
+    assert ranks[1].silent("a step", time.monotonic()) == []
 
 
 def test_no_rank_is_connected_before_all_are():

@@ -69,13 +69,6 @@ def test_nothing_is_lost_as_levels_change(strategy):
         assert labels == [LEVELS[level] for level in (0, 0, 1, 1, 2, 2, 2)]
 
 
-def test_momentum_moves_along_and_training_resumes():
-    """dgc's momentum, and the level, which depends on the number of the step."""
-    for whole, again, codec in launch(policy_ranks.resumed, 2):
-        assert whole == again
-        assert codec == "dgc level 2"
-
-
 @pytest.mark.parametrize(
     "policy, strategy, scope",
     first_fast(

@@ -45,24 +45,6 @@ def test_nodes_and_directions_train(cases):
         assert 0.7 < trained.delivered < 1.3, (name, options, trained.delivered)
 
 
-@pytest.mark.parametrize(
-    "size, name, options",
-    [
-        (2, "sparse", {"down": "int8"}),
-        (3, "int8", {"strategy": "hierarchical", "topology": [[0, 1], [2]]}),
-    ],
-)
-def test_states_of_both_directions_resume_bit_for_bit(size, name, options, tmp_path):
-    results = launch(strategy_ranks.resume, size, name, options, str(tmp_path))
-    for result in results:
-        assert result.same
-        assert result.digest == results[0].digest
-        assert result.refused.kind == "StateError"
-        assert "and down raw()" in result.refused.message
-    assert any(result.kept.get("aggregator") for result in results)
-    assert any(result.kept["worker"] for result in results)
-
-
 def test_bad_options_raise_on_every_rank():
     for errors in launch(strategy_ranks.refused, 2):
         for title, (kind, expected) in {
@@ -77,6 +59,7 @@ def test_bad_options_raise_on_every_rank():
             "not twice": ("ConfigError", "'dgc' cannot encode twice"),
             "auto": ("ConfigError", "down needs a compressor that is named"),
             "hierarchical": ("ConfigError", "'dgc' cannot encode twice"),
+            "state": ("StateError", "and down raw()"),
             "gtopk": ("ConfigError", "strategy 'gtopk' needs; use strategy 'exchange'"),
         }.items():
             assert errors[title].kind == kind, (title, errors[title])

@@ -7,7 +7,7 @@ import torch
 
 from hipress.engine.order import LARGE_BYTES
 from tests.hipress import synchronizer_ranks as ranks
-from tests.hipress.launch import DIED, launch
+from tests.hipress.launch import launch
 from tests.hipress.test_training import together
 from tests.patience import HANG
 from tests.tiers import first_fast
@@ -191,11 +191,9 @@ def test_an_optimizer_steps_as_averages_arrive():
         assert "call no optimizer.step()" in error.message
 
 
-@pytest.mark.parametrize("what", ["dies", "breaks"])
-def test_failures_are_raised_by_step(what):
-    one, other = launch(ranks.failing, 2, what, may_die=[1])
-    assert (other == DIED) == (what == "dies")
-    for first, again, state in [one] if what == "dies" else [one, other]:
+def test_failures_are_raised_by_step():
+    one, other = launch(ranks.failing, 2)
+    for first, again, state in (one, other):
         assert first.kind in ("RankLost", "SyncError")
         assert "rank " in first.message
         assert "task `" in first.message
@@ -203,20 +201,7 @@ def test_failures_are_raised_by_step(what):
         assert again.kind == "SyncError"
         assert "step 2 failed" in again.message
         assert state.kind == "StateError"
-    if what == "breaks":
-        assert "ValueError: broken" in other[0].message
-
-
-def test_a_rank_that_does_not_come_to_the_end_of_a_step_is_named():
-    kind, message, seconds = launch(ranks.silent, 2)[0]
-    assert kind == "AgreementTimeout"
-    assert "no word from rank 1" in message
-    assert seconds < HANG / 4
-
-
-def test_a_synchronizer_that_is_let_go_leaves_nothing():
-    gone, _ = together(launch(ranks.rests, 2))
-    assert gone
+    assert "ValueError: broken" in other[0].message
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.hipress import torch_features_ranks as ranks
-from tests.hipress.epoch_ranks import WAYS
 from tests.hipress.launch import launch
+from tests.hipress.ways_ranks import WAYS
 from tests.tiers import first_fast
 
 

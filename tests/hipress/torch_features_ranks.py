@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hipress
 from tests.hipress.common import data, difference, digest, make, raised_by
-from tests.hipress.epoch_ranks import Training
+from tests.hipress.ways_ranks import Training
 
 
 def loss_of(model, rank, step):
@@ -24,7 +24,7 @@ def default_device(rank, world_size, way):
     model = make()
     torch.set_default_device("meta")
     try:
-        training = Training(way, model)
+        training = Training(way, model=model)
         for number in range(3):
             training.step(rank, number, batches[number])
         distance = hipress.consensus_distance(model)
