@@ -57,7 +57,7 @@ OF_THREE = {
 
 @pytest.mark.parametrize("world_size, cases", [(2, STATES), (3, OF_THREE)])
 def test_a_training_goes_on_bit_for_bit(world_size, cases, tmp_path):
-    """By a rank's file and by torch.distributed.checkpoint."""
+    """A rank's file and torch.distributed.checkpoint keep all of its state."""
     for found in launch(ranks.resumes, world_size, str(tmp_path), cases):
         assert {t: len({*digests}) for t, digests in found.items()} == dict.fromkeys(cases, 1)
 
