@@ -144,46 +144,6 @@ def error_of(function, *args, **kwargs):
     return RaisedAfter("none", "", time.monotonic() - start)
 
 
-def infinity(rank, world_size, name):
-    """Rank 1 has an inf; returns the gradients that every rank then holds, and the states."""
-    ddp = hipress.wrap(make(), codec(name))
-    train(ddp, rank, range(2))
-    ddp.zero_grad()
-    x, y = data(rank, 0)
-    loss = nn.functional.mse_loss(ddp(x), y)
-    if rank == 1:
-        loss = loss * float("inf")
-    loss.backward()
-    infected = [not p.grad.isfinite().all().item() for p in ddp.parameters()]
-    state = hipress.state_dict(ddp)["states"]
-    clean = all(
-        values.isfinite().all().item()
-        for sides in state.values()
-        for arrays in sides.values()
-        for values in arrays.values()
-    )
-    ddp.zero_grad()
-    skipped = scaled(ddp, rank)
-    losses = train(ddp, rank, range(3, 5))
-    return infected, clean, skipped, losses, digest(ddp)
-
-
-def scaled(ddp, rank):
-    """Steps that GradScaler skipped: the first, as one rank's loss overflows; not the next."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
-    skipped = []
-    for step, factor in enumerate((float("inf") if rank == 1 else 1.0, 1.0)):
-        x, y = data(rank, step)
-        before = digest(ddp)
-        scaler.scale(nn.functional.mse_loss(ddp(x), y) * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        skipped.append(digest(ddp) == before)
-    return skipped
-
-
 class Scaled(nn.Module):
     """A parameter of one element, and with `empty` also some of no elements; all are used."""
 

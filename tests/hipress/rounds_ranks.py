@@ -1,23 +1,11 @@
-"""Ranks of test_rounds.py and test_powersgd.py."""
+"""Ranks of test_rounds.py."""
 
 from __future__ import annotations
 
 from torch.nn.parallel import DistributedDataParallel
 
 import hipress
-from tests.hipress.common import SMALL_BUCKETS, difference, digest, make, train
-
-LOW_RANK = {
-    "rank 2": ({"rank": 2}, {}),
-    "rank 4, rebuilt buckets": ({"rank": 4}, SMALL_BUCKETS),
-    "everything": ({"rank": 1, "min_size": 0}, SMALL_BUCKETS),
-    "bucket scope": ({"rank": 2, "scope": "bucket"}, SMALL_BUCKETS),
-}
-
-
-def low_rank(rank, world_size):
-    """PowerSGD, as in_rounds."""
-    return in_rounds(rank, world_size, "powersgd", LOW_RANK)
+from tests.hipress.common import difference, digest, make, train
 
 
 def in_rounds(rank, world_size, name, cases):

@@ -27,7 +27,6 @@ from tests.hipress.common import (
     train,
 )
 from tests.hipress.fakes import Int8
-from tests.hipress.training_ranks import Skipping
 
 
 def fit(sync, optimizer, rank, steps, accumulate=1, set_to_none=True):
@@ -91,31 +90,6 @@ def scopes(rank, world_size, name):
         found[scope] = digest(model), losses[0], losses[-1], engine.counters.jobs // 6
         hipress.detach(sync)
     return found
-
-
-def now_and_then(rank, world_size, name, options):
-    """Distance of averages plus residuals from the sum of a layer's mean gradients, and if it had a
-    gradient; for a layer that all ranks use, none, and one."""
-    torch.manual_seed(0)
-    model = Skipping(0)
-    weight = model.layers[1].weight
-    sync = hipress.Synchronizer(model, name, **options)
-    wanted, got, there = torch.zeros(20, 20), torch.zeros(20, 20), []
-    for step in range(9):
-        model.unused = (0, 1, 1 + rank)[step % 3]
-        x = torch.randn(4, 20, generator=torch.Generator().manual_seed(step)) + rank
-        model.zero_grad()
-        loss = model(x).sum()
-        (mine,) = torch.autograd.grad(loss, weight, retain_graph=True, allow_unused=True)
-        loss.backward()
-        sync.step()
-        there.append(weight.grad is not None)
-        wanted += 0 if mine is None else mine / world_size
-        got += 0 if weight.grad is None else weight.grad
-    for side, arrays in hipress.state_dict(sync)["states"]["layers.1.weight"].items():
-        wanted -= arrays["residual"].float() / (world_size if side == "worker" else 1)
-    dist.all_reduce(wanted)
-    return (got - wanted).norm().item() / got.norm().item(), there
 
 
 def doubles(gradient):

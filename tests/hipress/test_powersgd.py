@@ -1,4 +1,4 @@
-"""PowerSGD on real processes, and compared with the formulas of PyTorch's hook."""
+"""PowerSGD, compared with the formulas of PyTorch's hook."""
 
 from __future__ import annotations
 
@@ -9,46 +9,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _orthogona
 
 import compll
 from compll.numerics.matrices import random_matrix
-from tests.hipress import common, rounds_ranks
-from tests.hipress.launch import launch
-
-
-def together(results):
-    """The common result of all ranks, which must be the same."""
-    assert all(result == results[0] for result in results[1:]), results
-    return results[0]
-
-
-@pytest.mark.slow  # that of thc in test_rounds.py is fast, with the same engine
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_training_follows_plain_ddp(world_size):
-    results = launch(rounds_ranks.low_rank, world_size)
-    for title in results[0]:
-        found = [result[title] for result in results]
-        together([each["digest"] for each in found])
-        for each in found:
-            assert each["losses"][-1] < 0.3 * each["losses"][0], title
-            assert each["difference"] < 0.5, title
-    whys = {d["name"]: d for d in results[0]["rank 2"]["decisions"]}
-    assert whys["second.weight"]["codec"] == "powersgd(columns=131)"
-    assert whys["second.weight"]["strategy"] == "allreduce"
-    assert whys["scale"]["codec"] is None
-    assert whys["scale"]["why"].startswith("fewer than")
-    small = {d["name"]: d["why"] for d in results[0]["everything"]["decisions"]}
-    assert small["scale"] == "powersgd would not pay at this size"
-    measured = results[0]["rank 2"]["measured"]
-    assert measured["wire_bytes"] < 0.2 * measured["ddp_wire_bytes"]
-
-
-def test_infinity_reaches_all_ranks():
-    results = launch(common.infinity, 2, "powersgd")
-    together([digest for *_, digest in results])
-    for infected, clean, skipped, losses, _ in results:
-        assert all(infected)
-        assert clean
-        assert skipped == [True, False]
-        # the residual is still that of a loss which was scaled 1024 times
-        assert np.isfinite(losses).all()
 
 
 class Hook:

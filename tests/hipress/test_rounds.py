@@ -21,53 +21,36 @@ CASES = {
         "bucket scope": ({"scope": "bucket"}, common.SMALL_BUCKETS),
         "without feedback": ({"clipped": 0.0, "residual": False, "block": 64}, {}),
     },
+    "powersgd": {
+        "rank 2": ({"rank": 2}, {}),
+        "rank 4, rebuilt buckets": ({"rank": 4}, common.SMALL_BUCKETS),
+        "everything": ({"rank": 1, "min_size": 0}, common.SMALL_BUCKETS),
+        "bucket scope": ({"rank": 2, "scope": "bucket"}, common.SMALL_BUCKETS),
+    },
+    "atomo": {
+        "owners": ({"rank": 8, "strategy": "ps"}, {}),
+        "all-gather": ({"rank": 4, "columns": 8, "strategy": "exchange"}, common.SMALL_BUCKETS),
+    },
 }
 
 
-@pytest.mark.parametrize("name", first_fast(sorted(CASES, reverse=True)))
+#: by method, bounds of the last loss by the first one, and of bytes by DDP's
+BOUNDS = {"randomk": (0.5, 0.6), "thc": (0.5, 0.6), "powersgd": (0.3, 0.2), "atomo": (0.5, 1.0)}
+
+
+@pytest.mark.parametrize("name", first_fast(["thc", "randomk", "powersgd", "atomo"]))
 @pytest.mark.parametrize("world_size", first_fast([2, 4]))
 def test_training_follows_plain_ddp(name, world_size):
     results = launch(rounds_ranks.in_rounds, world_size, name, CASES[name])
-    for title in CASES[name]:
+    loss, sent = BOUNDS[name]
+    for title, (options, _) in CASES[name].items():
         found = [result[title] for result in results]
         assert len({each["digest"] for each in found}) == 1, title
         for each in found:
-            assert each["losses"][-1] < 0.5 * each["losses"][0], title
-        whys = {d["name"]: d for d in found[0]["decisions"]}
-        assert whys["second.weight"]["codec"] == name
-        assert whys["second.weight"]["strategy"] == "allreduce"
+            assert each["losses"][-1] < loss * each["losses"][0], title
+            assert each["difference"] < 0.5 or name != "powersgd", title
+        made = next(d for d in found[0]["decisions"] if d["name"] == "second.weight")
+        assert made["codec"].startswith(name)
+        assert made["strategy"] == options.get("strategy", "allreduce")
         measured = found[0]["measured"]
-        assert measured["wire_bytes"] < 0.6 * measured["ddp_wire_bytes"], title
-
-
-SPECTRAL = {
-    "owners": ({"rank": 8, "strategy": "ps"}, {}),
-    "all-gather, narrow": (
-        {"rank": 4, "columns": 8, "strategy": "exchange"},
-        common.SMALL_BUCKETS,
-    ),
-}
-
-
-@pytest.mark.slow
-def test_singular_vectors_need_no_rounds():
-    results = launch(rounds_ranks.in_rounds, 2, "atomo", SPECTRAL)
-    for title, (options, _) in SPECTRAL.items():
-        found = [result[title] for result in results]
-        assert len({each["digest"] for each in found}) == 1, title
-        for each in found:
-            assert each["losses"][-1] < 0.5 * each["losses"][0], title
-        whys = {d["name"]: d for d in found[0]["decisions"]}
-        assert whys["second.weight"]["codec"] == "atomo"
-        assert whys["second.weight"]["strategy"] == options["strategy"]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_infinity_reaches_all_ranks(name):
-    results = launch(common.infinity, 2, name)
-    assert len({digest for *_, digest in results}) == 1
-    for infected, clean, skipped, losses, _ in results:
-        assert all(infected)
-        assert clean
-        assert skipped == [True, False]
-        assert losses[-1] < 20
+        assert measured["wire_bytes"] < sent * measured["ddp_wire_bytes"], title

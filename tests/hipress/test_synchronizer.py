@@ -59,15 +59,6 @@ def test_wrap_compresses_a_model_as_one():
     assert trains
 
 
-@pytest.mark.parametrize(
-    "name, options", first_fast([("onebit_group", {}), ("topk", {"min_size": 0})])
-)
-def test_unused_parameters_keep_residuals_and_no_gradient(name, options):
-    for error, there in launch(ranks.now_and_then, 2, name, options):
-        assert error < 1e-5
-        assert there == 3 * [True, False, True]
-
-
 @pytest.mark.parametrize("large", first_fast([LARGE_BYTES, IN_PLACE]))
 def test_parameters_of_every_kind(large):
     """Tied, frozen, sparse, bfloat16, transposed, empty, float64; and broadcast from rank 0."""

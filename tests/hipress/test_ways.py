@@ -125,6 +125,22 @@ def test_an_uncaught_exception_is_told_in_collectives_of_torch():
         assert notes == ["rank 1 failed: ValueError: no such word"]
 
 
+@pytest.mark.parametrize(
+    "way, name, options, most",
+    [
+        ("wrap", "onebit_group", {}, 1e-5),
+        ("wrap", "onebit_group", {"residual": "bfloat16"}, 0.02),
+        ("wrap", "topk", {"ratio": 0.05}, 1e-5),
+        ("wrap", "powersgd", {"rank": 1}, 1e-5),
+        ("Synchronizer", "onebit_group", {}, 1e-5),
+    ],
+)
+def test_residuals_outlast_steps_in_which_a_parameter_is_unused(way, name, options, most):
+    for error, there in launch(ranks.now_and_then, 2, way, name, options):
+        assert error < most
+        assert there == 3 * [True, False, True]
+
+
 def test_threads_and_connections_end():
     for found in launch(ranks.let_go, 2, LEAVING):
         for way, (training, detached) in found.items():

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 import hipress
 from tests.hipress.common import (
     SMALL_BUCKETS,
-    UNREBUILT,
     Scaled,
     codec,
     data,
@@ -206,29 +205,6 @@ class Skipping(nn.Module):
         return x
 
 
-def now_and_then(rank, world_size, name, options):
-    """Distance of DDP's gradients plus residuals from the sum of a layer's mean gradients; all
-    ranks, none, or one uses the layer."""
-    torch.manual_seed(0)
-    model = Skipping(0)
-    weight = model.layers[1].weight
-    ddp = hipress.wrap(model, name, ddp_kwargs=UNREBUILT, **options)
-    wanted, got = torch.zeros(20, 20), torch.zeros(20, 20)
-    for step in range(9):
-        model.unused = (0, 1, 1 + rank)[step % 3]
-        x = torch.randn(4, 20, generator=torch.Generator().manual_seed(step)) + rank
-        model.zero_grad()
-        loss = ddp(x).sum()
-        (mine,) = torch.autograd.grad(loss, weight, retain_graph=True, allow_unused=True)
-        loss.backward()
-        wanted += 0 if mine is None else mine / world_size
-        got += 0 if weight.grad is None else weight.grad
-    for side, arrays in hipress.state_dict(ddp)["states"]["layers.1.weight"].items():
-        wanted -= arrays["residual"].float() / (world_size if side == "worker" else 1)
-    dist.all_reduce(wanted)
-    return (got - wanted).norm().item() / got.norm().item()
-
-
 class Turned(nn.Module):
     """A real layer and complex parameters."""
 
@@ -303,3 +279,48 @@ def subgroup(rank, world_size, name):
     assert hipress.report(ddp).options["timeout"] == HANG - 1
     train(ddp, rank, range(3))
     return digest(ddp)
+
+
+def infinity(rank, world_size, names):
+    """`_infinity` by compressor."""
+    return {name: _infinity(rank, name) for name in names}
+
+
+def _infinity(rank, name):
+    """Rank 1 has an inf; returns the gradients that every rank then holds, and the states."""
+    ddp = hipress.wrap(make(), codec(name))
+    train(ddp, rank, range(2))
+    ddp.zero_grad()
+    x, y = data(rank, 0)
+    loss = nn.functional.mse_loss(ddp(x), y)
+    if rank == 1:
+        loss = loss * float("inf")
+    loss.backward()
+    infected = [not p.grad.isfinite().all().item() for p in ddp.parameters()]
+    state = hipress.state_dict(ddp)["states"]
+    clean = all(
+        values.isfinite().all().item()
+        for sides in state.values()
+        for arrays in sides.values()
+        for values in arrays.values()
+    )
+    ddp.zero_grad()
+    skipped = scaled(ddp, rank)
+    losses = train(ddp, rank, range(3, 5))
+    return infected, clean, skipped, losses, digest(ddp)
+
+
+def scaled(ddp, rank):
+    """Steps that GradScaler skipped: the first, as one rank's loss overflows; not the next."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+    skipped = []
+    for step, factor in enumerate((float("inf") if rank == 1 else 1.0, 1.0)):
+        x, y = data(rank, step)
+        before = digest(ddp)
+        scaler.scale(nn.functional.mse_loss(ddp(x), y) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        skipped.append(digest(ddp) == before)
+    return skipped

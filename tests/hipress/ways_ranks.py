@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hipress
 from hipress import compat
 from tests.hipress.common import UNREBUILT, codec, data, digest, error_of, make, raised_by
+from tests.hipress.training_ranks import Skipping
 from tests.hipress.tuner_ranks import quick
 from tests.patience import HANG, SILENCE, wait_until
 
@@ -274,3 +275,28 @@ def ours():
     """Threads of hipress, but for the door, which is the process's."""
     names = [each.name for each in threading.enumerate() if each.name != "hipress-door"]
     return [name for name in names if name.startswith(("casync", "hipress"))]
+
+
+def now_and_then(rank, world_size, way, name, options):
+    """Distance of averages plus residuals from the sum of a layer's mean gradients, and if it had a
+    gradient; for a layer that all ranks use, none, and one."""
+    torch.manual_seed(0)
+    model = Skipping(0)
+    weight, training = model.layers[1].weight, Training(way, name, model, **options)
+    wanted, got, there = torch.zeros(20, 20), torch.zeros(20, 20), []
+    for step in range(9):
+        model.unused = (0, 1, 1 + rank)[step % 3]
+        x = torch.randn(4, 20, generator=torch.Generator().manual_seed(step)) + rank
+        model.zero_grad()
+        loss = training.module(x).sum()
+        (mine,) = torch.autograd.grad(loss, weight, retain_graph=True, allow_unused=True)
+        loss.backward()
+        if way == "Synchronizer":
+            training.sync.step()
+        there.append(weight.grad is not None)
+        wanted += 0 if mine is None else mine / world_size
+        got += 0 if weight.grad is None else weight.grad
+    for side, arrays in hipress.state_dict(training.sync)["states"]["layers.1.weight"].items():
+        wanted -= arrays["residual"].float() / (world_size if side == "worker" else 1)
+    dist.all_reduce(wanted)
+    return (got - wanted).norm().item() / got.norm().item(), there
