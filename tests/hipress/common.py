@@ -15,6 +15,7 @@ from hipress.channel.failures import Failures
 from hipress.engine.channels import Channels
 from hipress.engine.engine import Engine
 from tests.hipress.fakes import Halves, Int8, Sparse
+from tests.patience import HANG
 
 FAKES = {"int8": Int8, "half": Halves, "sparse": Sparse}
 SMALL_BUCKETS = {"bucket_cap_mb": 0.02}
@@ -132,6 +133,14 @@ class RaisedAfter(NamedTuple):
 def raised_by(function, *args, **kwargs):
     """The exception that a call raises."""
     return Raised(*error_of(function, *args, **kwargs)[:2])
+
+
+def refuses(text, function, *args, kind="Config", **options):
+    """Assert that a call soon raises an error of this kind that has this text."""
+    found = error_of(function, *args, **options)
+    assert found.kind.startswith(kind), (text, found)
+    assert text in found.message, (text, found)
+    assert found.seconds < HANG / 4, (text, found)
 
 
 def error_of(function, *args, **kwargs):

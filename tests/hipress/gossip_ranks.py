@@ -10,7 +10,7 @@ import hipress
 from casync.estimates import OWN, copy_of
 from casync.strategies.gossip import grid
 from hipress.engine import order
-from tests.hipress.common import data, digest, error_of, make, raised_by
+from tests.hipress.common import data, digest, make, raised_by, refuses
 
 
 def apart(model, rank):
@@ -106,46 +106,54 @@ class gossip_of_none:
 
 
 def refusals(rank, world_size):
-    """Errors of impossible Gossips, with their seconds, by title."""
-    asked = {
-        "verify": ("topk", {"verify": True}),
-        "strategy": ("topk", {"strategy": "ps"}),
-        "misspelt": ("topk", {"rato": 0.1}),
-        "auto": ("auto", {}),
-        "every": ("topk", {"every": 0}),
-        "nesterov": ("topk", {"outer": hipress.OuterSGD(0.7, 0.9, nesterov=False)}),
-        "gamma": ("topk", {"gamma": 0}),
-        "links": ("topk", {"topology": "tours"}),
-        "torus": ("topk", {"topology": "torus"}),
-        "states": ("dgc", {}),
-        "rounds": ("powersgd", {}),
-        "votes": ("signsgd", {}),
-        "variance": ("tern_group", {}),
-        "threshold": ("threshold", {}),
-        "other links": ("topk", {"topology": ("ring", "complete", "ring")[rank]}),
-        "other codec": (("topk", "int4_group", "topk")[rank], {}),
-        "other gamma": ("topk", {"gamma": 0.1 * (1 + (rank == 2))}),
-        "one rank": ("topk", {"gamma": (0.5, 2, 0.5)[rank]}),
-    }
-    found = {
-        title: error_of(hipress.Gossip, make(), name, **options)
-        for title, (name, options) in asked.items()
-    }
-    found["double"] = error_of(hipress.Gossip, make().double(), "topk")
-    found["device"] = error_of(hipress.Gossip, make().to("meta"), "topk")
-    found["ddp"] = error_of(hipress.Gossip, nn.parallel.DistributedDataParallel(make()), "topk")
+    """Impossible Gossips, after which one trains."""
+    last = {"gamma": 0.1 * (1 + (rank == 2))}
+    for text, name, options in (
+        ("takes no verify: ranks hold different parameters by design", "topk", {"verify": True}),
+        ("takes no strategy: it averages parameters", "topk", {"strategy": "ps"}),
+        ("did you mean 'ratio'?", "topk", {"rato": 0.1}),
+        ("Gossip needs a compressor by name", "auto", {}),
+        ("every is a whole number from 1 on, not 0", "topk", {"every": 0}),
+        (
+            "the outer momentum of Gossip is Nesterov's",
+            "topk",
+            {"outer": hipress.OuterSGD(0.7, 0.9, nesterov=False)},
+        ),
+        ("gamma must be None or a number in (0, 1], got 0", "topk", {"gamma": 0}),
+        ("did you mean 'torus'?", "topk", {"topology": "tours"}),
+        ("topology='torus': 3 ranks make no torus", "topk", {"topology": "torus"}),
+        ("it keeps a state of gradients (u, v)", "dgc", {}),
+        ("only together with those of all ranks", "powersgd", {}),
+        ("only together with those of all ranks", "signsgd", {}),
+        ("would not improve", "tern_group", {}),
+        ("would not improve", "threshold", {}),
+        (
+            "ranks disagree on topology of gossip: rank 0: ring, rank 1: complete",
+            "topk",
+            {"topology": ("ring", "complete", "ring")[rank]},
+        ),
+        ("ranks disagree on compressor", ("topk", "int4_group", "topk")[rank], {}),
+        ("ranks disagree on gamma: rank 0: 0.1, rank 2: 0.2", "topk", last),
+        ("must be None or a number in (0, 1], got 2", "topk", {"gamma": (0.5, 2, 0.5)[rank]}),
+    ):
+        refuses(text, hipress.Gossip, make(), name, **options)
     model = make()
-    sync = hipress.Synchronizer(model, "none")
-    found["twice"] = error_of(hipress.Gossip, model, "topk")
+    sync, ddp = hipress.Synchronizer(model, "none"), nn.parallel.DistributedDataParallel(make())
+    for text, each in (
+        ("'scale' is of float64", make().double()),
+        ("'scale' is on meta; gossip is for CPUs", make().to("meta")),
+        ("a Gossip takes a module without DDP", ddp),
+        ("synchronizes 'scale' of the model already", model),
+    ):
+        refuses(text, hipress.Gossip, each, "topk")
     hipress.detach(sync)
     other = make() if rank else nn.Linear(2, 2)
-    found["distance"] = error_of(hipress.consensus_distance, other)
-    found["strategy of wrap"] = error_of(hipress.wrap, make(), "topk", strategy="gossip")
+    refuses("has others than rank", hipress.consensus_distance, other)
+    refuses("see hipress.Gossip", hipress.wrap, make(), "topk", strategy="gossip")
     gossip = hipress.Gossip(model, "topk", min_size=0)
-    trains = fit(model, gossip, rank, range(2))
+    fit(model, gossip, rank, range(2))
     hipress.detach(gossip)
-    found["detached"] = error_of(gossip.step)
-    return found, len(trains)
+    refuses("detached from this Gossip", gossip.step)
 
 
 def odd(rank, world_size):

@@ -15,7 +15,7 @@ import hipress
 from hipress import OuterSGD, integrations
 from hipress.outer.members import FixedMembers
 from tests import gpus
-from tests.hipress.common import data, digest, make, raised_by
+from tests.hipress.common import data, digest, make, raised_by, refuses
 
 AVERAGE = OuterSGD(1.0, 0.0, nesterov=False)
 
@@ -219,36 +219,50 @@ def refused(rank, world_size, compressor):
 
 
 def errors(rank, world_size):
-    """Errors of options and models that cannot be used."""
+    """Options and models that cannot be used."""
     model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-
-    def refused(**options):
-        return raised_by(hipress.Outer, model, optimizer, **options)
-
-    found = [
-        refused(every=10, fragments=3),
-        refused(every=5, fragments=99),
-        refused(every=4, delay=4),
-        refused(every=4, fragments=2, delay=2),
-        refused(compressor="auto"),
-        refused(mix=0.0),
-        refused(every=10 + rank),
-        refused(compressor="int4_group" if rank else "int8_group"),
-        raised_by(other_model, rank),
-        raised_by(hipress.Outer, model, torch.optim.SGD(make().parameters(), lr=1.0)),
-        raised_by(hipress.Outer.preset, "diloko", model, optimizer),
-        raised_by(hipress.Outer, optimizer, model),
-        refused(verify=True),
-        refused(verfy=True),
-        refused(compressor="topk", ratio=0.1, evrey=4),
-        refused(members=dist.distributed_c10d._get_default_store()),
-        raised_by(without_values),
-    ]
-    wrapped = hipress.wrap(model, "int4_group")
-    found.append(raised_by(hipress.Outer, wrapped, optimizer))
-    found.append(raised_by(hipress.Outer, model, optimizer))
-    return found
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.02) for each in (model, make()))
+    for text, options in (
+        (
+            "every=10 steps do not divide into fragments=3 rounds: 9 do",
+            {"every": 10, "fragments": 3},
+        ),
+        ("fragments=99 rounds do not fit into every=5 steps", {"every": 5, "fragments": 99}),
+        (
+            "delay=4: a round must end before the next begins, so at most 3",
+            {"every": 4, "delay": 4},
+        ),
+        ("delay=2: a round must end before", {"every": 4, "fragments": 2, "delay": 2}),
+        ("Outer needs a compressor by name", {"compressor": "auto"}),
+        ("mix is a share in (0, 1] or None, not 0.0", {"mix": 0.0}),
+        ("ranks disagree on schedule: rank 0: every 10 steps", {"every": 10 + rank}),
+        (
+            "ranks disagree on compressor: rank 0: int8_group",
+            {"compressor": "int4_group" if rank else "int8_group"},
+        ),
+        ("hipress.Outer takes no verify: it averages weights between sites", {"verify": True}),
+        ("neither hipress.Outer nor compressor 'int4_group' takes 'verfy'", {"verfy": True}),
+        (
+            "neither hipress.Outer nor compressor 'topk' takes 'evrey': did you mean 'every'?",
+            {"compressor": "topk", "ratio": 0.1, "evrey": 4},
+        ),
+        (
+            "members is a hipress.StoreMembers or a hipress.TorchftMembers, not",
+            {"members": dist.distributed_c10d._get_default_store()},
+        ),
+    ):
+        refuses(text, hipress.Outer, model, optimizer, **options)
+    refuses("ranks disagree on parameters", of_linear, in_features=3 + rank)
+    refuses("parameter 'weight' is on the meta device", of_linear, in_features=3, device="meta")
+    refuses("steps this model's parameters between rounds, not SGD", hipress.Outer, model, other)
+    unknown = "unknown preset of Outer 'diloko'. did you mean 'diloco'?"
+    refuses(unknown, hipress.Outer.preset, "diloko", model, optimizer)
+    refuses(
+        "the model comes first: hipress.Outer(model, optimizer)", hipress.Outer, optimizer, model
+    )
+    for each in (hipress.wrap(model, "int4_group"), model):
+        told = "a DistributedDataParallel averages this model's gradients with rank"
+        refuses(told, hipress.Outer, each, optimizer)
 
 
 def wrapped_later(rank, world_size):
@@ -258,14 +272,9 @@ def wrapped_later(rank, world_size):
     return raised_by(train, outer, ddp, optimizer, rank, range(2))
 
 
-def other_model(rank):
-    """Models that differ between sites."""
-    model = nn.Linear(3 + rank, 2)
-    hipress.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def without_values():
-    model = nn.Linear(3, 2, device="meta")
+def of_linear(**made):
+    """The outer loop of a layer."""
+    model = nn.Linear(out_features=2, **made)
     hipress.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 import weakref
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from hipress.channel import failures, futures
 from hipress.model.shards import local
 from hipress.sharding import fsdp
 from hipress.sharding.sharding import Sharding
-from tests.hipress.common import raised_by
+from tests.hipress.common import raised_by, refuses
 from tests.patience import wait_until
 
 
@@ -351,7 +352,7 @@ def slow_at_last(rank, world_size, detaches):
 
 
 def refused(rank, world_size):
-    """Errors of arguments and models, by a name."""
+    """Arguments and models that are refused."""
     mesh, made = init_device_mesh("cpu", (world_size,)), sharded(Net())
     other = sharded(Net())
     other.set_custom_reduce_scatter(lambda **_: None)
@@ -360,48 +361,53 @@ def refused(rank, world_size):
     own, first = [dist.new_group([each]) for each in range(world_size)], Net()
     fully_shard(first.blocks[0], mesh=dist.DeviceMesh.from_group(own[rank], "cpu"))
     fully_shard(first, mesh=mesh)
-    old, hooked = sharded(Net()), sharded(Net())
+    hooked, group = sharded(Net()), dist.group.WORLD
     hooked.blocks[1].set_all_reduce_hook(lambda output: None)
     both = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
     hsdp = sharded(Net(), mesh=both)
-    wrong = {
-        "rounds": (made, {"reduce_scatter": "powersgd"}),
-        "a rule": (made, {"rules": {"*.weight": "powersgd"}}),
-        "states": (made, {"reduce_scatter": "onebit_group"}),
-        "votes": (made, {"reduce_scatter": "signsgd"}),
-        "unknown": (made, {"all_gather": "int8_grup"}),
-        "buckets": (made, {"bucket_cap_mb": 25}),
-        "strategy": (made, {"strategy": "ring"}),
-        "misspelt": (made, {"ruels": {}}),
-        "in flight": (made, {"in_flight": 0}),
-        "pattern": (made, {"exclude": "heads.*"}),
-        "no module": (3, {}),
-        "whole": (Net(), {}),
-        "custom": (other, {}),
-        "symmetric": (symmetric, {}),
-        "meshes": (first, {}),
-        "a group alone": (made, {"replica_group": dist.group.WORLD}),
-        "replicas of HSDP": (hsdp, {"replicas": "int4_group", "replica_group": dist.group.WORLD}),
-        "hooked": (hooked, {}),
-        "torch": (old, {}),
-    }
-    found = {}
-    for name, (model, options) in wrong.items():
-        if name == "torch":
-            fsdp._SINCE["set_custom_all_of_it"] = "2.9"
-        found[name] = raised_by(hipress.shard, model, **options)
-    del fsdp._SINCE["set_custom_all_of_it"]
-    found["unnamed"] = raised_by(hipress.shard, made, "int4_group")
-    found["wrapped"] = raised_by(hipress.wrap, made, "int4_group")
-    hipress.shard(made)
-    found["again"] = raised_by(hipress.shard, made)
-    found["part"] = raised_by(hipress.shard, made.blocks[0])
-    found["state"] = raised_by(hipress.load_state_dict, made, {"step": 3})
-    hipress.detach(made)
-    found["detached"] = raised_by(hipress.report, made)
+    flat = "works on a matrix or in rounds, and a rank's row of a sharded model is flat"
+    for text, model, options in (
+        (f"reduce_scatter: compressor 'powersgd' {flat}", made, {"reduce_scatter": "powersgd"}),
+        (
+            f"rule '*.weight': compressor 'powersgd' {flat}",
+            made,
+            {"rules": {"*.weight": "powersgd"}},
+        ),
+        ("keeps states (residual), which for reduce_", made, {"reduce_scatter": "onebit_group"}),
+        ("payloads that vote", made, {"reduce_scatter": "signsgd"}),
+        ("all_gather: unknown compressor 'int8_grup'", made, {"all_gather": "int8_grup"}),
+        ("takes no bucket_cap_mb: it is an argument of Distributed", made, {"bucket_cap_mb": 25}),
+        ("takes no strategy: a sum goes to the rank", made, {"strategy": "ring"}),
+        ("did you mean 'rules'?", made, {"ruels": {}}),
+        ("in_flight is a positive number", made, {"in_flight": 0}),
+        ("'heads.*' matches no parameter", made, {"exclude": "heads.*"}),
+        ("the model must be a torch.nn.Module, got 3", 3, {}),
+        ("the model has no module of FSDP2", Net(), {}),
+        ("'the model' has a custom collective, function", other, {}),
+        ("leave set_symm_mem_for_comm out", symmetric, {}),
+        ("'blocks.0' is sharded over ranks", first, {}),
+        ("replicas= and replica_group= go together", made, {"replica_group": group}),
+        (
+            "FSDP2 averages the replicas of this model itself",
+            hsdp,
+            {"replicas": "int4_group", "replica_group": group},
+        ),
+        ("'blocks.1' has an all-reduce hook", hooked, {}),
+    ):
+        refuses(text, hipress.shard, model, **options)
+    with mock.patch.dict(fsdp._SINCE, set_custom_all_of_it="2.9"):
+        for text in ("has no FSDPModule.set_custom_all_of_it", "torch 2.9 is the first"):
+            refuses(text, hipress.shard, made)
+    refuses("takes no compressor: name reduce_scatter=", hipress.shard, made, "int4_group")
+    refuses("hipress.shard(model) compresses what FSDP2 sends", hipress.wrap, made, "int4_group")
     unequal = {"reduce_scatter": "int8_group"} if rank else {}
-    found["unequal"] = raised_by(hipress.shard, made, **unequal)
-    return found
+    refuses("int4_group", hipress.shard, made, kind="ConfigMismatch", **unequal)
+    hipress.shard(made)
+    for each in (made, made.blocks[0]):
+        refuses("hipress.detach that first", hipress.shard, each)
+    refuses("", hipress.load_state_dict, made, {"step": 3}, kind="StateError")
+    hipress.detach(made)
+    refuses("hipress.shard was not called for this model, or detached", hipress.report, made)
 
 
 def alone(rank, world_size):

@@ -13,7 +13,7 @@ from tests.hipress.common import (
     difference,
     digest,
     make,
-    raised_by,
+    refuses,
     train,
 )
 
@@ -36,25 +36,28 @@ def real(rank, world_size, cases):
 
 
 def refused(rank, world_size):
-    """Errors of each rank for impossible options, or options that differ between ranks."""
-    different = [2, 1] if rank else [1, 2]
-    cases = {
-        "size": {"strategy": "hierarchical", "topology": 3},
-        "ranks": {"strategy": "hierarchical", "topology": [[0, 1, 2]]},
-        "twice": {"strategy": "hierarchical", "topology": [[0, 1], [1]]},
-        "type": {"topology": "two"},
-        "differ": {"strategy": "hierarchical", "topology": different[0]},
-        "direction": {"strategy": "exchange", "down": "int4_group"},
-        "down": {"down": "int4_grup"},
-        "downs": {"down": ["int4_group", "int8_group"][rank % 2]},
-        "not twice": {"strategy": "ps", "down": "dgc"},
-    }
-    found = {
-        title: raised_by(hipress.wrap, make(), "topk", **case) for title, case in cases.items()
-    }
-    found["auto"] = raised_by(hipress.wrap, make(), down="int4_group")
-    for strategy in ("hierarchical", "gtopk"):
-        found[strategy] = raised_by(hipress.wrap, make(), "dgc", strategy=strategy)
+    """Impossible options, options that differ between ranks, and states of other codecs."""
+    for text, options in (
+        ("topology=3: 2 ranks do not make nodes of 3", {"strategy": "hierarchical", "topology": 3}),
+        ("has 3 ranks, but the group", {"strategy": "hierarchical", "topology": [[0, 1, 2]]}),
+        ("each rank once", {"strategy": "hierarchical", "topology": [[0, 1], [1]]}),
+        ("topology is the number of ranks per node", {"topology": "two"}),
+        (
+            "ranks disagree on topology: rank 0: 1, rank 1: 2",
+            {"strategy": "hierarchical", "topology": 1 + rank},
+        ),
+        ("'exchange' has one direction", {"strategy": "exchange", "down": "int4_group"}),
+        ("did you mean 'int4_group'", {"down": "int4_grup"}),
+        ("ranks disagree on down", {"down": ("int4_group", "int8_group")[rank]}),
+        ("'dgc' cannot encode twice", {"strategy": "ps", "down": "dgc"}),
+    ):
+        refuses(text, hipress.wrap, make(), "topk", **options)
+    refuses("down needs a compressor that is named", hipress.wrap, make(), down="int4_group")
+    for text, strategy in (
+        ("'dgc' cannot encode twice", "hierarchical"),
+        ("strategy 'gtopk' needs; use strategy 'exchange'", "gtopk"),
+    ):
+        refuses(text, hipress.wrap, make(), "dgc", strategy=strategy)
     one, other = (hipress.wrap(make(), codec("sparse"), down=codec(n)) for n in ("int8", "none"))
-    found["state"] = raised_by(hipress.load_state_dict, other, hipress.state_dict(one))
-    return found
+    state = hipress.state_dict(one)
+    refuses("and down raw()", hipress.load_state_dict, other, state, kind="StateError")

@@ -24,6 +24,7 @@ from tests.hipress.common import (
     error_of,
     make,
     raised_by,
+    refuses,
     train,
 )
 from tests.hipress.fakes import Int8
@@ -321,42 +322,51 @@ def shown_again(rank, world_size):
 
 
 def refusals(rank, world_size):
-    """Error messages, by attempt."""
-    model = make()
+    """Attempts that are refused, after which the first Synchronizer is as good as before."""
+    model, other = make(), make()
     sync = hipress.Synchronizer(model, "none")
     ddp = DistributedDataParallel(make())
     half = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())
-    tries = {
-        "ddp": (hipress.Synchronizer, ddp, {}),
-        "no module": (hipress.Synchronizer, [1], {}),
-        "twice": (hipress.Synchronizer, model, {}),
-        "part": (hipress.Synchronizer, model.first, {}),
-        "whole": (hipress.Synchronizer, nn.Sequential(model), {}),
-        "wrap": (hipress.wrap, model, {}),
-        "ddp_kwargs": (hipress.Synchronizer, make(), {"ddp_kwargs": {"static_graph": True}}),
-        "misspelt": (hipress.Synchronizer, make(), {"optimiser": 1}),
-        "auto as one": (hipress.Synchronizer, make(), {"compressor": "auto", "scope": "model"}),
-        "attach as one": (hipress.attach, ddp, {"scope": "model"}),
-        "types as one": (hipress.wrap, half, {"scope": "model"}),
-        "parts as one": (hipress.wrap, make(), {"scope": "model", "exclude": "scale"}),
-        "cap": (hipress.wrap, make(), {"scope": "model", "ddp_kwargs": {"bucket_cap_mb": 1}}),
-        "optimizer": (hipress.wrap, make(), {"optimizer": model}),
-        "optimizer's name": (hipress.Synchronizer, make(), {"optimizer": "adm"}),
-        "lbfgs": (
-            hipress.Synchronizer,
-            (other := make()),
+    sync_, wrap = hipress.Synchronizer, hipress.wrap
+    for text, way, module, options in (
+        ("pass its .module here", sync_, ddp, {}),
+        ("must be a torch.nn.Module", sync_, [1], {}),
+        ("synchronizes 'scale' of the model already", sync_, model, {}),
+        ("synchronizes 'weight' of the model already", sync_, model.first, {}),
+        ("synchronizes '0.scale' of the model already", sync_, nn.Sequential(model), {}),
+        ("synchronizes 'scale' of the model already", wrap, model, {}),
+        ("Synchronizer takes no ddp_kwargs", sync_, make(), {"ddp_kwargs": {"static_graph": True}}),
+        ("did you mean 'optimizer'?", sync_, make(), {"optimiser": 1}),
+        (
+            'scope="model" needs a compressor',
+            sync_,
+            make(),
+            {"compressor": "auto", "scope": "model"},
+        ),
+        ("for wrap", hipress.attach, ddp, {"scope": "model"}),
+        ("several types", wrap, half, {"scope": "model"}),
+        ("'scale' stays uncompressed", wrap, make(), {"scope": "model", "exclude": "scale"}),
+        (
+            "leave bucket_cap_mb out",
+            wrap,
+            make(),
+            {"scope": "model", "ddp_kwargs": {"bucket_cap_mb": 1}},
+        ),
+        ("optimizer is a torch.optim.Optimizer", wrap, make(), {"optimizer": model}),
+        ("did you mean 'adam'?", sync_, make(), {"optimizer": "adm"}),
+        (
+            "optimizer=LBFGS: its step may need all gradients at once",
+            sync_,
+            other,
             {"optimizer": torch.optim.LBFGS(other.parameters())},
         ),
-        "foreign": (hipress.Synchronizer, make(), {"optimizer": sgd(model)}),
-        "one rank": (hipress.Synchronizer, make(), {"ddp_kwargs": {} if rank else None}),
-    }
-    found = {
-        title: raised_by(way, module, **({"compressor": "none"} | options))
-        for title, (way, module, options) in tries.items()
-    }
+        ("parameters that the model has not", sync_, make(), {"optimizer": sgd(model)}),
+        ("takes no ddp_kwargs", sync_, make(), {"ddp_kwargs": {} if rank else None}),
+    ):
+        refuses(text, way, module, **({"compressor": "none"} | options))
     before = digest(model)
-    fit(sync, sgd(model), rank, range(1))  # is as good as before
-    return found, digest(model) != before
+    fit(sync, sgd(model), rank, range(1))
+    assert digest(model) != before
 
 
 def mixed_ways(rank, world_size):
