@@ -1,4 +1,5 @@
-"""Marked blocks of README.md and the documentation, and the evidence that hipress ships.
+"""Marked blocks of README.md, the documentation and bench/results, and the evidence that hipress
+ships.
 
 python -m bench.pages           # writes what was recorded, or follows from the specs
 python -m bench.pages --check   # only checks: part of `make docs`
@@ -50,15 +51,13 @@ def losses_page(results: Path) -> dict[str, str]:
         "WAYS": measured_tables.of_ways(spec_table.read_losses(results)),
         "GPT2": measured_tables.of_gpt2(results),
         "TIMES": measured_tables.times_to_loss(results, links),
-        "FROZEN": measured_tables.frozen(results),
     }
 
 
 def regions_page(results: Path) -> dict[str, str]:
     """Blocks of docs/measurements/regions.md."""
     links = ("outer-100mbit", "outer-100mbit-rounds", "outer-10mbit", "outer-10mbit-rounds")
-    rounds = measured_tables.times_to_loss(results, links)
-    return {"ROUNDS": rounds, "SITES": measured_tables.sites(results)}
+    return {"ROUNDS": measured_tables.times_to_loss(results, links)}
 
 
 def gpu_page(results: Path) -> dict[str, str]:
@@ -96,6 +95,9 @@ BLOCKS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "docs/measurements/shards.md": shards_page,
     "docs/measurements/steps.md": steps_page,
     "docs/measurements/compressors.md": spec_table.blocks,
+    "bench/results/compressors.md": spec_table.all_blocks,
+    "bench/results/freezes.md": lambda results: {"FROZEN": measured_tables.frozen(results)},
+    "bench/results/outer.md": lambda results: {"SITES": measured_tables.sites(results)},
     "docs/how/planner.md": planner_page,
     "docs/use/weights.md": lambda results: {
         "WEIGHT_SPEEDS": measured_tables.weight_speeds(results),
@@ -133,7 +135,7 @@ def current(root: Path = ROOT) -> dict[Path, str]:
 def main(
     check: Annotated[bool, typer.Option("--check", help="only check the blocks")] = False,
 ) -> None:
-    """Rewrite the blocks of README.md and docs/, and the evidence."""
+    """Rewrite the blocks of README.md, docs/ and bench/results/, and the evidence."""
     texts = current(ROOT)
     old = [path for path, text in texts.items() if path.read_text("utf-8") != text]
     for path in old:

@@ -1,4 +1,5 @@
-"""The tables of docs/measurements/compressors.md, which `python -m bench.pages` writes.
+"""The tables of docs/measurements/compressors.md and bench/results/compressors.md, which
+`python -m bench.pages` writes.
 
 python -m bench.codecs        # measures speeds, writes bench/results/codecs.json
 python -m bench.losses        # measures losses
@@ -112,7 +113,11 @@ def losses(measured_rows: Sequence[Row], only: Sequence[str] = ()) -> str:
     """A table for each number of steps."""
     steps = sorted({row.steps for row in measured_rows})
     tables = ((each, [*loss_tables.table(measured_rows, each, only)]) for each in steps)
-    return "\n\n".join(markdown_table(loss_tables.head(n), rows) for n, rows in tables if rows)
+    return "\n\n".join(
+        markdown_table(loss_tables.head(n), rows)
+        for n, rows in tables
+        if len(rows) > 1  # beside fp32
+    )
 
 
 def read_losses(results: Path) -> list[Row]:
@@ -125,12 +130,37 @@ def _of_gradients(row: Row) -> bool:
     return not row.method.startswith((MOMENTUM, SHARDED, TRIAL))
 
 
+def chosen(known: Sequence[Facts], data: Data) -> str:
+    """The facts and speeds of each spec by which one chooses."""
+    rates = {row["codec"]: row for row in data["rows"]}
+    head = ("spec", "bits per element", "walks", "keeps", "encode, GB/s", "decode, GB/s")
+    rows = []
+    for f in known:
+        row = rates.get(f.name)
+        encode = f"{encoding(row)['rate']:.1f}" if row else "-"
+        decode = f"{row['rates']['decode']['rate']:.1f}" if row else "-"
+        keeps = ", ".join(f.states) or "-"
+        rows.append((f"`{f.name}`", f"{f.bits:.4g}", str(f.walks), keeps, encode, decode))
+    return markdown_table(head, rows)
+
+
 def blocks(results: Path) -> dict[str, str]:
-    """The tables of docs/measurements/compressors.md."""
+    """The tables of docs/measurements/compressors.md; losses are of methods with several seeds."""
     known = [facts(name) for name in compll.list_specs()]
+    data = json.loads((results / "codecs.json").read_text())
+    rows = [row for row in read_losses(results) if _of_gradients(row)]
+    several = {row.method for row in rows if row.seeds > 1}
     return {
-        "SPECS": derived(known),
+        "SPECS": chosen(known, data),
         "LINES": lines_of_code(known),
+        "LOSS": losses([row for row in rows if row.method in several]),
+    }
+
+
+def all_blocks(results: Path) -> dict[str, str]:
+    """The tables of bench/results/compressors.md: every figure."""
+    return {
+        "SPECS": derived([facts(name) for name in compll.list_specs()]),
         "LOSS": losses([row for row in read_losses(results) if _of_gradients(row)]),
         "SPEED": speeds(json.loads((results / "codecs.json").read_text())),
     }

@@ -1,4 +1,4 @@
-"""Formulas of docs/measurements/compressors.md are those of layouts; tables of speeds add up."""
+"""Formulas of bench/results/compressors.md are those of layouts; tables of speeds add up."""
 
 from math import ceil, floor, sqrt
 
