@@ -170,13 +170,13 @@ def test_a_failure_reaches_who_waits_for_copies():
 def test_a_payload_that_a_kernel_refuses_ends_the_step(strategy):
     """No optimizer steps on the decoding rank, and the next step fails on all ranks."""
     told = launch(device_ranks.broken, 3, strategy)
-    found = [text for text in told if text.startswith("step 0: SyncError: step 0 failed: rank ")]
-    assert found
+    assert any(text.startswith("step 0: ") for text in told), told
     for text in told:
         assert re.search(r"rank \d(, peer 2)?, task `merge rank=\d part=", text), text
         assert "PayloadError: topk: an index lies outside its tensor" in text
-        # of the others, one may be in the same step still
-        assert text in found or re.match("step [01]: RankLost: rank [0-2] failed ", text)
+        # of two that find it in this step, one or both may hear of the other first
+        alone = text.startswith("step 0: SyncError: step 0 failed: rank ")
+        assert alone or re.match("step [01]: RankLost: rank [0-2] failed ", text)
 
 
 CUPY = "needs CuPy (pip install 'hipress[cuda12]' or 'hipress[cuda13]'"
