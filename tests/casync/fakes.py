@@ -254,6 +254,14 @@ def assert_identical(buckets):
         assert torch.equal(bucket.view(torch.int32), buckets[0].view(torch.int32))
 
 
+def run_apart(executors, programs, buckets, states, step, pool):
+    """A step of ranks that submit by threads of their own, as they must without tags; errors, or
+    None, by rank."""
+    given = zip(executors, programs, buckets, states, strict=True)
+    posted = [pool.submit(lambda e, *own: e.submit(*own, step).wait(), *each) for each in given]
+    return [future.exception(HANG) for future in posted]
+
+
 def states_of(length: int):
     """Arenas of the stateful codec, on both sides."""
     sides = ("worker", "aggregator")

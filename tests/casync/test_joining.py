@@ -26,6 +26,7 @@ from tests.casync.fakes import (
     gradients,
     graph_of,
     run,
+    run_apart,
     slices,
     states_of,
     tensors_of,
@@ -64,12 +65,12 @@ def met(graph, size, bulk):
     states, found = [states_of(total) for _ in range(size)], []
     ends = Meeting(size, HANG).endpoints()
     executors = [Executor(end, CODECS, RunOptions(timeout=HANG, bulk=bulk)) for end in ends]
+    programs = slices(graph)
     with ThreadPoolExecutor(size) as pool:
         for step in range(2):
             buckets = gradients(total, size, seed=step)
-            given = zip(executors, map(graph.slice, range(size)), buckets, states, strict=True)
-            posted = [pool.submit(executor.submit, *own, step) for executor, *own in given]
-            found += [future.result().wait() for future in posted]
+            assert run_apart(executors, programs, buckets, states, step, pool) == [None] * size
+            found += buckets
     for executor in executors:
         executor.close()
     kept = [torch.from_numpy(v) for own in states for side in own.values() for v in side.values()]
@@ -133,12 +134,10 @@ def test_sums_inside_nodes_are_one_reduce_scatter_of_a_bucket():
     executors = [
         Executor(Recording(meeting, rank), CODECS, RunOptions(timeout=HANG)) for rank in range(6)
     ]
-    buckets = gradients(12 * 600, 6, seed=0)
-    wanted = torch.stack(buckets).mean(0)
+    found = gradients(12 * 600, 6, seed=0)
+    wanted = torch.stack(found).mean(0)
     with ThreadPoolExecutor(6) as pool:
-        given = zip(executors, map(graph.slice, range(6)), buckets, strict=True)
-        posted = [pool.submit(executor.submit, *own, {}, 0) for executor, *own in given]
-        found = [future.result().wait() for future in posted]
+        assert run_apart(executors, slices(graph), found, [{}] * 6, 0, pool) == [None] * 6
     for executor in executors:
         executor.close()
     assert all(torch.equal(found[0], each) for each in found)

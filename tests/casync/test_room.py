@@ -13,7 +13,7 @@ from casync.graph.layout import Layout, positions
 from casync.memory.capacity import Room
 from casync.runtime.executor import Executor
 from casync.runtime.options import RunOptions
-from tests.casync.fakes import Sparse, graph_of
+from tests.casync.fakes import Sparse, graph_of, run_apart, slices
 from tests.casync.rendezvous import Meeting
 from tests.patience import HANG
 
@@ -47,36 +47,32 @@ class Large(Sparse):
         return used
 
 
-CODECS = {"large": Large()}
+LARGE = Large()
 
 
 class World:
     """Ranks over a transport without tags, with their programs and states."""
 
-    def __init__(self, strategy, size):
-        graph = graph_of(LENGTHS, strategy, "large", size, codecs=CODECS, least_bytes=4000)
-        ends = Meeting(size, HANG).endpoints()
-        self.programs = [graph.slice(rank) for rank in range(size)]
-        self.executors = [Executor(end, CODECS, RunOptions(timeout=HANG)) for end in ends]
-        sides = ("worker", "aggregator")
-        init = CODECS["large"].init_state
-        self.states = [{("large", side): init(TOTAL) for side in sides} for _ in ends]
+    def __init__(self, strategy, size, codec=LARGE, **options):
+        codecs = {codec.name: codec}
+        graph = graph_of(LENGTHS, strategy, codec.name, size, codecs=codecs, least_bytes=4000)
+        ends, options = Meeting(size, HANG).endpoints(), RunOptions(timeout=HANG, **options)
+        self.programs = slices(graph)
+        self.executors = [Executor(end, codecs, options) for end in ends]
+        sides = ("worker", "aggregator") if codec.states else ()
+        self.states = [{(codec.name, s): codec.init_state(TOTAL) for s in sides} for _ in ends]
         self.pool = ThreadPoolExecutor(size)
 
     def step(self, number, share):
         """The average of gradients whose share `share` is large, the same on all ranks."""
         buckets = [gradient(share, number, rank) for rank in range(len(self.executors))]
-        futures = [
-            self.pool.submit(self.submit, rank, bucket, number)
-            for rank, bucket in enumerate(buckets)
-        ]
-        for future in futures:
-            future.result(HANG)
+        assert self.run(buckets, number) == [None] * len(buckets)
         assert all(torch.equal(bucket, buckets[0]) for bucket in buckets)
         return buckets[0]
 
-    def submit(self, rank, bucket, number):
-        self.executors[rank].submit(self.programs[rank], bucket, self.states[rank], number).wait()
+    def run(self, buckets, number):
+        """Errors, or None, by rank."""
+        return run_apart(self.executors, self.programs, buckets, self.states, number, self.pool)
 
     def close(self):
         for executor in self.executors:
@@ -97,8 +93,8 @@ def start():
     """A function that makes worlds."""
     made = []
 
-    def make(strategy, size):
-        made.append(World(strategy, size))
+    def make(*given, **options):
+        made.append(World(*given, **options))
         return made[-1]
 
     yield make
@@ -162,54 +158,30 @@ def test_room_that_is_left_is_counted(start):
     assert world.unused > world.sent / 2 - sends * headers
 
 
-class Exactly:
-    """Two ranks whose hosts wait for lengths."""
-
-    def __init__(self, codec, strategy="ps", size=3):
-        self.codecs = {codec.name: codec}
-        graph = graph_of(LENGTHS, strategy, codec.name, size, codecs=self.codecs, least_bytes=4000)
-        self.programs = [graph.slice(rank) for rank in range(size)]
-        ends = Meeting(size, HANG).endpoints()
-        self.executors = [
-            Executor(e, self.codecs, RunOptions(timeout=HANG, waits=True)) for e in ends
-        ]
-        self.pool = ThreadPoolExecutor(size)
-
-    def step(self, buckets, number):
-        futures = [
-            self.pool.submit(lambda e, p, b: e.submit(p, b, {}, number).wait(), *given)
-            for given in zip(self.executors, self.programs, buckets, strict=True)
-        ]
-        return [future.exception(HANG) for future in futures]
-
-
 @pytest.mark.parametrize("strategy", ["ps", "ring", "exchange"])
-def test_lengths_go_first_where_the_host_may_wait(strategy):
+def test_lengths_go_first_where_the_host_may_wait(strategy, start):
     """From the second step on, after the first has shown that room for all is too much."""
-    world, took = Exactly(Sparse(), strategy), []
+    world, took = start(strategy, 3, Sparse(), waits=True), []
     for number in range(3):
-        buckets = [gradient(0.02, number, rank) for rank in range(3)]
-        mean = sum(buckets) / 3
+        mean = sum(gradient(0.02, number, rank) for rank in range(3)) / 3
         before = world.executors[0].counters.bytes_sent
-        assert world.step(buckets, number) == [None] * 3
+        torch.testing.assert_close(world.step(number, 0.02), mean)
         took.append(world.executors[0].counters.bytes_sent - before)
-        for bucket in buckets:
-            torch.testing.assert_close(bucket, mean)
     assert took[1] < took[0] / 10
     assert world.executors[0].counters.bytes_exact == took[1] + took[2]
     assert world.executors[0].counters.bytes_unused["sparse"] > 0
 
 
-def test_lengths_that_cannot_be_are_an_error():
+def test_lengths_that_cannot_be_are_an_error(start):
     class Lies(Sparse):
         """A codec whose second step reports more elements than are possible."""
 
         def encode_batch(self, *args, step=0, **options):
             return super().encode_batch(*args, **options) + 10**6 * step
 
-    world = Exactly(Lies(), size=2)
-    assert world.step([gradient(0.02, 0, rank) for rank in range(2)], 0) == [None] * 2
-    errors = world.step([gradient(0.02, 1, rank) for rank in range(2)], 1)
+    world = start("ps", 2, Lies(), waits=True)
+    world.step(0, 0.02)
+    errors = world.run([gradient(0.02, 1, rank) for rank in range(2)], 1)
     assert any("do not fit the bounds" in str(error) for error in errors)
 
 

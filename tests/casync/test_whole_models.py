@@ -13,12 +13,9 @@ import torch
 
 from casync.memory.host import HostMemory
 from casync.runtime.executor import Executor
-from compll.backends.cuda import backend as cuda
-from compll.backends.cuda import source as cuda_source
 from compll.runtime.codec import Codec
-from compll.runtime.library import type_check
 from tests.casync.whole_models import CODEC, gpt2, programs_of
-from tests.compll.cuda_host import HostDevice
+from tests.compll.cuda_host import HostDevice, kernels
 
 
 class Wire:
@@ -122,10 +119,9 @@ class Counted(Codec):
 
 
 def codec_of(name):
-    module, params = type_check(name, {})
-    kernels = cuda.Kernels(module, params, Device, cuda_source.source(module, 64))
-    kernels.arrays = Arrays()
-    return Counted(module, params, "cuda", name, kernels)
+    made = kernels(name, Device)
+    made.arrays = Arrays()
+    return Counted(made.module, made.params, "cuda", name, made)
 
 
 def counts(sizes, ranks, steps):

@@ -7,10 +7,9 @@ import pytest
 
 import compll
 from compll.backends.cuda import source as cuda_source
-from compll.backends.cuda.backend import Kernels
 from compll.errors import PayloadError
 from compll.runtime.library import type_check
-from tests.compll.cuda_host import HostDevice
+from tests.compll.cuda_host import kernels
 
 LENGTHS = (1500, 2500, 0, 700)
 
@@ -33,8 +32,7 @@ def with_a_wrong_body(data, rng):
 @pytest.mark.parametrize("spec", ["dgc", "stc", "dithering", "threelc", "int3_group", "adacomp"])
 def test_the_other_pieces_are_decoded(spec, breaks, rng):
     given = {"entropy": True} if spec == "int3_group" else {}
-    module, params = type_check(spec, given)
-    device = Kernels(module, params, HostDevice, cuda_source.source(module, 64))
+    device = kernels(spec, **given)
     reference = compll.compile(spec, "reference", **given)
     parts = [reference.encode(rng.standard_normal(n).astype(np.float32)) for n in LENGTHS]
     parts[1] = breaks(parts[1].copy(), rng)

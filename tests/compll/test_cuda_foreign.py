@@ -5,19 +5,16 @@ A stand-in for CuPy takes host memory for the device's, and the shim runs the ke
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import compll
-from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import device as cuda_device
-from compll.backends.cuda import source as cuda_source
 from compll.errors import UsageError
-from compll.runtime.codec import Codec
-from compll.runtime.library import type_check
-from tests.compll.cuda_host import HostDevice
+from tests.compll import cuda_host
 
 
 class Tensor:
@@ -88,6 +85,10 @@ def asarray(x):
     return np.asarray(seen).view(Array)
 
 
+#: of CuPy's arrays
+codec = partial(cuda_host.codec, arrays=None)
+
+
 def making(function):
     return lambda *args: function(*args).view(Array)
 
@@ -99,12 +100,6 @@ def module(monkeypatch, request):
     made = SimpleNamespace(ndarray=Array, asarray=asarray, cuda=Streams(request.param), **makers)
     monkeypatch.setattr(cuda_device, "cupy", lambda: made)
     return made
-
-
-def codec(spec, **options):
-    module, params = type_check(spec, options)
-    kernels = cuda.Kernels(module, params, HostDevice, cuda_source.source(module, 64))
-    return Codec(module, params, "cuda", spec, kernels)
 
 
 def test_gradients_payloads_and_states_are_written_where_they_are(module, rng):

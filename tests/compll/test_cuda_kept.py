@@ -16,15 +16,11 @@ from compll.errors import PayloadError, UsageError
 from compll.runtime.batches import Encoding
 from compll.runtime.codec import Codec
 from compll.runtime.library import type_check
-from tests.compll.cuda_host import Arrays, HostDevice
+from tests.compll.cuda_host import HostDevice, kernels
+from tests.compll.cuda_host import codec as codec_on
 from tests.tiers import first_fast
 
 AT = np.zeros(1, np.int64)
-
-
-def kernels(name, device=HostDevice):
-    module, params = type_check(name, {})
-    return cuda.Kernels(module, params, device, cuda_source.source(module, 64))
 
 
 def round_trip(device, name, n, rng):
@@ -93,17 +89,10 @@ class Part:
         self.codec.decode_batch(self.out, self.table, self.at, self.used, self.x)
 
 
-def codec_of(name, device=Counting, **params):
-    module, known = type_check(name, params)
-    made = cuda.Kernels(module, known, device, cuda_source.source(module, 64))
-    made.arrays = Arrays()
-    return Codec(module, known, "cuda", name, made)
-
-
 @pytest.mark.parametrize("name", first_fast(["int4_group", "topk", "dgc"]))
 def test_held_arrays_are_made_once(name):
     """At least as many tables as a step of gpt2-xl needs at 8 ranks."""
-    codec = codec_of(name)
+    codec = codec_on(name, Counting)
     parts = [Part(codec, 65 + k) for k in range(1300)]
     for part in reversed(parts):  # the largest first: scratch memory does not grow
         part.run()
@@ -116,7 +105,7 @@ def test_held_arrays_are_made_once(name):
 
 def test_held_numbers_that_were_checked_are_refused_for_other_arrays():
     """They are checked once for arrays of a length, not once for all."""
-    codec, n = codec_of("int4_group"), 640
+    codec, n = codec_on("int4_group", Counting), 640
     size = codec.payload_bytes(n)
     table, at, used = map(
         codec.hold, (np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64), np.array([size]))
@@ -134,7 +123,7 @@ def test_held_numbers_that_were_checked_are_refused_for_other_arrays():
 
 def test_rounds_of_held_arrays_are_captured():
     """A round's lengths follow from the table, and were uploaded anew, which a capture refuses."""
-    codec = codec_of("powersgd")
+    codec = codec_on("powersgd", Counting)
     part, device = Part(codec, 5000), codec.backend.device
     at, sums = [codec.hold(np.zeros(1, np.int64)) for _ in range(2)], []
     outs = [np.zeros(each.payload_bytes(part.n), np.uint8) for each in codec.rounds]
@@ -165,7 +154,7 @@ class Weighing(Counting):
 @pytest.mark.parametrize("name", ["int4_group", "topk", "dgc", "powersgd"])
 def test_scratch_memory_is_known_before_any_call(name):
     """It is the largest need of all kinds of calls with a tensor."""
-    codec = codec_of(name, Weighing)
+    codec = codec_on(name, Weighing)
     part, device = Part(codec, 5000), codec.backend.device
     state = codec.init_state(5000) if codec.stateful else None
     before = device.size
@@ -188,7 +177,7 @@ def test_scratch_memory_is_known_before_any_call(name):
 
 
 def test_held_arrays_are_freed_with_their_holder():
-    codec = codec_of("dgc")
+    codec = codec_on("dgc", Counting)
     part = Part(codec, 5000)
     part.run()
     (lent,) = (
@@ -203,7 +192,7 @@ def test_held_arrays_are_freed_with_their_holder():
 
 
 def test_tables_of_a_plan_share_scratch_memory_in_a_stream():
-    codec = codec_of("dgc")
+    codec = codec_on("dgc", Counting)
     small, large, other = (Part(codec, n) for n in (100, 9000, 100))
     for part in (small, large, small):
         part.run()
@@ -217,7 +206,7 @@ def test_tables_of_a_plan_share_scratch_memory_in_a_stream():
 
 
 def test_arrays_of_a_graph_outlive_growth():
-    codec = codec_of("dgc")
+    codec = codec_on("dgc", Counting)
     small = Part(codec, 100)
     small.run()
     device = codec.backend.device
@@ -236,7 +225,7 @@ def test_arrays_of_a_graph_outlive_growth():
 
 
 def test_a_graph_is_not_made_of_what_nobody_holds():
-    codec = codec_of("int4_group")
+    codec = codec_on("int4_group", Counting)
     part = Part(codec, 100)
     part.run()
     codec.backend.device.capture = True

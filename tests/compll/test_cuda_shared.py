@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 
 import compll
-from compll.backends.cuda import backend as cuda
-from compll.backends.cuda import source as cuda_source
-from compll.runtime.codec import Codec
-from compll.runtime.library import locate, type_check
-from tests.compll.cuda_host import Arrays, HostDevice, hostile
-
-
-def device_codec(name):
-    module, params = type_check(name, {})
-    made = cuda.Kernels(module, params, HostDevice, cuda_source.source(module, 64))
-    made.arrays = Arrays()
-    return Codec(module, params, "cuda", locate(name).read_text(), made)
+from tests.compll.cuda_host import codec as codec_on
+from tests.compll.cuda_host import hostile
 
 
 def batch(codec, lengths):
@@ -34,7 +24,7 @@ def batch(codec, lengths):
 @pytest.mark.parametrize("name", hostile.SPECS)
 def test_tables_in_turn_have_the_bits_of_their_own(name, rng):
     """Scratch memory that one table leaves does not change another's results."""
-    codec, reference = device_codec(name), compll.compile(name, "reference")
+    codec, reference = codec_on(name), compll.compile(name, "reference")
     sizes = ((3000, 1, 700), (129,), (1, 2500), (5000,))
     fed = bool(reference.stateful)
     states = {s: reference.init_state(sum(s), len(s)) if fed else None for s in sizes}
@@ -64,7 +54,7 @@ def test_tables_in_turn_have_the_bits_of_their_own(name, rng):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_several_payloads_are_added_in_their_order(name, dtype, rng):
     """In one launch, which decodes each lane by itself; the bits are those of separate ones."""
-    codec, count = device_codec(name), 5
+    codec, count = codec_on(name), 5
     table, at, size = batch(codec, (3000, 1, 700))
     data, lengths = np.zeros(count * size, np.uint8), []
     for k in range(count):
@@ -103,7 +93,7 @@ def test_the_host_adds_several_payloads_too(rng):
 
 
 def test_a_merge_is_checked_before_anything_is_added(rng):
-    codec = device_codec("int4_group")
+    codec = codec_on("int4_group")
     table, at, size = batch(codec, (300,))
     y = np.zeros(300, np.float32)
     out, used = np.zeros(size, np.uint8), np.array([[size], [size]])
@@ -117,7 +107,7 @@ def test_a_merge_is_checked_before_anything_is_added(rng):
 @pytest.mark.parametrize("offset", [0, 2, 1])
 def test_codes_at_an_even_address_are_words(offset, rng):
     """For example, behind an odd number of groups of 2 bytes; at odd addresses they are bytes."""
-    codec, reference = device_codec("int4_group"), compll.compile("int4_group", "reference")
+    codec, reference = codec_on("int4_group"), compll.compile("int4_group", "reference")
     text = codec.backend.source.text
     for payload in ("payload", "incoming"):
         assert re.search(rf"aligned\(\({payload} \+ s\d+\), 2\)", text)

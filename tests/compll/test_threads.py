@@ -8,12 +8,10 @@ import numpy as np
 import torch
 
 import compll
-from compll.backends.cuda import source as cuda_source
-from compll.backends.cuda.backend import Kernels
 from compll.frontend import source
 from compll.runtime import batches, library
 from compll.runtime.arrays import Memo, hold
-from tests.compll.cuda_host import HostDevice
+from tests.compll.cuda_host import kernels
 
 
 def test_a_value_that_another_thread_drops_is_still_the_result(monkeypatch):
@@ -115,8 +113,7 @@ def test_a_process_forked_during_a_compile_compiles(monkeypatch, tmp_path):
 
 def test_launches_of_two_threads_on_one_stream_do_not_interleave(rng):
     """They share scratch memory. Each launch lets another thread run as far as it gets."""
-    module, params = library.type_check("topk", {})
-    device = Kernels(module, params, HostDevice, cuda_source.source(module, 64))
+    device = kernels("topk")
     launch, launched = device.device.launch, []
 
     def launch_slowly(*args):
@@ -152,8 +149,7 @@ def test_launches_of_two_threads_on_one_stream_do_not_interleave(rng):
 def test_a_tick_counts_for_the_captured_calls_of_its_thread_alone(rng, monkeypatch):
     """A codec is shared by the models of a process: while one is captured, another one's calls took
     its tick, and contexts that overlapped left one for ever."""
-    module, params = library.type_check("randomk", {})
-    device = Kernels(module, params, HostDevice, cuda_source.source(module, 64))
+    device = kernels("randomk")
     n, x = 3000, rng.standard_normal(3000).astype(np.float32)
     table, at = map(hold, (np.array([[0, n, 0, 0, 0]]), np.zeros(1, np.int64)))
 

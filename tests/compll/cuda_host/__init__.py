@@ -10,9 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from compll.backends.cuda import backend as cuda
+from compll.backends.cuda import source as cuda_source
 from compll.backends.cuda.source import Source
 from compll.runtime.arrays import HostArrays
 from compll.runtime.cache import folder, write
+from compll.runtime.codec import Codec
+from compll.runtime.library import type_check
 
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC",
@@ -149,3 +153,17 @@ class Arrays(HostArrays):
 
     def vector(self, x, name, *, write=False):
         return x
+
+
+def kernels(spec, device=HostDevice, **params) -> cuda.Kernels:
+    """A spec's kernels on a device; blocks have 64 threads."""
+    module, known = type_check(spec, params)
+    return cuda.Kernels(module, known, device, cuda_source.source(module, 64))
+
+
+def codec(spec, device=HostDevice, *, arrays=Arrays, **params) -> Codec:
+    """A codec of these kernels. arrays: None for those of CuPy."""
+    made = kernels(spec, device, **params)
+    if arrays is not None:
+        made.arrays = arrays()
+    return Codec(made.module, made.params, "cuda", str(spec), made)

@@ -4,11 +4,9 @@ import numpy as np
 
 import compll
 from compll.backends.cuda import backend as cuda
-from compll.backends.cuda import source as cuda_source
 from compll.errors import PayloadError
 from compll.runtime.batches import Encoding
-from compll.runtime.library import type_check
-from tests.compll.cuda_host import HostDevice
+from tests.compll.cuda_host import kernels
 
 #: the first has tiles that are ready (see prelude.cuh), others have none
 SIZES = (4096, 1, 2, 31, 1024, 0, 1025, 2001)
@@ -18,9 +16,7 @@ def compiled(text, folder, **params):
     """The shim's kernels of a spec, and its reference codec."""
     path = folder / "spec.yaml"
     path.write_text(text)
-    module, known = type_check(path, params)
-    device = cuda.Kernels(module, known, HostDevice, cuda_source.source(module, 64))
-    return device, compll.compile(path, "reference", **params)
+    return kernels(path, **params), compll.compile(path, "reference", **params)
 
 
 def bits(values):
