@@ -6,11 +6,11 @@ import pytest
 
 from tests.hipress import torch_features_ranks as ranks
 from tests.hipress.launch import launch
-from tests.hipress.ways_ranks import WAYS
+from tests.hipress.ways_ranks import BY_DDP
 from tests.tiers import first_fast
 
 
-@pytest.mark.parametrize("way", first_fast(WAYS))
+@pytest.mark.parametrize("way", first_fast(["Synchronizer", *BY_DDP, "Gossip", "all_reduce"]))
 def test_a_default_device_that_is_not_the_parameters(way):
     (first, distance), (second, _) = launch(ranks.default_device, 2, way)
     assert first == second or (way == "Gossip" and distance > 0)
