@@ -279,7 +279,7 @@ def with_whole_tensors(
     some = on_some_rank(flags, parameters)
     return state | {
         "undelivered": {
-            name: whole(mine.get(name, torch.zeros(local(each).shape)), each)
+            name: whole(mine.get(name, torch.zeros(local(each).shape, device="cpu")), each)
             for name, each in parameters.items()
             if name in some
         }

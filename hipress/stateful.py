@@ -98,7 +98,7 @@ class Stateful:
 def _like(parameter: torch.Tensor, values: torch.Tensor | None) -> torch.Tensor:
     """Values of a parameter, float32, distributed like it; zeros without values."""
     if values is None:
-        values = torch.zeros(local(parameter).shape)
+        values = torch.zeros(local(parameter).shape, device="cpu")
     return as_gradient(values, parameter)
 
 

@@ -88,7 +88,7 @@ class DeviceMemory:
         return tensor
 
     def staging(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.uint8, pin_memory=True)
+        return torch.zeros(count, dtype=torch.uint8, pin_memory=True, device="cpu")
 
     def array(self, tensor: torch.Tensor) -> Any:
         return tensor.detach()

@@ -298,7 +298,7 @@ class Channel:
         """Send a number under this name, and raise unless all ranks do. For tensors in an order of
         the user's: native sums carry no identity (see casync/memory/identity.py)."""
         one = Exchange(name, (Piece(1, strategy="exchange"),))
-        wait_within(self.submit(torch.zeros(1), one, draw=0, timeout=timeout), None)
+        wait_within(self.submit(torch.zeros(1, device="cpu"), one, draw=0, timeout=timeout), None)
 
     def wait(self, future: Future[torch.Tensor], step: int) -> None:
         """Wait on the host, or with the current stream. Raises the first failure, which names rank,

@@ -257,7 +257,7 @@ def _undelivered(
     residuals: Residuals, param: Param, *, earlier: Mapping[int, torch.Tensor], sums: bool
 ) -> torch.Tensor:
     """A parameter's gradient that this rank has not delivered: flat float32 on the host."""
-    gradient = torch.zeros(param.numel)
+    gradient = torch.zeros(param.numel, device="cpu")
     for part in (residuals.undelivered(param.index, sums=sums), earlier.get(param.index)):
         if part is not None:
             gradient += part.cpu()

@@ -199,7 +199,7 @@ class Freezing(Averaging):
             for parameter in group["params"]:
                 state = self.state[parameter]
                 if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
                     for key in ("exp_avg", "exp_avg_sq"):
                         state[key] = torch.zeros_like(parameter)
                 state[FROZEN] = int(state["step"])

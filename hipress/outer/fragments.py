@@ -64,15 +64,15 @@ class Fragment:
         self.elements = start
         pinned = any(param.device.type == "cuda" for param in self.params)
         #: in the type of `keep`, and pinned if the model is on a GPU
-        self.agreed = torch.empty(start, dtype=KEPT[schedule.keep], pin_memory=pinned)
-        self.momentum = torch.zeros(start) if schedule.outer.momentum else None
+        self.agreed = torch.empty(start, dtype=KEPT[schedule.keep], pin_memory=pinned, device="cpu")
+        self.momentum = torch.zeros(start, device="cpu") if schedule.outer.momentum else None
         #: pseudo-gradient of this site that earlier rounds did not deliver
         self.undelivered: torch.Tensor | None = None
         self.agreed.copy_(self.weights())
 
     def weights(self) -> torch.Tensor:
         """The parameters' present values, a copy."""
-        flat = torch.empty(self.elements)
+        flat = torch.empty(self.elements, device="cpu")
         for piece, parameter in self._pieces(flat):
             piece.copy_(local(parameter).detach().reshape(-1))
         return flat
@@ -136,7 +136,7 @@ class Fragment:
     def keep_undelivered(self, values: torch.Tensor, part: slice = slice(None)) -> None:
         """Add values that were not delivered to those of earlier rounds."""
         if self.undelivered is None:
-            self.undelivered = torch.zeros(self.elements)
+            self.undelivered = torch.zeros(self.elements, device="cpu")
         self.undelivered[part] += values
 
     def split(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -196,9 +196,11 @@ def cut(
 def _to_bfloat16(values: torch.Tensor, seed: int) -> torch.Tensor:
     """Round float32 stochastically: nearest values would lose all small steps of agreed weights.
     Finite values stay finite."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     bits = values.view(torch.int32)
-    noise = torch.randint(0, 1 << 16, bits.shape, generator=generator, dtype=torch.int32)
+    noise = torch.randint(
+        0, 1 << 16, bits.shape, generator=generator, dtype=torch.int32, device="cpu"
+    )
     most = torch.finfo(torch.bfloat16).max
     rounded = ((bits + noise) & -(1 << 16)).view(torch.float32)
     return torch.where(values.isfinite(), rounded.clamp(-most, most), values).bfloat16()

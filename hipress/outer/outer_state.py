@@ -101,7 +101,10 @@ def restore(site: Site, state: Mapping[str, Any]) -> None:
         fragment.agreed.copy_(fragment.join(agreed))
         if fragment.momentum is not None:
             fragment.momentum.copy_(fragment.join(more["momentum"]))
-        own = {p.name: undelivered.get(p.name, torch.zeros(p.shape)) for p in fragment.params}
+        own = {
+            p.name: undelivered.get(p.name, torch.zeros(p.shape, device="cpu"))
+            for p in fragment.params
+        }
         fragment.undelivered = fragment.join(own) if own.keys() & undelivered.keys() else None
         if state["portable"]:  # the way of the sites since the last round is undelivered
             fragment.write(fragment.target())

@@ -105,7 +105,7 @@ class Sites:
             return norm
         if self._norms is None:
             self._norms = Agreement(self.coordinator, "outer norms")
-        mine = torch.tensor([norm], dtype=torch.float64)
+        mine = torch.tensor([norm], dtype=torch.float64, device="cpu")
 
         def collect(group: dist.ProcessGroup) -> list[torch.Tensor]:
             return gather(mine, group)

@@ -242,7 +242,7 @@ class Sharding:
     def _undelivered(self, param: Param) -> torch.Tensor:
         """A parameter's part of a loaded state that was not added to its gradient yet."""
         values = self._loaded.undelivered.get(param.index)
-        return torch.zeros(param.shape) if values is None else in_shape(values, param)
+        return torch.zeros(param.shape, device="cpu") if values is None else in_shape(values, param)
 
     @functools.cached_property
     def _mean(self) -> Mean:

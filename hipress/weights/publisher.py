@@ -113,7 +113,9 @@ class Publisher:
             if self._spans[name].own:
                 here = local(tensor.detach())
                 for copies in (self._last, self._now):
-                    copies[name] = torch.empty(here.shape, dtype=dtype, pin_memory=here.is_cuda)
+                    copies[name] = torch.empty(
+                        here.shape, dtype=dtype, pin_memory=here.is_cuda, device="cpu"
+                    )
                 self._last[name].copy_(here)
 
     def _published_dtype(self, tensor: torch.Tensor) -> torch.dtype:

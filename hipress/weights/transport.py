@@ -148,12 +148,12 @@ class Transport:
 
     def _receive_file(self) -> str:
         """Write the next file; its name with its folder, or "" if none follows."""
-        name, size = json.loads(self._give(torch.empty(HEADER, dtype=torch.uint8)))
+        name, size = json.loads(self._give(torch.empty(HEADER, dtype=torch.uint8, device="cpu")))
         if not name:
             return ""
         path = self._folder.path / delta_files.checked_name(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        blocks = (torch.empty(length, dtype=torch.uint8) for length in _lengths(size))
+        blocks = (torch.empty(length, dtype=torch.uint8, device="cpu") for length in _lengths(size))
         with lasting(path) as file:
             for block in self._moved(blocks):
                 file.write(block.numpy()[:size].data)
@@ -164,8 +164,8 @@ class Transport:
 
     def _tell(self, version: int, sends: bool) -> list[tuple[int, int]]:
         """All ranks' versions, and 1 for a sender, by rank."""
-        table = torch.zeros(self._size, 2, dtype=torch.int64)
-        table[self._rank] = torch.tensor([version, int(sends)])
+        table = torch.zeros(self._size, 2, dtype=torch.int64, device="cpu")
+        table[self._rank] = torch.tensor([version, int(sends)], device="cpu")
         exchange = Exchange("versions that ranks have", self._kept)
         future = self._channel.submit(table.view(torch.float32).view(-1), exchange, draw=0)
         self._channel.wait(future, version)
@@ -214,6 +214,6 @@ def _lengths(size: int) -> Iterator[int]:
 
 def _filled(file: BufferedReader, length: int) -> torch.Tensor:
     """A block of the next bytes of a file, and zeros after its end."""
-    block = torch.zeros(length, dtype=torch.uint8)
+    block = torch.zeros(length, dtype=torch.uint8, device="cpu")
     file.readinto(block.numpy().data)
     return block

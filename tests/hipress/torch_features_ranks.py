@@ -19,18 +19,24 @@ def loss_of(model, rank, step):
 
 
 def default_device(rank, world_size, way):
-    """Trains with another default device than the parameters'; the parameters, and a distance."""
-    training, batches = None, [data(rank, step) for step in range(3)]
+    """Trains with another default device than the parameters', and goes on from its state; the
+    parameters, and those of a training without that."""
+    batches = [data(rank, step) for step in range(4)]
+    plain = Training(way)
+    plain.run(rank, range(4))
     model = make()
     torch.set_default_device("meta")
     try:
         training = Training(way, model=model)
         for number in range(3):
             training.step(rank, number, batches[number])
-        distance = hipress.consensus_distance(model)
+        if training.sync is not None and way not in ("group", "Gossip"):
+            hipress.load_state_dict(training.sync, hipress.state_dict(training.sync))
+            hipress.state_dict(training.sync, portable=True)
+        training.step(rank, 3, batches[3])
     finally:
         torch.set_default_device(None)
-    return digest(model), distance
+    return digest(model), digest(plain.model)
 
 
 def compiled(rank, world_size, within):
