@@ -109,13 +109,17 @@ class Searches:
         return Call(e.op, (view,), numbers=numbers, results=(result, count)), result
 
     def quantiles(self, e: Expr) -> tuple[Op, Value]:
-        """The step that makes a table."""
+        """The step that makes a table, after a walk that stores the keys."""
         values = self.values
         table = values.of_op(e, ())
-        view = View(values.order_key(values.per_element(values.of(e.args[0]))))
         names = (f"{what} of {table.attr.name}" for what in ("keys", "near keys", "sorted keys"))
-        made = tuple(values.scratch(name, INT32) for name in names)
-        return Call(e.op, (view,), made, results=(table,), attr=int(e.value)), table
+        keys, *made = (values.scratch(name, INT32) for name in names)
+        key = values.order_key(values.per_element(values.of(e.args[0])))
+        values.kernel.exprs.setdefault(key, e.args[0])
+        values.kernel.steps.append(Walk([Store(keys, key)]))
+        view = View(values.make("load", (), "i32", "element", keys))
+        call = Call(e.op, (view,), tuple(made), results=(table,), attr=int(e.value))
+        return call, table
 
 
 def sampled(view: View) -> list[Array]:

@@ -29,8 +29,6 @@ from compll.passes import fusion, lower
 SIZE, SMALL = 1 << 24, 0.1
 #: calls that read all of their input before they give a result, as totals do
 WHOLE = ("product", "orthonormal", "top_columns", "sum_by", *SEARCHES)
-#: searches that store the keys of all elements
-KEYS = ("kth_largest", "quantiles")
 WORD = 4.0  # bytes of an element of the gradient, or of its key
 
 
@@ -131,7 +129,7 @@ class Sizes:
                 needs += tuple(v for v in values if v.level == "piece")
                 for v in values:
                     self.read(v, self.domain(view.domain), reads)
-            if step.routine in KEYS:  # of all elements, which are read again
+            if step.routine == "kth_largest":  # keys of all elements, which are read again
                 writes["keys"] = reads["keys"] = WORD * self.domain(step.views[0].domain)
             elif step.routine not in SEARCHES:
                 writes = {a.name: self.array(a) for a in step.made}

@@ -23,7 +23,7 @@ from compll.backends.cpu.builder import (
 from compll.backends.cpu.instructions import function, item_bytes, numbers, traced
 from compll.backends.cpu.printer import Printer
 from compll.backends.cpu.walks import WalkCalls
-from compll.ir.tile import Array, Call, Compact, Store, Value, Walk
+from compll.ir.tile import Array, Call, Compact, Value, Walk
 from compll.numerics import draws
 from compll.numerics.numbers import Tries
 from compll.passes.arrays import counting, sampled
@@ -180,13 +180,10 @@ def threshold_search(printer: Printer, walks: WalkCalls, call: Call) -> None:
 
 
 def quantiles(printer: Printer, walks: WalkCalls, call: Call) -> None:
-    """Walk over the elements for their keys, and find the quantiles in them."""
-    walks.run(Walk([Store(call.made[0], call.views[0].value)]), printer.row["n"])
-    keys, some, other = (printer.pointers[a] for a in call.made)
-    table = printer.value(call.results[0])
-    function(tables.quantiles, parts=call.attr)(
-        printer.b, keys, printer.row["n"], some, other, table
-    )
+    """Find the quantiles in an array of keys, which it sorts."""
+    keys, *spare = (printer.pointers[a] for a in (call.views[0].value.attr, *call.made))
+    n, table = printer.row["n"], printer.value(call.results[0])
+    function(tables.quantiles, parts=call.attr)(printer.b, keys, n, *spare, table)
 
 
 SEARCHES: dict[str, Callable[[Printer, WalkCalls, Call], None]] = {

@@ -84,7 +84,7 @@ def round_bits(ranks: int) -> list[int]:
 def quantiles(p: Printer, call: Call) -> None:
     """Search all ranks at once: keys that have the digits found for a rank are counted by their
     next digit."""
-    count, keys = call.attr - 1, store_keys(p, call.views[0])
+    count, keys = call.attr - 1, call.views[0].value.attr
     rounds = round_bits(count)
     bins, shift = max(1 << rounds[0], count << max(rounds[1:])), 32
 
