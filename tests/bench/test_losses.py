@@ -57,6 +57,7 @@ def test_fp32_is_plain_training_bit_by_bit():
     assert trained("none")[0].losses == curve.losses
 
 
+@pytest.mark.slow
 def test_seeds_differ_in_weights_and_in_the_order_of_data():
     for workload in WORKLOADS.values():
         one, two = (nn.utils.parameters_to_vector(workload.build(s).parameters()) for s in (1, 2))
@@ -150,6 +151,7 @@ def test_a_trial_zeroes_states_in_each_turn_and_averages_natively_between():
     assert not torch.equal(found[3], found[4])
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_there_is_not_run_again(tmp_path, monkeypatch):
     path, ran = tmp_path / "losses.jsonl", []
 

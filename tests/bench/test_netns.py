@@ -37,6 +37,7 @@ def test_a_bad_rate_is_refused_with_an_example(text):
         netns.parse_rate(text)
 
 
+@pytest.mark.slow
 @emulated
 def test_a_request_to_end_leaves_neither_hosts_nor_what_runs_there():
     """Processes started by a program there end, too: they would hold the pipe open."""
@@ -144,6 +145,7 @@ def test_a_failure_while_making_cleans_up(monkeypatch):
     assert mine() == []
 
 
+@pytest.mark.slow
 @emulated
 @pytest.mark.network
 def test_leftovers_of_a_killed_process_are_removed():

@@ -25,6 +25,7 @@ def test_every_spec_is_listed():
     assert [name for name in compll.list_specs() if f"| `{name}` |" not in text] == []
 
 
+@pytest.mark.slow
 def test_check_finds_what_is_out_of_date(tmp_path, monkeypatch):
     """In the tables of compressors; `make docs` checks all."""
     page = "bench/results/compressors.md"

@@ -732,6 +732,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_process_may_end_while_a_lane_is_at_work():
     """A process ends cleanly: see [Note: exit] in shutdown.py."""
     done = subprocess.run(

@@ -31,6 +31,7 @@ def test_torchs_groups_have_names_of_their_own():
     assert len({*first}) == len(first)
 
 
+@pytest.mark.slow
 def test_devices_give_the_averages_of_hosts():
     launch(ranks.staged, 2)
 

@@ -161,6 +161,7 @@ def test_slow_specs_are_told_at_their_cause(tmp_path):
     assert not [w for w in warnings(path) if "array at a time" in w]
 
 
+@pytest.mark.slow
 def test_matrices_too_large_for_a_large_tensor_are_slow_not_wrong(tmp_path):
     """`check` once ended in an error without a place, though small tensors are fine."""
     encode = "{m: 'matrix(g, 8)', q: m @ transpose(m) @ m}"

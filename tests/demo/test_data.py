@@ -40,6 +40,7 @@ def test_too_little_text_is_an_error(library):
         corpus.load(library)
 
 
+@pytest.mark.slow
 def test_the_standard_library_gives_the_same_numbers_twice(tmp_path, monkeypatch):
     first, second = (corpus.load(characters=300_000) for _ in range(2))
     np.testing.assert_array_equal(first, second)

@@ -205,6 +205,7 @@ def test_a_rank_that_dies_is_told_with_its_last_words():
     assert all(child.poll() is not None for child in place.started)
 
 
+@pytest.mark.slow
 def test_a_run_that_stands_still_times_out():
     asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     place = Watched({0: asleep, 1: asleep})
@@ -213,6 +214,7 @@ def test_a_run_that_stands_still_times_out():
     assert all(child.poll() is not None for child in place.started)
 
 
+@pytest.mark.slow
 def test_a_rank_ends_when_its_parent_is_gone():
     child = subprocess.Popen(
         [sys.executable, "-m", "hipress.tools.run.worker", "not an order"],

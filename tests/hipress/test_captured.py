@@ -39,6 +39,7 @@ def test_slower_graphs_are_given_up():
     assert auto[5] == 0
 
 
+@pytest.mark.slow
 def test_a_capture_that_fails_on_one_rank_leaves_all_as_they_were():
     """Captured on one rank only, buckets would hang in NCCL, so none is launched."""
     first, other = launch(capture_ranks.trained, 2, "onebit_group", ["auto"], (0.11, 0.1), 1)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from hipress.channel.channel import OVERLAP
 from tests.hipress import channel_ranks as ranks
 from tests.hipress import toy_way
@@ -38,6 +40,7 @@ def test_ranks_keep_the_same_programs():
         assert kept == 2
 
 
+@pytest.mark.slow
 def test_kinds_of_a_model_are_made_once():
     """They once went if their tensors had more than 256 MB together."""
     for made in launch(ranks.large_kinds, 2):
@@ -61,6 +64,7 @@ def test_other_tensors_are_named():
             assert "bucket 'b'" in each.message
 
 
+@pytest.mark.slow
 def test_each_call_of_all_reduce_has_its_own_time_out():
     """Later ones once had that of the first."""
     kind, message, seconds = launch(ranks.later_time_out, 2)[0]

@@ -141,6 +141,7 @@ def test_a_load_that_is_interrupted_has_failed(monkeypatch):
     assert ended == [(KeyboardInterrupt, "load_state_dict")]
 
 
+@pytest.mark.slow
 def test_no_state_within_a_step_or_after_a_torn_one():
     for rank, torn in enumerate(launch(checkpoint_ranks.torn, 2)):
         assert torn.step.kind == "ZeroDivisionError" if rank == 1 else torn.step.kind != "none"
@@ -227,6 +228,7 @@ def test_a_portable_state_of_nothing_moves_nothing():
         assert found == {"wrap": 0, "shard": 0, "Outer": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes, ways", first_fast([("12", ("alternate",)), ("12345", ("wrap", "sync"))])
 )
@@ -277,6 +279,7 @@ def test_shards_and_replicas_in_other_numbers(tmp_path):
                 assert torch.allclose(values, saved[name], atol=1e-6), (name, ranks, shards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec", first_fast([{"compressor": "topk", "ratio": 0.1}, "onebit_group"])
 )
@@ -330,6 +333,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_last_file(tmp_path)
     assert torch.load(tmp_path / "hipress-0.pt")["values"].sum() == 3
 
 
+@pytest.mark.slow
 def test_a_policy_goes_on_with_its_own_measurements_only():
     """Also with another number of ranks. Another policy's once ended the session."""
     found = launch(checkpoint_ranks.measured_elsewhere, 2)
@@ -338,6 +342,7 @@ def test_a_policy_goes_on_with_its_own_measurements_only():
         assert before == after != ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_fast(["ef21", "diana", "dgc"]))
 def test_states_of_shares_keep_their_sum_at_another_number_of_ranks(name, tmp_path):
     """References of twice as many ranks would add up to twice their mean, and bias each average."""
@@ -351,6 +356,7 @@ def test_states_of_shares_keep_their_sum_at_another_number_of_ranks(name, tmp_pa
             assert torch.allclose(again, mean, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_averages_of_momentum_go_on_at_another_number_of_ranks(tmp_path):
     path = str(tmp_path / "checkpoint")
     owed, momentum, _ = launch(checkpoint_ranks.frozen, 2, path, False)[0]

@@ -68,6 +68,7 @@ def test_auto_measures_and_decides():
         assert result.digest == results[0].digest
 
 
+@pytest.mark.slow
 def test_auto_installs_what_it_tries():
     """A codec that may cost 10 s a step is installed, however busy the machine is."""
     results = launch(codec_ranks.automatic, 2, -10.0)
@@ -168,6 +169,7 @@ def test_names_that_do_not_exist():
         assert expected in error.message
 
 
+@pytest.mark.slow
 def test_signs_vote_and_ranks_agree():
     results = launch(codec_ranks.real, 3, VOTES)
     for name in VOTES:

@@ -185,6 +185,7 @@ def test_a_failure_is_told_as_it_is_where_the_store_is_silent(host, client, capl
     assert caplog.text.count("could not be told") == 2
 
 
+@pytest.mark.slow
 def test_a_silent_host_is_waited_for_once(host, client, monkeypatch):
     """Calls on other connections to it fail at once, where they have little time."""
     other = compat.another_client(client)
@@ -266,6 +267,7 @@ def test_nobody_is_looked_for_where_nobody_has_a_door(tmp_path, monkeypatch):
     assert not watching
 
 
+@pytest.mark.slow
 def test_exit_while_a_call_waits(host):
     pid, port = host
     process = subprocess.Popen(

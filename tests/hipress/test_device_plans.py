@@ -31,6 +31,7 @@ class Alike:
         return SimpleNamespace(wait=lambda: None)
 
 
+@pytest.mark.slow
 def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
     """Groups of messages and reduces, as over NCCL, move the right bytes."""
     for name, value in (("QUICK", -1.0), ("SLOW", 1e9), ("LARGE", 1 << 12), ("REPEATS", 2)):
@@ -62,6 +63,7 @@ def test_a_link_without_tags_is_measured_on_the_stream(monkeypatch):
     assert {name for _, name in told} == {"a message of the probe", "an all-reduce of the probe"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_fast(["Accordion", "GraVAC", "Warmup"]))
 def test_a_policy_on_a_device_does_as_on_the_host(name):
     """Bit for bit. It waits for the device once in a window, never in a step between."""
@@ -72,6 +74,7 @@ def test_a_policy_on_a_device_does_as_on_the_host(name):
     assert waits == ([] if name == "Warmup" else list(range(window, 14, window)))
 
 
+@pytest.mark.slow
 def test_a_trial_on_a_device():
     (averages, tried, off, waits, costs, _), other = launch(device_plan_ranks.by_trial, 2)
     assert averages == other[0]

@@ -32,6 +32,7 @@ def test_ways_to_train(ways):
         assert there == here, title
 
 
+@pytest.mark.slow
 def test_shards():
     for found in launch(device_training_ranks.shards, 2):
         assert found["staged"] == found["nccl"] == found[None]

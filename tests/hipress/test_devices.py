@@ -153,6 +153,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 def test_gradients_copied_to_the_host_train_as_on_the_cpu():
     first, other = launch(device_ranks.wrapped, 2, WAYS)
     assert first == other

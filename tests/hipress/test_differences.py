@@ -22,6 +22,7 @@ def ef21(gradients, references):
     return np.mean(references, axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_averages_are_those_of_the_paper(way):
     ranks = launch(differences_ranks.averages, 3, way, "ef21")

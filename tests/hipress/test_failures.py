@@ -103,6 +103,7 @@ def test_a_rank_that_may_have_had_fewer_batches_is_told_with_the_remedy():
         assert ("model.join()" in "".join(getattr(error, "__notes__", ()))) == noted
 
 
+@pytest.mark.slow
 def test_a_rank_that_compares_no_hashes():
     *waiting, _ = launch(failure_ranks.silent_hashes, 3)
     for kind, message, seconds in waiting:
@@ -112,6 +113,7 @@ def test_a_rank_that_compares_no_hashes():
         assert seconds < HANG / 2
 
 
+@pytest.mark.slow
 def test_a_failed_step_keeps_no_module():
     """Its error once kept the frames of the training loop: module, threads and connections stayed,
     once for each time that a process wrapped its model again."""

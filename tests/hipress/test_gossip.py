@@ -23,6 +23,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "world_size, titles",
     first_fast([(4, [*CASES][:1]), (4, [*CASES][1:]), (6, [*CASES])]),

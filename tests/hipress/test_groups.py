@@ -59,6 +59,7 @@ def test_gloo_on_an_address_of_this_machine_alone_is_told(address, interface, hi
     assert ("set GLOO_SOCKET_IFNAME to the interface that joins them" in str(told.value)) == hint
 
 
+@pytest.mark.slow
 def test_connecting_takes_no_longer_than_the_time_out(monkeypatch):
     """Gloo tries five times as long, and longer if the job's store is silent. One rank is connected
     early, as gloo connects pairs one by one, and waits for the others."""

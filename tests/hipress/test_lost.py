@@ -30,6 +30,7 @@ def test_rank_0_that_keeps_the_store_is_killed(place, kind):
         assert seconds < HANG / 4
 
 
+@pytest.mark.slow
 def test_rank_0_that_keeps_the_store_is_stopped():
     """A rank that ended because the store is silent says so; its end is not the reason."""
     *_, (kind, message, _) = launch(lost_ranks.keeper_stopped, 3, may_die=[0, 1])

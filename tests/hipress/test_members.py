@@ -80,6 +80,7 @@ def test_a_site_comes_and_leaves(failures):
     assert any(debt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sites", [2, 3])
 def test_newcomers_do_not_shorten_the_work_of_others(sites):
     for clip in (None, "median"):
@@ -156,6 +157,7 @@ def members_of_rank(number, stop):
     return members
 
 
+@pytest.mark.slow
 def test_sites_of_several_ranks_go_on_without_one():
     *others, one, two = launch(ranks.sites_of_two, 6, may_die=[4, 5])
     assert one == two == DIED
@@ -531,6 +533,7 @@ def requests_of_the_last(sites, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_requests_of_a_site_do_not_grow_with_the_number_of_sites(monkeypatch):
     for sites in (2, 8, 64):
         assert max(requests_of_the_last(sites, monkeypatch)) < 10, sites

@@ -17,6 +17,7 @@ def slowly(*values):
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clipped", *slowly("adam", "sgd", "lion")])
 def test_both_ways_in_train_alike_and_ranks_stay_equal(name):
     (wrapped, synchronized), other = launch(momentum_ranks.ways, 2, name, momentum_ranks.CODEC)
@@ -40,6 +41,7 @@ def test_a_named_compressor_is_told_with_the_phase_that_uses_it():
     assert "from then on its momentum: onebit_fine (ps) for " in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", *slowly("sgd", "lion")])
 def test_uncompressed_they_train_as_one_process_does(name):
     """A process with both ranks' data, without averages, gets the same losses."""
@@ -69,6 +71,7 @@ def test_checkpoints_before_at_and_after_the_freeze_resume_bit_by_bit(at):
         assert at <= 4 or "load the optimizer's state of the same step first" in refused.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["synchronizer", *slowly("wrap")])
 def test_torchs_states_of_an_optimizer_resume_bit_by_bit(way):
     """Loaded in a new process, the freeze was lost; a Synchronizer refused the first of them."""
@@ -76,6 +79,7 @@ def test_torchs_states_of_an_optimizer_resume_bit_by_bit(way):
     assert len({digest for rank in ranks for digest in rank}) == 1, ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["wrap", *slowly("synchronizer")])
 def test_ranks_clip_to_max_norm_times_the_measured_ratio(way):
     (norm, wanted), *others = launch(momentum_ranks.norms, 3, way)
@@ -84,6 +88,7 @@ def test_ranks_clip_to_max_norm_times_the_measured_ratio(way):
     assert all(other == norm for other, _ in others)
 
 
+@pytest.mark.slow
 def test_a_step_that_overflows_leaves_momentum_and_feedback_alone():
     ranks = launch(momentum_ranks.scaled, 2)
     assert ranks[0] == ranks[1]
@@ -97,6 +102,7 @@ def test_momentum_enters_once_for_all_micro_batches():
     assert max(launch(momentum_ranks.accumulated, 2)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["wrap", *slowly("synchronizer")])
 def test_unused_parameters_keep_momentum_and_feedback(way):
     ranks = launch(momentum_ranks.unused, 2, way)
@@ -104,12 +110,14 @@ def test_unused_parameters_keep_momentum_and_feedback(way):
     assert ranks[0][0]
 
 
+@pytest.mark.slow
 def test_an_early_freeze_is_told_by_rank_0():
     (told,), others = launch(momentum_ranks.early, 2)
     assert told.startswith("hipress: v is frozen after 4 steps")
     assert others == []
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_on_every_rank():
     ranks = launch(momentum_ranks.mistakes, 2)
     for found in ranks:
@@ -147,6 +155,7 @@ def test_mistakes_are_told_on_every_rank():
             assert text in found[what].message
 
 
+@pytest.mark.slow
 def test_ranks_that_would_freeze_apart_are_told():
     (kind, message), (other, theirs) = launch(momentum_ranks.apart, 2)
     assert (kind, other) == ("SyncError", "SyncError")

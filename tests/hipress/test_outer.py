@@ -136,6 +136,7 @@ def test_the_report_tells_the_memory():
             assert "1 rounds, 0 undone" in text
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_at_another_number_of_sites(tmp_path):
     path = str(tmp_path / "checkpoint")
     saved = launch(ranks.moved_by_dcp, 2, path, False)[0][0]

@@ -23,6 +23,7 @@ def gravac(**more):
     return hipress.GraVAC("topk", RATIOS, window=4, every=2, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, kept",
     [("one in a hundred", LEVELS[1]), ("one in a thousand", LEVELS[2]), ("even", None)],
@@ -69,6 +70,7 @@ def test_nothing_is_lost_as_levels_change(strategy):
         assert labels == [LEVELS[level] for level in (0, 0, 1, 1, 2, 2, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy, strategy, scope",
     first_fast(
@@ -92,6 +94,7 @@ def test_a_resumed_training_loses_no_gradient(policy, strategy, scope):
                 assert labels[moment] == labels[moment - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy, options, told",
     [

@@ -213,6 +213,7 @@ def test_values_of_files_are_those_of_specs(tmp_path):
     assert {codec.params["ratio"] for codec in plan.codecs.values()} == {0.1}
 
 
+@pytest.mark.slow
 def test_ranks_train_by_rules_and_by_auto_for_the_rest():
     for fixed, auto, mismatch, useless in launch(rules_ranks.ruled, 2):
         assert fixed == {"second.weight": "half_fake", "second.bias": None, "last.weight": "int8"}

@@ -36,6 +36,7 @@ def test_gradients_that_are_unscaled_before_they_are_averaged():
     assert scaled == plain
 
 
+@pytest.mark.slow
 def test_a_model_without_a_scaler_beside_one_with():
     alone, beside = together(launch(ranks.beside_another, 2))
     assert alone[1] == beside[1]

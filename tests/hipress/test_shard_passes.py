@@ -9,6 +9,7 @@ from tests.hipress.launch import launch
 from tests.tiers import first_fast
 
 
+@pytest.mark.slow
 def test_the_scale_of_a_gradscaler_changes_nothing():
     """Residuals of replicas once stayed in the scale of their step, and counted twice after it."""
     for found in launch(ranks.scaled, 2):
@@ -17,6 +18,7 @@ def test_the_scale_of_a_gradscaler_changes_nothing():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", first_fast([True, False]))
 def test_gradients_held_back_are_those_of_their_parameters(layers):
     """Passes that use other branches once gave one branch's gradient to another."""
@@ -24,6 +26,7 @@ def test_gradients_held_back_are_those_of_their_parameters(layers):
         assert {passes: error for passes, error in found.items() if error > 1e-5} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["replicas", "shards"])
 def test_micro_batches_that_are_given_up_leave_nothing(of):
     """Their sums once entered the next step after `reset_iter_state`, or gradients set to zero."""
@@ -42,6 +45,7 @@ def test_replicas_average_a_group_that_has_no_codec():
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", first_fast([True, False]))
 def test_forward_and_backward_passes_compute_with_the_same_weights(fused):
     """int8_group rounds at random, and once drew anew after each backward pass, also within a
@@ -67,6 +71,7 @@ def test_weights_that_are_stepped_in_the_backward_pass():
     assert launch(ranks.stepped_in_backward, 2) == [(True, True)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["double", "reduced in float64", "mixed"])
 def test_types_that_no_codec_takes_are_left_to_fsdp(kind):
     """float64 was once an error in the step, and adapters beside frozen 16-bit weights travelled as

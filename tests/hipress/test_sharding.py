@@ -88,6 +88,7 @@ def test_replicas_of_one_bit_stay_the_same_and_learn():
         assert "saved by rank 0 of 5, 0 of 2, this is rank " in other.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detaches", [False, True])
 def test_a_rank_may_leave_when_it_has_its_last_sums(detaches):
     """Another rank, which still received from a third, once failed."""

@@ -61,6 +61,7 @@ def test_gathered_fsdp_parameters_cause_no_errors():
         assert begun != stepped
 
 
+@pytest.mark.slow
 def test_gradients_unused_on_one_replica_are_averaged_and_unused_on_all_stay_none():
     for steps in launch(ranks.unused, 4):
         twice, once = steps
@@ -72,6 +73,7 @@ def test_tensor_parallelism():
     assert max(launch(ranks.in_parts, 4)) < 1e-6
 
 
+@pytest.mark.slow
 def test_shards_that_cannot_be_averaged_are_refused_and_drift_is_warned_of():
     for rank, found in enumerate(launch(ranks.refused, 4)):
         overlap, hsdp, crossed, wrap, older, gossip, changed, single, told = found

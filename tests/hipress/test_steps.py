@@ -10,6 +10,7 @@ from tests.hipress.launch import DIED, launch
 from tests.patience import HANG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["reentrant", "apart", "one rank"])
 def test_a_step_may_have_several_backward_passes(what):
     """Each was once counted as a step, so ranks' shared draws were those of different steps."""
@@ -87,6 +88,7 @@ def test_errors_name_the_ranks_of_the_job():
     assert message.startswith(told)
 
 
+@pytest.mark.slow
 def test_advice_on_unused_parameters_is_that_of_wrap():
     for wrapped, automatic, attached, frozen in launch(step_ranks.unused, 2):
         for message, text in wrapped, automatic:
@@ -97,12 +99,14 @@ def test_advice_on_unused_parameters_is_that_of_wrap():
         assert "hipress.wrap its .module anew" in frozen[1]
 
 
+@pytest.mark.slow
 def test_forward_hooks_of_wrap_are_not_compiled():
     ((ours, plain),) = launch(step_ranks.compiled, 1)
     assert ours == plain
     assert plain[0] > 0
 
 
+@pytest.mark.slow
 def test_a_profile_shows_buckets():
     """Events last from the backward pass's thread until all averages are complete, as for DDP."""
     for counts, last, over in launch(step_ranks.profiled, 2, {}):
@@ -113,6 +117,7 @@ def test_a_profile_shows_buckets():
         assert over
 
 
+@pytest.mark.slow
 def test_a_profile_of_all_threads_shows_tasks():
     config = {"experimental_config": _ExperimentalConfig(profile_all_threads=True)}
     for counts, last, _ in launch(step_ranks.profiled, 2, config):

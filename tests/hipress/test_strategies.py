@@ -33,6 +33,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", first_fast([FAST, OTHERS]))
 def test_nodes_and_directions_train(cases):
     results = launch(strategy_ranks.real, 4, cases)

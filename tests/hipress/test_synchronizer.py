@@ -99,6 +99,7 @@ def test_a_second_gradient_in_a_step_is_refused():
         assert second.message in step.message
 
 
+@pytest.mark.slow
 def test_gradients_that_are_changed_before_they_are_averaged_are_told():
     """Some gradients had gone by then, others not: ranks agreed, but not on the mean gradient."""
     for rank, found in enumerate(launch(ranks.changed, 2)):
@@ -147,6 +148,7 @@ def test_states_are_those_of_wrap(name):
         assert "not attached" in reported.message
 
 
+@pytest.mark.slow
 def test_an_optimizer_steps_as_averages_arrive():
     results = launch(ranks.stepped, 2, "int8")
     for title, (given, at_the_end, error) in together(results).items():

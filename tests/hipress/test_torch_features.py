@@ -24,6 +24,7 @@ def test_a_compiled_backward_pass_without_ddp(within):
     assert max(launch(ranks.compiled, 2, within)) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_compiled_step_of_a_frozen_optimizer():
     for compiled, plain in launch(ranks.compiled_optimizer, 2):
         assert compiled == plain

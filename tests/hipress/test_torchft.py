@@ -52,6 +52,7 @@ def test_a_round_that_no_living_site_knows_to_have_gone_well_is_undone_by_all():
     assert (first, second) == (False, False)
 
 
+@pytest.mark.slow
 def test_a_site_that_cannot_learn_how_a_round_ended_ends():
     """It once undid the round, which the others then committed: its part counted twice."""
     first, error, third = launch(ranks.keeper_stops, 3)

@@ -67,6 +67,7 @@ def test_buckets_do_not_matter(name):
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_bucket_scope_keeps_state_over_the_rebuild():
     results = launch(training_ranks.buckets, 3, "int8", "bucket")
     together([digests for digests, _ in results])
@@ -74,6 +75,7 @@ def test_bucket_scope_keeps_state_over_the_rebuild():
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_modes_of_ddp():
     results = launch(training_ranks.variants, 2, "int8")
     for title in results[0]:
@@ -93,6 +95,7 @@ EMPTIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, ddp_kwargs, most",
     [
@@ -109,6 +112,7 @@ def test_a_join_may_divide_by_the_ranks_that_are_still_active(name, ddp_kwargs, 
         assert detached < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_fast(["int8", "onebit_group"]))
 def test_parameters_without_elements_change_nothing(name):
     results = launch(training_ranks.empties, 2, name, EMPTIES)

@@ -40,6 +40,7 @@ def slowly(*values):
     return [pytest.param(*each, marks=pytest.mark.slow) for each in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", first_fast(["tensor", "bucket"]))
 @pytest.mark.parametrize("world_size", CHAINS)
 def test_residuals_of_a_dropped_codec_are_handed_on(world_size, scope):
@@ -88,10 +89,12 @@ def test_a_report_says_alike_of_model_and_parameters_why_nothing_is_compressed()
         assert whole.endswith(parts.pop())
 
 
+@pytest.mark.slow
 def test_wrap_and_the_first_steps_do_not_wait_for_a_compiler():
     assert launch(tuner_ranks.compiled_meanwhile, 2) == [(0, 4), (0, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freezes", [False, True])
 def test_compiled_codecs_are_tried(freezes):
     for found, tried in launch(tuner_ranks.backends, 2, freezes):
@@ -115,6 +118,7 @@ def test_a_failure_on_one_rank_ends_the_trial_on_all():
     assert "out of paper" in own[1]
 
 
+@pytest.mark.slow
 def test_powersgd_takes_turns_where_its_loss_is_accepted():
     (tried, whys, accepted, digest), other = launch(tuner_ranks.by_word, 2, 0.0, 0.01)
     assert other == (tried, whys, accepted, digest)

@@ -192,6 +192,7 @@ def test_load_into_a_model(tmp_path):
         assert bits(other.state_dict()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_model_of_transformers(tmp_path, tied):
     """Its checkpoint, of several files, is patched, and gives the trainer's logits."""
@@ -229,6 +230,7 @@ def test_tensors_are_published_in_another_type(tmp_path):
     assert stored(tmp_path / "checkpoint") == bits({"a": (made["a"] - 1).bfloat16()})
 
 
+@pytest.mark.slow
 def test_a_trainer_and_a_worker_learn_by_reinforcement(tmp_path):
     """The example, in two processes: the worker's rewards rise with the trainer's versions."""
     script = Path(hipress.__file__).parents[1] / "examples" / "rollouts.py"
@@ -857,6 +859,7 @@ def test_a_receiver_that_is_killed_anywhere(tmp_path, encoding, kills):
     assert died == kills
 
 
+@pytest.mark.slow
 def test_every_line_between_commit_and_end_may_be_the_last(tmp_path, monkeypatch):
     """Stop, in this process, at each line that completes a change."""
 
@@ -1011,6 +1014,7 @@ def test_files_of_many_blocks_travel_as_they_are(tmp_path):
     assert worker[1] > 3 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how, told",
     [
