@@ -646,7 +646,7 @@ def test_all_jobs_fail_with_the_first_error():
     program = graph_of([50000], "ps", "exact", 2).slice(0)
     with world(2) as executors:
         futures = [executors[0].submit(program, torch.ones(50000), {}, i) for i in range(3)]
-        executors[1].close()
+        executors[1].abort(ValueError("over"))
         messages = set()
         for future in futures:
             with pytest.raises(TransportError) as caught:
