@@ -68,11 +68,13 @@ APART = {"exclude": "last.*", "ddp_kwargs": {"bucket_cap_mb": 0.0001, **common.U
 
 @pytest.mark.parametrize(
     "way, options, dtype",
-    [
-        *((way, {}, None) for way in ranks.WAYS if way not in ("attach", "momentum")),
-        ("wrap", {}, torch.bfloat16),
-        ("wrap", APART, None),
-    ],
+    first_fast(
+        [
+            *((way, {}, None) for way in ranks.WAYS if way not in ("attach", "momentum")),
+            ("wrap", {}, torch.bfloat16),
+            ("wrap", APART, None),
+        ]
+    ),
 )
 def test_a_rank_that_is_silent_is_named(way, options, dtype):
     """Each kind of bucket obeys `timeout`, though the group's own is much longer."""
