@@ -20,7 +20,7 @@ from compll.numerics import halves
 from compll.runtime.batches import Encoding, Incoming
 from compll.runtime.library import type_check
 from tests.compll.conftest import KINDS, each_kind, variants
-from tests.compll.cuda_host import HostDevice
+from tests.compll.cuda_host import HostDevice, hostile
 from tests.compll.cuda_host.pieces import decoded
 
 #: the first begins where tiles are ready (see prelude.cuh), most others do not
@@ -251,13 +251,14 @@ def broken(payload, turn, rng):
 
 
 @pytest.mark.slow
-def test_no_access_outside_the_buffers():
-    sanitized()
+@pytest.mark.timeout(1200)  # atomo's turns of a matrix take minutes on a busy core
+@pytest.mark.parametrize("spec", hostile.SPECS)
+def test_no_access_outside_the_buffers(spec):
+    sanitized(spec)
 
 
 def sanitized(*specs):
-    """Encode and decode good and broken payloads of some specs, or of one of every kind, under
-    AddressSanitizer."""
+    """Encode and decode good and broken payloads of specs under AddressSanitizer."""
     asan = subprocess.run(
         ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
     ).stdout.strip()
