@@ -1,4 +1,4 @@
-"""Facts about a spec that need no run: its length, operators, payload, passes and traffic."""
+"""Facts about a spec that need no run: its length, payload, passes and traffic."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compll.frontend.operators import OPERATORS
 from compll.frontend.source import LIMIT_BYTES
-from compll.frontend.spec import Call, Spec, Syntax
 from compll.ir import layout
 from compll.ir.expr import Printer
 from compll.ir.layout import header, tile_of
@@ -34,7 +32,6 @@ class Facts:
 
     name: str
     lines: int
-    operators: tuple[str, ...]
     payload: str
     limits: tuple[str, ...]
     bits: float
@@ -48,12 +45,11 @@ class Facts:
 def facts(name: str) -> Facts:
     """All facts that follow from one spec."""
     codec = library.compile(name, "reference")
-    module, spec = codec.module, library.load(name)
+    module = codec.module
     traffic = explain.encode_traffic(module)
     return Facts(
         name=name,
         lines=logic_lines(library.locate(name).read_text("utf-8")[:LIMIT_BYTES]),
-        operators=tuple(dict.fromkeys(operators(spec))),
         payload=formula(module),
         limits=limits(module),
         bits=codec.payload_bytes(1 << 24) * 8 / (1 << 24),
@@ -77,21 +73,6 @@ def logic_lines(text: str) -> int:
         said = (head[2] if head else line).split(" #")[0].strip()
         count += bool(said) and not said.startswith("#") and section not in PLAIN
     return count
-
-
-def operators(spec: Spec) -> Iterator[str]:
-    """Operators called by name, in order."""
-    for binding in (*spec.encode, *spec.decode, *spec.update):
-        yield from called(binding.value)
-
-
-def called(tree: Syntax) -> Iterator[str]:
-    """Operators that a tree calls by name."""
-    if isinstance(tree, Call):
-        if not OPERATORS[tree.op].infix and tree.op != "choose":
-            yield tree.op
-        for arg in tree.args:
-            yield from called(arg)
 
 
 def formula(module: Module) -> str:

@@ -214,10 +214,8 @@ class Site:
     def left(self, fragment: Fragment, *, sent: bool = False) -> torch.Tensor:
         """Pseudo-gradient of this site that has not been delivered, with that of its steps since
         the last round. sent: but for what a round of the fragment, under way, delivers."""
-        flat, sites = (
-            torch.zeros(fragment.elements, device="cpu") if sent else fragment.change(),
-            self._sites,
-        )
+        sites = self._sites
+        flat = torch.zeros(fragment.elements, device="cpu") if sent else fragment.change()
         if fragment.undelivered is not None and not sent:
             flat += fragment.undelivered
         for bundle in fragment.bundles:
