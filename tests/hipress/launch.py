@@ -95,6 +95,7 @@ def _main(
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=HANG)
         )
+        dist.barrier()  # a rank that ends or destroys its group would break others' connecting
         pipe.send((True, function(rank, world_size, *args)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))

@@ -123,7 +123,6 @@ def regroup(me, _, way):
     of a store. Errors of the survivors and of their next step; of the second group; and its last
     parameters."""
     store = compat.another_client(compat.job_store())
-    dist.barrier()  # destroying the group early would break others' connecting
     dist.destroy_process_group()
     logging.disable(logging.CRITICAL)
     lost = again = None
