@@ -1,7 +1,9 @@
 """Values that the CUDA backend keeps between calls: their lifetime, and calls without them."""
 
 import gc
+import re
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +23,7 @@ from tests.compll.cuda_host import codec as codec_on
 from tests.tiers import first_fast
 
 AT = np.zeros(1, np.int64)
+ROOT = Path(__file__).parents[2]
 
 
 def round_trip(device, name, n, rng):
@@ -176,6 +179,16 @@ def test_scratch_memory_is_known_before_any_call(name):
     assert (told == 0) == (name == "int4_group")
 
 
+def test_the_guide_tells_scratch_memory():
+    """Bytes for each element of a large tensor, in docs/use/wrap.md."""
+    guide, n = (ROOT / "docs" / "use" / "wrap.md").read_text(), 4 * 10**6
+    (row,) = re.findall(r"^\| `scratch` .*", guide, re.MULTILINE)
+    told = dict(re.findall(r"`(\w+)` (?:needs )?(\d+)", row))
+    assert len(told) == 4
+    for name, size in told.items():
+        assert round(codec_on(name).scratch_bytes(n) / n) == int(size), name
+
+
 def test_held_arrays_are_freed_with_their_holder():
     codec = codec_on("dgc", Counting)
     part = Part(codec, 5000)
@@ -221,7 +234,54 @@ def test_arrays_of_a_graph_outlive_growth():
     large.run()
     small.run()
     assert batch.lent is not first
-    assert batch.captured == {id(first): first}
+    assert batch.captured[0] is first
+
+
+@pytest.mark.parametrize("stream", [0, 5], ids=["its stream", "a stream of its own"])
+@pytest.mark.parametrize("first", [100, 9000])
+def test_calls_beside_a_graph_have_other_scratch_memory(stream, first):
+    """Replays run on a stream of the user's, so nothing orders them and calls of other streams."""
+    codec = codec_on("topk", Counting)
+    device, parts = codec.backend.device, [Part(codec, n) for n in (100, first, 100)]
+
+    def arrays(part):
+        batches = [b for b in part.table.kept.values() if isinstance(b, launch.Batch) and b.lent]
+        return {id(array) for b in batches for array in b.lent.arrays}
+
+    for part in parts:
+        part.run()
+    device.capture, device.queue = True, stream
+    for part in parts[1:]:  # one after another, so graphs share theirs
+        part.run()
+    device.capture, device.queue = False, 0
+    graphs = arrays(parts[1]) | arrays(parts[2])
+    for part in parts:
+        part.run()
+        assert not arrays(part) & graphs
+    device.capture, device.queue, made = True, stream, device.made
+    parts[0].run()
+    assert arrays(parts[0]) <= graphs
+    assert device.made == made
+
+
+def test_numbers_of_a_graph_outlive_those_of_later_steps():
+    codec = codec_on("dgc", Counting, warmup=10)
+    part = Part(codec, 5000)
+
+    def encode(step):
+        state = codec.init_state(5000)
+        codec.encode_batch(part.x, part.table, part.out, part.at, state=state, step=step)
+
+    encode(1)
+    codec.backend.device.capture = True
+    encode(1)
+    codec.backend.device.capture = False
+    batch = next(b for b in part.table.kept.values() if isinstance(b, launch.Batch))
+    place = weakref.ref(batch.evaluated[2])
+    encode(2)
+    gc.collect()
+    assert place() is not None
+    assert place() is not batch.evaluated[2]
 
 
 def test_a_graph_is_not_made_of_what_nobody_holds():

@@ -3,10 +3,11 @@
 [Note: what lives how long] The device copy of a table, and of other numbers, lives as long as the
 array that the caller holds (see [Note: held numbers]). For arrays that are not held, the codec
 keeps copies of the latest ones, by content; a CUDA graph cannot capture calls with those. Scratch
-memory belongs to a plan and a stream, and all tables share it. It is zero before the first call,
-and each call leaves it as the next one needs it. It grows with the largest table, and lives while a
-table that used it does. Scratch memory of a captured call lives as long as the call's table, since
-the graph points there.
+memory belongs to a stream and to plans that need the same arrays, and all tables share it. It is
+zero before the first call, and each call leaves it as the next one needs it. It grows with the
+largest table, and lives while a table that used it does. What a captured call uses lives as long as
+the call's table, since the graph points there. Its scratch memory becomes that of graphs: a replay
+may run beside calls of other streams, and the next call that is not captured gets other memory.
 """
 
 from __future__ import annotations
@@ -87,6 +88,10 @@ class Lent:
         """True if it is large enough for these types and lengths."""
         return all(size >= count for size, (_, count) in zip(self.sizes, wanted, strict=True))
 
+    def shares(self, other: Lent) -> bool:
+        """True if it has arrays of the other, from which it has grown or which has grown from it."""
+        return any(a is b for a in self.arrays for b in other.arrays)
+
 
 class Keeper:
     """Memory that a codec's kernels keep on a device. name: the codec's, for messages."""
@@ -95,7 +100,9 @@ class Keeper:
         self.device, self.name = device, name
         #: copies of arrays that nobody holds, by content
         self.copies: dict[tuple[Any, ...], Held] = {}
+        #: scratch memory by plan and stream: of calls, and of CUDA graphs
         self.lent: WeakValueDictionary[tuple[str, int], Lent] = WeakValueDictionary()
+        self.graphs: WeakValueDictionary[tuple[str, int], Lent] = WeakValueDictionary()
 
     def once(self, numbers: I64, key: Hashable, make: Callable[[Held], T]) -> T:
         """Result of `make` for these numbers. Made once; kept with them."""
@@ -124,19 +131,25 @@ class Keeper:
             self.copies[key] = hold(numbers)
         return self.copies[key]
 
-    def lend(self, name: str, wanted: Wanted, last: Lent | None, captured: dict[int, Lent]) -> Lent:
-        """A plan's scratch memory for the current stream. last: that of the table's last call,
-        which a capture on a stream of its own may use. captured: collects memory of captured calls
-        for the graph's owner."""
-        key, capturing = (name, self.device.stream()), self.device.capturing()
+    def lend(self, name: str, wanted: Wanted, last: Lent | None, *, capturing: bool) -> Lent:
+        """A plan's scratch memory for the current stream. last: that of the table's last call."""
+        key = name, self.device.stream()
+        if capturing:
+            return self.lend_to_graph(key, wanted, last)
         lent = self.lent.get(key)
-        if capturing and not (lent and lent.fits(wanted)) and last and last.fits(wanted):
-            lent = last
         if lent is None or not lent.fits(wanted):
             lent = self.lent[key] = self.spared(partial(self.grown, lent, wanted))
-        if capturing:
-            captured[id(lent)] = lent
         return lent
+
+    def lend_to_graph(self, key: tuple[str, int], wanted: Wanted, last: Lent | None) -> Lent:
+        """Scratch memory that graphs have, or take over from calls, which get other memory then. A
+        capture on a stream of its own takes over that of the table's last call."""
+        known = (self.graphs.get(key), self.lent.get(key), last)
+        fitting = (each for each in known if each is not None and each.fits(wanted))
+        taken = self.graphs[key] = next(fitting, None) or self.grown(None, wanted)
+        for other in [k for k, lent in self.lent.items() if lent.shares(taken)]:
+            del self.lent[other]
+        return taken
 
     def grown(self, lent: Lent | None, wanted: Wanted) -> Lent:
         """Scratch memory that is large enough; new parts are zeros."""
@@ -158,12 +171,6 @@ class Keeper:
             self.copies.clear()
             return make()
 
-    def clean(self) -> None:
-        """Zero all scratch memory, after an interrupted call."""
-        for lent in list(self.lent.values()):
-            for array in lent.arrays:
-                array[:] = 0
-
 
 # ---- launch -------------------------------------------------------------------------------------
 
@@ -183,8 +190,9 @@ REASONS = {
 class Batch:
     """The device side of a table for one plan: everything that a call with it needs, made once.
 
-    pieces: the table itself. scratch: types and lengths of its kernels' memory. evaluated: the latest host-computed values,
-    with the step and limits that they are for.
+    pieces: the table itself. scratch: types and lengths of its kernels' memory. evaluated: the latest
+    host-computed values, with the step and limits that they are for. captured: memory that CUDA
+    graphs use.
     """
 
     pieces: I64
@@ -197,7 +205,7 @@ class Batch:
     repeats: dict[Expr | int, int]
     evaluated: tuple[Any, NDArray[Any], Any] | None = None
     lent: Lent | None = None
-    captured: dict[int, Lent] = field(default_factory=dict)
+    captured: list[object] = field(default_factory=list)
 
 
 class Work(NamedTuple):
@@ -241,6 +249,11 @@ class Launching:
         self.rows = Rows(params)
         self.items = Items(module, self.params, code.shape.tile)
         self.keeper = Keeper(self.device, module.name)
+        #: the first of the plans that need the same arrays, by each one's name
+        self.like: dict[str, str] = {}
+        firsts: dict[tuple[object, ...], str] = {}
+        for name, plan in code.plans.items():
+            self.like[name] = firsts.setdefault((plan.scratch, plan.grids), name)
         #: errors that decode kernels found, a bit each (see REASONS)
         self.errors = self.device.zeros(1, "uint32")
         self.device.settle()  # the first call may use another stream
@@ -307,18 +320,21 @@ class Launching:
 
     def scratch_bytes(self, n: int) -> int:
         """Device memory that the calls of a training need for a tensor of n elements besides their
-        arguments: that of all kinds of calls, each of which keeps its own, with states if any."""
+        arguments: that of all kinds of calls, with states if any; CUDA graphs have as much again."""
         plans = self.source.plans
         if self.module.rounds:
             plans = {name: plan for name, plan in plans.items() if name.startswith("round")}
         fed = {"encode": "feed"} | {name: f"{name}_feed" for name in plans if name != "encode"}
-        used = [plan for name, plan in plans.items() if fed.get(name) not in plans]
-        wanted = [self.share_work(plan, [n]).scratch for plan in used]
+        used = {self.like[name]: p for name, p in plans.items() if fed.get(name) not in plans}
+        wanted = [self.share_work(plan, [n]).scratch for plan in used.values()]
         return sum(np.dtype(dtype).itemsize * count for some in wanted for dtype, count in some)
 
     def lend(self, name: str, b: Batch) -> tuple[Any, ...]:
         """A plan's scratch memory for a table."""
-        b.lent = self.keeper.lend(name, b.scratch, b.lent, b.captured)
+        capturing, like = self.device.capturing(), self.like.get(name, name)
+        b.lent = self.keeper.lend(like, b.scratch, b.lent, capturing=capturing)
+        if capturing:
+            b.captured += (b.lent, b.evaluated)
         return b.lent.arrays
 
     def begin(self, x: Any, b: Batch) -> tuple[Any, ...]:
@@ -350,8 +366,9 @@ class Launching:
 
     def run(self, name: str, b: Batch, args: tuple[Any, ...], gradient: str) -> None:
         """Launch the steps of a plan. Neighbouring steps that repeat do so together."""
-        args = (*args, *self.lend(name, b))
-        with self.whole():
+        scratch = self.lend(name, b)
+        args = (*args, *scratch)
+        with whole(scratch):
             for expr, group in groupby(self.source.plans[name].steps, key=lambda s: s.repeat):
                 steps = list(group)
                 for _ in range(1 if expr is None else b.repeats[expr]):
@@ -390,16 +407,6 @@ class Launching:
         upload = self.device.upload
         return self.keeper.once(numbers, (self, "place"), lambda held: upload(held.reshape(-1)))
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """A context for a plan's launches: if not all of them are done, scratch is cleaned."""
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):  # the device may have failed: the first error tells more
-                self.keeper.clean()
-            raise
-
     def refuse_shared(self, table: I64) -> None:
         """Raise UsageError if two pieces would update one tensor's state: pieces run at the same
         time."""
@@ -417,6 +424,18 @@ class Launching:
                 self.errors[:] = 0  # in place: a captured CUDA graph writes here
         if error:
             raise PayloadError(f"{self.module.name}: {REASONS[min(error, 3)]}")
+
+
+@contextmanager
+def whole(scratch: Sequence[Any]) -> Iterator[None]:
+    """A context for a plan's launches: if not all of them are done, scratch memory is zeroed."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the device may have failed: the first error tells more
+            for array in scratch:
+                array[:] = 0
+        raise
 
 
 def starts(counts: I64) -> I64:
