@@ -15,17 +15,27 @@ from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate, extent, extents
 from compll.ir.tile import ELEMENTS, Array, Domain, Kernel, Value
 from compll.numerics import matrices
+from compll.numerics.bits import HUGE
 from compll.numerics.numbers import MOST_TRIES, walks_of_tries
+from compll.routines import huffman, streams
 
 # ---- grids --------------------------------------------------------------------------------------
 # Work sharing of CUDA kernels: sets of items, threads per tile, blocks of a launch, scratch
 # memory of a batch.
 
 HELD = 8  # rows of a tile that a thread holds at a time: 32 elements
-#: bits of a stream that a thread reads, and number of these chunks in a group: as in streams.cuh
-CHUNK, GROUP = 2048, 64
-#: elements of a product that a block computes: as in arrays.cuh
+#: bits of a stream that a thread reads, its places where a code may begin, chunks of a group
+CHUNK, PLACES, GROUP = 2048, 64, 64
+#: rows and columns of a product that a block computes
 ROWS, COLUMNS = 32, 64
+#: most bins of the histograms of several ranks in a block's shared memory
+BINS = 8192
+#: numbers that functions of include/ share with the rest
+SHARED = {
+    "CHUNK": CHUNK, "PLACES": PLACES, "GROUP": GROUP, "ROWS": ROWS, "COLUMNS": COLUMNS,
+    "BINS": BINS, "LONGEST": huffman.LONGEST, "NUMBERS": huffman.NUMBERS, "ONES": streams.ONES,
+    "FIRST_RUN": streams.FIRST, "LONGEST_RUN": streams.LONGEST,
+}  # fmt: skip
 
 
 def items(domain: Domain, module: Module, params: Mapping[str, Number], n: int) -> int:
@@ -224,7 +234,9 @@ class Source:
 def prelude() -> str:
     """The functions that all kernels share."""
     others = ("searches", "codes", "streams", "huffman")
-    first = (numbers(), header("prelude"), in_payloads())
+    shared = [f"constexpr int {name} = {value};\n" for name, value in SHARED.items()]
+    shared.append(f"constexpr float HUGE_STATE = {HUGE!r}f;\n")
+    first = (numbers(), *shared, header("prelude"), in_payloads())
     return "".join([*first, *map(header, others)])
 
 

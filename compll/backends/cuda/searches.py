@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from compll.backends.cuda.body import Body
 from compll.backends.cuda.elements import Region
-from compll.backends.cuda.plans import PlanBuilder
+from compll.backends.cuda.plans import BINS, PlanBuilder
 from compll.backends.cuda.printer import Printer
 from compll.ir.expr import Expr
 from compll.ir.static import depends
@@ -22,7 +22,6 @@ from compll.passes.arrays import counting, of_sample, sampled
 
 ROUNDS = ((11, 21), (11, 10), (10, 0))  # bits and shift of a digit, from the upper ones
 EACH = 16384  # keys of a block, whose histogram has 2048 bins to clear and to add to the piece's
-BINS = 8192  # most bins of the histograms of several ranks in a block's shared memory
 EACH_RANKED = 4096  # keys of a block with these
 #: a search's memory: the state of numbers.py, of which LEFT is the number that are left, and the tree
 #: of thresholds from TREE on

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compll.backends.cuda.body import Body
-from compll.backends.cuda.plans import GROUP
+from compll.backends.cuda.plans import PLACES
 from compll.backends.cuda.printer import Printer
 from compll.ir.module import Field
 from compll.ir.storage import HUFFMAN_LONGEST, HUFFMAN_TILE
 from compll.ir.tile import ELEMENTS, Array, Call, Domain
+from compll.routines.huffman import NUMBERS
 
 # ---- huffman ------------------------------------------------------------------------------------
 # Huffman codes of a field: huffman.cuh has the functions.
@@ -23,7 +24,6 @@ from compll.ir.tile import ELEMENTS, Array, Call, Domain
 
 TILES = 64  # of a block
 COUNTED = 1 << 14  # numbers that a block counts
-NUMBERS = 256
 
 
 class Huffman:
@@ -124,7 +124,6 @@ def load(p: Printer, call: Call) -> None:
 # ---- streams ------------------------------------------------------------------------------------
 
 POSITIONS = 256  # of a block
-PLACES = 64  # of a chunk, where its first unit may begin: as in streams.cuh
 CHUNKS = 4  # of a block
 THREADS = 64
 BYTES = 2048  # of trits, of a block
@@ -187,7 +186,7 @@ def read_positions(p: Printer, call: Call) -> None:
         b.call(f"read_chunks<{units}, {CHUNKS}>", stream(b), "own")
     with p.kernel("groups", groups, PLACES) as b:
         to = f"{reads} + blockIdx.x * {3 * PLACES}"
-        b.call(f"join_chunks<{GROUP}>", stream(b), "own", to)
+        b.call("join_chunks", stream(b), "own", to)
     with p.kernel("stream", -1, 32) as b:
         blocks = f"{b.first_block(groups)}, {b.first_block(groups, of='p + 1')}"
         blocks = f"{blocks}, {b.among(f.of)}"
@@ -195,7 +194,7 @@ def read_positions(p: Printer, call: Call) -> None:
     with p.kernel("positions", groups, THREADS) as b:
         blocks, n = f"own, {entries} + blockIdx.x * 3", b.among(f.of)
         to = f"{b.elements(call.made[0])}, {b.bad()}"
-        b.call(f"write_positions<{units}, {GROUP}>", stream(b), blocks, n, to)
+        b.call(f"write_positions<{units}>", stream(b), blocks, n, to)
 
 
 def ascending(p: Printer, call: Call) -> None:

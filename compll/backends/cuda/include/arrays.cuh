@@ -34,8 +34,6 @@ D float short_product(const View<float>& a, const View<float>& b, i64 e) {
 
 // ---- products: those of numerics/matrices.py, bit for bit ----
 
-#define ROWS 32
-#define COLUMNS 64
 #define DEPTH 64
 // a thread's elements of one column: `total` plus products of EACH rows of x and the column c of y
 template <int EACH> D void add_products(const double (*x)[DEPTH + 1], const float (*y)[COLUMNS], int c, int depth, double* total) {

@@ -69,7 +69,7 @@ D void max_before_array(i64* values, i64 length) { scan_array(values, length, -1
 D i64 last_break(const u8* trits, i64 length, i64 i) {
   i64 last = -1;
   for (int k = 0; k < 8; ++k, ++i)
-    if (i < length && trits[i] != 121) last = i;
+    if (i < length && trits[i] != ONES) last = i;
   return last;
 }
 // Bytes that a thread's bytes from `i` on become, where `last` is the last break before them; stored
@@ -78,12 +78,12 @@ D int shorten(const u8* trits, i64 length, i64 i, i64 last, u8* out) {
   int made = 0;
   for (int k = 0; k < 8 && i < length; ++k, ++i) {
     u32 byte = trits[i];
-    if (byte != 121) {
+    if (byte != ONES) {
       last = i;
     } else {
-      const u32 place = (u32)((i - last - 1) % 14);
-      if (place < 13 && i + 1 < length && trits[i + 1] == 121) continue;
-      byte = place ? 242 + place : 121;
+      const u32 place = (u32)((i - last - 1) % LONGEST_RUN);
+      if (place + 1 < LONGEST_RUN && i + 1 < length && trits[i + 1] == ONES) continue;
+      byte = place ? FIRST_RUN - 1 + place : ONES;
     }
     if (out) out[made] = (u8)byte;
     ++made;
@@ -102,12 +102,12 @@ D void shortened(const u8* trits, i64 length, i64 i, i64 least, u8* out, i64* al
 D int lengthened(const u8* data, i64 length, i64 i) {
   int total = 0;
   for (int k = 0; k < 8; ++k, ++i)
-    if (i < length) total += data[i] < 243 ? 1 : data[i] - 241;
+    if (i < length) total += data[i] < FIRST_RUN ? 1 : data[i] - (FIRST_RUN - 2);
   return total;
 }
 D void lengthen(const u8* data, i64 length, i64 i, u8* trits) {
   for (int k = 0; k < 8 && i < length; ++k, ++i) {
-    if (data[i] < 243) { *trits++ = data[i]; continue; }
-    for (int j = data[i] - 241; j > 0; --j) *trits++ = 121;
+    if (data[i] < FIRST_RUN) { *trits++ = data[i]; continue; }
+    for (int j = data[i] - (FIRST_RUN - 2); j > 0; --j) *trits++ = ONES;
   }
 }

@@ -1,6 +1,6 @@
 // Huffman codes: [Note: huffman] in bitstreams.py. A thread of a block of 256 has a number of the head; in
 // other blocks a thread has a tile.
-constexpr int LONGEST = 12, NUMBERS = 256, COPIES = 8;
+constexpr int COPIES = 8;
 
 // Add the counts of a block's numbers, those from `begin` to `end`, to `counts`. Lanes count in COPIES
 // tables, since they have to wait for others that count the same number.

@@ -107,7 +107,6 @@ template <bool READY, class X, class V> D void store4(X* x, i64 i, int count, co
   else for (int j = 0; j < 4; ++j) if (j < count) x[i + j] = (X)v[j];
 }
 // states take up values below HUGE only (see bits.py); a sum above it takes the long way, no more
-constexpr float HUGE_STATE = 281474976710656.0f;
 template <class X> D void keep1(X* x, i64 i, float v) {
   const X kept = (X)v;
   if (fabsf((float)kept) < HUGE_STATE) x[i] = kept;

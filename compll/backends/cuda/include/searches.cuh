@@ -12,7 +12,6 @@ D int first_from(const u32* values, int count, u32 wanted) {
 }
 // The next digit of a block's keys, in the histogram of the first rank whose upper digits they have. RANKS:
 // 0 while no digit is known: there is one histogram, of all keys. Small ones are in shared memory first.
-constexpr int BINS = 8192;  // as in searches.py
 template <int BITS, int SHIFT, int RANKS> D void count_digits(const i32* keys, i64 begin, i64 size, int each, const u32* known, u64* hist) {
   constexpr int ALL = (RANKS ? RANKS : 1) << BITS;
   constexpr bool SHARED = ALL <= BINS;

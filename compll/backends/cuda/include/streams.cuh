@@ -4,8 +4,6 @@
 // that end, their sum) are combined along the stream, and the chunks are read again from their
 // true starts.
 
-#define CHUNK 2048   // bits
-#define PLACES 64
 #define STOPPED 255  // instead of a place: nothing further can be read
 #define FAR (1ll << 60)
 
@@ -117,7 +115,7 @@ template <class UNITS, int CHUNKS> D void read_chunks(const Stream& s, i64 own) 
   s.reads[chunk * PLACES + start] = packed_read(read);
 }
 // A group of GROUP chunks from every place, a thread each.
-template <int GROUP> D void join_chunks(const Stream& s, i64 own, i64* to) {
+D void join_chunks(const Stream& s, i64 own, i64* to) {
   Read read = {0, 0, (int)threadIdx.x};
   for (i64 c = own * GROUP; c < s.chunks && c < own * GROUP + GROUP && read.place != STOPPED; ++c)
     then_chunk(read, s.reads + c * PLACES);
@@ -138,7 +136,7 @@ template <class UNITS> D void join_groups(const Stream& s, const i64* group_read
   if (!good || read.codes < s.count || !ended) refuse(wrong, errors, 1);
 }
 // A thread per chunk, from its true start; the last code must end the stream.
-template <class UNITS, int GROUP> D void write_positions(const Stream& s, i64 own, const i64* entry, i64 n, i32* idx, u32* wrong, u32* errors) {
+template <class UNITS> D void write_positions(const Stream& s, i64 own, const i64* entry, i64 n, i32* idx, u32* wrong, u32* errors) {
   __shared__ u32 words[(GROUP * CHUNK / 8 + 16) / 4];
   __shared__ Read begins[GROUP];
   if (own * GROUP >= s.chunks) return;
