@@ -52,7 +52,7 @@ def write_json(path: Path, data: Any) -> None:
     """Write indented JSON, the innermost lists and mappings on a line each. Raises OSError as
     `replacing` does."""
     lines = json.dumps(data, indent=1)  # none ends within a text
-    write_file(path, _INNERMOST.sub(lambda found: _on_a_line(found[0]), lines) + "\n")
+    write_file(path, _INNERMOST.sub(lambda match: _on_a_line(match[0]), lines) + "\n")
 
 
 def _on_a_line(text: str) -> str:

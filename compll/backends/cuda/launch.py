@@ -144,8 +144,8 @@ class Keeper:
     def lend_to_graph(self, key: tuple[str, int], wanted: Wanted, last: Lent | None) -> Lent:
         """Scratch memory that graphs have, or take over from calls, which get other memory then. A
         capture on a stream of its own takes over that of the table's last call."""
-        known = (self.graphs.get(key), self.lent.get(key), last)
-        fitting = (each for each in known if each is not None and each.fits(wanted))
+        candidates = (self.graphs.get(key), self.lent.get(key), last)
+        fitting = (each for each in candidates if each is not None and each.fits(wanted))
         taken = self.graphs[key] = next(fitting, None) or self.grown(None, wanted)
         for other in [k for k, lent in self.lent.items() if lent.shares(taken)]:
             del self.lent[other]
