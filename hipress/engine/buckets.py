@@ -119,7 +119,7 @@ class BucketPlans:
         self.residuals.owned = None if self._merges else self._owned_spans()
         self._arenas = [] if self._merges else self.residuals.place_all()
         self._plans: dict[tuple[int, ...], BucketPlan | None] = {}
-        self._raw: dict[int, BucketPlan] = {}  # by elements
+        self._raw: dict[tuple[int, ...], BucketPlan] = {}
 
     def plan_for(self, indices: tuple[int, ...]) -> BucketPlan | None:
         """The BucketPlan for a bucket of these parameters; None if none of them is compressed."""
@@ -135,14 +135,16 @@ class BucketPlans:
         """True if none of these parameters is compressed."""
         return all(self.plan.decisions[i].codec is None for i in indices)
 
-    def raw(self, elements: int) -> BucketPlan:
-        """A native all-reduce of `elements` numbers by an executor's own transport."""
-        if elements not in self._raw:
+    def raw(self, indices: tuple[int, ...]) -> BucketPlan:
+        """A native all-reduce of a bucket of these parameters by an executor's own transport. Each
+        bucket has its own: a program has one type, and its graph the memory of one bucket."""
+        if indices not in self._raw:
+            elements = sum(self._params[index].reals for index in indices)
             program = program_of(
                 [Piece(elements)], self._topology, {}, self._rank, rotates=self._rotates
             )
-            self._raw[elements] = BucketPlan(program, {}, (), 0)
-        return self._raw[elements]
+            self._raw[indices] = BucketPlan(program, {}, (), 0)
+        return self._raw[indices]
 
     def adopt(self, before: BucketPlans) -> set[int]:
         """Take over the states of parameters whose codecs differ in parameters alone; return these
@@ -190,6 +192,7 @@ class BucketPlans:
         programs and the executor's buffers."""
         moved = set(indices)
         self._plans = {old: w for old, w in self._plans.items() if moved.isdisjoint(old)}
+        self._raw = {old: w for old, w in self._raw.items() if moved.isdisjoint(old)}
 
     def _owned_spans(self) -> dict[int, Runs]:
         """Elements that this rank aggregates, by parameter, whatever their buckets."""

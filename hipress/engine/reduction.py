@@ -194,7 +194,7 @@ class Reduction:
                     indices, values, partial(engine.buckets.undelivered, indices)
                 )
             if plan is None and channels.sums_by_channel(values):
-                plan = engine.buckets.raw(values.numel())
+                plan = engine.buckets.raw(indices)
             engine.traffic.count(plan, values)
             with compat.profiled(f"bucket {average.number}") as event:
                 if plan is None:

@@ -41,6 +41,22 @@ def test_programs_of_former_buckets_are_dropped(plans):
     assert programs[2]() is None
 
 
+def test_uncompressed_buckets_of_one_length_have_programs_of_their_own(plans):
+    """A captured program is launched where it was captured: one bucket's averages were copied over
+    another's."""
+    programs = []
+    for bucket in [(3,), (1,)]:
+        plans.plan_for(bucket)
+        programs.append(plans.raw(bucket).program)
+        assert plans.raw(bucket).program is programs[-1]
+    assert programs[0] is not programs[1]
+    left = [*map(weakref.ref, programs)]
+    del programs
+    plans.plan_for((3, 2))  # as if DDP had made new buckets
+    gc.collect()
+    assert [program() is None for program in left] == [True, False]
+
+
 def test_a_residual_counts_once_however_often_its_tensor_is_encoded():
     """An owner's is a share of the mean."""
     params = describe(torch.nn.Linear(200, 300, bias=False))
