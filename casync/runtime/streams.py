@@ -178,7 +178,8 @@ class StreamLanes:
 
     @contextmanager
     def capturing(self, job: Job) -> Iterator[None]:
-        """A context that captures a job. Its work is not done then, so nothing later awaits it."""
+        """A context that captures a job. Its work is not done then, so nothing later awaits it. Its
+        launches come after all earlier calls, whose scratch memory a codec may have given to it."""
         ended, known = job.prepared.ended, {lane: lane.known for lane in self._lanes.values()}
         self._captured, job.prepared.ended = job, None
         try:
@@ -187,6 +188,9 @@ class StreamLanes:
             self._captured, job.prepared.ended = None, ended
             for lane, before in known.items():
                 lane.known = before
+        calls = [self._lanes[name] for name in sorted({*_LANES.values()})]
+        number, event = self._numbers, self._memory.event
+        self._lanes["graph"].after([lane.mark(next(number), event()) for lane in calls])
 
     def launch(
         self, job: Job, work: Sequence[Callable[[], object]], complete: Callable[[], None]

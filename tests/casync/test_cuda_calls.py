@@ -149,7 +149,7 @@ def test_a_step_is_put_to_streams_and_the_host_waits_for_nothing(cuda, strategy)
 def waits(cuda):
     """Per stream: the streams whose events, recorded in these calls, it waits for."""
     recorded: dict[int, int] = {}
-    found: dict[int, set[int]] = {number: set() for number in range(9)}
+    found: dict[int, set[int]] = {number: set() for number in range(10)}  # of a capture, too
     for call in cuda.of("record", "wait_event"):
         if call.what == "record":
             assert id(call.about) not in recorded, "an event is recorded once a run"
@@ -208,6 +208,17 @@ def test_steps_of_13_buckets_are_captured(cuda):
         assert len(cuda.of("replay")) == (0 if number == 0 else 13)
     rank.executor.close()
     assert not cuda.contexts
+
+
+def test_a_graph_is_first_launched_after_earlier_calls(cuda):
+    """Calls of other programs, too, which may use scratch memory that is the graph's now."""
+    rank, awaited = Rank(cuda, Wire(cuda), capture=Capture.LAUNCH), []
+    for number in range(3):
+        cuda.calls.clear()
+        rank.step(number)
+        awaited.append(waits(cuda)[GRAPH] & {ENCODE, MERGE, DECODE})
+    assert awaited == [set(), {ENCODE, MERGE, DECODE}, set()]
+    rank.executor.close()
 
 
 def test_a_launched_run_waits_for_no_captured_event(cuda, monkeypatch):

@@ -7,7 +7,8 @@ memory belongs to a stream and to plans that need the same arrays, and all table
 zero before the first call, and each call leaves it as the next one needs it. It grows with the
 largest table, and lives while a table that used it does. What a captured call uses lives as long as
 the call's table, since the graph points there. Its scratch memory becomes that of graphs: a replay
-may run beside calls of other streams, and the next call that is not captured gets other memory.
+may run beside later calls of other streams, since the next one that is not captured gets other
+memory. Earlier calls may have used the graph's, so its launches come after them.
 """
 
 from __future__ import annotations
