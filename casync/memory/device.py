@@ -10,8 +10,9 @@ after the executor's.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast
 
 import torch
@@ -62,12 +63,22 @@ class _Stream:
 
     def run(self, work: Callable[[], object]) -> None:
         """Implements Stream.run; within `work` this is torch's current stream, also for codecs."""
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), _null_for_cupy():
             work()
 
     def record(self, event: Event) -> None:
         """Implements Stream.record."""
         cast(_Event, event).event.record(self.stream)
+
+
+def _null_for_cupy() -> AbstractContextManager[Any]:
+    """A context in which CuPy's current stream is none of the caller's: codecs would take that
+    before torch's, and no event orders it."""
+    cuda: Any = getattr(sys.modules.get("cupy"), "cuda", None)
+    if cuda is None or cuda.get_current_stream().ptr in (0, 1, 2):  # names of default streams
+        return nullcontext()
+    null: AbstractContextManager[Any] = cuda.Stream.null
+    return null
 
 
 class DeviceMemory:

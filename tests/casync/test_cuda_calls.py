@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -245,6 +248,31 @@ def test_a_capture_leaves_other_threads_alone(cuda):
         ("work", None),
         ("replay", None),
     ]
+
+
+class Cupy:
+    """CuPy's current stream: 9 of the caller's, and the null stream as a context."""
+
+    number = 9
+
+    def __init__(self):
+        self.cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=self.number))
+        self.cuda.Stream = SimpleNamespace(null=self.null())
+
+    @contextmanager
+    def null(self):
+        before, self.number = self.number, 0
+        yield
+        self.number = before
+
+
+def test_codecs_run_in_our_streams_also_if_the_caller_has_set_one_of_cupys(cuda, monkeypatch):
+    """They take CuPy's before torch's: kernels ran in it, and our events did not order them."""
+    cupy, seen = Cupy(), []
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    DeviceMemory(DEVICE).stream().run(lambda: seen.append((cupy.number, cuda.current.number)))
+    assert seen == [(0, 1)]
+    assert cupy.number == 9
 
 
 @pytest.mark.parametrize("what", ["zeros", "staging", "tensor", "done", "wait"])
