@@ -117,6 +117,7 @@ class Codec:
         with cast(Any, self.backend).ticking(self.arrays.raw(tick, self.name)):
             yield
 
+    @on_stream
     def prepare(self) -> None:
         """Compile kernels that only later calls need, such as encoding at an aggregator: with
         `incoming` payloads, or, if signs vote, without states."""

@@ -201,6 +201,24 @@ def test_kernels_run_on_torchs_stream_unless_cupy_has_one(module, monkeypatch, t
     assert module.cuda.given == used
 
 
+def test_new_memory_is_zeroed_in_the_stream_that_it_comes_from(module, monkeypatch):
+    """Work of torch's stream may still use what a freed tensor has left there."""
+    seen, zeros = [], cuda_device.zeros
+
+    def noted(count, dtype):
+        seen.append(module.cuda.current)
+        return zeros(count, dtype)
+
+    monkeypatch.setitem(sys.modules, "torch", Torch(7))
+    monkeypatch.setattr(cuda_device, "zeros", noted)
+    device = type("Device", (cuda_host.HostDevice,), {"zeros": lambda _, *given: noted(*given)})
+    made = codec("topk", device)
+    count = len(seen)
+    made.prepare()
+    assert len(seen) > count > 0
+    assert {*seen} == {7}
+
+
 @pytest.mark.parametrize("torch, cupy, stream", [(0, 0, 0), (7, 0, 7), (7, 9, 9)])
 def test_memory_is_of_torchs_allocator(module, monkeypatch, torch, cupy, stream):
     """In the stream that uses it, so freed memory is reused in that stream's order."""

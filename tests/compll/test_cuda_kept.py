@@ -2,6 +2,7 @@
 
 import gc
 import re
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -351,8 +352,8 @@ class Array(np.ndarray):
 class Cupy:
     """The part of CuPy that CupyDevice uses, with two devices."""
 
-    def __init__(self):
-        self.number, self.capturing, self.waited = 0, False, 0
+    def __init__(self, stream=7):
+        self.number, self.capturing, self.waited, self.current = 0, False, 0, stream
         self.runtime = SimpleNamespace(getDevice=lambda: self.number)
         self.cuda = self
         self.asarray = np.array
@@ -361,7 +362,7 @@ class Cupy:
         return Array(count, dtype)
 
     def get_current_stream(self):
-        return SimpleNamespace(is_capturing=lambda: self.capturing, ptr=7)
+        return SimpleNamespace(is_capturing=lambda: self.capturing, ptr=self.current)
 
     def Device(self):
         return self
@@ -382,6 +383,19 @@ def test_nothing_is_made_while_a_graph_is_captured(monkeypatch):
             call()
         module.capturing = False
     assert module.waited == 1
+
+
+@pytest.mark.parametrize("stream, count", [(7, 1), (2, 2)], ids=["one", "each thread's default"])
+def test_threads_share_scratch_memory_on_one_stream_only(monkeypatch, stream, count):
+    """CUDA has one name for the default streams of all threads, on which calls run at once."""
+    monkeypatch.setattr(cuda_device, "cupy", lambda: Cupy(stream))
+    device = cuda_device.CupyDevice(cuda_source.source(type_check("onebit", {})[0]))
+    numbers = [device.stream(), device.stream()]
+    thread = threading.Thread(target=lambda: numbers.append(device.stream()))
+    thread.start()
+    thread.join()
+    assert numbers[0] == numbers[1]
+    assert len({*numbers}) == count
 
 
 def test_every_device_has_codecs_of_its_own(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any
@@ -21,7 +22,7 @@ BFLOAT16 = ("<V2", "|V2")
 _NAMES: dict[Any, str] = {np.dtype(name): name for name in ("float32", "float16")}
 _NAMES[np.dtype(np.uint16)] = "bfloat16"
 #: names of the null stream, and of a thread's default stream
-DEFAULT_STREAMS = (0, 1, 2)
+DEFAULT_STREAMS = (0, 1, PER_THREAD := 2)
 INSTALL = "pip install 'hipress[cuda12]' or 'hipress[cuda13]', whichever your driver has"
 
 
@@ -98,8 +99,9 @@ class CupyDevice:
         return current.ptr > 1 and bool(current.is_capturing())  # the null stream never captures
 
     def stream(self) -> int:
-        """The current stream, as a number."""
-        return int(self.cupy.cuda.get_current_stream().ptr)
+        """The current stream, as a number; a thread's default stream has one name in all threads."""
+        number = int(self.cupy.cuda.get_current_stream().ptr)
+        return -threading.get_ident() if number == PER_THREAD else number
 
     def settle(self) -> None:
         """Wait until nothing runs on the device. Raises UsageError during a capture."""

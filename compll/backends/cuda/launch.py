@@ -256,8 +256,9 @@ class Launching:
         for name, plan in code.plans.items():
             self.like[name] = firsts.setdefault((plan.scratch, plan.grids), name)
         #: errors that decode kernels found, a bit each (see REASONS)
-        self.errors = self.device.zeros(1, "uint32")
-        self.device.settle()  # the first call may use another stream
+        with self.arrays.stream():  # whose work may still use the memory's previous content
+            self.errors = self.device.zeros(1, "uint32")
+            self.device.settle()  # the first call may use another stream
         self.ticks = threading.local()
 
     @contextmanager
