@@ -144,8 +144,12 @@ def empty_pinned_cache() -> None:
 
 
 def finished_work(tensors: list[torch.Tensor]) -> dist.Work:
-    """Work of torch.distributed that is over."""
-    future = torch.futures.Future[list[torch.Tensor]]()
+    """Work of torch.distributed that is over, on a GPU once the current stream gets here: another
+    stream that waits for it comes after that."""
+    devices: list[int | str | torch.device]
+    devices = list({each.device for each in tensors if each.is_cuda})
+    future: torch.futures.Future[list[torch.Tensor]]
+    future = torch.futures.Future(devices=devices or None)
     future.set_result(tensors)
     work: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
     return work

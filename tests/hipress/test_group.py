@@ -7,9 +7,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import hipress
+from hipress import compat
 from tests.hipress import group_ranks
 from tests.hipress.launch import launch
 from tests.tiers import first_fast
@@ -73,6 +75,27 @@ def test_a_group_leaves_alone_what_is_no_gradient():
         assert rows["all-reduce", "neither SUM nor AVG"] == 1
         for what in ("broadcast", "reduce_scatter", "barrier"):
             assert rows[what, "only all-reduces are compressed"] == 1
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda, device = True, torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("kind, devices", [(torch.Tensor, None), (OnGpu, [OnGpu.device])])
+def test_a_stream_that_waits_for_an_all_reduce_comes_after_it(monkeypatch, kind, devices):
+    """An event of the future orders it, which torch records only for devices that are named."""
+    made = []
+
+    class Future(torch.futures.Future):
+        def __init__(self, *, devices=None):
+            made.append(devices)
+            super().__init__()
+
+    monkeypatch.setattr(torch.futures, "Future", Future)
+    assert compat.finished_work([torch.zeros(2).as_subclass(kind)]).wait()
+    assert made == [devices]
 
 
 def test_a_group_of_all_ranks_is_refused_as_the_default():
