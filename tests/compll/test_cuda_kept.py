@@ -385,6 +385,18 @@ def test_nothing_is_made_while_a_graph_is_captured(monkeypatch):
     assert module.waited == 1
 
 
+def test_numbers_may_change_once_they_are_given(monkeypatch):
+    """They may be in pinned memory, which CUDA reads when the stream gets there."""
+    module, late = Cupy(), []
+    monkeypatch.setattr(cuda_device, "cupy", lambda: module)
+    monkeypatch.setattr(Array, "set", lambda _, values, stream: late.append(values))
+    device = cuda_device.CupyDevice(cuda_source.source(type_check("onebit", {})[0]))
+    numbers = np.arange(4)
+    device.upload(numbers)
+    numbers[:] = 9
+    assert late[0].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("stream, count", [(7, 1), (2, 2)], ids=["one", "each thread's default"])
 def test_threads_share_scratch_memory_on_one_stream_only(monkeypatch, stream, count):
     """CUDA has one name for the default streams of all threads, on which calls run at once."""

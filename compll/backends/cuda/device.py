@@ -82,9 +82,10 @@ class CupyDevice:
         self.check_device()
         self.check_capture()
         made = empty(values.size, values.dtype.name)
-        # ordered by the stream, which may still use the memory's previous content
+        # ordered by the stream, which may still use the memory's previous content; of a copy, since
+        # CUDA reads pinned memory of the caller's later
         stream = self.cupy.cuda.get_current_stream()
-        made.set(np.ascontiguousarray(values).reshape(-1), stream=stream)
+        made.set(np.array(values, order="C").reshape(-1), stream=stream)
         return made
 
     def zeros(self, count: int, dtype: str) -> Any:
