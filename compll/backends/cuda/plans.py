@@ -13,6 +13,7 @@ from compll.ir.expr import Expr
 from compll.ir.layout import field_bytes, limits, tile_of
 from compll.ir.module import Module
 from compll.ir.static import Number, as_count, evaluate, extent, extents
+from compll.ir.storage import HUFFMAN_LONGEST
 from compll.ir.tile import ELEMENTS, Array, Domain, Kernel, Value
 from compll.numerics import matrices
 from compll.numerics.bits import HUGE
@@ -33,7 +34,7 @@ BINS = 8192
 #: numbers that functions of include/ share with the rest
 SHARED = {
     "CHUNK": CHUNK, "PLACES": PLACES, "GROUP": GROUP, "ROWS": ROWS, "COLUMNS": COLUMNS,
-    "BINS": BINS, "LONGEST": huffman.LONGEST, "NUMBERS": huffman.NUMBERS, "ONES": streams.ONES,
+    "BINS": BINS, "LONGEST": HUFFMAN_LONGEST, "NUMBERS": huffman.NUMBERS, "ONES": streams.ONES,
     "FIRST_RUN": streams.FIRST, "LONGEST_RUN": streams.LONGEST,
 }  # fmt: skip
 
