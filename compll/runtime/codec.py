@@ -98,8 +98,8 @@ class Codec:
     def hold(self, numbers: I64) -> I64:
         """A copy of int64 numbers that cannot be changed, for calls to take as `table`, `at`,
         `used` or `capacity`. They are checked once, and on a device copied and prepared once. All
-        of that lives as long as the returned array, and so does a CUDA graph of these calls. Raises
-        UsageError."""
+        of that lives as long as the returned array, and so does a CUDA graph of these calls: keep
+        it until the device is done with them. Raises UsageError."""
         if not is_held(numbers) and (wrong := fault(numbers, INTS, np.ndim(numbers))):
             raise UsageError(f"{self.name}: an array of int64 can be held, not {wrong}")
         return hold(numbers)

@@ -362,7 +362,8 @@ class Cupy:
         return Array(count, dtype)
 
     def get_current_stream(self):
-        return SimpleNamespace(is_capturing=lambda: self.capturing, ptr=self.current)
+        waiting = {"synchronize": self.synchronize}
+        return SimpleNamespace(is_capturing=lambda: self.capturing, ptr=self.current, **waiting)
 
     def Device(self):
         return self
@@ -375,14 +376,15 @@ def test_nothing_is_made_while_a_graph_is_captured(monkeypatch):
     module = Cupy()
     monkeypatch.setattr(cuda_device, "cupy", lambda: module)
     device = cuda_device.CupyDevice(cuda_source.source(type_check("onebit", {})[0]))
-    calls = (lambda: device.upload(AT), lambda: device.zeros(3, "uint8"), device.settle)
+    makes = [lambda: device.upload(AT), lambda: device.zeros(3, "uint8")]
+    calls = [*makes, device.settle, device.finish]
     for call in calls:
         call()
         module.capturing = True
         with pytest.raises(UsageError, match="the same call once before the capture"):
             call()
         module.capturing = False
-    assert module.waited == 1
+    assert module.waited == 2
 
 
 def test_numbers_may_change_once_they_are_given(monkeypatch):

@@ -110,7 +110,8 @@ class CupyDevice:
         self.cupy.cuda.Device().synchronize()
 
     def finish(self) -> None:
-        """Wait until the current stream has finished its work."""
+        """Wait until the current stream has finished its work. Raises UsageError, as settle."""
+        self.check_capture()
         self.cupy.cuda.get_current_stream().synchronize()
 
     def check_capture(self) -> None:

@@ -65,7 +65,7 @@ class Device(Protocol):
         """Wait until nothing runs on the device. Raises UsageError, as upload."""
 
     def finish(self) -> None:
-        """Wait until the current stream has finished its work."""
+        """Wait until the current stream has finished its work. Raises UsageError, as upload."""
 
     def download(self, array: Any) -> NDArray[Any]:
         """A copy in host memory; waits."""
