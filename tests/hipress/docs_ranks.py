@@ -2,12 +2,14 @@
 
 import os
 import traceback
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import compll
 import hipress
+from tests.patience import HANG
 
 
 def run_pages(rank, world_size, folder, pages):
@@ -26,9 +28,22 @@ def run_pages(rank, world_size, folder, pages):
             run(blocks, page)
         except Exception:
             failed[page] = traceback.format_exc()
+        meet(port, world_size, failed)
         if dist.is_initialized():  # a page that failed leaves its group
             dist.destroy_process_group()
     return failed
+
+
+def meet(port, world_size, failed):
+    """Wait until all ranks have ended a page. One that destroyed its group at once would break
+    another's connecting."""
+    store = dist.PrefixStore("met", dist.TCPStore("127.0.0.1", port, wait_for_workers=False))
+    if store.add("ranks", 1) == world_size:
+        store.set("all", "")
+    try:
+        store.wait(["all"], timedelta(seconds=HANG / 2))
+    except dist.DistStoreError as error:  # the others wait for this rank within the page
+        raise AssertionError("\n".join(failed.values())) from error
 
 
 def run(blocks, name):
