@@ -6,6 +6,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -264,6 +265,15 @@ class Cupy:
         before, self.number = self.number, 0
         yield
         self.number = before
+
+
+def test_a_cupy_without_a_driver_is_none(cuda, monkeypatch):
+    """CuPy for a later CUDA than torch's: somebody else has imported it."""
+    cupy, seen = Cupy(), []
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    cupy.cuda.get_current_stream = Mock(side_effect=RuntimeError("cudaErrorInsufficientDriver"))
+    DeviceMemory(DEVICE).stream().run(lambda: seen.append(cuda.current.number))
+    assert seen == [1]
 
 
 def test_codecs_run_in_our_streams_also_if_the_caller_has_set_one_of_cupys(cuda, monkeypatch):
