@@ -7,13 +7,16 @@ hipress groups. Their errors name no rank. So the ranks of the job watch each ot
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 
 import torch.distributed as dist
 
+from casync.shutdown import start_thread
 from hipress import compat
 from hipress.compat import Store
 from hipress.errors import HipressError
@@ -22,6 +25,8 @@ from hipress.ranks.mailbox import TELL_SECONDS, StoreMailbox, backoff
 
 KNOWN_SECONDS = 120.0  # seconds at most until all ranks of the job have arrived
 _JOBS: weakref.WeakKeyDictionary[Store, Coordinator] = weakref.WeakKeyDictionary()
+_ending = threading.Event()  # the interpreter ends: begin no more calls of a store
+atexit.register(_ending.set)
 
 
 def watch() -> None:
@@ -36,7 +41,7 @@ def watch() -> None:
         if compat.store_host(store) is None:  # nobody has a door, so nobody can be watched
             return
         known = weakref.ref(job.mailbox)
-        threading.Thread(target=_know, args=(known,), name="hipress-job", daemon=True).start()
+        start_thread(partial(_know, known), "hipress-job")
 
 
 def cause(since: float | None = None) -> str:
@@ -72,4 +77,5 @@ def _know(known: weakref.ref[StoreMailbox]) -> None:
                 return
             mailbox.look("present", (), end)
             del mailbox
-            time.sleep(pause)
+            if _ending.wait(pause):
+                return

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import weakref
 
 import pytest
 
+from hipress.ranks import job
 from tests.patience import HANG
 
 #: the peer is rank 1, a process that does nothing but be there, and is killed at the end
@@ -108,3 +111,27 @@ def assert_own_status(call, *more):
     finally:
         peer.kill()
         peer.communicate()
+
+
+class Mailbox:
+    """A mailbox whose ranks never arrive; the interpreter begins to end at the second look."""
+
+    def __init__(self, ending):
+        self.ending, self.looks = ending, 0
+
+    def reached(self):
+        return False
+
+    def look(self, *_):
+        self.looks += 1
+        if self.looks == 2:
+            self.ending.set()
+
+
+def test_ranks_that_have_not_arrived_are_not_awaited_beyond_the_end(monkeypatch):
+    """A call of the store that begins later ends in an interpreter that is half gone."""
+    ending = threading.Event()
+    monkeypatch.setattr(job, "_ending", ending)
+    mailbox = Mailbox(ending)
+    job._know(weakref.ref(mailbox))
+    assert mailbox.looks == 2
