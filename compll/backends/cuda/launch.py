@@ -250,11 +250,12 @@ class Launching:
         self.rows = Rows(params)
         self.items = Items(module, self.params, code.shape.tile)
         self.keeper = Keeper(self.device, module.name)
-        #: the first of the plans that need the same arrays, by each one's name
-        self.like: dict[str, str] = {}
         firsts: dict[tuple[object, ...], str] = {}
-        for name, plan in code.plans.items():
-            self.like[name] = firsts.setdefault((plan.scratch, plan.grids), name)
+        #: the first of the plans that need the same arrays, by each one's name
+        self.like = {
+            name: firsts.setdefault((plan.scratch, plan.grids), name)
+            for name, plan in code.plans.items()
+        }
         #: errors that decode kernels found, a bit each (see REASONS)
         with self.arrays.stream():  # whose work may still use the memory's previous content
             self.errors = self.device.zeros(1, "uint32")
