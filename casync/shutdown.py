@@ -98,12 +98,15 @@ def _close_all() -> None:
         with suppress(Exception):
             one.close()
     end = time.monotonic() + _PATIENCE
-    here = threading.current_thread()  # an interrupt may have come before another had started
-    threads = [each for each in _threads if each is not here and each.is_alive()]
-    for each in threads:
+    for each in _others():
         each.join(max(0.0, end - time.monotonic()))
     if sys.version_info < (3, 14):
-        _keep_waiting([each for each in threads if each.is_alive()])
+        _keep_waiting(_others())  # a thread may have started another
+
+
+def _others() -> list[threading.Thread]:
+    here = threading.current_thread()  # an interrupt may have come before another had started
+    return [each for each in _threads if each is not here and each.is_alive()]
 
 
 def _keep_waiting(threads: list[threading.Thread]) -> None:
