@@ -197,6 +197,7 @@ def start_all_reduce(
         try:
             reduced.set_result(future.value()[0])
         except Exception as error:
+            error.__traceback__ = None  # the future keeps the error, and would keep the group
             reduced.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
         finally:
             under_way.end()

@@ -20,15 +20,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
 
-from casync.transports.distributed import transport_error
+from casync.transports.distributed import break_group, transport_error
 from hipress import compat
-from hipress.channel.futures import wait_within
 from hipress.engine.engine import Engine
 from hipress.engine.order import Bucket, BucketOrder, buckets
 from hipress.errors import SyncError
 from hipress.model.params import Param, writable
 from hipress.model.shards import as_gradient, is_sharded, local, place_gradient
-from hipress.ranks.groups import broadcast, start_all_reduce_max
+from hipress.ranks.groups import start_all_reduce_max
 
 __all__ = ["Awaited", "change_error", "hide"]
 
@@ -239,12 +238,15 @@ class Steps:
 
     @contextmanager
     def failing(self, what: str) -> Iterator[None]:
-        """Make any error inside end the engine on all ranks, which learn it as the group ends."""
+        """Make any error inside end the engine on all ranks, which learn it as the group breaks:
+        dropping it is not enough, since the error's frames, or a work under way, may keep it."""
         try:
             with self._engine.failing(what):
                 yield
         except BaseException:
-            self._group = None
+            group, self._group = self._group, None
+            if group is not None:
+                break_group(group)
             self.show()
             raise
 
@@ -257,7 +259,7 @@ class Steps:
 
     def _wait(self, reduction: Future[torch.Tensor]) -> None:
         try:
-            wait_within(reduction, self._engine.options.timeout)
+            self._engine.channels.failures.wait(reduction, self._engine.options.timeout)
         except Exception as error:
             self._engine.finish()  # the error of a failed bucket says more
             what = f"{self._where}: comparing which parameters ranks used, at the end of a step,"
@@ -268,7 +270,10 @@ class Steps:
         engine = self._engine
         backwards = reversed(range(len(self.parameters)))
         order = torch.tensor(list(dict.fromkeys([*self._ready, *backwards])), device="cpu")
-        broadcast([order], self._open_group(), engine.options.timeout)
+        group = self._open_group()
+        if group.rank() > 0:
+            order.fill_(-1)
+        self._wait(start_all_reduce_max(order, group))
         params = [engine.params[i] for i in order.tolist()]
         return BucketOrder(buckets(params, engine.plan, engine.options))
 

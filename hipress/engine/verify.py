@@ -106,7 +106,9 @@ class Verifier:
                     mine = request.hashes or hashes(buffer, request.params)
                 self._compare(mine, request)
             except Exception as error:
-                self._group = None  # the group ends: no rank waits for this one
+                group, self._group = self._group, None
+                if group is not None:
+                    break_group(group)  # no rank waits for this one
                 request.checked.set_exception(error)  # type: ignore[arg-type] # wrong in torch
             else:
                 request.checked.set_result(buffer)

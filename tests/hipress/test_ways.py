@@ -97,14 +97,17 @@ def test_a_rank_that_ended_before_another_training(way):
     assert seconds < HANG / 4
 
 
-def test_a_rank_that_ends_before_the_first_step_of_auto():
-    """An IndexError once hid its name; the step was "step -1"."""
-    *waiting, dead = launch(ranks.ended_before_a_step, 3, may_die=[2])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_that_ends_before_the_first_step_of_auto(late):
+    """An IndexError once hid its name; the step was "step -1". A rank that had failed kept its
+    connections, and others waited for it."""
+    *waiting, dead = launch(ranks.ended_before_a_step, 3, late, may_die=[2])
     assert dead == DIED
-    for kind, message, _ in waiting:
+    for kind, message, seconds in waiting:
         assert kind == "RankLost"
         assert "rank 2 ended" in message.split("\n")[0]
         assert "-1" not in message
+        assert seconds < HANG / 4
 
 
 @pytest.mark.parametrize("way", ["all_reduce", "group", "Outer"])

@@ -186,15 +186,20 @@ def ended_between(rank, world_size, way):
     return error_of(lambda: Training(way).step(rank, 0))
 
 
-def ended_before_a_step(rank, world_size):
-    """Rank 2 is killed when "auto" has planned, before its first gradients; the others' errors."""
+def ended_before_a_step(rank, world_size, late):
+    """Rank 2 is killed when "auto" has planned, before its first gradients; the others' errors.
+    late: rank 1 begins its step when that of rank 0 has failed."""
     quick()
-    training = Training("Synchronizer", "auto")
+    training, store = Training("Synchronizer", "auto"), compat.job_store()
     dist.barrier()
     if rank == 2:
-        time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
-    return error_of(training.step, rank, 0)
+    if rank == 1 and late:
+        store.wait(["failed"])
+    error = error_of(training.step, rank, 0)
+    if rank == 0:
+        store.set("failed", "")
+    return error
 
 
 def uncaught(rank, world_size, way, elsewhere):
