@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from datetime import timedelta
 
 import torch
