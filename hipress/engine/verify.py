@@ -93,10 +93,16 @@ class Verifier:
             return
         self._requests.put(None)
         self._thread.join(GRACE)
-        group, self._group = self._group, None  # the group ends with its last reference
-        if self._thread.is_alive() and group is not None:
-            break_group(group)
+        if self._thread.is_alive():
+            self._break()
             self._thread.join(GRACE)
+        self._group = None  # the group ends with its last reference
+
+    def _break(self) -> None:
+        """Let no rank wait for this one any more."""
+        group, self._group = self._group, None
+        if group is not None:
+            break_group(group)
 
     def _run(self) -> None:
         while (request := self._requests.get()) is not None:
@@ -106,9 +112,7 @@ class Verifier:
                     mine = request.hashes or hashes(buffer, request.params)
                 self._compare(mine, request)
             except Exception as error:
-                group, self._group = self._group, None
-                if group is not None:
-                    break_group(group)  # no rank waits for this one
+                self._break()
                 request.checked.set_exception(error)  # type: ignore[arg-type] # wrong in torch
             else:
                 request.checked.set_result(buffer)

@@ -18,6 +18,13 @@ class Group:
     def rank(self):
         return 1
 
+    def size(self):
+        return 2
+
+    def recv(self, tensors, peer, tag):
+        """The receive that breaks it: see break_group."""
+        raise RuntimeError(f"no answer of {peer}")
+
 
 def test_nothing_is_compared_after_a_failure(monkeypatch):
     """Hashes of another bucket would meet those of the one that failed here, and differ."""
